@@ -27,9 +27,9 @@ from weft.cluster.cluster import Cluster, placed
 from weft.cluster.setting import ClusterSetting
 from weft.cluster.simulate import simulate_cluster
 from weft.cluster.trouble import failures, slowed
+from weft.cluster.whole_run import place
 from weft.placing.demand import Demand, Need
 from weft.placing.machines import MachineGroup, MachineKind, Machines
-from weft.placing.whole_run import place
 from weft.workloads.traffic import Day, Surge, Traffic
 
 RESULTS = Path(__file__).parent / "results"

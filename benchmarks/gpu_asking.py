@@ -178,6 +178,7 @@ class Served(Running):
         file: Path | None = None,
         *,
         device: str = "cuda:0",
+        policy: str = "punctual",
     ) -> None:
         """settings: of each model. memory: bytes of the device that models may hold. file: the network they all are."""
         self.folder = Path(tempfile.mkdtemp(prefix="repository-", dir=FOLDER))
@@ -189,7 +190,8 @@ class Served(Running):
                 shutil.copyfile(weights, target.with_name(weights.name))  # onnx takes none with a second name
             text = "".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items())
             (self.folder / name / "weft.toml").write_text(text)
-        super().__init__([__file__, str(self.folder), "--device", device, "--memory", str(memory)])
+        command = [__file__, str(self.folder), "--device", device, "--memory", str(memory), "--policy", policy]
+        super().__init__(command)
         if failed := self.told["failed"]:
             self.close()
             raise RuntimeError("; ".join(f"{name}: {why}" for name, why in failed.items()))
@@ -223,10 +225,12 @@ def main() -> None:
     options.add_argument("folder")
     options.add_argument("--device", default="cuda:0")
     options.add_argument("--memory", type=int, default=0)
+    options.add_argument("--policy", default="punctual")
     given = options.parse_args()
     config = ServerConfig(
         models=(given.folder,), device=given.device, precision="fp16", http_port=0, grpc_port=None,
         cache=FOLDER / "cache", shared_memory=True, learn_s=300.0, device_memory_bytes=given.memory or None,
+        policy=given.policy,
     )  # fmt: skip
 
     def started(server: Any) -> None:

@@ -23,6 +23,7 @@ from machine import machine
 from matplotlib.figure import Figure
 from placing_mixes import MEMORY_GIB, MIXES, cluster, demands, mixed_problem
 
+from weft.cluster.whole_run import place
 from weft.jsonfile import write_json
 from weft.placing.bound import placing_bound
 from weft.placing.fewest import fewest
@@ -32,7 +33,6 @@ from weft.placing.problem import PlacingProblem
 from weft.placing.rivals import RIVALS, Rival
 from weft.placing.rivals.alpaserve_ilp import integer_programme
 from weft.placing.rivals.spreading import on_fewest, serves_all
-from weft.placing.whole_run import place
 
 RESULTS = Path(__file__).parent / "results"
 OVERLAPS = (0.45, 1.0)

@@ -80,6 +80,7 @@ ONLY_IN = {
         "stitching/making/torch_",
     ),
     "triton": ("stitching/running/kernel.py", "stitching/running/kernel_shapes.py"),
+    "cuda": ("runtime/cuda/partitions.py",),
 }
 """Where a package may be imported."""
 

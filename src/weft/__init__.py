@@ -31,6 +31,7 @@ from weft.errors import (
 from weft.version import __version__
 
 if TYPE_CHECKING:
+    from weft.cluster.whole_run import place
     from weft.costs.layer_costs import LayerCost, Profile, estimate, read_profile, write_profile
     from weft.devices import Host, Npu, Soc, TiledNpu, load_device, load_npu, load_soc, read_host
     from weft.mapping import Solution, map_models
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from weft.models.sources import load_model
     from weft.placing.machines import Machines, parse_machines, read_machines
     from weft.placing.placement import Placement, read_placement
-    from weft.placing.whole_run import place
     from weft.planning.plan import Plan, read_plan
     from weft.planning.whole_run import MadePlan
     from weft.planning.whole_run import make_plan as plan
@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _HOMES = {
     name: home
     for home, names in {
+        "cluster.whole_run": "place",
         "costs.layer_costs": "estimate LayerCost Profile read_profile write_profile",
         "devices": "Host load_device load_npu load_soc Npu read_host Soc TiledNpu",
         "mapping": "map_models Solution",
@@ -65,7 +66,6 @@ _HOMES = {
         "models.sources": "load_model",
         "placing.machines": "Machines parse_machines read_machines",
         "placing.placement": "Placement read_placement",
-        "placing.whole_run": "place",
         "planning.plan": "Plan read_plan",
         "planning.whole_run": "MadePlan plan",
         "policies": "POLICIES Policy Setting Start View",

@@ -661,9 +661,9 @@ def page(name: str) -> str:
     return (ROOT / "docs" / name).read_text()
 
 
-def blocks(language: str = "") -> list[str]:
+def blocks(language: str = "", name: str = "stitching.md") -> list[str]:
     """What stands between fences of *language* on the page."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page("stitching.md"), re.M | re.S)
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page(name), re.M | re.S)
     return [text for mark, text in fenced if mark == language]
 
 
@@ -699,7 +699,20 @@ def test_the_commands_of_the_page_run(weft: Run) -> None:
     columns = [line.split() for text in (shown, told) for line in text.splitlines() if "weights MB" in line]
     assert set(columns[0]) - {"measured"} <= set(columns[1]) and {"total", "predicted"} <= set(columns[0])
     serving = [line for line in lines if "serve" in line or "--dynamic" in line]
-    assert serving == ["weft stitch cats.onnx dogs.onnx birds.onnx --dynamic -o pets.onnx", "weft serve pets.onnx"]
+    pets = ["weft stitch cats.onnx dogs.onnx birds.onnx --dynamic -o pets.onnx", "weft serve pets.onnx"]
+    assert serving == pets
+
+
+def test_the_commands_for_encoders_run(weft: Run) -> None:
+    """With smaller models; serving is another test's."""
+    lines = [line[2:] for block in blocks(name="encoders.md") for line in block.splitlines() if "tuned" in line]
+    assert [line.split()[1] for line in lines] == ["models", "stitch"]
+    for line in lines:
+        words = line.replace("encoder --tasks 8 --rank 16", "tiny-encoder --tasks 2 --rank 2").split()[1:]
+        given = [sorted(map(str, Path().glob(word))) if word.endswith("/*.onnx") else [word] for word in words]
+        answer = weft(*(each for some in given for each in some))
+        assert answer.code == 0, answer.error
+    assert "2 models as one body" in answer.out and Path("one.onnx").exists()
 
 
 def test_the_page_names_every_form_and_every_setting(weft: Run) -> None:

@@ -28,7 +28,9 @@ CHEAP, DEAR = [demand(f"cheap{n}", 100, 2) for n in range(3)], demand("dear", 20
 
 
 def test_where_not_all_can_be_on_time_the_dearest_requests_are_left_out():
-    placement = place_to_attain([*CHEAP, DEAR], MACHINES, requests=1500)  # 0.6 and 2.0 of two machines
+    placement = place_to_attain(
+        PlacingProblem.of(MACHINES, [*CHEAP, DEAR]), requests=1500
+    )  # 0.6 and 2.0 of two machines
     unserved = {each.model: each.share for each in placement.unserved}
     assert set(unserved) == {"dear"} and unserved["dear"] > 0.2
     assert placement.value > 0.94  # 300 of 320 requests are cheap
@@ -36,7 +38,7 @@ def test_where_not_all_can_be_on_time_the_dearest_requests_are_left_out():
 
 
 def test_nothing_is_left_out_where_everything_can_be_on_time():
-    placement = place_to_attain(CHEAP, MACHINES, requests=1500)
+    placement = place_to_attain(PlacingProblem.of(MACHINES, CHEAP), requests=1500)
     assert not placement.unserved
     assert placement.value > 0.99
 

@@ -12,6 +12,7 @@ from weft.devices import load_any, read_host, write_host
 from weft.devices.host import is_gpu, is_measured
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.errors import DeviceError, InputError
+from weft.runtime.cuda.device import TWIN_CUTS
 from weft.simulation.requests import prepare, simulate_requests
 from weft.survey.measure import _Survey
 from weft.survey.measuring import measure
@@ -34,8 +35,10 @@ def test_a_gpu_is_measured_as_the_server_runs_it_and_can_be_simulated(
     assert read_host(tmp_path / "gpu.json") == measured
     stream = {"model": "chain", "rate": 20.0, "deadline_ms": 1000.0}
     case = prepare(parse_workload({"duration_s": 1.0, "stream": [stream]}, "w"), measured)
-    (seen,) = simulate_requests(case, "punctual").report.streams
-    assert seen.completed == seen.arrived > 0
+    assert measured.gpu == TWIN_CUTS and set(measured.models["chain"].like) == {1, 2}
+    for policy in ("punctual", "abreast"):
+        (seen,) = simulate_requests(case, policy).report.streams
+        assert seen.completed == seen.arrived > 0
 
 
 def test_what_passes_between_batches_is_no_hand_over_of_a_gpu_which_has_the_next_one() -> None:

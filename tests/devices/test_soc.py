@@ -122,7 +122,9 @@ def test_an_npu_is_no_soc_and_a_soc_no_npu():
 
 def test_any_kind_of_device_loads_and_an_unknown_one_is_refused_with_all(tmp_path):
     assert load_any("tpuv3-like") == load_npu("tpuv3-like")
-    with pytest.raises(DeviceError, match=r"^unknown device '!!!!'; known: agx-orin, nnpi-like, .*zcu104-resnet50"):
+    with pytest.raises(
+        DeviceError, match=r"^unknown device '!!!!'; known: agx-orin, h200, nnpi-like, .*zcu104-resnet50"
+    ):
         load_any("!!!!")
 
 

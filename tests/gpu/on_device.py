@@ -391,6 +391,193 @@ time.sleep(60)
 """
 
 
+def test_the_driver_cuts_the_gpu_in_two_and_both_parts_compute(gpu: Any) -> None:
+    import torch
+
+    from weft.runtime.cuda.partitions import cut
+
+    parts = cut(0, 48)
+    assert sum(part.sms for part in parts) == torch.cuda.get_device_properties(0).multi_processor_count
+    given = torch.arange(1 << 20, device="cuda", dtype=torch.float32)
+    torch.cuda.synchronize()
+    made = []
+    for handle in [each for part in parts for each in part.streams]:
+        with torch.cuda.stream(torch.cuda.ExternalStream(handle)):
+            made.append(given * 2 + 1)
+    torch.cuda.synchronize()
+    assert all(torch.equal(each, given * 2 + 1) for each in made)
+
+
+# Models that share the GPU
+
+SHARED = replace(FINE, shares=True)
+
+
+def on_lane(gpu: Any, model: Any, lane: int, feed: dict[str, Any]) -> Any:
+    """What a model gives on a lane."""
+    values: Any = feed
+    with gpu.on(lane):
+        for segment in range(len(model.segments)):
+            launched = model.launch(Step(segment, [BatchPart(values)], len(feed["x"])))
+            values = launched.made[0].values
+        launched.answered.wait()
+    return launched.made[0].answers["y"]
+
+
+@pytest.fixture
+def parts(gpu: Any) -> list[int]:
+    """The lanes that are parts of the GPU."""
+    if gpu.uncut:
+        pytest.skip(f"the GPU cannot be cut: {gpu.uncut}")
+    return [gpu.cuts.lane_of(part) for part in range(1, len(gpu.cuts.parts) + 1)]
+
+
+def test_a_model_is_captured_on_every_part_and_gives_the_same_on_all_lanes(
+    gpu: Any, parts: list[int], tmp_path: Path
+) -> None:
+    path = chain(tmp_path / "chain.onnx")
+    model = opened(gpu, path, SHARED)
+    assert not model.uncaptured() and sorted(model.like) == [1, 2, 3, 4], model.remarks
+    assert all(each.parts == [1, 2, 3, 4] for each in model._rungs), model.remarks
+    for rows in (1, 3, 4, 9):
+        for lane in (*range(gpu.cuts.streams + 1), *parts):
+            found = on_lane(gpu, model, lane, drawn(rows))
+            np.testing.assert_allclose(found, wanted(path, drawn(rows)), rtol=1e-4, atol=1e-5)
+
+
+def test_what_a_part_computes_is_waited_for_and_waits_itself(gpu: Any, parts: list[int]) -> None:
+    import torch
+
+    with gpu.on():
+        own, weight = gpu.own(), torch.eye(4096, device="cuda")
+        given, made = torch.zeros(4096, 4096, device="cuda"), torch.zeros(4096, 4096, device="cuda")
+
+        def long() -> None:
+            found = given
+            for _ in range(8):
+                found = found @ weight
+            made.copy_(found)
+
+        replays = [own.own(part).capture(long) for part in range(1, len(parts) + 1)]
+        gpu.finish()
+    for at, (lane, replay) in enumerate(zip(parts, replays, strict=True), 1):
+        with gpu.on(lane):
+            for _ in range(4):
+                given.add_(1)  # before it, on the lane's own stream
+            replay()
+            found = made.clone()  # behind it
+            gpu.finish()
+        assert torch.equal(found, torch.full_like(found, 4 * at)), f"part {at} was not waited for"
+
+
+def test_programs_of_torch_run_on_parts(gpu: Any, parts: list[int], tmp_path: Path) -> None:
+    import torch
+
+    from tests.runtime.cuda.torch_nets import images
+    from weft.runtime.cuda.preparing import prepare_on
+
+    path, net = images(tmp_path / "images.pt2")
+    model: Any = prepare_on(gpu, path, replace(SHARED, independent_rows=True))
+    assert all(each.parts == [1, 2, 3, 4] for each in model._rungs), model.remarks
+    feed = {"image": np.random.default_rng(0).standard_normal((3, 3, 6, 6)).astype(np.float32)}
+    with torch.no_grad():
+        right = net(torch.from_numpy(feed["image"])).numpy()
+    for lane in (0, *parts):
+        values: Any = feed
+        with gpu.on(lane):
+            for segment in range(len(model.segments)):
+                launched = model.launch(Step(segment, [BatchPart(values)], 3))
+                values = launched.made[0].values
+            launched.answered.wait()
+        np.testing.assert_allclose(launched.made[0].answers["output"], right, rtol=1e-3, atol=1e-4)
+
+
+def test_what_is_captured_on_a_part_stays_on_it(
+    gpu: Any, parts: list[int], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    from tests.serving.live import heavy
+
+    model = opened(
+        gpu, heavy(tmp_path / "heavy.onnx", layers=4, width=4096, rows=4096), LoadOptions(max_batch=1, shares=True)
+    )
+    like, sms = model.like[1], gpu.cuts.sms
+    record_property("like", like.model_dump_json())
+    for part in gpu.cuts.parts:
+        assert like.speeds[part] < 0.6 + 0.5 * part / sms, f"not slower on less of the GPU: {like}"
+    assert like.bound(sms) == "compute", like
+
+
+def test_models_run_at_once_on_streams_and_on_the_sides_of_a_cut(gpu: Any, parts: list[int], tmp_path: Path) -> None:
+    path = chain(tmp_path / "chain.onnx", layers=8)
+    models = [opened(gpu, path, SHARED) for _ in range(2)]
+    right = wanted(path, drawn(4))
+    for lanes in ((0, 1), parts[:2], parts[2:4], (0, parts[0])):
+        wrong: list[Any] = []
+
+        def keep_busy(model: Any, lane: int, wrong: list[Any] = wrong) -> None:
+            for _ in range(50):
+                found = on_lane(gpu, model, lane, drawn(4))
+                if not np.allclose(found, right, rtol=1e-4, atol=1e-5):
+                    wrong.append((lane, found))
+
+        pairs = zip(models, lanes, strict=True)
+        threads = [threading.Thread(target=keep_busy, args=(model, lane)) for model, lane in pairs]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert not wrong
+
+
+def test_a_batch_goes_on_on_other_lanes_and_others_are_between(gpu: Any, parts: list[int], tmp_path: Path) -> None:
+    path = chain(tmp_path / "chain.onnx")
+    model, lanes = opened(gpu, path, SHARED), (0, parts[0], 1, parts[1], 2, parts[3])
+    feeds = [drawn(3, seed) for seed in range(3)]
+    values: list[Any] = list(feeds)
+    for segment in range(len(model.segments)):
+        for at, each in enumerate(values):
+            with gpu.on(lanes[(segment + at) % len(lanes)]):
+                launched = model.launch(Step(segment, [BatchPart(each)], 3))
+                launched.answered.wait()
+            values[at] = launched.made[0].values
+            if segment == len(model.segments) - 1:
+                found = launched.made[0].answers["y"]
+                np.testing.assert_allclose(found, wanted(path, feeds[at]), rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_that_has_left_comes_back_to_every_part(gpu: Any, parts: list[int], tmp_path: Path) -> None:
+    path = chain(tmp_path / "chain.onnx")
+    model = opened(gpu, path, SHARED)
+    for lane in (0, *parts):
+        with gpu.on(lane):
+            model.leave()
+            model.come_back()
+        np.testing.assert_allclose(on_lane(gpu, model, lane, drawn(2)), wanted(path, drawn(2)), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["abreast", "streams", "split"])
+def test_a_server_whose_models_share_says_the_same_as_one_whose_models_do_not(policy: str, tmp_path: Path) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    from tests.serving import live
+    from tests.serving.test_serve_shares import answers, told
+
+    names, cache = ["one", "two", "three"], tmp_path / "cache"
+    for layers, name in enumerate(names, 4):
+        chain(tmp_path / "models" / name / "1" / "model.onnx", layers)
+        (tmp_path / "models" / name / "weft.toml").write_text("max_batch = 4\ngrain_ms = 0.001\n")
+    feeds = [drawn(1 + at % 3, at) for at in range(30)]
+    with live.running(tmp_path / "models", device="cuda:0", cache=cache) as server:
+        right = {name: answers(server, name, feeds) for name in names}
+    with live.running(tmp_path / "models", device="cuda:0", policy=policy, cache=cache) as server:
+        with ThreadPoolExecutor(3) as clients:
+            found = dict(zip(names, clients.map(lambda name: answers(server, name, feeds), names), strict=True))
+        shares = [line for line in told(server, "metrics").splitlines() if line.startswith("weft_share_seconds")]
+        assert all(any(f'model="{name}"' in line for line in shares) for name in names), shares
+        assert server.server.service.library.backend.counts().deaths == 0
+    assert found == right
+
+
 def test_a_fault_of_the_device_ends_the_process(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", FAULT], capture_output=True, text=True, timeout=120)
     assert done.returncode == 70 and "weft: cuda:0 was lost: " in done.stderr

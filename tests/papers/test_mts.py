@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from tests import ROOT
-from tests.papers.reproductions import check_published, check_whole
+from tests.papers.reproductions import check, check_published, check_whole
 from weft.errors import InputError
 from weft.stitching.making.zipped import ZippedCard, ZippedRatio, ZippedTask
 from weft_papers import PAPERS
@@ -21,6 +21,7 @@ from weft_papers.mts import (
     closed,
     counting,
     cpu,
+    encoders,
     fig2_opportunity,
     fig6_mobile,
     fig7_edge,
@@ -209,6 +210,25 @@ def test_the_shipped_record_is_the_benchmarks():
     shipped = resources.files("weft_papers") / "data" / "mts" / SHIPPED
     results = ROOT / "benchmarks" / "results" / "stitch_gpu.json"
     assert json.loads(shipped.read_text("utf-8")) == json.loads(results.read_text("utf-8")), "copy the results anew"
+
+
+def test_the_shipped_record_of_encoders_is_the_benchmarks():
+    results = ROOT / "benchmarks" / "results" / "stitch_encoders.json"
+    assert encoders.read() == json.loads(results.read_text("utf-8")), "copy the results anew"
+
+
+def test_encoders_as_one_body():
+    part = encoders.encoders(encoders.read())
+    check(part)
+    own = found(part, "own heads as one body over one by one, 8 encoders, 16 tokens")
+    assert own.paper is None and own.ours > 1
+    assert {row[0] for row in part.tables[0].rows} == encoders.read()["tuned"].keys()
+
+
+def test_a_body_computes_its_last_layer_for_one_token():
+    assert encoders.macs("encoder", 1) == 1, "there is no other"
+    assert encoders.macs("encoder", 4096) == pytest.approx(5 / 6, rel=0.02), "five of six layers, and two products"
+    assert encoders.macs("encoder", 16, rank=16) > encoders.macs("encoder", 16)
 
 
 def test_the_shipped_record_is_of_models_that_answer_alike():

@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tests.placing.problems import demand, machines
+from weft.cluster.whole_run import place
+from weft.errors import InputError
 from weft.placing.checking import broken_limits
 from weft.placing.demand import Demand
 from weft.placing.filling import Filling
 from weft.placing.judging import OnTimeJudge
 from weft.placing.moves import improve
 from weft.placing.problem import PlacingProblem
-from weft.placing.whole_run import place
 
 
 def model(name: str, compute: float, memory: float, *, rate: float = 50.0, deadline_s: float = 0.2) -> Demand:
@@ -70,6 +71,11 @@ def test_the_best_attainment_uses_all_machines() -> None:
     assert len(found.machines) == 3
     assert found.bound == pytest.approx(1.0)
     assert found.value == pytest.approx(1.0, abs=0.01)
+
+
+def test_attainment_without_a_simulation_is_refused() -> None:
+    with pytest.raises(InputError, match="needs a target, and no --fluid"):
+        place([model("m", 0.2, 0.1)], machines(1), objective="attainment", target=None)
 
 
 def test_bursts_make_more_requests_late() -> None:

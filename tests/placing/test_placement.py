@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.placing.problems import demand, machines
+from weft.cluster.whole_run import place
 from weft.errors import PlacingError
 from weft.placing.folder import check_place, write_folder
 from weft.placing.placement import Placement, parse_placement, read_placement
 from weft.placing.placement_shown import in_words, tables
 from weft.placing.problem import PlacingProblem
 from weft.placing.summary import filled
-from weft.placing.whole_run import place
 
 DEMANDS = [demand("camera", 0.6, 0.1), demand("speech", 0.1, 0.6), demand("search", 0.5, 0.5, replicas=2)]
 
@@ -57,9 +57,16 @@ def test_who_limits_a_machine_is_named() -> None:
     assert (one.limit, one.limited_by) == ("compute", "a")
     full = place([demand("a", 0.1, 0.1, gib=8), demand("b", gib=1)], machines(1), target=None).machines[0]
     assert (full.limit, full.limited_by) == ("memory", "a")
+    host = place([demand("a", 0.0, 0.0, other=0.3)], machines(1), target=None).machines[0]
+    assert (host.limit, host.limited_by) == ("other", "a")
     waits = [demand("tight", 0.1, deadline_s=0.02), demand("long", 0.1, segment_s=0.0095)]
     tight = place(waits, machines(1), target=None).machines[0]
     assert (tight.limit, tight.limited_by) == ("deadline", "tight")
+
+
+def test_where_no_machine_was_judged_alone_none_is_called_the_worst() -> None:
+    found = place(DEMANDS, machines(4), objective="attainment")
+    assert in_words(found)[1].endswith("are predicted to be on time")
 
 
 def test_what_is_not_served_is_named_with_what_it_needs() -> None:

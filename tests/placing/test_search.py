@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.placing.problems import demand, fewest_by_enumeration, machines, random_problem
+from weft.cluster.whole_run import place
 from weft.errors import PlacingError
 from weft.placing.bound import placing_bound
 from weft.placing.checking import broken_limits
@@ -16,7 +17,6 @@ from weft.placing.machines import Machines, parse_machines
 from weft.placing.problem import PlacingProblem
 from weft.placing.search import search
 from weft.placing.summary import filled
-from weft.placing.whole_run import place
 
 
 def served(filling: object) -> bool:

@@ -35,7 +35,7 @@ from weft.planning.plan import PlanSettings, Prediction, read_plan
 from weft.planning.plan_shown import options_table
 from weft.planning.segment_length import longer_segments
 from weft.planning.whole_run import make_plan
-from weft.runtime.isolated.engines import TWIN
+from weft.runtime.twins import TWIN
 from weft.serving.process import ServerProcess
 from weft.version import runtime_version
 from weft.workloads.requests import read_workload

@@ -84,6 +84,7 @@ class Work:
         self.batch, self._segments, self._exits = batch, segments, exits
         self.runs: list[Run] = []
         self.taken: list[int] = []
+        self.body: object = batch
         self.refuses: Exception | None = None
         """What it says of what it is given."""
 
@@ -108,11 +109,17 @@ class Work:
 class Bench:
     """Lanes that take segments ahead, the batches on them, and what was said of these."""
 
-    def __init__(self, lanes: int = 1, ahead: int = 1) -> None:
+    def __init__(self, lanes: int = 1, ahead: int = 1, *, shares: bool = False) -> None:
         self.backend = FakeBackend(ahead)
         self.works: dict[int, Work] = {}
         self.woken = 0
-        self.lanes = LaneExecutor(self.backend, lanes, self._work_of, self._wake)  # type: ignore[arg-type]
+        self.lanes = LaneExecutor(
+            self.backend,  # type: ignore[arg-type]
+            lanes,
+            self._work_of,
+            self._wake,
+            shares=shares,
+        )
         self.lanes.watch = lambda lane, completion: self.watched.append((lane, completion))
         self.watched: list[tuple[int, Completion]] = []
 
@@ -120,11 +127,21 @@ class Bench:
         self.works[batch] = Work(batch, segments, exits)
         return self.works[batch]
 
-    def give(self, batch: int, layer: int = 0, ticks: int = TICKS, home: int = -1) -> Candidate:
-        candidate = Candidate(0, batch, layer, 0, ticks, -1, program=0, home=home)
+    def give(
+        self,
+        batch: int,
+        layer: int = 0,
+        ticks: int = TICKS,
+        home: int = -1,
+        stream: int = 0,
+        lane: int = -1,
+        body: object = None,
+    ) -> Candidate:
+        candidate = Candidate(stream, batch, layer, 0, ticks, -1, program=0, home=home)
         if batch not in self.works:
             self.work(batch)
-        self.lanes.submit(Start(candidate))
+        self.works[batch].body = stream if body is None else body
+        self.lanes.submit(Start(candidate, lane=lane))
         return candidate
 
     def told(self) -> list[tuple[int, int]]:
@@ -614,7 +631,7 @@ def test_every_segment_is_told_of_once_and_in_order_whatever_ends_stops_comes_or
 
 class Held:
     def __init__(self, batch: int, *, stoppable: bool = False, compute: int = TICKS) -> None:
-        self.batch, self.stoppable, self.compute = (0, batch), stoppable, compute
+        self.batch, self.stoppable, self.compute, self.body = (0, batch), stoppable, compute, 0
 
 
 class Line:
@@ -648,5 +665,85 @@ def test_which_lane_takes_the_next_segment():
     assert chosen(1, idle, soon, own) is own
     assert chosen(8, late, overdue, soon, idle) is idle
     assert chosen(8, late, soon) is soon
-    assert awaited((0, 1), idle, [own, idle, soon]) == list(own.tasks)
-    assert awaited((0, 1), own, [own, idle, soon]) == []
+    assert awaited(Held(1), idle, [own, idle, soon]) == list(own.tasks)
+    assert awaited(Held(1), own, [own, idle, soon]) == []
+
+
+# Lanes that are shares of one device
+
+
+def test_a_segment_goes_to_the_share_that_the_policy_chose() -> None:
+    one = Bench(lanes=3, shares=True)
+    assert [state.room for state in one.lanes.held()] == [True] * 3
+    given = one.give(7, lane=2)
+    other = one.give(8, stream=1, lane=1)
+    assert [state.holds for state in one.lanes.held()] == [(), (other,), (given,)]
+    assert [state.rest for state in one.lanes.held()] == [0, TICKS, TICKS]
+    assert sorted(one.told()) == [(7, 0), (8, 0)]
+    one.give(7, 1, lane=2)
+    assert not one.lanes.held()[2].room and one.lanes.held()[1].room
+
+
+def test_what_a_stream_has_on_one_share_ends_before_it_goes_on_on_another() -> None:
+    one = Bench(lanes=2, shares=True)
+    one.give(7, lane=0)
+    assert one.told() == [(7, 0)]
+    one.give(7, 1, lane=1)
+    assert one.started(0) == [(7, 0)] and one.started(1) == []
+    one.end(0)
+    assert one.started(1) == [(7, 1)]
+
+
+def test_the_next_batch_of_a_stream_waits_for_the_last_one_on_another_share() -> None:
+    one = Bench(lanes=2, shares=True)
+    one.work(7, segments=1)
+    one.give(7, lane=0)
+    one.give(8, lane=1)
+    one.give(9, stream=1, lane=1)
+    assert one.started(1) == [], "one memory for a stream, and steps of a lane begin in order"
+    one.end(0)
+    assert one.started(1) == [(8, 0), (9, 0)]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_body_is_never_on_two_shares_at_once_whichever_streams_its_batches_are_of(seed: int) -> None:
+    random, one, segments = Random(seed), Bench(lanes=3, shares=True), 3
+    stream_of = {batch: random.randrange(5) for batch in range(8)}
+    waiting = dict.fromkeys(stream_of, 0)
+    """Batch -> the layer it can go on with; none while that is not known."""
+    for batch in stream_of:
+        one.work(batch, segments, exits=(1,) if random.random() < 0.3 else ())
+    for _ in range(400):
+        rooms = [at for at, state in enumerate(one.lanes.held()) if state.room]
+        if waiting and rooms and random.random() < 0.6:
+            batch = random.choice(list(waiting))
+            stream = stream_of[batch]
+            one.give(batch, waiting.pop(batch), stream=stream, lane=random.choice(rooms), body=stream // 2)
+        elif busy := [lane.index for lane in one.backend.opened if lane.steps]:
+            one.backend.ticks += TICKS
+            one.backend.opened[random.choice(busy)].steps[0].end()
+        waiting.update((batch, layer + 1) for batch, layer in one.told() if layer + 1 < segments)
+        on = [{one.works[run.batch].body for run in lane.steps} for lane in one.backend.opened]
+        assert sum(map(len, on)) == len(set().union(*on)), "two lanes compute in one memory"
+    ended = {(done.candidate.query, done.candidate.layer) for _, done in one.watched}
+    assert len(one.watched) == len(ended) == 8 * segments
+
+
+def test_the_time_in_which_some_lane_computes_is_counted_once() -> None:
+    one = Bench(lanes=2, shares=True)
+    one.give(7, lane=0)
+    one.give(8, stream=1, lane=1)
+    one.end(0, after=100)
+    assert one.lanes.busy_ticks == 100
+    one.end(1, after=50)
+    one.backend.ticks += 1000
+    assert one.lanes.busy_ticks == 150
+    one.give(9, lane=0)
+    one.backend.ticks += 7
+    assert one.lanes.busy_ticks == 157
+
+
+def test_elsewhere_nobody_is_shown_what_lanes_hold() -> None:
+    one = Bench(lanes=2)
+    one.give(7)
+    assert one.lanes.held() == ()

@@ -334,6 +334,20 @@ def test_it_shows_the_server_its_totals_and_its_models(browser, stub):
 
 
 @needs_chromium
+def test_it_shows_who_had_which_share_of_a_gpu(browser, stub):
+    shares = {"84": 0.25, "132": 0.5, "48": 0.0001}
+    stub.state = state(
+        [model("a", shares=shares, message="odd"), model("b", shares={})],
+        lanes=[{"busy": True, "utilisation": 0.5, "share": share} for share in ("132", "132 high", "84", "48")],
+    )
+    browser.open(stub.address)
+    browser.wait_for_text("#state", "Ready")
+    said = "Last minutes: 50.0 % of the time on 132 SMs, 25.0 % of the time on 84 SMs; odd"
+    assert browser.texts("tr.message:not([hidden])") == [said]
+    assert browser.complaints == []
+
+
+@needs_chromium
 def test_it_shows_where_rows_leave_a_model_with_exits(browser, stub):
     exits = {"names": ["early", "end"], "taken": [30, 10], "threshold": 0.8, "accuracy": 0.9712, "merges": 3}
     fresh = {"names": ["e1", "e2"], "taken": [0, 0], "threshold": 0.55, "accuracy": None, "merges": 1}

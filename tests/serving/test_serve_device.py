@@ -22,8 +22,8 @@ from tests.serving.test_serve_models import until
 from weft.errors import InputError
 from weft.runtime import backends
 from weft.runtime.isolated.device import DeviceBackend
-from weft.runtime.isolated.engines import TWIN
 from weft.runtime.isolated.limits import WorkerLimits
+from weft.runtime.twins import TWIN
 from weft.serving import isolation
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")

@@ -100,10 +100,12 @@ def _compare_requests(
     from weft.simulation.comparison import ALL, check_host, compare_requests, request_names
     from weft.workloads.requests import read_workload
 
-    names = request_names(ALL if policies == ALL else split_names(policies, "--policies"))
+    asked = ALL if policies == ALL else split_names(policies, "--policies")
+    request_names(asked)
     check_late(late)
     requests = read_workload(path)
     host = check_host(workload_device(requests, device, lanes))
+    names = request_names(asked, host)
     with progress_bar("simulating", len(names)) as advance:
         made = compare_requests(requests, host, policies=names, late=late, name=Path(path).name, on_progress=advance)
     print_table(made.table())

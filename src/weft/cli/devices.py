@@ -19,6 +19,8 @@ def list_devices() -> None:
     """The presets that ship with weft."""
     _list_npus()
     console.print()
+    _list_gpus()
+    console.print()
     _list_socs()
 
 
@@ -57,6 +59,19 @@ def _list_npus() -> None:
             number(on_chip_mib, 1),
             number(device.ridge_ops_per_byte, 0),
         )
+    console.print(table)
+
+
+def _list_gpus() -> None:
+    from weft.devices.gpu_pairs import gpus, read_pairs
+
+    table = plain_table(
+        "gpus, for requests with --policies abreast and its like", ("gpu", "models", "SMs", "cuts"), left=2
+    )
+    for name in gpus():
+        pairs = read_pairs()
+        cuts = ", ".join(f"{large}+{small}" for large, small in pairs.cuts)
+        add_row(table, name, ", ".join(pairs.models), str(pairs.sms), cuts)
     console.print(table)
 
 

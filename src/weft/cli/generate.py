@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from weft.cli.printing import progress_bar, told
+from weft.cli.unused import refuse_unused
 from weft.errors import InputError
 
 ARCHITECTURES = (
     "resnet18, resnet50, vgg16, mobilenet; to try things quickly tinynet, tiny-sigmoid, tiny-vgg, tiny-dense, "
-    "tiny-mobile."
+    "tiny-mobile. Fine-tuned transformers: encoder, base-encoder, tiny-encoder."
 )
+
+_OF_NETS = ("pruning", "sharing", "norm", "widths", "batch", "resolution", "permute")
+_OF_ENCODERS = ("rank", "frozen", "full")
 
 
 def command(
+    context: typer.Context,
     architecture: Annotated[str, typer.Argument(help=ARCHITECTURES)],
     output: Annotated[str, typer.Option("--output", "-o", help="The folder to write the .onnx files to.")],
     tasks: Annotated[int, typer.Option("--tasks", "-t", help="How many models.")] = 4,
@@ -32,12 +37,22 @@ def command(
         int | None, typer.Option("--batch", "-b", help="Rows that the files are fixed to; else they are open.")
     ] = None,
     resolution: Annotated[int | None, typer.Option("--resolution", help="Height and width of the pictures.")] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", help="Encoders: of what is added to queries and values.")
+    ] = None,
+    frozen: Annotated[
+        float | None, typer.Option("--frozen", help="Encoders: the part of the layers that is the base's.")
+    ] = None,
+    full: Annotated[
+        float | None, typer.Option("--full", help="Encoders: the part of the layers, spread, that is each model's own.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Draws the weights.")] = 0,
     permute: Annotated[
         bool, typer.Option("--permute/--no-permute", help="Each model has its channels in an order of its own.")
     ] = True,
 ) -> None:
     """Write models of one architecture that share a part of their weights, drawn at random."""
+    from weft.stitching.making.encoders import ENCODERS, EncoderRecipe
     from weft.stitching.making.generator import FamilyRecipe
     from weft.stitching.making.model_files import save_nets
 
@@ -46,17 +61,30 @@ def command(
             raise InputError(f"{option} {part:g}: give a part from 0 to {'below ' * (option == '--pruning')}1")
     if tasks < 1:
         raise InputError(f"--tasks {tasks}: give 1 or more")
+    if architecture in ENCODERS:
+        refuse_unused(context, "encoders", dict.fromkeys(_OF_NETS, "it is for convolutional networks"))
+        counted = tuple(map(int, _numbers("--classes", classes, int) or (3,)))
+        wide = counted if len(counted) > 1 else counted[0]
+        _save(
+            architecture, tasks, EncoderRecipe(architecture, tasks, frozen, full, rank, wide, seed).save(Path(output))
+        )
+        return
+    refuse_unused(context, architecture, dict.fromkeys(_OF_ENCODERS, "it is for encoders"))
     settings: dict[str, Any] = {
         "pruning": pruning, "sharing": sharing, "norm": norm, "resolution": resolution, "seed": seed,
         "permute": permute, "batches": 1 if batch is None else batch, "widths": _numbers("--widths", widths, float),
         "classes": _one_or_many(_numbers("--classes", classes, int)),
     }  # fmt: skip
-    recipe = FamilyRecipe(architecture, tasks, **settings)
+    nets = FamilyRecipe(architecture, tasks, **settings).nets()
+    _save(architecture, tasks, (save_nets([net], Path(output), dynamic=batch is None)[0] for net in nets))
+
+
+def _save(architecture: str, tasks: int, paths: Iterable[Path]) -> None:
+    """Write models one after another, as *paths* are asked for."""
     with progress_bar(f"drawing {architecture}", tasks) as advance:
-        for net in recipe.nets():
-            for path in save_nets([net], Path(output), dynamic=batch is None):
-                advance()
-                told("model", path)
+        for path in paths:
+            advance()
+            told("model", path)
 
 
 def _numbers(option: str, text: str | None, kind: Callable[[str], float]) -> list[float] | None:

@@ -11,6 +11,7 @@ from weft.errors import InputError
 
 if TYPE_CHECKING:
     from weft.devices import Host, Npu
+    from weft.devices.host import GpuCuts
     from weft.simulation.requests import Device
     from weft.survey import Subject
     from weft.workloads.requests import Workload
@@ -122,9 +123,24 @@ def print_host(host: Host) -> None:
                 *(f"-{share:.1%}" if batch == 1 else "" for share in lost),
             )
     console.print(table)
+    if host.gpu:
+        _print_shares(host, host.gpu)
     say(host.source, style="dim", soft_wrap=True)
     what = "; beside: the speed a lane loses while another runs that model" if many else ""
     say(f"{number(_mean(host.hand_over_s), 2, scale=1e3)} ms pass between two segments{what}", style="dim")
+
+
+def _print_shares(host: Host, gpu: GpuCuts) -> None:
+    """What every model is like: its speed on the shares, and what it is bound by."""
+    sides = [side for cut in gpu.cuts for side in cut]
+    columns = ("model", "batch", *(f"on {side} SMs" for side in sides), "bound by", "kernel us", "of the memory")
+    table = plain_table(f"speeds on shares of {gpu.sms} SMs, 1 on all of them", columns)
+    for name, model in host.models.items():
+        for batch, like in sorted(model.like.items()):
+            speeds = [number(like.speed(side, gpu.sms), 2) for side in sides]
+            bound = like.bound(gpu.sms)
+            add_row(table, name, str(batch), *speeds, bound, number(like.kernel_us, 1), f"{like.memory:.0%}")
+    console.print(table)
 
 
 def _mean(values: Sequence[float]) -> float | None:

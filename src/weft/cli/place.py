@@ -45,10 +45,9 @@ def command(
 
     [bold]weft place workload.toml --machines cluster.toml -o placement/[/bold]. See docs/place.md.
     """
-    from weft.cluster.attaining import place_to_attain
+    from weft.cluster.whole_run import place
     from weft.placing.folder import check_place, write_folder
     from weft.placing.machines import read_machines
-    from weft.placing.whole_run import place
     from weft.workloads.requests import read_workload
 
     if output is not None:
@@ -61,18 +60,14 @@ def command(
         return
     refuse_unused(context, "a new placement", dict.fromkeys(("lost", "hysteresis"), "add --from FOLDER"))
     with told_in_options(context), stage_bars() as show:
-        if objective == "attainment" and not fluid:
-            show("placing behind a router")
-            placement = place_to_attain(asked, there, seed=seed)
-        else:
-            placement = place(
-                asked,
-                there,
-                objective=cast("Objective", objective),
-                target=None if fluid else target,
-                seed=seed,
-                on_progress=lambda stage: show(stage),
-            )
+        placement = place(
+            asked,
+            there,
+            objective=cast("Objective", objective),
+            target=None if fluid else target,
+            seed=seed,
+            on_progress=lambda stage: show(stage),
+        )
     if output is not None:
         write_folder(placement, output)
     print_placement(placement, output)

@@ -343,7 +343,7 @@ def _announce(server: Server) -> None:
         _line("           mend what is missing, then POST /v2/repository/models/NAME/load")
     if server.grpc_port:
         say(f"       grpc {config.host}:{server.grpc_port}")
-    lanes = counted(config.lanes, "lane")
+    lanes = counted(len(service.dispatcher.lanes.lanes), "lane")
     say(f"       policy {config.policy}, {lanes}, stop with Ctrl-C\n")
     slots = list(service.library.slots())
     lines: dict[str, list[str]] = {}

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 def command(
     context: typer.Context,
-    models: Annotated[list[str], typer.Argument(help="ONNX files of one structure: a.onnx b.onnx ...")],
+    models: Annotated[
+        list[str], typer.Argument(help="ONNX files of one structure, a.onnx b.onnx ..., or folders of adapters.")
+    ],
     output: Annotated[
         str, file_option("--output", "-o", suffixes=(".onnx",), panel=None, help="The .onnx file to write.")
     ],
@@ -33,7 +35,21 @@ def command(
     ] = None,
     shapes: Shapes = None,
     sharing: Annotated[str | None, what("--sharing", help="A map of what is shared, instead of looking.")] = None,
-    tolerance: Annotated[float, what("--tolerance", help="Weights that differ by no more are the same.")] = 0.0,
+    tolerance: Annotated[
+        float,
+        what("--tolerance", help="Weights that differ by no more are the same; of a body, what part may be lost."),
+    ] = 0.0,
+    base: Annotated[
+        str | None, what("--base", help="The model that those of a body, or adapters, were made from.")
+    ] = None,
+    body: Annotated[
+        bool | None,
+        what(
+            "--body/--no-body",
+            show_default="for whole numbers",
+            help="Share whole weights of models of any operators, as encoders.",
+        ),
+    ] = None,
     islands: Annotated[bool, what("--islands", help="Run what differs or is not understood model by model.")] = False,
     form: Annotated[
         str,
@@ -78,15 +94,17 @@ def command(
 
     [bold]weft stitch cats.onnx dogs.onnx birds.onnx -o pets.onnx[/bold]. See docs/stitching.md.
     """
-    from weft.cli.stitch_show import print_stitching
+    from weft.cli.stitch_show import print_body, print_stitching
     from weft.reports.stitching import stitching_report
+    from weft.reports.stitching_body import body_report
+    from weft.stitching.bodies.whole_run import BodyStitching
     from weft.stitching.options import TORCH_ONLY, StitchOptions
     from weft.stitching.sharing_map import write_sharing
     from weft.stitching.whole_run import carry_out
 
     if form == TORCH_ONLY:
         raise StitchError(f"--form {form} runs in torch on CUDA only; use weft.stitch(..., form='{form}')")
-    _keep_models([*models, *([sharing] if sharing else [])], [output, json_file, sharing_file])
+    _keep_models([*models, *filter(None, (sharing, base))], [output, json_file, sharing_file])
     with told_in_options(context), stage_bars() as show:
         options = options_of(
             StitchOptions,
@@ -94,11 +112,17 @@ def command(
             models=tuple(models),
             names=None if names is None else tuple(part.strip() for part in names.split(",")),
             batches=_rows(batches, len(models)),
-            shapes=_sizes(shapes or (), models),
+            shapes=_sizes(shapes, models) if shapes else None,
             memory_cap_bytes=parse_bytes("--memory-cap", memory_cap),
             latency_target_s=_seconds(latency_target),
         )
         made = carry_out(options, lambda progress: show(*progress))
+    if isinstance(made, BodyStitching):
+        print_body(made, layers=layers)
+        made.to_onnx(output)
+        told("stitched", output, ", ".join(made.names))
+        write_result(json_file, body_report(made, made.outputs(output)))
+        return
     print_stitching(made, layers=layers)
     _write(made, Path(output))
     served = _advised(made, Path(output)) if made.options.dynamic and made.options.measures else []

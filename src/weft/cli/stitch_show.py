@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from weft.cli.printing import add_row, console, number, plain_table, say
 
 if TYPE_CHECKING:
+    from weft.stitching.bodies.whole_run import BodyStitching
     from weft.stitching.summary import LayerRow, Summary
     from weft.stitching.whole_run import Stitching
 
@@ -46,6 +47,19 @@ def print_stitching(made: Stitching, *, layers: bool) -> None:
         if made.difference.coarse:
             told += f", {made.difference.coarse:.1e} to files in half precision or tuned ones as they run by themselves"
         say(told)
+
+
+def print_body(made: BodyStitching, *, layers: bool) -> None:
+    """Print what came out of models that share whole weights."""
+    from weft.reports.stitching_body import STEPS, WAYS, body_sentences, step_rows, way_rows
+
+    _print_table(f"{len(made.names)} models as one body", WAYS, way_rows(made), ["", "bold"])
+    if layers:
+        console.print()
+        _print_table("steps with weights", STEPS, step_rows(made), left=2)
+    console.print()
+    for sentence in body_sentences(made):
+        say(sentence)
 
 
 def _print_table(

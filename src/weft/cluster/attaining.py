@@ -9,7 +9,6 @@ taken where that is not better.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -19,17 +18,12 @@ from weft.cluster.cluster import placed
 from weft.cluster.setting import ClusterSetting
 from weft.cluster.simulate import simulate_cluster
 from weft.placing.bound import placing_bound
-from weft.placing.demand import Demand
 from weft.placing.filling import Filling
 from weft.placing.loading import most_load
-from weft.placing.machines import Machines
-from weft.placing.needs import demands_of
 from weft.placing.placement import Placement
 from weft.placing.problem import Bools, Floats, PlacingProblem
-from weft.placing.refusals import check_each_fits
 from weft.placing.rivals.alpaserve import greedy
 from weft.placing.summary import make_placement
-from weft.workloads.requests import Workload
 
 LEVELS = (np.inf, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
 """How busy machines may be with what is taken; infinitely: everything is."""
@@ -47,13 +41,8 @@ REQUESTS = 8000
 """How many requests a placement is simulated with."""
 
 
-def place_to_attain(
-    workload: Workload | Sequence[Demand], machines: Machines, *, seed: int = 0, requests: int = REQUESTS
-) -> Placement:
+def place_to_attain(problem: PlacingProblem, *, seed: int = 0, requests: int = REQUESTS) -> Placement:
     """Place models so that most requests are on time behind a router, on all machines."""
-    demands = demands_of(workload, machines) if isinstance(workload, Workload) else workload
-    problem = PlacingProblem.of(machines, demands)
-    check_each_fits(problem)
     search = Attaining(problem, seed, requests)
     filling = search.best()
     reached, bound = search.confirmed(filling), placing_bound(problem, "attainment")

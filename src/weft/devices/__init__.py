@@ -1,8 +1,10 @@
 """Descriptions of hardware: frozen values read from TOML, and the presets that ship with the package."""
 
+from weft.devices.gpu_pairs import gpus
 from weft.devices.host import HOST, Host, HostModel, is_measured, parse_host, read_host, write_host
 from weft.devices.lanes import Lanes
 from weft.devices.npu import Npu, check_activations, load_npu, parse_npu, presets
+from weft.devices.shares import Contention, GpuLikeness, Share, Shares
 from weft.devices.soc import BandwidthSharing, Pccs, Soc, Unit, load_any, load_soc, parse_soc, soc_as_toml, socs
 from weft.devices.tiled import (
     Board,
@@ -21,18 +23,23 @@ __all__ = [
     "HOST",
     "BandwidthSharing",
     "Board",
+    "Contention",
+    "GpuLikeness",
     "Host",
     "HostModel",
     "Lanes",
     "Npu",
     "Pccs",
     "PeShape",
+    "Share",
+    "Shares",
     "Soc",
     "TiledNpu",
     "Unit",
     "as_toml",
     "check_activations",
     "check_platform",
+    "gpus",
     "is_measured",
     "load_any",
     "load_device",

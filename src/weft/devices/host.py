@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 
 from weft.devices.lanes import Lanes
 from weft.devices.measured import times_at
+from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
 from weft.errors import DeviceError, unknown_name
 from weft.jsonfile import first_problem, printable, read_json, write_json
 
@@ -52,6 +54,8 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
     """What single requests took besides their segments and the hand-overs: the way, reading and answering."""
     loses: dict[str, Share] = {}
     """Other model -> share of its speed that it loses while one lane runs that."""
+    like: dict[int, GpuLikeness] = {}
+    """Batch size -> what it is like, where it may run on shares of a GPU."""
     exits: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """After how many segments requests may leave, the end not among them; those that were measured went to the end."""
 
@@ -81,6 +85,10 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
         totals = np.array(self.spread) @ np.array(self.times_s[1])
         return float(np.quantile(totals, 0.99, method="inverted_cdf") / totals.mean())
 
+    def like_at(self, batch: int) -> GpuLikeness:
+        """What it is like at a batch size: as at the next larger one that was measured, or the largest."""
+        return self.like[min((size for size in self.like if size >= batch), default=max(self.like))]
+
     def times_at(self, batch: int) -> tuple[float, ...]:
         """The time of each segment at a batch size, straight between the measured ones."""
         return times_at(self.times_s, len(self.segments), batch)
@@ -97,6 +105,40 @@ def lane_cores(cores: int, threads: int) -> int:
     At least two: a lane and the server's own work are in every measured time.
     """
     return max(2, cores // threads)
+
+
+class GpuCuts(BaseModel, extra="forbid", frozen=True):
+    """How a GPU can be shared."""
+
+    sms: Annotated[int, Field(ge=1, le=4096)]
+    cuts: Annotated[tuple[tuple[Count, Count], ...], Field(max_length=8)] = ()
+    """The multiprocessors of the two sides of each cut."""
+    streams: Annotated[int, Field(ge=1, le=16)] = 4
+    """Models that may run at the same time on the whole of it."""
+    contention: Contention = Contention()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> GpuCuts:
+        if any(sum(sides) != self.sms for sides in self.cuts):
+            raise ValueError(f"cuts = {[list(sides) for sides in self.cuts]} do not add up to {self.sms} each")
+        return self
+
+    @property
+    def parts(self) -> tuple[int, ...]:
+        """The multiprocessors of each side of each cut, in the order of their lanes."""
+        return tuple(side for sides in self.cuts for side in sides)
+
+    def part_of(self, lane: int) -> int:
+        """The part that a lane is, from 1; 0 for those that are streams of the whole."""
+        return max(0, lane - self.streams)
+
+    def lane_of(self, part: int) -> int:
+        """The lane that is a part, or the first of the whole."""
+        return part and part + self.streams
+
+    def shares(self, kinds: Sequence[GpuLikeness], bodies: Sequence[int] = (), tags: Sequence[int] = ()) -> Shares:
+        """Its lanes, for these kinds of work; *bodies*: whose each of them is. *tags*: which are alike."""
+        return Shares(self.sms, ladder(self.sms, self.cuts, self.streams), kinds, self.contention, bodies, tags)
 
 
 class Host(BaseModel, extra="forbid", frozen=True):
@@ -123,6 +165,8 @@ class Host(BaseModel, extra="forbid", frozen=True):
     """Segments that are expected to take so long may be stopped half-way for something urgent."""
     abort_s: Time = 0.001
     """How long that takes."""
+    gpu: GpuCuts | None = None
+    """How it can be shared, if it is a GPU whose models were measured on shares."""
     models: Annotated[dict[str, HostModel], Field(min_length=1)]
 
     def __repr__(self) -> str:
@@ -134,6 +178,8 @@ class Host(BaseModel, extra="forbid", frozen=True):
             for other in model.loses:
                 if other not in self.models:
                     raise ValueError(f"{name} loses speed to {other!r}, which is not among the models")
+            if self.gpu and not model.like:
+                raise ValueError(f"{name} does not say what it is like, and gpu says that models share it")
         return self
 
     def __hash__(self) -> int:
@@ -177,7 +223,7 @@ def parse_host(raw: Any, where: str) -> Host:
     try:
         return Host.model_validate(raw)
     except ValidationError as error:
-        raise DeviceError(f"{where}: {first_problem(error, Host, HostModel)}") from error
+        raise DeviceError(f"{where}: {first_problem(error, Host, HostModel, GpuCuts, GpuLikeness)}") from error
 
 
 def write_host(host: Host, path: str | Path) -> None:

@@ -27,8 +27,8 @@ class Lanes:
     def __len__(self) -> int:
         return len(self.names)
 
-    def speeds(self, kinds: Sequence[int]) -> list[float]:
-        """How fast each of the lanes that run goes, by the kinds of what they run."""
+    def speeds(self, kinds: Sequence[int], lanes: Sequence[int] = ()) -> list[float]:
+        """How fast each of the lanes that run goes, by the kinds of what they run; which lanes makes no difference."""
         share = self.share(len(kinds))
         if not self.losses or len(kinds) == 1:
             return [share] * len(kinds)

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator
 
+from weft.devices.gpu_pairs import gpus
 from weft.devices.host import Host, is_calibration, is_measured
 from weft.devices.npu import Npu, Positive, presets, read_description, shipped_of_kind
 from weft.devices.tiled import TiledNpu, load_device
@@ -176,11 +177,14 @@ def load_any(name_or_path: str) -> Npu | TiledNpu | Soc | Host:
     if name_or_path.endswith(".toml"):
         of_units = read_description("device", name_or_path).get("kind") == "soc"
         return load_soc(name_or_path) if of_units else load_device(name_or_path)
-    if name_or_path in presets() or is_measured(name_or_path) or name_or_path.endswith(".json"):
+    named = name_or_path in presets() or name_or_path in gpus()
+    if named or is_measured(name_or_path) or name_or_path.endswith(".json"):
         return load_device(name_or_path)
     if _named(name_or_path):
         return load_soc(name_or_path)
-    raise DeviceError(unknown_name("device", name_or_path, [*presets(), *socs()]) + " (a device file ends in .toml)")
+    raise DeviceError(
+        unknown_name("device", name_or_path, [*presets(), *gpus(), *socs()]) + " (a device file ends in .toml)"
+    )
 
 
 def _named(text: str) -> list[str]:

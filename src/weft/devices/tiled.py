@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
+from weft.devices.gpu_pairs import gpus, read_pairs
 from weft.devices.host import Host, is_measured, read_host
 from weft.devices.lanes import Lanes
 from weft.devices.npu import Count, Npu, Positive, parse_npu, read_description, shipped
@@ -165,7 +166,8 @@ def load_platform(name_or_path: str) -> Board:
 
 
 def load_device(name_or_path: str) -> Npu | TiledNpu | Host:
-    """A preset by name, the NPU of either kind that a TOML file describes, or the host that a JSON file measured."""
+    """A preset by name, the NPU of either kind that a TOML file describes, the host that a JSON file measured, or a GPU
+    that pairs of models were measured on."""
     if is_measured(name_or_path):
         raise DeviceError(
             f"{name_or_path} is this machine, and is measured: weft profile MODELS --device {name_or_path} "
@@ -173,6 +175,8 @@ def load_device(name_or_path: str) -> Npu | TiledNpu | Host:
         )
     if name_or_path.endswith(".json"):
         return read_host(name_or_path)
+    if name_or_path in gpus():
+        return read_pairs().device()
     return load_simulated(name_or_path)
 
 

@@ -150,7 +150,7 @@ class Batcher:
         return Candidate.of_batch(
             self._setting.programs[number], self._remaining[number], number, queue.stream, batch.query, arrival,
             batch.deadline, priority, len(members), batch.layer, batch.last_issued, dues, waiting, queue.served,
-            batch.home,
+            batch.home, queue.lately,
         )  # fmt: skip
 
     def begin(self, candidate: Candidate) -> Batch:

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.errors import InvalidStart
-from weft.policies.base import Candidate, Policy, Running, Start, View
+from weft.policies.base import Candidate, LaneState, Policy, Running, Start, View
 
 
 class Offer(NamedTuple):
@@ -85,6 +85,10 @@ class Executor(Protocol):
         """The time."""
         ...
 
+    def held(self) -> tuple[LaneState, ...]:
+        """What every lane holds, where lanes are shares of a device; else nothing."""
+        ...
+
     def idle_until(self, tick: int) -> None:
         """Let time pass, with nothing to do, until then or until something changes."""
         ...
@@ -134,7 +138,11 @@ class Engine:
         offer = self._source.offer(device)
         if not offer.candidates:
             return False
-        start = self._policy.decide(View(device, *offer))
+        start = self._policy.decide(View(device, *offer, self._executor.held()))
+        if start is None:
+            if not self._executor.rests():
+                raise InvalidStart(f"{type(self._policy).__name__} waits, and nothing runs that could end")
+            return False
         if start.candidate not in offer.candidates:
             raise InvalidStart(f"{type(self._policy).__name__} chose {start.candidate}, which is not on offer")
         self._source.issued(start.candidate, self._steps)

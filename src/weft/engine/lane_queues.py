@@ -43,6 +43,11 @@ class Queued(Protocol):
         """How many ticks it is expected to take."""
         ...
 
+    @property
+    def body(self) -> object:
+        """Whose memory it is computed in, where lanes are shares of one device."""
+        ...
+
 
 Q = TypeVar("Q", bound=Queued, covariant=True)
 
@@ -101,6 +106,10 @@ def at_home(candidate: Candidate, lanes: Sequence[N]) -> Sequence[N]:
     return lanes if candidate.home < 0 else [lane for lane in lanes if lane.index == candidate.home]
 
 
-def awaited(batch: BatchKey, lane: LaneQueue[Q], lanes: Iterable[LaneQueue[Q]]) -> list[Q]:
-    """What a segment that is given to a lane goes on from, and runs on others."""
-    return [task for other in lanes if other is not lane for task in other.tasks if task.batch == batch]
+def awaited(task: Queued, lane: LaneQueue[Q], lanes: Iterable[LaneQueue[Q]], *, shares: bool = False) -> list[Q]:
+    """What a segment that is given to a lane goes on from, and runs on others.
+
+    shares: lanes have one memory, in which a body has one place: its batches follow each other.
+    """
+    others = [each for other in lanes if other is not lane for each in other.tasks]
+    return [each for each in others if each.batch == task.batch or (shares and each.body == task.body)]

@@ -7,10 +7,16 @@ from bisect import insort
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from math import log
 
 from weft.engine.steering import Steered
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine, due
 from weft.policies.base import NO_DEADLINE, Candidate
+
+LATELY_TICKS = 50_000_000
+"""What a stream was given counts half after so many ticks: 50 ms of a machine's clock."""
+
+_LN_2 = log(2)
 
 LEAST_SWEPT = 1024
 """Watched deadlines from which on those of answered requests are swept out."""
@@ -40,6 +46,10 @@ class StreamQueue:
     """Most requests that waited at a time."""
     served: int = 0
     """Ticks of work issued; at least as many as whoever had least had when it last became busy."""
+    lately: float = 0.0
+    """The part of the device's time that it was given lately, while it had work; when another comes, no more than what
+    is fair from then on."""
+    looked_at: int = 0
 
     def __post_init__(self) -> None:
         self.in_flight = [None] * self.places
@@ -65,6 +75,18 @@ class StreamQueue:
         for batch in batches:
             if batch.late:
                 batch.late, batch.deadline = False, min(ticket.due for ticket in batch.members)
+
+    def join(self, others: Sequence[StreamQueue], now: int) -> None:
+        """It has work again: nobody is owed for the time before, and nobody owes more."""
+        fair = 1 / (len(others) + 1)
+        self.lately, self.looked_at = fair, max(self.looked_at, now)
+        for each in others:
+            each.lately = min(each.lately, fair)
+
+    def remember(self, now: int, ticks: int = 0) -> None:
+        """Time has passed, and it was given so many ticks of work."""
+        kept = 0.5 ** ((now - self.looked_at) / LATELY_TICKS)
+        self.lately, self.looked_at = self.lately * kept + ticks * _LN_2 / LATELY_TICKS, now
 
     def put(self, ticket: Ticket) -> None:
         if not self.waiting or self.waiting[-1].due <= ticket.due:
@@ -154,6 +176,7 @@ class Queues:
         if queue.idle:
             others = self.busy()
             queue.served = max(queue.served, min([each.served for each in others], default=0))
+            queue.join(others, ticket.arrival)
             self._busy = sorted([*others, queue], key=_number)
         queue.put(ticket)
         self.count(ticket, 1)

@@ -159,6 +159,8 @@ class Requests:
         clock = max(device.array_free, now)
         busy = self.queues.busy()
         for queue in busy:
+            if self._setting.shares:
+                queue.remember(now)
             if queue.waiting:
                 queue.deepest = max(queue.deepest, len(queue.waiting))
                 self._sort_out_waiting(queue, clock)
@@ -181,6 +183,8 @@ class Requests:
         batch.last_issued, batch.layer, batch.running = step, batch.layer + 1, True
         queue = self.queues[candidate.stream]
         queue.served += max(candidate.fetch, candidate.compute)
+        if self._setting.shares:
+            queue.remember(self._now, candidate.compute)
         if queue.steered and candidate.layer == 0:
             self._steer(queue.steered, queue.terms, batch.members)
 

@@ -4,7 +4,7 @@ The twin of ``runtime.lanes``. A lane is given a segment when it is free, so unl
 of a query is issued before the last one has ended. Lanes that take segments ahead (``Setting.ahead``) tell the source
 of an end when they come to a segment, and the next one of its batch waits behind it. Lanes that run together may slow
 each other down: a segment is an amount of work, done at a speed that changes whenever another lane begins or ends one
-(``devices.lanes``).
+(``devices.lanes``). Lanes may be shares of one device, which the policy chooses from (``devices.shares``).
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import ceil
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes
-from weft.devices.lanes import Lanes
 from weft.engine.engine import Completion
 from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
-from weft.policies.base import NO_DEADLINE, Candidate, Running, Setting, Start
+from weft.policies.base import NO_DEADLINE, Candidate, LaneState, Running, Setting, Start
 
 AT_ONCE = 1e-6
 """Ticks of work that count as none."""
@@ -35,11 +34,19 @@ class DrawnWork(NamedTuple):
     """What it takes on a lane alone."""
 
 
+class Together(Protocol):
+    """Lanes that run at the same time."""
+
+    def speeds(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
+        """How fast each of those that run goes, by the kinds of what they run."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Crowd:
     """Lanes that run together: how fast, and what they are given."""
 
-    lanes: Lanes
+    lanes: Together
     kinds: Sequence[int]
     """Program -> kind of work."""
     work_of: Callable[[Candidate], DrawnWork]
@@ -75,6 +82,10 @@ class _Segment:
     def compute(self) -> int:
         return self.candidate.compute
 
+    @property
+    def body(self) -> object:
+        return self.candidate.stream
+
     def begin_at(self, now: int) -> None:
         self.begin = now + self.before
         self.end = self.begin + self.ticks
@@ -104,6 +115,9 @@ class SimulatedHost:
         abort_ticks: how long that takes. crowd: where layers do not take what is expected of them.
         """
         self._lanes, self._ahead, self._programs = setting.lanes, setting.ahead, setting.programs
+        self._shares = setting.shares
+        if self._shares:
+            self._lanes = len(self._shares.lanes)
         self._abortable, self._abort_ticks, self._abort_from = abortable, abort_ticks, abort_from
         self._crowd = crowd
         self._now = 0
@@ -111,8 +125,8 @@ class SimulatedHost:
         """Up to when the work that is done was taken off."""
         self._running: list[_Segment] = []
         """What the lanes hold."""
-        self._queues = [_Lane(index) for index in range(setting.lanes if setting.ahead else 0)]
-        """The same by lanes, where they take segments ahead."""
+        self._queues = [_Lane(index) for index in range(self._lanes if self._ahead or self._shares else 0)]
+        """The same by lanes, where they take segments ahead, or are chosen."""
         self.log: list[tuple[Candidate, LayerTimes]] = []
         """What was issued and not aborted, in order of its end."""
 
@@ -120,7 +134,17 @@ class SimulatedHost:
         return self._now
 
     def ready(self) -> DeviceClocks | None:
-        return DeviceClocks.at(self._now) if len(self._running) < self._lanes or self._roomy() else None
+        free = self._roomy() if self._queues else len(self._running) < self._lanes
+        return DeviceClocks.at(self._now) if free else None
+
+    def held(self) -> tuple[LaneState, ...]:
+        if not self._shares:
+            return ()
+        return tuple([self._held(lane) for lane in self._queues])
+
+    def _held(self, lane: _Lane) -> LaneState:
+        holds = tuple([each.candidate for each in lane.tasks])
+        return LaneState(holds, self._lane_rest(lane), has_room(lane, self._ahead))
 
     def _roomy(self) -> list[_Lane]:
         return [lane for lane in self._queues if has_room(lane, self._ahead)]
@@ -188,8 +212,8 @@ class SimulatedHost:
         segment = self._drawn(start.candidate)
         self._settle()
         self._running.append(segment)
-        if self._ahead:
-            self._queue(segment)
+        if self._queues:
+            self._queue(segment, start.lane)
         else:
             segment.begin_at(max(self._now, start.not_before))
         self._regulate()
@@ -200,19 +224,20 @@ class SimulatedHost:
         work = self._crowd.work_of(candidate)
         return _Segment(candidate, work.before, max(1, ceil(work.ticks)), work.ticks)
 
-    def _queue(self, segment: _Segment) -> None:
+    def _queue(self, segment: _Segment, chosen: int) -> None:
         """Give a segment to the lane that is to take it."""
         segment.stoppable = self._stoppable(segment)
-        lane = lane_for(segment.batch, at_home(segment.candidate, self._roomy()), self._lane_rest)
+        roomy = at_home(segment.candidate, self._roomy())
+        lane = self._queues[chosen] if chosen >= 0 else lane_for(segment.batch, roomy, self._lane_rest)
         segment.lane = lane.index
-        segment.after = awaited(segment.batch, lane, self._queues)
+        segment.after = awaited(segment, lane, self._queues, shares=self._shares is not None)
         lane.tasks.append(segment)
         self._begin_waiting()
 
     def abortable(self) -> tuple[Running, ...]:
         """What runs; where lanes take more than that, the last of each, which is free when that has ended."""
         last = [(lane.tasks[-1], self._lane_rest(lane)) for lane in self._queues if lane.tasks]
-        running = last if self._ahead else [(each, self._rest(each)) for each in self._running]
+        running = last if self._queues else [(each, self._rest(each)) for each in self._running]
         found = tuple(Running(each.candidate, rest, self._stoppable(each)) for each, rest in running)
         return found if any(layer.stoppable for layer in found) else ()
 
@@ -262,7 +287,8 @@ class SimulatedHost:
         if self._crowd is None:
             return
         active = [each for each in self._running if each.begin <= self._now]
-        speeds = self._crowd.lanes.speeds([self._crowd.kinds[each.candidate.program] for each in active])
+        kinds = [self._crowd.kinds[each.candidate.program] for each in active]
+        speeds = self._crowd.lanes.speeds(kinds, [each.lane for each in active])
         for each, speed in zip(active, speeds, strict=True):
             each.speed = speed
             if not each.aborted:

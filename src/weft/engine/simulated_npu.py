@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes, issue
 from weft.engine.engine import Completion
-from weft.policies.base import Candidate, Running, Setting, Start
+from weft.policies.base import Candidate, LaneState, Running, Setting, Start
 
 
 class SimulatedNpu:
@@ -26,6 +26,10 @@ class SimulatedNpu:
     def completions(self) -> list[Completion]:
         ended, self._ended = self._ended, []
         return ended
+
+    def held(self) -> tuple[LaneState, ...]:
+        """Its channel and its array take what comes in order."""
+        return ()
 
     def idle_until(self, tick: int) -> None:
         if tick > self._state.channel_free:

@@ -23,7 +23,7 @@ from weft.engine.engine import Completion
 from weft.errors import WorkloadError
 from weft.mapping.problem import Problem
 from weft.mapping.schedule import Outcome, Schedule, Stint, Transfer
-from weft.policies.base import Candidate, Running, Start
+from weft.policies.base import Candidate, LaneState, Running, Start
 
 TICKS_PER_S = 10**15
 """The engine counts in whole femtoseconds; inside, times are seconds."""
@@ -108,6 +108,10 @@ class SimulatedSoc:
     def ready(self) -> DeviceClocks:
         """Any number of steps may be under way: those who find no free unit stand in line."""
         return DeviceClocks.at(self.now())
+
+    def held(self) -> tuple[LaneState, ...]:
+        """Its units are chosen beforehand."""
+        return ()
 
     def completions(self) -> list[Completion]:
         done, self._done = self._done, []

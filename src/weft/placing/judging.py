@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
+
 from weft.devices import Npu, load_npu
 from weft.engine.tickets import Terms
 from weft.kernels import request_state as k
@@ -76,6 +78,12 @@ class OnTimeJudge:
                 rates += rate
                 on_time += rate * counted.on_time
         return on_time / rates if rates else 1.0
+
+    def share_on_time(self, filling: Filling) -> float:
+        """Share of all requests that are on time; those that go nowhere are not."""
+        rates = np.array([demand.rate for demand in filling.problem.demands])
+        served = min(1.0, float(filling.served() @ rates / rates.sum()))
+        return served * self.attainment(filling, np.flatnonzero(filling.used).tolist())
 
 
 def machine_case(

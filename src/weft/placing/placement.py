@@ -23,7 +23,7 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Part = Annotated[float, Field(gt=0, le=1 + 1e-6, allow_inf_nan=False)]
 Bytes = Annotated[int, Field(ge=0, le=2**62)]
 Objective = Literal["machines", "load", "attainment", "cost"]
-Limit = Literal["compute", "bandwidth", "memory", "deadline"]
+Limit = Literal["compute", "bandwidth", "other", "memory", "deadline"]
 
 
 class PlacedModel(BaseModel, extra="forbid", frozen=True):

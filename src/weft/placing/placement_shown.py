@@ -94,11 +94,14 @@ def in_words(placement: Placement) -> list[str]:
         found += f"; no placement can do better ({placement.bound_by})"
     words = [found]
     if placement.attainment is not None:
-        worst = min(placement.machines, key=lambda machine: machine.attainment or 0.0)
-        words.append(
-            f"{percent(placement.attainment, 2)} of the requests are predicted to be on time, and "
-            f"{percent(worst.attainment or 0.0, 2)} of those to {worst.name}, the worst"
-        )
+        told = f"{percent(placement.attainment, 2)} of the requests are predicted to be on time"
+        judged = [
+            (machine.attainment, machine.name) for machine in placement.machines if machine.attainment is not None
+        ]
+        if judged:
+            worst, name = min(judged)
+            told += f", and {percent(worst, 2)} of those to {name}, the worst"
+        words.append(told)
     return [*words, *placement.notes]
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weft.placing.attaining import most_on_time, share_on_time
 from weft.placing.bound import PlacingBound, placing_bound
 from weft.placing.fewest import fewest
 from weft.placing.filling import Filling
@@ -41,7 +40,10 @@ def search(problem: PlacingProblem, objective: Objective, target: float | None, 
     """The best filling found for an objective."""
     if objective in ("machines", "cost"):
         return _few_machines(problem, objective, target, seed)
-    return _all_machines(problem, objective, target, seed)
+    most = placing_bound(problem, "load")
+    assert most is not None  # nothing at all can always be served
+    scale, filling = most_load(problem, most)
+    return Found(filling, scale, most, 0)
 
 
 def _few_machines(problem: PlacingProblem, objective: Objective, target: float | None, seed: int) -> Found:
@@ -75,15 +77,3 @@ class _OnTime:
     def _late(self, filling: Filling, machines: list[int]) -> float:
         """How many times as many requests are late as the target allows."""
         return (1 - self._judge.attainment(filling, machines)) / (1 - self._target)
-
-
-def _all_machines(problem: PlacingProblem, objective: Objective, target: float | None, seed: int) -> Found:
-    most = placing_bound(problem, "load")
-    assert most is not None  # nothing at all can always be served
-    if objective == "load":
-        scale, filling = most_load(problem, most)
-        return Found(filling, scale, most, 0)
-    judge = OnTimeJudge(seed)
-    filling = most_on_time(problem, most, judge)
-    improve(filling, judge, target or 1.0, 2 * TRIALS * len(problem.machines))
-    return Found(filling, share_on_time(filling, judge), placing_bound(problem, objective), 0)

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 import numpy as np
 
 from weft.errors import PlacingError, unknown_name
-from weft.placing.attaining import share_on_time
 from weft.placing.filling import Filling
 from weft.placing.judging import OnTimeJudge
 from weft.placing.placement import Limit, Objective, PlacedMachine, PlacedModel, Placement, UnservedModel
@@ -92,7 +91,11 @@ def _limit(filling: Filling, machine: int) -> tuple[Limit, int]:
     waits = [_waiting(problem, kind, one, numbers) for one in numbers]
     used["deadline"], takes["deadline"] = max(waits), waits
     limit = max(used, key=lambda key: used[key])
-    return limit, numbers[int(np.argmax(takes[limit]))]
+    who = numbers[int(np.argmax(takes[limit]))]
+    own, other = (problem.compute if limit == "compute" else problem.memory)[kind], problem.other[kind]
+    if limit in ("compute", "bandwidth") and parts @ other[numbers] > parts @ own[numbers]:
+        limit = "other"  # what overlaps with nothing
+    return limit, who
 
 
 def _waiting(problem: PlacingProblem, kind: int, model: int, beside: list[int]) -> float:
@@ -135,6 +138,6 @@ def make_placement(
         value=value,
         bound=bound,
         bound_by=bound_by,
-        attainment=None if judge is None else share_on_time(filling, judge),
+        attainment=None if judge is None else judge.share_on_time(filling),
         notes=tuple(notes),
     )

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from weft.cluster.whole_run import place
 from weft.devices import Host
 from weft.errors import InputError
 from weft.placing.folder import write_folder
 from weft.placing.machines import GIB, MOST_MACHINES, parse_machines
 from weft.placing.needs import demands_of
 from weft.placing.placement import PlacedMachine, Placement
-from weft.placing.whole_run import place
 from weft.planning.machine import this_machine
 from weft.planning.measured import SECONDS
 from weft.planning.whole_run import MadePlan, OnProgress, make_plan, measured_for

@@ -9,7 +9,7 @@ from weft.devices import HOST, Host, read_host
 from weft.devices.host import is_gpu
 from weft.errors import InputError
 from weft.runtime.cuda.requirements import check
-from weft.runtime.isolated.engines import TWIN
+from weft.runtime.twins import TWIN
 from weft.workloads.requests import Workload
 
 

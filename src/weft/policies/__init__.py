@@ -1,17 +1,21 @@
-"""Policies: each decides which layer of which model goes next. ``POLICIES`` holds the names a user may write."""
+"""Policies: each decides which layer of which model goes next. ``POLICIES`` and ``ON_SHARES`` hold the names a user
+may write."""
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import fields
 
 from weft.errors import InputError, unknown_name
+from weft.policies.abreast import Abreast
 from weft.policies.aimt import AiMt
 from weft.policies.base import Candidate, Policy, Setting, Start, Traits, View
 from weft.policies.batching import Adaptive, LazyBatching, Serial
 from weft.policies.edf import EarliestDeadline
 from weft.policies.fairness import Band
 from weft.policies.fluid import Fluid
+from weft.policies.gpu_rivals import FixedSplit, Orion, PriorityStreams, Reef, Streams, TimeSlices
 from weft.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
 from weft.policies.layerweaver import Layerweaver
 from weft.policies.layerweaver_plus import LayerweaverPlus
@@ -44,6 +48,19 @@ POLICIES: dict[str, type[Policy]] = {
 }
 """To add a policy, write it and add one line here."""
 
+ON_SHARES: dict[str, type[Policy]] = {
+    "abreast": Abreast,
+    "streams": Streams,
+    "priority-streams": PriorityStreams,
+    "split": FixedSplit,
+    "orion": Orion,
+    "reef": Reef,
+    "slices": TimeSlices,
+}
+"""Those that choose shares of a GPU, and need a device that has some."""
+
+_ALL = ChainMap(POLICIES, ON_SHARES)
+
 Option = bool | int | float
 
 
@@ -56,7 +73,10 @@ def make_policy(name: str, setting: Setting, options: Mapping[str, Option] | Non
             raise InputError(f"{name} has no option {key!r}; it has: {', '.join(known) or 'none'}")
         if type(value) is not type(known[key]) and not (isinstance(known[key], float) and type(value) is int):
             raise InputError(f"{name}: option {key} = {value!r} must be of the kind of its default, {known[key]!r}")
-    return POLICIES[name](setting, **(options or {}))
+    policy = _ALL[name](setting, **(options or {}))
+    if policy.traits.shares and setting.shares is None:
+        raise InputError(f"{name} chooses shares of a GPU, and this device has none; weft devices show h200 is one")
+    return policy
 
 
 def make_request_policy(name: str, setting: Setting, options: Mapping[str, Option] | None = None) -> Policy:
@@ -69,20 +89,26 @@ def make_request_policy(name: str, setting: Setting, options: Mapping[str, Optio
     return policy
 
 
+def policy_called(name: str) -> type[Policy]:
+    """The policy of a name that is known."""
+    check_policy(name)
+    return _ALL[name]
+
+
 def check_policy(name: str) -> None:
     """Refuse a name nobody registered."""
-    if name not in POLICIES:
-        raise InputError(unknown_name("policy", name, POLICIES))
+    if name not in _ALL:
+        raise InputError(unknown_name("policy", name, _ALL))
 
 
 def options_of(name: str) -> dict[str, Option]:
     """The options of a policy and their defaults."""
-    return {f.name: f.default for f in fields(POLICIES[name]) if f.init and f.name != "setting"}  # type: ignore[misc]
+    return {f.name: f.default for f in fields(_ALL[name]) if f.init and f.name != "setting"}  # type: ignore[misc]
 
 
 def described(policy: Policy) -> str:
     """A registered policy by its name, and by its options where they are not the defaults."""
-    name = next(name for name, kind in POLICIES.items() if kind is type(policy))
+    name = next(name for name, kind in _ALL.items() if kind is type(policy))
     changed = [
         f"{key}={getattr(policy, key)}" for key, usual in options_of(name).items() if getattr(policy, key) != usual
     ]
@@ -90,6 +116,7 @@ def described(policy: Policy) -> str:
 
 
 __all__ = [
+    "ON_SHARES",
     "POLICIES",
     "Band",
     "Candidate",
@@ -104,4 +131,5 @@ __all__ = [
     "make_policy",
     "make_request_policy",
     "options_of",
+    "policy_called",
 ]

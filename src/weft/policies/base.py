@@ -13,6 +13,7 @@ from typing import ClassVar, NamedTuple
 
 from weft.costs.program import Program
 from weft.devices.decoupled import DeviceClocks
+from weft.devices.shares import Shares
 from weft.policies.fairness import Band
 from weft.workloads.saturated import DEFAULT_MAX_LAG
 
@@ -67,6 +68,8 @@ class Candidate(NamedTuple):
     """Ticks of work that its stream was given; one that had nothing to do is not owed for that time."""
     home: int = -1
     """The lane that its batch stays on (``Setting.apart``); -1 where it may go to any."""
+    lately: float = 0.0
+    """The part of the device's time that its stream was given lately, where lanes are shares of it."""
 
     @classmethod
     def of_stream(cls, program: Program, *, stream: int, query: int, layer: int, last_issued: int = -1) -> Candidate:
@@ -94,6 +97,7 @@ class Candidate(NamedTuple):
         waiting: int = 0,
         served: int = 0,
         home: int = -1,
+        lately: float = 0.0,
     ) -> Candidate:
         """The next layer of a batch of requests, in flight or one that could begin.
 
@@ -101,7 +105,7 @@ class Candidate(NamedTuple):
         """
         return tuple.__new__(cls, (
             stream, query, layer, program.fetch[layer], program.compute[layer], last_issued, number, arrival, deadline,
-            rests[layer], rests[0], priority, size, dues, waiting, served, home,
+            rests[layer], rests[0], priority, size, dues, waiting, served, home, lately,
         ))  # fmt: skip
 
 
@@ -113,6 +117,16 @@ class Running(NamedTuple):
     """Estimated ticks to its end."""
     stoppable: bool = True
     """Whether it could be stopped, all its progress lost."""
+
+
+class LaneState(NamedTuple):
+    """What a lane was given and has not ended, in order, where a policy chooses lanes."""
+
+    holds: tuple[Candidate, ...]
+    rest: int
+    """Estimated ticks until all of it has ended, had each the device to itself."""
+    room: bool
+    """Whether it takes one more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +155,8 @@ class Setting:
     """How many more layers each lane of a host takes, which are computed when their turn comes."""
     apart: bool = False
     """Whether lanes that take layers ahead have memory of their own: a batch stays on the lane that it began on."""
+    shares: Shares | None = None
+    """Lanes that are shares of one device, which the policy chooses from; a stream has one batch on time in flight."""
 
     @property
     def uncut(self) -> Sequence[Program]:
@@ -176,6 +192,8 @@ class View:
     """The heads that may go; at least one. The fairness rule holds streams back, lateness requests."""
     progress: tuple[int, ...] = ()
     """How far each stream is, in units of ``fairness.ROUND``; empty where there is no band."""
+    lanes: tuple[LaneState, ...] = ()
+    """What the lanes hold, where they are shares of a device (``Setting.shares``)."""
 
 
 class Start(NamedTuple):
@@ -183,6 +201,8 @@ class Start(NamedTuple):
 
     candidate: Candidate
     not_before: int = 0
+    lane: int = -1
+    """On which lane, where the policy chooses (``Setting.shares``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +228,8 @@ class Traits:
     """Whether it is asked at every layer, or, on a device that computes one layer at a time, only at exits."""
     cuts: tuple[int, ...] = (1,)
     """Into how many pieces to the buffer it may have layers cut, fewest first, where that is left to it."""
+    shares: bool = False
+    """Whether it chooses lanes, and is for devices whose lanes are shares (``Setting.shares``)."""
     pointless_saturated: str = ""
     """What it comes to in saturated streams, where a comparison has nothing to learn from it; empty where it has."""
 
@@ -237,8 +259,11 @@ class Policy:
         """Who may decide in its place, where a trial before the run shows them to be better; itself first."""
         yield self
 
-    def decide(self, view: View) -> Start:
-        """Pick one of ``view.candidates``."""
+    def decide(self, view: View) -> Start | None:
+        """Pick one of ``view.candidates``; None: nothing more, until something that runs has ended or a request comes.
+
+        One that chooses lanes gives each only what it has room for.
+        """
         raise TypeError(f"{type(self).__name__} does not say how to decide")
 
     def aborts(self, view: View, running: tuple[Running, ...]) -> Candidate | None:

@@ -21,7 +21,7 @@ PATIENCE = 20
 """How many times its own length a request that missed its deadline gives way to those that can still be on time."""
 
 
-class _DueWork(NamedTuple):
+class DueWork(NamedTuple):
     """A candidate with what it takes and when it should be done."""
 
     candidate: Candidate
@@ -52,8 +52,8 @@ class Punctual(Policy):
         if len(view.candidates) == 1:
             return Start(view.candidates[0])
         now = max(view.device.channel_free, view.device.array_free)
-        plans = sorted((self._plan(candidate, now) for candidate in view.candidates), key=_order)
-        saved = self._savable(plans, now)
+        plans = sorted((self.plan(candidate, now) for candidate in view.candidates), key=in_order)
+        saved = self.savable(plans, now)
         return Start(self._quickest(saved, now) if saved else min(plans, key=lambda plan: plan.cost).candidate)
 
     def aborts(self, view: View, running: tuple[Running, ...]) -> Candidate | None:
@@ -76,18 +76,19 @@ class Punctual(Policy):
         return victim if spare >= need or _worth(chosen, now) > _worth(victim, now) else None
 
     def burden(self, candidate: Candidate, now: int) -> float:
-        return self._plan(candidate, now).cost
+        return self.plan(candidate, now).cost
 
     def _alone(self, candidate: Candidate) -> int:
         return candidate.remaining * (100 + self.margin) // 100
 
-    def _plan(self, candidate: Candidate, now: int) -> _DueWork:
+    def plan(self, candidate: Candidate, now: int) -> DueWork:
+        """What a candidate takes, and when it should be done."""
         need = self._alone(candidate) // self.setting.lanes
         due = _due(candidate, now + need)
         yields = due > candidate.deadline and _waited(candidate, now) < PATIENCE * candidate.whole
-        return _DueWork(candidate, need, due, yields, need / _worth(candidate, now))
+        return DueWork(candidate, need, due, yields, need / _worth(candidate, now))
 
-    def _savable(self, plans: list[_DueWork], now: int) -> list[_DueWork]:
+    def savable(self, plans: list[DueWork], now: int) -> list[DueWork]:
         """The largest set that can be on time, by deadline."""
         left_out: set[int] = set()
         dearest: list[tuple[bool, float, int]] = []
@@ -101,7 +102,7 @@ class Punctual(Policy):
                 end -= plans[worst].need
         return [plan for place, plan in enumerate(plans) if place not in left_out]
 
-    def _quickest(self, saved: list[_DueWork], now: int) -> Candidate:
+    def _quickest(self, saved: list[DueWork], now: int) -> Candidate:
         """The cheapest of those whose next segment leaves everybody due before it in time."""
         best, end, slack = saved[0], now, NO_DEADLINE
         for plan in saved:
@@ -112,7 +113,7 @@ class Punctual(Policy):
         return best.candidate
 
 
-def _order(plan: _DueWork) -> tuple[int, bool, float, int, int]:
+def in_order(plan: DueWork) -> tuple[int, bool, float, int, int]:
     """Orders work by deadline; ties do not depend on the order of the candidates, or a segment could be stopped for
     one that then does not go."""
     return plan.due, plan.yields, plan.cost, plan.candidate.stream, plan.candidate.query

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from weft.devices.shares import GpuLikeness
 from weft.errors import ModelError, unknown_name
 from weft.runtime.exits import KINDS, ExitSpec, Kind
 from weft.runtime.lent import Lender
@@ -55,6 +56,8 @@ class LoadOptions:
     """Batched although an operator looks across rows; so is a file that says so."""
     learn_s: float | None = None
     """How long it may be run with made-up inputs to cut, measure and warm it up; None: as long as it takes."""
+    shares: bool = False
+    """Whether it is also captured and measured on parts of a device, where that can be cut."""
     rests: bool = False
     """Whether it may leave a device's memory when others need that. Not a part of the model."""
     isolation: str | None = None
@@ -181,6 +184,8 @@ class LoadedModel(Protocol):
     """The shapes of the inputs at batch 1, as it was measured; None where it was not."""
     times_s: Mapping[int, tuple[float, ...]]
     """Rows of a batch -> seconds of each segment, as measured."""
+    like: Mapping[int, GpuLikeness]
+    """Rows of a batch -> what it is like on shares of a device, where that was measured."""
     batchable: bool
     max_batch: int
     any_shapes: bool

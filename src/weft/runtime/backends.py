@@ -10,6 +10,7 @@ from importlib.metadata import EntryPoint, entry_points
 from weft.errors import InputError, unknown_name
 from weft.runtime.backend import Backend
 from weft.runtime.isolated.limits import WorkerLimits
+from weft.runtime.twins import is_twin
 
 log = logging.getLogger("weft.device")
 
@@ -54,11 +55,10 @@ def on_device(device: str, limits: WorkerLimits, memory_bytes: int | None = None
     from weft.runtime.cuda.requirements import check
     from weft.runtime.isolated.device import DeviceBackend
     from weft.runtime.isolated.devices import SeveralDevices
-    from weft.runtime.isolated.engines import TWIN
 
     names = device.split(",")
     for name in dict.fromkeys(names):
-        if name != TWIN and (remark := check(name)):
+        if not is_twin(name) and (remark := check(name)):
             log.warning("%s", remark)
     if len(names) == 1:
         return DeviceBackend(device, limits, memory_bytes)

@@ -23,7 +23,7 @@ from typing import Protocol
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
 from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
-from weft.policies.base import Candidate, Running, Start
+from weft.policies.base import Candidate, LaneState, Running, Start
 from weft.runtime.backend import Backend, DeviceLane, Ended, StartedStep, StepEnd, StepOutput
 
 log = logging.getLogger("weft.engine")
@@ -38,6 +38,11 @@ another costs as much."""
 
 class LaneWork(Protocol):
     """One batch as a lane sees it."""
+
+    @property
+    def body(self) -> object:
+        """Whose memory it is computed in; asked for where lanes are shares of one device."""
+        ...
 
     def steady(self, segment: int) -> bool:
         """Whether a segment takes as long as it did before, whatever its inputs hold."""
@@ -90,6 +95,10 @@ class LaneTask:
         return self.candidate.compute
 
     @property
+    def body(self) -> object:
+        return self.work.body
+
+    @property
     def goes_on(self) -> Sequence[StepOutput] | None:
         """What its batch can go on with though it runs; nothing where the source knows, or may take it back."""
         if self.run is None:
@@ -129,8 +138,10 @@ class LaneExecutor:
         wake: Callable[[], None],
         *,
         pin: bool = False,
+        shares: bool = False,
     ) -> None:
-        self.backend, self.now = backend, backend.now
+        """shares: lanes are shares of one device, and the policy says which takes what."""
+        self.backend, self.now, self._shares = backend, backend.now, shares
         self._work_of, self._wake = work_of, wake
         self._thread = get_ident()
         self._starting = False
@@ -140,10 +151,18 @@ class LaneExecutor:
         """How many segments a lane takes besides the one that it computes."""
         self.apart = any(lane.device.apart for lane in self.lanes)
         """Whether batches stay on their lanes."""
+        self.apart &= not shares
         self._idle, self._pin = list(reversed(self.lanes)), pin
         self._ended: deque[tuple[Lane, LaneTask, Completion | StepEnd]] = deque()
+        self._under_way = self._since = self._past_ticks = 0
+        """Steps that have begun and not ended, since when there are any, and how long there were before that."""
         self.watch: Callable[[int, Completion], None] | None = None
         """Told of every segment that ended, with the number of its lane."""
+
+    @property
+    def busy_ticks(self) -> int:
+        """How long there was a step on some lane."""
+        return self._past_ticks + (self.now() - self._since if self._under_way else 0)
 
     def resize(self, count: int) -> None:
         """Have so many lanes from now on; one too many that computes ends when that has ended."""
@@ -181,6 +200,18 @@ class LaneExecutor:
         """The lanes that take something more."""
         return [lane for lane in self.lanes if not lane.leaving and has_room(lane, lane.device.ahead)]
 
+    def held(self) -> tuple[LaneState, ...]:
+        if not self._shares:
+            return ()
+        return tuple(
+            LaneState(
+                tuple([task.candidate for task in lane.tasks]),
+                self._lane_rest(lane),
+                not lane.leaving and has_room(lane, lane.device.ahead),
+            )
+            for lane in self.lanes
+        )
+
     def rooms(self) -> list[int]:
         return [lane.index for lane in self._roomy()]
 
@@ -204,6 +235,9 @@ class LaneExecutor:
     def _take_off(self, lane: Lane, task: LaneTask, times: LayerTimes) -> None:
         """A segment leaves its lane, and the lane comes to the next."""
         task.ended = True
+        if task.started:
+            self._under_way -= 1
+            self._past_ticks += 0 if self._under_way else self.now() - self._since
         _, _, began, ended = times
         if task is lane.tasks[0] and ended > lane.free_since:
             lane.free_since = ended
@@ -245,18 +279,18 @@ class LaneExecutor:
         candidate = start.candidate
         task = LaneTask(candidate, self._work_of(candidate))
         if self.ahead:
-            self._queue(task)
+            self._queue(task, start.lane)
             return
         lane = self._idle.pop()
         lane.tasks.append(task)
         self._start(lane, task)
 
-    def _queue(self, task: LaneTask) -> None:
+    def _queue(self, task: LaneTask, chosen: int) -> None:
         """Give a segment to the lane that is to take it."""
         open_to = at_home(task.candidate, self._roomy())
         able = [lane for lane in open_to if lane.device.able]
-        lane = lane_for(task.batch, able or open_to, self._lane_rest)
-        task.after = awaited(task.batch, lane, self.lanes)
+        lane = self.lanes[chosen] if chosen >= 0 else lane_for(task.batch, able or open_to, self._lane_rest)
+        task.after = awaited(task, lane, self.lanes, shares=self._shares)
         if not lane.tasks:
             self._idle.remove(lane)
         lane.tasks.append(task)
@@ -282,6 +316,8 @@ class LaneExecutor:
 
     def _start(self, lane: Lane, task: LaneTask) -> None:
         task.started = True
+        self._since = self._since if self._under_way else self.now()
+        self._under_way += 1
         if task is lane.tasks[0]:
             task.began = self.now()
         candidate, work = task.candidate, task.work

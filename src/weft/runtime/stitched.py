@@ -1,7 +1,8 @@
 """Stitched files: several models, its tasks, with one body.
 
 Each task has inputs and outputs of its own in the graph; the file's metadata tells which. All inputs have a free
-first dimension, so that a run takes rows of any of the tasks at once, which ``mixed`` puts together.
+first dimension, so that a run takes rows of any of the tasks at once, which ``mixed`` puts together. Where rows may be
+of any length, the metadata tells what makes them longer, and those of one task are filled up to the longest.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import numpy as np
@@ -26,6 +28,8 @@ _METADATA_FIELD = 14
 _MOST_BYTES = 1 << 24
 """More than any file says of its tasks."""
 
+_NOTHING: Mapping[str, float] = MappingProxyType({})
+
 _Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
 _Ports = Annotated[dict[_Name, _Name], Field(min_length=1)]
 
@@ -41,6 +45,10 @@ class TaskSpec(BaseModel):
     outputs: _Ports
     batch: int = 1
     """Rows it was stitched for."""
+    length: Annotated[int, Field(ge=1)] | None = None
+    """A usual one, where rows are of any length: all free sizes of its inputs but the first."""
+    fill: dict[_Name, float] | None = None
+    """Input -> the number that makes it longer without changing an answer; None: rows must be of one length."""
 
 
 class _Stitched(BaseModel):
@@ -103,15 +111,48 @@ def check(tasks: Sequence[TaskSpec], inputs: Iterable[TensorSpec], outputs: Iter
                     f"{what} {name!r} is stitched with a fixed number of rows, {shape}; stitch it with --dynamic, so "
                     "that requests of any of its models can run together"
                 )
-            if what == "input" and -1 in shape[1:]:
+            if what == "input" and -1 in shape[1:] and not any(long.length for long in tasks):
                 raise ModelError(f"input {name!r} is {shape}; in a stitched model only the rows may be free")
 
 
-def mixed(samples: Sequence[Mapping[str, Any]], absent: Mapping[str, Array]) -> dict[str, Any]:
+def usual_shapes(tasks: Sequence[TaskSpec], inputs: Iterable[TensorSpec]) -> dict[str, tuple[int, ...]]:
+    """One row of each input that is of any length."""
+    lengths = {name: task.length for task in tasks if task.length for name in task.inputs.values()}
+    return {
+        spec.name: (1, *(lengths[spec.name] if size < 0 else size for size in spec.shape[1:]))
+        for spec in inputs
+        if spec.name in lengths and -1 in spec.shape[1:]
+    }
+
+
+def fills(tasks: Sequence[TaskSpec]) -> dict[str, float]:
+    """What makes the graph's inputs longer."""
+    return {task.inputs[name]: number for task in tasks for name, number in (task.fill or {}).items()}
+
+
+def mixed(
+    samples: Sequence[Mapping[str, Any]], absent: Mapping[str, Array], fill: Mapping[str, float] = _NOTHING
+) -> dict[str, Any]:
     """The inputs of several samples, each with those of its own task, as one batch; *absent* stands for all others."""
     found: dict[str, list[Any]] = {}
     for sample in samples:
         for name, value in sample.items():
             found.setdefault(name, []).append(value)
-    joined = {name: each[0] if len(each) == 1 else np.concatenate(each) for name, each in found.items()}
+    joined = {
+        name: each[0] if len(each) == 1 else np.concatenate(_evened(each, fill.get(name, 0)))
+        for name, each in found.items()
+    }
     return {**absent, **joined}
+
+
+def _evened(arrays: Sequence[Array], number: float) -> Sequence[Array]:
+    """Arrays of the same sizes but for their rows: smaller ones are filled up."""
+    if all(each.shape[1:] == arrays[0].shape[1:] for each in arrays):
+        return arrays
+    most = [max(sizes) for sizes in zip(*(each.shape[1:] for each in arrays), strict=True)]
+    evened = []
+    for each in arrays:
+        whole = np.full((len(each), *most), number, each.dtype)
+        whole[tuple(slice(size) for size in each.shape)] = each
+        evened.append(whole)
+    return evened

@@ -18,8 +18,8 @@ from weft.devices.decoupled import LayerTimes
 from weft.engine.engine import Completion
 from weft.engine.for_requests import request_engine
 from weft.engine.tickets import Batch, Ticket
-from weft.errors import Cancelled, Expired, Failed, Overloaded, RequestError, first_line
-from weft.policies import Candidate, Option, Setting, make_request_policy
+from weft.errors import Cancelled, Expired, Failed, InputError, Overloaded, RequestError, first_line
+from weft.policies import Candidate, Option, Setting, make_request_policy, policy_called
 from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.runtime.backend import Backend
 from weft.runtime.breaker import breaker_of
@@ -29,6 +29,7 @@ from weft.serving.leaving import EXIT
 from weft.serving.recorder import LaneSpan, Recorder
 from weft.serving.refusals import refused
 from weft.serving.second_tries import SecondTries, said
+from weft.serving.sharing import RanOn, SeenBeside, sharing_for
 from weft.serving.streams import Remaining, ServedModel, ServedStream, ServedStreams
 from weft.serving.tickets import BatchWork, ClientTicket, MixedWork, Reply
 
@@ -55,19 +56,23 @@ class Dispatcher:
     ) -> None:
         self._loop, self._thread = loop, get_ident()
         programs: list[Program] = []
-        setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes)
+        self.sharing = sharing_for(policy, getattr(backend, "device", None))
+        shares = self.sharing.shares if self.sharing else None
+        setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes, shares=shares)
         make_request_policy(policy, setting, options)  # before there are lanes that would have to end
-        self.lanes = LaneExecutor(backend, lanes, self._work_of, self._wake, pin=pin)
+        count = len(shares.lanes) if shares else lanes
+        self.lanes = LaneExecutor(backend, count, self._work_of, self._wake, pin=pin, shares=shares is not None)
         self.lanes.watch = self._let_go if self.lanes.ahead else self._observed
         self._setting = replace(setting, ahead=self.lanes.ahead, apart=self.lanes.apart)
         self.policy = make_request_policy(policy, self._setting, options)
+        self._chosen = policy, options, late
         self._engine, self._source = request_engine(
             self.policy, self, self.lanes, Remaining(programs), late=late, places=most_waiting
         )
-        self.streams = ServedStreams(self._source, programs)
+        self.streams = ServedStreams(self._source, programs, self.sharing)
         self._tickets: set[ClientTicket] = set()
         self.second_tries = SecondTries(lambda: self.lanes.now())
-        self.recorder = Recorder()
+        self.recorder = Recorder(self.lane_name)
         self._last_batch: dict[int, Batch] = {}
         self._last_end: dict[int, int] = {}
         self._hand_overs = [0, 0]
@@ -97,13 +102,25 @@ class Dispatcher:
 
     def follow(self, policy: str, options: Mapping[str, Option] | None, late: str, lanes: int) -> None:
         """Go on under another policy and rule for late requests, and on other lanes, with all that waits and runs."""
-        setting = replace(self._setting, lanes=lanes)
+        if policy_called(policy).traits.shares != (self.sharing is not None):
+            raise InputError(f"policy = {policy}: whether models share a GPU is settled at the start; restart for it")
+        shares = self.sharing.shares if self.sharing else None
+        setting = replace(self._setting, lanes=lanes, shares=shares)
         self.policy = make_request_policy(policy, setting, options)
-        self._setting = setting
-        self.lanes.resize(lanes)
+        self._setting, self._chosen = setting, (policy, options, late)
+        self.lanes.resize(len(shares.lanes) if shares else lanes)
         self._engine.follow(self.policy)
         self._source.follow(self.policy, late)
         self._pump_soon()
+
+    def installed(self, body: ServedModel) -> None:
+        """Requests for a body may come; with the first one it may be known how the device can be cut."""
+        if self.sharing and self.sharing.recut(getattr(body.loaded, "cuts", None)):
+            self.follow(*self._chosen, self._setting.lanes)
+
+    def lane_name(self, lane: int) -> str:
+        """A lane by its number, and by its share where lanes are shares of a device."""
+        return f"lane {lane}" if self.sharing is None else f"lane {lane}: {self.sharing.name(lane)} SMs"
 
     # Requests in
 
@@ -468,11 +485,33 @@ class Dispatcher:
             between = (
                 round(self.hand_over_s * 1e9) if self.policy.traits.refills else 0
             )  # what small batches cost beside
-            error = abs(took + between - candidate.compute) if stream.measured else 0
-            computed = candidate.size * stream.rows
+            seen = self._seen_beside(lane, completion, stream)
+            expected = round(candidate.compute / seen.speed) if seen else candidate.compute
+            error = abs(took + between - expected) if stream.measured else 0
+            computed = max(1, candidate.size * stream.rows)
             for model, rows in shares.items():  # others may have joined it while it was computed
                 model.statistics.computed(computed, min(rows, computed), took, error)
-            self.streams.learn(stream, candidate, took, between)
+                if self.sharing:
+                    part_ns = took * min(rows, computed) // computed
+                    model.statistics.shares.total_ns[self.sharing.name(lane)] += part_ns
+            if seen is None or seen.alone:
+                self.streams.learn(stream, candidate, took, between)
+            elif not stream.measured:
+                self.streams.learn(stream, candidate, round(took * seen.speed))
+
+    def _seen_beside(self, lane: int, completion: Completion, stream: ServedStream) -> SeenBeside | None:
+        """What ran beside a segment, where lanes are shares of a device."""
+        if self.sharing is None:
+            return None
+        candidate, times, now = completion.candidate, completion.times, self.lanes.now()
+        heads = [(each.index, each.task) for each in self.lanes.lanes]
+        running = [
+            RanOn(index, task.candidate.program, task.began, now)
+            for index, task in heads
+            if task and task.began is not None
+        ]
+        ran = RanOn(lane, candidate.program, times.compute_start, times.compute_end)
+        return self.sharing.observe(ran, candidate.compute if stream.measured else None, running)
 
     @property
     def hand_over_s(self) -> float:

@@ -91,6 +91,8 @@ class History:
         self._rings = {key: ring for key, ring in self._rings.items() if key in seen}
         for ring in self._rings.values():
             ring.values[place] = IDLE
+        for each in seen.values():
+            each.shares.look(now_ns)
         total = NOTHING
         latencies_ns: list[int] = []
         for key, change in changes.items():

@@ -278,6 +278,7 @@ class Library:
             learn_s=learn_s,
             isolation=group_of(entry, self._isolation, self.backend),
             precision=precision_of(config, self._precision, self.backend),
+            shares=self._dispatcher.sharing is not None,
         )
         loaded = self.backend.open(entry.path, options, self._cache, learn=learn)
         try:
@@ -303,6 +304,7 @@ class Library:
     def _install(self, slots: list[ModelSlot], body: ServedModel) -> None:
         """Let requests meet what was loaded, and what was there before leave."""
         before, now_ns, entry = self._loaded(), self.backend.now(), slots[0].entry
+        self._dispatcher.installed(body)
         for slot in slots:
             try:
                 slot.take(body, now_ns)

@@ -250,6 +250,8 @@ NO_DEVICE = {"": 0.0}
 def _devices(service: Service) -> dict[str, float]:
     """What the lane of each device computed, where models run on devices."""
     labels: Sequence[str] = getattr(service.library.backend, "labels", ())
+    if service.dispatcher.sharing:
+        return dict.fromkeys(labels, service.dispatcher.lanes.busy_ticks / 1e9)
     busy = _lanes(service)
     return {label: busy.get(str(index), 0.0) for index, label in enumerate(labels)} or NO_DEVICE
 
@@ -382,6 +384,11 @@ FAMILIES = (
         "weft_segment_seconds_total",
         "Time that computed segments took.",
         _model_each(lambda m: m.seen.segment_ns / 1e9),
+    ),
+    _counter(
+        "weft_share_seconds_total",
+        "Time that segments ran on each share of a GPU, by its multiprocessors, where models share one.",
+        _model_by("share", lambda m: {share: ns / 1e9 for share, ns in m.seen.shares.total_ns.items()} or NO_DEVICE),
     ),
     _gauge(
         "weft_segment_prediction_error_ratio",

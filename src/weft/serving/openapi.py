@@ -271,7 +271,13 @@ SCHEMAS: dict[str, Json] = {
         **_each("ready draining", _BOOL),
         **_each("uptime_s now_s window_s", _NUMBER),
         in_flight=_COUNT,
-        lanes=_list(_object(busy=_BOOL, utilisation=_is("number", minimum=0, maximum=1))),
+        lanes=_list(
+            _object(
+                busy=_BOOL,
+                utilisation=_is("number", minimum=0, maximum=1),
+                share=_is(["string", "null"], "The multiprocessors that it is, where lanes are shares of a GPU."),
+            )
+        ),
         totals=_object(
             **_WINDOW,
             **_each("requests success deadline_met deadline_missed preemptions aborts", _COUNT),
@@ -289,6 +295,7 @@ SCHEMAS: dict[str, Json] = {
         mean_batch=_NUMBER,
         failures=_map(_COUNT),
         exits={"oneOf": [_ref("ModelExits"), _is("null", "It has none.")]},
+        shares=_map(_is("number", "The part of the last minutes that it ran on this share of a GPU.")),
     ),
     "ModelExits": _object(
         "Where rows leave a model, the end last.",
@@ -320,6 +327,7 @@ SCHEMAS: dict[str, Json] = {
         policy_options=_map(_is(["boolean", "number"])),
         **_each("format lanes threads total_queue", _COUNT),
         **_each("default_slo_ms hand_over_s", _NUMBER),
+        gpu=_is(["object", "null"], "How models share a GPU; null where they do not."),
         models=_map(_ref("ModelProfile")),
     ),
     "ModelProfile": _object(
@@ -328,6 +336,7 @@ SCHEMAS: dict[str, Json] = {
         **_each("times_s seen_s", _map(_list(_NUMBER))),
         **_each("max_batch queue_size", _COUNT),
         batch_timeout_ms=_NUMBER,
+        like=_map(_is("object", "By batch size, what it is like on shares of a GPU, where it was measured there.")),
         body=_is("string", "What models that were stitched have in common; empty for others."),
         exits=_list(_is("integer", "After how many segments samples may leave, the end not among them.", minimum=1)),
         exit_rates=_list(_is("number", "Share of the samples that leave there, the end last.")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 SPANS = 12_000
@@ -30,7 +31,9 @@ class LaneSpan(NamedTuple):
 class Recorder:
     """A bounded memory of spans."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: Callable[[int], str] = "lane {}".format) -> None:
+        """name: how lanes are called, by their numbers."""
+        self._name = name
         self._spans: deque[LaneSpan] = deque(maxlen=SPANS)
 
     def add(self, span: LaneSpan) -> None:
@@ -51,7 +54,7 @@ class Recorder:
         spans = [span for span in self._spans if span.traced]
         lanes = sorted({span.lane for span in spans})
         names: list[dict[str, Any]] = [
-            {"ph": "M", "pid": 1, "tid": lane, "name": "thread_name", "args": {"name": f"lane {lane}"}}
+            {"ph": "M", "pid": 1, "tid": lane, "name": "thread_name", "args": {"name": self._name(lane)}}
             for lane in lanes
         ]
         return {"displayTimeUnit": "ms", "traceEvents": names + [_event(span) for span in spans]}

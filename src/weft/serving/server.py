@@ -32,6 +32,7 @@ from weft.serving.library import Library
 from weft.serving.repository import Repository
 from weft.serving.routes import VITAL, Routes
 from weft.serving.service import Service
+from weft.serving.sharing import sharing_for
 from weft.serving.telemetry import make_telemetry
 
 log = logging.getLogger("weft.server")
@@ -57,7 +58,9 @@ class Server:
         """*again* reads the settings once more, for a server that shall take over others while it runs."""
         self.config, self._again = config, again
         self.keys = Keys(config.api_key, config.keys_file)
-        make_request_policy(config.policy, Setting([], NO_BUFFER, 1, lanes=config.lanes), config.policy_options)
+        sharing = sharing_for(config.policy, config.device)
+        setting = Setting([], NO_BUFFER, 1, lanes=config.lanes, shares=sharing.shares if sharing else None)
+        make_request_policy(config.policy, setting, config.policy_options)
         self.backend = backend_of(config)
         self._hurry = asyncio.Event()
         self._scratch = make_folder() if config.cache is None else None

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from weft.runtime.backend import LoadedModel
 from weft.serving.recorder import LaneSpan
 from weft.serving.service import Service
+from weft.serving.sharing import UNCUT
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import WINDOW_NS, RecentWindow, Statistics
 from weft.version import __version__
@@ -67,6 +69,7 @@ def profile(service: Service) -> dict[str, Any]:
         "threads": service.config.threads,
         "default_slo_ms": service.config.default_slo_ms,
         "hand_over_s": service.dispatcher.hand_over_s,
+        "gpu": _gpu(service),
         "models": {
             slot.entry.name: {
                 "segments": list(slot.served.loaded.segments),
@@ -79,6 +82,7 @@ def profile(service: Service) -> dict[str, Any]:
                 "max_batch": slot.served.loaded.max_batch,
                 "queue_size": slot.config.queue_size,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
+                "like": _like(slot.served.loaded),
                 "exits": list(slot.served.leaving.layers) if slot.served.leaving else [],
                 "body": slot.entry.body,
                 "exit_rates": list(slot.served.leaving.shares.told) if slot.served.leaving else [],
@@ -89,13 +93,31 @@ def profile(service: Service) -> dict[str, Any]:
     }
 
 
+def _gpu(service: Service) -> dict[str, Any] | None:
+    """How models share the device; None where they do not, or nobody knows yet."""
+    sharing = service.dispatcher.sharing
+    return sharing.cuts.model_dump(mode="json") if sharing and sharing.cuts is not UNCUT else None
+
+
+def _like(loaded: LoadedModel) -> dict[str, Any]:
+    """What a model is like on shares of a GPU, at the batch sizes that differ."""
+    found = sorted(loaded.like.items(), reverse=True)
+    last = [rows for at, (rows, like) in enumerate(found) if at == 0 or like != found[at - 1][1]]
+    return {str(rows): loaded.like[rows].model_dump(mode="json") for rows in reversed(last)}
+
+
 def _lanes(service: Service, now: int) -> list[dict[str, Any]]:
     busy: Counter[int] = Counter()
     for span in service.dispatcher.recorder.since(now - WINDOW_NS):
         busy[span.lane] += span.end_ns - max(span.start_ns, now - WINDOW_NS)
+    sharing = service.dispatcher.sharing
     age = max(1, min(WINDOW_NS, now - service.started_ns))
     return [
-        {"busy": lane.task is not None, "utilisation": min(1.0, busy[lane.index] / age)}
+        {
+            "busy": lane.task is not None,
+            "utilisation": min(1.0, busy[lane.index] / age),
+            "share": sharing.name(lane.index) if sharing else None,
+        }
         for lane in service.dispatcher.lanes.lanes
     ]
 
@@ -141,6 +163,7 @@ def _model(service: Service, slot: ModelSlot, windows: dict[int, RecentWindow]) 
         "memory_bytes": slot.served.memory_bytes if slot.served else 0,
         "failures": dict(seen.failures),
         "exits": _exits(service, slot),
+        "shares": seen.shares.lately(service.now()),
     }
 
 

@@ -13,6 +13,8 @@ import numpy as np
 WINDOW_NS = 10_000_000_000
 EXACT_ROWS = 64
 """Larger batches are counted at the next power of two, so that clients cannot make the list of sizes long."""
+SHARES_KEPT = 150
+"""How often it is remembered on which shares a model ran: every two seconds for five minutes (``history``)."""
 RECENT = 8192
 """Answers remembered for the window, at most."""
 LATENCY_BOUNDS_NS = (*(step * 10**power for power in range(4, 9) for step in (10, 25, 50)), 10**10)
@@ -40,6 +42,24 @@ class RecentWindow(NamedTuple):
     p99_ms: float | None
     met: int
     missed: int
+
+
+class ShareTimes:
+    """How long segments of a model ran on each share of a device, since the start and in the last minutes."""
+
+    def __init__(self) -> None:
+        self.total_ns: Counter[str] = Counter()
+        self._past: deque[tuple[int, Counter[str]]] = deque(maxlen=SHARES_KEPT)
+
+    def look(self, now: int) -> None:
+        """Remember how it was."""
+        if self.total_ns:
+            self._past.append((now, self.total_ns.copy()))
+
+    def lately(self, now: int) -> dict[str, float]:
+        """The part of the last minutes that it ran on each share."""
+        since, before = self._past[0] if self._past else (now, self.total_ns)
+        return {share: (ns - before[share]) / max(1, now - since) for share, ns in self.total_ns.items()}
 
 
 @dataclass(eq=False)
@@ -75,6 +95,8 @@ class Statistics:
     segment_ns: int = 0
     segment_error_ns: int = 0
     """Sum of the differences between predicted and real segment times."""
+    shares: ShareTimes = field(default_factory=lambda: ShareTimes())
+    """Where models share a device."""
     latencies: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_NS) + 1))
     """How many answers per bound, and at the end those beyond the last."""
     last_ms: int = 0

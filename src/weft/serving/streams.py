@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from weft.costs.program import Program
+from weft.devices.shares import GpuLikeness
 from weft.engine.requests import Requests
 from weft.engine.tickets import Terms, WaitingLine
 from weft.errors import BadRequest
@@ -28,6 +29,7 @@ from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving.classification import Labels
 from weft.serving.leaving import Leaving, outputs_of
+from weft.serving.sharing import UNMEASURED, GpuSharing
 from weft.serving.statistics import Statistics
 from weft.serving.wire import ModelSpec
 
@@ -100,19 +102,54 @@ class ServedModel:
         """What it holds; of a body that several models have, an equal part."""
         return self.loaded.memory_bytes // max(1, len(self.loaded.tasks))
 
-    def alike(self, rows: int) -> Shapes:
-        """The shapes of all requests of so many rows for the models of a stitched body."""
+    def alike(self, rows: int, length: int | None) -> Shapes:
+        """The shapes of all requests of so many rows of some length for the models of a stitched body."""
         shapes = self.loaded.warm_shapes or {}
-        return tuple([(name, (rows, *shape[1:])) for name, shape in shapes.items()])
+        if length is None:
+            return tuple([(name, (rows, *shape[1:])) for name, shape in shapes.items()])
+        free = {spec.name: spec.shape[1:] for spec in self.loaded.inputs}
+        return tuple([(name, (rows, *[length if size < 0 else size for size in free[name]])) for name in shapes])
+
+    @cached_property
+    def _long(self) -> list[tuple[str, int]]:
+        """The inputs of a task with their axes that are of any length."""
+        names = self.task.inputs.values() if self.task and self.task.length else ()
+        specs = [spec for spec in self.loaded.inputs if spec.name in names]
+        return [(spec.name, at) for spec in specs for at, size in enumerate(spec.shape) if at and size < 0]
+
+    def length(self, inputs: Mapping[str, Input]) -> int | None:
+        """Of a request for a task, as the body calls its inputs; None where there are no lengths."""
+        if not self._long:
+            return None
+        found = {inputs[name].shape[at] for name, at in self._long}
+        if len(found) > 1 or 0 in found:
+            raise BadRequest(f"{self.name}: its inputs must be of one length from 1 on, not {sorted(found)}")
+        return int(found.pop())
+
+    def stretched(self, inputs: Mapping[str, Input]) -> int | None:
+        """The length of the requests that this one may be computed with: the next power of two, or its own."""
+        length = self.length(inputs)
+        if length is None or self.task is None or self.task.fill is None:
+            return length
+        return 1 << (length - 1).bit_length()
 
     def inward(self, inputs: dict[str, Input]) -> dict[str, Input]:
         """A request's inputs as the body calls them."""
         return {self.task.inputs[name]: each for name, each in inputs.items()} if self.task else inputs
 
-    def outward(self, outputs: Mapping[str, Array], start: int, end: int) -> dict[str, Array]:
+    def outward(
+        self, outputs: Mapping[str, Array], start: int, end: int, length: int | None = None
+    ) -> dict[str, Array]:
         """The answer to a request for a task, from the rows of its body's outputs that are its own."""
         assert self.task is not None
-        return {name: outputs[inner][start:end] for name, inner in self.task.outputs.items()}
+        found = {name: outputs[inner][start:end] for name, inner in self.task.outputs.items()}
+        if length is None:
+            return found
+        free = {spec.name: [size < 0 for size in spec.shape] for spec in self.spec.outputs}
+        return {
+            name: each[tuple(slice(length if at and long else None) for at, long in enumerate(free[name]))]
+            for name, each in found.items()
+        }
 
 
 @dataclass(eq=False)
@@ -144,8 +181,10 @@ class ServedStream:
 class ServedStreams:
     """Which streams there are, and what their segments are expected to take."""
 
-    def __init__(self, source: Requests, programs: list[Program]) -> None:
-        self._source, self.programs = source, programs
+    def __init__(self, source: Requests, programs: list[Program], sharing: GpuSharing | None = None) -> None:
+        """sharing: is told of every program what it is like."""
+        self._source, self.programs, self._sharing = source, programs, sharing
+        self._bodies: dict[ServedModel, int] = {}
         self._by_use: OrderedDict[int, ServedStream] = OrderedDict()
         """The streams by their numbers, the one used least recently first."""
         self._spare: list[ServedStream] = []
@@ -160,7 +199,7 @@ class ServedStreams:
         """The stream a request belongs to, opened if it is the first of its shapes."""
         shapes = tuple([(name, each.shape) for name, each in inputs.items()])
         if model.task:
-            shapes = model.body.alike(_rows(model.name, shapes))
+            shapes = model.body.alike(_rows(model.name, shapes), model.stretched(inputs))
         model = model.body
         stream = model.streams.get((shapes, alone))
         if stream is None:
@@ -258,6 +297,10 @@ class ServedStreams:
             stream = ServedStream(-1, model, shapes, alone, rows, len(self.programs), batches, batches, measured)
             self.programs += programs
             stream.index = self._source.open(_terms(stream), steered)
+        if self._sharing:
+            if model not in self._bodies:
+                self._bodies[model] = self._sharing.number()
+            self._sharing.put(stream.first_program, _likes(stream), self._bodies[model])
         return stream
 
     def _close_old(self) -> None:
@@ -270,6 +313,9 @@ class ServedStreams:
 
     def forget(self, model: ServedModel) -> None:
         """A model nobody needs leaves."""
+        body = self._bodies.pop(model, None)
+        if self._sharing and body is not None:
+            self._sharing.forget(body)
         for stream in list(model.streams.values()):
             self._close(stream)
 
@@ -309,6 +355,12 @@ def _commonest(model: ServedModel) -> ServedStream | None:
 
 def _terms(stream: ServedStream) -> Terms:
     return Terms(stream.first_program, NO_DEADLINE, stream.batches, stream.model.batch_timeout_ns, 1)
+
+
+def _likes(stream: ServedStream) -> list[GpuLikeness]:
+    """What a stream's programs are like, by the rows of their batches, as far as that was measured."""
+    like = stream.model.loaded.like if stream.measured else {}
+    return [like.get(stream.rows * size, UNMEASURED) for size in range(1, stream.batches + 1)]
 
 
 def _estimated(model: ServedModel, shapes: Shapes, rows: int, size: int) -> Program:

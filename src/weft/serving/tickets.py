@@ -83,6 +83,11 @@ class BatchWork:
         self._reached: Reached | None = None
         self.compute_ns = 0
 
+    @property
+    def body(self) -> ServedModel:
+        """Whose memory it is computed in."""
+        return self.model
+
     def left_ns(self) -> int:
         """How long it may still be computed until the first of its requests was for too long; strict ones have none."""
         spent = [ticket.compute_ns for ticket in self.waiting()]
@@ -206,7 +211,7 @@ class MixedWork(BatchWork):
         parts = zip(self._answers, self._named, strict=True)
         values = mixed([{name: answers[name] for name in named} for answers, named in parts], {})
         for ticket, start, end in self._places():
-            yield ticket, ticket.model.outward(values, start, end)
+            yield ticket, ticket.model.outward(values, start, end, ticket.model.length(ticket.inputs))
 
 
 def _answer(ticket: ClientTicket, leaving: Leaving, reached: Reached, start: int, end: int) -> dict[str, Array] | None:

@@ -18,7 +18,7 @@ from weft.engine.lateness import check_late
 from weft.errors import InputError
 from weft.models.layer import Model
 from weft.models.sources import load_model
-from weft.policies import POLICIES, Option, check_policy
+from weft.policies import ON_SHARES, POLICIES, Option, check_policy
 from weft.reports.report import Report
 from weft.reports.requests import RequestReport
 from weft.reports.run_tables import comparison_table, request_comparison_table
@@ -179,10 +179,10 @@ def compare_requests(
     workload: or its file. name: what to call it; as its file where left out.
     device: what ``weft.measure`` gave, or the JSON file of such a machine (``weft profile --device host``).
     """
-    names = request_names(policies)
     check_late(late)
     requests = workload if isinstance(workload, Workload) else read_workload(workload)
     host = check_host(device if isinstance(device, Host) else load_device(str(device)))
+    names = request_names(policies, host)
     told = _Told(on_progress, len(names))
     case = prepare(requests, host)
     reports = []
@@ -203,9 +203,10 @@ def left_out() -> str:
     return "; ".join(f"{', '.join(names)} ({why})" for why, names in found.items())
 
 
-def request_names(policies: str | Sequence[str]) -> list[str]:
-    """The policies that are asked for, of those that serve requests."""
-    return _checked(policies, [name for name, kind in POLICIES.items() if kind.traits.serves_requests])
+def request_names(policies: str | Sequence[str], host: Host | None = None) -> list[str]:
+    """The policies that are asked for, of those that serve requests; on a GPU that can be shared some more."""
+    serving = [name for name, kind in POLICIES.items() if kind.traits.serves_requests]
+    return _checked(policies, [*serving, *(ON_SHARES if host and host.gpu else ())])
 
 
 def check_host(device: Device) -> Host:

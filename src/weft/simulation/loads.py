@@ -15,6 +15,7 @@ from weft.engine.lateness import check_late
 from weft.errors import DeviceError, InputError, WorkloadError
 from weft.policies import POLICIES, check_policy
 from weft.reports.tables import ResultTable, TableRow, as_html, number
+from weft.simulation.comparison import request_names
 from weft.simulation.requests import ONLINE, Device
 from weft.simulation.sustain import Question, Sustained, sustain_all
 from weft.workloads.requests import Workload, parse_workload, read_workload
@@ -140,8 +141,7 @@ def _names(policies: str | Sequence[str], device: Device) -> list[str]:
     """The policies that know requests: on an NPU those with a compiled loop, for a search takes many runs."""
     if policies != ALL:
         return [policies] if isinstance(policies, str) else list(policies)
-    on_host = isinstance(device, Host)
-    return [name for name, kind in POLICIES.items() if (kind.traits.serves_requests if on_host else kind in ONLINE)]
+    return request_names(ALL, device) if isinstance(device, Host) else [n for n, p in POLICIES.items() if p in ONLINE]
 
 
 def _with_ratio(base: Workload, ratio: Ratio) -> Workload:

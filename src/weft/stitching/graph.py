@@ -25,6 +25,15 @@ class GraphTensor:
 
     name: str
     shape: tuple[int, ...]
+    dtype: str = "float32"
+    """Empty where it is left to be inferred."""
+    length: str = ""
+    """What open sizes beside the rows are called."""
+
+    @property
+    def long(self) -> tuple[int, ...]:
+        """The axes beside the rows that are open."""
+        return tuple(axis for axis, size in enumerate(self.shape) if axis and size == DYNAMIC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +85,8 @@ class Graph:
     rounded: Mapping[str, str] = field(default_factory=dict)
     """Tensors that are another one, rounded to a number format."""
     origins: tuple[Origin, ...] = ()
+    opset: int | None = None
+    """Of its operators, where it is not the one that they are written for."""
 
     @property
     def weight_bytes(self) -> int:

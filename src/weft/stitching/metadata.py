@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from weft.runtime.metadata import STITCHED_KEY, STITCHED_VERSION
 from weft.stitching.family import Family
@@ -29,4 +30,9 @@ def metadata(family: Family, batches: Sequence[int]) -> dict[str, str]:
         }
         for task, (net, batch) in enumerate(zip(family.nets, batches, strict=True))
     ]
+    return of_tasks(tasks)
+
+
+def of_tasks(tasks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What is said of each model, as it is written."""
     return {STITCHED_KEY: json.dumps({"version": STITCHED_VERSION, "tasks": tasks}, ensure_ascii=False)}

@@ -6,8 +6,9 @@ import os
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
 from weft.errors import StitchError
 from weft.files import replacing
@@ -36,10 +37,11 @@ def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> onnx.ModelP
         [_described(each) for each in graph.outputs],
         [numpy_helper.from_array(array, name) for name, array in graph.constants.items()],
     )
+    opsets = [helper.make_opsetid("", _opset(graph))]
     model = helper.make_model(
         body,
-        opset_imports=[helper.make_opsetid("", _opset(graph))],
-        ir_version=IR_VERSION,
+        opset_imports=opsets,
+        ir_version=max(IR_VERSION, helper.find_min_ir_version_for(opsets)),
         producer_name="weft",
     )
     helper.set_model_props(model, dict(metadata))
@@ -56,7 +58,9 @@ def write_onnx(graph: Graph, path: str | os.PathLike[str], metadata: Mapping[str
 
 
 def _opset(graph: Graph) -> int:
-    """``OPSET``, or the first in which what is quantised to 16 bits has operators."""
+    """The graph's own, or ``OPSET``, or the first in which what is quantised to 16 bits has operators."""
+    if graph.opset is not None:
+        return graph.opset
     zeros = (step.inputs[2] for step in graph.steps if step.op == "QuantizeLinear" and len(step.inputs) > 2)
     wide = any(name in graph.constants and graph.constants[name].dtype.itemsize > 1 for name in zeros)
     return OPSET_OF_16_BITS if wide else OPSET
@@ -72,5 +76,9 @@ def _node(step: GraphStep) -> onnx.NodeProto:
 
 
 def _described(tensor: GraphTensor) -> onnx.ValueInfoProto:
-    sizes = [f"{tensor.name}_rows" if size == DYNAMIC else size for size in tensor.shape]
-    return helper.make_tensor_value_info(tensor.name, TensorProto.FLOAT, sizes)
+    opened = {axis: tensor.length if axis else f"{tensor.name}_rows" for axis in (0, *tensor.long)}
+    sizes = [opened[axis] if size == DYNAMIC else size for axis, size in enumerate(tensor.shape)]
+    if not tensor.dtype:
+        return onnx.ValueInfoProto(name=tensor.name)
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+    return helper.make_tensor_value_info(tensor.name, kind, sizes)

@@ -20,6 +20,11 @@ HERE = "cpu"
 """The machine that can be measured."""
 TORCH_ONLY = "fused"
 """The form that ONNX Runtime cannot run."""
+_OF_CHANNELS = (
+    "batches", "shapes", "example_inputs", "sharing", "islands", "form", "machine", "slack", "slabs",
+    "memory_cap_bytes", "latency_target_s", "align",
+)  # fmt: skip
+"""Fields that have no say where nodes are left as they are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +32,7 @@ class StitchOptions:
     """One stitching. The fields are the arguments of ``stitch`` and the options of ``weft stitch``."""
 
     models: Sequence[Any]
-    """ONNX files, ONNX models in memory, torch modules (with *example_inputs*), nets, in any mixture."""
+    """ONNX files, ONNX models in memory, torch modules (with *example_inputs*), nets, adapters, in any mixture."""
     names: Sequence[str] | None = None
     """What the models are called; after their files, if left out."""
     batches: int | Sequence[int] | None = None
@@ -39,7 +44,11 @@ class StitchOptions:
     sharing: Sharing | str | os.PathLike[str] | None = None
     """What is shared, or a file that says so; it is found, if left out."""
     tolerance: float = 0.0
-    """Weights that differ by no more are the same."""
+    """Weights that differ by no more are the same; of a body, the part of a weight that may be lost."""
+    base: str | os.PathLike[str] | None = None
+    """The model that those of a body were made from; the first of them, if left out."""
+    body: bool | None = None
+    """Whether models of any operators share whole weights; if left out, where one takes whole numbers."""
     islands: bool = False
     """Whether what differs or is not understood runs model by model."""
     form: str | Mapping[str, str] = PLANNED
@@ -119,12 +128,46 @@ class StitchOptions:
                 f"slabs = True does not apply to machine = {self.machine}: slabs are for the {HERE}",
             ),
             (
+                self.base is not None and not self.tolerance and not self.adapters,
+                f"base = {self.base} does not apply to tolerance = 0: only what is equal is shared",
+            ),
+            (
                 self.threads is not None and not (self.measures or self.checks),
                 f"threads = {self.threads} does not apply to measure = False and check = False: nothing is run",
             ),
         ):
             if wrong:
                 raise StitchError(f"{why}; leave out one of them")
+
+    @property
+    def adapters(self) -> list[str | os.PathLike[str]]:
+        """The models that are folders of adapters, which add to *base*."""
+        from weft.stitching.bodies.adapters import is_adapter
+
+        return [each for each in self.models if isinstance(each, str | os.PathLike) and is_adapter(each)]
+
+    @property
+    def as_body(self) -> bool:
+        """Whether nodes are left as they are, and weights are shared as a whole or not at all."""
+        if self.body is not None or self.adapters:
+            return self.body is not False
+        files = [model for model in self.models if isinstance(model, str | os.PathLike)]
+        if not files:
+            return False
+        from weft.stitching.reading.onnx_program import takes_whole_numbers
+
+        return any(map(takes_whole_numbers, files))
+
+    def check_body(self) -> None:
+        """Refuse what does not apply to a body."""
+        plain = StitchOptions(models=self.models)
+        for name in _OF_CHANNELS:
+            if getattr(self, name) != getattr(plain, name):
+                raise StitchError(f"{name} = {getattr(self, name)} is for stitching by channels, not for a body")
+        if self.adapters and self.base is None:
+            raise StitchError(f"{self.adapters[0]} is an adapter; give base = the ONNX file of what it was trained on")
+        if strange := [model for model in self.models if not isinstance(model, str | os.PathLike)]:
+            raise StitchError(f"{type(strange[0]).__name__} is no file; a body is made of ONNX files")
 
     @property
     def in_groups(self) -> bool:

@@ -34,6 +34,7 @@ from weft.stitching.sharing import Sharing
 from weft.stitching.summary import SEQUENTIAL, SLABBED, STITCHED, Summary, Way, together
 
 if TYPE_CHECKING:
+    from weft.stitching.bodies.whole_run import BodyStitching
     from weft.stitching.running.checking import Difference
 
 CLOSE = 1e-5
@@ -118,14 +119,20 @@ class Stitching(Shown):
         return outputs
 
 
-def stitch(models: Sequence[Any], *, on_progress: OnProgress | None = None, **options: Any) -> Stitching:
+def stitch(
+    models: Sequence[Any], *, on_progress: OnProgress | None = None, **options: Any
+) -> Stitching | BodyStitching:
     """Make one graph of models that share weights; *options* are the fields of ``StitchOptions``."""
     return carry_out(StitchOptions(models=models, **options), on_progress)
 
 
-def carry_out(options: StitchOptions, on_progress: OnProgress | None = None) -> Stitching:
+def carry_out(options: StitchOptions, on_progress: OnProgress | None = None) -> Stitching | BodyStitching:
     """Read, plan, race and compare as *options* say."""
     told = on_progress or (lambda progress: None)
+    if options.as_body:
+        return _body(options, told)
+    if options.base is not None:
+        raise StitchError(f"base = {options.base} is for a body; leave it out")
     family = _read(options, told)
     sharing = _shared(options, family, told)
     groups = _planned(options, family, sharing, told)
@@ -142,6 +149,22 @@ def carry_out(options: StitchOptions, on_progress: OnProgress | None = None) -> 
         times = times or _times(options, family, groups, summaries)
         summaries = [each.timed(mine) for each, mine in zip(summaries, times, strict=True)]
     return Stitching(options, family, sharing, groups, tuple(summaries), difference)
+
+
+def _body(options: StitchOptions, told: OnProgress) -> BodyStitching:
+    from weft.stitching.bodies.whole_run import stitch_body
+
+    options.check_body()
+    return stitch_body(
+        options.models,
+        options.names,
+        tolerance=options.tolerance,
+        base=options.base,
+        check=options.checks,
+        measure=options.measures,
+        threads=options.used_threads,
+        on_stage=lambda stage, done, of: told(StitchProgress(stage, done=done, of=of)),
+    )
 
 
 def _read(options: StitchOptions, told: OnProgress) -> Family:

@@ -11,6 +11,7 @@ from weft.devices.host import HOST, is_gpu, is_measured, usable_cores
 from weft.errors import InputError
 from weft.models.packaged import PACKAGED
 from weft.models.stitched_files import file_and_task
+from weft.survey.gpu_shares import with_shares
 from weft.survey.measure import TOGETHER_S, Progress, Subject, survey
 from weft.workloads.requests import Workload
 
@@ -39,15 +40,17 @@ def measure(
     if is_gpu(device) and lanes not in (None, 1):
         raise InputError(f"{device} has one lane, not {lanes}; leave out lanes")
     usual = 1 if is_gpu(device) else max(1, usable_cores() - 1)
-    return survey(
+    kept = Path(cache) if cache else None
+    found = survey(
         subjects,
         device=device,
         lanes=usual if lanes is None else lanes,
         threads=threads,
         seconds=seconds,
-        cache=Path(cache) if cache else None,
+        cache=kept,
         progress=on_progress,
     )
+    return with_shares(found, subjects, kept) if is_gpu(device) else found
 
 
 def subject(source: str, shapes: Shapes | None = None) -> Subject:

@@ -16,6 +16,7 @@ from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick,
 from weft_papers.mts import (
     counting,
     cpu,
+    encoders,
     fig2_opportunity,
     fig6_mobile,
     fig7_edge,
@@ -71,6 +72,7 @@ def _steps(paper: Paper, out: Path, record: recorded.BenchRecord, rounds: int) -
         ("III", lambda tick: zipping.zipping(out, zipping.cards())),
         ("counted", counts),
         ("CPU", lambda tick: cpu.on_cpu(out, cpu.heats(rounds, tick=tick))),
+        ("encoders", lambda tick: encoders.encoders(encoders.read())),
     ]
 
 

@@ -18,10 +18,11 @@ from tests.runtime.cuda.nets import chain, drawn, wanted
 from weft.errors import BadRequest, WorkerDied
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.isolated.device import DeviceBackend
-from weft.runtime.isolated.engines import TWIN, device_files, programs
+from weft.runtime.isolated.engines import device_files, programs
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
 from weft.runtime.lent import LendingTerms, LentTensor
+from weft.runtime.twins import TWIN
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 PATIENCE_S = 120.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import nn
 from tests.runtime.cuda.torch_nets import TOKENS, Writing, images, saved, words
 from weft.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step
-from weft.runtime.cuda.device import LEFT, HostDevice
+from weft.runtime.cuda.device import LEFT, TWIN_CUTS, HostDevice
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.torch_program import TorchProgram, read_program
@@ -66,6 +67,17 @@ def through(model: DeviceModel, feed: dict[str, Any]) -> dict[str, Any]:
         made = model.launch(Step(segment, [BatchPart(values)], rows)).made[0]
         values = made.values
     return dict(made.answers)
+
+
+def test_programs_run_on_parts_of_a_device_as_on_the_whole(pictures: Net) -> None:
+    device = HostDevice()
+    model = prepare_on(device, pictures[0], replace(FINE, shares=True))
+    assert isinstance(model, DeviceModel) and sorted(model.like) == [1, 2, 3, 4]
+    assert all(each.parts == [1, 2, 3, 4] for each in model._rungs)
+    for lane in (0, TWIN_CUTS.lane_of(1), TWIN_CUTS.lane_of(4)):
+        with device.on(lane):
+            found = through(model, drawn(3))["output"]
+        np.testing.assert_allclose(found, wanted(pictures[1], drawn(3)), rtol=1e-4, atol=1e-5)
 
 
 def test_segments_give_what_the_module_gives(model: DeviceModel, pictures: Net) -> None:

@@ -89,6 +89,24 @@ def test_a_model_without_pause_gives_way_to_one_that_waits_for_its_room() -> Non
     assert found.bring(1) == [0] and found.bring(0) == [1]
 
 
+def test_one_that_is_leaving_comes_back_on_another_lane_when_it_has_left() -> None:
+    found = of(20, (10, 0), (10, 0), (10, 0))
+    found.bring(0)
+    found.bring(1)
+    assert found.bring(2, lane=1) == [0]
+    with pytest.raises(WorkerDied, match="just leaving") as leaving:
+        found.bring(0, lane=2)
+    assert leaving.value.again_s > 0 and found.is_there(1)
+    found.came(2, [0])
+    assert found.bring(0, lane=2) == [1]
+
+
+def test_one_that_is_leaving_may_come_back_behind_that_on_the_same_lane() -> None:
+    found = of(10, (10, 0), (10, 0))
+    found.bring(0, lane=1)
+    assert found.bring(1, lane=1) == [0] and found.bring(0, lane=1) == [1]
+
+
 def test_nobody_gives_way_to_one_that_has_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     found, now_s = of(10, (10, 0), (10, 0)), [100.0]
     monkeypatch.setattr("weft.runtime.isolated.residency.time.monotonic", lambda: now_s[0])

@@ -193,7 +193,7 @@ class ProcessModel:
     away_s, moving_bytes = 0.0, 0
 
     def __init__(self, link: Link, number: int, told: dict[str, Any]) -> None:
-        self._link, self._number = link, number
+        self._link, self._number, self.like = link, number, {}
         for name in TOLD:
             setattr(self, name, told[name])
 

@@ -10,7 +10,7 @@ import ctypes
 from functools import cache
 from typing import Any
 
-_MEMCPY, _HOST = 1, 3
+_KERNEL, _MEMCPY, _HOST = 0, 1, 3
 """Kinds of nodes, as the driver numbers them."""
 _FROM_HOST, _UNIFIED = 1, 4
 """Kinds of memory that is copied from: the host's, and any, which its address tells."""
@@ -33,12 +33,22 @@ def driver() -> Any:
 def check_replayable(graph: int) -> None:
     """``NotReplayable`` if the graph, as the driver knows it, calls the host or copies from its memory."""
     for node in _nodes(graph):
-        kind = ctypes.c_int(-1)
-        _checked(driver().cuGraphNodeGetType(node, ctypes.byref(kind)))
-        if kind.value == _HOST:
+        kind = _kind(node)
+        if kind == _HOST:
             raise NotReplayable("an operator calls the host back")
-        if kind.value == _MEMCPY and _copies_from_host(node):
+        if kind == _MEMCPY and _copies_from_host(node):
             raise NotReplayable("an operator copies from host memory")
+
+
+def kernels_in(graph: int) -> int:
+    """How many kernels a graph has."""
+    return sum(_kind(node) == _KERNEL for node in _nodes(graph))
+
+
+def _kind(node: ctypes.c_void_p) -> int:
+    kind = ctypes.c_int(-1)
+    _checked(driver().cuGraphNodeGetType(node, ctypes.byref(kind)))
+    return kind.value
 
 
 def _nodes(graph: int) -> list[ctypes.c_void_p]:

@@ -1,16 +1,17 @@
 """What a device can do, as models need it: memory, streams, events and graphs behind one small class.
 
-Everything that is started goes into one order of computing; copies of inputs and of answers go beside it. A ``Mark``
-says when what was started before it has ended. The twin, on the CPU with numpy arrays, does everything at once, so
-that the same models run where there is no GPU.
+Everything that a thread starts goes into the order of computing of its lane (``on``); copies of inputs and of answers
+go beside it. A ``Mark`` says when what was started before it has ended. Lanes may be parts of the device, which are
+numbered from 1; 0 is the whole. The twin, on the CPU with numpy arrays, does everything at once, so that the same
+models run where there is no GPU.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from math import prod
 from statistics import median
 from time import perf_counter
@@ -20,6 +21,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from weft.devices.host import GpuCuts
 from weft.errors import BadRequest
 from weft.runtime.lent import Borrowed, LendingTerms, read_fully
 from weft.runtime.tensors import Array
@@ -127,6 +129,28 @@ class Device(Protocol):
     building: threading.RLock
     """Held while sessions run one by one: while graphs are captured, and by steps that cannot be."""
 
+    @property
+    def cuts(self) -> GpuCuts:
+        """How it can be shared; it is cut when this is first asked for."""
+        ...
+
+    @property
+    def uncut(self) -> str:
+        """Why it has no parts; empty where it has."""
+        ...
+
+    @property
+    def part(self) -> int:
+        """The part that the calling thread's lane is."""
+        ...
+
+    def own(self, part: int = 0) -> Device:
+        """It for one model, whose graphs are replayed beside others': sessions and scratch memory are the model's own.
+
+        part: what is captured with it stays on that part.
+        """
+        ...
+
     def providers(self, *, channels_last: bool) -> list[Any]:
         """What sessions are opened with; their runs are in the order in which they are started."""
         ...
@@ -179,12 +203,16 @@ class Device(Protocol):
         """What does the same again, as fast as can be; raises where that cannot be had."""
         ...
 
+    def kernels(self, captured: Callable[[], None]) -> int:
+        """How many kernels something has that was captured, at least 1."""
+        ...
+
     def plainly(self, run: Callable[[], None]) -> None:
         """Run sessions in the order of computing."""
         ...
 
-    def on(self) -> AbstractContextManager[Any]:
-        """Work with the device on this thread."""
+    def on(self, lane: int = 0) -> AbstractContextManager[Any]:
+        """Work with the device on this thread, in the order of a lane."""
         ...
 
     def finish(self) -> None:
@@ -205,6 +233,10 @@ class Device(Protocol):
 
     def memory(self) -> tuple[int, int]:
         """Bytes that are free, and all there are."""
+        ...
+
+    def bandwidth(self) -> float:
+        """Bytes per second that its memory moves when it copies."""
         ...
 
 
@@ -251,13 +283,26 @@ class HostMovable:
         """It goes with who has it."""
 
 
+TWIN_CUTS = GpuCuts(sms=8, cuts=((5, 3), (4, 4)))
+"""How the twin can be cut; its parts are lanes like others, and what is captured for them is counted."""
+
+
 class HostDevice:
     """The twin: the cores of this machine, where everything has ended when it was started."""
 
     name, kind, index = "cpu", HOST_KIND, 0
 
-    def __init__(self) -> None:
-        self.building = threading.RLock()
+    def __init__(self, cuts: GpuCuts = TWIN_CUTS, uncut: str = "") -> None:
+        """uncut: why it has no parts."""
+        self.building, self.cuts, self.uncut = threading.RLock(), cuts, uncut
+        self._here = threading.local()
+
+    @property
+    def part(self) -> int:
+        return getattr(self._here, "part", 0)
+
+    def own(self, part: int = 0) -> Device:
+        return self
 
     def providers(self, *, channels_last: bool) -> list[Any]:
         return ["CPUExecutionProvider"]
@@ -303,12 +348,20 @@ class HostDevice:
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         return run
 
+    def kernels(self, captured: Callable[[], None]) -> int:
+        return 1
+
     def plainly(self, run: Callable[[], None]) -> None:
         with self.building:
             run()
 
-    def on(self) -> AbstractContextManager[Any]:
-        return nullcontext()
+    @contextmanager
+    def on(self, lane: int = 0) -> Iterator[None]:
+        before, self._here.part = self.part, self.cuts.part_of(lane) if self.cuts.cuts else 0
+        try:
+            yield
+        finally:
+            self._here.part = before
 
     def finish(self) -> None:
         """Nothing is under way."""
@@ -329,6 +382,10 @@ class HostDevice:
 
     def memory(self) -> tuple[int, int]:
         return 1 << 40, 1 << 40
+
+    def bandwidth(self) -> float:
+        source = np.ones(1 << 22, np.uint8)
+        return 2 * source.nbytes / self.timed(lambda: self.copy(np.empty_like(source), source))
 
 
 FLOATS: Mapping[int, int] = {

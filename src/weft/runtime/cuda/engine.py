@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from weft.devices.host import GpuCuts
 from weft.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.cuda.device import Device, HostDevice, lacks_memory
@@ -16,6 +17,7 @@ from weft.runtime.cuda.lane import CudaLane
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.lent import Borrowed, LendingTerms
+from weft.runtime.twins import UNCUT_TWIN, is_twin
 
 log = logging.getLogger("weft.device")
 
@@ -27,7 +29,9 @@ LOST = 70
 
 def device_named(name: str) -> Device:
     """The device of this name: ``cuda:0`` and its like, or the twin."""
-    if name.endswith("twin"):
+    if name == UNCUT_TWIN:
+        return HostDevice(GpuCuts(sms=8), "this is a twin of a device that cannot be cut")
+    if is_twin(name):
         return HostDevice()
     from weft.runtime.cuda.gpu import Gpu
 
@@ -44,6 +48,8 @@ class CudaEngine:
         self.name = name
         self._device: Device | None = None
         self._lanes: list[CudaLane] = []
+        self._shares = False
+        """Whether lanes are shares of the device."""
 
     @property
     def device(self) -> Device:
@@ -56,6 +62,7 @@ class CudaEngine:
         return self._device
 
     def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
+        self._shares |= options.shares
         try:
             model = prepare_on(self.device, path, options, cache, learn=learn)
             if options.rests and isinstance(model, DeviceModel):
@@ -71,7 +78,8 @@ class CudaEngine:
             ) from error
 
     def lane(self, index: int) -> CudaLane:
-        lane = CudaLane(index, self.device, time.monotonic_ns, self._lost)
+        share = index if self._shares else 0
+        lane = CudaLane(index, self.device, time.monotonic_ns, self._lost, share=share)
         self._lanes.append(lane)
         return lane
 

@@ -1,27 +1,35 @@
-"""A GPU through torch: three streams, events, graphs, and memory that is copied while something is computed.
+"""A GPU through torch: streams, events, graphs, and memory that is copied while something is computed.
 
-Sessions of ONNX Runtime are bound to a stream of their own, on which they are warmed up and captured; what was captured
-is replayed on the stream of computing, so a model can be opened while others run.
+Every lane has a stream, which is torch's current one on the lane's thread: what is started there goes to it.
+Answers leave on another stream of the lane, inputs come on one for all. Sessions of ONNX Runtime are bound to a stream
+on which nothing else runs; there they are warmed up and captured, and what was captured is replayed on the streams of
+lanes, so a model can be opened while others run. Where models run side by side, each has such a stream, and scratch
+memory, of its own (``own``). What was captured on a part of the GPU is replayed on the one stream of that part, in the
+order of the lane; nothing else goes there, for events of torch cannot be recorded on streams of parts.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import copy
 from functools import cache
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
 import torch
 
+from weft.devices.host import GpuCuts
 from weft.runtime.cuda.borrowed import IpcMemory, RegisteredFile
-from weft.runtime.cuda.captured import check_replayable
+from weft.runtime.cuda.captured import check_replayable, driver, kernels_in
 from weft.runtime.cuda.device import REPEATS, BorrowedTensor, Mark, Movable, Tensor
 from weft.runtime.cuda.movable import GpuMovable
+from weft.runtime.cuda.partitions import LOW, NoPartitions, Part, another_stream, bindings, cut, follow
 from weft.runtime.cuda.torch_types import TYPES, as_torch
 from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.tensors import Array
@@ -29,8 +37,17 @@ from weft.runtime.tensors import Array
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2")  # 8 MiB for each session, not 64, and no slower
 ort.set_default_logger_severity(4)  # what goes wrong is raised; the log would say it twice
 
+with suppress(NoPartitions):
+    bindings()  # imported before the process is confined
+
 _WARM_RUNS = 3
 """How often something is run before it is captured: the first runs choose algorithms and lay out memory."""
+CUT_AT = (0.36, 0.48)
+"""The parts of the multiprocessors that are cut off, about; on an H200 84 + 48 and 68 + 64."""
+_NON_BLOCKING = 1
+"""A stream that does not wait for the default one, as the driver numbers it."""
+_COPIED_BYTES = 128 << 20
+"""How much is copied to see what the memory moves."""
 
 
 @cache
@@ -50,6 +67,31 @@ class _Event:
         self._event.synchronize()
 
 
+class _LaneStreams(NamedTuple):
+    """Of one lane."""
+
+    compute: Any
+    outward: Any
+
+
+class _Replay:
+    """A graph that was captured, on the whole GPU or on a part."""
+
+    def __init__(self, graph: Any, part: Part | None, device: Any) -> None:
+        self._graph, self._part, self.kernels = graph, part, max(1, kernels_in(graph.raw_cuda_graph()))
+        self._stream = torch.cuda.ExternalStream(part.streams[LOW], device=device) if part else None
+
+    def __call__(self) -> None:
+        if self._stream is None or self._part is None:
+            self._graph.replay()
+            return
+        current = torch.cuda.current_stream()
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            self._graph.replay()
+        follow(self._part, current.cuda_stream)
+
+
 class Gpu:
     """One GPU of this machine."""
 
@@ -60,14 +102,80 @@ class Gpu:
         self.index, self.name = index, torch.cuda.get_device_name(index)
         self.building = threading.RLock()
         self._device = torch.device("cuda", index)
-        self._compute, self._sessions = torch.cuda.Stream(), torch.cuda.Stream()
-        self._inward, self._outward = torch.cuda.Stream(), torch.cuda.Stream()
-        self._pinned: set[int] = set()
+        self._inward, self._pinned = torch.cuda.Stream(), set[int]()
+        self._here = threading.local()
+        """Which lane a thread works for."""
+        self._lanes: dict[int, _LaneStreams] = {}
+        self._cut: list[tuple[GpuCuts, list[Part], str]] = []
+        """Once it was cut: how, the parts, and why there are none."""
+        self._begin(torch.cuda.Stream())
+
+    def _begin(self, sessions: Any, part: Part | None = None) -> None:
+        """Have scratch memory that goes with a stream for sessions, which may be one of a part."""
+        self._sessions, self._stays_on = sessions, part
+        self._owned: dict[int, Gpu] = {}
+        """Part -> the GPU for the same model there."""
         self._pool = torch.cuda.graph_pool_handle()
-        """Scratch memory of all graphs: one is replayed at a time, and leaves nothing there that is needed."""
+        """Of all graphs that are replayed one at a time: they leave nothing there that is needed."""
         self._first = torch.cuda.CUDAGraph()  # the memory is there as long as a graph is that uses it
-        with torch.cuda.graph(self._first, pool=self._pool, stream=self._sessions):
+        with self.building, torch.cuda.stream(sessions):
+            self._first.capture_begin(pool=self._pool, capture_error_mode="relaxed")
             torch.zeros(1, device=self._device)
+            self._first.capture_end()
+
+    # Shares
+
+    @property
+    def cuts(self) -> GpuCuts:
+        return self._shared()[0]
+
+    @property
+    def uncut(self) -> str:
+        return self._shared()[2]
+
+    @property
+    def part(self) -> int:
+        return getattr(self._here, "part", 0)
+
+    def _shared(self) -> tuple[GpuCuts, list[Part], str]:
+        with self.building:
+            if not self._cut:
+                self._cut.append(self._cut_up())
+            return self._cut[0]
+
+    def _cut_up(self) -> tuple[GpuCuts, list[Part], str]:
+        sms = int(torch.cuda.get_device_properties(self.index).multi_processor_count)
+        try:
+            with torch.cuda.device(self.index):
+                self.memory()  # the driver knows the context of a thread that has called something
+                both = [cut(self.index, round(sms * part)) for part in CUT_AT]
+            cuts = GpuCuts(sms=sms, cuts=tuple((large.sms, small.sms) for small, large in both))
+        except (NoPartitions, ValueError) as error:
+            return GpuCuts(sms=sms), [], str(error).splitlines()[0]
+        return cuts, [part for small, large in both for part in (large, small)], ""
+
+    def own(self, part: int = 0) -> Gpu:
+        if part in self._owned:
+            return self._owned[part]
+        self.memory()  # the driver knows the context of a thread that has called something
+        stays_on = self._shared()[1][part - 1] if part else None
+        handle = another_stream(stays_on) if stays_on else _new_stream()
+        found = copy(self)
+        found._begin(torch.cuda.ExternalStream(handle, device=self._device), stays_on)
+        if part:
+            self._owned[part] = found
+        return found
+
+    def _streams(self, lane: int) -> _LaneStreams:
+        with self.building:
+            if lane not in self._lanes:
+                self._lanes[lane] = _LaneStreams(self._new_lane(lane), torch.cuda.Stream())
+            return self._lanes[lane]
+
+    def _new_lane(self, lane: int) -> Any:
+        return torch.cuda.Stream(priority=-1 if lane and lane == self.cuts.streams else 0)
+
+    # Sessions and memory
 
     def providers(self, *, channels_last: bool) -> list[Any]:
         options = {
@@ -81,7 +189,7 @@ class Gpu:
         return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
     def movable(self, byte_size: int, *, kept: bool) -> Movable:
-        return GpuMovable(self._device, byte_size, (self._inward, self._compute), TYPES, kept=kept)
+        return GpuMovable(self._device, byte_size, self._inward, TYPES, kept=kept)
 
     def fill(self, target: Tensor, array: Array) -> None:
         target.copy_(as_torch(np.array(array, order="C")))
@@ -93,12 +201,15 @@ class Gpu:
         return int(tensor.data_ptr() or tensor.untyped_storage().data_ptr())  # an empty one is nowhere, says torch
 
     def copy(self, target: Tensor, source: Tensor) -> None:
+        source.record_stream(torch.cuda.current_stream())  # it may have been made on another lane
         target.copy_(source, non_blocking=True)
 
     def clone(self, tensor: Tensor) -> Tensor:
         return tensor.clone()
 
     def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
+        for each, _, _ in sources:
+            each.record_stream(torch.cuda.current_stream())
         picked = [each[:count] if rows is None else each[list(rows)] for each, rows, count in sources]
         return torch.cat(picked)
 
@@ -115,8 +226,9 @@ class Gpu:
                 else:
                     part.copy_(torch.from_numpy(each), non_blocking=True)
                 at += each.shape[0] if several else 0
-        self._compute.wait_stream(self._inward)
-        target.record_stream(self._compute)
+        compute = torch.cuda.current_stream()
+        compute.wait_stream(self._inward)
+        target.record_stream(compute)
         return target
 
     def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
@@ -127,16 +239,17 @@ class Gpu:
 
     def copy_out(self, tensor: Tensor) -> Array:
         still = tensor.clone()  # the next batch may write over it before it has been copied
-        still.record_stream(self._outward)
-        self._outward.wait_stream(self._compute)
-        with torch.cuda.stream(self._outward):
+        outward = self._here.streams.outward
+        still.record_stream(outward)
+        outward.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(outward):
             answer = torch.empty(still.shape, dtype=still.dtype, pin_memory=True)
             answer.copy_(still, non_blocking=True)
         found: Array = answer.numpy()
         return found
 
     def mark(self, *, answers: bool = False) -> Mark:
-        return _Event(self._outward if answers else self._compute)
+        return _Event(self._here.streams.outward if answers else torch.cuda.current_stream())
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
         with self.building, torch.cuda.stream(self._sessions):
@@ -152,20 +265,34 @@ class Gpu:
             check_replayable(graph.raw_cuda_graph())
             graph.instantiate()
             self._sessions.synchronize()
-        replay: Callable[[], None] = graph.replay
-        return replay
+        return _Replay(graph, self._stays_on, self._device)
+
+    def kernels(self, captured: Callable[[], None]) -> int:
+        return captured.kernels if isinstance(captured, _Replay) else 1
 
     def plainly(self, run: Callable[[], None]) -> None:
         with self.building:
-            self._sessions.wait_stream(self._compute)
+            compute = torch.cuda.current_stream()
+            self._sessions.wait_stream(compute)
             with torch.cuda.stream(self._sessions):
                 run()
-            self._compute.wait_stream(self._sessions)
+            compute.wait_stream(self._sessions)
 
     @contextmanager
-    def on(self) -> Iterator[None]:
-        with torch.cuda.device(self.index), torch.cuda.stream(self._compute), torch.inference_mode():
-            yield
+    def on(self, lane: int = 0) -> Iterator[None]:
+        before = getattr(self._here, "streams", None), self.part
+        with torch.cuda.device(self.index):
+            streams = self._streams(lane)
+            self._here.streams, self._here.part = streams, self._part_of(lane)
+            try:
+                with torch.cuda.stream(streams.compute), torch.inference_mode():
+                    yield
+            finally:
+                self._here.streams, self._here.part = before
+
+    def _part_of(self, lane: int) -> int:
+        """The part that a lane is; the first lane asks for no cut."""
+        return self.cuts.part_of(lane) if lane and self.cuts.cuts else 0
 
     def finish(self) -> None:
         torch.cuda.synchronize(self.index)
@@ -174,9 +301,9 @@ class Gpu:
         times_ms = []
         for _ in range(REPEATS):
             began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            began.record(self._compute)
+            began.record()
             run()
-            ended.record(self._compute)
+            ended.record()
             ended.synchronize()
             times_ms.append(began.elapsed_time(ended))
         return float(median(times_ms)) / 1e3
@@ -197,3 +324,17 @@ class Gpu:
     def memory(self) -> tuple[int, int]:
         free, total = torch.cuda.mem_get_info(self.index)
         return int(free), int(total)
+
+    def bandwidth(self) -> float:
+        source = torch.empty(_COPIED_BYTES, dtype=torch.uint8, device=self._device)
+        target = torch.empty_like(source)
+        self.timed(lambda: target.copy_(source))
+        return 2 * _COPIED_BYTES / self.timed(lambda: target.copy_(source))
+
+
+def _new_stream() -> int:
+    """A stream that torch hands out to nobody: its own are 32 in turn, and one that is captured on must be free."""
+    found = ctypes.c_void_p()
+    if failed := driver().cuStreamCreate(ctypes.byref(found), _NON_BLOCKING):
+        raise RuntimeError(f"the driver gives no further stream (error {failed})")
+    return int(found.value or 0)

@@ -68,10 +68,16 @@ class CudaLane:
     ahead, apart, able = DEVICE_AHEAD, True, True
 
     def __init__(
-        self, index: int, device: Device, now: Callable[[], int], lost: Callable[[Exception], None] = lambda _: None
+        self,
+        index: int,
+        device: Device,
+        now: Callable[[], int],
+        lost: Callable[[Exception], None] = lambda _: None,
+        *,
+        share: int = 0,
     ) -> None:
-        """lost: told of an error that the device will not recover from."""
-        self._device, self._now, self._lost = device, now, lost
+        """lost: told of an error that the device will not recover from. share: which of the device's lanes it is."""
+        self._device, self._now, self._lost, self._share = device, now, lost, share
         self.busy_ns = 0
         self._last = 0
         self._returned: Mark | None = None
@@ -96,7 +102,7 @@ class CudaLane:
     def _settle(self) -> None:
         """Have the calling thread work with the device from now on: to enter and leave it takes as long as a step."""
         if not hasattr(self._threads, "settled"):
-            self._threads.settled = self._device.on()
+            self._threads.settled = self._device.on(self._share)
             self._threads.settled.__enter__()
 
     def move(self, leaving: Sequence[Moving], coming: Moving) -> None:

@@ -8,7 +8,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from weft.devices.host import GpuCuts
 from weft.devices.measured import times_at
+from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.cuda.device import AlreadyReached, Device, Movable, Tensor, as_array
 from weft.runtime.cuda.lane import CudaLane, Launched
@@ -35,10 +37,12 @@ class LooseValues(NamedTuple):
 
 
 class DeviceModel:
-    """A model on a device; its steps are started by one thread."""
+    """A model on a device; its steps are started by one thread at a time."""
 
     learned = borrows = True
     away_s = 0.0
+    cuts: GpuCuts | None = None
+    """How its device can be shared, where it is opened for that."""
 
     def __init__(
         self,
@@ -55,6 +59,8 @@ class DeviceModel:
         self.steady = tuple(segment.steady for segment in blueprint.segments)
         self.warm_shapes: Mapping[str, tuple[int, ...]] | None = blueprint.warm_shapes
         self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
+        self.like: Mapping[int, GpuLikeness] = {}
+        """Rows of a batch -> what it is like on shares of the device."""
         self.batchable, self.max_batch, self.any_shapes = blueprint.batchable, blueprint.max_batch, blueprint.any_shapes
         self.exits, self.confidence, self.mergeable = blueprint.exits, blueprint.confidence, blueprint.mergeable
         self.tasks, self.memory_bytes, self.remarks = blueprint.tasks, blueprint.memory_bytes, blueprint.remarks
@@ -278,6 +284,7 @@ class ModelOnHost:
 
     def __init__(self, inner: CpuModel, reason: str) -> None:
         self._inner = inner
+        self.cuts: GpuCuts | None = None
         self.remarks = (*inner.remarks, f"runs on the CPU: {reason}")
 
     def __getattr__(self, name: str) -> Any:

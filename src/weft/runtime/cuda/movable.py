@@ -92,14 +92,13 @@ class GpuMovable:
     """A range of addresses that tensors lie at; it goes with the last of them."""
 
     def __init__(
-        self, device: torch.device, byte_size: int, streams: tuple[Any, Any], types: Mapping[int, Any], *, kept: bool
+        self, device: torch.device, byte_size: int, inward: Any, types: Mapping[int, Any], *, kept: bool
     ) -> None:
-        """streams: on which contents come back, and on which is computed. types: of torch, by ONNX's numbers.
+        """inward: the stream on which contents come back. types: of torch, by ONNX's numbers.
 
         kept: contents come back as they were.
         """
-        self._types, self._kept, self._copy = types, kept, None
-        self._inward, self._compute = streams
+        self._types, self._kept, self._copy, self._inward = types, kept, None, inward
         self._range = _Range(device, byte_size)
         self.byte_size = self._range.byte_size
         exposed = Exposed(self._range.address.value, self.byte_size)
@@ -128,7 +127,7 @@ class GpuMovable:
         if self._copy is not None:
             with torch.cuda.stream(self._inward):
                 self._bytes.copy_(self._copy, non_blocking=True)
-            self._compute.wait_stream(self._inward)
+            torch.cuda.current_stream().wait_stream(self._inward)
 
     def close(self) -> None:
         self._range.close()

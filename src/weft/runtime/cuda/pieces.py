@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.runtime.cuda.device import Device
+from weft.runtime.cuda.likeness import captured_on_parts
 from weft.runtime.cuda.model import DeviceModel
-from weft.runtime.cuda.rounds import StitchedDeviceModel, rung_sizes, segments_at
+from weft.runtime.cuda.rounds import StitchedDeviceModel, like_by_rows, rung_sizes, segments_at
 from weft.runtime.cuda.rung import Rung
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.samples import sample
 from weft.runtime.tensors import Array
+
+log = logging.getLogger("weft.device")
 
 
 class OpenPieces(NamedTuple):
@@ -35,11 +39,16 @@ class OpenPieces(NamedTuple):
         """The model as it is served, with changes to its blueprint."""
         kind = StitchedDeviceModel if self.blueprint.tasks else DeviceModel
         segments = [self.segments[each] for each in self.blueprint.segments]
-        return kind(self.device, self.blueprint.model_copy(update=changes), segments, self.weights, rungs)
+        found = kind(self.device, self.blueprint.model_copy(update=changes), segments, self.weights, rungs)
+        found.like = like_by_rows(found.blueprint)
+        return found
 
     def assembled(self, free_before: int) -> DeviceModel:
         """A model that was prepared, with every batch size captured; *free_before*: the device's memory before that."""
         rungs = [self.rung(rows) for rows in rung_sizes(self.blueprint)]
+        for rung in rungs:
+            if rung.rows in self.blueprint.like and (why := captured_on_parts(self.device, rung)):
+                log.warning("batches of %d rows run on no part of their device: %s", rung.rows, why)
         self.device.finish()
         used = max(self.weights.bytes, free_before - self.device.memory()[0])
         return self.model(rungs, memory_bytes=used)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from weft.errors import ModelError, NotLearned
-from weft.runtime.backend import LoadedModel, LoadOptions
+from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.model import DeviceModel, ModelOnHost
 from weft.runtime.cuda.onnx_files import OnnxFile, open_pieces
@@ -32,16 +32,28 @@ KERNELS = ".kernels"
 HOST_GRAIN_S = 0.005
 """How long segments are of what runs on the CPU after all."""
 
+Prepared = DeviceModel | ModelOnHost
+
 
 def prepare_on(
     device: Device, path: Path, options: LoadOptions, cache: Path | None = None, *, learn: bool = True
-) -> LoadedModel:
+) -> Prepared:
     """Load the model at *path*; with *cache*, a folder, the work is done once.
 
     learn: False: only what is in the cache; ``NotLearned`` where it is not.
     """
     if cache is not None:
         os.environ.setdefault("TRITON_CACHE_DIR", str(cache.absolute() / KERNELS))
+    if options.shares:
+        with device.on():
+            device = device.own()
+    found = _prepared(device, path, options, cache, learn=learn)
+    found.cuts = device.cuts if options.shares else None
+    return found
+
+
+def _prepared(device: Device, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> Prepared:
+    """The same, by whatever belongs to the model alone."""
     place = _place(device, path, options, cache) if cache is not None and path.is_file() else None
     if place is not None and (blueprint := caching.find(place)) is not None:
         return _reopened(device, path, options, cache, place, blueprint)
@@ -58,7 +70,7 @@ def _place(device: Device, path: Path, options: LoadOptions, cache: Path) -> Pat
     made_with = dataclasses.asdict(options)
     for name in ("learn_s", "isolation", "rests"):  # where and how long do not change what it is
         del made_with[name]
-    told: list[Any] = [device.name, made_with]
+    told: list[Any] = [device.name, made_with, *([device.cuts.model_dump()] if options.shares else [])]
     if path.suffix == PROGRAM_SUFFIX:  # where its nodes are is torch's affair
         told.append(version("torch"))
     try:
@@ -69,7 +81,7 @@ def _place(device: Device, path: Path, options: LoadOptions, cache: Path) -> Pat
 
 def _reopened(
     device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path, blueprint: Blueprint
-) -> LoadedModel:
+) -> Prepared:
     first = blueprint.segments[0]
     if first.file is None and first.nodes is None:
         return ModelOnHost(prepare(path, _for_host(options), cache, learn=False), blueprint.remarks[-1])
@@ -92,7 +104,7 @@ def _for_host(options: LoadOptions) -> LoadOptions:
 
 def _learned(
     device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path | None, allowance: Allowance
-) -> LoadedModel:
+) -> Prepared:
     folder = caching.new_folder(cache)
     source = _source(device, path, options, folder, allowance)
     try:
@@ -133,7 +145,7 @@ def _source(device: Device, path: Path, options: LoadOptions, folder: Path, allo
     return ProgramFile(device, path, options, allowance)
 
 
-def _on_host(path: Path, options: LoadOptions, cache: Path | None, place: Path | None, reason: str) -> LoadedModel:
+def _on_host(path: Path, options: LoadOptions, cache: Path | None, place: Path | None, reason: str) -> ModelOnHost:
     """The model on the CPU; that it runs there is kept in its place."""
     found = ModelOnHost(prepare(path, _for_host(options), cache), reason)
     if place is not None:

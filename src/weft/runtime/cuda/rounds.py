@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import BatchPart, StepOutput
 from weft.runtime.cuda.device import Tensor, as_array
 from weft.runtime.cuda.model import DeviceModel, ladder
@@ -77,6 +78,16 @@ def round_times(found: Mapping[int, Times], max_batch: int, tasks: int) -> dict[
     sizes = sorted(found)
     times = {most: _summed([found[size] for size in rounds(most, sizes)]) for most in range(1, max_batch + 1)}
     return {rows: times[busiest(rows, tasks)] for rows in range(1, max_batch + 1)}
+
+
+def like_by_rows(blueprint: Blueprint) -> dict[int, GpuLikeness]:
+    """What batches are like, by their rows, given what the sizes are like that it was captured with."""
+    sizes, tasks = rung_sizes(blueprint), len(blueprint.tasks)
+    captured = {
+        rows: rounds(busiest(rows, tasks), sizes)[0] if tasks else next(size for size in sizes if size >= rows)
+        for rows in range(1, blueprint.max_batch + 1 if blueprint.like else 1)
+    }
+    return {rows: blueprint.like[size] for rows, size in captured.items() if size in blueprint.like}
 
 
 def _summed(times: Sequence[Times]) -> Times:

@@ -1,5 +1,8 @@
 """A model at one batch size: memory for all that crosses its cuts, and every segment captured on it.
 
+Where lanes are parts of the device, segments are captured once more for each, over the same memory and weights. A lane
+that has no such runs has those of the whole device.
+
 Batches of a few rows less are computed on it as well, with rows that nobody asks for. The memory is the rung's own, so
 a second batch of the size overwrites what the first one left there; ``secure`` copies away what is still needed.
 """
@@ -8,12 +11,16 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from math import prod
 
 from weft.runtime.cuda.device import Device, Tensor, numpy_type, places
 from weft.runtime.cuda.segments import DeviceSegment, Runnable
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
+
+WHOLE = 0
+"""The whole device, among its parts."""
 
 
 class DeviceValues:
@@ -43,9 +50,12 @@ class Rung:
         self.tensors: dict[str, Tensor] = {}
         self._owners: dict[str, weakref.ref[DeviceValues]] = {}
         self._bound: list[Runnable] = []
-        own = [each.again() for each in segments]
+        """Sessions and their bindings, which are needed as long as what was captured of them."""
+        self._segments = segments
+        own = [each.again(device) for each in segments]
         self._lay_out(own, feed)
-        self._runs = [self._captured(at, each) for at, each in enumerate(own)]
+        self._runs = {WHOLE: [self._captured(at, each) for at, each in enumerate(own)]}
+        """Part -> how each segment is run there."""
 
     def _lay_out(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:
         """Run once to see what there is, and have memory for it."""
@@ -68,28 +78,62 @@ class Rung:
         device.finish()
 
     def _captured(self, at: int, segment: DeviceSegment) -> Callable[[], None]:
-        bound = segment.bound(self.tensors, self.types)
         try:
-            if segment.copies:
-                bound = segment.fixed(self.tensors, self.types).bound(self.tensors, self.types)
-            return self._kept(bound, self._device.capture(bound.run))
+            return self._replayed(segment, self._device)
         except Exception as error:  # what cannot be captured can be run
             self.uncaptured[at] = first_line(error)
             plain = segment.bound(self.tensors, self.types)
             return lambda: self._device.plainly(plain.run)
 
-    def _kept(self, bound: Runnable, replay: Callable[[], None]) -> Callable[[], None]:
-        """Keep a session and its binding as long as what was captured of them."""
+    def _replayed(self, segment: DeviceSegment, device: Device) -> Callable[[], None]:
+        """What replays a segment."""
+        bound = segment.bound(self.tensors, self.types)
+        if segment.copies:
+            bound = segment.fixed(self.tensors, self.types).bound(self.tensors, self.types)
+        replay = device.capture(bound.run)
         self._bound.append(bound)
         return replay
 
+    def add_parts(self, parts: Sequence[Device]) -> None:
+        """Have runs for the parts of the device, each of which stays on its own; or for none, where that fails.
+
+        This is all that knows how such runs are made.
+        """
+        whole, found, before = self._runs[WHOLE], {}, len(self._bound)
+        try:
+            for part, device in enumerate(parts, 1):
+                found[part] = [
+                    whole[at] if at in self.uncaptured else self._replayed(each.again(device), device)
+                    for at, each in enumerate(self._segments)
+                ]
+        except BaseException:
+            del self._bound[before:]  # sessions take memory
+            raise
+        self._runs |= found
+
+    @property
+    def segments(self) -> int:
+        """How many it has."""
+        return len(self._segments)
+
+    @property
+    def parts(self) -> list[int]:
+        """The parts that it has runs for, the whole not counted."""
+        return [part for part in self._runs if part != WHOLE]
+
+    @property
+    def kernels(self) -> int:
+        """How many kernels all segments have."""
+        return sum(map(self._device.kernels, self._runs[WHOLE]))
+
     def run(self, segment: int) -> None:
         """Start a segment on what lies in the memory."""
-        self._runs[segment]()
+        self._runs.get(self._device.part, self._runs[WHOLE])[segment]()
 
-    def timed(self, segment: int) -> float:
-        """Seconds of a segment."""
-        return self._device.timed(self._runs[segment])
+    def timed(self, segment: int, part: int = 0) -> float:
+        """Seconds of a segment, on the whole device or on a part that it has runs for."""
+        with self._device.on(self._device.cuts.lane_of(part)) if part else nullcontext():
+            return self._device.timed(self._runs[part][segment])
 
     def rows_of(self, tensor: Tensor, rows: int) -> Tensor:
         """The first rows of a tensor, if it has rows."""

@@ -114,8 +114,8 @@ class DeviceSegment(Protocol):
         """Have all that it needs of its file."""
         ...
 
-    def again(self) -> DeviceSegment:
-        """The segment for another batch size."""
+    def again(self, device: Device) -> DeviceSegment:
+        """The segment for another batch size, or another part of the device."""
         ...
 
     def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
@@ -241,13 +241,13 @@ class SegmentSession:
         where = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
         return [each.name for each, memory in where if memory.name.lower() == HOST_KIND]
 
-    def again(self) -> SegmentSession:
+    def again(self, device: Device) -> SegmentSession:
         """The segment in a session of its own, over the same weights.
 
         What was captured of a session holds as long as it meets no other shapes: those would have cuDNN's plans made
         anew, and the old ones, whose kernels the graph has, would go.
         """
-        return SegmentSession(self._device, self.spec, self._file)
+        return SegmentSession(device, self.spec, self._file)
 
     def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> SegmentSession:
         """The segment for shapes that never change: what only they decide is known, and not computed or copied.

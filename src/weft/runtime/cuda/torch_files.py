@@ -83,7 +83,7 @@ class ProgramSegment:
     def open(self) -> None:
         """All of its file was read."""
 
-    def again(self) -> DeviceSegment:
+    def again(self, device: Device) -> DeviceSegment:
         return self
 
     def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:

@@ -11,11 +11,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from weft.devices.shares import GpuLikeness
 from weft.errors import ModelError
 from weft.runtime import cutting
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda import node_costs
 from weft.runtime.cuda.device import Device, lacks_memory
+from weft.runtime.cuda.likeness import measured_likeness
 from weft.runtime.cuda.model import DeviceModel, ladder
 from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
 from weft.runtime.cuda.precision import FP32, difference, remark
@@ -219,8 +221,10 @@ class Workshop:
         pieces, sizes, tasks = self.model.opened(blueprint), rung_sizes(blueprint), len(blueprint.tasks)
         rungs = [pieces.rung(rows) for rows in sizes]
         found = {each.rows: tuple(each.timed(at) for at in range(len(blueprint.segments))) for each in rungs}
+        like = self._likeness(rungs, pieces.weights.bytes)
         if tasks:  # what crosses its cuts has rows of several tasks, and it never meets other shapes
-            return pieces.model(rungs, times_s=round_times(found, blueprint.max_batch, tasks), mergeable=False)
+            times_s = round_times(found, blueprint.max_batch, tasks)
+            return pieces.model(rungs, times_s=times_s, like=like, mergeable=False)
         times_s = {rows: found[next(size for size in sizes if size >= rows)] for rows in range(1, sizes[-1] + 1)}
         several = len(blueprint.segments) > 1
         mergeable = blueprint.batchable and several and all(each.same_rows() for each in rungs)
@@ -228,7 +232,13 @@ class Workshop:
             raise Unfit("what crosses its exits is not one row per sample")
         for each in pieces.segments.values():
             each.open()  # the files are about to be moved
-        return pieces.model(rungs, times_s=times_s, mergeable=mergeable)
+        return pieces.model(rungs, times_s=times_s, like=like, mergeable=mergeable)
+
+    def _likeness(self, rungs: Sequence[Rung], weight_bytes: int) -> dict[int, GpuLikeness]:
+        """What each batch size is like on parts of the device, where those are wanted."""
+        if not self.options.shares:
+            return {}
+        return measured_likeness(self.device, rungs, weight_bytes, self.allowance, self.remarks)
 
     def _compare(self, model: DeviceModel, wanted: dict[str, Array]) -> None:
         """Say how far the results are off those of the CPU in float32; ``Unfit`` where they are others."""

@@ -6,6 +6,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from weft.devices.host import GpuCuts
+from weft.devices.shares import GpuLikeness
 from weft.errors import BadRequest, ModelError, NotLearned, UnfitInputs
 from weft.runtime.backend import LoadedModel
 from weft.runtime.exits import ExitSpec, Kind
@@ -43,6 +45,9 @@ class ModelDescription(BaseModel):
     learned: bool
     moving_bytes: Annotated[int, Field(ge=0, lt=2**60)] = 0
     """What leaves the device with it, beside what it holds."""
+    like: Annotated[dict[int, GpuLikeness], Field(max_length=LARGEST_BATCH)] = {}
+    cuts: GpuCuts | None = None
+    """How its device can be shared, where that was asked for."""
     return_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     @model_validator(mode="after")

@@ -1,4 +1,7 @@
-"""A GPU as a backend: one worker process that has all models, and one lane that takes steps ahead."""
+"""A GPU as a backend: one worker process that has all models, and lanes that take steps ahead.
+
+It has one lane, or, where a policy chooses, one for every share of it; those have the worker's memory in common.
+"""
 
 from __future__ import annotations
 
@@ -67,6 +70,7 @@ class DeviceBackend(IsolatingBackend):
         self.inline, self.memory_bytes = False, memory_bytes
         self._asker = ThreadPoolExecutor(1, "asker")
         self._asking, self._used_bytes = False, 0
+        self._told_uncut = False
 
     def open(
         self,
@@ -79,6 +83,9 @@ class DeviceBackend(IsolatingBackend):
     ) -> LoadedModel:
         here = dataclasses.replace(options, isolation=self.label, rests=self.memory_bytes is not None)
         found = super().open(path, here, cache, say, learn=learn)
+        if options.shares and not self._told_uncut and (cuts := getattr(found, "cuts", None)) and not cuts.cuts:
+            self._told_uncut = True
+            log.warning("%s cannot be cut: models share it on plain streams; their remarks say why", self.device)
         self._ask()
         return found
 

@@ -14,10 +14,9 @@ from typing import Any, Protocol
 from weft.runtime.backend import DeviceLane, LoadedModel, LoadOptions
 from weft.runtime.isolated.confinement import LIBRARIES
 from weft.runtime.lent import Borrowed, LendingTerms
+from weft.runtime.twins import is_twin
 
 CPU = "cpu"
-TWIN = "cuda:twin"
-"""A GPU's twin on the CPU, with which workers are tested where there is none."""
 
 CUDA_VARIABLES = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG",
@@ -100,7 +99,7 @@ def warm_up(name: str) -> None:
         return
     import weft.runtime.cuda.engine
 
-    if name != TWIN:
+    if not is_twin(name):
         import weft.runtime.cuda.gpu  # noqa: F401
 
 
@@ -118,5 +117,5 @@ def device_files(name: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def programs(name: str) -> tuple[str, ...]:
     """What a worker may run: with a GPU the compilers of kernels, where there is something that needs them."""
-    triton = find_spec("triton") if name not in (CPU, TWIN) else None
+    triton = find_spec("triton") if name != CPU and not is_twin(name) else None
     return (*COMPILERS, *(triton.submodule_search_locations or ())) if triton is not None else ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from weft.devices.measured import times_at
+from weft.devices.shares import GpuLikeness
 from weft.errors import RequestError
 from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepEnd, StepOutput
 from weft.runtime.breaker import Breaker
@@ -37,6 +38,8 @@ class IsolatedModel:
         self.steady = (False,) * len(told.segments)
         self.warm_shapes: Mapping[str, tuple[int, ...]] | None = told.warm_shapes
         self.times_s: Mapping[int, tuple[float, ...]] = told.times_s
+        self.like: Mapping[int, GpuLikeness] = told.like
+        self.cuts = told.cuts
         self.batchable, self.max_batch, self.mergeable = told.batchable, told.max_batch, told.mergeable
         self.any_shapes, self.borrows, self.learned = told.any_shapes, told.borrows, told.learned
         self.exits, self.confidence, self.tasks = told.exits, told.confidence, told.tasks

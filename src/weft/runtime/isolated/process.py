@@ -264,7 +264,8 @@ class WorkerProcess:
         head = ["run", run.number, run.model.number, step.segment, parts, step.rows, shared, freed]
         head += [run.keep, run.onward is not None, [tuple(each.terms) for each in lenders]]
         try:
-            run.leaving = self.residency.bring(run.model.number, begins=step.segment == 0)
+            begins, lane = step.segment == 0, run.lane.index
+            run.leaving = self.residency.bring(run.model.number, begins=begins, lane=lane)
             head.append(run.leaving)
             self._lane(run.lane).send(head, laid, [each.file for each in lenders if each.file is not None])
             self.lend(lenders)
@@ -532,7 +533,7 @@ class WorkerProcess:
         if report.problem is not None:
             error = heard(report.problem)
             if run.leaving is not None:
-                self.residency.failed(run.model.number)
+                self.residency.failed(run.model.number, run.leaving)
             run.model.failed()
             return StepEnd(began, ended, error=error)
         promised = {each.values.number: each.values for each in run.onward or ()}
@@ -545,7 +546,7 @@ class WorkerProcess:
         ]
         run.model.check(run.step.segment, run.step.rows, outputs)
         if run.leaving is not None:
-            self.residency.came(run.model.number)
+            self.residency.came(run.model.number, run.leaving)
         return StepEnd(began, ended, outputs)
 
     def _reply(self, key: int, result: Any, problem: Any) -> None:

@@ -1,7 +1,8 @@
 """Which models of a worker are in the device's memory: for one that has left, others leave that were used before them.
 
 What a model always holds there is counted as well. One of which something is under way stays; as long as another one
-waits for its room, it begins no more.
+waits for its room, it begins no more. Steps on different lanes are not started in the order in which they were sent: a
+model that leaves with one comes back on another lane when that has ended.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from weft.errors import Failed, WorkerDied
@@ -36,6 +38,8 @@ class Residency:
         """Those that are there, the one used least recently first."""
         self._unsure: set[int] = set()
         """Those that may not have come back."""
+        self._leaving_on: dict[int, int] = {}
+        """Those that leave with a step which has not ended, and its lane."""
         self._under_way: Counter[int] = Counter()
         self._claim, self._claimed_until_s = 0, 0.0
         """Which model waits for room."""
@@ -68,8 +72,8 @@ class Residency:
         with self._lock:
             self._under_way[number] -= 1
 
-    def bring(self, number: int, *, begins: bool = True) -> list[int] | None:
-        """Those that leave before a model comes back for a step; None where it is there.
+    def bring(self, number: int, *, begins: bool = True, lane: int = 0) -> list[int] | None:
+        """Those that leave before a model comes back for a step on a lane; None where it is there.
 
         begins: the step is the first of its batch.
         ``WorkerDied`` says when to ask again, if others are needed, and ``Failed`` that it never fits.
@@ -77,6 +81,8 @@ class Residency:
         with self._lock:
             if self.is_there(number):
                 return self._used(number, begins)
+            if self._leaving_on.get(number, lane) != lane:
+                raise WorkerDied("it is just leaving the device's memory", again_s=AGAIN_S)
             moving = self._models[number].moving
             room = self._most - sum(each.staying for each in self._models.values())
             if moving > room:
@@ -89,6 +95,7 @@ class Residency:
             for each in leaving:
                 del self._there[each]
                 self._unsure.discard(each)
+            self._leaving_on |= dict.fromkeys(leaving, lane)
             self._there[number] = None
             self.returns += 1
             return leaving
@@ -120,9 +127,14 @@ class Residency:
             self._claimed_until_s = 0.0
         return found
 
+    def _left(self, leaving: Sequence[int]) -> None:
+        for each in leaving:
+            self._leaving_on.pop(each, None)
+
     def unsent(self, number: int, leaving: list[int]) -> None:
         """The worker was not told of what should move."""
         with self._lock:
+            self._left(leaving)
             if number not in self._unsure:
                 self._there.pop(number, None)
             for each in reversed(leaving):
@@ -130,13 +142,15 @@ class Residency:
                     self._there[each] = None
                     self._there.move_to_end(each, last=False)
 
-    def came(self, number: int) -> None:
-        """A step that had a model come back was computed."""
+    def came(self, number: int, leaving: Sequence[int] = ()) -> None:
+        """A step that had a model come back, and others leave, was computed."""
         with self._lock:
+            self._left(leaving)
             self._unsure.discard(number)
 
-    def failed(self, number: int) -> None:
+    def failed(self, number: int, leaving: Sequence[int] = ()) -> None:
         """It is not known whether a model came back; it counts as there, and the next steps have it come back again."""
         with self._lock:
+            self._left(leaving)
             if number in self._there:
                 self._unsure.add(number)

@@ -11,6 +11,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from weft.devices.measured import times_at
+from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.exits import Counted, ExitSpec, Kind, join, keep
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
@@ -18,7 +19,7 @@ from weft.runtime.onnxruntime_cpu.samples import sample
 from weft.runtime.onnxruntime_cpu.sessions import release_memory
 from weft.runtime.onnxruntime_cpu.texts import to_bytes, to_text
 from weft.runtime.own_folder import remove
-from weft.runtime.stitched import TaskSpec, mixed
+from weft.runtime.stitched import TaskSpec, fills, mixed
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec, aligned
 
 
@@ -56,6 +57,8 @@ class Blueprint(BaseModel):
     any_shapes: bool = False
     """Whether samples of other shapes than the measured ones may be computed together, too."""
     times_s: dict[int, tuple[float, ...]] = {}
+    like: dict[int, GpuLikeness] = {}
+    """Rows that a device captures it with -> what it is like on shares of that, which it is captured on, too."""
     memory_bytes: int = 0
     exits: tuple[ExitSpec, ...] = ()
     """Where samples may leave, shallow to deep, the end last; none where all go to the end."""
@@ -92,11 +95,13 @@ class CpuModel:
         self.segments = tuple(segment.name for segment in blueprint.segments)
         self.steady = tuple(segment.steady for segment in blueprint.segments)
         self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
+        self.like: Mapping[int, GpuLikeness] = blueprint.like
         self.warm_shapes: Mapping[str, tuple[int, ...]] | None = blueprint.warm_shapes
         self.memory_bytes, self.moving_bytes, self.remarks = blueprint.memory_bytes, 0, blueprint.remarks
         self.exits, self.mergeable, self.rowless = blueprint.exits, blueprint.mergeable, blueprint.rowless
         self.confidence = blueprint.confidence
-        self.tasks, self.absent = blueprint.tasks, _absent(blueprint)
+        self.tasks, self._fills = blueprint.tasks, fills(blueprint.tasks)
+        self._absent = _absent(blueprint, 1)
         self.sessions = tuple(sessions)
         self._steps = _steps(blueprint)
         self._told = {each.segment: each.output for each in self.exits}
@@ -121,7 +126,16 @@ class CpuModel:
 
     def gather(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """The inputs of several samples as one batch; of a stitched model, each has those of its own task."""
-        return mixed(samples, self.absent) if self.tasks else join(samples, self.rowless)
+        if not self.tasks:
+            return join(samples, self.rowless)
+        absent = _absent(self.blueprint, self._longest(samples)) if self.free else self._absent
+        return mixed(samples, absent, self._fills)
+
+    def _longest(self, samples: Sequence[dict[str, Any]]) -> int:
+        """The largest of the sizes that are free."""
+        free = {spec.name: [axis for axis, size in enumerate(spec.shape) if axis and size < 0] for spec in self.inputs}
+        sizes = [each.shape[axis] for sample in samples for name, each in sample.items() for axis in free[name]]
+        return int(max(sizes, default=1))
 
     def prepare(self, rows: int) -> None:
         """Run made-up samples once: memory for a new shape is laid out in its first run."""
@@ -195,12 +209,15 @@ class CpuModel:
             self._finalizer()
 
 
-def _absent(blueprint: Blueprint) -> dict[str, Array]:
-    """What the inputs of tasks hold that a batch has no sample of."""
+def _absent(blueprint: Blueprint, length: int) -> dict[str, Array]:
+    """What the inputs of tasks hold that a batch has no sample of; *length* stands for free sizes."""
     if not blueprint.tasks:
         return {}
     return {
-        spec.name: np.zeros((blueprint.absent_rows, *spec.shape[1:]), DATATYPES[spec.datatype])
+        spec.name: np.zeros(
+            (blueprint.absent_rows, *(length if size < 0 else size for size in spec.shape[1:])),
+            DATATYPES[spec.datatype],
+        )
         for spec in blueprint.inputs
     }
 

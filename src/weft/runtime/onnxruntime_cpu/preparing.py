@@ -41,7 +41,7 @@ from weft.runtime.onnxruntime_cpu.whole import (
 )
 from weft.runtime.own_folder import LOCK, remove
 from weft.runtime.rows import INDEPENDENT, Verdict, judged
-from weft.runtime.stitched import TaskSpec
+from weft.runtime.stitched import TaskSpec, usual_shapes
 from weft.runtime.tensors import Array, TensorSpec
 
 
@@ -170,7 +170,8 @@ class _Workshop:
         self.exits = named_exits(self.options, session)
         self.independent = self.options.independent_rows or says_independent(session)
         blueprint = with_tasks(blueprint, session, self.exits)
-        shapes, missing = warm_shapes(session.get_inputs(), self.options.shapes)
+        given = {**usual_shapes(blueprint.tasks, blueprint.inputs), **self.options.shapes}
+        shapes, missing = warm_shapes(session.get_inputs(), given)
         whole = CpuModel(blueprint, [self._bounded(session)])
         del session  # so that it can be dropped before its segments are opened
         if missing:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from weft.costs.layer_costs import Profile, estimate, read_profile
 from weft.costs.program import MAX_TICKS, Clock, Program, lower, one_at_a_time
 from weft.costs.tiled import layer_times_s
-from weft.devices import Host, HostModel, Lanes, Npu, TiledNpu, check_activations, load_device
+from weft.devices import GpuLikeness, Host, HostModel, Lanes, Npu, TiledNpu, check_activations, load_device
 from weft.engine.steering import Steered, Steering
 from weft.engine.tickets import Terms
 from weft.errors import WorkloadError
@@ -48,8 +48,16 @@ class Case:
     terms: tuple[Terms, ...]
     alone_s: tuple[float, ...]
     """Standalone time of one request of each stream."""
+    on_shares: Setting | None = None
+    """The run for policies that choose shares of the device, where it has any."""
 
     def setting_of(self, policy: type[Policy]) -> Setting:
+        if policy.traits.shares:
+            if self.on_shares is None:
+                raise WorkloadError(
+                    f"{policy.__name__} chooses shares of a GPU, and {self.device.name} has none; h200 is one that has"
+                )
+            return self.on_shares
         return self.setting if policy.traits.by_layer else self.at_exits
 
     def arrivals(self, index: int, seed: int | None) -> Iterator[Ints]:
@@ -105,6 +113,7 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
     _ticks(clock, workload.duration_s, "duration_s")
     programs: list[Program] = []
     terms, alone = [], []
+    kinds: list[GpuLikeness] = []
     for index, stream in enumerate(workload.stream):
         if stream.profiles:
             raise WorkloadError(f"{stream.model}: profiles describe a device of kind 'npu', and {host.name} is a host")
@@ -114,10 +123,12 @@ def _prepare_host(workload: Workload, host: Host) -> Case:
         terms.append(_host_terms(stream, model, len(programs), clock))
         slower = slowed(lanes, list(host.models).index(name))
         programs += [_segments(name, model, batch, slower, clock, rates) for batch in range(1, terms[-1].max_batch + 1)]
+        kinds += [model.like_at(batch) for batch in range(1, terms[-1].max_batch + 1) if host.gpu]
         alone.append(model.total_s(1))
     apart = host.ahead > 0  # lanes that take segments ahead are devices of their own
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=host.lanes, ahead=host.ahead, apart=apart)
-    return Case(workload, host, clock, setting, setting, tuple(terms), tuple(alone))
+    on_shares = replace(setting, lanes=1, apart=False, shares=host.gpu.shares(kinds)) if host.gpu else None
+    return Case(workload, host, clock, setting, setting, tuple(terms), tuple(alone), on_shares)
 
 
 def slowed(lanes: Lanes, kind: int) -> float:

@@ -30,7 +30,7 @@ def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
         frozenset(range(len(setting.programs))),
         ticks(host.abort_s),
         abort_from=ticks(host.abort_from_s),
-        crowd=_Draws(case, _rng(case, seed)).crowd(),
+        crowd=_Draws(case, _rng(case, seed)).crowd(setting),
     )
 
 
@@ -59,7 +59,9 @@ class _Draws:
         self._hand_overs = _from_anywhere([case.clock.ticks(each) for each in host.hand_over_s], rng)
         self._places = [int(place) for place in rng.integers(1 << 30, size=len(names))]
 
-    def crowd(self) -> Crowd:
+    def crowd(self, setting: Setting) -> Crowd:
+        if setting.shares:
+            return Crowd(setting.shares, range(len(self._work)), self._work_of)
         return Crowd(self._host.together(), self._kinds, self._work_of)
 
     def _work_of(self, candidate: Candidate) -> DrawnWork:

@@ -11,7 +11,7 @@ import numpy as np
 from weft.devices import Host, Npu
 from weft.engine.lateness import check_late
 from weft.kernels import request_state as k
-from weft.policies import POLICIES, Option, check_policy, make_request_policy
+from weft.policies import Option, make_request_policy, policy_called
 from weft.reports.requests import RequestReport, stream_report
 from weft.reports.trace import Trace
 from weft.simulation.requests import plain, refilling, weaving
@@ -60,8 +60,7 @@ def simulate_requests(
     most_missed: deadlines that each stream may miss; the run ends as soon as one has missed more.
     """
     check_late(late)
-    check_policy(policy)
-    chooser = make_request_policy(policy, case.setting_of(POLICIES[policy]), options)
+    chooser = make_request_policy(policy, case.setting_of(policy_called(policy)), options)
     # Who is refused, and when, is not compiled, nor is giving up.
     compiled = compiled and late != "drop" and not case.is_steered and most_missed is None
     if compiled and isinstance(case.device, Npu) and type(chooser) in weaving.ONLINE:
@@ -75,7 +74,7 @@ def simulate_requests(
 
 def request_trace(case: Case, run: RequestRun) -> Trace:
     """The spans of a recorded run; a query is a batch of its stream."""
-    setting = case.setting_of(POLICIES[run.report.policy])
+    setting = case.setting_of(policy_called(run.report.policy))
     stream, query, layer, program, *_ = run.tally.issues.T
     sizes = np.array([size for p in setting.programs for size in p.weight_bytes], np.int64)
     first = np.cumsum([0, *map(len, setting.programs)], dtype=np.int64)

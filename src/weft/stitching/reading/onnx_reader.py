@@ -153,7 +153,9 @@ class _OnnxWalk:
                 self._pictures[name] = self._draft.flush(self._pictures[name])
 
     def _refusal(self, node: SourceNode, why: str) -> str:
-        way_out = "it cannot be kept as an island" if self._islands else "islands = True runs it model by model"
+        way_out = "it cannot be kept as an island"
+        if not self._islands:
+            way_out = "islands = True runs it model by model, body = True shares whole weights around any operator"
         return f"{node.name} is the operator {node.op}: {why}; {way_out}"
 
 

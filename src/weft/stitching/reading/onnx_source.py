@@ -31,6 +31,8 @@ FLOATS: Mapping[int, str] = {
     TensorProto.BFLOAT16: "bfloat16",
 }
 """Types of numbers that can be read, and what they are called."""
+WHOLE: Mapping[int, str] = {TensorProto.INT64: "int64", TensorProto.INT32: "int32", TensorProto.BOOL: "bool"}
+"""Types of tokens and masks."""
 COARSE = ("float16", "bfloat16")
 """Types of half precision."""
 
@@ -110,8 +112,8 @@ class OnnxSource:
         return FLOATS[sizes.most_common(1)[0][0]]
 
 
-def open_source(model: onnx.ModelProto, folder: Path | None) -> OnnxSource:
-    """Check *model*; its external data lies in *folder*."""
+def open_source(model: onnx.ModelProto, folder: Path | None, taken: Mapping[int, str] = FLOATS) -> OnnxSource:
+    """Check *model*; its external data lies in *folder*, its inputs may be of the types *taken*."""
     _require_text(model)
     if tasks := next((each.value for each in model.metadata_props if each.key == STITCHED_KEY), ""):
         raise ModelError(f"is a stitched file{_made_of(tasks)}; give the models that it was made of")
@@ -121,7 +123,7 @@ def open_source(model: onnx.ModelProto, folder: Path | None) -> OnnxSource:
     if not graph.node or not graph.output:
         raise ModelError("it holds no graph with nodes and outputs; is it an ONNX model?")
     tensors = {each.name: each for each in graph.initializer}
-    inputs = {each.name: _sizes(each) for each in graph.input if each.name not in tensors}
+    inputs = {each.name: _sizes(each, taken) for each in graph.input if each.name not in tensors}
     if not inputs:
         raise ModelError("it has no inputs")
     outputs = tuple(dict.fromkeys(each.name for each in graph.output))
@@ -197,12 +199,15 @@ def _opset(model: onnx.ModelProto) -> int:
     return int(max(versions))
 
 
-def _sizes(value: onnx.ValueInfoProto) -> tuple[int | str, ...]:
+def _sizes(value: onnx.ValueInfoProto, taken: Mapping[int, str]) -> tuple[int | str, ...]:
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
         raise ModelError(f"its input {value.name} is not a tensor of known rank")
-    if kind.elem_type not in FLOATS:
-        raise ModelError(f"its input {value.name} is of type {type_name(kind.elem_type)}; float inputs can be stitched")
+    if kind.elem_type not in taken:
+        these = "float" if taken == FLOATS else ", ".join(taken.values())
+        raise ModelError(
+            f"its input {value.name} is of type {type_name(kind.elem_type)}; {these} inputs can be stitched"
+        )
     return tuple(int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or "?" for dim in kind.shape.dim)
 
 

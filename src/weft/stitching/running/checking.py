@@ -64,10 +64,10 @@ def largest_difference(
         judged = None if net.stored in COARSE else source
         for port, wanted in zip(net.outputs, _alone(net, judged, feeds[task], threads), strict=True):
             name = port_name(family, task, port)
-            worst = max(worst, Difference(_relative(found[name], wanted), name))
+            worst = max(worst, Difference(relative_difference(found[name], wanted), name))
         if source != judged:
             for port, wanted in zip(net.outputs, _alone(net, source, feeds[task], threads), strict=True):
-                coarse = max(coarse, _relative(found[port_name(family, task, port)], wanted))
+                coarse = max(coarse, relative_difference(found[port_name(family, task, port)], wanted))
     return worst._replace(coarse=coarse)
 
 
@@ -82,7 +82,7 @@ def tied_rows(net: Net, close: float, *, threads: int = 1, seed: int = 0) -> str
         together = answers(session, names, feed, net.name)
     except StitchError:
         return f"runs with the number of rows in its file ({net.batch}) only"
-    mixed = (name for name, *pair in zip(names, together, apart, strict=True) if _relative(*pair) > close)
+    mixed = (name for name, *pair in zip(names, together, apart, strict=True) if relative_difference(*pair) > close)
     return next((f"answers a row by the rows beside it in {name}" for name in mixed), "")
 
 
@@ -123,7 +123,7 @@ def _batches(feed: Feed, rows: int) -> Iterator[Feed]:
         yield {name: array[start : start + rows] for name, array in feed.items()}
 
 
-def _relative(found: Array, wanted: Array) -> float:
+def relative_difference(found: Array, wanted: Array) -> float:
     """The largest difference by the largest number; infinite where one has a number and the other has none."""
     if found.shape != wanted.shape:
         return np.inf

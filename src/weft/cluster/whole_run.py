@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from weft.cluster.attaining import place_to_attain
 from weft.errors import InputError, unknown_name
 from weft.placing.demand import Demand
 from weft.placing.judging import OnTimeJudge
@@ -20,7 +21,7 @@ OBJECTIVES: dict[str, str] = {
     "machines": "the fewest machines that carry all rates and keep the target",
     "cost": "the cheapest machines that do, by the prices of their kinds",
     "load": "the largest multiple of all rates that the machines carry",
-    "attainment": "the most requests on time, on all machines",
+    "attainment": "the most requests on time behind a router, on all machines",
 }
 """What a placement may be best at."""
 TARGET = 0.99
@@ -46,11 +47,17 @@ def place(
         raise InputError(unknown_name("objective", objective, OBJECTIVES))
     if target is not None and not 0 < target < 1:
         raise InputError(f"target = {target:g} must lie between 0 and 1, as 0.99")
+    if target is None and objective == "attainment":
+        raise InputError(
+            "objective = attainment counts what a simulation finds on time: it needs a target, and no --fluid"
+        )
     on_progress("pricing")
     demands = demands_of(workload, machines) if isinstance(workload, Workload) else workload
     problem = PlacingProblem.of(machines, demands)
     check_each_fits(problem)
     on_progress("placing")
+    if objective == "attainment":
+        return place_to_attain(problem, seed=seed)
     found = search(problem, objective, target, seed)
     judge = None if target is None else OnTimeJudge(seed + OTHER_SEEDS)
     on_progress("judging")

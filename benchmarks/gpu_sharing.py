@@ -1,0 +1,106 @@
+"""Models that share a GPU under weft's server: one by one, on streams, on the sides of a cut, and as `abreast` decides.
+
+Needs one NVIDIA GPU, torch, onnxruntime-gpu and cuda-bindings (docs/gpu.md). Every row is kept in the results as soon
+as it is measured, and not measured again when this is started once more:
+
+    python benchmarks/gpu_sharing.py [--only PART-OF-A-NAME] [--seconds 3] [--results FILE]
+
+Rows: `A ROWS + B ROWS/POLICY`: requests without end for both, each with so many rows, over inputs in shared memory;
+`rates` are the answers per second of each over those alone under `punctual`, which has the whole GPU for each in turn,
+and `time` the seconds that each ran on every share, by its multiprocessors. `like/A ROWS + B ROWS`: what the models
+were measured to be like.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from gpu_asking import FOLDER, Rows, Served, clients, connected, end_when_told, exchanged, registered, request_for
+
+RESULTS = Path(__file__).parent / "results" / "gpu_sharing.json"
+POLICIES = ("punctual", "streams", "split", "abreast")
+ASKING = 3
+"""Clients of each model: one batch is computed while others wait."""
+NO_HURRY_MS = 10_000.0
+
+
+class Asked(NamedTuple):
+    """A model, and the rows of its requests."""
+
+    name: str
+    rows: int
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.rows}"
+
+
+PAIRS = (
+    (Asked("resnet50", 32), Asked("bert-large-16", 1)),
+    (Asked("resnet50", 8), Asked("bert-large-16", 1)),
+    (Asked("resnet50", 1), Asked("bert-large-16", 1)),
+    (Asked("encoder-24", 16), Asked("bert-large-16", 1)),
+    (Asked("encoder-24", 16), Asked("resnet50", 32)),
+)
+
+
+def answered(server: Served, seconds: float, models: tuple[Asked, ...]) -> list[float]:
+    """Answers per second of each, all of them asked without end."""
+    with ExitStack() as kept:
+        running = []
+        for each in models:
+            request, memory = request_for(each.name, each.rows, "memory")
+            kept.enter_context(registered(server.port, memory))
+            running.append(clients(ASKING, server.port, request, seconds))
+        return [float(ended()["per_s"]) for ended in running]
+
+
+def shared(server: Served, pair: tuple[Asked, Asked], seconds: float, alone: list[float]) -> dict[str, Any]:
+    alone = alone or [answered(server, seconds, (each,))[0] for each in pair]
+    before = times(server)
+    together = answered(server, seconds, pair)
+    rates = [a / b for a, b in zip(together, alone, strict=True)]
+    spent = {key: round(each - before.get(key, 0.0), 3) for key, each in times(server).items()}
+    return {"alone_per_s": alone, "per_s": together, "rates": rates, "sum": sum(rates), "time": spent}
+
+
+def times(server: Served) -> dict[str, float]:
+    """Model and share -> seconds."""
+    lines = [each for each in server.metrics().splitlines() if each.startswith("weft_share_seconds_total{")]
+    return {each[len("weft_share_seconds_total") :].rsplit(" ", 1)[0]: float(each.rsplit(" ", 1)[1]) for each in lines}
+
+
+def likeness(server: Served) -> dict[str, Any]:
+    """What the server's models are like, and how the GPU was cut."""
+    _, body = exchanged(connected(server.port), b"GET /weft/profile HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    told = json.loads(body)
+    return {"gpu": told["gpu"], "like": {name: model["like"] for name, model in told["models"].items()}}
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("--only", default="")
+    options.add_argument("--seconds", type=float, default=3.0)
+    options.add_argument("--results", type=Path, default=RESULTS)
+    options.add_argument("--device", default="cuda:0")
+    given = options.parse_args()
+    end_when_told()
+    FOLDER.mkdir(exist_ok=True)
+    rows = Rows(given.results, given.only, given.device)
+    for pair in PAIRS:
+        settings = {each.name: {"slo_ms": NO_HURRY_MS, "max_batch": each.rows} for each in pair}
+        key = " + ".join(map(str, pair))
+        for policy in POLICIES:
+            alone = rows.found.get(f"{key}/{POLICIES[0]}", {}).get("alone_per_s", [])
+            asked = {f"{key}/{policy}": partial(shared, pair=pair, seconds=given.seconds, alone=alone)}
+            if policy == "abreast":
+                asked[f"like/{key}"] = likeness
+            rows.measure_on(partial(Served, settings, device=given.device, policy=policy), asked)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""How much faster and smaller fine-tuned encoders are as one body on a CPU, in ONNX Runtime.
+
+One request of each model, all of one length. The baseline are the models one after another, each in a session of its
+own. Beside it, in the same rounds: the body; all models as batched products, each weight a stack of all models' (as
+NetFuse joins them); and as many rows through a single one of the models, as it is. The body computes its last layer for
+the token that is read alone, which those three do not.
+
+    python benchmarks/stitch_encoders.py
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from machine import machine
+from onnx import helper, numpy_helper
+
+from weft.jsonfile import write_json
+from weft.stitching.bodies.whole_run import BodyStitching, stitch_body
+from weft.stitching.making.encoders import ENCODERS, EncoderRecipe
+from weft.stitching.onnx_writer import to_onnx
+from weft.stitching.running.racing import least_seconds, opened
+
+RESULTS = Path(__file__).parent / "results" / "stitch_encoders.json"
+TUNED: dict[str, tuple[dict[str, Any], float]] = {
+    "own heads": ({}, 0.0),
+    "last third own": ({"frozen": 2 / 3}, 0.0),
+    "rank 16, exact": ({"rank": 16}, 0.0),
+    "rank 16, low-rank parts": ({"rank": 16}, 1e-6),
+}
+"""How models were made, and what of a weight may be lost."""
+
+
+def measured(architecture: str, tasks: int, threads: list[int], lengths: list[int], rounds: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, (tuned, tolerance) in TUNED.items():
+        with tempfile.TemporaryDirectory() as folder:
+            files = list(EncoderRecipe(architecture, tasks, **tuned).save(Path(folder)))
+            (base,) = EncoderRecipe(architecture, 1).save(Path(folder) / "base")
+            made = stitch_body(files, tolerance=tolerance, base=base if tolerance else None, measure=False)
+            assert made.difference is not None
+            found[name] = {
+                "weights": made.weight_bytes / made.apart_bytes,
+                "largest_difference": made.difference.relative,
+                "ms": {str(each): _raced(made, files, each, lengths, rounds) for each in threads},
+            }
+        for count, by_length in found[name]["ms"].items():
+            for length, times in by_length.items():
+                gain = times["one after another"] / times["body"]
+                said = ", ".join(f"{way} {each:.1f} ms" for way, each in times.items())
+                print(f"{name}, {count} threads, {length} tokens: {said}; {gain:.2f} times")
+    return found
+
+
+def _raced(
+    made: BodyStitching, files: list[Path], threads: int, lengths: list[int], rounds: int
+) -> dict[str, dict[str, float]]:
+    alone = [opened(file, threads, file.name, optimise=True) for file in files]
+    whole = opened(to_onnx(made.graph).SerializeToString(), threads, "body", optimise=True)
+    stacked = opened(batched(files).SerializeToString(), threads, "batched", optimise=True)
+    return {str(each): _times(alone, whole, stacked, made.names, each, threads, rounds) for each in lengths}
+
+
+def _times(
+    alone: list[Any], whole: Any, stacked: Any, names: Sequence[str], length: int, threads: int, rounds: int
+) -> dict[str, float]:
+    ids = np.random.default_rng(0).integers(0, 1000, (len(names), length))
+    every = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+    feeds = [{name: each[at : at + 1] for name, each in every.items()} for at in range(len(names))]
+    joined = {f"{name}.{port}": each for name, feed in zip(names, feeds, strict=True) for port, each in feed.items()}
+    wanted = [session.run(None, feed)[0] for session, feed in zip(alone, feeds, strict=True)]
+    np.testing.assert_allclose(stacked.run(None, every)[0][:, 0], np.concatenate(wanted), atol=1e-4)
+    contenders = {
+        "one after another": [lambda at=at: alone[at].run(None, feeds[at]) for at in range(len(names))],
+        "body": [lambda: whole.run(None, joined)],
+        "batched products": [lambda: stacked.run(None, every)],
+        "rows of one model": [lambda: alone[0].run(None, every)],
+    }
+    seconds = least_seconds(contenders, threads=threads, rounds=rounds)
+    return {name: 1e3 * each for name, each in seconds.items()}
+
+
+def batched(files: list[Path]) -> onnx.ModelProto:
+    """Encoders that ``EncoderRecipe`` made, for a row of each: every weight is a stack of all models' weights."""
+    protos = [onnx.load(file) for file in files]
+    held = [{each.name: numpy_helper.to_array(each) for each in proto.graph.initializer} for proto in protos]
+    constants: dict[str, Any] = {}
+    nodes = []
+    for place, many in enumerate(zip(*(proto.graph.node for proto in protos), strict=True)):
+        node = onnx.NodeProto()
+        node.CopyFrom(many[0])
+        for at, name in enumerate(node.input):
+            if name in held[0]:
+                mine = [one[each.input[at]] for one, each in zip(held, many, strict=True)]
+                node.input[at] = f"{place} {at}"
+                constants[node.input[at]] = _stack(node.op_type, at, mine)
+        nodes += _spelled(node, constants, len(files), f"{place}")
+    graph = helper.make_graph(
+        nodes, "batched", list(protos[0].graph.input), [onnx.ValueInfoProto(name=protos[0].graph.output[0].name)],
+        [numpy_helper.from_array(np.ascontiguousarray(each), name) for name, each in constants.items()],
+    )  # fmt: skip
+    return helper.make_model(graph, opset_imports=list(protos[0].opset_import), ir_version=protos[0].ir_version)
+
+
+def _stack(op: str, at: int, arrays: list[Any]) -> Any:
+    """The constants of all models as one, which a batch of their rows can be computed with."""
+    if arrays[0].dtype != np.float32 or not arrays[0].ndim:
+        return arrays[0].reshape(1) if op == "Gather" and at == 1 else arrays[0]  # one position, as an axis
+    if op == "Gather" or arrays[0].ndim == 3:
+        return np.concatenate(arrays)
+    return np.stack(arrays).reshape(len(arrays), -1, arrays[0].shape[-1])
+
+
+def _spelled(node: onnx.NodeProto, constants: dict[str, Any], tasks: int, place: str) -> list[onnx.NodeProto]:
+    """A node as it is, but for words, whose tables follow each other, and norms, whose scales are stacks."""
+    if node.op_type == "Gather" and node.input[0] in constants:
+        lines = len(constants[node.input[0]]) // tasks
+        constants[f"{place} first"] = lines * np.arange(tasks)[:, None]
+        ids = node.input[1]
+        node.input[1] = f"{place} ids"
+        return [helper.make_node("Add", [ids, f"{place} first"], [f"{place} ids"]), node]
+    if node.op_type != "LayerNormalization":
+        return [node]
+    width = constants[node.input[1]].shape[-1]
+    scale, shift, made = node.input[1], node.input[2], node.output[0]
+    constants[f"{place} one"], constants[f"{place} none"] = np.ones(width, np.float32), np.zeros(width, np.float32)
+    node.input[1], node.input[2], node.output[0] = f"{place} one", f"{place} none", f"{place} plain"
+    return [
+        node,
+        helper.make_node("Mul", [f"{place} plain", scale], [f"{place} scaled"]),
+        helper.make_node("Add", [f"{place} scaled", shift], [made]),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--architecture", choices=list(ENCODERS), default="encoder")
+    parser.add_argument("--tasks", type=int, default=8)
+    parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    found = measured(given.architecture, given.tasks, given.threads, [16, 64], given.rounds)
+    settings = {name: getattr(given, name) for name in ("architecture", "tasks", "threads", "rounds")}
+    write_json(given.output, {"machine": machine(), "settings": settings, "tuned": found})
+
+
+if __name__ == "__main__":
+    main()

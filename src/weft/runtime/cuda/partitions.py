@@ -1,0 +1,96 @@
+"""Disjoint parts of a GPU's multiprocessors, cut by the driver, each with streams of its own.
+
+A part is a green context. torch makes those as well, but takes every one from the whole device, so two of them lie on
+the same multiprocessors; here the driver cuts once, and gives both what was asked for and what is left. Memory, its
+bandwidth and the caches are everybody's.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+LOW, HIGH = range(2)
+"""Places of a part's streams."""
+
+
+class NoPartitions(Exception):
+    """This driver or this card does not cut; says why."""
+
+
+class Part(NamedTuple):
+    """Some of the multiprocessors, which no other part of the same cut has."""
+
+    sms: int
+    streams: tuple[int, int]
+    """Handles of a stream of low and one of high priority; what is captured on one stays on this part."""
+    context: Any
+    """The green context, which is there as long as it is referred to."""
+    ended: Any
+    """An event of its own context: others cannot be recorded on its streams."""
+
+
+def cut(index: int, sms: int) -> tuple[Part, Part]:
+    """A GPU in two: a part of *sms* multiprocessors, or a few more as the card divides, and what is left.
+
+    The primary context of the GPU must be there (torch makes it). ``NoPartitions`` where it cannot be done.
+    """
+    driver = bindings()
+    try:
+        (device,) = _asked(driver.cuDeviceGet(index))
+    except RuntimeError as error:
+        raise NoPartitions(f"the driver cannot be used: {error}") from error
+    if not hasattr(driver, "cuDevSmResourceSplitByCount"):
+        raise NoPartitions("cuda-bindings is older than partitions")
+    (whole,) = _asked(driver.cuDeviceGetDevResource(device, driver.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))
+    groups, _, rest = _asked(driver.cuDevSmResourceSplitByCount(1, whole, 0, sms))
+    if not rest.sm.smCount:
+        raise NoPartitions(f"nothing is left of {whole.sm.smCount} multiprocessors when {sms} are cut off")
+    return _part(driver, device, groups[0]), _part(driver, device, rest)
+
+
+def bindings() -> Any:
+    """The driver, which is not touched by that; ``NoPartitions`` where it cannot be called."""
+    try:
+        from cuda.bindings import driver
+    except ImportError as error:
+        raise NoPartitions("cuda-bindings is not installed; pip install cuda-bindings") from error
+    return driver
+
+
+def follow(part: Part, stream: int) -> None:
+    """Have a stream of the whole GPU wait for all that was started on a part's stream of low priority."""
+    driver = bindings()
+    _asked(driver.cuEventRecord(part.ended, driver.CUstream(part.streams[LOW])))
+    _asked(driver.cuStreamWaitEvent(driver.CUstream(stream), part.ended, 0))
+
+
+def another_stream(part: Part) -> int:
+    """One more stream of low priority on a part."""
+    driver = bindings()
+    least, _ = _asked(driver.cuCtxGetStreamPriorityRange())
+    (found,) = _asked(driver.cuGreenCtxStreamCreate(part.context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, least))
+    return int(found)
+
+
+def _part(driver: Any, device: Any, resource: Any) -> Part:
+    (described,) = _asked(driver.cuDevResourceGenerateDesc([resource], 1))
+    flags = driver.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM
+    (context,) = _asked(driver.cuGreenCtxCreate(described, device, flags))
+    least, greatest = _asked(driver.cuCtxGetStreamPriorityRange())
+    apart = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
+    streams = [_asked(driver.cuGreenCtxStreamCreate(context, apart, each))[0] for each in (least, greatest)]
+    (own,) = _asked(driver.cuCtxFromGreenCtx(context))
+    _asked(driver.cuCtxPushCurrent(own))
+    try:
+        (ended,) = _asked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+    finally:
+        _asked(driver.cuCtxPopCurrent())
+    return Part(resource.sm.smCount, (int(streams[LOW]), int(streams[HIGH])), context, ended)
+
+
+def _asked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the driver says besides that all went well."""
+    result, *found = answer
+    if int(result):
+        raise NoPartitions(f"the driver says {result.name}")
+    return tuple(found)

@@ -1,0 +1,77 @@
+"""Beyond the paper: fine-tuned encoders as one body, which shares whole weights instead of channels.
+
+The paper's form is for convolutions. Here nodes stay as they are and run once for all models that share them, as in
+PetS (Zhou et al., USENIX ATC 2022); adapters become small products beside the shared one, as LoRA servers have them.
+Rivals are the models one by one and batched products of all weights (NetFuse). Recorded on a CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import resources
+from typing import Any
+
+from weft.errors import InputError
+from weft.jsonfile import read_json
+from weft.stitching.making.encoders import ENCODERS
+from weft_papers.base import Exhibit, Row, Table
+
+FIGURE = "encoders"
+SHIPPED = "encoders.json"
+ALONE, BODY, BATCHED = "one after another", "body", "batched products"
+RANK = 16
+LOW_RANK = "rank 16, low-rank parts"
+THREADS = "2"
+
+
+def read() -> Mapping[str, Any]:
+    """What ``benchmarks/stitch_encoders.py`` wrote."""
+    with resources.as_file(resources.files("weft_papers") / "data" / "mts" / SHIPPED) as shipped:
+        found: Mapping[str, Any] = read_json(shipped, InputError)
+    return found
+
+
+def encoders(record: Mapping[str, Any]) -> Exhibit:
+    return Exhibit(tuple(_rows(record)), (_table(record),))
+
+
+def _rows(record: Mapping[str, Any]) -> list[Row]:
+    tasks, size = record["settings"]["tasks"], record["settings"]["architecture"]
+    return [
+        Row(
+            FIGURE, f"{name} as one body over one by one, {tasks} encoders, {length} tokens", None,
+            times[ALONE] / times[BODY], "x",
+            f"recorded, {THREADS} threads ({size}): {times[BODY]:.1f} and {times[ALONE]:.1f} ms, batched products "
+            f"{times[BATCHED]:.1f}; weights {found['weights']:.2f}x; the paper has no transformers",
+        )
+        for name, found in record["tuned"].items()
+        for length, times in found["ms"][THREADS].items()
+    ]  # fmt: skip
+
+
+def _table(record: Mapping[str, Any]) -> Table:
+    body = [
+        (
+            name, threads, length, f"{times[ALONE]:.1f}", f"{times[BATCHED]:.1f}", f"{times[BODY]:.1f}",
+            f"{times[ALONE] / times[BODY]:.2f}", f"{found['weights']:.3f}",
+            f"{macs(record['settings']['architecture'], int(length), RANK if name == LOW_RANK else 0):.3f}",
+        )
+        for name, found in record["tuned"].items()
+        for threads, by_length in found["ms"].items()
+        for length, times in by_length.items()
+    ]  # fmt: skip
+    header = ("tuned", "threads", "tokens", "one by one ms", "batched ms", "body ms", "faster x", "weights x", "MACs x")
+    return Table(f"{FIGURE}: {record['settings']['tasks']} fine-tuned encoders (recorded)", header, tuple(body))
+
+
+def macs(architecture: str, length: int, rank: int = 0) -> float:
+    """The MACs of a body over those of its models, for a row of each.
+
+    Products and attention of every layer; the last layer is computed for one token but for its keys and values. Parts
+    of *rank* stand beside queries and values.
+    """
+    layers, width, *_ = ENCODERS[architecture]
+    whole = 12 * width**2 * length + 2 * width * length**2
+    last = 2 * width**2 * length + 10 * width**2 + 2 * width * length
+    parts = 2 * width * rank * (2 * length * (layers - 1) + length + 1)
+    return ((layers - 1) * whole + last + parts) / (layers * whole)

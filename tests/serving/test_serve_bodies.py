@@ -1,0 +1,144 @@
+"""Encoders as one body, served under their own names: requests of several models and lengths in one batch."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.engine.hosts import MS
+from tests.runtime.clocks import NO_LENGTH_S
+from tests.serving import live
+from tests.serving.test_serve_models import Refused, infer, send, until
+from tests.serving.test_serve_stitched import models
+from tests.stitching.encoders import answers, as_tagger, sentences, tiny_encoders
+from weft.errors import BadRequest
+from weft.runtime.onnxruntime_cpu.model import CpuModel
+from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
+from weft.serving.tickets import ClientTicket
+from weft.stitching.bodies.whole_run import stitch_body
+
+NAMES = [f"tiny-encoder-{task}" for task in range(3)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two classifiers and a tagger, apart and as one body."""
+    folder = tmp_path_factory.mktemp("encoders")
+    files = tiny_encoders(folder, full=0.5, classes=(2, 3, 4))
+    as_tagger(files[2])
+    stitch_body(files, measure=False).to_onnx(folder / "body.onnx")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def prepared(folder: Path) -> CpuModel:
+    return prepare(folder / "body.onnx", LoadOptions(grain_s=NO_LENGTH_S, max_batch=4))
+
+
+def check(outputs: Any, folder: Path, name: str, given: dict[str, np.ndarray]) -> None:
+    """An answer is what the model gives alone."""
+    wanted = answers(folder / f"{name}.onnx", given)
+    assert outputs.keys() == wanted.keys()
+    for key, each in wanted.items():
+        assert outputs[key].shape == each.shape
+        np.testing.assert_allclose(outputs[key], each, atol=1e-5)
+
+
+def ask(machine: Any, served: Any, given: dict[str, np.ndarray]) -> list[Any]:
+    found: list[Any] = []
+    ticket = ClientTicket(
+        served, dict(given), lambda ticket, outcome: found.append(outcome), machine.clock.ticks + 1000 * MS
+    )
+    machine.dispatcher.submit(ticket)
+    return found
+
+
+def test_requests_of_several_models_and_lengths_run_in_one_go(machine, prepared, folder):
+    one = machine()
+    served = models(one, prepared)
+    asked = [(2, sentences(1, 7, 0)), (0, sentences(1, 5, 1)), (2, sentences(1, 8, 2)), (1, sentences(1, 6, 3))]
+    found = [ask(one, served[task], given) for task, given in asked]
+    one.run()
+    assert len(served[0].loaded.ran) == 1
+    for (task, given), (outcome,) in zip(asked, found, strict=True):
+        check(outcome, folder, NAMES[task], given)
+
+
+def test_much_longer_requests_do_not_make_short_ones_wait(machine, prepared, folder):
+    one = machine()
+    served = models(one, prepared)
+    asked = [(0, sentences(1, 4, 0)), (1, sentences(1, 40, 1))]
+    found = [ask(one, served[task], given) for task, given in asked]
+    one.run()
+    assert len(served[0].loaded.ran) == 2
+    for (task, given), (outcome,) in zip(asked, found, strict=True):
+        check(outcome, folder, NAMES[task], given)
+
+
+def test_inputs_of_two_lengths_are_refused(machine, prepared):
+    one = machine()
+    served = models(one, prepared)
+    given = sentences(1, 7) | {"attention_mask": np.ones((1, 5), np.int64)}
+    with pytest.raises(BadRequest, match=r"must be of one length from 1 on, not \[5, 7\]"):
+        ask(one, served[0], given)
+
+
+def test_a_body_is_served_under_the_names_of_its_models(folder):
+    with live.running(folder / "body.onnx", grpc_port=None) as server:
+        for at, (name, length) in enumerate((name, length) for name in NAMES for length in (1, 16, 33)):
+            given = sentences(1 + at % 2, length, at)
+            check(infer(server, name, given), folder, name, given)
+        with pytest.raises(Refused, match="one length"):
+            infer(server, NAMES[0], sentences(1, 7) | {"attention_mask": np.ones((1, 5), np.int64)})
+
+
+def test_models_come_and_go_while_others_are_asked(tmp_path: Path) -> None:
+    """A body stitched anew takes the place of the old one with no request lost: one model comes, then another goes."""
+    files = tiny_encoders(tmp_path / "models", full=0.5)
+    path = tmp_path / "served" / "body.onnx"
+    path.parent.mkdir()
+    bodies = {}
+    for name, chosen in (("first", files[:2]), ("more", files), ("fewer", [files[0], files[2]])):
+        (bodies[name],) = stitch_body(chosen, measure=False).to_onnx(tmp_path / f"{name}.onnx")
+    bodies["first"].replace(path)
+    wanted = {length: answers(files[0], sentences(1, length)) for length in (4, 7)}
+    stop, failed, counts = threading.Event(), [], [0, 0]
+
+    def ask_on(server: live.Live, at: int, length: int) -> None:
+        while not stop.is_set() and not failed:
+            try:
+                found = infer(server, NAMES[0], sentences(1, length))
+                np.testing.assert_allclose(found["logits"], wanted[length]["logits"], atol=1e-5)
+            except (Refused, OSError, AssertionError) as error:
+                failed.append(error)
+            counts[at] += 1
+            stop.wait(0.01)
+
+    def swapped(server: live.Live, body: Path, by: str) -> None:
+        """A few requests before, during and after."""
+        body.replace(path)
+        assert send(server, "POST", f"/v2/repository/models/{by}/load").status == 200
+        seen = list(counts)
+        until(lambda: failed or min(now - then for now, then in zip(counts, seen, strict=True)) >= 3, "more answers")
+
+    with live.running(path.parent, grpc_port=None) as server:
+        threads = [threading.Thread(target=ask_on, args=(server, *each)) for each in enumerate((4, 7))]
+        for each in threads:
+            each.start()
+        try:
+            swapped(server, bodies["more"], NAMES[2])
+            check(infer(server, NAMES[2], sentences(2, 5)), tmp_path / "models", NAMES[2], sentences(2, 5))
+            swapped(server, bodies["fewer"], NAMES[0])
+        finally:
+            stop.set()
+            for each in threads:
+                each.join()
+        assert not failed, failed[0]
+        with pytest.raises(Refused, match="404"):
+            infer(server, NAMES[1], sentences(1, 5))
+        library = server.server.service.library
+        until(lambda: library.used_bytes == library.find(NAMES[0]).served.loaded.memory_bytes, "the old body to leave")

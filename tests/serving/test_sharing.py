@@ -1,0 +1,125 @@
+"""What a server knows of its GPU's shares: kinds that follow the programs, and what was learned of pairs."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weft.devices.host import GpuCuts
+from weft.devices.seen_speeds import LEAST, MOST, WAITS, Pair, SeenSpeeds
+from weft.devices.shares import GpuLikeness
+from weft.policies.ways import ways
+from weft.serving.sharing import UNCUT, UNMEASURED, GpuSharing, RanOn, sharing_for
+from weft.serving.statistics import SHARES_KEPT, ShareTimes
+
+HEAVY = GpuLikeness(speeds={84: 0.7, 48: 0.42}, kernel_us=40, memory=0.1)
+SMALL = GpuLikeness(speeds={84: 1.0, 48: 0.97}, kernel_us=5, memory=0.05)
+H200 = GpuCuts(sms=132, cuts=((84, 48), (68, 64)))
+LARGE_LANE, SMALL_LANE = 5, 6
+MS = 1_000_000
+
+
+@pytest.fixture
+def sharing() -> GpuSharing:
+    found = GpuSharing()
+    assert found.recut(H200) and not found.recut(H200) and not found.recut(None)
+    found.put(0, [HEAVY], 0)
+    found.put(1, [SMALL, SMALL], 1)
+    return found
+
+
+def test_only_policies_that_choose_shares_need_a_device_for_that() -> None:
+    assert sharing_for("punctual", None) is None
+    assert isinstance(sharing_for("abreast", "cuda:0"), GpuSharing)
+
+
+def test_a_gpu_that_nobody_knows_yet_has_streams_of_the_whole() -> None:
+    found = GpuSharing()
+    assert found.cuts == UNCUT and len(found.shares.whole) == 4 and not found.shares.cuts
+    found.put(0, [UNMEASURED], 0)
+    assert found.shares.speeds([0], [0]) == [1.0]
+    assert UNMEASURED.fill(132) == 1.0 and UNMEASURED.speed(66, 132) == 0.5
+
+
+def test_new_cuts_know_the_kinds_that_there_are(sharing: GpuSharing) -> None:
+    assert list(sharing.shares.kinds) == [HEAVY, SMALL, SMALL] and list(sharing.shares.bodies) == [0, 1, 1]
+    assert [sharing.name(lane) for lane in (0, 4, LARGE_LANE, SMALL_LANE, 99)] == ["132", "132 high", "84", "48", "132"]
+
+
+def test_a_program_that_takes_the_place_of_another_is_another_kind(sharing: GpuSharing) -> None:
+    before = ways(sharing.shares, (0, 1))
+    sharing.put(1, [HEAVY], 7)
+    assert list(sharing.shares.kinds) == [HEAVY, HEAVY, SMALL] and list(sharing.shares.bodies) == [0, 7, 1]
+    after = ways(sharing.shares, (0, 1))
+    assert after != before
+    sharing.put(1, [SMALL], 7)
+    assert ways(sharing.shares, (0, 1)) != after, "of the same body, too"
+
+
+def test_decisions_follow_what_was_learned_of_a_body_until_it_is_gone(sharing: GpuSharing) -> None:
+    pair, before = Pair(0, LARGE_LANE, 1, SMALL_LANE), [ways(sharing.shares, (0, other)) for other in (1, 2)]
+    for _ in range(2 * WAITS):
+        sharing.observe(RanOn(LARGE_LANE, 0, 0, MS), 4 * MS, [RanOn(SMALL_LANE, 1, 0, MS)])
+    assert sharing.shares.seen.factor(pair) > 1.3
+    assert [ways(sharing.shares, (0, other)) != old for other, old in zip((1, 2), before, strict=True)] == [True, True]
+    sharing.forget(1)
+    assert not sharing.shares.seen and sharing.shares.seen.factor(pair) == 1.0
+
+
+def test_what_ran_alone_on_the_whole_is_told_from_what_did_not(sharing: GpuSharing) -> None:
+    assert sharing.observe(RanOn(0, 0, 0, MS), MS, ()) == (True, 1.0)
+    assert sharing.observe(RanOn(LARGE_LANE, 0, MS, 2 * MS), MS, ()) == (False, 0.7)
+    beside = sharing.observe(RanOn(0, 0, 2 * MS, 3 * MS), MS, [RanOn(1, 1, 0, 3 * MS)])
+    assert not beside.alone and beside.speed < 1.0
+    later = sharing.observe(RanOn(2, 1, 10 * MS, 11 * MS), MS, ())
+    assert later.alone, "what ended before it began was not beside it"
+
+
+def test_a_lane_that_is_no_more_teaches_nothing(sharing: GpuSharing) -> None:
+    assert sharing.observe(RanOn(40, 0, 0, MS), MS, ()) == (False, 1.0)
+
+
+def test_speeds_follow_what_was_seen_of_a_pair(sharing: GpuSharing) -> None:
+    kinds, lanes, at = (0, 1), (LARGE_LANE, SMALL_LANE), 0
+    predicted = sharing.shares.predicted(kinds, lanes)[0]
+    took = round(MS / predicted / 0.8)
+    for _ in range(4 * WAITS):
+        other = RanOn(SMALL_LANE, 1, at, at + took)
+        seen = sharing.observe(RanOn(LARGE_LANE, 0, at, at + took), MS, [other])
+        at += took
+    assert seen.speed == pytest.approx(0.8 * predicted, rel=0.12)
+    assert sharing.shares.speeds(kinds, lanes)[0] == seen.speed
+    assert sharing.shares.speeds((0, 2), lanes)[0] == seen.speed, "another batch size of the same body"
+    assert sharing.shares.speeds(kinds, (0, 1)) == sharing.shares.predicted(kinds, (0, 1)), "another way"
+
+
+def test_nothing_is_learned_of_a_pair_that_did_not_run_together_all_the_time(sharing: GpuSharing) -> None:
+    for others_end in (MS // 2, 8 * MS // 10):
+        sharing.observe(RanOn(LARGE_LANE, 0, 0, MS), MS // 4, [RanOn(SMALL_LANE, 1, 0, others_end)])
+    several = [RanOn(1, 1, 0, MS), RanOn(2, 2, 0, MS)]
+    sharing.observe(RanOn(0, 0, 0, MS), MS // 4, several)
+    sharing.observe(RanOn(0, 0, 0, MS), None, several[:1])
+    assert not sharing.shares.seen
+
+
+def test_the_last_minutes_of_a_model_are_told_by_share() -> None:
+    times, second = ShareTimes(), 1_000_000_000
+    times.look(0)
+    assert times.lately(second) == {}
+    times.total_ns["84"] += second
+    times.look(2 * second)
+    times.total_ns["84"] += second
+    times.total_ns["132"] += second // 2
+    assert times.lately(4 * second) == {"84": 0.5, "132": 0.25}
+    for at in range(SHARES_KEPT):
+        times.look((4 + at) * second)
+    assert times.lately((4 + SHARES_KEPT) * second) == {"84": 0.0, "132": 0.0}
+
+
+@given(ratios=st.lists(st.floats(0.0, 1e6), max_size=60))
+def test_a_factor_stays_within_its_bounds_and_near_what_was_told(ratios: list[float]) -> None:
+    seen, pair = SeenSpeeds(), Pair(0, 0, 1, 1)
+    for ratio in ratios:
+        seen.learn(pair, ratio)
+    assert LEAST <= seen.factor(pair) <= MOST
