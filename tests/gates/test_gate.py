@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.cli.test_cli import refused, run
 from tests.gates.cases import PAIR, answering, ask, gated, infer, placement, scripted, until
@@ -16,6 +17,7 @@ from tests.serving import live
 from weft.errors import PlacingError
 from weft.gates import board, link
 from weft.gates.metrics import FAMILIES
+from weft.serving.telemetry import OpenTelemetry
 
 OK, BUSY, LATE = answering(200), answering(503, '{"error": "full"}'), answering(504, '{"error": "late"}')
 
@@ -257,6 +259,24 @@ def test_keys_of_clients_are_the_gate_s_and_those_of_servers_their_own(servers):
         gate.gate.links[0].key = "wrong"
         status, answer, _ = infer(gate)
         assert status == 500 and "this gate's key" in answer["error"]
+
+
+def test_spans_go_on_from_the_client_through_the_gate_to_the_server(servers):
+    left, _ = servers
+    at_gate, at_server = InMemorySpanExporter(), InMemorySpanExporter()
+    client = f"00-{'a' * 32}-{'b' * 16}-01"
+    with gated(PAIR, {"left": [left.url]}, key="inner") as gate, pytest.MonkeyPatch.context() as patch:
+        gate.gate.telemetry = OpenTelemetry(exporter=at_gate)
+        patch.setattr(left.server.service, "telemetry", OpenTelemetry(exporter=at_server))
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1, 64], "data": [0.0] * 64}
+        assert ask(gate, "/v2/models/net/infer", {"inputs": [tensor]}, traceparent=client)[0] == 200
+        left.server.service.telemetry.close()
+    (hop,), (served,) = at_gate.get_finished_spans(), at_server.get_finished_spans()
+    assert hop.name == "gate net" and served.name == "infer net"
+    assert format(hop.context.trace_id, "032x") == "a" * 32 == format(served.context.trace_id, "032x")
+    assert format(hop.parent.span_id, "016x") == "b" * 16
+    assert served.parent.span_id == hop.context.span_id
+    assert hop.attributes == {"weft.machine": "left", "weft.tries": 1, "http.response.status_code": 200}
 
 
 def test_the_page_of_the_cluster_needs_no_key_and_asks_for_it_itself():

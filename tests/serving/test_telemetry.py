@@ -13,7 +13,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import tritonclient.grpc as triton
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
@@ -74,6 +76,19 @@ def test_a_request_is_one_span_that_says_what_its_answer_says(tmp_path: Path) ->
         "weft.best_effort": False,
         "weft.deadline_met": True,
     }
+
+
+def test_a_call_over_grpc_is_a_part_of_what_its_metadata_names(tmp_path: Path) -> None:
+    kept, tensor = InMemorySpanExporter(), triton.InferInput("x", [1, 64], "FP32")
+    tensor.set_data_from_numpy(np.zeros((1, 64), np.float32))
+    with running(mlp(tmp_path / "net.onnx")) as live:
+        live.server.service.telemetry = OpenTelemetry(exporter=kept)
+        with triton.InferenceServerClient(live.grpc_address) as client:
+            client.infer("net", [tensor], headers={"traceparent": f"00-{'a' * 32}-{'b' * 16}-01"})
+            client.infer("net", [tensor], headers={"traceparent": "nonsense"})
+    within, alone = kept.get_finished_spans()
+    assert within.parent and format(within.parent.span_id, "016x") == "b" * 16
+    assert alone.parent is None
 
 
 def test_a_deadline_that_was_missed_shows(tmp_path: Path) -> None:

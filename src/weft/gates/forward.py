@@ -10,13 +10,14 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
-from weft.errors import Expired, Failed, Overloaded
+from weft.errors import Expired, Failed, Overloaded, RequestError
 from weft.load.answers import Answer
 from weft.load.client import request_bytes
 from weft.serving.hops import AGE, age_of, estimate_in
 from weft.serving.http_messages import HttpExchange, HttpResponse
 from weft.serving.request_parameters import RequestDue
 from weft.serving.routes import refusal
+from weft.serving.telemetry import PARENT, Telemetry
 
 if TYPE_CHECKING:
     from weft.cluster.router import Replica
@@ -31,8 +32,7 @@ LATE_S = 0.02
 """How long after its deadline a strict request waits for its server's own word."""
 
 _PASSED_ON = (
-    "accept-encoding", "content-encoding", "content-type", "inference-header-content-length", "traceparent",
-    "tracestate",
+    "accept-encoding", "content-encoding", "content-type", "inference-header-content-length", "tracestate",
 )  # fmt: skip
 _HANDED_BACK = re.compile(
     rb"\r\n(content-encoding|content-type|inference-header-content-length|retry-after|vary)[ \t]*:[ \t]*([^\r\n]*)",
@@ -52,6 +52,7 @@ class GateState(Protocol):
     """Servers that may be asked for a result, one after another."""
     counts: Counter[str]
     """What became of requests here rather than at a server."""
+    telemetry: Telemetry
 
 
 class Forward:
@@ -62,11 +63,14 @@ class Forward:
 
     keep_bytes = sys.maxsize
 
-    __slots__ = ("_age", "_due", "_exchange", "_gate", "_link", "_model", "_replica", "_sent_ns", "_timer", "_tries")
+    __slots__ = (
+        "_age", "_due", "_exchange", "_gate", "_hop", "_link", "_model", "_replica", "_sent_ns", "_timer", "_tries",
+    )  # fmt: skip
 
     def __init__(self, gate: GateState, exchange: HttpExchange, model: str, due: RequestDue | None) -> None:
         self._gate, self._exchange, self._model, self._due = gate, exchange, model, due
         self._age = age_of(exchange.headers) or 0
+        self._hop = gate.telemetry.passes(model, exchange.headers.get(PARENT, ""))
         self._link: Link | None = None
         self._replica: Replica | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -74,6 +78,13 @@ class Forward:
 
     def go(self) -> None:
         """Send it to where it is answered first, or refuse it at once."""
+        try:
+            self._go()
+        except RequestError as error:
+            self._hop.end({"weft.refused": error.reason, "http.response.status_code": error.status})
+            raise
+
+    def _go(self) -> None:
         gate, now = self._gate, time.monotonic_ns()
         if self._strict and self._due and gate.board.hopeless(self._model, self._due.at, now):
             gate.counts["unmeetable"] += 1
@@ -111,7 +122,8 @@ class Forward:
         age_us = (self._age + time.monotonic_ns() - exchange.received_ns) // 1000
         headers = exchange.headers
         lines = [f"{name}: {headers[name]}\r\n" for name in _PASSED_ON if name in headers]
-        head = f"{''.join(lines)}{AGE}: {age_us}\r\n"
+        part_of = f"{PARENT}: {self._hop.parent}\r\n" if self._hop.parent else ""
+        head = f"{''.join(lines)}{part_of}{AGE}: {age_us}\r\n"
         target = exchange.target
         path = target.raw_path[1:] + (f"?{target.query}" if target.query else "")
         method = "POST" if exchange.method == "POST" else "GET"
@@ -165,6 +177,7 @@ class Forward:
     def _left(self) -> None:
         """Its client went away."""
         self._forget()
+        self._hop.end({"weft.tries": self._tries})
 
     def _expire(self) -> None:
         self._timer = None
@@ -189,6 +202,10 @@ class Forward:
     def _respond(self, response: HttpResponse) -> None:
         self._stop_timer()
         self._exchange.respond(response)
+        machine = dict(response.headers).get(MACHINE, "")
+        self._hop.end(
+            {"weft.machine": machine, "weft.tries": self._tries, "http.response.status_code": response.status}
+        )
 
 
 def _response(answer: Answer, machine: str) -> HttpResponse:

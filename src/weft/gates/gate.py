@@ -7,6 +7,7 @@ queue: a request goes on at once (``forward``), to the server that ``board`` cho
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ from weft.serving.keys import Caller, Keys
 from weft.serving.request_parameters import ModelTerms, RequestDue, due_of
 from weft.serving.routes import OPEN, PROBES, SMALL_BODY_BYTES, VITAL, header_length, model_of, peeked, refusal
 from weft.serving.server import grpc_tls_of, limits_of, tls_of
+from weft.serving.telemetry import make_telemetry
 from weft.version import __version__
 
 if TYPE_CHECKING:
@@ -87,6 +89,7 @@ class Gate:
         self._hosts = HostNames(names_of(face))
         self._draining = False
         self._grpc: GateGrpc | None = None
+        self.telemetry = make_telemetry(face.otlp)
         self.budget = ByteBudget(face.inflight_bytes)
         self._http = HttpServer(self.handle, limits_of(face), gate=self.judge, budget=self.budget, vital=VITAL)
 
@@ -107,6 +110,7 @@ class Gate:
         await self._http.drain(self.config.drain_s)
         self._http.close()
         await self.know({})
+        await asyncio.to_thread(self.telemetry.close)
 
     async def know(self, servers: Mapping[str, Sequence[str]]) -> None:
         """From now on these are the servers: machine -> their URLs. Those that were known stay as they are."""

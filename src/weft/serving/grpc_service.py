@@ -31,6 +31,7 @@ from weft.serving.grpc_health import Health, HealthCheckRequest
 from weft.serving.json_helpers import LARGE_BYTES, is_large
 from weft.serving.keys import Caller
 from weft.serving.service import InferCall, Service, internal
+from weft.serving.telemetry import PARENT
 from weft.serving.wire import MAX_ID_CHARS, InferResponse, ModelSpec
 
 log = logging.getLogger("weft.grpc")
@@ -269,7 +270,7 @@ class GrpcFace:
         deadline = self._service.now() + round(remaining_s * 1e9) if remaining_s is not None else None
         begun = _Begun(self._service.budget.give)
         try:
-            self._begin(begun, message, deadline, caller)
+            self._begin(begun, message, deadline, caller, _parent(context))
             return await self._computed(await begun.answer)
         except asyncio.CancelledError:
             begun.cancel()
@@ -277,7 +278,7 @@ class GrpcFace:
         finally:
             begun.end()
 
-    def _begin(self, begun: _Begun, message: Any, deadline: int | None, caller: Caller) -> None:
+    def _begin(self, begun: _Begun, message: Any, deadline: int | None, caller: Caller, parent: str = "") -> None:
         """Have a request computed; RequestError if it is not even begun."""
         slow: bytes | None = None
         if isinstance(message, _Large):
@@ -299,7 +300,7 @@ class GrpcFace:
             return grpc_wire.parameters_of(message)
 
         begun.call = self._service.infer(
-            message.model_name, message.model_version, read, begun.done, peek, deadline, caller
+            message.model_name, message.model_version, read, begun.done, peek, deadline, caller, parent=parent
         )
 
     def _check_typed(self, count: int) -> None:
@@ -515,6 +516,11 @@ def _entered(caller: Caller) -> Iterator[None]:
         yield
     finally:
         caller.end()
+
+
+def _parent(context: Any) -> str:
+    """The span that a call is a part of."""
+    return next((str(value) for key, value in context.invocation_metadata() or () if key == PARENT), "")
 
 
 def _meant(message: Any) -> dict[str, str]:

@@ -26,6 +26,7 @@ from weft.serving.json_helpers import LARGE_BYTES, has_strings, is_large
 from weft.serving.keys import Caller
 from weft.serving.regions import RegionTable
 from weft.serving.service import Service, internal
+from weft.serving.telemetry import PARENT
 from weft.serving.unpacking import ENCODINGS, Unpacker
 from weft.serving.wire import InferResponse, ModelSpec, decode, encode
 
@@ -249,7 +250,8 @@ class Routes:
         def peek() -> dict[str, Any]:
             return {} if large else peeked(body, length)
 
-        call = service.infer(asked.name, asked.version, read, done, peek, caller=asked.caller, age=asked.age or 0)
+        age, parent = asked.age or 0, exchange.headers.get(PARENT, "")
+        call = service.infer(asked.name, asked.version, read, done, peek, caller=asked.caller, age=age, parent=parent)
         if exchange.open:
             exchange.gone = call.cancel
 

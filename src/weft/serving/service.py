@@ -86,12 +86,20 @@ Done = Callable[["InferResponse | RequestError"], None]
 class InferCall:
     """One request for a result, from the client's first byte to its answer."""
 
-    __slots__ = ("_done", "_service", "arrival", "caller", "deadline", "regions", "request", "ticket", "waiting")
+    __slots__ = (
+        "_done", "_parent", "_service", "arrival", "caller", "deadline", "regions", "request", "ticket", "waiting",
+    )  # fmt: skip
 
     def __init__(
-        self, service: Service, done: Done, deadline: int | None, caller: Caller | None = None, age: int = 0
+        self,
+        service: Service,
+        done: Done,
+        deadline: int | None,
+        caller: Caller | None = None,
+        age: int = 0,
+        parent: str = "",
     ) -> None:
-        self._service, self._done, self.caller = service, done, caller
+        self._service, self._done, self.caller, self._parent = service, done, caller, parent
         self.arrival = service.now() - age
         self.deadline = deadline
         """The transport's own, on the clock of the lanes."""
@@ -187,7 +195,7 @@ class InferCall:
         if ticket.model.leaving:
             told[THRESHOLD] = ticket.threshold
         if ticket.traced:
-            self._service.telemetry.served(ticket, self._service.now())
+            self._service.telemetry.served(ticket, self._service.now(), self._parent)
         ended = time.monotonic_ns()
         response = InferResponse(self.request, ticket.model.spec, outcome, told, ticket.model.labels)
         if self.regions:
@@ -335,13 +343,15 @@ class Service:
         deadline: int | None = None,
         caller: Caller | None = None,
         age: int = 0,
+        parent: str = "",
     ) -> InferCall:
         """Have a request computed that was let in by ``meant``; ``done`` is called once, perhaps before this returns.
 
         age: nanoseconds since its client sent it, where others had it before; its deadlines count from then.
+        parent: the span that it is a part of, as ``telemetry`` knows it.
         It is computed also if the server goes down meanwhile: whoever was let in has a result.
         """
-        call = InferCall(self, done, deadline, caller, age)
+        call = InferCall(self, done, deadline, caller, age, parent)
         try:
             slot = self._found(name, version)
         except RequestError as error:

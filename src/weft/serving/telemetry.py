@@ -1,20 +1,22 @@
 """OpenTelemetry spans of served requests, where asked for; without it, nothing is imported.
 
-- ``Telemetry`` says nothing; ``OpenTelemetry`` sends a span per request to a collector.
+- ``Telemetry`` says nothing; ``OpenTelemetry`` sends a span per request to a collector. A request may come with the
+  span that it is a part of (``traceparent``, as the W3C has it); one that passes through a gate is a ``Hop`` there.
 - ``make_telemetry`` chooses between them.
 """
 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from weft.errors import InputError
 from weft.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
-    from opentelemetry.trace import Tracer
+    from opentelemetry.trace import Span, Tracer
 
     from weft.serving.tickets import ClientTicket
 
@@ -22,11 +24,30 @@ TRACES_PATH = "/v1/traces"
 """Where a collector takes spans."""
 
 
+PARENT = "traceparent"
+"""The header that names the span which a request is a part of."""
+
+
+class Hop:
+    """A request that passes through a gate."""
+
+    def __init__(self, parent: str) -> None:
+        self.parent = parent
+        """What its server is told that it is a part of; empty: of nothing."""
+
+    def end(self, told: Mapping[str, str | int]) -> None:
+        """It was answered, or nobody waits for it any more."""
+
+
 class Telemetry:
     """Says nothing to nobody."""
 
-    def served(self, ticket: ClientTicket, now: int) -> None:
-        """A request has its result."""
+    def served(self, ticket: ClientTicket, now: int, parent: str = "") -> None:
+        """A request has its result, which is a part of what *parent* names."""
+
+    def passes(self, model: str, parent: str) -> Hop:
+        """A request for a model came to a gate."""
+        return Hop(parent)
 
     def close(self) -> None:
         """Send what is left."""
@@ -44,7 +65,8 @@ class OpenTelemetry(Telemetry):
             from opentelemetry.sdk.resources import OTELResourceDetector, Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.trace import SpanKind
+            from opentelemetry.trace import SpanKind, set_span_in_context
+            from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
             exporter = exporter or _exporter(endpoint)
         except ImportError as error:
@@ -55,18 +77,43 @@ class OpenTelemetry(Telemetry):
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer: Tracer = self._provider.get_tracer("weft", __version__)
         self._kind = SpanKind.SERVER
+        self._propagator, self._within = TraceContextTextMapPropagator(), set_span_in_context
 
-    def served(self, ticket: ClientTicket, now: int) -> None:
+    def served(self, ticket: ClientTicket, now: int, parent: str = "") -> None:
         end_ns = time.time_ns()
         lasted_ns = now - ticket.arrival
-        span = self._tracer.start_span(f"infer {ticket.model.name}", None, self._kind, start_time=end_ns - lasted_ns)
+        name, context = f"infer {ticket.model.name}", self._context(parent)
+        span = self._tracer.start_span(name, context, self._kind, start_time=end_ns - lasted_ns)
         if span.is_recording():
             span.set_attributes(_attributes(ticket, ticket.arrival + lasted_ns))
         span.end(end_ns)
 
+    def passes(self, model: str, parent: str) -> Hop:
+        span = self._tracer.start_span(f"gate {model}", self._context(parent), self._kind)
+        carrier: dict[str, str] = {}
+        self._propagator.inject(carrier, self._within(span))
+        return _SpanHop(carrier.get(PARENT, parent), span)
+
+    def _context(self, parent: str) -> Any:
+        """What a span is a part of; nothing where that cannot be read."""
+        return self._propagator.extract({PARENT: parent}) if parent else None
+
     def close(self) -> None:
         """Send what is left; waits for the collector, half a minute at most."""
         self._provider.shutdown()
+
+
+class _SpanHop(Hop):
+    """One that a collector hears of."""
+
+    def __init__(self, parent: str, span: Span) -> None:
+        super().__init__(parent)
+        self._span = span
+
+    def end(self, told: Mapping[str, str | int]) -> None:
+        if self._span.is_recording():
+            self._span.set_attributes(told)
+            self._span.end()
 
 
 def make_telemetry(otlp: bool | str | None) -> Telemetry:
