@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import ssl
 import threading
 
 import numpy as np
@@ -14,6 +15,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from tests.cli.test_cli import refused, run
 from tests.gates.cases import PAIR, answering, ask, gated, infer, placement, scripted, until
 from tests.serving import live
+from tests.serving.clients import certificate
 from weft.errors import PlacingError
 from weft.gates import board, link
 from weft.gates.metrics import FAMILIES
@@ -286,6 +288,16 @@ def test_the_page_of_the_cluster_needs_no_key_and_asks_for_it_itself():
         assert b"weft cluster" in body and b"/*weft:" not in body and b"src=" not in body
         assert ask(gate, "/weft/cluster")[0] == 401
         assert ask(gate, "/weft/cluster", Authorization="Bearer k")[0] == 200
+
+
+def test_gates_and_servers_speak_tls(tmp_path):
+    cert, key = certificate(tmp_path)
+    trusted = ssl.create_default_context(cafile=str(cert))
+    made = {"api_key": "inner", "grpc_port": None, "tls_cert": cert, "tls_key": key}
+    with live.running(live.mlp(tmp_path / "net.onnx"), **made) as server:
+        assert server.url.startswith("https://")
+        with gated(PAIR, {"left": [server.url]}, key="inner", context=trusted) as gate:
+            assert infer(gate)[0] == 200
 
 
 def test_metrics_tell_machines_apart():
