@@ -294,10 +294,11 @@ def test_gates_and_servers_speak_tls(tmp_path):
     cert, key = certificate(tmp_path)
     trusted = ssl.create_default_context(cafile=str(cert))
     made = {"api_key": "inner", "grpc_port": None, "tls_cert": cert, "tls_key": key}
-    with live.running(live.mlp(tmp_path / "net.onnx"), **made) as server:
-        assert server.url.startswith("https://")
-        with gated(PAIR, {"left": [server.url]}, key="inner", context=trusted) as gate:
-            assert infer(gate)[0] == 200
+    with (
+        live.running(live.mlp(tmp_path / "net.onnx"), **made) as server,
+        gated(PAIR, {"left": [f"https://{server.address}"]}, key="inner", context=trusted) as gate,
+    ):
+        assert infer(gate)[0] == 200
 
 
 def test_metrics_tell_machines_apart():
