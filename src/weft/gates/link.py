@@ -83,6 +83,10 @@ class Link:
         began = time.monotonic_ns()
         try:
             answer = await self._ask("v2/health/ready")
+            up, self._well_ns = answer.status == 200, time.monotonic_ns()
+            passed = self._well_ns - began
+            if up and not self.up:
+                await self._learn()
         except TimeoutError:
             if time.monotonic_ns() - max(self.heard_ns, self._well_ns) > SILENT_NS:
                 self._stands(up=False)
@@ -92,13 +96,9 @@ class Link:
             self._stands(up=False)
             self.pool.lose()
             return
-        up, self._well_ns = answer.status == 200, time.monotonic_ns()
         if up:
-            passed = self._well_ns - began
             longer = self.way_ns and passed > self.way_ns
             self.way_ns = self.way_ns + round(SMOOTHING * (passed - self.way_ns)) if longer else passed
-            if not self.up:
-                await self._learn()
         self._stands(up=up)
 
     def _stands(self, *, up: bool) -> None:
@@ -109,10 +109,9 @@ class Link:
     async def _learn(self) -> None:
         """When requests are due here that do not say so."""
         for model in self._models:
-            with suppress(OSError):
-                answer = await self._ask(f"v2/models/{quote(model, safe='')}/config")
-                if answer.status == 200:
-                    self.terms[model] = _terms(answer.body)
+            answer = await self._ask(f"v2/models/{quote(model, safe='')}/config")
+            if answer.status == 200:
+                self.terms[model] = _terms(answer.body)
 
     async def _ask(self, path: str) -> Answer:
         """The answer to a question; TimeoutError where none comes in time, OSError where nobody is there."""
