@@ -140,14 +140,14 @@ class Abreast(Policy):
         most = sum([work.head.remaining for work in works]) * (100 + self.margin) // 100 + sum(rests)
         if min([work.head.deadline for work in works]) - now > PLENTY * most:
             return []
-        rules, plans = self._one_by_one, []
+        punctual, plans = self._one_by_one, []
         for place, (work, rest) in enumerate(zip(works, rests, strict=True)):
-            plan = rules.plan(work.head, now)
+            plan = punctual.plan(work.head, now)
             plans.append((plan._replace(need=plan.need + rest - (0 if work.offered else work.head.compute)), place))
         plans.sort(key=lambda each: in_order(each[0]))
         places = {id(plan): place for plan, place in plans}
         found, end = [], now
-        for plan in rules.savable([plan for plan, _ in plans], now):
+        for plan in punctual.savable([plan for plan, _ in plans], now):
             end += plan.need
             found.append((places[id(plan)], plan.due - end))
         return found

@@ -142,9 +142,12 @@ class StitchOptions:
     @property
     def adapters(self) -> list[str | os.PathLike[str]]:
         """The models that are folders of adapters, which add to *base*."""
-        from weft.stitching.bodies.adapters import is_adapter
+        folders = [each for each in self.models if isinstance(each, str | os.PathLike) and os.path.isdir(each)]
+        if not folders:
+            return []
+        from weft.stitching.bodies.adapters import is_adapter  # pydantic is for files
 
-        return [each for each in self.models if isinstance(each, str | os.PathLike) and is_adapter(each)]
+        return [each for each in folders if is_adapter(each)]
 
     @property
     def as_body(self) -> bool:
