@@ -171,3 +171,13 @@ def test_the_application_is_one_that_serve_takes(tmp_path):
     names, left = done.stdout.splitlines()[-2:], done.stderr
     assert done.returncode == 0, left
     assert names == ["['weft-directory', 'weft-gate', 'weft-left', 'weft-right'] weft-gate", "2 2"]
+
+
+def test_a_cluster_that_does_not_start_says_why_in_a_line(tmp_path, monkeypatch):
+    def fail(cluster: LocalCluster) -> None:
+        raise RuntimeError("the head node is not there\nand more of it")
+
+    monkeypatch.setattr("weft.ray.local.find_spec", lambda name: True)
+    monkeypatch.setattr(LocalCluster, "_start", fail)
+    with pytest.raises(InputError, match=r"^Ray did not start: RuntimeError: the head node is not there$"):
+        LocalCluster(3, placement=written(tmp_path)).__enter__()

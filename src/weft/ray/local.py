@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from types import TracebackType
 from typing import Any, Self
 
-from weft.errors import InputError
+from weft.errors import InputError, WeftError, first_line
 from weft.placing.placement import read_placement
 
 STARTING_S = 300.0
@@ -75,6 +75,20 @@ class LocalCluster:
         self._handle: Any = None
 
     def __enter__(self) -> Self:
+        try:
+            self._start()
+        except WeftError:
+            self.stop()
+            raise
+        except Exception as error:  # Ray raises kinds of its own
+            self.stop()
+            raise InputError(f"Ray did not start: {type(error).__name__}: {first_line(error)}") from error
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
         _set_environment()  # Ray reads it once, when it is imported
         from ray.cluster_utils import Cluster
 
@@ -82,20 +96,15 @@ class LocalCluster:
         from ray import serve
         from weft.ray.application import app
 
-        try:
-            head = {"num_cpus": 0, "resources": {GATE: 1}, "_system_config": QUICK}
-            self._cluster = Cluster(initialize_head=True, head_node_args=head)
-            for _ in range(self._nodes):
-                more = {"resources": {GATE: 1}} if self._settings.get("gates", 1) > 1 else {}
-                self._cluster.add_node(num_cpus=NODE_CPUS, **more)
-            ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
-            serve.start(proxy_location="Disabled")
-            self._handle = serve.run(app(self._settings), name=APPLICATION, route_prefix=None)
-            self._wait()
-        except BaseException:
-            self.stop()
-            raise
-        return self
+        head = {"num_cpus": 0, "resources": {GATE: 1}, "_system_config": QUICK}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(self._nodes):
+            more = {"resources": {GATE: 1}} if self._settings.get("gates", 1) > 1 else {}
+            self._cluster.add_node(num_cpus=NODE_CPUS, **more)
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        serve.start(proxy_location="Disabled")
+        self._handle = serve.run(app(self._settings), name=APPLICATION, route_prefix=None)
+        self._wait()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.stop()
@@ -103,14 +112,15 @@ class LocalCluster:
     def stop(self) -> None:
         """End all of it."""
         self._ended.set()
+        if self._cluster is None:
+            return
         import ray
         from ray import serve
 
         if ray.is_initialized():
             serve.shutdown()
             ray.shutdown()
-        if self._cluster is not None:
-            self._cluster.shutdown()
+        self._cluster.shutdown()
 
     def _wait(self) -> None:
         """Until every model is served."""
