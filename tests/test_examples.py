@@ -166,6 +166,7 @@ demo.main()
 """The demo, with a smaller network to stitch and fewer formats to choose from: the rest is as users run it."""
 
 
+@pytest.mark.long
 def test_the_demo_draws_a_timeline_for_each_npu(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", DEMO, ROOT / "examples", "--seconds", "1"],

@@ -94,7 +94,12 @@ def sample(proto, batch, seed=0):
     return feeds
 
 
-@pytest.fixture(scope="module", params=RUNNABLE)
+HEAVY = ("inception-resnet-v2", "inception-v4", "vgg16", "vgg19", "resnext50-32x4d", "densenet121", "resnet152")
+"""Networks that others like them, and smaller, stand for in everyday tests."""
+MARKED = [pytest.param(name, marks=pytest.mark.long) if name in HEAVY else name for name in RUNNABLE]
+
+
+@pytest.fixture(scope="module", params=MARKED)
 def running(request):
     """A network as it would be served: its description and a session over its drawn weights."""
     proto = zoo.build(request.param, **RUNNABLE[request.param])
