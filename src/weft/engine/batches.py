@@ -24,6 +24,9 @@ BATCHES = 4
 LATE_BATCHES = 64
 """The same where late ones wait until nothing on time does: they shall not take the places of those that can be."""
 
+LOOKED_AT = 4
+"""So many batches of those who wait are looked at that come after one."""
+
 
 def most_batches(late: LateWork) -> int:
     """Batches of a stream that may be in flight, at least."""
@@ -58,13 +61,31 @@ class Batcher:
         if self._refills:
             return self._refilling_heads(queue)
         batches = queue.batches if queue.by_query else []
-        heads = [self.head(queue, batch) for batch in batches if not batch.running and self._goes_on(batch)]
+        going_on = [batch for batch in batches if not batch.running and self._goes_on(batch)]
+        heads = [self.head(queue, batch, behind=self._behind(queue, batch, 0, now)) for batch in going_on]
         waiting, most = len(queue.waiting), queue.terms.max_batch
         ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
         if ready and len(batches) < queue.places and self._may_begin(queue, self._unissued(batches)):
             members = list(islice(queue.waiting, most))
-            heads.append(self.head(queue, _formed(queue, members)))
+            batch = _formed(queue, members)
+            heads.append(self.head(queue, batch, behind=self._behind(queue, batch, len(members), now)))
         return heads
+
+    def _behind(self, queue: StreamQueue, batch: Batch, own: int, now: int) -> int:
+        """When a batch must be done so that the next ones of its stream can be on time, as far as they can.
+
+        own: so many of those who wait are its own.
+        """
+        latest, need, most = NO_DEADLINE, 0, queue.terms.max_batch
+        if not self._setting.shares or len(queue.waiting) <= own:
+            return latest
+        whole = self._queues.whole(queue.stream, min(most, len(queue.waiting) - own))
+        end = now + self._queues.rest(batch) + whole
+        for ticket in islice(queue.waiting, own, own + LOOKED_AT * most, most):
+            if end + need <= ticket.due:
+                need += whole
+                latest = min(latest, ticket.due - need)
+        return latest
 
     def _goes_on(self, batch: Batch) -> bool:
         """Whether a batch could be given a lane: one that stays where it began, only while that lane takes more."""
@@ -140,7 +161,14 @@ class Batcher:
         queue = self._queues[ticket.stream]
         return self.head(queue, _formed(queue, [ticket]))
 
-    def head(self, queue: StreamQueue, batch: Batch, dues: tuple[int, ...] = (), waiting: int = 0) -> Candidate:
+    def head(
+        self,
+        queue: StreamQueue,
+        batch: Batch,
+        dues: tuple[int, ...] = (),
+        waiting: int = 0,
+        behind: int = NO_DEADLINE,
+    ) -> Candidate:
         """The next layer of a batch."""
         members, number = batch.members, batch.program
         arrival, priority = members[0].arrival, members[0].priority
@@ -150,7 +178,7 @@ class Batcher:
         return Candidate.of_batch(
             self._setting.programs[number], self._remaining[number], number, queue.stream, batch.query, arrival,
             batch.deadline, priority, len(members), batch.layer, batch.last_issued, dues, waiting, queue.served,
-            batch.home, queue.lately,
+            batch.home, queue.lately, behind,
         )  # fmt: skip
 
     def begin(self, candidate: Candidate) -> Batch:

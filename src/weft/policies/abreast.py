@@ -15,18 +15,20 @@ from typing import ClassVar, NamedTuple
 
 from weft.devices.shares import Shares
 from weft.errors import InputError
-from weft.policies.base import Candidate, Policy, Start, Traits, View
-from weft.policies.punctual import Punctual, in_order
+from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start, Traits, View
+from weft.policies.punctual import Punctual
 from weft.policies.ways import NOWHERE, SharingWay, ways
 
 URGE = 20.0
 """By how many times its lack, in fair shares, whoever lacks one counts for more."""
+RUSH = 60.0
+"""By how much whoever has no time to spare counts for more; with twice the time it needs, a quarter of that."""
 STAY = 0.97
 """What another way than the present one counts for: until all have changed, nobody runs as that way says."""
-PLENTY = 3
-"""Whoever is due in more than so many times what all together take one by one is in no danger."""
 MOST_HELD = 2
 """A lane is given no more than one segment that runs and one behind it; so long a decision binds."""
+BOUND = 4
+"""The second one only if both take less than this part of the time to spare that somebody who comes may have."""
 
 
 class _Work(NamedTuple):
@@ -34,15 +36,18 @@ class _Work(NamedTuple):
 
     head: Candidate
     offered: bool
-    lane: int
-    """The lane that holds something of it, or ``NOWHERE``."""
-    rest: int
+    need: int
+    """Ticks that it takes to its end on the whole GPU."""
+    due: int
+    """When it should be done, for its own sake and that of those who wait behind it."""
+    lane: int = NOWHERE
+    """The lane that holds something of it; the first stream of the whole GPU for all of those."""
+    stream: int = NOWHERE
+    """The same, if that is a stream of the whole GPU: which."""
+    rest: int = 0
     """Ticks until that has ended."""
-
-    @property
-    def ends(self) -> bool:
-        """Whether all that is left of it is on its lane, and stays there."""
-        return not self.offered and self.head.remaining <= self.head.compute
+    ends: bool = False
+    """Whether that is the end of a query, which stays there."""
 
 
 @dataclass(frozen=True)
@@ -74,42 +79,59 @@ class Abreast(Policy):
         return self._one_by_one.burden(candidate, now)
 
     def decide(self, view: View) -> Start | None:
-        works = self._works(view)
-        way = self._way(works, view.device.channel_free)
+        now = view.device.channel_free
+        works = self._works(view, now)
+        way = self._way(works, now)
         if way is None:
             return None
-        for lane, work in sorted(zip(way.lanes, works, strict=True), key=lambda each: each[1].head.deadline):
+        for lane, work in sorted(zip(way.lanes, works, strict=True), key=lambda each: each[1].due):
             if work.offered and lane != NOWHERE:
                 free = self._free(lane, work, view)
                 if free != NOWHERE:
                     return Start(work.head, lane=free)
         return None
 
-    def _works(self, view: View) -> list[_Work]:
+    def _works(self, view: View, now: int) -> list[_Work]:
         """What each body goes on with: its most urgent candidate, or what it has on a lane."""
-        body = self._shares.body
-        on: dict[int, tuple[int, int, Candidate]] = {}
-        for at, lane in enumerate(view.lanes):
-            for held in lane.holds:
-                on[body(held.stream, held.program)] = at, lane.rest, held
+        body, whole = self._shares.body, self._shares.whole
         heads: dict[int, Candidate] = {}
         for each in view.candidates:
             own = body(each.stream, each.program)
             if own not in heads or _sooner(each, heads[own]):
                 heads[own] = each
-        found = [_Work(head, True, *on[own][:2] if own in on else (NOWHERE, 0)) for own, head in heads.items()]
-        found += [_Work(held, False, at, rest) for own, (at, rest, held) in on.items() if own not in heads]
+        found, on = [], set()
+        for at, lane in enumerate(view.lanes):
+            if lane.holds:
+                last = lane.holds[-1]
+                own = body(last.stream, last.program)
+                rest = self._shares.ticks(last.program, at, lane.rest)
+                first = whole[0] if at in whole else at
+                stream = at if at in whole else NOWHERE
+                ends = last.remaining <= last.compute
+                head = heads.pop(own, None)
+                if head is None:
+                    left = rest + self._longer(last.remaining - last.compute)
+                    found.append(_Work(last, False, left, _due(last, now + left), first, stream, rest, ends))
+                else:
+                    left = rest + self._longer(head.remaining)
+                    found.append(_Work(head, True, left, _due(head, now + left), first, stream, rest, ends))
+        for head in heads.values():
+            left = self._longer(head.remaining)
+            found.append(_Work(head, True, left, _due(head, now + left)))
         found.sort(key=lambda work: work.head.program)  # so that the same works have the same ways
         return found
 
+    def _longer(self, ticks: int) -> int:
+        return ticks * (100 + self.margin) // 100
+
     def _way(self, works: list[_Work], now: int) -> SharingWay | None:
-        """The way in which most is done, weighted by who lacks it, among those that leave everybody on time."""
+        """The way in which most is done, weighted by who needs it, among those that leave everybody on time."""
         known = ways(self._shares, tuple([work.head.program for work in works]))
         if len(works) == 1:
             return known[0]
-        slacks, weights, whole = self._slacks(works, now), self._weights(works), self._shares.whole
-        held = [(at, whole[0] if work.lane in whole else work.lane) for at, work in enumerate(works) if work.rest]
-        ending = [(at, lane) for at, lane in held if works[at].ends]
+        slacks, weights = self._slacks(works, now), self._weights(works, now)
+        held = [(at, work.lane) for at, work in enumerate(works) if work.rest]
+        ending = [(at, work.lane) for at, work in enumerate(works) if work.ends]
         most, best, best_score = max(weights), None, 0.0
         for way in known:
             if way.total * most <= best_score:
@@ -127,27 +149,35 @@ class Abreast(Policy):
                 best, best_score = way, score
         return best if best or ending else _alone(slacks[0][0], known)
 
-    def _weights(self, works: list[_Work]) -> list[float]:
+    def _weights(self, works: list[_Work], now: int) -> list[float]:
         """What a unit of each one's work counts for."""
-        everybody = sum([work.head.priority for work in works])
-        lacks = [self.floor / 100 - work.head.lately * everybody / work.head.priority for work in works]
-        return [1.0 + URGE * max(0.0, lack) for lack in lacks]
+        everybody, found = sum([work.head.priority for work in works]), []
+        for work in works:
+            lack = self.floor / 100 - work.head.lately * everybody / work.head.priority
+            rush = work.need / max(1, work.due - now)
+            found.append(1.0 + URGE * max(0.0, lack) + (RUSH * rush * rush if work.due < NO_DEADLINE else 0.0))
+        return found
 
     def _slacks(self, works: list[_Work], now: int) -> list[tuple[int, int]]:
         """Those who can be on time, by deadlines and by their places in *works*, and the ticks that each has to spare
-        if they are served one by one; none where all have plenty."""
-        rests = [self._shares.ticks(work.head.program, work.lane, work.rest) if work.rest else 0 for work in works]
-        most = sum([work.head.remaining for work in works]) * (100 + self.margin) // 100 + sum(rests)
-        if min([work.head.deadline for work in works]) - now > PLENTY * most:
-            return []
+        if they are served one by one."""
+        order = sorted(range(len(works)), key=lambda at: works[at].due)
+        found, end, least = [], now, 0
+        for at in order:
+            end += works[at].need
+            found.append((at, works[at].due - end))
+            least = min(least, works[at].due - end)
+        return found if least >= 0 else self._savable(works, order, now)
+
+    def _savable(self, works: list[_Work], order: list[int], now: int) -> list[tuple[int, int]]:
+        """The same where not all can: who is left out is for ``punctual`` to say."""
         punctual, plans = self._one_by_one, []
-        for place, (work, rest) in enumerate(zip(works, rests, strict=True)):
-            plan = punctual.plan(work.head, now)
-            plans.append((plan._replace(need=plan.need + rest - (0 if work.offered else work.head.compute)), place))
-        plans.sort(key=lambda each: in_order(each[0]))
-        places = {id(plan): place for plan, place in plans}
+        for at in order:
+            work = works[at]
+            plans.append(punctual.plan(work.head, now)._replace(need=work.need, due=work.due))
+        places = {id(plan): at for at, plan in zip(order, plans, strict=True)}
         found, end = [], now
-        for plan in punctual.savable([plan for plan, _ in plans], now):
+        for plan in punctual.savable(plans, now):
             end += plan.need
             found.append((places[id(plan)], plan.due - end))
         return found
@@ -156,8 +186,24 @@ class Abreast(Policy):
         """The lane that takes a work: of the streams of the whole GPU its own, or one with nothing to do."""
         lanes, whole = view.lanes, self._shares.whole
         if lane in whole:
-            lane = work.lane if work.lane in whole else next((at for at in whole if not lanes[at].holds), NOWHERE)
-        return lane if lane != NOWHERE and lanes[lane].room and len(lanes[lane].holds) < MOST_HELD else NOWHERE
+            lane = work.stream if work.stream in whole else next((at for at in whole if not lanes[at].holds), NOWHERE)
+        if lane == NOWHERE or not lanes[lane].room:
+            return NOWHERE
+        holds = lanes[lane].holds
+        if holds:
+            takes = lanes[lane].rest + work.head.compute
+            if len(holds) >= MOST_HELD or BOUND * self._shares.ticks(work.head.program, lane, takes) > view.spare:
+                return NOWHERE
+        return lane
+
+
+def _due(head: Candidate, earliest: int) -> int:
+    """When a candidate should be done: what it cannot meet is put off, by as long again as it was given."""
+    due, allowed = head.deadline, max(1, head.deadline - head.arrival)
+    while due < earliest:
+        allowed *= 2
+        due = head.arrival + allowed
+    return min(due, head.behind) if head.behind >= earliest else due
 
 
 def _keeps(way: SharingWay, works: list[_Work], slacks: list[tuple[int, int]]) -> bool:

@@ -70,6 +70,8 @@ class Candidate(NamedTuple):
     """The lane that its batch stays on (``Setting.apart``); -1 where it may go to any."""
     lately: float = 0.0
     """The part of the device's time that its stream was given lately, where lanes are shares of it."""
+    behind: int = NO_DEADLINE
+    """When it must be done so that those who wait behind it in its stream can be on time; known there, too."""
 
     @classmethod
     def of_stream(cls, program: Program, *, stream: int, query: int, layer: int, last_issued: int = -1) -> Candidate:
@@ -98,6 +100,7 @@ class Candidate(NamedTuple):
         served: int = 0,
         home: int = -1,
         lately: float = 0.0,
+        behind: int = NO_DEADLINE,
     ) -> Candidate:
         """The next layer of a batch of requests, in flight or one that could begin.
 
@@ -106,6 +109,7 @@ class Candidate(NamedTuple):
         return tuple.__new__(cls, (
             stream, query, layer, program.fetch[layer], program.compute[layer], last_issued, number, arrival, deadline,
             rests[layer], rests[0], priority, size, dues, waiting, served, home, lately,
+            behind,
         ))  # fmt: skip
 
 
@@ -194,6 +198,9 @@ class View:
     """How far each stream is, in units of ``fairness.ROUND``; empty where there is no band."""
     lanes: tuple[LaneState, ...] = ()
     """What the lanes hold, where they are shares of a device (``Setting.shares``)."""
+    spare: int = NO_DEADLINE
+    """There, too: the least time to spare that a request of any stream came with lately. Whoever comes next may have no
+    more."""
 
 
 class Start(NamedTuple):
