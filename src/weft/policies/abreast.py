@@ -10,21 +10,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from operator import mul
 from typing import ClassVar, NamedTuple
 
 from weft.devices.shares import Shares
 from weft.errors import InputError
 from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start, Traits, View
 from weft.policies.punctual import Punctual
-from weft.policies.ways import NOWHERE, SharingWay, ways
+from weft.policies.ways import NOWHERE, SharingWay, open_ways, ways
 
 URGE = 20.0
 """By how many times its lack, in fair shares, whoever lacks one counts for more."""
 RUSH = 60.0
 """By how much whoever has no time to spare counts for more; with twice the time it needs, a quarter of that."""
-STAY = 0.97
-"""What another way than the present one counts for: until all have changed, nobody runs as that way says."""
+PLENTY = 100
+"""Whoever is due in more than so many times what all together take one by one is in no danger."""
 MOST_HELD = 2
 """A lane is given no more than one segment that runs and one behind it; so long a decision binds."""
 BOUND = 4
@@ -41,11 +40,7 @@ class _Work(NamedTuple):
     due: int
     """When it should be done, for its own sake and that of those who wait behind it."""
     lane: int = NOWHERE
-    """The lane that holds something of it; the first stream of the whole GPU for all of those."""
-    stream: int = NOWHERE
-    """The same, if that is a stream of the whole GPU: which."""
-    rest: int = 0
-    """Ticks until that has ended."""
+    """The lane that holds something of it."""
     ends: bool = False
     """Whether that is the end of a query, which stays there."""
 
@@ -84,134 +79,128 @@ class Abreast(Policy):
         way = self._way(works, now)
         if way is None:
             return None
-        for lane, work in sorted(zip(way.lanes, works, strict=True), key=lambda each: each[1].due):
-            if work.offered and lane != NOWHERE:
-                free = self._free(lane, work, view)
-                if free != NOWHERE:
-                    return Start(work.head, lane=free)
+        may = [(work.due, at) for at, work in enumerate(works) if work.offered and way.lanes[at] != NOWHERE]
+        for _, at in sorted(may):
+            lane = self._free(way.lanes[at], works[at], view)
+            if lane != NOWHERE:
+                return Start(works[at].head, lane=lane)
         return None
 
     def _works(self, view: View, now: int) -> list[_Work]:
         """What each body goes on with: its most urgent candidate, or what it has on a lane."""
-        body, whole = self._shares.body, self._shares.whole
+        bodies, longer = self._shares.bodies, 100 + self.margin
         heads: dict[int, Candidate] = {}
         for each in view.candidates:
-            own = body(each.stream, each.program)
+            own = bodies[each.program] if bodies else each.stream
             if own not in heads or _sooner(each, heads[own]):
                 heads[own] = each
-        found, on = [], set()
+        found = []
         for at, lane in enumerate(view.lanes):
             if lane.holds:
                 last = lane.holds[-1]
-                own = body(last.stream, last.program)
-                rest = self._shares.ticks(last.program, at, lane.rest)
-                first = whole[0] if at in whole else at
-                stream = at if at in whole else NOWHERE
-                ends = last.remaining <= last.compute
-                head = heads.pop(own, None)
-                if head is None:
-                    left = rest + self._longer(last.remaining - last.compute)
-                    found.append(_Work(last, False, left, _due(last, now + left), first, stream, rest, ends))
-                else:
-                    left = rest + self._longer(head.remaining)
-                    found.append(_Work(head, True, left, _due(head, now + left), first, stream, rest, ends))
+                rest = self._ticks(last.program, at, lane.rest)
+                head = heads.pop(bodies[last.program] if bodies else last.stream, None)
+                left = last.remaining - last.compute if head is None else head.remaining
+                need = rest + left * longer // 100
+                due, ends = _due(head or last, now + need), last.remaining <= last.compute
+                found.append(_Work(head or last, head is not None, need, due, at, ends))
         for head in heads.values():
-            left = self._longer(head.remaining)
-            found.append(_Work(head, True, left, _due(head, now + left)))
-        found.sort(key=lambda work: work.head.program)  # so that the same works have the same ways
+            need = head.remaining * longer // 100
+            found.append(_Work(head, True, need, _due(head, now + need)))
+        if len(found) > 1:
+            found.sort(key=_program)  # so that the same works have the same ways
         return found
 
-    def _longer(self, ticks: int) -> int:
-        return ticks * (100 + self.margin) // 100
+    def _ticks(self, program: int, lane: int, ticks: int) -> int:
+        """How long work takes on a lane."""
+        return ticks if lane in self._shares.whole else self._shares.ticks(program, lane, ticks)
 
     def _way(self, works: list[_Work], now: int) -> SharingWay | None:
         """The way in which most is done, weighted by who needs it, among those that leave everybody on time."""
-        known = ways(self._shares, tuple([work.head.program for work in works]))
+        shares, programs = self._shares, tuple([work.head.program for work in works])
         if len(works) == 1:
-            return known[0]
-        slacks, weights = self._slacks(works, now), self._weights(works, now)
-        held = [(at, work.lane) for at, work in enumerate(works) if work.rest]
-        ending = [(at, work.lane) for at, work in enumerate(works) if work.ends]
-        most, best, best_score = max(weights), None, 0.0
-        for way in known:
-            if way.total * most <= best_score:
-                break
-            lanes, speeds, score = way
-            if ending and any([lanes[at] != lane for at, lane in ending]):
-                continue
-            if most > 1.0:
-                score = sum(map(mul, weights, speeds))
-            for at, lane in held:
-                if lanes[at] != lane:
-                    score *= STAY
-                    break
-            if score > best_score and _keeps(way, works, slacks):
-                best, best_score = way, score
-        return best if best or ending else _alone(slacks[0][0], known)
+            return ways(shares, programs)[0]
+        whole = shares.whole
+        held = tuple([whole[0] if work.lane in whole else work.lane for work in works])
+        ending = tuple([at for at, work in enumerate(works) if work.ends])
+        found, counts = open_ways(shares, programs, held, ending)
+        hurried = min([work.due for work in works]) - now <= PLENTY * sum([work.need for work in works])
+        weights, slacks = self._weights(works, now, hurried), self._slacks(works, now) if hurried else []
+        scores = counts.dot(weights) if found else counts
+        for _ in found:
+            best = int(scores.argmax())
+            if _keeps(found[best], works, slacks):
+                return found[best]
+            scores[best] = -1.0
+        return None if ending else _alone(slacks[0][0], ways(shares, programs))
 
-    def _weights(self, works: list[_Work], now: int) -> list[float]:
-        """What a unit of each one's work counts for."""
-        everybody, found = sum([work.head.priority for work in works]), []
-        for work in works:
-            lack = self.floor / 100 - work.head.lately * everybody / work.head.priority
-            rush = work.need / max(1, work.due - now)
-            found.append(1.0 + URGE * max(0.0, lack) + (RUSH * rush * rush if work.due < NO_DEADLINE else 0.0))
+    def _weights(self, works: list[_Work], now: int, hurried: bool) -> list[float]:
+        """What a unit of each one's work counts for; hurried: somebody may be in danger."""
+        everybody, floor, found = sum([work.head.priority for work in works]), self.floor / 100, []
+        for head, _, need, due, _, _ in works:
+            weight, lack = 1.0, floor - head.lately * everybody / head.priority
+            if lack > 0.0:
+                weight += URGE * lack
+            if hurried and due < NO_DEADLINE:
+                weight += RUSH * (need / max(1, due - now)) ** 2
+            found.append(weight)
         return found
 
     def _slacks(self, works: list[_Work], now: int) -> list[tuple[int, int]]:
         """Those who can be on time, by deadlines and by their places in *works*, and the ticks that each has to spare
         if they are served one by one."""
-        order = sorted(range(len(works)), key=lambda at: works[at].due)
-        found, end, least = [], now, 0
-        for at in order:
-            end += works[at].need
-            found.append((at, works[at].due - end))
-            least = min(least, works[at].due - end)
-        return found if least >= 0 else self._savable(works, order, now)
+        order = sorted([(work.due, at, work.need) for at, work in enumerate(works)])
+        found, end, all_can = [], now, True
+        for due, at, need in order:
+            end += need
+            found.append((at, due - end))
+            if end > due:
+                all_can = False
+        return found if all_can else self._savable([works[at] for _, at, _ in order], [at for _, at, _ in order], now)
 
-    def _savable(self, works: list[_Work], order: list[int], now: int) -> list[tuple[int, int]]:
+    def _savable(self, works: list[_Work], places: list[int], now: int) -> list[tuple[int, int]]:
         """The same where not all can: who is left out is for ``punctual`` to say."""
-        punctual, plans = self._one_by_one, []
-        for at in order:
-            work = works[at]
-            plans.append(punctual.plan(work.head, now)._replace(need=work.need, due=work.due))
-        places = {id(plan): at for at, plan in zip(order, plans, strict=True)}
+        punctual = self._one_by_one
+        plans = [punctual.weighed(work.head, work.need, work.due, now) for work in works]
+        place_of = {id(plan): at for at, plan in zip(places, plans, strict=True)}
         found, end = [], now
         for plan in punctual.savable(plans, now):
             end += plan.need
-            found.append((places[id(plan)], plan.due - end))
+            found.append((place_of[id(plan)], plan.due - end))
         return found
 
     def _free(self, lane: int, work: _Work, view: View) -> int:
         """The lane that takes a work: of the streams of the whole GPU its own, or one with nothing to do."""
         lanes, whole = view.lanes, self._shares.whole
         if lane in whole:
-            lane = work.stream if work.stream in whole else next((at for at in whole if not lanes[at].holds), NOWHERE)
+            lane = work.lane if work.lane in whole else next((at for at in whole if not lanes[at].holds), NOWHERE)
         if lane == NOWHERE or not lanes[lane].room:
             return NOWHERE
-        holds = lanes[lane].holds
-        if holds:
-            takes = lanes[lane].rest + work.head.compute
-            if len(holds) >= MOST_HELD or BOUND * self._shares.ticks(work.head.program, lane, takes) > view.spare:
+        if holds := lanes[lane].holds:
+            takes = self._ticks(work.head.program, lane, lanes[lane].rest + work.head.compute)
+            if len(holds) >= MOST_HELD or BOUND * takes > view.spare:
                 return NOWHERE
         return lane
 
 
 def _due(head: Candidate, earliest: int) -> int:
     """When a candidate should be done: what it cannot meet is put off, by as long again as it was given."""
-    due, allowed = head.deadline, max(1, head.deadline - head.arrival)
+    due = head.deadline
+    allowed = max(1, due - head.arrival) if due < earliest else 0
     while due < earliest:
         allowed *= 2
         due = head.arrival + allowed
-    return min(due, head.behind) if head.behind >= earliest else due
+    return head.behind if earliest <= head.behind < due else due
 
 
 def _keeps(way: SharingWay, works: list[_Work], slacks: list[tuple[int, int]]) -> bool:
     """Whether all who can be on time still can, one by one, after a step this way."""
-    step = MOST_HELD * max([work.head.compute / speed for work, speed in zip(works, way.speeds, strict=True) if speed])
-    done = 0.0
+    if not slacks:
+        return True
+    speeds, done = way.speeds, 0.0
+    step = MOST_HELD * max([work.head.compute / speed for work, speed in zip(works, speeds, strict=True) if speed])
     for place, slack in slacks:
-        done += way.speeds[place]
+        done += speeds[place]
         if slack < step * (1.0 - done):
             return False
     return True
@@ -225,3 +214,7 @@ def _alone(place: int, known: tuple[SharingWay, ...]) -> SharingWay:
 def _sooner(one: Candidate, other: Candidate) -> bool:
     """Whether a candidate of a body goes before another: due first, and of those begun."""
     return (one.deadline, one.layer == 0, one.query) < (other.deadline, other.layer == 0, other.query)
+
+
+def _program(work: _Work) -> int:
+    return work.head.program

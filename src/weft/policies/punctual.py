@@ -73,7 +73,11 @@ class Punctual(Policy):
         if chosen is victim or not now + need <= chosen.deadline < free + need:
             return None
         spare = rules.slack(victim.deadline, now, victim.remaining, 100 + self.margin)
-        return victim if spare >= need or _worth(chosen, now) > _worth(victim, now) else None
+        return (
+            victim
+            if spare >= need or _worth(chosen, _waited(chosen, now)) > _worth(victim, _waited(victim, now))
+            else None
+        )
 
     def burden(self, candidate: Candidate, now: int) -> float:
         return self.plan(candidate, now).cost
@@ -84,9 +88,13 @@ class Punctual(Policy):
     def plan(self, candidate: Candidate, now: int) -> DueWork:
         """What a candidate takes, and when it should be done."""
         need = self._alone(candidate) // self.setting.lanes
-        due = _due(candidate, now + need)
-        yields = due > candidate.deadline and _waited(candidate, now) < PATIENCE * candidate.whole
-        return DueWork(candidate, need, due, yields, need / _worth(candidate, now))
+        return self.weighed(candidate, need, _due(candidate, now + need), now)
+
+    def weighed(self, candidate: Candidate, need: int, due: int, now: int) -> DueWork:
+        """A candidate that takes so long and should be done then, with whether it yields and what it is worth."""
+        waited = _waited(candidate, now)
+        yields = due > candidate.deadline and waited < PATIENCE * candidate.whole
+        return DueWork(candidate, need, due, yields, need / _worth(candidate, waited))
 
     def savable(self, plans: list[DueWork], now: int) -> list[DueWork]:
         """The largest set that can be on time, by deadline."""
@@ -123,9 +131,9 @@ def _waited(candidate: Candidate, now: int) -> int:
     return rules.waited(now, candidate.arrival, candidate.whole, candidate.remaining)
 
 
-def _worth(candidate: Candidate, now: int) -> float:
+def _worth(candidate: Candidate, waited: int) -> float:
     """Priority and number of requests, times what they waited over what they take."""
-    return candidate.priority * candidate.size * (1 + _waited(candidate, now) / max(1, candidate.whole))
+    return candidate.priority * candidate.size * (1 + waited / max(1, candidate.whole))
 
 
 def _due(candidate: Candidate, earliest: int) -> int:

@@ -5,13 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import combinations
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from weft.devices.shares import Shares
 
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
 NOWHERE = -1
+STAY = 0.97
+"""What another way than the present one counts for: until all have changed, nobody runs as that way says."""
 MOST_KEPT = 4096
 """Sets of programs whose ways are remembered."""
+
+K, V = TypeVar("K"), TypeVar("V")
 
 
 class SharingWay(NamedTuple):
@@ -25,67 +35,100 @@ class SharingWay(NamedTuple):
     """The sum of the speeds."""
 
 
+class OpenWays(NamedTuple):
+    """The ways that are open to works of which some are on lanes."""
+
+    ways: tuple[SharingWay, ...]
+    counts: Floats
+    """Way, work -> the speed, less for those ways that are not the present one."""
+
+
+class _AllWays(NamedTuple):
+    """All ways to share among some programs."""
+
+    ways: tuple[SharingWay, ...]
+    lanes: Ints
+    """The lanes of all of them, and the speeds: way, work."""
+    speeds: Floats
+
+
+class _Known(NamedTuple):
+    """What was worked out for some shares, by the tags of programs."""
+
+    ways: dict[tuple[int, ...], _AllWays]
+    open_ways: dict[tuple[tuple[int, ...], ...], OpenWays]
+    speeds: dict[tuple[tuple[int, ...], ...], list[float]]
+
+
 def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
     """Those in which nobody can go faster without another going slower, the highest total first.
 
     One runs alone, two on the sides of a cut, or two and more on streams of the whole.
     """
-    kept, key = _kept(shares), shares.tagged(programs)
+    return _all(shares, programs).ways
+
+
+def _all(shares: Shares, programs: tuple[int, ...]) -> _AllWays:
+    kept, key = _known(shares).ways, shares.tagged(programs)
     found = kept.get(key)
-    if found is None:
-        if len(kept) >= MOST_KEPT:
-            kept.clear()
-        found = kept[key] = _found(shares, programs)
-    return found
+    return _keep(kept, key, _found(shares, programs)) if found is None else found
+
+
+def open_ways(
+    shares: Shares, programs: tuple[int, ...], held: tuple[int, ...], staying: tuple[int, ...] = ()
+) -> OpenWays:
+    """Those of the ways that leave the works at the places *staying* where they are.
+
+    held: the lane that has something of each work, or ``NOWHERE``.
+    """
+    kept, key = _known(shares).open_ways, (shares.tagged(programs), held, staying)
+    found = kept.get(key)
+    return _keep(kept, key, _open(_all(shares, programs), held, staying)) if found is None else found
+
+
+def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...]) -> OpenWays:
+    at_home, counts = known.lanes == held, known.speeds.copy()
+    counts[~(at_home | (np.array(held) == NOWHERE)).all(axis=1)] *= STAY
+    if not staying:
+        return OpenWays(known.ways, counts)
+    kept = np.flatnonzero(at_home[:, staying].all(axis=1))
+    return OpenWays(tuple([known.ways[at] for at in kept]), counts[kept])
 
 
 @lru_cache(maxsize=64)
-def _kept(shares: Shares) -> dict[tuple[int, ...], tuple[SharingWay, ...]]:
-    """The ways of those who were asked for, by the tags of their programs."""
-    return {}
+def _known(shares: Shares) -> _Known:
+    return _Known({}, {}, {})
 
 
-def _found(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
+def _keep(kept: dict[K, V], key: K, value: V) -> V:
+    """Remember something, and forget all if that is too much."""
+    if len(kept) >= MOST_KEPT:
+        kept.clear()
+    kept[key] = value
+    return value
+
+
+def _found(shares: Shares, programs: tuple[int, ...]) -> _AllWays:
     found = []
     for members, on in _settled(shares, len(programs)):
-        lanes, speeds = [NOWHERE] * len(programs), [0.0] * len(programs)
+        lanes, own = [NOWHERE] * len(programs), [0.0] * len(programs)
         fast = _speeds(shares, [programs[each] for each in members], on)
         for member, lane, speed in zip(members, on, fast, strict=True):
-            lanes[member], speeds[member] = shares.whole[0] if lane in shares.whole else lane, speed
-        found.append(SharingWay(tuple(lanes), tuple(speeds), sum(fast)))
+            lanes[member], own[member] = shares.whole[0] if lane in shares.whole else lane, speed
+        found.append(SharingWay(tuple(lanes), tuple(own), sum(fast)))
     found.sort(key=lambda way: -way.total)
-    kept: list[SharingWay] = []
-    for way in found:
-        if not _beaten(way.speeds, kept):
-            kept.append(way)
-    return tuple(kept)
+    speeds = np.array([way.speeds for way in found])
+    as_fast = (speeds[:, None] >= speeds[None]).all(axis=2)  # [one, other]: nobody goes slower in the one
+    kept = np.flatnonzero(~np.triu(as_fast, 1).any(axis=0))
+    best = tuple(found[at] for at in kept)
+    return _AllWays(best, np.array([way.lanes for way in best]), speeds[kept])
 
 
 def _speeds(shares: Shares, programs: list[int], lanes: tuple[int, ...]) -> list[float]:
     """How fast programs go on lanes; few others are like them, whatever runs besides."""
-    kept, key = _kept_speeds(shares), (lanes, shares.tagged(programs))
-    if key not in kept:
-        if len(kept) >= MOST_KEPT:
-            kept.clear()
-        kept[key] = shares.speeds(programs, lanes)
-    return kept[key]
-
-
-@lru_cache(maxsize=64)
-def _kept_speeds(shares: Shares) -> dict[tuple[object, ...], list[float]]:
-    """What was worked out of them."""
-    return {}
-
-
-def _beaten(speeds: tuple[float, ...], kept: list[SharingWay]) -> bool:
-    """Whether in one of the ways everybody goes at least as fast."""
-    for other in kept:
-        for fast, speed in zip(other.speeds, speeds, strict=True):
-            if fast < speed:
-                break
-        else:
-            return True
-    return False
+    kept, key = _known(shares).speeds, (lanes, shares.tagged(programs))
+    found = kept.get(key)
+    return _keep(kept, key, shares.speeds(programs, lanes)) if found is None else found
 
 
 def _settled(shares: Shares, works: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
