@@ -21,7 +21,8 @@ STAY = 0.97
 MOST_KEPT = 4096
 """Sets of programs whose ways are remembered."""
 
-K, V = TypeVar("K"), TypeVar("V")
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 class SharingWay(NamedTuple):
