@@ -139,7 +139,7 @@ class Segments:
                     for _ in range(3):
                         layer(x)
                     stream.synchronize()
-                    graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+                    graph.capture_begin(capture_error_mode="relaxed")
                     y = layer(x)
                     graph.capture_end()
                     times.append(timed(graph.replay, stream))
