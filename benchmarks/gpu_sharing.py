@@ -8,7 +8,8 @@ as it is measured, and not measured again when this is started once more:
 Rows: `A ROWS + B ROWS/POLICY`: requests without end for both, each with so many rows, over inputs in shared memory;
 `rates` are the answers per second of each over those alone under `punctual`, which has the whole GPU for each in turn,
 and `time` the seconds that each ran on every share, by its multiprocessors. `like/A ROWS + B ROWS`: what the models
-were measured to be like. Segments are longer than the server cuts them by itself: every one costs its processors 0.3 ms.
+were measured to be like. Segments are longer than the server
+cuts them by itself: every one costs its processors 0.3 ms.
 """
 
 from __future__ import annotations
