@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from gpu_pairs import MODELS, nodes
+from gpu_pairs import MODELS, Encoder, nodes
 
 from weft.devices import Host, HostModel
 from weft.devices.decoupled import DeviceClocks, LayerTimes
@@ -31,7 +31,8 @@ from weft.runtime.lanes import LaneExecutor
 from weft.serving.sharing import GpuSharing, RanOn
 
 CUT_OFF = (48, 64)
-SEGMENT_MS = 0.5
+SEGMENT_MS = 0.25
+"""As long as the server cuts them by itself."""
 REPEATS = 7
 STREAMS = 4
 HIGH = -1
@@ -112,12 +113,10 @@ class Segments:
             given = torch.randn(int(rows), *shape)
             torch.set_default_dtype(torch.float32)
         if len(shape) == 3:
-            module, given = (
-                module.to(memory_format=torch.channels_last),
-                given.contiguous(memory_format=torch.channels_last),
-            )
+            module = module.to(memory_format=torch.channels_last)
+            given = given.contiguous(memory_format=torch.channels_last)
         self._pool, self.kernels = torch.cuda.graph_pool_handle(), 0
-        self._parts = self._divided(list(module), given, segment_ms)
+        self._parts = self._divided([half for each in module for half in halves(each)], given, segment_ms)
         self._memory = self._laid_out(given)
         self._graphs = {each: self._captured(gpu.capturing(each)) for each in range(HIGH, len(gpu.parts) + 1)}
         self.times_s, self.speeds = self._measured(gpu)
@@ -142,21 +141,21 @@ class Segments:
                     graph.capture_begin(capture_error_mode="relaxed")
                     y = layer(x)
                     graph.capture_end()
-                    times.append(timed(graph.replay, stream))
+                    times.append(timed(graph.replay, stream, 0.002))
                 x = y.clone()
         count = max(1, round(sum(times) * 1e3 / segment_ms))
         groups, done, each = [[] for _ in range(count)], 0.0, sum(times) / count
         for layer, took in zip(layers, times, strict=True):
             groups[min(count - 1, int((done + took / 2) / each))].append(layer)
             done += took
-        return [torch.nn.Sequential(*group) for group in groups if group]
+        return [group for group in groups if group]
 
     def _laid_out(self, given: Any) -> list[Any]:
         """What every segment begins with."""
         found = [given]
         with torch.inference_mode():
             for part in self._parts[:-1]:
-                found.append(torch.empty_like(part(found[-1])))
+                found.append(torch.empty_like(through(part, found[-1])))
         return found
 
     def _captured(self, stream: Any) -> list[Any]:
@@ -165,7 +164,7 @@ class Segments:
             for at, part in enumerate(self._parts):
 
                 def run(at: int = at, part: Any = part) -> Any:
-                    made = part(self._memory[at])
+                    made = through(part, self._memory[at])
                     return made if at == len(self._parts) - 1 else self._memory[at + 1].copy_(made)
 
                 for _ in range(3):
@@ -198,6 +197,17 @@ class Segments:
                 each.replay()
 
         return timed(run, stream)
+
+
+def halves(layer: Any) -> list[Callable[[Any], Any]]:
+    """The parts of a layer that can be segments of their own."""
+    return [layer.attend, layer.feed] if isinstance(layer, Encoder) else [layer]
+
+
+def through(parts: Sequence[Callable[[Any], Any]], x: Any) -> Any:
+    for each in parts:
+        x = each(x)
+    return x
 
 
 def timed(run: Callable[[], None], stream: Any, least_s: float = 0.01) -> float:
