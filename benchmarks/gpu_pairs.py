@@ -109,11 +109,16 @@ class Encoder(nn.Module):
         self.qkv, self.out = nn.Linear(wide, 3 * wide), nn.Linear(wide, wide)
         self.up, self.down = nn.Linear(wide, 4 * wide), nn.Linear(4 * wide, wide)
 
-    def forward(self, x: Any) -> Any:
+    def attend(self, x: Any) -> Any:
         rows, tokens, wide = x.shape
         q, k, v = self.qkv(self.first(x)).view(rows, tokens, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, tokens, wide))
+        return x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(rows, tokens, wide))
+
+    def feed(self, x: Any) -> Any:
         return x + self.down(F.gelu(self.up(self.second(x))))
+
+    def forward(self, x: Any) -> Any:
+        return self.feed(self.attend(x))
 
 
 def encoder(layers: int, wide: int, heads: int) -> nn.Module:

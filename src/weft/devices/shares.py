@@ -85,19 +85,19 @@ class GpuLikeness(BaseModel, extra="forbid", frozen=True):
 class Contention(BaseModel, extra="forbid", frozen=True):
     """What running together costs, as it was fitted: each a part of the time that work takes alone."""
 
-    beside: float = 0.1673
+    beside: float = 0.0885
     """For anybody beside anybody."""
-    turns: float = 0.0166
+    turns: float = 0.0955
     """Waiting for a kernel of the other on the same SMs, where neither fills them."""
-    filled: float = 0.9363
+    filled: float = 0.7769
     """The same where both do, in addition."""
-    order: float = 1.3268
+    order: float = 1.1728
     """How far the lengths of kernels decide who waits more."""
-    favour: float = 0.25
+    favour: float = 0.3424
     """By which part of its waiting one of high priority waits less for one of low, which waits so much more."""
-    memory: float = 0.6855
+    memory: float = 0.6175
     """The memory: times what the other takes of it, and times what one takes oneself and ``reach``."""
-    reach: float = 0.0
+    reach: float = 0.1787
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ that computes one layer at a time) give the same answers; the compiled ones keep
 """
 
 from weft.simulation.requests.case import Case, Device, estimates, prepare
-from weft.simulation.requests.run import RequestRun, request_trace, simulate_requests
+from weft.simulation.requests.run import RequestRun, request_trace, serve_requests, simulate_requests
 from weft.simulation.requests.tally import Tally
 from weft.simulation.requests.weaving import ONLINE
 
@@ -19,5 +19,6 @@ __all__ = [
     "estimates",
     "prepare",
     "request_trace",
+    "serve_requests",
     "simulate_requests",
 ]

@@ -5,27 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import repeat
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from weft.devices import Host, Npu
+from weft.devices.decoupled import LayerTimes
 from weft.engine.arrivals import Arrivals
-from weft.engine.for_requests import request_engine
+from weft.engine.for_requests import RequestExecutor, request_engine
 from weft.engine.simulated_host import SimulatedHost
 from weft.engine.simulated_npu import SimulatedNpu
 from weft.engine.tickets import Terms, Ticket
 from weft.kernels import request_state as k
 from weft.policies import Policy, Setting
+from weft.policies.base import Candidate
 from weft.simulation.requests import host
 from weft.simulation.requests.case import Case, Ints, estimates
 from weft.simulation.requests.tally import Tally
 
 
-def serve(case: Case, policy: Policy, late: str, seed: int | None, most_missed: Sequence[float] | None = None) -> Tally:
-    """Run a case to its end; *most_missed*: or until a stream has missed more deadlines than that."""
+class LoggedExecutor(RequestExecutor, Protocol):
+    """An executor that remembers what it did."""
+
+    @property
+    def log(self) -> Sequence[tuple[Candidate, LayerTimes]]:
+        """What was issued and not aborted, and when it ran."""
+        ...
+
+
+def serve(
+    case: Case,
+    policy: Policy,
+    late: str,
+    seed: int | None,
+    most_missed: Sequence[float] | None = None,
+    executor: LoggedExecutor | None = None,
+) -> Tally:
+    """Run a case to its end; *most_missed*: or until a stream has missed more deadlines than that.
+
+    executor: what computes, if not the case's device as it is simulated.
+    """
     setting = policy.setting
-    executor = _executor(case, setting, seed)
+    executor = executor or _executor(case, setting, seed)
     streams = range(len(case.terms))
     feed = _Impatient(
         [inf] * len(case.terms) if most_missed is None else most_missed,
@@ -88,7 +109,7 @@ def _tallied(
     case: Case,
     feed: Arrivals,
     deepest: list[int],
-    executor: SimulatedNpu | SimulatedHost,
+    executor: LoggedExecutor,
     steps: int,
     besides: Sequence[Iterator[int]],
 ) -> Tally:
@@ -142,7 +163,7 @@ def bin_of(latency: int) -> int:
     return (shift << k.MANTISSA_BITS) + (latency >> shift)
 
 
-def _computed(case: Case, executor: SimulatedNpu | SimulatedHost) -> int:
+def _computed(case: Case, executor: LoggedExecutor) -> int:
     """Ticks of computing; on a host what segments took, not what was expected of them."""
     if isinstance(case.device, Host):
         return sum(times.compute_end - times.compute_start for _, times in executor.log)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,7 @@ import numpy as np
 from weft.devices import Host, Npu
 from weft.engine.lateness import check_late
 from weft.kernels import request_state as k
-from weft.policies import Option, make_request_policy, policy_called
+from weft.policies import Option, Setting, make_request_policy, policy_called
 from weft.reports.requests import RequestReport, stream_report
 from weft.reports.trace import Trace
 from weft.simulation.requests import plain, refilling, weaving
@@ -69,6 +69,25 @@ def simulate_requests(
         tally = refilling.serve(case, chooser, late, seed, record)
     else:
         tally = plain.serve(case, chooser, late, seed, most_missed)
+    return RequestRun(_report(case, policy, late, tally), tally, case.clock.tick_s)
+
+
+def serve_requests(
+    case: Case,
+    policy: str,
+    executor: Callable[[Setting], plain.LoggedExecutor],
+    *,
+    late: str = "weave",
+    options: Mapping[str, Option] | None = None,
+    seed: int | None = None,
+) -> RequestRun:
+    """Serve a workload under a policy on an executor of the caller's, whose time may be real.
+
+    executor: makes it for a setting. The reports are those of a simulation.
+    """
+    check_late(late)
+    setting = case.setting_of(policy_called(policy))
+    tally = plain.serve(case, make_request_policy(policy, setting, options), late, seed, None, executor(setting))
     return RequestRun(_report(case, policy, late, tally), tally, case.clock.tick_s)
 
 

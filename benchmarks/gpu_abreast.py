@@ -1,0 +1,223 @@
+"""What `gpu_weaving.py` simulates, on a real GPU: weft's engine and policies over captured segments of torch's models.
+
+Needs one NVIDIA GPU that can be cut, torch and cuda-bindings; no server runs (gpu_sharing.py has one). Every row is
+kept in the results as soon as it is measured, and not measured again when this is started once more:
+
+    PYTHONPATH=src python benchmarks/gpu_abreast.py [--only REGEX] [--seconds 0.4] [--most-s 500] [--results FILE]
+    PYTHONPATH=src python benchmarks/gpu_abreast.py --simulate [--results FILE]
+
+The rows are those of gpu_weaving.py, over the rates and lengths that the models have alone in the same run; `host` is
+the GPU as it was measured, and `--simulate` adds what the simulator says of the same rows, on a machine without a GPU.
+`decisions` are microseconds of processor time, `idle` the part of the time in which no lane had anything to compute.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+from gpu_weaving import BESIDE, FIVE, ONE_FOR_ALL, SATURATED, TOGETHER, URGENT
+
+from weft.devices import Host
+from weft.policies import Option, Policy
+from weft.reports.requests import RequestReport
+from weft.serving.sharing import GpuSharing
+from weft.simulation.requests import Case, prepare, serve_requests, simulate_requests
+from weft.workloads.requests import Workload
+
+RESULTS = Path(__file__).parent / "results" / "gpu_abreast.json"
+WARM_S = 0.1
+SEEDS = (1, 2)
+ONE_BY_ONE: Mapping[str, dict[str, Option]] = {"fifo": {}}
+
+
+class Stage:
+    """Where workloads run: the GPU, or the simulator of what was measured of it."""
+
+    def __init__(self, host: Host, gpu: Any = None, models: Mapping[str, Any] | None = None) -> None:
+        self.host, self._gpu, self._models = host, gpu, models or {}
+        self.last: dict[str, float] = {}
+        """What the last run cost."""
+
+    def run(
+        self, streams: list[dict[str, Any]], rule: str, options: dict[str, Option], seconds: float, seed: int = 1
+    ) -> RequestReport:
+        stream = [{"max_batch": 1, **each} for each in streams]
+        raw = {"duration_s": seconds + WARM_S, "warmup_s": WARM_S, "stream": stream}
+        case, name = prepare(Workload.model_validate(raw), self.host), rule.split()[0]
+        if self._gpu is None:
+            return simulate_requests(case, name, options=options, seed=seed).report
+        return self._for_real(case, name, options, [each["model"] for each in streams], seed)
+
+    def _for_real(
+        self, case: Case, name: str, options: dict[str, Option], models: list[str], seed: int
+    ) -> RequestReport:
+        from gpu_lanes import GpuLanes
+
+        sharing, made = GpuSharing(), []
+        sharing.recut(self.host.gpu)
+        for at, model in enumerate(models):
+            sharing.put(at, [self.host.models[model].like_at(1)], at)
+        assert case.on_shares
+        case = replace(case, on_shares=replace(case.on_shares, shares=sharing.shares))
+
+        def executor(setting: Any) -> GpuLanes:
+            own = [self._models[model] for model in models]
+            made.append(GpuLanes(self._gpu, own, setting, sharing if setting.shares else None))
+            return made[0]
+
+        with clocked() as decisions:
+            report = serve_requests(case, name, executor, options=options, seed=seed).report
+        lanes = made[0]
+        lanes.drain()
+        self.last = {"idle": round(1 - lanes.lanes.busy_ticks / max(1, lanes.now()), 4)}
+        if decisions:
+            self.last |= {"us": round(median(decisions) / 1e3, 1), "us mean": round(mean(decisions) / 1e3, 1)}
+        return report
+
+    def alone_s(self, model: str) -> float:
+        return self.host.models[model].total_s(1)
+
+    def rates(self, report: RequestReport, seconds: float) -> list[float]:
+        return [round(each.completed * self.alone_s(each.model) / seconds, 3) for each in report.streams]
+
+    def saturated(self, models: tuple[str, ...], seconds: float) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for rule, options in {**ONE_BY_ONE, **SATURATED}.items():
+            streams = [{"model": each, "arrival": "closed", "clients": 2, "deadline_ms": 1e5} for each in models]
+            speeds = self.rates(self.run(streams, rule, options, seconds), seconds)
+            least = round(min(speeds) * len(speeds), 3)
+            found[rule] = {"sum": round(sum(speeds), 3), "least of fair": least, "each": speeds, **self.last}
+        return found
+
+    def at_random(self, model: str, load: float, times: float, priority: int = 1) -> dict[str, Any]:
+        alone_s = self.alone_s(model)
+        return {"model": model, "rate": load / alone_s, "deadline_ms": times * alone_s * 1e3, "priority": priority}
+
+    def urgent(self, model: str, beside: str, load: float, seconds: float) -> dict[str, Any]:
+        alone_s, found = self.alone_s(model), {}
+        asked = self.at_random(model, load, 2, priority=9)
+        heavy = {"model": beside, "arrival": "closed", "clients": 2, "deadline_ms": 1e5}
+        for rule, options in {"alone": {}, **URGENT}.items():
+            streams = [asked] if rule == "alone" else [asked, heavy]
+            report = self.run(streams, "fifo" if rule == "alone" else rule, options, seconds)
+            first = report.streams[0]
+            found[rule] = {"p50": round(first.p50_s / alone_s, 3), "p99": round(first.p99_s / alone_s, 3)}
+            if rule != "alone":
+                found[rule]["beside"] = self.rates(report, seconds)[1]
+            found[rule] |= self.last
+        return found
+
+    def deadlines(self, load: float, seconds: float) -> dict[str, Any]:
+        streams = [self.at_random(model, load / len(FIVE), times) for model, times in FIVE.items()]
+        found = {}
+        for rule, options in ONE_FOR_ALL.items():
+            reports = [self.run(streams, rule, options, seconds, seed) for seed in SEEDS]
+            worst = mean(each.worst_violation_rate for each in reports)
+            missed = mean(each.violation_rate for each in reports)
+            found[rule] = {"missed": round(missed, 4), "worst": round(worst, 4), **self.last}
+        return found
+
+    def rows(self, seconds: float) -> dict[str, Callable[[], dict[str, Any]]]:
+        together = [each if each[0] != "llm1b-b1" else ("llm1b-b1", "llm1b-b1*") for each in TOGETHER]
+        found: dict[str, Callable[[], dict[str, Any]]] = {
+            f"saturated/{'+'.join(each)}": partial(self.saturated, each, seconds) for each in together
+        }
+        for load in (0.1, 0.2, 0.4):
+            for u, h in BESIDE:
+                found[f"urgent/{u} beside {h}/{load:g}"] = partial(self.urgent, u, h, load, 3 * seconds)
+        return found | {
+            f"deadlines/{load:g}": partial(self.deadlines, load, 2 * seconds) for load in (0.5, 0.65, 0.8, 0.95)
+        }
+
+
+class clocked:
+    """Processor time of every decision of any policy, in ns, while it is open."""
+
+    def __enter__(self) -> list[int]:
+        self._found: list[int] = []
+        self._classes = {each: each.decide for each in subclasses(Policy) if "decide" in vars(each)}
+        for each, decide in self._classes.items():
+            each.decide = self._timing(decide)
+        return self._found
+
+    def _timing(self, decide: Any) -> Any:
+        def timed(policy: Any, view: Any) -> Any:
+            began = time.thread_time_ns()
+            found = decide(policy, view)
+            self._found.append(time.thread_time_ns() - began)
+            return found
+
+        return timed
+
+    def __exit__(self, *_: object) -> None:
+        for each, decide in self._classes.items():
+            each.decide = decide
+
+
+def subclasses(of: type) -> list[type]:
+    return [found for each in of.__subclasses__() for found in (each, *subclasses(each))]
+
+
+def on_gpu(wanted: set[str]) -> Stage:
+    from gpu_lanes import Segments, TorchGpu, measured_host
+
+    gpu = TorchGpu()
+    models = {}
+    for name in sorted(wanted):
+        began_s = time.perf_counter()
+        models[name] = Segments(gpu, name)
+        made, took_s = models[name], time.perf_counter() - began_s
+        total_ms = sum(made.times_s) * 1e3
+        print(f"{name}: {made.count} x {total_ms / made.count:.3f} ms, {made.kernels} kernels, {made.speeds}", end="")
+        print(f" ({took_s:.1f} s)", flush=True)
+    return Stage(measured_host(gpu, list(models.values())), gpu, models)
+
+
+@cache
+def names() -> set[str]:
+    return (
+        {model for each in TOGETHER for model in each}
+        | {"llm1b-b1*"}
+        | set(FIVE)
+        | {m for each in BESIDE for m in each}
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--seconds", type=float, default=0.4)
+    parser.add_argument("--most-s", type=float, default=1e9)
+    parser.add_argument("--simulate", action="store_true")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    asked = parser.parse_args()
+    began_s = time.monotonic()
+    done = json.loads(asked.results.read_text("utf-8")) if asked.results.is_file() else {}
+    if asked.simulate:
+        stage = Stage(Host.model_validate(done["host"]))
+    else:
+        stage = on_gpu(names())
+        done.setdefault("host", json.loads(stage.host.model_dump_json()))
+    for name, measure in stage.rows(asked.seconds).items():
+        key = f"simulated {name}" if asked.simulate else name
+        if key in done or not re.search(asked.only, name) or (asked.simulate and name not in done):
+            continue
+        if time.monotonic() - began_s > asked.most_s:
+            print("time is up; start it again for the rest")
+            return
+        done[key] = measure()
+        print(f"{time.monotonic() - began_s:6.1f} s", key, json.dumps(done[key]), flush=True)
+        asked.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,392 @@
+"""Models of torch in segments on the shares of a GPU, as an executor for weft's engine: no server, no other process.
+
+The engine runs on one thread, which starts captured segments on the streams of lanes and looks for their ends. A
+segment is captured once on the whole GPU, once with high priority and once on each part. What it leaves lies in memory
+that all of them share, so that a model can go on elsewhere.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from gpu_pairs import MODELS, Encoder, nodes
+
+from weft.devices import Host, HostModel
+from weft.devices.decoupled import DeviceClocks, LayerTimes
+from weft.devices.gpu_pairs import read_pairs
+from weft.devices.host import GpuCuts
+from weft.devices.shares import GpuLikeness
+from weft.engine.engine import Completion
+from weft.engine.lane_queues import DEVICE_AHEAD
+from weft.policies import Setting
+from weft.policies.base import Candidate, LaneState, Running, Start
+from weft.runtime.backend import Ended, StepEnd, StepOutput
+from weft.runtime.cuda.gpu import _new_stream
+from weft.runtime.cuda.partitions import LOW, Part, another_stream, bindings, cut
+from weft.runtime.lanes import LaneExecutor
+from weft.serving.sharing import GpuSharing, RanOn
+
+CUT_OFF = (48, 64)
+SEGMENT_MS = 0.25
+"""As long as the server cuts them by itself."""
+REPEATS = 7
+STREAMS = 4
+HIGH = -1
+"""The variant of a segment for the stream of high priority; others are numbers of parts, 0 the whole."""
+
+
+class TorchEvent:
+    """The end of a segment on a stream of the whole GPU."""
+
+    def __init__(self, stream: Any) -> None:
+        self._event = torch.cuda.Event()
+        self._event.record(stream)
+
+    def ended(self) -> bool:
+        return bool(self._event.query())
+
+
+class PartEvent:
+    """The end of a segment on a part: an event of its own context."""
+
+    def __init__(self, part: Part) -> None:
+        driver = bindings()
+        _, own = driver.cuCtxFromGreenCtx(part.context)
+        driver.cuCtxPushCurrent(own)
+        _, self._event = driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
+        driver.cuEventRecord(self._event, driver.CUstream(part.streams[LOW]))
+        driver.cuCtxPopCurrent()
+        self._query, self._destroy = driver.cuEventQuery, driver.cuEventDestroy
+
+    def ended(self) -> bool:
+        if int(self._query(self._event)[0]):
+            return False
+        self._destroy(self._event)
+        return True
+
+
+class TorchGpu:
+    """The GPU, cut, with a stream for every lane."""
+
+    def __init__(self) -> None:
+        torch.zeros(1, device="cuda")
+        sms = torch.cuda.get_device_properties(0).multi_processor_count
+        both = [cut(0, each) for each in CUT_OFF]
+        self.parts = [part for small, large in both for part in (large, small)]
+        self.cuts = GpuCuts(sms=sms, cuts=tuple((large.sms, small.sms) for small, large in both), streams=STREAMS)
+        low = [torch.cuda.Stream(priority=0) for _ in range(STREAMS)]
+        parts = [torch.cuda.ExternalStream(part.streams[LOW]) for part in self.parts]
+        self._streams = [*low, torch.cuda.Stream(priority=-3), *parts]
+
+    def variant(self, lane: int) -> int:
+        """Which captures a lane replays."""
+        return HIGH if lane == STREAMS else self.cuts.part_of(lane)
+
+    def stream(self, lane: int) -> Any:
+        return self._streams[lane]
+
+    def mark(self, lane: int) -> TorchEvent | PartEvent:
+        part = self.cuts.part_of(lane)
+        return PartEvent(self.parts[part - 1]) if part else TorchEvent(self._streams[lane])
+
+    def capturing(self, variant: int) -> Any:
+        """A stream to capture on that nobody else has."""
+        if variant == HIGH:
+            return torch.cuda.Stream(priority=-3)
+        return torch.cuda.ExternalStream(another_stream(self.parts[variant - 1]) if variant else _new_stream())
+
+
+class Segments:
+    """A model in segments, captured on all shares."""
+
+    def __init__(self, gpu: TorchGpu, name: str, segment_ms: float = SEGMENT_MS) -> None:
+        self.name = name
+        kind, rows = name.rstrip("*").split("-b")
+        make, shape = MODELS[kind]
+        with torch.device("cuda"):
+            torch.set_default_dtype(torch.float16)
+            module = make(int(rows)).eval().requires_grad_(False)
+            given = torch.randn(int(rows), *shape)
+            torch.set_default_dtype(torch.float32)
+        if len(shape) == 3:
+            module = module.to(memory_format=torch.channels_last)
+            given = given.contiguous(memory_format=torch.channels_last)
+        self._pool, self.kernels = torch.cuda.graph_pool_handle(), 0
+        self._parts = self._divided([half for each in module for half in halves(each)], given, segment_ms)
+        self._memory = self._laid_out(given)
+        self._graphs = {each: self._captured(gpu.capturing(each)) for each in range(HIGH, len(gpu.parts) + 1)}
+        self.times_s, self.speeds = self._measured(gpu)
+
+    @property
+    def count(self) -> int:
+        return len(self._parts)
+
+    def replay(self, variant: int, segment: int) -> None:
+        self._graphs[variant][segment].replay()
+
+    def _divided(self, layers: Sequence[Any], given: Any, segment_ms: float) -> list[Any]:
+        """Layers in groups that take about as long, by what each of them takes in a graph."""
+        times, x = [], given
+        with torch.inference_mode():
+            for layer in layers:
+                graph, stream = torch.cuda.CUDAGraph(), torch.cuda.ExternalStream(_new_stream())
+                with torch.cuda.stream(stream):
+                    for _ in range(3):
+                        layer(x)
+                    stream.synchronize()
+                    graph.capture_begin(capture_error_mode="relaxed")
+                    y = layer(x)
+                    graph.capture_end()
+                    times.append(timed(graph.replay, stream, 0.002))
+                x = y.clone()
+        count = max(1, round(sum(times) * 1e3 / segment_ms))
+        groups, done, each = [[] for _ in range(count)], 0.0, sum(times) / count
+        for layer, took in zip(layers, times, strict=True):
+            groups[min(count - 1, int((done + took / 2) / each))].append(layer)
+            done += took
+        return [group for group in groups if group]
+
+    def _laid_out(self, given: Any) -> list[Any]:
+        """What every segment begins with."""
+        found = [given]
+        with torch.inference_mode():
+            for part in self._parts[:-1]:
+                found.append(torch.empty_like(through(part, found[-1])))
+        return found
+
+    def _captured(self, stream: Any) -> list[Any]:
+        found = []
+        with torch.inference_mode(), torch.cuda.stream(stream):
+            for at, part in enumerate(self._parts):
+
+                def run(at: int = at, part: Any = part) -> Any:
+                    made = through(part, self._memory[at])
+                    return made if at == len(self._parts) - 1 else self._memory[at + 1].copy_(made)
+
+                for _ in range(3):
+                    run()
+                stream.synchronize()
+                graph = torch.cuda.CUDAGraph(keep_graph=True)
+                graph.capture_begin(pool=self._pool, capture_error_mode="relaxed")
+                try:
+                    self._out = run()
+                finally:
+                    graph.capture_end()
+                self.kernels += nodes(graph.raw_cuda_graph())
+                graph.instantiate()
+                found.append(graph)
+        return found
+
+    def _measured(self, gpu: TorchGpu) -> tuple[tuple[float, ...], dict[int, float]]:
+        """Seconds of every segment alone on the whole GPU, and the speed of all of them on each part."""
+        self.kernels //= len(self._graphs)
+        whole = [timed(each.replay, gpu.stream(0)) for each in self._graphs[0]]
+        all_s = self._through(0, gpu.stream(0))
+        speeds = {gpu.cuts.sms: 1.0}
+        for part, sms in enumerate(gpu.cuts.parts, 1):
+            speeds[sms] = min(1.5, all_s / self._through(part, gpu.stream(gpu.cuts.lane_of(part))))
+        return tuple(each * all_s / sum(whole) for each in whole), speeds
+
+    def _through(self, variant: int, stream: Any) -> float:
+        def run() -> None:
+            for each in self._graphs[variant]:
+                each.replay()
+
+        return timed(run, stream)
+
+
+def halves(layer: Any) -> list[Callable[[Any], Any]]:
+    """The parts of a layer that can be segments of their own."""
+    return [layer.attend, layer.feed] if isinstance(layer, Encoder) else [layer]
+
+
+def through(parts: Sequence[Callable[[Any], Any]], x: Any) -> Any:
+    for each in parts:
+        x = each(x)
+    return x
+
+
+def timed(run: Callable[[], None], stream: Any, least_s: float = 0.01) -> float:
+    """Seconds of one run among many, one after another; the least of some tries."""
+    found = []
+    with torch.cuda.stream(stream):
+        run()
+        stream.synchronize()
+        began_s = time.perf_counter()
+        run()
+        stream.synchronize()
+        count = max(2, int(least_s / max(1e-6, time.perf_counter() - began_s)))
+        for _ in range(REPEATS):
+            began_s = time.perf_counter()
+            for _ in range(count):
+                run()
+            stream.synchronize()
+            found.append((time.perf_counter() - began_s) / count)
+    return min(found)
+
+
+def measured_host(gpu: TorchGpu, models: Sequence[Segments]) -> Host:
+    """The GPU with these models as a device, to simulate as well."""
+    known, found = read_pairs(), {}
+    for each in models:
+        total_s = sum(each.times_s)
+        memory = min(1.0, known.models[each.name.rstrip("*")].gb / total_s / known.gb_per_s)
+        like = GpuLikeness(speeds=each.speeds, kernel_us=total_s * 1e6 / max(1, each.kernels), memory=memory)
+        names = tuple(f"part {at}" for at in range(each.count))
+        found[each.name] = HostModel(segments=names, times_s={1: each.times_s}, like={1: like})
+    return Host(
+        name="cuda:0", source=torch.cuda.get_device_name(0), cores=2, lanes=1, ahead=1, gpu=gpu.cuts, models=found
+    )
+
+
+class _Flight(NamedTuple):
+    began: int
+    mark: Any
+    ended: Ended
+
+
+class _Started(NamedTuple):
+    onward: Sequence[StepOutput] | None
+
+    def stop(self) -> None:
+        """What was started runs to its end."""
+
+
+class PolledLane:
+    """Starts segments on a stream, and tells of their ends when it is asked to look."""
+
+    ahead, apart, able = DEVICE_AHEAD, False, True
+
+    def __init__(self, index: int, gpu: Any, now: Callable[[], int]) -> None:
+        self._index, self._gpu, self._now, self._stream, self._variant = (
+            index,
+            gpu,
+            now,
+            gpu.stream(index),
+            gpu.variant(index),
+        )
+        self._flights: deque[_Flight] = deque()
+
+    def start(self, model: Any, segment: int, ended: Ended) -> _Started:
+        began = self._now()
+        with torch.cuda.stream(self._stream):
+            model.replay(self._variant, segment)
+        self._flights.append(_Flight(began, self._gpu.mark(self._index), ended))
+        return _Started(() if segment + 1 < model.count else None)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._flights)
+
+    def look(self) -> bool:
+        """Tell of what has ended."""
+        found = False
+        while self._flights and self._flights[0].mark.ended():
+            flight, found = self._flights.popleft(), True
+            flight.ended(StepEnd(flight.began, self._now()))
+        return found
+
+    def close(self, patience_s: float | None = None) -> bool:
+        return True
+
+
+class _Work(NamedTuple):
+    """A batch of a model; what it holds lies where the model's segments look for it."""
+
+    model: Any
+    body: int
+
+    def steady(self, segment: int) -> bool:
+        return True
+
+    def start(self, segment: int, lane: Any, ended: Ended, *, here: bool) -> _Started:
+        return lane.start(self.model, segment, ended)
+
+    def take(self, segment: int, made: Sequence[StepOutput]) -> None:
+        """Nothing is handed on but by memory."""
+
+
+class GpuLanes:
+    """The executor: weft's own lanes over streams of a GPU that are looked at."""
+
+    inline = False
+
+    def __init__(self, gpu: Any, models: Sequence[Any], setting: Setting, sharing: GpuSharing | None) -> None:
+        """models: of each stream. sharing: what learns of pairs."""
+        self._gpu, self._sharing, self._began = gpu, sharing, time.perf_counter_ns()
+        self._works = [_Work(model, at) for at, model in enumerate(models)]
+        self.log: list[tuple[Candidate, LayerTimes]] = []
+        self.spans: list[tuple[int, int, int, int]] = []
+        """Stream, lane, and when it ran."""
+        self._polled: list[PolledLane] = []
+        count = len(setting.shares.lanes) if setting.shares else 1
+        self.lanes = LaneExecutor(
+            self, count, lambda each: self._works[each.stream], lambda: None, shares=setting.shares is not None
+        )
+        self.lanes.watch = self._watch
+
+    def now(self) -> int:
+        return time.perf_counter_ns() - self._began
+
+    def lane(self, index: int, *, pin: bool = False) -> PolledLane:
+        self._polled.append(PolledLane(index, self._gpu, self.now))
+        return self._polled[-1]
+
+    def _watch(self, lane: int, completion: Completion) -> None:
+        candidate, times = completion.candidate, completion.times
+        self.log.append((candidate, times))
+        self.spans.append((candidate.stream, lane, times.compute_start, times.compute_end))
+        if self._sharing:
+            now = self.now()
+            running = [
+                RanOn(each.index, each.task.candidate.program, each.task.began, now)
+                for each in self.lanes.lanes
+                if each.task and each.task.began is not None
+            ]
+            ran = RanOn(lane, candidate.program, times.compute_start, times.compute_end)
+            self._sharing.observe(ran, candidate.compute, running)
+
+    def completions(self) -> list[Completion]:
+        for each in self._polled:
+            each.look()
+        return self.lanes.completions()
+
+    def idle_until(self, tick: int) -> None:
+        """Until then or the next end; where that time has passed, until the next end."""
+        passed = tick <= self.now()
+        while passed or self.now() < tick:
+            if any([each.look() for each in self._polled]) or (passed and not any(each.busy for each in self._polled)):
+                return
+
+    def drain(self) -> None:
+        """Wait for what is still under way."""
+        while any(each.busy for each in self._polled):
+            self.completions()
+
+    def ready(self) -> DeviceClocks | None:
+        return self.lanes.ready()
+
+    def held(self) -> tuple[LaneState, ...]:
+        return self.lanes.held()
+
+    def submit(self, start: Start) -> None:
+        self.lanes.submit(start)
+
+    def abortable(self) -> tuple[Running, ...]:
+        return self.lanes.abortable()
+
+    def stop(self, stream: int, query: int) -> None:
+        self.lanes.stop(stream, query)
+
+    def rests(self) -> Sequence[tuple[Candidate, int]]:
+        return self.lanes.rests()
+
+    def joined(self, stream: int, query: int, other: int) -> None:
+        self.lanes.joined(stream, query, other)
+
+    def rooms(self) -> list[int]:
+        return self.lanes.rooms()
