@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from weft_papers import fluid_batching, haxconn, layerweaver, layerweaver_plus, libnumber, mts
+from weft_papers import fluid_batching, gpu, haxconn, layerweaver, layerweaver_plus, libnumber, mts
 from weft_papers.base import Reproduction
 
 PAPERS: dict[str, Callable[..., Reproduction]] = {
@@ -18,5 +18,6 @@ PAPERS: dict[str, Callable[..., Reproduction]] = {
     "haxconn": haxconn.reproduce,
     "mts": mts.reproduce,
     "libnumber": libnumber.reproduce,
+    "gpu": gpu.reproduce,
 }
 """To add a paper, write its module and add one line here."""

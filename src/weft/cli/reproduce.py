@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 def command(
     paper: Annotated[
         str,
-        typer.Argument(help="Which paper: layerweaver, layerweaver-plus, fluid-batching, haxconn, mts or libnumber."),
+        typer.Argument(
+            help="Which paper: layerweaver, layerweaver-plus, fluid-batching, haxconn, mts, libnumber; or gpu."
+        ),
     ],
     output: Annotated[str | None, out("--output", "-o", help="A folder to draw the figures into.")] = None,
     seq_len: common.SeqLen = 16,

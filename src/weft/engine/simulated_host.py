@@ -120,6 +120,8 @@ class SimulatedHost:
             self._lanes = len(self._shares.lanes)
         self._abortable, self._abort_ticks, self._abort_from = abortable, abort_ticks, abort_from
         self._crowd = crowd
+        self._speeds: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
+        """What was worked out of the crowd."""
         self._now = 0
         self._settled = 0
         """Up to when the work that is done was taken off."""
@@ -129,12 +131,17 @@ class SimulatedHost:
         """The same by lanes, where they take segments ahead, or are chosen."""
         self.log: list[tuple[Candidate, LayerTimes]] = []
         """What was issued and not aborted, in order of its end."""
+        self.lanes_used: list[int] = []
+        """The lane of each of those; -1 where lanes have no numbers."""
 
     def now(self) -> int:
         return self._now
 
     def ready(self) -> DeviceClocks | None:
-        free = self._roomy() if self._queues else len(self._running) < self._lanes
+        if self._queues:
+            free = any(has_room(lane, self._ahead) for lane in self._queues)
+        else:
+            free = len(self._running) < self._lanes
         return DeviceClocks.at(self._now) if free else None
 
     def held(self) -> tuple[LaneState, ...]:
@@ -161,7 +168,9 @@ class SimulatedHost:
                 lane.tasks = [each for each in lane.tasks if each.end > self._now]
             self._begin_waiting()
             self._regulate()
-            self.log += [(each.candidate, _times(each)) for each in over if not each.aborted]
+            done = [each for each in over if not each.aborted]
+            self.log += [(each.candidate, _times(each)) for each in done]
+            self.lanes_used += [each.lane for each in done]
         ended = [
             Completion(each.candidate, _times(each), each.aborted, lane=each.lane) for each in over if not each.told
         ]
@@ -287,9 +296,11 @@ class SimulatedHost:
         if self._crowd is None:
             return
         active = [each for each in self._running if each.begin <= self._now]
-        kinds = [self._crowd.kinds[each.candidate.program] for each in active]
-        speeds = self._crowd.lanes.speeds(kinds, [each.lane for each in active])
-        for each, speed in zip(active, speeds, strict=True):
+        kinds = tuple([self._crowd.kinds[each.candidate.program] for each in active])
+        lanes = tuple([each.lane for each in active])
+        if (kinds, lanes) not in self._speeds:
+            self._speeds[kinds, lanes] = self._crowd.lanes.speeds(kinds, lanes)
+        for each, speed in zip(active, self._speeds[kinds, lanes], strict=True):
             each.speed = speed
             if not each.aborted:
                 each.end = self._now + ceil(max(0.0, each.rest - AT_ONCE) / speed)

@@ -51,12 +51,12 @@ def write_page(path: Path | str, template: str, data: Mapping[str, Any]) -> None
     link_pages(Path(path))
 
 
-def page_text(template: str, data: Mapping[str, Any]) -> str:
-    """A page with its data in it."""
+def page_text(template: str, data: Mapping[str, Any], package: str = "weft.reports") -> str:
+    """A page with its data in it; *package*: whose template it is."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     # Inside a script element only "<" and "&" could end or confuse it; non-ASCII is already escaped.
     safe = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    head, tail = whole_page(template).split(DATA_MARK)
+    head, tail = whole_page(template, package).split(DATA_MARK)
     return head + safe + tail
 
 

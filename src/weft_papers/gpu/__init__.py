@@ -1,0 +1,73 @@
+"""Models side by side on one GPU, by deadlines: what was aimed at beside what was found.
+
+No paper has this; in place of a published number stands the one that was aimed at. Loads run on the simulated H200
+(``lab``), for longer with more rounds; what was simulated for longer or measured on a real one is ``recorded``, and
+tables and rows say which is which.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from weft.errors import InputError
+from weft.version import __version__
+from weft_papers.base import Progress, Reproduction, Step, run_steps
+from weft_papers.gpu import (
+    against_orion,
+    decisions,
+    five_models,
+    pair_model,
+    recorded,
+    side_by_side,
+    timeline,
+    urgent_beside,
+)
+from weft_papers.gpu.lab import h200
+
+NAME = "gpu"
+COST, SEQ_LEN, QUERIES = "pipelined", 16, 60
+SECONDS_PER_ROUND = 0.001
+"""Simulated seconds of a run, for each round; longer where few requests come."""
+
+
+def reproduce(
+    out: Path,
+    *,
+    seq_len: int = SEQ_LEN,
+    queries: int = QUERIES,
+    cost: str = COST,
+    progress: Progress | None = None,
+    measured: Path | None = None,
+) -> Reproduction:
+    """Run all loads and draw the pictures and a page into *out*.
+
+    queries: rounds of work, by which runs are longer. measured: a file of ``benchmarks/gpu_abreast.py`` instead of the
+    one that is shipped, if one is.
+    """
+    if (cost, seq_len) != (COST, SEQ_LEN):
+        raise InputError(f"{NAME}: its models are measured, not modelled; leave seq_len and cost out")
+    if not 1 <= queries <= 100_000:
+        raise InputError(f"queries = {queries} must be from 1 to 100000")
+    seconds, records = queries * SECONDS_PER_ROUND, recorded.read(measured)
+    steps: list[Step] = [
+        ("pairs of models", lambda tick: pair_model.predicted(out)),
+        ("side by side", lambda tick: side_by_side.side_by_side(out, seconds, records, tick)),
+        ("urgent beside heavy", lambda tick: urgent_beside.urgent_beside(out, 3 * seconds, records, tick)),
+        ("five models", lambda tick: five_models.five_models(out, 4 * seconds, records, tick)),
+        ("Orion's pairs", lambda tick: against_orion.against_orion(out, 3 * seconds, records, tick)),
+        ("decisions", lambda tick: decisions.decisions()),
+        ("shares over time", lambda tick: timeline.shares_over_time(out)),
+    ]
+    return run_steps(NAME, steps, lambda: _settings(seconds, records), progress, "loads")
+
+
+def _settings(seconds: float, records: recorded.Records) -> dict[str, Any]:
+    device = h200()
+    return {
+        "weft": __version__,
+        "device": device.name,
+        "source": device.source,
+        "simulated_s": seconds,
+        "measured": sorted(records.measured),
+    }

@@ -1,0 +1,75 @@
+"""Orion's pairs (Strati et al., EuroSys 2024) at the loads of the paper: its rule on our segments, and ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from weft_papers import pictures
+from weft_papers.base import Exhibit, Figure, Row, Table, Tick
+from weft_papers.gpu.lab import ALONE, BESIDE_OF_ORION, FIRST_OF_ORION, ORIONS, OURS, Found, orions
+from weft_papers.gpu.recorded import Records
+from weft_papers.gpu.sources import COLOURS, Source, drawn, sources
+
+FIGURE = "Orion's pairs"
+DONE = 0.99
+"""Of Orion's budgets the one with the lowest p99 counts among those that do so much of the best effort."""
+
+
+def against_orion(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
+    pairs = [f"{first} beside {other}" for first in FIRST_OF_ORION for other in BESIDE_OF_ORION]
+
+    def simulate(pair: str) -> Found:
+        first, other = pair.split(" beside ")
+        return orions(first, other, seconds)
+
+    found = sources("orion", pairs, simulate, records, tick)
+    rows = [row for source in found for row in _rows(source)]
+    return Exhibit(tuple(rows), tuple(_table(each) for each in found), (_drawn(out, drawn(found)),))
+
+
+def best_orion(found: Found) -> str:
+    most = max(float(found[rule]["beside"]) for rule in ORIONS)
+    able = [rule for rule in ORIONS if found[rule]["beside"] >= DONE * most]
+    return min(able, key=lambda rule: float(found[rule]["p99"]))
+
+
+def _rows(source: Source) -> list[Row]:
+    found = source.found
+    tails = {pair: each[OURS]["p99"] / each[best_orion(each)]["p99"] for pair, each in found.items()}
+    done = {pair: each[OURS]["beside"] / each[best_orion(each)]["beside"] for pair, each in found.items()}
+    slowest, poorest = max(tails, key=tails.__getitem__), min(done, key=done.__getitem__)
+    why = "Orion's rule on our segments of .25 ms, not on its own kernels; the best of three budgets for each pair"
+    figure = f"{FIGURE}, {source.name}"
+    return [
+        Row(figure, "p99 of the urgent model over that under Orion's rule, at most", 1.0, tails[slowest], "x",
+            f"{slowest}; {why}"),
+        Row(figure, "best effort done over that under Orion's rule, at least", 1.0, done[poorest], "x",
+            f"{poorest}; both do all that comes, as far as it ends within the run"),
+    ]  # fmt: skip
+
+
+def _table(source: Source) -> Table:
+    rules = (*ORIONS, "reef", OURS)
+    body = [
+        (pair, f"{each[ALONE]['p99']:.2f}", *(f"{each[rule]['p99']:.2f}, {each[rule]['beside']:.2f}" for rule in rules))
+        for pair, each in source.found.items()
+    ]
+    title = f"{FIGURE}, {source.name}: p99 of the urgent model in its lengths, part of the best effort done"
+    return Table(title, ("urgent beside best effort", ALONE, *rules), tuple(body))
+
+
+def _drawn(out: Path, shown: list[Source]) -> Figure:
+    figure, axes = pictures.canvas(11, 4.0 * len(shown) + 1.0, len(shown), 1)
+    best = "orion, best budget"
+    for one, source in zip(axes, shown, strict=True):
+        loads = source.found.values()
+        series = {
+            ALONE: [float(each[ALONE]["p99"]) for each in loads],
+            best: [float(each[best_orion(each)]["p99"]) for each in loads],
+            OURS: [float(each[OURS]["p99"]) for each in loads],
+        }
+        labels = [pair.replace(" beside ", "\nbeside ") for pair in source.found]
+        pictures.grouped_bars(one, labels, series, {**COLOURS, best: COLOURS["orion"]})
+        pictures.heading(one, source.title, ylabel="p99 of the urgent one, in its lengths")
+        one.tick_params(axis="x", labelsize=7)
+    return pictures.save(figure, out, "orions-pairs", "Orion's inference pairs at equal load fractions")

@@ -1,0 +1,75 @@
+"""Five models with deadlines of 2, 5 and 10 times their lengths: how many are missed, by load."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import geometric_mean
+
+from weft_papers import pictures
+from weft_papers.base import Exhibit, Figure, Row, Table, Tick
+from weft_papers.gpu.lab import FIVE, LOADS, ONE_FOR_ALL, OURS, Found, deadlines
+from weft_papers.gpu.recorded import Records
+from weft_papers.gpu.sources import COLOURS, Source, drawn, sources
+
+FIGURE = "five models"
+HALF, NO_MORE = 0.5, 1.0
+COUNTS = (0.02, 0.5)
+"""Loads count at which the best rival misses a part within."""
+SEEDS = (1,)
+
+
+def five_models(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
+    loads = [f"{load:g}" for load in LOADS]
+    found = sources("deadlines", loads, lambda load: deadlines(float(load), seconds, SEEDS), records, tick)
+    rows = [row for source in found for row in _rows(source)]
+    return Exhibit(tuple(rows), tuple(_table(each) for each in found), (_drawn(out, drawn(found)),))
+
+
+def _missed(found: Found, rule: str) -> float:
+    return float(found[rule]["missed"])
+
+
+def _best(found: Found) -> str:
+    return min((rule for rule in found if rule in ONE_FOR_ALL and rule != OURS), key=lambda rule: _missed(found, rule))
+
+
+def _rows(source: Source) -> list[Row]:
+    rivals = {load: _missed(found, _best(found)) for load, found in source.found.items()}
+    over = {load: _missed(source.found[load], OURS) / rival for load, rival in rivals.items() if rival}
+    counted = [max(1e-3, each) for load, each in over.items() if COUNTS[0] <= rivals[load] <= COUNTS[1]]
+    if not counted:
+        return []
+    most = max(over, key=over.__getitem__)
+    return [
+        Row(f"{FIGURE}, {source.name}", "missed deadlines over the best rival's, geomean", HALF,
+            geometric_mean(counted), "x", f"loads at which that misses 2 to 50 %: {len(counted)} of {len(rivals)}; "
+            "what is left are mostly requests of one model that come together, due in twice its length"),
+        Row(f"{FIGURE}, {source.name}", "the same, at most", NO_MORE, over[most], "x",
+            f"at a load of {most}, where {_best(source.found[most])} misses {100 * rivals[most]:.1f} %"),
+    ]  # fmt: skip
+
+
+def _table(source: Source) -> Table:
+    rules = [rule for rule in ONE_FOR_ALL if all(rule in found for found in source.found.values())]
+    body = [
+        (load, *(f"{100 * _missed(found, rule):.1f} %" for rule in rules), f"{100 * found[OURS]['worst']:.1f} %")
+        for load, found in source.found.items()
+    ]
+    due = ", ".join(f"{model} {times}" for model, times in FIVE.items())
+    title = f"{FIGURE}, {source.name}: missed deadlines by load of one at a time; due in lengths: {due}"
+    return Table(title, ("load", *rules, f"worst model, {OURS}"), tuple(body))
+
+
+def _drawn(out: Path, shown: list[Source]) -> Figure:
+    figure, axes = pictures.canvas(5.5 * len(shown) + 1.5, 4.2, 1, len(shown))
+    for one, source in zip(axes, shown, strict=True):
+        loads = [float(load) for load in source.found]
+        for mark, rule in zip(pictures.MARKS, ONE_FOR_ALL, strict=False):
+            if all(rule in found for found in source.found.values()):
+                missed = [100 * _missed(found, rule) for found in source.found.values()]
+                one.plot(
+                    loads, missed, marker=mark, color=COLOURS[rule], label=rule, linewidth=2 if rule == OURS else 1
+                )
+        pictures.heading(one, source.title, xlabel="load, of what one at a time can do", ylabel="missed deadlines, %")
+        one.set_ylim(bottom=0)
+    return pictures.save(figure, out, "five-models", "Five models with deadlines: how many are missed")

@@ -1,0 +1,168 @@
+"""Models that share the simulated H200: the loads, the rules that are compared, and what a run comes to.
+
+``benchmarks/gpu_weaving.py`` runs the same for longer and keeps the rows, ``benchmarks/gpu_abreast.py`` on a real GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from statistics import mean
+from typing import Any
+
+from weft.devices import Host, load_device
+from weft.policies import Option, policy_called
+from weft.policies.base import LateWork
+from weft.reports.requests import RequestReport
+from weft.simulation.requests import Case, prepare, simulate_requests
+from weft.workloads.requests import Workload
+
+Rules = Mapping[str, dict[str, Option]]
+Found = dict[str, dict[str, Any]]
+"""Rule -> what it came to."""
+
+TOGETHER = (
+    ("resnet50-b32", "llm1b-b1"), ("encoder-b16", "llm7b-b1"), ("encoder-b64", "llm7b-b1"),
+    ("bertbase-b32", "llm1b-b8"), ("resnet50-b32", "bertlarge-b1"), ("resnet50-b32", "resnet50-b1"),
+    ("resnet50-b8", "bertlarge-b1"), ("resnet50-b1", "bertlarge-b1"), ("mobilenet-b1", "resnet50-b1"),
+    ("encoder-b16", "resnet50-b32"), ("resnet50-b32", "mobilenet-b32"), ("llm1b-b1", "llm1b-b8"),
+    ("resnet50-b32", "llm1b-b1", "bertlarge-b1"), ("encoder-b16", "llm7b-b1", "resnet50-b1"),
+    ("resnet50-b1", "bertlarge-b1", "mobilenet-b1"), ("resnet50-b32", "encoder-b16", "llm1b-b1"),
+)  # fmt: skip
+"""Who has endless work together."""
+FIRST = 6
+"""So many of those are the pairs in which one fills the GPU."""
+SPLITS: Rules = {
+    f"split {cut}{' swapped' * swap}": {"cut": cut, "swap": swap} for cut in (0, 1) for swap in (False, True)
+}
+SATURATED: Rules = {"streams": {}, **SPLITS, "slices": {}, "abreast": {}}
+ORIONS: Rules = {f"orion {budget} us": {"budget_us": budget} for budget in (100, 400, 1600)}
+URGENT: Rules = {
+    "priority": {}, "priority-streams": {}, "split 0 swapped": SPLITS["split 0 swapped"], **ORIONS, "reef": {},
+    "abreast": {},
+}  # fmt: skip
+BESIDE = (("bertlarge-b1", "encoder-b16"), ("llm1b-b1", "resnet50-b32"), ("resnet50-b1", "encoder-b64"))
+"""Urgent model, and the one that never stops."""
+URGENT_LOADS = (0.1, 0.2, 0.4)
+FIVE = {"resnet50-b8": 5, "bertlarge-b1": 2, "llm1b-b1": 5, "resnet50-b1": 2, "encoder-b16": 10}
+"""Model -> when its requests are due, in times of what they take alone."""
+LOADS = (0.5, 0.65, 0.8, 0.95)
+ONE_FOR_ALL: Rules = {"fifo": {}, "edf": {}, "punctual": {}, "streams": {}, "slices": {}, "abreast": {}}
+FIRST_OF_ORION = {"resnet50-b8": 0.135, "mobilenet-b32": 0.047}
+"""Orion's urgent models (ResNet50 and MobileNetV2, batch 4) in sizes that fill as much of an H200, and their loads:
+20.8 requests a second of what one takes on a V100, by the profiles that come with Orion."""
+BESIDE_OF_ORION = {"resnet50-b32": 0.52, "mobilenet-b32": 0.23, "bertbase-b32": 0.39, "encoder-b16": 0.33}
+"""The same of its best effort: ResNet50, MobileNetV2, BERT, and an encoder for Transformer-XL; no ResNet101 here."""
+SEEDS = (1, 2, 3)
+WARM_S = 0.05
+FAR_MS = 1e5
+"""Due so late that it is no deadline."""
+OURS, ALONE = "abreast", "alone"
+LATE = ("weave", "demote")
+"""What may become of late requests: as the rule has it, or after all others."""
+
+
+@cache
+def h200() -> Host:
+    found = load_device("h200")
+    assert isinstance(found, Host)
+    return found
+
+
+def case_of(streams: Sequence[Mapping[str, Any]], seconds: float) -> Case:
+    raw = {"duration_s": seconds + WARM_S, "warmup_s": WARM_S, "stream": [{"max_batch": 1, **each} for each in streams]}
+    return prepare(Workload.model_validate(raw), h200())
+
+
+def run(
+    streams: Sequence[Mapping[str, Any]],
+    rule: str,
+    options: Mapping[str, Option],
+    seconds: float,
+    seed: int = 1,
+    late: str = "weave",
+) -> RequestReport:
+    """What streams come to under a rule, whose name may have more words than that of its policy."""
+    return simulate_requests(case_of(streams, seconds), rule.split()[0], late=late, options=options, seed=seed).report
+
+
+def alone_s(model: str) -> float:
+    """How long a model takes with the GPU to itself."""
+    return h200().models[model].total_s(1)
+
+
+def endless(model: str) -> dict[str, Any]:
+    return {"model": model, "arrival": "closed", "clients": 2, "deadline_ms": FAR_MS}
+
+
+def at_random(model: str, load: float, times: float, priority: int = 1) -> dict[str, Any]:
+    """Requests at a load of the GPU, due in so many times what they take."""
+    took_s = alone_s(model)
+    return {"model": model, "rate": load / took_s, "deadline_ms": times * took_s * 1e3, "priority": priority}
+
+
+def rates(report: RequestReport, seconds: float) -> list[float]:
+    """The part of its rate alone that each stream had."""
+    return [round(each.completed * alone_s(each.model) / seconds, 3) for each in report.streams]
+
+
+def saturated(models: Sequence[str], seconds: float) -> Found:
+    """The speed of each model over that alone, their sum, and the least of them over its fair share."""
+    found = {}
+    for rule, options in SATURATED.items():
+        speeds = rates(run([endless(each) for each in models], rule, options, seconds), seconds)
+        least = round(min(speeds) * len(speeds), 3)
+        found[rule] = {"sum": round(sum(speeds), 3), "least of fair": least, "each": speeds}
+    return found
+
+
+def urgent(model: str, beside: str, load: float, seconds: float) -> Found:
+    """p50 and p99 of an urgent model in times of its length, and the speed of the one beside it.
+
+    Late requests are served like others: some of those behind the p99 are late even on an idle GPU.
+    """
+    asked, found = at_random(model, load, 2, priority=9), {}
+    for rule, options in {ALONE: {}, **URGENT}.items():
+        streams = [asked] if rule == ALONE else [asked, endless(beside)]
+        report = run(streams, "fifo" if rule == ALONE else rule, options, seconds, late="keep")
+        found[rule] = _tails(report, model)
+        if rule != ALONE:
+            found[rule]["beside"] = rates(report, seconds)[1]
+    return found
+
+
+def _tails(report: RequestReport, model: str) -> dict[str, Any]:
+    first, took_s = report.streams[0], alone_s(model)
+    return {"p50": round((first.p50_s or 0.0) / took_s, 3), "p99": round((first.p99_s or 0.0) / took_s, 3)}
+
+
+def deadlines(load: float, seconds: float, seeds: Sequence[int] = SEEDS) -> Found:
+    """Missed deadlines of five models, over all and of the worst one; late requests as is better for the rule."""
+    streams = [at_random(model, load / len(FIVE), times) for model, times in FIVE.items()]
+
+    def missed(rule: str, options: Mapping[str, Option], late: str) -> dict[str, float]:
+        reports = [run(streams, rule, options, seconds, seed, late) for seed in seeds]
+        worst = mean(each.worst_violation_rate for each in reports)
+        return {"missed": round(mean(each.violation_rate for each in reports), 4), "worst": round(worst, 4)}
+
+    found = {}
+    for rule, options in ONE_FOR_ALL.items():
+        own = policy_called(rule).traits.late_work
+        by_late = {late: missed(rule, options, late) for late in (LATE[:1] if own is LateWork.LAST else LATE)}
+        late = min(by_late, key=lambda each: by_late[each]["missed"])
+        found[rule] = {**by_late[late], "late": late}
+    return found
+
+
+def orions(model: str, beside: str, seconds: float) -> Found:
+    """p50 and p99 of Orion's urgent model, and the part of the best effort that was done, which comes evenly."""
+    asked, found = at_random(model, FIRST_OF_ORION[model], 2, priority=9), {}
+    load = BESIDE_OF_ORION[beside]
+    other = {**at_random(beside, load, 1), "arrival": "uniform", "deadline_ms": FAR_MS}
+    for rule, options in {ALONE: {}, **ORIONS, "reef": {}, OURS: {}}.items():
+        streams = [asked] if rule == ALONE else [asked, other]
+        report = run(streams, "fifo" if rule == ALONE else rule, options, seconds, late="keep")
+        found[rule] = _tails(report, model)
+        if rule != ALONE:
+            found[rule]["beside"] = round(rates(report, seconds)[1] / load, 3)
+    return found

@@ -1,0 +1,89 @@
+"""Models that all have endless work: how much is done in all, and the least that one of them gets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import geometric_mean
+
+from weft_papers import pictures
+from weft_papers.base import Exhibit, Figure, Row, Table, Tick
+from weft_papers.gpu.lab import FIRST, OURS, TOGETHER, Found, saturated
+from weft_papers.gpu.recorded import Records
+from weft_papers.gpu.sources import COLOURS, Source, drawn, sources
+
+FIGURE = "side by side"
+FAIR = 0.6
+"""A rival counts if it gives every model so much of its fair share."""
+KEPT, OVER_STREAMS, OVER_ONE, LEAST = 0.98, 1.08, 1.22, 0.8
+"""What was aimed at."""
+
+
+def side_by_side(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
+    loads = ["+".join(each) for each in TOGETHER]
+    found = sources("saturated", loads, lambda load: saturated(load.split("+"), seconds), records, tick)
+    rows = [row for source in found for row in _rows(source)]
+    return Exhibit(tuple(rows), tuple(_table(each) for each in found), (_drawn(out, drawn(found)),))
+
+
+def best_rival(found: Found) -> str:
+    """The rule that does most of those that are fair enough; of all, where none is."""
+    rivals = [rule for rule in found if rule != OURS]
+    fair = [rule for rule in rivals if found[rule]["least of fair"] >= FAIR]
+    return max(fair or rivals, key=lambda rule: float(found[rule]["sum"]))
+
+
+def _sum(found: Found, rule: str) -> float:
+    return float(found[rule]["sum"])
+
+
+def _rows(source: Source) -> list[Row]:
+    found = source.found
+    over_best = {load: _sum(each, OURS) / _sum(each, best_rival(each)) for load, each in found.items()}
+    least = {load: float(each[OURS]["least of fair"]) for load, each in found.items()}
+    worst, poorest = min(over_best, key=over_best.__getitem__), min(least, key=least.__getitem__)
+    first = [each for load, each in found.items() if load in ["+".join(pair) for pair in TOGETHER[:FIRST]]]
+    rows = [
+        Row(f"{FIGURE}, {source.name}", "work done over the best fair rival's, at least", KEPT, over_best[worst], "x",
+            f"{worst}; {best_rival(found[worst])} does most of the rivals there. A fixed cut is chosen for each pair "
+            f"afterwards; {OURS} chooses by what was measured of each model alone"),
+        Row(f"{FIGURE}, {source.name}", "least share of any model, over the fair one", LEAST, least[poorest], "x",
+            f"{poorest}; whoever falls below .9 of the fair share counts for more until it has that"),
+    ]  # fmt: skip
+    if first:
+        streams = geometric_mean(_sum(each, OURS) / _sum(each, "streams") for each in first)
+        one = geometric_mean(_sum(each, OURS) / (_sum(each, "fifo") if "fifo" in each else 1.0) for each in first)
+        why = f"geomean of {len(first)} pairs in which one fills the GPU"
+        rows += [
+            Row(f"{FIGURE}, {source.name}", "work done over free streams'", OVER_STREAMS, streams, "x",
+                f"{why}: on streams the one with longer kernels starves the other"),
+            Row(f"{FIGURE}, {source.name}", "work done over one at a time", OVER_ONE, one, "x",
+                f"{why}: memory and multiprocessors are used at the same time"),
+        ]  # fmt: skip
+    return rows
+
+
+def _table(source: Source) -> Table:
+    body = []
+    for load, found in source.found.items():
+        rival = best_rival(found)
+        cells = [found["streams"], found[rival], found[OURS]]
+        shown = [f"{each['sum']:.2f} ({each['least of fair']:.2f})" for each in cells]
+        body.append((load.replace("+", ", "), shown[0], f"{rival}: {shown[1]}", shown[2]))
+    header = ("models", "streams", "best rival", OURS)
+    return Table(f"{FIGURE}, {source.name}: sum of speeds, alone being 1 (least over fair)", header, tuple(body))
+
+
+def _drawn(out: Path, found: list[Source]) -> Figure:
+    figure, axes = pictures.canvas(12, 4.2 * len(found) + 1.0, len(found), 1)
+    for one, source in zip(axes, found, strict=True):
+        labels = [load.replace("+", "\n") for load in source.found]
+        series = {
+            "streams": [_sum(each, "streams") for each in source.found.values()],
+            "best rival": [_sum(each, best_rival(each)) for each in source.found.values()],
+            OURS: [_sum(each, OURS) for each in source.found.values()],
+        }
+        pictures.grouped_bars(one, labels, series, COLOURS)
+        one.axhline(1.0, color=pictures.INK, linewidth=1, linestyle=pictures.DASH)
+        pictures.heading(one, f"{source.title}; dashed: one at a time", ylabel="sum of speeds")
+        one.tick_params(axis="x", labelsize=6.5)
+    return pictures.save(figure, out, "side-by-side", "Models that all have endless work: how much is done in all")

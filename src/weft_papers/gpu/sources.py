@@ -1,0 +1,59 @@
+"""Rows of one kind from all sources: simulated now, simulated for longer before, measured on a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from weft_papers.base import Tick
+from weft_papers.gpu.lab import Found
+from weft_papers.gpu.recorded import Records, Rows
+
+NOW, RECORDED, MEASURED = "simulated", "simulated for longer", "measured"
+TITLES = {
+    NOW: "simulated H200, run now",
+    RECORDED: "simulated H200, as recorded",
+    MEASURED: "measured on an H200, as recorded",
+}
+COLOURS = {
+    "streams": "#e69f00", "best rival": "#56b4e9", "abreast": "#009e73", "edf": "#0072b2", "punctual": "#cc79a7",
+    "priority": "#8f8f8f", "orion": "#d55e00", "alone": "#b9c0c8", "fifo": "#1f2933", "slices": "#b8a400",
+}  # fmt: skip
+"""The colour of a rule, the same in every picture."""
+
+
+class Source(NamedTuple):
+    """What the loads of a kind came to, by name."""
+
+    name: str
+    found: dict[str, Found]
+
+    @property
+    def title(self) -> str:
+        return TITLES[self.name]
+
+
+def sources(
+    kind: str, loads: Sequence[str], simulate: Callable[[str], Found], records: Records, tick: Tick
+) -> list[Source]:
+    """Simulate the loads, and look up what is recorded of their kind."""
+    now = {}
+    for done, load in enumerate(loads):
+        tick(done, len(loads))
+        now[load] = simulate(load)
+    recorded = [(RECORDED, _of(kind, records.simulated)), (MEASURED, _of(kind, records.measured))]
+    return [Source(NOW, now), *(Source(name, found) for name, found in recorded if found)]
+
+
+def drawn(found: list[Source]) -> list[Source]:
+    """Those that pictures show: what is recorded, or what was run now where nothing is."""
+    return found[1:] or found
+
+
+def _of(kind: str, rows: Rows) -> dict[str, Found]:
+    prefix = f"{kind}/"
+    return {
+        name.removeprefix(prefix): {rule: dict(each) for rule, each in row.items()}
+        for name, row in rows.items()
+        if name.startswith(prefix)
+    }

@@ -1,0 +1,159 @@
+"""Who has which multiprocessors when: a stretch of five models' requests under three rules, as a picture and a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch, Rectangle
+
+from weft.devices.shares import Share
+from weft.engine.simulated_host import SimulatedHost
+from weft.files import write_text
+from weft.policies import Setting
+from weft.reports.page import page_text
+from weft.simulation.requests import serve_requests
+from weft.simulation.requests.host import executor
+from weft_papers import pictures
+from weft_papers.base import Exhibit, Figure
+from weft_papers.gpu.lab import FIVE, OURS, WARM_S, at_random, case_of, h200
+
+LOAD, SEED, SHOWN_S = 0.8, 1, 0.03
+RULES = ("edf", "streams", OURS)
+PAGE = "shares.html"
+
+
+class Ran(NamedTuple):
+    """A segment of a stream on a share, and when; milliseconds of the stretch that is shown."""
+
+    stream: int
+    begin: float
+    end: float
+    share: Share
+    due: float
+
+
+class Asked(NamedTuple):
+    """A request, when it came, and whether it was late."""
+
+    stream: int
+    arrival: float
+    late: bool
+
+
+class Stretch(NamedTuple):
+    """What happened under a rule."""
+
+    rule: str
+    ran: list[Ran]
+    asked: list[Asked]
+
+
+class Piece(NamedTuple):
+    """A rectangle: some SMs of a stream for a while."""
+
+    stream: int
+    begin: float
+    end: float
+    first: float
+    sms: float
+    share: str
+
+
+def shares_over_time(out: Path) -> Exhibit:
+    stretches = [_stretch(rule) for rule in RULES]
+    picture = _drawn(out, stretches)
+    data = {"models": list(FIVE), "sms": _sms(), "length": SHOWN_S * 1e3, "load": LOAD, "runs": _runs(stretches)}
+    write_text(out / PAGE, page_text(PAGE, data, "weft_papers.gpu"))
+    return Exhibit((), (), (picture,))
+
+
+def _sms() -> int:
+    gpu = h200().gpu
+    assert gpu
+    return gpu.sms
+
+
+def _stretch(rule: str) -> Stretch:
+    """Some milliseconds after the run has warmed up."""
+    case = case_of([at_random(model, LOAD / len(FIVE), times) for model, times in FIVE.items()], SHOWN_S)
+    made: list[SimulatedHost] = []
+
+    def device(setting: Setting) -> SimulatedHost:
+        made.append(executor(case, setting, SEED))
+        return made[0]
+
+    tally = serve_requests(case, rule, device, seed=SEED).tally
+    whole, shares = Share(0, _sms()), case.on_shares.shares if case.on_shares else None
+    lanes = shares.lanes if shares else ()
+    ms, first = case.clock.tick_s * 1e3, WARM_S * 1e3
+    ran = []
+    for (head, times), lane in zip(made[0].log, made[0].lanes_used, strict=True):
+        share = lanes[lane] if rule != "edf" and 0 <= lane < len(lanes) else whole
+        begin, end = times.compute_start * ms - first, times.compute_end * ms - first
+        if end > 0 and begin < SHOWN_S * 1e3:
+            ran.append(Ran(head.stream, max(0.0, begin), min(SHOWN_S * 1e3, end), share, head.deadline * ms - first))
+    deadlines = [terms.deadline for terms in case.terms]
+    asked = [
+        Asked(each.stream, each.arrival * ms - first, each.end < 0 or each.end > each.arrival + deadlines[each.stream])
+        for each in tally.answers
+        if each.arrival * ms >= first
+    ]
+    return Stretch(rule, ran, asked)
+
+
+def pieces(ran: Sequence[Ran], sms: int) -> list[Piece]:
+    """Rectangles for what ran: whoever is on streams of the whole has an equal part of it in the picture."""
+    times = sorted({time for each in ran for time in (each.begin, each.end)})
+    found: list[Piece] = []
+    for begin, end in pairwise(times):
+        active = [each for each in ran if each.begin <= begin and each.end >= end]
+        on_whole = sorted((each for each in active if each.share.sms == sms), key=lambda each: each.stream)
+        for at, each in enumerate(on_whole):
+            part = sms / len(on_whole)
+            found.append(Piece(each.stream, begin, end, at * part, part, str(each.share)))
+        for each in active:
+            if each.share.sms < sms:
+                found.append(Piece(each.stream, begin, end, each.share.first, each.share.sms, str(each.share)))
+    return found
+
+
+def _runs(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
+    """For the page: numbers by row."""
+    return [
+        {
+            "rule": each.rule,
+            "pieces": [[round(value, 4) if isinstance(value, float) else value for value in piece] for piece in drawn],
+            "requests": [[asked.stream, round(asked.arrival, 4), asked.late] for asked in each.asked],
+        }
+        for each in stretches
+        for drawn in (pieces(each.ran, _sms()),)
+    ]
+
+
+def _drawn(out: Path, stretches: Sequence[Stretch]) -> Figure:
+    figure, axes = pictures.canvas(12, 2.5 * len(stretches) + 1.2, len(stretches), 1, sharex=True)
+    for one, stretch in zip(axes, stretches, strict=True):
+        _strip(one, stretch)
+    axes[-1].set_xlabel("milliseconds", fontsize=9)
+    names = [Patch(color=colour, label=model) for model, colour in zip(FIVE, pictures.MODELS, strict=False)]
+    figure.legend(handles=names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
+    title = f"Multiprocessors over time: five models at a load of {LOAD:g}, the same requests under three rules"
+    return pictures.save(figure, out, "shares-over-time", title)
+
+
+def _strip(axes: Axes, stretch: Stretch) -> None:
+    sms = _sms()
+    for each in pieces(stretch.ran, sms):
+        colour = pictures.MODELS[each.stream]
+        axes.add_patch(Rectangle((each.begin, each.first), each.end - each.begin, each.sms, color=colour, linewidth=0))
+    for asked in stretch.asked:
+        mark = "x" if asked.late else "|"
+        axes.plot([asked.arrival], [sms * 1.07], mark, color=pictures.MODELS[asked.stream], markersize=6)
+    late = sum(asked.late for asked in stretch.asked)
+    text = f"{stretch.rule}: {late} of {len(stretch.asked)} requests late (x); where several share the whole, its parts"
+    pictures.heading(axes, text, ylabel="SMs", xlim=(0, SHOWN_S * 1e3), ylim=(0, sms * 1.13), yticks=[0, 48, 84, sms])
+    axes.grid(visible=False)

@@ -1,0 +1,102 @@
+"""An urgent model at random times beside one that never stops: its p99 over that on an idle GPU, and what is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import mean
+
+from weft_papers import pictures
+from weft_papers.base import Exhibit, Figure, Row, Table, Tick
+from weft_papers.gpu.lab import ALONE, BESIDE, OURS, URGENT, URGENT_LOADS, Found, urgent
+from weft_papers.gpu.recorded import Records, Rows
+from weft_papers.gpu.sources import COLOURS, MEASURED, Source, drawn, sources
+
+FIGURE = "urgent beside heavy"
+TAIL, LEFT = 1.15, 0.97
+"""What was aimed at: p99 over that on an idle GPU, and the other's rate over what a rival leaves it that keeps this."""
+WITHIN = 15.0
+"""Percent by which the simulated p99 may be off."""
+SHOWN = ("priority", "priority-streams", "orion 100 us", "orion 400 us", "split 0 swapped", "reef", OURS)
+
+
+def urgent_beside(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
+    loads = [f"{u} beside {h}/{load:g}" for load in URGENT_LOADS[1:2] for u, h in BESIDE]
+
+    def simulate(load: str) -> Found:
+        models, part = load.split("/")
+        first, other = models.split(" beside ")
+        return urgent(first, other, float(part), seconds)
+
+    found = sources("urgent", loads, simulate, records, tick)
+    rows = [row for source in found for row in _rows(source)] + _errors(records.measured)
+    return Exhibit(tuple(rows), tuple(_table(each) for each in found), (_drawn(out, drawn(found)),))
+
+
+def _tail(found: Found, rule: str) -> float:
+    return float(found[rule]["p99"]) / float(found[ALONE]["p99"])
+
+
+def _left(load: str, found: Found) -> float:
+    """The other's rate over that under the best rival that keeps the p99; where none does, over what the urgent one
+    leaves."""
+    kept = [
+        float(found[rule]["beside"]) for rule in found if rule in URGENT and rule != OURS and _tail(found, rule) <= TAIL
+    ]
+    return float(found[OURS]["beside"]) / max(kept, default=1 - float(load.split("/")[1]))
+
+
+def _rows(source: Source) -> list[Row]:
+    tails = {load: _tail(found, OURS) for load, found in source.found.items()}
+    left = {load: _left(load, found) for load, found in source.found.items()}
+    slowest, poorest = max(tails, key=tails.__getitem__), min(left, key=left.__getitem__)
+    rival = min(_tail(source.found[slowest], rule) for rule in source.found[slowest] if rule in URGENT and rule != OURS)
+    return [
+        Row(f"{FIGURE}, {source.name}", "p99 over that on an idle GPU, at most", TAIL, tails[slowest], "x",
+            f"{slowest}; the best rival {rival:.2f}. What is lost is the segment of the other that runs when a request "
+            "comes: it is not taken back"),
+        Row(f"{FIGURE}, {source.name}", "rate of the other, over the best that keeps that p99, at least", LEFT,
+            left[poorest], "x", f"{poorest}; where no rival keeps it, over 1 minus the urgent one's load, which few "
+            "requests miss or pass by chance"),
+    ]  # fmt: skip
+
+
+def _errors(record: Rows) -> list[Row]:
+    """How far the p99 that is simulated of the same models is from the measured one."""
+    off = {
+        f"{name}, {rule}": abs(float(record[f"simulated {name}"][rule]["p99"]) / float(found["p99"]) - 1)
+        for name, row in record.items()
+        if f"simulated {name}" in record and name.startswith("urgent/")
+        for rule, found in row.items()
+        if rule in record[f"simulated {name}"]
+    }
+    if not off:
+        return []
+    ours = [each for name, each in off.items() if name.endswith(OURS)]
+    worst = max(off, key=off.__getitem__)
+    why = f"mean over {len(off)} loads and rules; {OURS} alone {100 * mean(ours):.0f} %, worst {worst}"
+    return [Row(f"{FIGURE}, {MEASURED}", "simulated p99, off by", WITHIN, 100 * mean(off.values()), "%", why)]
+
+
+def _table(source: Source) -> Table:
+    body = []
+    for load, found in source.found.items():
+        cells = [f"{_tail(found, rule):.2f}, {found[rule]['beside']:.2f}" if rule in found else "" for rule in SHOWN]
+        body.append((load, f"{found[ALONE]['p99']:.2f}", *cells))
+    title = f"{FIGURE}, {source.name}: p99 over that alone (which is in lengths of the model), speed of the other"
+    return Table(title, ("urgent beside other/load", ALONE, *SHOWN), tuple(body))
+
+
+def _drawn(out: Path, found: list[Source]) -> Figure:
+    figure, axes = pictures.canvas(11, 4.0 * len(found) + 1.0, len(found), 1)
+    shown = ("priority", "orion 100 us", "orion 400 us", OURS)
+    colours = {rule: COLOURS[rule.split()[0]] for rule in shown} | {"orion 400 us": "#f0b488"}
+    for one, source in zip(axes, found, strict=True):
+        labels = [load.replace(" beside ", "\nbeside ").replace("/", "\nload ") for load in source.found]
+        series = {rule: [_tail(found, rule) for found in source.found.values()] for rule in shown}
+        pictures.grouped_bars(one, labels, series, colours)
+        one.axhline(TAIL, color=pictures.INK, linewidth=1, linestyle=pictures.DASH)
+        pictures.heading(
+            one, f"{source.title}; dashed: what was aimed at", ylabel="p99 over that on an idle GPU", yscale="log"
+        )
+        one.tick_params(axis="x", labelsize=7)
+    return pictures.save(figure, out, "urgent-beside-heavy", "An urgent model beside one that never stops")
