@@ -3,11 +3,11 @@
 Needs one NVIDIA GPU that can be cut, torch and cuda-bindings; no server runs (gpu_sharing.py has one). Every row is
 kept in the results as soon as it is measured, and not measured again when this is started once more:
 
-    PYTHONPATH=src python benchmarks/gpu_abreast.py [--only REGEX] [--seconds 0.4] [--most-s 500] [--results FILE]
+    PYTHONPATH=src python benchmarks/gpu_abreast.py [--only REGEX] [--segment-ms 0.5] [--most-s 500] [--results FILE]
     PYTHONPATH=src python benchmarks/gpu_abreast.py --simulate [--results FILE]
 
-The rows are those of gpu_weaving.py, over the rates and lengths that the models have alone in the same run; `host` is
-the GPU as it was measured, and `--simulate` adds what the simulator says of the same rows, on a machine without a GPU.
+The rows are those of gpu_weaving.py, over the rates and lengths that the models have alone in the same run; `hosts` are
+the GPU as it was measured with segments of that length, and `--simulate` adds what the simulator says of the same rows, on a machine without a GPU.
 `decisions` are microseconds of processor time, `idle` the part of the time in which no lane had anything to compute.
 """
 
@@ -126,17 +126,28 @@ class Stage:
             found[rule] = {"missed": round(missed, 4), "worst": round(worst, 4), **self.last}
         return found
 
-    def rows(self, seconds: float) -> dict[str, Callable[[], dict[str, Any]]]:
-        together = [each if each[0] != "llm1b-b1" else ("llm1b-b1", "llm1b-b1*") for each in TOGETHER]
-        found: dict[str, Callable[[], dict[str, Any]]] = {
-            f"saturated/{'+'.join(each)}": partial(self.saturated, each, seconds) for each in together
-        }
-        for load in (0.1, 0.2, 0.4):
-            for u, h in BESIDE:
-                found[f"urgent/{u} beside {h}/{load:g}"] = partial(self.urgent, u, h, load, 3 * seconds)
-        return found | {
-            f"deadlines/{load:g}": partial(self.deadlines, load, 2 * seconds) for load in (0.5, 0.65, 0.8, 0.95)
-        }
+
+Row = Callable[[Stage, float], dict[str, Any]]
+
+
+@cache
+def rows() -> dict[str, Row]:
+    """What is measured, given where and for how many seconds."""
+    together = [each if each[0] != "llm1b-b1" else ("llm1b-b1", "llm1b-b1*") for each in TOGETHER]
+    found: dict[str, Row] = {
+        f"saturated/{'+'.join(each)}": lambda stage, seconds, each=each: stage.saturated(each, seconds)
+        for each in together
+    }
+    for load in (0.1, 0.2, 0.4):
+        for urgent, heavy in BESIDE:
+            found[f"urgent/{urgent} beside {heavy}/{load:g}"] = partial(_urgent, urgent, heavy, load)
+    for load in (0.5, 0.65, 0.8, 0.95):
+        found[f"deadlines/{load:g}"] = lambda stage, seconds, load=load: stage.deadlines(load, 2 * seconds)
+    return found
+
+
+def _urgent(model: str, beside: str, load: float, stage: Stage, seconds: float) -> dict[str, Any]:
+    return stage.urgent(model, beside, load, 3 * seconds)
 
 
 class clocked:
@@ -167,14 +178,14 @@ def subclasses(of: type) -> list[type]:
     return [found for each in of.__subclasses__() for found in (each, *subclasses(each))]
 
 
-def on_gpu(wanted: set[str]) -> Stage:
+def on_gpu(wanted: set[str], segment_ms: float) -> Stage:
     from gpu_lanes import Segments, TorchGpu, measured_host
 
     gpu = TorchGpu()
     models = {}
     for name in sorted(wanted):
         began_s = time.perf_counter()
-        models[name] = Segments(gpu, name)
+        models[name] = Segments(gpu, name, segment_ms)
         made, took_s = models[name], time.perf_counter() - began_s
         total_ms = sum(made.times_s) * 1e3
         print(f"{name}: {made.count} x {total_ms / made.count:.3f} ms, {made.kernels} kernels, {made.speeds}", end="")
@@ -182,39 +193,38 @@ def on_gpu(wanted: set[str]) -> Stage:
     return Stage(measured_host(gpu, list(models.values())), gpu, models)
 
 
-@cache
-def names() -> set[str]:
-    return (
-        {model for each in TOGETHER for model in each}
-        | {"llm1b-b1*"}
-        | set(FIVE)
-        | {m for each in BESIDE for m in each}
-    )
+def models_in(row: str) -> set[str]:
+    """The models that a row is about, which its name says."""
+    kind, about, *_ = row.split("/")
+    return set(FIVE) if kind == "deadlines" else set(re.split(r"\+| beside ", about))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
+    parser.add_argument("--segment-ms", type=float, default=0.5)
     parser.add_argument("--seconds", type=float, default=0.4)
     parser.add_argument("--most-s", type=float, default=1e9)
     parser.add_argument("--simulate", action="store_true")
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
     began_s = time.monotonic()
-    done = json.loads(asked.results.read_text("utf-8")) if asked.results.is_file() else {}
+    done = json.loads(asked.results.read_text("utf-8")) if asked.results.is_file() else {"hosts": {}}
+    length = f"{asked.segment_ms:g}"
+    wanted = [name for name in rows() if re.search(asked.only, name) and (name not in done or asked.simulate)]
     if asked.simulate:
-        stage = Stage(Host.model_validate(done["host"]))
+        wanted = [name for name in wanted if name in done and f"simulated {name}" not in done]
+        stages = {each: Stage(Host.model_validate(host)) for each, host in done["hosts"].items()}
     else:
-        stage = on_gpu(names())
-        done.setdefault("host", json.loads(stage.host.model_dump_json()))
-    for name, measure in stage.rows(asked.seconds).items():
-        key = f"simulated {name}" if asked.simulate else name
-        if key in done or not re.search(asked.only, name) or (asked.simulate and name not in done):
-            continue
+        stages = {length: on_gpu({model for name in wanted for model in models_in(name)}, asked.segment_ms)}
+        done["hosts"][length] = json.loads(stages[length].host.model_dump_json())
+    for name in wanted:
         if time.monotonic() - began_s > asked.most_s:
             print("time is up; start it again for the rest")
             return
-        done[key] = measure()
+        own = done[name]["segment_ms"] if asked.simulate else length
+        key = f"simulated {name}" if asked.simulate else name
+        done[key] = {"segment_ms": own, "rules": rows()[name](stages[own], asked.seconds)}
         print(f"{time.monotonic() - began_s:6.1f} s", key, json.dumps(done[key]), flush=True)
         asked.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
 

@@ -17,7 +17,7 @@ from gpu_pairs import MODELS, Encoder, nodes
 
 from weft.devices import Host, HostModel
 from weft.devices.decoupled import DeviceClocks, LayerTimes
-from weft.devices.gpu_pairs import read_pairs
+from weft.devices.gpu_pairs import HAND_OVER_S, read_pairs
 from weft.devices.host import GpuCuts
 from weft.devices.shares import GpuLikeness
 from weft.engine.engine import Completion
@@ -31,8 +31,6 @@ from weft.runtime.lanes import LaneExecutor
 from weft.serving.sharing import GpuSharing, RanOn
 
 CUT_OFF = (48, 64)
-SEGMENT_MS = 0.25
-"""As long as the server cuts them by itself."""
 REPEATS = 7
 STREAMS = 4
 HIGH = -1
@@ -103,7 +101,7 @@ class TorchGpu:
 class Segments:
     """A model in segments, captured on all shares."""
 
-    def __init__(self, gpu: TorchGpu, name: str, segment_ms: float = SEGMENT_MS) -> None:
+    def __init__(self, gpu: TorchGpu, name: str, segment_ms: float) -> None:
         self.name = name
         kind, rows = name.rstrip("*").split("-b")
         make, shape = MODELS[kind]
@@ -238,9 +236,9 @@ def measured_host(gpu: TorchGpu, models: Sequence[Segments]) -> Host:
         like = GpuLikeness(speeds=each.speeds, kernel_us=total_s * 1e6 / max(1, each.kernels), memory=memory)
         names = tuple(f"part {at}" for at in range(each.count))
         found[each.name] = HostModel(segments=names, times_s={1: each.times_s}, like={1: like})
-    return Host(
-        name="cuda:0", source=torch.cuda.get_device_name(0), cores=2, lanes=1, ahead=1, gpu=gpu.cuts, models=found
-    )
+    source = f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}"
+    lanes: dict[str, Any] = {"lanes": 1, "ahead": DEVICE_AHEAD, "hand_over_s": (HAND_OVER_S,)}
+    return Host(name="cuda:0", source=source, cores=2, gpu=gpu.cuts, models=found, **lanes)
 
 
 class _Flight(NamedTuple):

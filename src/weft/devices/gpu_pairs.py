@@ -22,6 +22,9 @@ from weft.jsonfile import first_problem, read_json
 Floats = npt.NDArray[np.float64]
 Amount = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
+HAND_OVER_S = 1e-4
+"""What passes until a lane that had nothing left begins the next segment: measured in one process, by how long the GPU
+was idle."""
 SEGMENT_MS = 0.25
 """How long segments of a model on the simulated GPU take, about, as they are cut by default on a real one."""
 ROUNDS = 60
@@ -91,7 +94,16 @@ class GpuPairs(BaseModel, extra="forbid", frozen=True):
             times, segments = (each.ms / 1e3 / count,) * count, tuple(f"part {at}" for at in range(count))
             models[name] = HostModel(segments=segments, times_s={1: times}, like={1: self.like(name)})
         gpu = self.cut(Contention())
-        return Host(name=self.name, source=self.source, cores=2, lanes=1, ahead=1, gpu=gpu, models=models)
+        return Host(
+            name=self.name,
+            source=self.source,
+            cores=2,
+            lanes=1,
+            ahead=1,
+            hand_over_s=(HAND_OVER_S,),
+            gpu=gpu,
+            models=models,
+        )
 
 
 class PairError(NamedTuple):

@@ -160,7 +160,8 @@ class Host(BaseModel, extra="forbid", frozen=True):
     memory_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
     """What the server held while it served all its models, its workers included; None: not known."""
     hand_over_s: tuple[Time, ...] = ()
-    """What passed on a lane from the end of a segment to the start of the next, one after another."""
+    """What passed on a lane from the end of a segment to the start of the next, one after another; what lanes take
+    ahead begins at once."""
     abort_from_s: Time = 0.01
     """Segments that are expected to take so long may be stopped half-way for something urgent."""
     abort_s: Time = 0.001

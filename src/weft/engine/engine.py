@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.errors import InvalidStart
-from weft.policies.base import NO_DEADLINE, Candidate, LaneState, Policy, Running, Start, View
+from weft.policies.base import Candidate, LaneState, Policy, Running, Start, View
 
 
 class Offer(NamedTuple):
@@ -22,8 +22,6 @@ class Offer(NamedTuple):
     heads: tuple[Candidate, ...] = ()
     candidates: tuple[Candidate, ...] = ()
     progress: tuple[int, ...] = ()
-    spare: int = NO_DEADLINE
-    """The least time to spare that a request came with lately, where lanes are shares of a device."""
 
 
 class Completion(NamedTuple):
@@ -140,7 +138,7 @@ class Engine:
         offer = self._source.offer(device)
         if not offer.candidates:
             return False
-        start = self._policy.decide(View(device, *offer[:3], self._executor.held(), offer.spare))
+        start = self._policy.decide(View(device, *offer, self._executor.held()))
         if start is None:
             if not self._executor.rests():
                 raise InvalidStart(f"{type(self._policy).__name__} waits, and nothing runs that could end")
@@ -167,6 +165,6 @@ class Engine:
         device = DeviceClocks.at(self._executor.now())
         offer = self._source.offer(device)
         if offer.candidates:
-            victim = self._policy.aborts(View(device, *offer[:3]), running)
+            victim = self._policy.aborts(View(device, *offer), running)
             if victim is not None:
                 self._executor.stop(victim.stream, victim.query)

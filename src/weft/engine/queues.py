@@ -16,9 +16,6 @@ from weft.policies.base import NO_DEADLINE, Candidate
 LATELY_TICKS = 50_000_000
 """What a stream was given counts half after so many ticks: 50 ms of a machine's clock."""
 
-RECENT_TICKS = 1_000_000_000
-"""Streams count as asked for so long after their last request."""
-
 _LN_2 = log(2)
 
 LEAST_SWEPT = 1024
@@ -53,10 +50,6 @@ class StreamQueue:
     """The part of the device's time that it was given lately, while it had work; when another comes, no more than what
     is fair from then on."""
     looked_at: int = 0
-    spare: int = NO_DEADLINE
-    """The time to spare that its last request came with."""
-    came: int = 0
-    """When that was."""
 
     def __post_init__(self) -> None:
         self.in_flight = [None] * self.places
@@ -187,15 +180,6 @@ class Queues:
             self._busy = sorted([*others, queue], key=_number)
         queue.put(ticket)
         self.count(ticket, 1)
-
-    def spare(self, ticket: Ticket) -> int:
-        """A request came: the least time to spare that the last one of any stream had lately, of those with any."""
-        queue, now = self._streams[ticket.stream], ticket.arrival
-        queue.spare, queue.came = ticket.due - now - self.whole(ticket.stream), now
-        return min(
-            [each.spare for each in self._streams if each.spare > 0 and now - each.came < RECENT_TICKS],
-            default=NO_DEADLINE,
-        )
 
     def count(self, ticket: Ticket, more: int) -> None:
         """Note that a request waits, or waits no longer."""

@@ -58,7 +58,6 @@ class Requests:
         """The terms of each stream, whatever of them the policy allows."""
         self._deadlines = StrictDeadlines()
         self._now = 0
-        self._spare = NO_DEADLINE
         self._obey(policy, late)
 
     def _obey(self, policy: Policy, late: str) -> None:
@@ -143,8 +142,6 @@ class Requests:
     def put(self, ticket: Ticket) -> None:
         """Let a request wait for its turn."""
         self.queues.put(ticket)
-        if self._setting.shares:
-            self._spare = self.queues.spare(ticket)
         if ticket.strict:
             self._deadlines.watch(ticket)
 
@@ -171,15 +168,15 @@ class Requests:
                 self._sort_out_batches(queue, clock)
             heads += self._batcher.heads(queue, now)
         if self._refills:
-            return Offer(everything := tuple(heads), everything, spare=self._spare)
+            return Offer(everything := tuple(heads), everything)
         on_time = [head for head in heads if head.deadline < NO_DEADLINE]
         weaves = self._late_work is LateWork.WOVEN
         if weaves or not on_time:
             heads += [head for queue in busy if queue.late for head in self._batcher.late_heads(queue)]
         everything = tuple(heads)
         if not on_time or len(on_time) == len(heads):
-            return Offer(everything, everything, spare=self._spare)
-        return Offer(everything, tuple(woven(heads, device, self._setting) if weaves else on_time), spare=self._spare)
+            return Offer(everything, everything)
+        return Offer(everything, tuple(woven(heads, device, self._setting) if weaves else on_time))
 
     def issued(self, candidate: Candidate, step: int) -> None:
         batch = self.queues.batch_of(candidate) or self._batcher.begin(candidate)

@@ -240,6 +240,8 @@ class SimulatedHost:
         lane = self._queues[chosen] if chosen >= 0 else lane_for(segment.batch, roomy, self._lane_rest)
         segment.lane = lane.index
         segment.after = awaited(segment, lane, self._queues, shares=self._shares is not None)
+        if lane.tasks and not segment.after:
+            segment.before = 0  # it is there when its lane comes to it
         lane.tasks.append(segment)
         self._begin_waiting()
 

@@ -26,8 +26,6 @@ PLENTY = 100
 """Whoever is due in more than so many times what all together take one by one is in no danger."""
 MOST_HELD = 2
 """A lane is given no more than one segment that runs and one behind it; so long a decision binds."""
-BOUND = 4
-"""The second one only if both take less than this part of the time to spare that somebody who comes may have."""
 
 
 class _Work(NamedTuple):
@@ -174,13 +172,7 @@ class Abreast(Policy):
         lanes, whole = view.lanes, self._shares.whole
         if lane in whole:
             lane = work.lane if work.lane in whole else next((at for at in whole if not lanes[at].holds), NOWHERE)
-        if lane == NOWHERE or not lanes[lane].room:
-            return NOWHERE
-        if holds := lanes[lane].holds:
-            takes = self._ticks(work.head.program, lane, lanes[lane].rest + work.head.compute)
-            if len(holds) >= MOST_HELD or BOUND * takes > view.spare:
-                return NOWHERE
-        return lane
+        return lane if lane != NOWHERE and lanes[lane].room and len(lanes[lane].holds) < MOST_HELD else NOWHERE
 
 
 def _due(head: Candidate, earliest: int) -> int:

@@ -198,9 +198,6 @@ class View:
     """How far each stream is, in units of ``fairness.ROUND``; empty where there is no band."""
     lanes: tuple[LaneState, ...] = ()
     """What the lanes hold, where they are shares of a device (``Setting.shares``)."""
-    spare: int = NO_DEADLINE
-    """There, too: the least time to spare that a request of any stream came with lately. Whoever comes next may have no
-    more."""
 
 
 class Start(NamedTuple):

@@ -18,6 +18,8 @@ Ints = npt.NDArray[np.int64]
 NOWHERE = -1
 STAY = 0.97
 """What another way than the present one counts for: until all have changed, nobody runs as that way says."""
+MOVED = 0.7
+"""What a work counts for that changes lanes: it has to be waited for on the old one before it is started on the new."""
 MOST_KEPT = 4096
 """Sets of programs whose ways are remembered."""
 
@@ -89,7 +91,9 @@ def open_ways(
 
 def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...]) -> OpenWays:
     at_home, counts = known.lanes == held, known.speeds.copy()
-    counts[~(at_home | (np.array(held) == NOWHERE)).all(axis=1)] *= STAY
+    moved = ~(at_home | (np.array(held) == NOWHERE))
+    counts[moved.any(axis=1)] *= STAY
+    counts[moved] *= MOVED
     if not staying:
         return OpenWays(known.ways, counts)
     kept = np.flatnonzero(at_home[:, staying].all(axis=1))
