@@ -116,6 +116,10 @@ class WorkerRun:
         if not self.over:
             self.worker.halt(self)
 
+    def give_way(self) -> None:
+        if not self.over:
+            self.worker.tell(["give_way", self.number])
+
     def urge(self) -> None:
         """Tell it to stop."""
         self.worker.tell(["halt", self.number])
