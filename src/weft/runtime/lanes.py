@@ -56,6 +56,10 @@ class LaneWork(Protocol):
         """Whether a segment takes as long as it did before, whatever its inputs hold."""
         ...
 
+    def foreseen(self, segment: int) -> bool:
+        """Whether a segment takes as long as is expected, whatever its inputs hold."""
+        ...
+
     def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool) -> StartedStep:
         """Run a segment on the values the one before it left (``LoadedModel.start``)."""
         ...
@@ -107,7 +111,7 @@ class LaneTask:
         """When it will have run for far longer than was expected."""
         if self.began is None:
             return NO_DEADLINE
-        sure = self.work.steady(self.candidate.layer)
+        sure = self.work.foreseen(self.candidate.layer)
         expected = self.compute if sure else min(self.compute, UNSURE_TICKS)
         return self.began + OVERRUN_TIMES * expected + OVERRUN_TICKS
 
