@@ -243,11 +243,13 @@ class LaneExecutor:
         lane.device.close(0.0)
 
     def ready(self) -> DeviceClocks | None:
-        free = self._takes_more() if self.ahead else self._idle
-        return DeviceClocks.at(self.now()) if free else None
+        return DeviceClocks.at(self.now()) if self.takes_more else None
 
-    def _takes_more(self) -> bool:
+    @property
+    def takes_more(self) -> bool:
         """Whether a lane has room; while others are able to compute, one that is not does not count."""
+        if not self.ahead:
+            return bool(self._idle)
         roomy = self._roomy()
         if all(lane.device.able for lane in roomy):
             return bool(roomy)

@@ -230,23 +230,21 @@ class Dispatcher:
         if event < NO_DEADLINE:
             delay_s = max(0, event - self.lanes.now()) / 1e9
             self._batch_timer = self._loop.call_later(delay_s, self._pump)
-        if self._limit_timer and not self.lanes.rests():
-            self._watch_limit(NO_DEADLINE)
 
     # How long requests may be computed
 
     def _replace_overrun(self) -> None:
         """Where something waits and no lane is free, see whether one takes too long to be waited for, now or later."""
-        if self.lanes.ready() or not self._source.queues.stands:
+        if self.lanes.ahead or self.lanes.takes_more or not self._source.queues.stands:
             return
         overrun_at = self.lanes.replace_overrun()
-        if self.lanes.ready():
+        if self.lanes.takes_more:
             self._pump_soon()
         elif overrun_at < self._limit_at:
             self._watch_limit(overrun_at)
 
     def _watch_limit(self, at: int) -> None:
-        """Look at what runs at this time, and not before."""
+        """Look at what runs at this time, and not before; also where that ends meanwhile, which most segments do."""
         if self._limit_timer:
             self._limit_timer.cancel()
         self._limit_timer, self._limit_at = None, at
