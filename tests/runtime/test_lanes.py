@@ -51,6 +51,8 @@ class Task(Work):
     def steady(self, segment: int) -> bool:
         return self._steady
 
+    foreseen = steady
+
     def compute(self, step: Step, options: Any) -> list[StepOutput]:
         self.segments.append(step.segment)
         self.thread, self.options = threading.current_thread(), options

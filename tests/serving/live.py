@@ -21,6 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from weft.policies.base import NO_DEADLINE
 from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepEnd
 from weft.serving.config import ServerConfig
 from weft.serving.server import Server
@@ -91,6 +92,18 @@ class Live:
             return b"".join(pieces)
 
 
+@contextlib.contextmanager
+def same_lanes(live: Live) -> Iterator[None]:
+    """No lane is replaced, however long its segment takes: others wait for it."""
+    lanes = live.server.service.dispatcher.lanes
+    before = lanes.replace_overrun
+    lanes.replace_overrun = lambda: NO_DEADLINE  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        lanes.replace_overrun = before  # type: ignore[method-assign]
+
+
 class _Held:
     """A step that begins when a gate opens, if nobody stops it before."""
 
@@ -123,6 +136,7 @@ class Gate:
     """Holds batches of so many rows of a loaded model on their lane until it is opened, or until they are stopped.
 
     To the server they are segments that take very long, and were measured to; with ``foreseen=False`` they were not.
+    Meanwhile no lane is replaced: how long a test takes decides nothing.
     """
 
     def __init__(self, live: Live, model: str, rows: int, *, after: int = 0, foreseen: bool = True) -> None:
@@ -131,15 +145,17 @@ class Gate:
         assert served is not None
         self._loaded, self._rows, self._after, self._foreseen = served.loaded, rows, after, foreseen
         self._reached, self._opened = threading.Event(), threading.Event()
-        self._now = live.server.backend.now
+        self._now, self._same_lanes = live.server.backend.now, same_lanes(live)
 
     def __enter__(self) -> Gate:
         self._loaded.start = self._start  # type: ignore[method-assign]
         self._loaded.times_at = self._times  # type: ignore[method-assign]
+        self._same_lanes.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.open()
+        self._same_lanes.__exit__(None, None, None)
         del self._loaded.start, self._loaded.times_at
 
     def wait(self) -> None:

@@ -89,7 +89,7 @@ class Bench(NamedTuple):
 
 
 def echo(exchange: HttpExchange) -> None:
-    said = [exchange.method, exchange.path, exchange.target.query, exchange.body.decode("latin-1")]
+    said = [exchange.method, exchange.path, exchange.target.query, bytes(exchange.body).decode("latin-1")]
     exchange.respond(HttpResponse(200, json.dumps(said).encode()))
 
 

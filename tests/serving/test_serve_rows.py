@@ -21,7 +21,7 @@ def asked(path: Path, server: live.Live) -> tuple[list[int], list[int]]:
     rng = np.random.default_rng(1)
     inputs = [{"x": rng.normal(size=(1, 32)).astype(np.float32)} for _ in range(CLIENTS)]
     inputs[3]["x"] *= 200
-    with one_that_never_ends(server):  # it has the only lane
+    with live.same_lanes(server), one_that_never_ends(server):  # it has the only lane
         waiting = [Background(lambda each=each: infer(server, "quantised", each)) for each in inputs]
         until(lambda: model(server, "quantised")["queued"] == CLIENTS, "all of them wait")
     alone = session(path)
@@ -65,7 +65,7 @@ def test_settings_that_say_so_do_the_same(tmp_path: Path) -> None:
 
 def asked_for(server: live.Live, name: str, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """What clients who wait together for a model get."""
-    with one_that_never_ends(server):
+    with live.same_lanes(server), one_that_never_ends(server):
         waiting = [Background(lambda each=each: infer(server, name, {"x": each})) for each in inputs]
         until(lambda: model(server, name)["queued"] == len(inputs), "all of them wait")
     return [each.result()["y"] for each in waiting]

@@ -150,6 +150,13 @@ class Queues:
             self._busy = found
         return found
 
+    @property
+    def stands(self) -> bool:
+        """Whether there is a request that no lane computes."""
+        if self.line.waiting:
+            return True
+        return any(not batch.running for queue in self._busy for batch in queue.by_query.values())
+
     def waiting(self) -> Iterator[StreamQueue]:
         """Streams of which something waits."""
         return (queue for queue in self._busy if queue.waiting)

@@ -74,7 +74,13 @@ def parse_url(url: str, context: ssl.SSLContext | None = None) -> ServerAddress:
 
 
 def request_bytes(
-    target: ServerAddress, method: str, path: str, *, key: str | None = None, head: str = "", body: bytes = b""
+    target: ServerAddress,
+    method: str,
+    path: str,
+    *,
+    key: str | None = None,
+    head: str = "",
+    body: bytes | memoryview = b"",
 ) -> bytes:
     """A whole request; *head*: further header lines, each with its line end."""
     if key is not None and not (key.isascii() and key.isprintable()):

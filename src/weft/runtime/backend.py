@@ -167,6 +167,13 @@ class DeviceLane(Protocol):
         """Whether it can compute now; as long as it cannot, other lanes are given what it would be."""
         ...
 
+    def give_way(self) -> None:
+        """Let others go first with what runs, which takes too long; asked for where no steps are taken ahead.
+
+        It is given nothing more, and closed when that has ended.
+        """
+        ...
+
     def close(self, patience_s: float | None = None) -> bool:
         """Finish what runs, and take nothing more; False if it has not ended in time."""
         ...

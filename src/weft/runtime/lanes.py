@@ -6,6 +6,9 @@ has ended. The twin in which time jumps is ``engine.simulated_host``.
 A lane whose device takes steps ahead holds more than it computes. The source is told of the end of a segment when its
 lane comes to it, so that the next one of its batch can be queued behind it; where the backend cannot go on from it
 before it has ended, when it has. Those who watch hear of every segment when it has really ended.
+
+A lane whose segment takes far longer than was expected does not count any more: another one is opened in its place, and
+it ends with that segment.
 """
 
 from __future__ import annotations
@@ -16,14 +19,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from threading import get_ident
 from typing import Protocol
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
 from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
-from weft.policies.base import Candidate, LaneState, Running, Start
+from weft.policies.base import NO_DEADLINE, Candidate, LaneState, Running, Start
 from weft.runtime.backend import Backend, DeviceLane, Ended, StartedStep, StepEnd, StepOutput
 
 log = logging.getLogger("weft.engine")
@@ -34,6 +36,12 @@ ABORT_FROM_TICKS = 10_000_000
 INLINE_TICKS = 200_000
 """Steady segments of less than 0.2 ms run on the engine's own thread, where the backend can do that: handing them to
 another costs as much."""
+
+OVERRUN_TIMES, OVERRUN_TICKS = 4, 20_000_000
+"""A segment that has run for four times as long as expected and 20 ms more has overrun."""
+
+UNSURE_TICKS = 10_000_000
+"""So much is expected at most of a segment whose values may decide how long it takes: nobody can teach us more."""
 
 
 class LaneWork(Protocol):
@@ -46,6 +54,10 @@ class LaneWork(Protocol):
 
     def steady(self, segment: int) -> bool:
         """Whether a segment takes as long as it did before, whatever its inputs hold."""
+        ...
+
+    def foreseen(self, segment: int) -> bool:
+        """Whether a segment takes as long as is expected, whatever its inputs hold."""
         ...
 
     def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool) -> StartedStep:
@@ -95,6 +107,15 @@ class LaneTask:
         return self.candidate.compute
 
     @property
+    def overrun_at(self) -> int:
+        """When it will have run for far longer than was expected."""
+        if self.began is None:
+            return NO_DEADLINE
+        sure = self.work.foreseen(self.candidate.layer)
+        expected = self.compute if sure else min(self.compute, UNSURE_TICKS)
+        return self.began + OVERRUN_TIMES * expected + OVERRUN_TICKS
+
+    @property
     def body(self) -> object:
         return self.work.body
 
@@ -120,6 +141,8 @@ class Lane:
     """When the last one that it computed ended."""
     leaving: bool = False
     """It takes nothing more."""
+    replaced: bool = False
+    """Another one has its place."""
 
     @property
     def task(self) -> LaneTask | None:
@@ -153,6 +176,10 @@ class LaneExecutor:
         """Whether batches stay on their lanes."""
         self.apart &= not shares
         self._idle, self._pin = list(reversed(self.lanes)), pin
+        self.count = count
+        """How many lanes there are to be; those that were replaced are there beside, until they end."""
+        self.replacements = 0
+        """How many were replaced."""
         self._ended: deque[tuple[Lane, LaneTask, Completion | StepEnd]] = deque()
         self._under_way = self._since = self._past_ticks = 0
         """Steps that have begun and not ended, since when there are any, and how long there were before that."""
@@ -166,19 +193,49 @@ class LaneExecutor:
 
     def resize(self, count: int) -> None:
         """Have so many lanes from now on; one too many that computes ends when that has ended."""
-        for lane in self.lanes[:count]:
+        self.count = count
+        counting = [lane for lane in self.lanes if not lane.replaced]
+        for lane in counting[:count]:
             lane.leaving = False
-        for lane in self.lanes[count:]:
+        for lane in counting[count:]:
             lane.leaving = True
             if not lane.tasks:
                 self._idle.remove(lane)
                 self._dismiss(lane)
+        for _ in range(count - len(counting)):
+            self._open()
+
+    def _open(self) -> None:
+        """One lane more, with a number that no other has."""
         taken = {lane.index for lane in self.lanes}
-        free = (index for index in range(count + len(taken)) if index not in taken)
-        for index in islice(free, max(0, count - len(self.lanes))):
-            lane = Lane(index, self.backend.lane(index, pin=self._pin))
-            self.lanes.append(lane)
-            self._idle.append(lane)
+        index = next(index for index in range(len(taken) + 1) if index not in taken)
+        lane = Lane(index, self.backend.lane(index, pin=self._pin))
+        self.lanes.append(lane)
+        self._idle.append(lane)
+
+    def replace_overrun(self) -> int:
+        """Open lanes in place of those whose segments have overrun, at most as many at a time as there are to be.
+
+        Returns when the next one will have. Lanes of a device, which take segments ahead, are as many as they are.
+        """
+        now, soonest = self.now(), NO_DEADLINE
+        for lane in [] if self.ahead else [lane for lane in self.lanes if lane.tasks and not lane.leaving]:
+            overrun_at = lane.tasks[0].overrun_at
+            if overrun_at > now:
+                soonest = min(soonest, overrun_at)
+            elif sum(each.replaced for each in self.lanes) < self.count:
+                self._replace(lane)
+        return soonest
+
+    def _replace(self, lane: Lane) -> None:
+        try:
+            self._open()
+        except (RuntimeError, OSError) as error:  # there are too many threads
+            log.warning("no lane can be opened in place of lane %d: %s", lane.index, error)
+            return
+        self.replacements += 1
+        lane.leaving = lane.replaced = True
+        lane.device.give_way()
 
     def _dismiss(self, lane: Lane) -> None:
         """Let a lane with nothing to do end; nobody waits for that."""
@@ -186,11 +243,13 @@ class LaneExecutor:
         lane.device.close(0.0)
 
     def ready(self) -> DeviceClocks | None:
-        free = self._takes_more() if self.ahead else self._idle
-        return DeviceClocks.at(self.now()) if free else None
+        return DeviceClocks.at(self.now()) if self.takes_more else None
 
-    def _takes_more(self) -> bool:
+    @property
+    def takes_more(self) -> bool:
         """Whether a lane has room; while others are able to compute, one that is not does not count."""
+        if not self.ahead:
+            return bool(self._idle)
         roomy = self._roomy()
         if all(lane.device.able for lane in roomy):
             return bool(roomy)
@@ -362,7 +421,7 @@ class LaneExecutor:
         found = tuple(
             Running(lane.tasks[-1].candidate, self._lane_rest(lane), _abortable(lane.tasks[-1]))
             for lane in self.lanes
-            if lane.tasks
+            if lane.tasks and not lane.replaced
         )
         return found if any(layer.stoppable for layer in found) else ()
 

@@ -192,6 +192,7 @@ class Dispatcher:
         except Exception as error:  # a policy's fault
             self._stumble(error)
         self._watch_batches()
+        self._replace_overrun()
 
     def _stumble(self, error: Exception) -> Failed:
         """Nobody shall wait for an engine that cannot go on."""
@@ -229,13 +230,21 @@ class Dispatcher:
         if event < NO_DEADLINE:
             delay_s = max(0, event - self.lanes.now()) / 1e9
             self._batch_timer = self._loop.call_later(delay_s, self._pump)
-        if self._limit_timer and not self.lanes.rests():
-            self._watch_limit(NO_DEADLINE)
 
     # How long requests may be computed
 
+    def _replace_overrun(self) -> None:
+        """Where something waits and no lane is free, see whether one takes too long to be waited for, now or later."""
+        if self.lanes.ahead or self.lanes.takes_more or not self._source.queues.stands:
+            return
+        overrun_at = self.lanes.replace_overrun()
+        if self.lanes.takes_more:
+            self._pump_soon()
+        elif overrun_at < self._limit_at:
+            self._watch_limit(overrun_at)
+
     def _watch_limit(self, at: int) -> None:
-        """Look at what runs at this time, and not before."""
+        """Look at what runs at this time, and not before; also where that ends meanwhile, which most segments do."""
         if self._limit_timer:
             self._limit_timer.cancel()
         self._limit_timer, self._limit_at = None, at
@@ -250,6 +259,7 @@ class Dispatcher:
             for task in lane.tasks:
                 limit = min(limit, self._end_if_endless(lane, task, now))
         self._watch_limit(limit)
+        self._replace_overrun()
 
     def _end_if_endless(self, lane: Lane, task: LaneTask, now: int) -> int:
         """The same for what a lane was given; returns when to look again. What the source knows to have ended is

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+from weft.runtime.urgency import give_way
 
-GENTLE = 10
-"""How much a thread with no hurry gives way to others: a tenth of a core that somebody else wants. Not less, for it may
-hold Python's lock."""
+T = TypeVar("T")
 
 
 class ErrandThread(threading.Thread):
@@ -45,7 +42,7 @@ def errand(
 
     def run() -> None:
         if gently:
-            _give_way()
+            give_way()
         try:
             result = call()
         except BaseException as error:
@@ -76,9 +73,3 @@ def _done(future: asyncio.Future[Any], result: Any, unwanted: Callable[[Any], No
 def _failed(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.cancelled():
         future.set_exception(error)
-
-
-def _give_way() -> None:
-    """Lower the urgency of this thread, where threads have one each: on Linux."""
-    with contextlib.suppress(OSError, AttributeError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GENTLE)

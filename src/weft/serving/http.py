@@ -16,11 +16,13 @@ import asyncio
 import logging
 import socket
 import time
+from collections import deque
 from collections.abc import Callable
 from email.utils import formatdate
 from typing import TYPE_CHECKING, cast
 
 import httptools
+import numpy as np
 
 from weft.errors import OverBudget
 from weft.serving.budget import UNCOUNTED_BYTES, ByteBudget
@@ -54,6 +56,8 @@ _JOINED_BYTES = 64 * 1024  # up to here one copy is cheaper than a second system
 _SKIPPED_BYTES = 64 * 1024  # a body that nobody wants is read over up to here, to keep its connection
 _GROWTH_BYTES = 1 << 20  # room for a chunked body is taken in steps of this
 _CRUMB_BYTES = 4096
+_POURED_BYTES = 1 << 20  # longer bodies are taken and given piece by piece: all at once would hold up everybody else
+_PIECE_BYTES = 256 * 1024
 _EMPTY_LINE = b"\r\n\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _GIVEN_ONCE = frozenset({"authorization", "content-length", "content-type", "expect", "host", "transfer-encoding"})
@@ -103,6 +107,9 @@ class _Connection(asyncio.Protocol):
         self._held_bytes = self._unread_bytes = 0
         self._passage: Passage | None = None
         self._places = server.places
+        self._pieces: deque[memoryview] = deque()
+        """What is left to write of a long answer."""
+        self._keeps = True
         self._closing = self._write_paused = self._throttled = self._turning = False
         self._refusal: HttpResponse | None = None
         self._clear()
@@ -113,6 +120,8 @@ class _Connection(asyncio.Protocol):
         self._method, self._target = "", _NO_TARGET
         self._parts: list[bytes] = []
         self._chunks: bytearray | None = None
+        self._room: memoryview | None = None
+        self._filled_bytes = 0
         self._left_bytes = 0
         self._in_body = self._complete = self._expects = self._old = False
         self._keep_alive = True
@@ -132,23 +141,29 @@ class _Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lose()
         self._taken()
+        self._pieces.clear()
         self._transport = None
         self._parser = _SPENT_PARSER  # the parser holds our methods; without it no cycle keeps us in memory
         self._server.forget(self)
 
-    def eof_received(self) -> None:
+    def eof_received(self) -> bool:
+        """The client says no more; what is being written to it goes on, where TLS has not ended, too."""
         self._lose()
+        self._keeps = False
+        return bool(self._pieces) and self._transport is not None and not self._transport.get_extra_info("ssl_object")
 
     def pause_writing(self) -> None:
         self._write_paused = True
-        if self._transport is not None:
-            self._unread_bytes = self._transport.get_write_buffer_size()
-            self._server.budget.add(self._unread_bytes)
+        self._unread_bytes = self._unsent()
+        self._server.budget.add(self._unread_bytes)
 
     def resume_writing(self) -> None:
         self._write_paused = False
         self._taken()
-        self._turn_later()
+        if self._pieces:
+            self._pour()
+        else:
+            self._turn_later()
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
@@ -205,7 +220,10 @@ class _Connection(asyncio.Protocol):
     def on_body(self, piece: bytes) -> None:
         if self._chunks is None:
             self._left_bytes -= len(piece)
-            if not self._parts:
+            if self._room is not None:
+                start, self._filled_bytes = self._filled_bytes, self._filled_bytes + len(piece)
+                self._room[start : self._filled_bytes] = piece
+            elif not self._parts:
                 self._parts.append(piece)
             elif self._declined is None:
                 self._keep(piece)
@@ -300,7 +318,7 @@ class _Connection(asyncio.Protocol):
     def _judge_size(self) -> HttpResponse | None:
         """Find room for a body that is not easily held."""
         if self._left_bytes <= self._body_bytes:
-            return self._hold(self._left_bytes)
+            return self._hold(self._left_bytes) or self._make_room()
         return None if self._declined else self._too_large(f"body has {self._left_bytes} bytes, more than")
 
     def _judge_growth(self, body_bytes: int) -> HttpResponse | None:
@@ -320,6 +338,15 @@ class _Connection(asyncio.Protocol):
         self._held_bytes += count
         return None
 
+    def _make_room(self) -> HttpResponse | None:
+        """Have a place for a long body; its pages are the system's until something is written to them."""
+        if self._left_bytes > _POURED_BYTES:
+            try:
+                self._room = np.empty(self._left_bytes, np.uint8).data
+            except MemoryError:
+                return _busy(f"there is no memory for a body of {self._left_bytes} bytes; try again later")
+        return None
+
     def _too_large(self, what: str) -> HttpResponse:
         return error_response(413, f"{what} the limit of {self._body_bytes} bytes; send a smaller one")
 
@@ -332,7 +359,7 @@ class _Connection(asyncio.Protocol):
             if self._at >= len(self._rest):
                 self._rest, self._at = b"", 0
                 break
-            if self._exchange is not None or self._write_paused or self._closing:
+            if self._exchange is not None or self._write_paused or self._closing or self._pieces:
                 break
             self._step()
         self._turning = False
@@ -341,7 +368,8 @@ class _Connection(asyncio.Protocol):
             self._throttle()
 
     def _turn_later(self) -> None:
-        if self._rest and self._exchange is None and not (self._turning or self._write_paused or self._closing):
+        waits = self._turning or self._write_paused or self._closing or self._pieces
+        if self._rest and self._exchange is None and not waits:
             self._turning = True
             asyncio.get_running_loop().call_soon(self._advance)
 
@@ -405,14 +433,11 @@ class _Connection(asyncio.Protocol):
             self._refusal = self._refusal or error_response(400, f"malformed HTTP: {error}")
 
     def _hand_over(self) -> None:
-        if self._chunks is not None:
-            body = bytes(self._chunks)
-        else:
-            body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        body = self._whole_body()
         exchange = HttpExchange(self._answer, self._method, self._target, self._headers, body, self._peer)
         exchange.passage, exchange.held_bytes = self._passage, self._held_bytes
         self._exchange = exchange
-        self._parts, self._chunks = [], None
+        self._parts, self._chunks, self._room = [], None, None
         self._began_s = None
         self._server.in_flight += 1
         if self._declined is not None:
@@ -424,6 +449,15 @@ class _Connection(asyncio.Protocol):
             logger.exception("handler failed on %s %s", exchange.method, exchange.path)
             exchange.respond(error_response(500, f"internal error: {type(error).__name__}; see the server's log"))
 
+    def _whole_body(self) -> bytes | memoryview:
+        """What came, without a copy where it is long."""
+        if self._room is not None:
+            return self._room.toreadonly()
+        if self._chunks is not None:
+            long = len(self._chunks) > _POURED_BYTES
+            return memoryview(self._chunks).toreadonly() if long else bytes(self._chunks)
+        return self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+
     # Answering.
 
     def _answer(self, exchange: HttpExchange, response: HttpResponse) -> None:
@@ -434,11 +468,17 @@ class _Connection(asyncio.Protocol):
         self._server.in_flight -= 1
         self._release()
         self._server.record(exchange, response, sent_bytes)
-        if not keep:
-            self._finish()
-            return
+        self._keeps = keep
         self._clear()
         self._tail, self._framing_bytes = b"", 0
+        if not self._pieces:
+            self._answered()
+
+    def _answered(self) -> None:
+        """An answer has been written."""
+        if not self._keeps or self._server.draining:
+            self._finish()
+            return
         self._idle_since_s = time.monotonic()
         self._places.idle[self] = None
         self._turn_later()
@@ -462,9 +502,29 @@ class _Connection(asyncio.Protocol):
         pieces = [head, body] if isinstance(body, bytes) else [head, *body]
         if body_bytes <= _JOINED_BYTES:
             transport.write(b"".join(pieces))
-        else:
+        elif body_bytes <= _POURED_BYTES:
             transport.writelines(pieces)
+        else:
+            views = [memoryview(each) for each in pieces]
+            self._pieces.extend(v[at : at + _PIECE_BYTES] for v in views for at in range(0, len(v), _PIECE_BYTES))
+            self._pour()
         return body_bytes
+
+    def _pour(self) -> None:
+        """Write on at a long answer, until the client has enough for now or others are due."""
+        transport, turn = self._transport, _POURED_BYTES // _PIECE_BYTES
+        while self._pieces and turn and transport is not None and not self._write_paused:
+            transport.write(self._pieces.popleft())
+            turn -= 1
+            if not self._pieces and self._exchange is None:
+                self._answered()
+        if not turn and self._pieces and not self._write_paused:
+            asyncio.get_running_loop().call_soon(self._pour)
+
+    def _unsent(self) -> int:
+        """Bytes that were written for the client, and that the system has not taken."""
+        written = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        return written + sum(map(len, self._pieces))
 
     def _refuse(self, response: HttpResponse) -> None:
         """Answer what never became a request, and end the connection."""
@@ -488,7 +548,7 @@ class _Connection(asyncio.Protocol):
         """Say that this was the last answer, and read on into the void until the client closes."""
         self._closing = True
         self._rest, self._at = b"", 0
-        self._parts, self._chunks, self._began_s = [], None, None
+        self._parts, self._chunks, self._room, self._began_s = [], None, None, None
         self._linger_until_s = time.monotonic() + _LINGER_S
         transport = self._transport
         if transport is None:
@@ -538,7 +598,7 @@ class _Connection(asyncio.Protocol):
 
     @property
     def unread(self) -> bool:
-        return self._transport is not None and self._transport.get_write_buffer_size() > 0
+        return self._unsent() > 0
 
     @property
     def owed(self) -> bool:
@@ -552,7 +612,7 @@ class _Connection(asyncio.Protocol):
             self._transport.close()
 
     def close_if_idle(self) -> None:
-        if self._exchange is None and self._began_s is None and not self._rest:
+        if self._exchange is None and self._began_s is None and not (self._rest or self._pieces):
             self.leave()
 
     def sweep(self, now_s: float) -> None:
@@ -560,7 +620,7 @@ class _Connection(asyncio.Protocol):
         transport = self._transport
         if transport is None:
             return
-        if transport.get_write_buffer_size():
+        if self.unread:
             self._sweep_unread(transport, now_s)
             return
         self._taking = None
@@ -573,7 +633,7 @@ class _Connection(asyncio.Protocol):
             self.close_if_idle()
 
     def _sweep_unread(self, transport: asyncio.Transport, now_s: float) -> None:
-        unsent_bytes = transport.get_write_buffer_size() + kernel_unsent_bytes(transport.get_extra_info("socket"))
+        unsent_bytes = self._unsent() + kernel_unsent_bytes(transport.get_extra_info("socket"))
         if self._taking is None or unsent_bytes > self._unsent_bytes:
             self._taking = self._watched(now_s, -unsent_bytes)
         elif self._taking.stalled(now_s, -unsent_bytes):

@@ -67,7 +67,8 @@ class HttpExchange:
     method: str
     target: RequestTarget
     headers: dict[str, str]
-    body: bytes
+    body: bytes | memoryview
+    """A view where it is long."""
     peer: str
     received_ns: int = field(default_factory=time.monotonic_ns)
     gone: Callable[[], None] | None = None

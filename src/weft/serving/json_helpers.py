@@ -73,7 +73,9 @@ class JsonHelpers:
         self.busy = 0
         """Jobs that are not done."""
 
-    def decode(self, body: bytes, header_length: int | None, model: ModelSpec) -> asyncio.Future[InferRequest]:
+    def decode(
+        self, body: bytes | memoryview, header_length: int | None, model: ModelSpec
+    ) -> asyncio.Future[InferRequest]:
         """``wire.decode``, elsewhere."""
         return self._begin(lambda: DecodeJob(pickle.PickleBuffer(body), header_length, model))
 

@@ -23,9 +23,10 @@ _LITERALS = (b"NaN", b"Infinity")
 _HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
-def among(body: bytes, end: int | None = None) -> bool:
+def among(body: bytes | memoryview, end: int | None = None) -> bool:
     """Whether the JSON may hold such a literal; *end* is where it ends."""
-    return any(body.find(literal, 0, end) >= 0 for literal in _LITERALS)
+    text = bytes(body[:end]) if isinstance(body, memoryview) else body
+    return any(text.find(literal, 0, end) >= 0 for literal in _LITERALS)
 
 
 def loads(data: bytes | memoryview) -> Any:

@@ -419,6 +419,11 @@ FAMILIES = (
     ),
     _gauge("weft_large_json", "Pieces of large JSON that are read or written.", _server(lambda s: s.json.busy)),
     _counter("weft_lane_busy_seconds_total", "Time that a lane computed.", _server_by("lane", _lanes)),
+    _counter(
+        "weft_lanes_replaced_total",
+        "Lanes that another one was opened for, because a segment took far longer than was expected.",
+        _server(lambda s: s.dispatcher.lanes.replacements),
+    ),
     _gauge("weft_memory_used_bytes", "Memory of all loaded models.", _server(lambda s: s.library.used_bytes)),
     _gauge(
         "weft_scratch_bytes",

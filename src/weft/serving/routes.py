@@ -222,10 +222,11 @@ class Routes:
                 return
             asked.hold(len(piece), exchange.held_bytes)
             pieces.append(piece)
+        body = await asyncio.to_thread(b"".join, pieces)
         if exchange.open:
-            self._begin(exchange, asked, b"".join(pieces))
+            self._begin(exchange, asked, body)
 
-    def _begin(self, exchange: HttpExchange, asked: _AskedInfer, body: bytes) -> None:
+    def _begin(self, exchange: HttpExchange, asked: _AskedInfer, body: bytes | memoryview) -> None:
         length, service = asked.header_length, self._service
         json_bytes = len(body) if length is None else length
         large = json_bytes > LARGE_BYTES
@@ -522,7 +523,7 @@ async def _empty(answer: Awaitable[None]) -> HttpResponse:
     return HttpResponse(200)
 
 
-def _object(body: bytes) -> dict[str, Any]:
+def _object(body: bytes | memoryview) -> dict[str, Any]:
     """An optional JSON object."""
     if not body:
         return {}
@@ -545,7 +546,7 @@ def _wished(exchange: HttpExchange) -> dict[str, Any]:
     return _object(exchange.body) if exchange.method == "POST" else {}
 
 
-def peeked(body: bytes, header_length: int | None) -> dict[str, Any]:
+def peeked(body: bytes | memoryview, header_length: int | None) -> dict[str, Any]:
     """The parameters of a request as they stand there, or none if it cannot be read."""
     try:
         found = json_literals.loads(memoryview(body)[:header_length])

@@ -371,7 +371,7 @@ class Service:
             return None
         if served is None:
             return None
-        own, lanes = self.dispatcher.streams.whole(served), len(self.dispatcher.lanes.lanes)
+        own, lanes = self.dispatcher.streams.whole(served), self.dispatcher.lanes.count
         return ServerEstimate(self.dispatcher.ahead(), own, lanes)
 
     def regions_of(self, tensors: SharedTensors, caller: Caller) -> RequestRegions:

@@ -101,6 +101,12 @@ class BatchWork:
         """Whether a segment takes as long as it did before, whatever its samples hold."""
         return self.model.loaded.steady[segment]
 
+    def foreseen(self, segment: int) -> bool:
+        """The same, also of one that never runs on the event loop, as its worker tells it."""
+        loaded = self.model.loaded
+        told: Sequence[bool] = getattr(loaded, "foreseen", loaded.steady)
+        return told[segment]
+
     def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Run a segment on what the one before it left."""
         return self.model.loaded.start(self.step(segment), lane, ended, here=here)

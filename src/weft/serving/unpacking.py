@@ -19,7 +19,7 @@ ENCODINGS = {"gzip": 31, "deflate": 15}
 class Unpacker:
     """One body, as long as it stays within a limit."""
 
-    def __init__(self, body: bytes, encoding: str, most_bytes: int) -> None:
+    def __init__(self, body: bytes | memoryview, encoding: str, most_bytes: int) -> None:
         self._machine = zlib.decompressobj(ENCODINGS[encoding])
         self._body, self._at, self._encoding = memoryview(body), 0, encoding
         self._rest = b""

@@ -184,7 +184,7 @@ def description(**changes: Any) -> dict[str, Any]:
         "inputs": [spec], "outputs": [{**spec, "name": "y"}], "segments": ["a", "b"], "warm_shapes": {"x": [1, 2]},
         "times_s": {"1": [0.1, 0.2]}, "batchable": True, "any_shapes": False, "max_batch": 4, "exits": [],
         "confidence": "logits", "mergeable": True, "tasks": [], "memory_bytes": 10, "remarks": [], "borrows": False,
-        "learned": True,
+        "learned": True, "steady": [True, False],
     } | changes  # fmt: skip
 
 
@@ -197,6 +197,7 @@ def test_a_description_of_a_model_is_read() -> None:
     "changes",
     [
         {"segments": []},
+        {"steady": [True]},
         {"times_s": {"1": [0.1]}},
         {"times_s": {"0": [0.1, 0.2]}},
         {"times_s": {"1": [0.1, -1]}},

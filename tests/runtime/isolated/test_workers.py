@@ -137,6 +137,12 @@ def assert_gone(*pids: int) -> None:
 # Ordinary life
 
 
+def test_what_does_not_depend_on_values_is_told(made: list[IsolatingBackend], tmp_path: Path) -> None:
+    one, path = backend(made), live.mlp(tmp_path / "mlp.onnx")
+    known, unknown = opened(one, path, learn=True), opened(one, live.mlp(tmp_path / "other.onnx", seed=1))
+    assert all(known.foreseen) and not any(known.steady) and not any(unknown.foreseen)
+
+
 def test_models_of_a_group_share_a_worker_and_others_do_not(made: list[IsolatingBackend], tmp_path: Path) -> None:
     one, path = backend(made), live.mlp(tmp_path / "mlp.onnx")
     first, second, third = (opened(one, path, group) for group in ("a", "a", "b"))

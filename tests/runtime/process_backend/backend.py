@@ -183,6 +183,9 @@ class ProcessLane:
         self.index, self.pin = index, pin
         self.running: Running | None = None
 
+    def give_way(self) -> None:
+        """Its process has its own order."""
+
     def close(self, patience_s: float | None = None) -> bool:
         return self.running is None or self.running.done.wait(patience_s)
 

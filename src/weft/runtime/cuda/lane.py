@@ -116,6 +116,9 @@ class CudaLane:
     def stop(self, step: int) -> None:
         """What was started runs to its end."""
 
+    def give_way(self) -> None:
+        """The device has its own order."""
+
     def took(self, memory: Any) -> None:
         self._device.took(memory)
 

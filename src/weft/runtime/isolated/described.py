@@ -30,6 +30,7 @@ class ModelDescription(BaseModel):
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     segments: Annotated[tuple[str, ...], Field(min_length=1)]
+    steady: tuple[bool, ...]
     warm_shapes: dict[str, tuple[int, ...]] | None
     times_s: dict[int, tuple[Annotated[float, Field(ge=0, allow_inf_nan=False)], ...]]
     batchable: bool
@@ -56,6 +57,8 @@ class ModelDescription(BaseModel):
             raise ValueError("a tensor of no known type")
         if any(len(times) != len(self.segments) for times in self.times_s.values()) or min(self.times_s, default=1) < 1:
             raise ValueError("times of other segments")
+        if len(self.steady) != len(self.segments):
+            raise ValueError("other segments are steady than there are")
         if any(not 0 <= each.segment < len(self.segments) for each in self.exits):
             raise ValueError("an exit behind its segments")
         if self.warm_shapes is not None and self.warm_shapes.keys() != {spec.name for spec in self.inputs}:

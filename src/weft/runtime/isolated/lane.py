@@ -22,6 +22,10 @@ class RunElsewhere(Protocol):
         """Return when it has ended, or after so long: False."""
         ...
 
+    def give_way(self) -> None:
+        """Let others go first."""
+        ...
+
 
 class IsolatingLane(CpuLane):
     """A lane by its number, which every worker has, too."""
@@ -43,6 +47,11 @@ class IsolatingLane(CpuLane):
         """The last one."""
         self.carried: set[int] = set()
         """Steps whose tensors are being copied on another thread; later ones wait behind them."""
+
+    def give_way(self) -> None:
+        super().give_way()
+        if self.run:
+            self.run.give_way()
 
     def close(self, patience_s: float | None = None) -> bool:
         end_s = None if patience_s is None else time.monotonic() + patience_s

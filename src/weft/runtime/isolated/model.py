@@ -35,7 +35,7 @@ class IsolatedModel:
         self.group, self._kept, self._closed = group, kept, closed
         self.number, self.breaker = kept.file.number, breaker
         self.inputs, self.outputs, self.segments = told.inputs, told.outputs, told.segments
-        self.steady = (False,) * len(told.segments)
+        self.steady, self.foreseen = (False,) * len(told.segments), told.steady
         self.warm_shapes: Mapping[str, tuple[int, ...]] | None = told.warm_shapes
         self.times_s: Mapping[int, tuple[float, ...]] = told.times_s
         self.like: Mapping[int, GpuLikeness] = told.like

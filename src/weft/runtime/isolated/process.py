@@ -41,7 +41,7 @@ PATIENCE_S = 2.0
 SOON_S = 0.002
 """When a step that a worker did not have to do with its death may be tried again: another one is in charge then."""
 
-CARRIED_BYTES = 4 << 20
+CARRIED_BYTES = 1 << 20
 """Larger tensors are copied on a thread beside, or the event loop would wait for it."""
 
 MOST_LENT = packets.MOST_FILES - 2
@@ -115,6 +115,10 @@ class WorkerRun:
     def stop(self) -> None:
         if not self.over:
             self.worker.halt(self)
+
+    def give_way(self) -> None:
+        if not self.over:
+            self.worker.tell(["give_way", self.number])
 
     def urge(self) -> None:
         """Tell it to stop."""

@@ -91,6 +91,9 @@ class ModelWorker:
         if kind == "halt":
             for lane in list(self._lanes.values()):
                 lane.halt(*rest)
+        elif kind == "give_way":
+            for lane in list(self._lanes.values()):
+                lane.give_way(*rest)
         elif kind == "free":
             self.free(*rest)
         elif kind == "take_back":
@@ -104,8 +107,8 @@ class ModelWorker:
             os._exit(0)
 
     def _open_lane(self, index: int, core: int | None, *, file: int) -> None:
-        lane = self._lanes[index] = WorkerLane(self, index, Line(socket.socket(fileno=file)), core)
-        threading.Thread(target=lane.serve, name=f"line-{index}", daemon=True).start()
+        self._lanes[index] = WorkerLane(self, index, Line(socket.socket(fileno=file)), core)
+        self._lanes[index].begin()
 
     def free(self, numbers: list[int]) -> None:
         for number in numbers:

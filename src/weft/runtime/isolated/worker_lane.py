@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import select
+import threading
 import time
 from collections.abc import Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from weft.runtime.isolated.engines import WorkerEngine
 from weft.runtime.isolated.packets import Laid, Line, Packet
 from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.tensors import DATATYPES
+from weft.runtime.urgency import give_way
 
 
 class LaneHost(Protocol):
@@ -65,21 +67,40 @@ class WorkerLane:
     """Serves one line."""
 
     def __init__(self, worker: LaneHost, index: int, line: Line, core: int | None) -> None:
-        self._worker, self._line, self._core = worker, line, core
+        self._worker, self._index, self._line, self._core = worker, index, line, core
         self._engine = worker.engine
         self._lane = worker.engine.lane(index)
         self._steps = 0
         self._current = self._halted = 0
         self._inward: dict[int, memory.TensorMemory] = {}
         self._outward: dict[int, memory.TensorMemory] = {}
+        self._thread: threading.Thread | None = None
 
-    def serve(self) -> None:
+    def begin(self) -> None:
+        """Serve on a thread, and if there is one, from when that has ended what it runs."""
+        self._thread = threading.Thread(
+            target=self._serve, args=[self._thread], name=f"line-{self._index}", daemon=True
+        )
+        self._thread.start()
+
+    def give_way(self, run: int) -> None:
+        """Let others go first with this step; later ones run on another thread, for this one cannot be hurried again.
+
+        Called on a thread that is as urgent as that one is to be.
+        """
+        if run == self._current and self._thread:
+            give_way(self._thread)
+            self.begin()
+
+    def _serve(self, before: threading.Thread | None) -> None:
         if self._core is not None:
             os.sched_setaffinity(0, {self._core})
+        if before:
+            before.join()
         asked = select.poll()
         asked.register(self._line.file, select.POLLIN)
         try:
-            while True:
+            while self._thread is threading.current_thread():
                 self._engine.rest(lambda patience_s: bool(asked.poll(patience_s * 1e3)))
                 packet = self._line.receive()
                 self._run(packet)

@@ -14,6 +14,7 @@ from weft.errors import UnfitInputs
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
 from weft.runtime.onnxruntime_cpu.scratch import IDLE_S, Scratch
 from weft.runtime.onnxruntime_cpu.sessions import RAISED, first_line
+from weft.runtime.urgency import give_way
 
 
 class Computing(Protocol):
@@ -84,6 +85,9 @@ class CpuLane:
         if step == self._steps:
             self._stopped = True
             self._options.terminate = True
+
+    def give_way(self) -> None:
+        give_way(self.thread)
 
     def close(self, patience_s: float | None = None) -> bool:
         self._tasks.put(None)

@@ -1,0 +1,187 @@
+"""Long bodies and answers: taken and given piece by piece, whole, in their order, and no longer than somebody wants."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.serving.test_http import GET, Bench, Later, run
+from weft.serving.http import _POURED_BYTES, HttpServer
+from weft.serving.http_messages import HttpExchange, HttpResponse
+
+LONG = 8 * _POURED_BYTES + 12_345
+"""More than the system takes at once."""
+
+
+def text(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+def post(body: bytes, *more: str) -> bytes:
+    lines = ["POST /a HTTP/1.1", "Host: h", f"Content-Length: {len(body)}", *more, "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+def echo(exchange: HttpExchange) -> None:
+    body = bytes(exchange.body)
+    exchange.respond(HttpResponse(200, [body[:7], body[7:]]))
+
+
+@pytest.mark.parametrize("size", [_POURED_BYTES, _POURED_BYTES + 1, LONG])
+def test_requests_one_behind_another_are_answered_whole_and_in_order(size: int) -> None:
+    bodies = [text(size), b"short", text(size + 1), b"", text(3)]
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            client.send(b"".join(map(post, bodies)))
+            for body in bodies:
+                assert (await client.answer()).body == body
+            assert (await client.ask(GET)).status == 200
+
+    run(test, echo)
+
+
+def test_a_long_body_in_chunks_is_one() -> None:
+    body = text(LONG)
+    chunks = [body[at : at + 100_000] for at in range(0, LONG, 100_000)]
+    sent = b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n"
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            head = b"POST /a HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n"
+            assert (await client.ask(head + sent)).body == body
+
+    run(test, echo)
+
+
+def test_a_long_body_cannot_be_written_to() -> None:
+    later = Later()
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            client.send(post(text(LONG)))
+            exchange = await later.arrived.get()
+            assert isinstance(exchange.body, memoryview) and exchange.body.readonly
+            exchange.respond(HttpResponse(200))
+
+    run(test, later)
+
+
+def test_after_the_last_answer_the_connection_ends_and_nothing_is_lost() -> None:
+    body = text(LONG)
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            assert (await client.ask(post(body, "Connection: close"))).body == body
+            assert await client.ended()
+
+    run(test, echo)
+
+
+def test_who_says_no_more_hears_the_rest_of_an_answer() -> None:
+    later, body = Later(), text(LONG)
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            client.send(GET)
+            (await later.arrived.get()).respond(HttpResponse(200, [body]))
+            assert unread(bench.server)
+            client.writer.write_eof()
+            assert (await client.answer()).body == body
+            assert await client.ended()
+
+    run(test, later)
+
+
+def unread(server: HttpServer) -> bool:
+    return server.unread == 1
+
+
+def test_an_answer_that_nobody_reads_counts_until_its_client_leaves() -> None:
+    later = Later()
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            client.send(GET)
+            (await later.arrived.get()).respond(HttpResponse(200, [text(4 * LONG)]))
+            while not bench.server.budget.held_bytes:
+                await asyncio.sleep(0)
+            assert bench.server.budget.held_bytes > LONG and unread(bench.server)
+            client.writer.transport.abort()
+        while bench.server.unread:
+            await asyncio.sleep(0.001)
+        assert bench.server.budget.held_bytes == 0
+
+    run(test, later)
+
+
+def test_a_server_that_goes_down_ends_what_it_has_begun_to_say() -> None:
+    later, body = Later(), text(LONG)
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            client.send(GET)
+            (await later.arrived.get()).respond(HttpResponse(200, [body]))
+            ended = asyncio.create_task(bench.server.drain(600))
+            await asyncio.sleep(0)
+            assert (await client.answer()).body == body
+            assert await client.ended() and await ended
+
+    run(test, later)
+
+
+def test_others_are_served_between_the_pieces_of_a_long_answer() -> None:
+    """One who reads at once gets it in many turns of the loop, not in one."""
+    turns, body = [], text(LONG)
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            client.send(post(body))
+            reading = asyncio.create_task(client.answer())
+            while not reading.done():
+                turns.append(bench.server.unread)
+                await asyncio.sleep(0)
+            assert reading.result().body == body
+
+    run(test, echo)
+    assert sum(turns) > 3
+
+
+@pytest.mark.parametrize("size", [_POURED_BYTES + 1, LONG])
+def test_tls_gives_it_whole(size: int, trusted: tuple[Path, Path]) -> None:
+    cert, key = trusted
+    ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(cert))
+    ours.load_cert_chain(cert, key)
+    theirs.check_hostname = False
+    bodies = [text(size), b"short", text(size)]
+
+    async def test(bench: Any) -> None:
+        async with bench.client(theirs) as client:
+            for body in bodies:
+                assert (await client.ask(post(body))).body == body
+
+    run(test, echo, context=ours)
+
+
+def test_no_memory_for_a_body_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.serving import http
+
+    def nothing(*_: Any) -> Any:
+        raise MemoryError
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            with monkeypatch.context() as patched:
+                patched.setattr(http.np, "empty", nothing)
+                answer = await client.ask(post(text(LONG)))
+            assert answer.status == 503 and "no memory" in answer.body.decode()
+            assert bench.server.budget.held_bytes == 0
+        async with bench.client() as client:
+            assert (await client.ask(post(b"short"))).body == b"short"
+
+    run(test, echo)
