@@ -19,7 +19,7 @@ from weft.simulation.requests import serve_requests
 from weft.simulation.requests.host import executor
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure
-from weft_papers.gpu.lab import FIVE, OURS, WARM_S, at_random, case_of, h200
+from weft_papers.gpu.lab import FIVE, OURS, at_random, case_of, h200
 
 LOAD, SEED, SHOWN_S = 0.8, 1, 0.03
 RULES = ("edf", "streams", OURS)
@@ -89,7 +89,7 @@ def _stretch(rule: str) -> Stretch:
     tally = serve_requests(case, rule, device, seed=SEED).tally
     whole, shares = Share(0, _sms()), case.on_shares.shares if case.on_shares else None
     lanes = shares.lanes if shares else ()
-    ms, first = case.clock.tick_s * 1e3, WARM_S * 1e3
+    ms, first = case.clock.tick_s * 1e3, case.workload.warmup_s * 1e3
     ran = []
     for (head, times), lane in zip(made[0].log, made[0].lanes_used, strict=True):
         share = lanes[lane] if rule != "edf" and 0 <= lane < len(lanes) else whole
