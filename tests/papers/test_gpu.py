@@ -13,6 +13,7 @@ from weft.errors import InputError
 from weft_papers.gpu import against_orion, five_models, lab, recorded, reproduce, side_by_side, timeline, urgent_beside
 from weft_papers.gpu.sources import MEASURED, NOW, sources
 
+ROOT = Path(__file__).parents[2]
 NOTHING = recorded.Records({}, {})
 
 
@@ -84,9 +85,9 @@ def test_shares_over_time_are_a_picture_and_a_page(tmp_path: Path) -> None:
 def test_whoever_shares_the_whole_has_an_equal_part_of_the_picture() -> None:
     whole, side = Share(0, 100), Share(60, 40)
     ran = [
-        timeline.Ran(0, 0.0, 2.0, whole, 9.0),
-        timeline.Ran(1, 1.0, 2.0, whole, 9.0),
-        timeline.Ran(2, 2.0, 3.0, side, 9.0),
+        timeline.RanOnShare(0, 0.0, 2.0, whole),
+        timeline.RanOnShare(1, 1.0, 2.0, whole),
+        timeline.RanOnShare(2, 2.0, 3.0, side),
     ]
     drawn = [each[:5] for each in timeline.pieces(ran, 100)]
     assert drawn == [
@@ -95,6 +96,14 @@ def test_whoever_shares_the_whole_has_an_equal_part_of_the_picture() -> None:
         (1, 1.0, 2.0, 50.0, 50.0),
         (2, 2.0, 3.0, 60, 40),
     ]
+
+
+def test_the_shipped_record_is_the_benchmarks() -> None:
+    results = ROOT / "benchmarks" / "results"
+    for shipped, file in zip(recorded.read(), ("gpu_weaving.json", "gpu_abreast.json"), strict=True):
+        if shipped or file == "gpu_weaving.json":
+            whole = json.loads((results / file).read_text("utf-8"))
+            assert shipped == {row: whole[row] for row in shipped}, "copy the results anew"
 
 
 def test_what_is_recorded_comes_first_in_pictures_and_bad_settings_are_refused(tmp_path: Path) -> None:

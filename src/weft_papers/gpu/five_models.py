@@ -9,7 +9,7 @@ from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.gpu.lab import FIVE, LOADS, ONE_FOR_ALL, OURS, Found, deadlines
 from weft_papers.gpu.recorded import Records
-from weft_papers.gpu.sources import COLOURS, Source, drawn, sources
+from weft_papers.gpu.sources import COLOURS, Evidence, drawn, sources
 
 FIGURE = "five models"
 HALF, NO_MORE = 0.5, 1.0
@@ -33,7 +33,7 @@ def _best(found: Found) -> str:
     return min((rule for rule in found if rule in ONE_FOR_ALL and rule != OURS), key=lambda rule: _missed(found, rule))
 
 
-def _rows(source: Source) -> list[Row]:
+def _rows(source: Evidence) -> list[Row]:
     rivals = {load: _missed(found, _best(found)) for load, found in source.found.items()}
     over = {load: _missed(source.found[load], OURS) / rival for load, rival in rivals.items() if rival}
     counted = [max(1e-3, each) for load, each in over.items() if COUNTS[0] <= rivals[load] <= COUNTS[1]]
@@ -49,7 +49,7 @@ def _rows(source: Source) -> list[Row]:
     ]  # fmt: skip
 
 
-def _table(source: Source) -> Table:
+def _table(source: Evidence) -> Table:
     rules = [rule for rule in ONE_FOR_ALL if all(rule in found for found in source.found.values())]
     body = [
         (load, *(f"{100 * _missed(found, rule):.1f} %" for rule in rules), f"{100 * found[OURS]['worst']:.1f} %")
@@ -60,7 +60,7 @@ def _table(source: Source) -> Table:
     return Table(title, ("load", *rules, f"worst model, {OURS}"), tuple(body))
 
 
-def _drawn(out: Path, shown: list[Source]) -> Figure:
+def _drawn(out: Path, shown: list[Evidence]) -> Figure:
     figure, axes = pictures.canvas(5.5 * len(shown) + 1.5, 4.2, 1, len(shown))
     for one, source in zip(axes, shown, strict=True):
         loads = [float(load) for load in source.found]
