@@ -79,4 +79,5 @@ def _drawn(out: Path, shown: list[LoadsFound]) -> Figure:
                 )
         pictures.heading(one, source.title, xlabel="load, of what one at a time can do", ylabel="missed deadlines, %")
         one.set_ylim(bottom=0)
+        one.legend(frameon=False, fontsize=8, loc="upper left")
     return pictures.save(figure, out, "five-models", "Five models with deadlines: how many are missed")
