@@ -82,6 +82,33 @@ def test_requests_of_the_warm_up_are_served_but_not_counted(tmp_path):
     assert short.predicted.mean_s is None
 
 
+def sharing_a_gpu():
+    """The same on a GPU: the long one fills it, the short one needs little of it."""
+    content = bench()
+    content["profile"] |= {"policy": "abreast", "gpu": {"sms": 132, "cuts": [[84, 48]]}}
+    for name, speeds in (("long", {"84": 0.7, "48": 0.4}), ("short", {"84": 1.0, "48": 1.0})):
+        content["profile"]["models"][name]["like"] = {"1": {"speeds": speeds, "kernel_us": 10.0, "memory": 0.1}}
+    return content
+
+
+def test_models_that_share_a_gpu_run_beside_each_other(tmp_path):
+    content = sharing_a_gpu()
+    content["streams"][1] |= {"deadline_s": 1.0}
+    path = written(tmp_path, content)
+    long, short = predict(path).streams
+    one_by_one = predict(path, "punctual").streams
+    assert short.predicted.mean_s < 0.006 < one_by_one[1].predicted.mean_s, (
+        "it does not wait for the long one's segment"
+    )
+    assert long.predicted.p99_s < 0.048
+    assert predict(path, "split", {"cut": 0}).streams[0].predicted.mean_s > 0.04 / 0.7
+
+
+def test_shares_of_a_gpu_that_nobody_measured_are_told_in_one_line(tmp_path):
+    with pytest.raises(InputError, match="abreast chooses shares of a GPU, and the server's models had none"):
+        predict(written(tmp_path, bench()), "abreast")
+
+
 def with_exits(taken, /, **changes):
     """Three segments of 10 ms one after another, alone or two at a time, an exit after the first two."""
     model = {"segments": ["a", "b", "c"], "times_s": {"1": [0.01] * 3, "2": [0.016] * 3}, "max_batch": 2,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -86,12 +86,17 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
         return float(np.quantile(totals, 0.99, method="inverted_cdf") / totals.mean())
 
     def like_at(self, batch: int) -> GpuLikeness:
-        """What it is like at a batch size: as at the next larger one that was measured, or the largest."""
-        return self.like[min((size for size in self.like if size >= batch), default=max(self.like))]
+        """What it is like at a batch size."""
+        return like_at(self.like, batch)
 
     def times_at(self, batch: int) -> tuple[float, ...]:
         """The time of each segment at a batch size, straight between the measured ones."""
         return times_at(self.times_s, len(self.segments), batch)
+
+
+def like_at(like: Mapping[int, GpuLikeness], batch: int) -> GpuLikeness:
+    """What a model is like at a batch size: as at the next larger one that was measured, or the largest."""
+    return like[min((size for size in like if size >= batch), default=max(like))]
 
 
 def usable_cores() -> int:

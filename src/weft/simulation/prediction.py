@@ -4,13 +4,14 @@ The server measures its segments, the load generator writes them beside the arri
 engine, source and policy run on ``SimulatedHost``. Where prediction and measurement part, either the segment
 times vary more than their mean says, or something besides the segments takes time. Requests leave a model with
 exits where they really left it; those that had no answer leave where others did, drawn at random. Requests for models
-that were stitched wait in one queue, as they do in the server.
+that were stitched wait in one queue, as they do in the server. Where models share a GPU, lanes are its shares, and
+models are what the server found them to be like; what it learned of pairs is not in the file.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,13 +21,17 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from weft.costs.program import Program
+from weft.devices.host import GpuCuts, like_at
+from weft.devices.shares import GpuLikeness, Shares
 from weft.engine import Arrivals, Completion, SimulatedHost, request_engine
+from weft.engine.lane_queues import DEVICE_AHEAD
+from weft.engine.simulated_host import Crowd, DrawnWork
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
 from weft.errors import InputError
 from weft.jsonfile import first_problem, read_json
 from weft.load.payload import served_name
 from weft.load.report import ranks
-from weft.policies import Option, Setting, make_request_policy
+from weft.policies import Option, Setting, make_request_policy, policy_called
 from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.workloads.exits import check_rates
 
@@ -55,6 +60,8 @@ class _MeasuredModel(BaseModel):
     """After how many segments requests may leave, the end not among them."""
     exit_rates: list[float] = []
     """Share that the server took to leave at each, the end last."""
+    like: dict[int, GpuLikeness] = {}
+    """Batch size -> what it is like, where models share a GPU."""
 
     @model_validator(mode="after")
     def _consistent(self) -> _MeasuredModel:
@@ -82,6 +89,8 @@ class _Profile(BaseModel):
     total_queue: Annotated[int, Field(ge=1)] = NO_DEADLINE
     default_slo_ms: Time = 1000.0
     hand_over_s: Time = 0.0
+    gpu: GpuCuts | None = None
+    """How models share a GPU, where they do."""
     models: dict[str, _MeasuredModel]
 
 
@@ -270,17 +279,40 @@ def _simulated(bench: _BenchFile, profile: _Profile, policy: str, options: dict[
         times.append(iter(sent[order].tolist()))
         leaves.append(iter(_leaves(stream, model, seed=index)[order].tolist()) if model.exits else None)
     setting = Setting(tuple(programs), NO_BUFFER, UNBOUNDED_ROUNDS, lanes=profile.lanes)
+    if policy_called(policy).traits.shares:
+        setting = replace(setting, lanes=1, ahead=DEVICE_AHEAD, shares=_shares(bench, profile, policy))
     chooser = make_request_policy(policy, setting, options)
     strict = bench.deadlines == "strict"
     feed = _Clients(_queues(bench, profile), terms, times, end=0, strict=strict, leaves=leaves, lines=lines)
     rests = [program.remaining for program in programs]
     engine, source = request_engine(
-        chooser, feed, SimulatedHost(setting), rests, late=profile.late, places=profile.total_queue
+        chooser, feed, _executor(setting), rests, late=profile.late, places=profile.total_queue
     )
     for term in terms:
         source.open(term)
     engine.run()
     return _ends(bench, feed)
+
+
+def _shares(bench: _BenchFile, profile: _Profile, policy: str) -> Shares:
+    """The shares of the server's GPU, for the programs of all streams."""
+    models = [profile.models[served_name(stream.model)] for stream in bench.streams]
+    if profile.gpu is None or not all(model.like for model in models):
+        raise InputError(f"{policy} chooses shares of a GPU, and the server's models had none; name another --policy")
+    names = [served_name(stream.model) for stream in bench.streams]
+    kinds, bodies = [], []
+    for name, model in zip(names, models, strict=True):
+        kinds += [like_at(model.like, batch) for batch in range(1, model.max_batch + 1)]
+        bodies += [names.index(name)] * model.max_batch
+    return profile.gpu.shares(kinds, bodies)
+
+
+def _executor(setting: Setting) -> SimulatedHost:
+    """Lanes that take what was measured; those that are shares of a device slow each other down."""
+    if setting.shares is None:
+        return SimulatedHost(setting)
+    kinds = range(len(setting.programs))
+    return SimulatedHost(setting, crowd=Crowd(setting.shares, kinds, lambda each: DrawnWork(0, each.compute)))
 
 
 def _leaves(stream: _Stream, model: _MeasuredModel, seed: int) -> Ints:

@@ -8,7 +8,7 @@ from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.gpu.lab import ALONE, BESIDE_OF_ORION, FIRST_OF_ORION, ORIONS, OURS, Found, orions
 from weft_papers.gpu.recorded import Records
-from weft_papers.gpu.sources import COLOURS, Source, drawn, sources
+from weft_papers.gpu.sources import COLOURS, LoadsFound, drawn, sources
 
 FIGURE = "Orion's pairs"
 DONE = 0.99
@@ -33,7 +33,7 @@ def best_orion(found: Found) -> str:
     return min(able, key=lambda rule: float(found[rule]["p99"]))
 
 
-def _rows(source: Source) -> list[Row]:
+def _rows(source: LoadsFound) -> list[Row]:
     found = source.found
     tails = {pair: each[OURS]["p99"] / each[best_orion(each)]["p99"] for pair, each in found.items()}
     done = {pair: each[OURS]["beside"] / each[best_orion(each)]["beside"] for pair, each in found.items()}
@@ -48,7 +48,7 @@ def _rows(source: Source) -> list[Row]:
     ]  # fmt: skip
 
 
-def _table(source: Source) -> Table:
+def _table(source: LoadsFound) -> Table:
     rules = (*ORIONS, "reef", OURS)
     body = [
         (pair, f"{each[ALONE]['p99']:.2f}", *(f"{each[rule]['p99']:.2f}, {each[rule]['beside']:.2f}" for rule in rules))
@@ -58,7 +58,7 @@ def _table(source: Source) -> Table:
     return Table(title, ("urgent beside best effort", ALONE, *rules), tuple(body))
 
 
-def _drawn(out: Path, shown: list[Source]) -> Figure:
+def _drawn(out: Path, shown: list[LoadsFound]) -> Figure:
     figure, axes = pictures.canvas(11, 4.0 * len(shown) + 1.0, len(shown), 1)
     best = "orion, best budget"
     for one, source in zip(axes, shown, strict=True):

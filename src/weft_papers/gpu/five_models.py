@@ -7,15 +7,16 @@ from statistics import geometric_mean
 
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
-from weft_papers.gpu.lab import FIVE, LOADS, ONE_FOR_ALL, OURS, Found, deadlines
+from weft_papers.gpu.lab import BARE, FIVE, LOADS, ONE_FOR_ALL, OURS, WITHOUT, Found, deadlines
 from weft_papers.gpu.recorded import Records
-from weft_papers.gpu.sources import COLOURS, Source, drawn, sources
+from weft_papers.gpu.sources import COLOURS, LoadsFound, drawn, sources
 
 FIGURE = "five models"
 HALF, NO_MORE = 0.5, 1.0
 COUNTS = (0.02, 0.5)
 """Loads count at which the best rival misses a part within."""
 SEEDS = (1,)
+SHOWN = (*ONE_FOR_ALL, *(f"{rule} {BARE}" for rule in WITHOUT))
 
 
 def five_models(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
@@ -30,10 +31,10 @@ def _missed(found: Found, rule: str) -> float:
 
 
 def _best(found: Found) -> str:
-    return min((rule for rule in found if rule in ONE_FOR_ALL and rule != OURS), key=lambda rule: _missed(found, rule))
+    return min((rule for rule in found if rule != OURS), key=lambda rule: _missed(found, rule))
 
 
-def _rows(source: Source) -> list[Row]:
+def _rows(source: LoadsFound) -> list[Row]:
     rivals = {load: _missed(found, _best(found)) for load, found in source.found.items()}
     over = {load: _missed(source.found[load], OURS) / rival for load, rival in rivals.items() if rival}
     counted = [max(1e-3, each) for load, each in over.items() if COUNTS[0] <= rivals[load] <= COUNTS[1]]
@@ -49,8 +50,8 @@ def _rows(source: Source) -> list[Row]:
     ]  # fmt: skip
 
 
-def _table(source: Source) -> Table:
-    rules = [rule for rule in ONE_FOR_ALL if all(rule in found for found in source.found.values())]
+def _table(source: LoadsFound) -> Table:
+    rules = list(next(iter(source.found.values())))
     body = [
         (load, *(f"{100 * _missed(found, rule):.1f} %" for rule in rules), f"{100 * found[OURS]['worst']:.1f} %")
         for load, found in source.found.items()
@@ -60,16 +61,23 @@ def _table(source: Source) -> Table:
     return Table(title, ("load", *rules, f"worst model, {OURS}"), tuple(body))
 
 
-def _drawn(out: Path, shown: list[Source]) -> Figure:
+def _drawn(out: Path, shown: list[LoadsFound]) -> Figure:
     figure, axes = pictures.canvas(5.5 * len(shown) + 1.5, 4.2, 1, len(shown))
     for one, source in zip(axes, shown, strict=True):
         loads = [float(load) for load in source.found]
-        for mark, rule in zip(pictures.MARKS, ONE_FOR_ALL, strict=False):
+        for mark, rule in zip(pictures.MARKS, SHOWN, strict=False):
             if all(rule in found for found in source.found.values()):
                 missed = [100 * _missed(found, rule) for found in source.found.values()]
                 one.plot(
-                    loads, missed, marker=mark, color=COLOURS[rule], label=rule, linewidth=2 if rule == OURS else 1
+                    loads,
+                    missed,
+                    marker=mark,
+                    color=COLOURS[rule.split()[0]],
+                    label=rule,
+                    linewidth=2 if rule == OURS else 1,
+                    linestyle=pictures.DASH if BARE in rule else "-",
                 )
         pictures.heading(one, source.title, xlabel="load, of what one at a time can do", ylabel="missed deadlines, %")
         one.set_ylim(bottom=0)
+        one.legend(frameon=False, fontsize=8, loc="upper left")
     return pictures.save(figure, out, "five-models", "Five models with deadlines: how many are missed")

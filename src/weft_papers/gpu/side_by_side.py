@@ -9,7 +9,7 @@ from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.gpu.lab import FIRST, OURS, TOGETHER, Found, saturated
 from weft_papers.gpu.recorded import Records
-from weft_papers.gpu.sources import COLOURS, Source, drawn, sources
+from weft_papers.gpu.sources import COLOURS, LoadsFound, drawn, sources
 
 FIGURE = "side by side"
 FAIR = 0.6
@@ -36,7 +36,7 @@ def _sum(found: Found, rule: str) -> float:
     return float(found[rule]["sum"])
 
 
-def _rows(source: Source) -> list[Row]:
+def _rows(source: LoadsFound) -> list[Row]:
     found = source.found
     over_best = {load: _sum(each, OURS) / _sum(each, best_rival(each)) for load, each in found.items()}
     least = {load: float(each[OURS]["least of fair"]) for load, each in found.items()}
@@ -62,7 +62,7 @@ def _rows(source: Source) -> list[Row]:
     return rows
 
 
-def _table(source: Source) -> Table:
+def _table(source: LoadsFound) -> Table:
     body = []
     for load, found in source.found.items():
         rival = best_rival(found)
@@ -73,7 +73,7 @@ def _table(source: Source) -> Table:
     return Table(f"{FIGURE}, {source.name}: sum of speeds, alone being 1 (least over fair)", header, tuple(body))
 
 
-def _drawn(out: Path, found: list[Source]) -> Figure:
+def _drawn(out: Path, found: list[LoadsFound]) -> Figure:
     figure, axes = pictures.canvas(12, 4.2 * len(found) + 1.0, len(found), 1)
     for one, source in zip(axes, found, strict=True):
         labels = [load.replace("+", "\n") for load in source.found]

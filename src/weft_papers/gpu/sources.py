@@ -22,7 +22,7 @@ COLOURS = {
 """The colour of a rule, the same in every picture."""
 
 
-class Source(NamedTuple):
+class LoadsFound(NamedTuple):
     """What the loads of a kind came to, by name."""
 
     name: str
@@ -35,17 +35,17 @@ class Source(NamedTuple):
 
 def sources(
     kind: str, loads: Sequence[str], simulate: Callable[[str], Found], records: Records, tick: Tick
-) -> list[Source]:
+) -> list[LoadsFound]:
     """Simulate the loads, and look up what is recorded of their kind."""
     now = {}
     for done, load in enumerate(loads):
         tick(done, len(loads))
         now[load] = simulate(load)
     recorded = [(RECORDED, _of(kind, records.simulated)), (MEASURED, _of(kind, records.measured))]
-    return [Source(NOW, now), *(Source(name, found) for name, found in recorded if found)]
+    return [LoadsFound(NOW, now), *(LoadsFound(name, found) for name, found in recorded if found)]
 
 
-def drawn(found: list[Source]) -> list[Source]:
+def drawn(found: list[LoadsFound]) -> list[LoadsFound]:
     """Those that pictures show: what is recorded, or what was run now where nothing is."""
     return found[1:] or found
 

@@ -19,24 +19,23 @@ from weft.simulation.requests import serve_requests
 from weft.simulation.requests.host import executor
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure
-from weft_papers.gpu.lab import FIVE, OURS, WARM_S, at_random, case_of, h200
+from weft_papers.gpu.lab import FIVE, OURS, at_random, case_of, h200
 
 LOAD, SEED, SHOWN_S = 0.8, 1, 0.03
 RULES = ("edf", "streams", OURS)
 PAGE = "shares.html"
 
 
-class Ran(NamedTuple):
+class RanOnShare(NamedTuple):
     """A segment of a stream on a share, and when; milliseconds of the stretch that is shown."""
 
     stream: int
     begin: float
     end: float
     share: Share
-    due: float
 
 
-class Asked(NamedTuple):
+class AskedFor(NamedTuple):
     """A request, when it came, and whether it was late."""
 
     stream: int
@@ -44,15 +43,15 @@ class Asked(NamedTuple):
     late: bool
 
 
-class Stretch(NamedTuple):
+class SharedStretch(NamedTuple):
     """What happened under a rule."""
 
     rule: str
-    ran: list[Ran]
-    asked: list[Asked]
+    ran: list[RanOnShare]
+    asked: list[AskedFor]
 
 
-class Piece(NamedTuple):
+class SharePiece(NamedTuple):
     """A rectangle: some SMs of a stream for a while."""
 
     stream: int
@@ -77,7 +76,7 @@ def _sms() -> int:
     return gpu.sms
 
 
-def _stretch(rule: str) -> Stretch:
+def _stretch(rule: str) -> SharedStretch:
     """Some milliseconds after the run has warmed up."""
     case = case_of([at_random(model, LOAD / len(FIVE), times) for model, times in FIVE.items()], SHOWN_S)
     made: list[SimulatedHost] = []
@@ -89,39 +88,41 @@ def _stretch(rule: str) -> Stretch:
     tally = serve_requests(case, rule, device, seed=SEED).tally
     whole, shares = Share(0, _sms()), case.on_shares.shares if case.on_shares else None
     lanes = shares.lanes if shares else ()
-    ms, first = case.clock.tick_s * 1e3, WARM_S * 1e3
+    ms, first = case.clock.tick_s * 1e3, case.workload.warmup_s * 1e3
     ran = []
     for (head, times), lane in zip(made[0].log, made[0].lanes_used, strict=True):
         share = lanes[lane] if rule != "edf" and 0 <= lane < len(lanes) else whole
         begin, end = times.compute_start * ms - first, times.compute_end * ms - first
         if end > 0 and begin < SHOWN_S * 1e3:
-            ran.append(Ran(head.stream, max(0.0, begin), min(SHOWN_S * 1e3, end), share, head.deadline * ms - first))
+            ran.append(RanOnShare(head.stream, max(0.0, begin), min(SHOWN_S * 1e3, end), share))
     deadlines = [terms.deadline for terms in case.terms]
     asked = [
-        Asked(each.stream, each.arrival * ms - first, each.end < 0 or each.end > each.arrival + deadlines[each.stream])
+        AskedFor(
+            each.stream, each.arrival * ms - first, each.end < 0 or each.end > each.arrival + deadlines[each.stream]
+        )
         for each in tally.answers
         if each.arrival * ms >= first
     ]
-    return Stretch(rule, ran, asked)
+    return SharedStretch(rule, ran, asked)
 
 
-def pieces(ran: Sequence[Ran], sms: int) -> list[Piece]:
+def pieces(ran: Sequence[RanOnShare], sms: int) -> list[SharePiece]:
     """Rectangles for what ran: whoever is on streams of the whole has an equal part of it in the picture."""
     times = sorted({time for each in ran for time in (each.begin, each.end)})
-    found: list[Piece] = []
+    found: list[SharePiece] = []
     for begin, end in pairwise(times):
         active = [each for each in ran if each.begin <= begin and each.end >= end]
         on_whole = sorted((each for each in active if each.share.sms == sms), key=lambda each: each.stream)
         for at, each in enumerate(on_whole):
             part = sms / len(on_whole)
-            found.append(Piece(each.stream, begin, end, at * part, part, str(each.share)))
+            found.append(SharePiece(each.stream, begin, end, at * part, part, str(each.share)))
         for each in active:
             if each.share.sms < sms:
-                found.append(Piece(each.stream, begin, end, each.share.first, each.share.sms, str(each.share)))
+                found.append(SharePiece(each.stream, begin, end, each.share.first, each.share.sms, str(each.share)))
     return found
 
 
-def _runs(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
+def _runs(stretches: Sequence[SharedStretch]) -> list[dict[str, Any]]:
     """For the page: numbers by row."""
     return [
         {
@@ -134,7 +135,7 @@ def _runs(stretches: Sequence[Stretch]) -> list[dict[str, Any]]:
     ]
 
 
-def _drawn(out: Path, stretches: Sequence[Stretch]) -> Figure:
+def _drawn(out: Path, stretches: Sequence[SharedStretch]) -> Figure:
     figure, axes = pictures.canvas(12, 2.5 * len(stretches) + 1.2, len(stretches), 1, sharex=True)
     for one, stretch in zip(axes, stretches, strict=True):
         _strip(one, stretch)
@@ -145,7 +146,7 @@ def _drawn(out: Path, stretches: Sequence[Stretch]) -> Figure:
     return pictures.save(figure, out, "shares-over-time", title)
 
 
-def _strip(axes: Axes, stretch: Stretch) -> None:
+def _strip(axes: Axes, stretch: SharedStretch) -> None:
     sms = _sms()
     for each in pieces(stretch.ran, sms):
         colour = pictures.MODELS[each.stream]

@@ -9,7 +9,7 @@ from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.gpu.lab import ALONE, BESIDE, OURS, URGENT, URGENT_LOADS, Found, urgent
 from weft_papers.gpu.recorded import Records, Rows
-from weft_papers.gpu.sources import COLOURS, MEASURED, Source, drawn, sources
+from weft_papers.gpu.sources import COLOURS, MEASURED, LoadsFound, drawn, sources
 
 FIGURE = "urgent beside heavy"
 TAIL, LEFT = 1.15, 0.97
@@ -45,7 +45,7 @@ def _left(load: str, found: Found) -> float:
     return float(found[OURS]["beside"]) / max(kept, default=1 - float(load.split("/")[1]))
 
 
-def _rows(source: Source) -> list[Row]:
+def _rows(source: LoadsFound) -> list[Row]:
     tails = {load: _tail(found, OURS) for load, found in source.found.items()}
     left = {load: _left(load, found) for load, found in source.found.items()}
     slowest, poorest = max(tails, key=tails.__getitem__), min(left, key=left.__getitem__)
@@ -77,7 +77,7 @@ def _errors(record: Rows) -> list[Row]:
     return [Row(f"{FIGURE}, {MEASURED}", "simulated p99, off by", WITHIN, 100 * mean(off.values()), "%", why)]
 
 
-def _table(source: Source) -> Table:
+def _table(source: LoadsFound) -> Table:
     body = []
     for load, found in source.found.items():
         cells = [f"{_tail(found, rule):.2f}, {found[rule]['beside']:.2f}" if rule in found else "" for rule in SHOWN]
@@ -86,7 +86,7 @@ def _table(source: Source) -> Table:
     return Table(title, ("urgent beside other/load", ALONE, *SHOWN), tuple(body))
 
 
-def _drawn(out: Path, found: list[Source]) -> Figure:
+def _drawn(out: Path, found: list[LoadsFound]) -> Figure:
     figure, axes = pictures.canvas(11, 4.0 * len(found) + 1.0, len(found), 1)
     shown = ("priority", "orion 100 us", "orion 400 us", OURS)
     colours = {rule: COLOURS[rule.split()[0]] for rule in shown} | {"orion 400 us": "#f0b488"}
@@ -96,7 +96,10 @@ def _drawn(out: Path, found: list[Source]) -> Figure:
         pictures.grouped_bars(one, labels, series, colours)
         one.axhline(TAIL, color=pictures.INK, linewidth=1, linestyle=pictures.DASH)
         pictures.heading(
-            one, f"{source.title}; dashed: what was aimed at", ylabel="p99 over that on an idle GPU", yscale="log"
+            one,
+            f"{source.title}; dashed: what was aimed at; bars at the edge go on",
+            ylabel="p99 over an idle GPU",
+            ylim=(0, 3),
         )
         one.tick_params(axis="x", labelsize=7)
     return pictures.save(figure, out, "urgent-beside-heavy", "An urgent model beside one that never stops")
