@@ -118,14 +118,20 @@ def scripted(*scripts: Script) -> Iterator[list[Scripted]]:
 def gated(where: Placement, urls: dict[str, list[str]], **settings: Any) -> Iterator[GateThread]:
     """A gate that knows these servers, once it has seen them."""
     face = {"grpc_port": None} | {key: settings.pop(key) for key in ("api_key", "grpc_port") if key in settings}
-    thread = GateThread(where, ServerConfig(http_port=0, **face), GateSettings(**settings))
+    thread = GateThread(where.models, ServerConfig(http_port=0, **face), GateSettings(**settings))
     thread.start()
     try:
-        thread.know(urls)
+        thread.know(known(where, urls))
         until(lambda: all(server["up"] for server in thread.told()["servers"]))
         yield thread
     finally:
         thread.stop()
+
+
+def known(where: Placement, urls: dict[str, list[str]]) -> dict[str, PlacedMachine]:
+    """What a gate is told: URL -> its machine."""
+    machines = {machine.name: machine for machine in where.machines}
+    return {url: machines[name] for name, each in urls.items() for url in each}
 
 
 def until(true: Callable[[], object]) -> None:

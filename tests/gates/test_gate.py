@@ -13,10 +13,9 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.cli.test_cli import refused, run
-from tests.gates.cases import PAIR, answering, ask, gated, infer, placement, scripted, until
+from tests.gates.cases import PAIR, answering, ask, gated, infer, known, placement, scripted, until
 from tests.serving import live
 from tests.serving.clients import certificate
-from weft.errors import PlacingError
 from weft.gates import board, link
 from weft.gates.metrics import FAMILIES
 from weft.serving.telemetry import OpenTelemetry
@@ -226,12 +225,10 @@ def test_with_nobody_left_a_request_is_told_so():
 
 def test_servers_come_and_go():
     with scripted(OK, OK) as (left, right), gated(PAIR, {"left": [left.url]}) as gate:
-        gate.know({"right": [right.url], "left": [left.url]})
+        gate.know(known(PAIR, {"right": [right.url], "left": [left.url]}))
         until(lambda: all(server["up"] for server in gate.told()["servers"]))
-        gate.know({"right": [right.url]})
+        gate.know(known(PAIR, {"right": [right.url]}))
         assert {infer(gate)[2]["Weft-Machine"] for _ in range(4)} == {"right"}
-        with pytest.raises(PlacingError, match="middle"):
-            gate.know({"middle": [left.url]})
 
 
 def test_a_client_that_leaves_is_left_by_the_gate():
@@ -319,7 +316,7 @@ def test_how_a_cluster_stands_is_shown(capsys, tmp_path):
     with scripted(OK, BUSY) as (left, right), gated(PAIR, {"left": [left.url], "right": [right.url]}) as gate:
         url = f"http://127.0.0.1:{gate.gate.port}"
         assert infer(gate)[0] == 200
-        gate.know({"left": [left.url]})
+        gate.know(known(PAIR, {"left": [left.url]}))
         code, shown, _ = run(capsys, "ray", "status", url, "--json", str(tmp_path / "status.json"))
         assert code == 0 and "left" in shown and "right" in shown
         told = json.loads((tmp_path / "status.json").read_text())

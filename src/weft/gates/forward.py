@@ -52,6 +52,8 @@ class GateState(Protocol):
     """Servers that may be asked for a result, one after another."""
     counts: Counter[str]
     """What became of requests here rather than at a server."""
+    refused: Counter[str]
+    """Model -> requests that got no result for want of time or room."""
     telemetry: Telemetry
 
 
@@ -82,6 +84,7 @@ class Forward:
             self._go()
         except RequestError as error:
             self._hop.end({"weft.refused": error.reason, "http.response.status_code": error.status})
+            self._count(error.status)
             raise
 
     def _go(self) -> None:
@@ -202,10 +205,15 @@ class Forward:
     def _respond(self, response: HttpResponse) -> None:
         self._stop_timer()
         self._exchange.respond(response)
+        self._count(response.status)
         machine = dict(response.headers).get(MACHINE, "")
         self._hop.end(
             {"weft.machine": machine, "weft.tries": self._tries, "http.response.status_code": response.status}
         )
+
+    def _count(self, status: int) -> None:
+        if self._due is not None and status in _ELSEWHERE:
+            self._gate.refused[self._model] += 1
 
 
 def _response(answer: Answer, machine: str) -> HttpResponse:

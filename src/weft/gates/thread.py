@@ -6,13 +6,13 @@ import asyncio
 import errno
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from weft.errors import InputError
 from weft.gates.gate import Gate, GateSettings
-from weft.placing.placement import Placement
+from weft.placing.placement import PlacedMachine
 from weft.serving.config import ServerConfig
 from weft.serving.server import SWITCH_S, fastest_loop
 
@@ -24,8 +24,8 @@ PORTS = 16
 class GateThread:
     """A gate that listens from ``start`` to ``stop``."""
 
-    def __init__(self, placement: Placement, face: ServerConfig, settings: GateSettings = GateSettings()) -> None:  # noqa: B008
-        self._made = placement, settings
+    def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = GateSettings()) -> None:  # noqa: B008
+        self._made = tuple(models), settings
         self._face = face
         self._loop = (fastest_loop() or asyncio.new_event_loop)()
         self._thread = threading.Thread(target=self._loop.run_forever, name="weft gate", daemon=True)
@@ -41,8 +41,10 @@ class GateThread:
             self._end()
             raise
 
-    def know(self, servers: Mapping[str, Sequence[str]]) -> None:
-        """From now on these are the servers: machine -> their URLs."""
+    def know(self, servers: Mapping[str, PlacedMachine], models: Iterable[str] | None = None) -> None:
+        """From now on these are the servers: URL -> its machine. *models*: those that shall be there, if others."""
+        if models is not None:
+            self.asked(lambda: self.gate.board.expect(models))
         self.call(self.gate.know(servers))
 
     def told(self) -> dict[str, Any]:
@@ -67,11 +69,11 @@ class GateThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _start(self) -> int:
-        placement, settings = self._made
+        models, settings = self._made
         asked = self._face.http_port
         for more in range(PORTS if asked else 1):
             grpc_port = self._face.grpc_port and self._face.grpc_port + more
-            self.gate = Gate(placement, replace(self._face, http_port=asked + more, grpc_port=grpc_port), settings)
+            self.gate = Gate(models, replace(self._face, http_port=asked + more, grpc_port=grpc_port), settings)
             try:
                 return await self.gate.start()
             except RuntimeError as error:  # gRPC does not tell why
