@@ -137,6 +137,7 @@ def test_a_late_request_is_not_tried_again_where_another_would_be_late_as_well(m
         assert len(left.asked) + len(right.asked) == 2 and gate.told()["counts"]["unmeetable"] == 1
         assert infer(gate, weft_slo_ms=1)[0] == 504  # a deadline that is not strict keeps nobody out
         assert len(left.asked) + len(right.asked) == 3
+        assert gate.told()["refused"] == {"net": 3}
 
 
 def test_a_model_s_own_deadline_counts_at_the_gate(monkeypatch):
