@@ -119,7 +119,9 @@ def scripted(*scripts: Script) -> Iterator[list[Scripted]]:
 @contextlib.contextmanager
 def gated(where: Placement, urls: dict[str, list[str]], **settings: Any) -> Iterator[GateThread]:
     """A gate that knows these servers, once it has seen them."""
-    face = {"grpc_port": None} | {key: settings.pop(key) for key in ("api_key", "grpc_port") if key in settings}
+    face = {"grpc_port": None} | {
+        key: settings.pop(key) for key in ("api_key", "keys_file", "grpc_port") if key in settings
+    }
     thread = GateThread(where.models, ServerConfig(http_port=0, **face), GateSettings(**settings))
     thread.start()
     try:

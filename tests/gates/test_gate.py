@@ -261,6 +261,37 @@ def test_keys_of_clients_are_the_gate_s_and_those_of_servers_their_own(servers):
         assert status == 500 and "this gate's key" in answer["error"]
 
 
+KEYS = """
+[[keys]]
+name = "batch"
+key = "low"
+priority = 3
+top_priority = 2
+[[keys]]
+name = "any"
+key = "high"
+"""
+
+
+def test_what_a_key_gives_its_requests_holds_at_the_server(servers, tmp_path):
+    left, _ = servers
+    (tmp_path / "keys.toml").write_text(KEYS)
+    weights = []
+    with gated(PAIR, {"left": [left.url]}, key="inner", keys_file=tmp_path / "keys.toml") as gate:
+        with pytest.MonkeyPatch.context() as patch:
+            service = left.server.service
+            made = service.ticket
+            patch.setattr(service, "ticket", lambda *given: weights.append(made(*given)) or weights[-1])
+            tensor = {"name": "x", "datatype": "FP32", "shape": [1, 64], "data": [0.0] * 64}
+            for key, stated in (("low", {}), ("low", {"priority": 1}), ("high", {"priority": 1}), ("high", {})):
+                body = {"inputs": [tensor], "parameters": stated}
+                assert ask(gate, "/v2/models/net/infer", body, Authorization=f"Bearer {key}")[0] == 200
+            limited = {"Authorization": "Bearer high", "Weft-Priority": "0 3"}  # another gate's word
+            assert ask(gate, "/v2/models/net/infer", {"inputs": [tensor], "parameters": stated}, **limited)[0] == 200
+        assert [ticket.priority for ticket in weights] == [1, 3, 9, 1, 1]
+        assert ask(gate, "/v2/models/net/infer", {}, **limited | {"Weft-Priority": "9"})[0] == 400
+
+
 def test_spans_go_on_from_the_client_through_the_gate_to_the_server(servers):
     left, _ = servers
     at_gate, at_server = InMemorySpanExporter(), InMemorySpanExporter()
@@ -318,10 +349,10 @@ def test_how_a_cluster_stands_is_shown(capsys, tmp_path):
         url = f"http://127.0.0.1:{gate.gate.port}"
         assert infer(gate)[0] == 200
         gate.know(known(PAIR, {"left": [left.url]}))
-        code, shown, _ = run(capsys, "ray", "status", url, "--json", str(tmp_path / "status.json"))
+        code, shown, _ = run(capsys, "cluster", "status", url, "--json", str(tmp_path / "status.json"))
         assert code == 0 and "left" in shown and "right" in shown
         told = json.loads((tmp_path / "status.json").read_text())
         assert [server["machine"] for server in told["servers"]] == ["left"] and told["format"] == 1
         assert [server["machine"] for server in told["past"]] == ["right"] and not told["missing"]
-    assert "no gate answers" in refused(capsys, "ray", "status", url)
+    assert "no gate answers" in refused(capsys, "cluster", "status", url)
     assert "--bench" in refused(capsys, "ray", "up", "nowhere", "--kill", "left")

@@ -13,6 +13,12 @@ from tests.serving import live
 OK = answering(200)
 
 
+def go_on(statuses: Counter[int]) -> None:
+    """Until there are some more answers."""
+    before = statuses.total()
+    until(lambda: statuses.total() > before + 10)
+
+
 def test_a_server_that_is_not_listed_any_more_answers_what_it_has():
     waits = scripted(lambda exchange: None, OK)
     with waits as (left, right), gated(PAIR, {"left": [left.url]}, tries=1) as gate:
@@ -53,7 +59,7 @@ def test_servers_are_replaced_one_after_another_and_no_request_is_lost_or_tried_
             urls[name] = [new]
             until(lambda: gate.know(known(PAIR, urls)) or len(gate.told()["servers"]) == 2)
             old.close()
-            until(lambda so_far=statuses.total(): statuses.total() > so_far + 10)
+            go_on(statuses)
         ended.set()
         for client in clients:
             client.join()

@@ -27,7 +27,7 @@ from weft.placing.placement import PlacedMachine
 from weft.reports.page import whole_page
 from weft.serving.budget import ByteBudget
 from weft.serving.config import ServerConfig
-from weft.serving.hops import age_of
+from weft.serving.hops import ANYONE, age_of, rank_of
 from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.http import HttpServer
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget
@@ -178,10 +178,12 @@ class Gate:
     # Requests for a model
 
     def _infer(self, exchange: HttpExchange, model: str) -> None:
-        Forward(self, exchange, model, self._due(exchange, model)).go()
+        let = exchange.passage
+        own = let.caller.rank if isinstance(let, _Let) and let.caller else ANYONE
+        Forward(self, exchange, model, self._due(exchange, model), rank_of(exchange.headers).within(own)).go()
 
     def _ask(self, exchange: HttpExchange, model: str) -> None:
-        Forward(self, exchange, model, None).go()
+        Forward(self, exchange, model).go()
 
     def _due(self, exchange: HttpExchange, model: str) -> RequestDue:
         """When it is due, as far as can be seen from here: of large or packed JSON only its server knows."""
@@ -242,18 +244,18 @@ class Gate:
 class _Let:
     """A request that was let in: who answers it, and whom it counts for until it is over."""
 
-    __slots__ = ("_caller", "answer", "body_bytes", "model")
+    __slots__ = ("answer", "body_bytes", "caller", "model")
 
     def __init__(
         self, answer: Callable[[HttpExchange, str], None], model: str, body_bytes: int, caller: Caller | None
     ) -> None:
-        self.answer, self.model, self.body_bytes, self._caller = answer, model, body_bytes, caller
+        self.answer, self.model, self.body_bytes, self.caller = answer, model, body_bytes, caller
         if caller is not None:
             caller.begin()
 
     def end(self) -> None:
-        if self._caller is not None:
-            self._caller.end()
+        if self.caller is not None:
+            self.caller.end()
 
 
 def _json(found: Any, status: int = 200) -> HttpResponse:
