@@ -163,10 +163,11 @@ def test_what_gates_refuse_is_asked_of_all_servers_that_have_the_model():
 
 def test_loads_follow_the_rates_of_both_resources():
     (machine,) = placement(left={"net": 1.0}).machines  # at 10 per second a tenth computed, 4 % of the channel
-    assert predicted(machine, {}) == (0, 0)
-    assert predicted(machine, {"net": 50.0, "other": 9.0}) == pytest.approx((0.5, 0.2))
+    assert predicted(machine, {}, {}) == (0, 0)
+    assert predicted(machine, {"net": 50.0, "other": 9.0}, {}) == pytest.approx((0.5, 0.2))
+    assert predicted(machine, {"net": 50.0}, {"net": 25.0, "other": 9.0}) == pytest.approx((0.75, 0.3))
     apart = machine.model_copy(update={"overlap": 0.0})
-    assert predicted(apart, {"net": 50.0}) == pytest.approx((0.7, 0.7))
+    assert predicted(apart, {"net": 50.0}, {}) == pytest.approx((0.7, 0.7))
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,8 @@ class MachineServer:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """What is asked of both resources, by the rates of the last seconds, refused requests included."""
-        missed = self._announced.missed if self._announced else {}
-        rates = {each["name"]: each["rate"] + missed.get(each["name"], 0) for each in self._server.state()["models"]}
-        load = predicted(self._machine, rates)
+        rates = {each["name"]: each["rate"] for each in self._server.state()["models"]}
+        load = predicted(self._machine, rates, self._announced.missed if self._announced else {})
         return {COMPUTE: load.compute, BANDWIDTH: load.bandwidth}
 
     def where(self) -> tuple[int, str]:
