@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests import ROOT
 from tests.gates.cases import PAIR, placement
 from weft.errors import InputError, PlacingError
 from weft.placing.placement import Placement, write_placement
@@ -77,6 +79,12 @@ def test_the_room_imports_nothing_of_ray_before_the_application_is_asked_for():
     assert done.stdout.strip() == "False"
     with pytest.raises(AttributeError, match="nothing"):
         __import__("weft.ray").ray.nothing  # noqa: B018
+
+
+def test_weft_alone_brings_no_ray():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needs_it = [each for each in project["dependencies"] if each.startswith("ray")]
+    assert not needs_it and all(each.startswith("ray[") for each in project["optional-dependencies"]["ray"])
 
 
 # Who is where

@@ -96,13 +96,15 @@ class Gate:
         self.budget = ByteBudget(face.inflight_bytes)
         self._http = HttpServer(self.handle, limits_of(face), gate=self.judge, budget=self.budget, vital=VITAL)
 
-    async def start(self) -> int:
-        """Listen; returns the port. OSError where that cannot be, RuntimeError where gRPC cannot."""
+    async def start(self, more: int = 0) -> int:
+        """Listen, on ports that are so many higher than those it was told; returns the port. OSError where that cannot
+        be, RuntimeError where gRPC cannot."""
         config = self.config
-        self.port = await self._http.start(config.host, config.http_port, tls_of(config))
+        self.port = await self._http.start(config.host, config.http_port + more, tls_of(config))
         if config.grpc_port is not None:
             self._grpc = GateGrpc(self, config.max_body_bytes)
-            self.grpc_port = await self._grpc.start(config.host, config.grpc_port, grpc_tls_of(config))
+            calls = config.grpc_port and config.grpc_port + more
+            self.grpc_port = await self._grpc.start(config.host, calls, grpc_tls_of(config))
         return self.port
 
     async def stop(self) -> None:

@@ -7,7 +7,6 @@ import errno
 import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from weft.errors import InputError
@@ -22,7 +21,8 @@ PORTS = 16
 
 
 class GateThread:
-    """A gate that listens from ``start`` to ``stop``."""
+    """A gate that listens from ``start`` to ``stop``; or is there from ``begin``, to know servers, and listens from
+    ``listen``."""
 
     def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = GateSettings()) -> None:  # noqa: B008
         self._made = tuple(models), settings
@@ -33,10 +33,23 @@ class GateThread:
 
     def start(self) -> int:
         """Listen on the port that is asked for, or on the next that is free; returns it."""
+        self.begin()
+        return self.listen()
+
+    def begin(self) -> None:
+        """Be there, without clients."""
         sys.setswitchinterval(SWITCH_S)  # other threads of the program shall not keep requests waiting
         self._thread.start()
         try:
-            return self.call(self._start())
+            self.call(self._begin())
+        except BaseException:
+            self._end()
+            raise
+
+    def listen(self) -> int:
+        """The rest of ``start``."""
+        try:
+            return self.call(self._listen())
         except BaseException:
             self._end()
             raise
@@ -68,17 +81,19 @@ class GateThread:
         """Have something done on the gate's loop, and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _start(self) -> int:
+    async def _begin(self) -> None:
         models, settings = self._made
+        self.gate = Gate(models, self._face, settings)
+
+    async def _listen(self) -> int:
         asked = self._face.http_port
         for more in range(PORTS if asked else 1):
-            grpc_port = self._face.grpc_port and self._face.grpc_port + more
-            self.gate = Gate(models, replace(self._face, http_port=asked + more, grpc_port=grpc_port), settings)
             try:
-                return await self.gate.start()
+                return await self.gate.start(more)
             except RuntimeError as error:  # gRPC does not tell why
                 await self.gate.stop()
-                raise InputError(f"cannot listen on {self._face.host}:{grpc_port} for gRPC; choose another") from error
+                where = f"{self._face.host}:{(self._face.grpc_port or 0) + more}"
+                raise InputError(f"cannot listen on {where} for gRPC; choose another") from error
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     where = f"{self._face.host}:{asked + more}"

@@ -41,7 +41,7 @@ HANDOVER_S = 120.0
 ANSWERS_S = 3.0
 """How long the directory may take for an answer; then it is asked again, for it may be replaced as well."""
 READY_S = 30.0
-"""How long a gate waits for servers before it is there: the one that it replaces goes on as long."""
+"""How long a gate waits for servers before it listens: the one that it replaces goes on as long."""
 ENDING_S = 180.0
 """How long all of a server's end may take."""
 
@@ -125,14 +125,15 @@ class GateServer:
             settings = replace(settings, context=ssl.create_default_context(cafile=ca_file))
         listed: Listed = await directory.known.remote()
         self._thread = GateThread(listed.models, replace(face, host=host), settings)
-        port = await asyncio.to_thread(self._thread.start)
-        scheme = "https" if face.tls_cert else "http"
-        self._announced = _Announced(directory, f"{scheme}://{host}:{port}", refused=lambda: self._thread.gate.refused)
+        self._thread.begin()
         self._asking = asyncio.create_task(_again_and_again(self._ask, ASKED_EVERY_S))
         with suppress(TimeoutError):
             async with asyncio.timeout(READY_S):
                 while self._thread.told()["missing"]:
                     await asyncio.sleep(ASKED_EVERY_S)
+        port = await asyncio.to_thread(self._thread.listen)
+        scheme = "https" if face.tls_cert else "http"
+        self._announced = _Announced(directory, f"{scheme}://{host}:{port}", refused=lambda: self._thread.gate.refused)
 
     async def _ask(self) -> None:
         """Hear who is where; whoever answers and does not leave stays known, listed or not."""
