@@ -219,12 +219,12 @@ def missed(case: Case, seed: int) -> tuple[int, int]:
         for name, took_s in SLEEPS_S.items()
     ]
     placed, how = placement_of(tuple(SLEEPS_S)), GateSettings(router=case.router, tries=case.tries)
-    threads = [GateThread(placed, ServerConfig(http_port=0, grpc_port=None), how) for _ in range(case.gates)]
+    threads = [GateThread(placed.models, ServerConfig(http_port=0, grpc_port=None), how) for _ in range(case.gates)]
     urls = [f"http://127.0.0.1:{thread.start()}" for thread in threads]
     try:
         with sleeping() as servers, ThreadPoolExecutor(case.gates) as pool:
             for thread in threads:
-                thread.know(servers)
+                thread.know({url: machine for machine in placed.machines for url in servers[machine.name]})
             while any(not each["up"] for thread in threads for each in thread.told()["servers"]):
                 time.sleep(0.05)
             numbers = range(case.gates)

@@ -1,4 +1,4 @@
-"""``weft cluster``: from the folder of a placement to a table of routers."""
+"""``weft cluster simulate``: from the folder of a placement to a table of routers."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def placed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def arguments(placed: Path, *more: str) -> list[str]:
     return [
-        "cluster", str(placed / "placement"), str(placed / "w.toml"), "--machines", str(placed / "m.toml"),
+        "cluster", "simulate", str(placed / "placement"), str(placed / "w.toml"), "--machines", str(placed / "m.toml"),
         "--seconds", "5", *more,
     ]  # fmt: skip
 

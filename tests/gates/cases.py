@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import http.client
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -117,15 +119,54 @@ def scripted(*scripts: Script) -> Iterator[list[Scripted]]:
 @contextlib.contextmanager
 def gated(where: Placement, urls: dict[str, list[str]], **settings: Any) -> Iterator[GateThread]:
     """A gate that knows these servers, once it has seen them."""
-    face = {"grpc_port": None} | {key: settings.pop(key) for key in ("api_key", "grpc_port") if key in settings}
-    thread = GateThread(where, ServerConfig(http_port=0, **face), GateSettings(**settings))
+    face = {"grpc_port": None} | {
+        key: settings.pop(key) for key in ("api_key", "keys_file", "grpc_port") if key in settings
+    }
+    thread = GateThread(where.models, ServerConfig(http_port=0, **face), GateSettings(**settings))
     thread.start()
     try:
-        thread.know(urls)
+        thread.know(known(where, urls))
         until(lambda: all(server["up"] for server in thread.told()["servers"]))
         yield thread
     finally:
         thread.stop()
+
+
+GATE = """
+import json, sys
+from weft.gates.thread import GateThread
+from weft.placing.placement import PlacedMachine
+from weft.serving.config import ServerConfig
+servers = {url: PlacedMachine.model_validate(each) for url, each in json.loads(sys.stdin.readline()).items()}
+gate = GateThread([], ServerConfig(http_port=0, grpc_port=None))
+port = gate.start()
+gate.know(servers)
+print(port, flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def gate_process(where: Placement, urls: dict[str, list[str]]) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A gate in a process of its own, and its port."""
+    process = subprocess.Popen([sys.executable, "-c", GATE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdin and process.stdout
+    try:
+        told = {url: machine.model_dump(mode="json") for url, machine in known(where, urls).items()}
+        process.stdin.write(json.dumps(told) + "\n")
+        process.stdin.flush()
+        port = int(process.stdout.readline())
+        until(lambda: asked(port, "/v2/models/net")[0] == 200)
+        yield process, port
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def known(where: Placement, urls: dict[str, list[str]]) -> dict[str, PlacedMachine]:
+    """What a gate is told: URL -> its machine."""
+    machines = {machine.name: machine for machine in where.machines}
+    return {url: machines[name] for name, each in urls.items() for url in each}
 
 
 def until(true: Callable[[], object]) -> None:
@@ -140,7 +181,12 @@ def until(true: Callable[[], object]) -> None:
 
 def ask(gate: GateThread, path: str, body: Any = None, method: str = "", **headers: str) -> tuple[int, Any, Any]:
     """Status, JSON and headers of an answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", gate.gate.port or 0, timeout=PATIENCE_S)
+    return asked(gate.gate.port or 0, path, body, method, **headers)
+
+
+def asked(port: int, path: str, body: Any = None, method: str = "", **headers: str) -> tuple[int, Any, Any]:
+    """The same of whoever listens there."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE_S)
     data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
     try:
         connection.request(method or ("GET" if body is None else "POST"), path, data, headers)

@@ -14,9 +14,9 @@ MS = 1_000_000
 
 
 def board(where=PAIR, **settings) -> RoutingBoard:
-    made = RoutingBoard(where, seed=1, **settings)
+    made = RoutingBoard(where.models, seed=1, **settings)
     for machine in where.machines:
-        made.stands(made.add(machine.name), up=True)
+        made.stands(made.add(machine), up=True)
     return made
 
 
@@ -99,8 +99,9 @@ def test_a_server_of_which_nothing_was_heard_is_tried_with_a_request_that_can_wa
 
 def test_copies_of_a_machine_divide_its_share_and_a_place_is_given_again():
     where = placement(left={"net": 0.75, "other": 1.0}, right={"net": 0.25})
-    made = RoutingBoard(where, router="round-robin", seed=1)
-    places = [made.add(machine) for machine in ("left", "left", "right")]
+    left, right = where.machines
+    made = RoutingBoard(where.models, router="round-robin", seed=1)
+    places = [made.add(machine) for machine in (left, left, right)]
     for place in places:
         made.stands(place, up=True)
     counts = [0, 0, 0]
@@ -109,12 +110,25 @@ def test_copies_of_a_machine_divide_its_share_and_a_place_is_given_again():
     assert counts == pytest.approx([300, 300, 200], abs=8)
     made.remove(1)
     assert {chosen(made) for _ in range(50)} == {0, 2}
-    assert made.add("right") == 1 and made.choose("other", 0).replica.machine == 0
+    assert made.add(right) == 1 and made.choose("other", 0).replica.machine == 0
+
+
+def test_models_are_known_as_long_as_they_shall_be_there_or_are():
+    before, after = placement(left={"old": 1.0, "kept": 0.5}), placement(right={"kept": 0.5, "new": 1.0})
+    made = RoutingBoard(before.models, seed=1)
+    old = made.add(before.machines[0])
+    made.expect(after.models)
+    assert set(made.models) == {"old", "kept", "new"} and set(made.missing) == {"old", "kept", "new"}
+    made.stands(old, up=True)
+    made.stands(made.add(after.machines[0]), up=True)
+    assert made.choose("old", 0).replica.machine == old and not made.missing
+    made.remove(old)
+    assert set(made.models) == {"kept", "new"} and made.choose("kept", 0).replica.machine == 1
 
 
 def test_an_unknown_router_is_refused():
     with pytest.raises(InputError, match="router"):
-        RoutingBoard(PAIR, router="slak")
+        RoutingBoard(PAIR.models, router="slak")
 
 
 def test_what_servers_say_of_themselves_is_read_as_it_is_written():

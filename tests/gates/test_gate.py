@@ -13,10 +13,9 @@ import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from tests.cli.test_cli import refused, run
-from tests.gates.cases import PAIR, answering, ask, gated, infer, placement, scripted, until
+from tests.gates.cases import PAIR, answering, ask, gated, infer, known, placement, scripted, until
 from tests.serving import live
 from tests.serving.clients import certificate
-from weft.errors import PlacingError
 from weft.gates import board, link
 from weft.gates.metrics import FAMILIES
 from weft.serving.telemetry import OpenTelemetry
@@ -138,6 +137,7 @@ def test_a_late_request_is_not_tried_again_where_another_would_be_late_as_well(m
         assert len(left.asked) + len(right.asked) == 2 and gate.told()["counts"]["unmeetable"] == 1
         assert infer(gate, weft_slo_ms=1)[0] == 504  # a deadline that is not strict keeps nobody out
         assert len(left.asked) + len(right.asked) == 3
+        assert gate.told()["refused"] == {"net": 3}
 
 
 def test_a_model_s_own_deadline_counts_at_the_gate(monkeypatch):
@@ -226,12 +226,10 @@ def test_with_nobody_left_a_request_is_told_so():
 
 def test_servers_come_and_go():
     with scripted(OK, OK) as (left, right), gated(PAIR, {"left": [left.url]}) as gate:
-        gate.know({"right": [right.url], "left": [left.url]})
+        gate.know(known(PAIR, {"right": [right.url], "left": [left.url]}))
         until(lambda: all(server["up"] for server in gate.told()["servers"]))
-        gate.know({"right": [right.url]})
+        gate.know(known(PAIR, {"right": [right.url]}))
         assert {infer(gate)[2]["Weft-Machine"] for _ in range(4)} == {"right"}
-        with pytest.raises(PlacingError, match="middle"):
-            gate.know({"middle": [left.url]})
 
 
 def test_a_client_that_leaves_is_left_by_the_gate():
@@ -261,6 +259,37 @@ def test_keys_of_clients_are_the_gate_s_and_those_of_servers_their_own(servers):
         gate.gate.links[0].key = "wrong"
         status, answer, _ = infer(gate)
         assert status == 500 and "this gate's key" in answer["error"]
+
+
+KEYS = """
+[[keys]]
+name = "batch"
+key = "low"
+priority = 3
+top_priority = 2
+[[keys]]
+name = "any"
+key = "high"
+"""
+
+
+def test_what_a_key_gives_its_requests_holds_at_the_server(servers, tmp_path):
+    left, _ = servers
+    (tmp_path / "keys.toml").write_text(KEYS)
+    weights = []
+    with gated(PAIR, {"left": [left.url]}, key="inner", keys_file=tmp_path / "keys.toml") as gate:
+        with pytest.MonkeyPatch.context() as patch:
+            service = left.server.service
+            made = service.ticket
+            patch.setattr(service, "ticket", lambda *given: weights.append(made(*given)) or weights[-1])
+            tensor = {"name": "x", "datatype": "FP32", "shape": [1, 64], "data": [0.0] * 64}
+            for key, stated in (("low", {}), ("low", {"priority": 1}), ("high", {"priority": 1}), ("high", {})):
+                body = {"inputs": [tensor], "parameters": stated}
+                assert ask(gate, "/v2/models/net/infer", body, Authorization=f"Bearer {key}")[0] == 200
+            limited = {"Authorization": "Bearer high", "Weft-Priority": "0 3"}  # another gate's word
+            assert ask(gate, "/v2/models/net/infer", {"inputs": [tensor], "parameters": stated}, **limited)[0] == 200
+        assert [ticket.priority for ticket in weights] == [1, 3, 9, 1, 1]
+        assert ask(gate, "/v2/models/net/infer", {}, **limited | {"Weft-Priority": "9"})[0] == 400
 
 
 def test_spans_go_on_from_the_client_through_the_gate_to_the_server(servers):
@@ -319,11 +348,11 @@ def test_how_a_cluster_stands_is_shown(capsys, tmp_path):
     with scripted(OK, BUSY) as (left, right), gated(PAIR, {"left": [left.url], "right": [right.url]}) as gate:
         url = f"http://127.0.0.1:{gate.gate.port}"
         assert infer(gate)[0] == 200
-        gate.know({"left": [left.url]})
-        code, shown, _ = run(capsys, "ray", "status", url, "--json", str(tmp_path / "status.json"))
+        gate.know(known(PAIR, {"left": [left.url]}))
+        code, shown, _ = run(capsys, "cluster", "status", url, "--json", str(tmp_path / "status.json"))
         assert code == 0 and "left" in shown and "right" in shown
         told = json.loads((tmp_path / "status.json").read_text())
         assert [server["machine"] for server in told["servers"]] == ["left"] and told["format"] == 1
         assert [server["machine"] for server in told["past"]] == ["right"] and not told["missing"]
-    assert "no gate answers" in refused(capsys, "ray", "status", url)
+    assert "no gate answers" in refused(capsys, "cluster", "status", url)
     assert "--bench" in refused(capsys, "ray", "up", "nowhere", "--kill", "left")

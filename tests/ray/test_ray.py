@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from tests import ROOT
 from tests.gates.cases import PAIR, placement
 from weft.errors import InputError, PlacingError
 from weft.placing.placement import Placement, write_placement
-from weft.ray.directory import FORGOTTEN_S, GATES, Directory
+from weft.ray.directory import FORGOTTEN_S, REFUSED_S, SETTLED_S, Directory
 from weft.ray.local import LocalCluster
 from weft.ray.scaling import BANDWIDTH, COMPUTE, ServerLoad, UtilisationPolicy, needed, predicted
 from weft.ray.settings import parse_settings, sources_of
@@ -79,23 +81,89 @@ def test_the_room_imports_nothing_of_ray_before_the_application_is_asked_for():
         __import__("weft.ray").ray.nothing  # noqa: B018
 
 
+def test_weft_alone_brings_no_ray():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    needs_it = [each for each in project["dependencies"] if each.startswith("ray")]
+    assert not needs_it and all(each.startswith("ray[") for each in project["optional-dependencies"]["ray"])
+
+
 # Who is where
 
 
+class Place:
+    """A directory whose time the test has, and which is told that some models shall be there."""
+
+    def __init__(self, *models: str) -> None:
+        self.now = 100.0
+        self.directory = Directory(lambda: self.now)
+        self.directory.reconfigure({"models": list(models)})
+
+    def later(self, seconds: float, **there: Placement) -> None:
+        """Time passes, and whoever is still there says so: name -> a placement of one machine."""
+        self.now += seconds
+        for url, where in there.items():
+            self.directory.say(url, where.machines[0])
+
+
+LEFT, RIGHT = placement(left={"net": 0.5}), placement(right={"net": 0.5})
+
+
 def test_who_says_nothing_is_forgotten_and_who_leaves_at_once():
-    now = 100.0
-    known = Directory(lambda: now)
-    known.say("left", "http://a")
-    known.say("left", "http://b")
-    known.say(GATES, "http://g")
-    assert known.known() == {"left": ["http://a", "http://b"], GATES: ["http://g"]}
-    known.leave("left", "http://a")
-    known.leave("left", "http://a")
-    now += FORGOTTEN_S
-    known.say(GATES, "http://g")
-    assert known.known() == {"left": ["http://b"], GATES: ["http://g"]}
-    now += 0.1
-    assert known.known() == {GATES: ["http://g"]}
+    place = Place()
+    place.later(0, a=LEFT, b=LEFT)
+    place.directory.say("g", None, {})
+    assert place.directory.known() == ((), {"a": LEFT.machines[0], "b": LEFT.machines[0]}, ["g"], [])
+    assert place.directory.leave("a") and place.directory.leave("a")
+    place.later(FORGOTTEN_S)
+    place.directory.say("g", None, {})
+    assert place.directory.known() == ((), {"b": LEFT.machines[0]}, ["g"], ["a"])
+    place.later(0.1)
+    assert place.directory.known() == ((), {}, ["g"], [])
+
+
+def test_servers_that_shall_all_end_leave_one_after_another():
+    place = Place("net")
+    place.later(0, a=LEFT, b=RIGHT)
+    assert not place.directory.leave("a")  # gates may not know the other yet
+    place.later(SETTLED_S, a=LEFT, b=RIGHT)
+    assert place.directory.leave("a") and not place.directory.leave("b")
+    place.later(1, b=RIGHT, c=LEFT)
+    assert not place.directory.leave("b")
+    place.later(SETTLED_S, b=RIGHT, c=LEFT)
+    assert place.directory.leave("b") and not place.directory.leave("c")
+    assert not Place("net").directory.leave("c")  # a directory that was started anew has not heard of it
+
+
+def test_models_that_change_places_are_there_before_they_leave():
+    place = Place("camera", "sound")
+    one, two = placement(one={"camera": 1.0}), placement(two={"sound": 1.0})
+    place.later(0, a=one, b=two)
+    place.later(SETTLED_S, a=one, b=two, c=placement(one={"sound": 1.0}))
+    assert not place.directory.leave("a") and not place.directory.leave("b")
+    place.later(SETTLED_S, a=one, b=two, c=placement(one={"sound": 1.0}))
+    assert not place.directory.leave("a") and place.directory.leave("b")
+    place.directory.reconfigure({"models": ["sound"]})
+    assert place.directory.leave("a")  # nobody shall have the camera any more
+
+
+def test_what_gates_refuse_is_asked_of_all_servers_that_have_the_model():
+    place = Place("net", "other")
+    both, net = placement(left={"net": 0.5, "other": 1.0}).machines[0], RIGHT.machines[0]
+    assert place.directory.say("a", both) == {}
+    place.directory.say("b", net)
+    for gate, counts in {"g": {"net": 40}, "h": {}}.items():
+        place.directory.say(gate, None, counts)
+    assert place.directory.say("a", both) == {}  # that was before
+    place.later(REFUSED_S / 4)
+    place.directory.say("g", None, {"net": 60})
+    place.directory.say("h", None, {"net": 20, "other": 10})
+    assert place.directory.say("a", both) == {"net": 40 / REFUSED_S / 2, "other": 10 / REFUSED_S}
+    assert place.directory.say("b", net) == {"net": 40 / REFUSED_S / 2}
+    for _ in range(4):
+        place.later(REFUSED_S / 3)
+        for gate, counts in {"g": {"net": 60}, "h": {"net": 20, "other": 10}}.items():
+            place.directory.say(gate, None, counts)
+    assert place.directory.say("a", both) == {}
 
 
 # How many servers
@@ -103,10 +171,11 @@ def test_who_says_nothing_is_forgotten_and_who_leaves_at_once():
 
 def test_loads_follow_the_rates_of_both_resources():
     (machine,) = placement(left={"net": 1.0}).machines  # at 10 per second a tenth computed, 4 % of the channel
-    assert predicted(machine, {}) == (0, 0)
-    assert predicted(machine, {"net": 50.0, "other": 9.0}) == pytest.approx((0.5, 0.2))
+    assert predicted(machine, {}, {}) == (0, 0)
+    assert predicted(machine, {"net": 50.0, "other": 9.0}, {}) == pytest.approx((0.5, 0.2))
+    assert predicted(machine, {"net": 50.0}, {"net": 25.0, "other": 9.0}) == pytest.approx((0.75, 0.3))
     apart = machine.model_copy(update={"overlap": 0.0})
-    assert predicted(apart, {"net": 50.0}) == pytest.approx((0.7, 0.7))
+    assert predicted(apart, {"net": 50.0}, {}) == pytest.approx((0.7, 0.7))
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ from tests.serving.test_serve_life import Background
 from tests.serving.test_serve_models import send, until
 from weft.serving import proto
 from weft.serving.config import ServerConfig
+from weft.serving.hops import ANYONE, ClientRank
 
 INFER = "/v2/models/mlp/infer"
 KEYS = """
@@ -542,12 +543,12 @@ def test_a_key_caps_the_priority(keyed: live.Live) -> None:
     slot, modest = service.library.find("mlp"), service.keys.callers["modest"]
     request = keyed_request()
 
-    def weight(priority: int, caller: Any) -> int:
+    def weight(priority: int, rank: ClientRank) -> int:
         request.parameters = {"priority": priority} if priority else {}
-        return int(service.ticket(slot, request, 0, None, lambda *_: None, caller).priority)
+        return int(service.ticket(slot, request, 0, None, lambda *_: None, rank).priority)
 
-    assert [weight(priority, None) for priority in (0, 1, 2, 3)] == [1, 9, 3, 1]
-    assert [weight(priority, modest) for priority in (0, 1, 2, 3)] == [3, 3, 3, 1]
+    assert [weight(priority, ANYONE) for priority in (0, 1, 2, 3)] == [1, 9, 3, 1]
+    assert [weight(priority, modest.rank) for priority in (0, 1, 2, 3)] == [3, 3, 3, 1]
 
 
 def keyed_request() -> Any:

@@ -1,4 +1,4 @@
-"""``weft cluster``: a placement under simulated requests, routed in one way or several."""
+"""``weft cluster``: a placement under simulated requests, routed in one way or several; and how a real one stands."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli import common
+from weft.cli.cluster_show import servers_table
+from weft.cli.command import Command
 from weft.cli.common import how, split_names, what
 from weft.cli.printing import number, print_table, progress_bar, write_result
 from weft.errors import InputError
@@ -16,7 +18,11 @@ if TYPE_CHECKING:
     from weft.reports.tables import ResultTable
 
 
-def command(
+app = typer.Typer(help="Several machines: simulated, or as they stand.", no_args_is_help=True)
+
+
+@app.command("simulate", cls=Command)
+def simulate(
     placement: Annotated[str, typer.Argument(help="The folder of a placement (weft place -o).")],
     workload: Annotated[str, typer.Argument(help="The workload that was placed (TOML).")],
     machines: Annotated[str, what("--machines", "-m", metavar="FILE", help="The machines it was placed on (TOML).")],
@@ -79,6 +85,20 @@ def command(
             advance()
     print_table(_table(repr(cluster).removeprefix("Cluster(").removesuffix(")"), runs))
     write_result(json_file, _as_dict(runs))
+
+
+@app.command("status", cls=Command)
+def status(
+    url: Annotated[str, typer.Argument(help="The address of a gate.")] = "http://127.0.0.1:8100",
+    api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
+    json_file: common.JsonFile = None,
+) -> None:
+    """Show the servers behind a gate: who takes requests, what stands before another one, how those before ended."""
+    from weft.gates.status import cluster_status
+
+    told = cluster_status(url, api_key)
+    print_table(servers_table(f"{url}: {told['gate']}", told))
+    write_result(json_file, {"format": 1, **told})
 
 
 def _pair(option: str, text: str) -> tuple[float, float]:

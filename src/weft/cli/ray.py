@@ -1,4 +1,4 @@
-"""``weft ray``: a placement as a cluster on this machine, and how a cluster stands."""
+"""``weft ray``: a placement as a cluster on this machine."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli import common
+from weft.cli.cluster_show import servers_table
 from weft.cli.command import Command
 from weft.cli.common import how, what
-from weft.cli.printing import number, print_table, progress_bar, say, write_result
+from weft.cli.printing import print_table, progress_bar, say, write_result
 from weft.errors import InputError, unknown_name
 
 if TYPE_CHECKING:
     from weft.ray.local import LocalCluster
-    from weft.reports.tables import ResultTable
 
 app = typer.Typer(help="Several machines, run by Ray.", no_args_is_help=True)
 
@@ -39,7 +39,7 @@ def up(
     nodes: Annotated[int, what("--nodes", min=1, max=64, help="Nodes on this machine.")] = 3,
     gates: Annotated[int, how("--gates", min=1, max=64, help="How many gates, on a node each.")] = 1,
     port: Annotated[int, how("--port", min=0, max=65535, help="Of the first gate; gRPC has one 1000 higher.")] = 8100,
-    router: Annotated[str, how("--router", help="As in weft cluster --routers.")] = "slack",
+    router: Annotated[str, how("--router", help="As in weft cluster simulate --routers.")] = "slack",
     lanes: Annotated[int | None, how("--lanes", min=1, show_default="as planned, or 1", help="Of each server.")] = None,
     bench: Annotated[
         str | None, what("--bench", metavar="WORKLOAD", help="Send a workload through a gate, report, and end.")
@@ -70,25 +70,11 @@ def up(
         cluster.stop()
 
 
-@app.command("status", cls=Command)
-def status(
-    url: Annotated[str, typer.Argument(help="The address of a gate.")] = "http://127.0.0.1:8100",
-    api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
-    json_file: common.JsonFile = None,
-) -> None:
-    """Show the servers behind a gate: who takes requests, what stands before another one, how those before ended."""
-    from weft.gates.status import cluster_status
-
-    told = cluster_status(url, api_key)
-    print_table(_table(f"{url}: {told['gate']}", told))
-    write_result(json_file, {"format": 1, **told})
-
-
 def _stay(cluster: LocalCluster) -> None:
     """Until Ctrl-C or SIGTERM."""
     for url in cluster.urls:
         say(f"gate      {url}")
-    print_table(_table(f"{len(cluster.machines)} machines", cluster.told()))
+    print_table(servers_table(f"{len(cluster.machines)} machines", cluster.told()))
     say("weft bench WORKLOAD --url with a gate's address drives it; Ctrl-C ends it", style="dim")
     ended = threading.Event()
     with suppress(ValueError):  # not in the main thread
@@ -113,7 +99,7 @@ def _driven(cluster: LocalCluster, workload: str, kill: str | None) -> dict[str,
             lost.wait(BACK_S)
     print_load(result)
     told = cluster.told()
-    print_table(_table(f"{url}: {_summary(told)}", told))
+    print_table(servers_table(f"{url}: {_summary(told)}", told))
     if lost is not None:
         say(f"node      {lost.report()}")
     return {**result.as_dict(), "cluster": told, "lost": None if lost is None else lost.as_dict()}
@@ -123,25 +109,3 @@ def _summary(told: dict[str, Any]) -> str:
     counts = told["counts"]
     named = {"tried_again": "tried again", "unmeetable": "refused at once", "lost": "lost", "nowhere": "found nobody"}
     return ", ".join(f"{counts.get(key, 0)} {text}" for key, text in named.items())
-
-
-def _table(title: str, told: dict[str, Any]) -> ResultTable:
-    from weft.gates.metrics import ENDS
-    from weft.reports.tables import ResultTable, TableRow
-
-    rows = tuple(
-        TableRow(
-            (
-                each["machine"],
-                each["url"],
-                "yes" if each["up"] else "no",
-                str(each["in_flight"]),
-                *(number(each[key], 2) for key in ("ahead_ms", "way_ms", "mean_ms")),
-                *(str(each["ended"].get(end, 0)) for end in ENDS),
-            ),
-            each["up"],
-        )
-        for each in (*told["servers"], *told["past"])
-    )
-    columns = ("machine", "server", "up", "in flight", "ahead ms", "way ms", "mean ms", *ENDS)
-    return ResultTable(title, columns, rows, 2)

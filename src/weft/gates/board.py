@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, KeysView, Sequence
 from typing import NamedTuple
 
 from weft.cluster.router import ROUTERS, Estimate, Replica, RoutedRequest, check_router, expected
 from weft.kernels import routing_rules as rules
-from weft.placing.placement import PlacedMachine, PlacedModel, Placement
+from weft.placing.placement import PlacedMachine, PlacedModel
 from weft.serving.hops import ServerEstimate
 
 BELIEVED_NS = 250_000_000
@@ -35,20 +35,23 @@ class RouteChoice(NamedTuple):
 class RoutingBoard:
     """Estimates of all servers, each at a place of its own, and the replicas of every model among them."""
 
-    def __init__(self, placement: Placement, *, router: str = "slack", gates: int = 1, seed: int | None = None) -> None:
-        """gates: how many divide the requests; each takes the others to do as it does."""
+    def __init__(
+        self, models: Iterable[str], *, router: str = "slack", gates: int = 1, seed: int | None = None
+    ) -> None:
+        """models: those that shall be there. gates: how many divide the requests; each takes the others to do as it
+        does."""
         check_router(router)
         self._route, self._gates, self._random = ROUTERS[router], gates, random.Random(seed)
-        self._machines = {machine.name: machine for machine in placement.machines}
-        self._replicas: dict[str, list[Replica]] = {model: [] for model in placement.models}
-        self._turns = {model: self._random.randrange(1 << 16) for model in placement.models}
+        self._replicas: dict[str, list[Replica]] = {}
+        self._turns: dict[str, int] = {}
         self._asked: dict[tuple[str, int], int] = {}
         """Model and place -> when a request was last sent there."""
         self._heard: dict[str, int] = {}
         """Model -> when a server last said what it expects for it."""
-        self._at: dict[int, str] = {}
+        self._at: dict[int, PlacedMachine] = {}
         """Place -> the machine whose models are there."""
         self.estimates: list[Estimate] = []
+        self.expect(models)
 
     @property
     def missing(self) -> list[str]:
@@ -60,19 +63,32 @@ class RoutingBoard:
         ]
 
     @property
-    def models(self) -> tuple[str, ...]:
-        """All that are placed anywhere."""
-        return tuple(self._replicas)
+    def models(self) -> KeysView[str]:
+        """All that shall be there, or are."""
+        return self._replicas.keys()
+
+    def expect(self, models: Iterable[str]) -> None:
+        """From now on these models shall be there; others are known as long as a server has them."""
+        self._expected = frozenset(models)
+        for model in (*self._expected, *self._replicas):
+            self._keep(model, self._replicas.get(model, []))
+
+    def _keep(self, model: str, replicas: list[Replica]) -> None:
+        if replicas or model in self._expected:
+            self._replicas[model] = replicas
+            self._turns.setdefault(model, self._random.randrange(1 << 16))
+        else:
+            self._replicas.pop(model, None)
 
     # Servers
 
-    def add(self, machine: str) -> int:
+    def add(self, machine: PlacedMachine) -> int:
         """A server with the models of a machine, down until it is said to be up; returns its place."""
         place = next((at for at in range(len(self.estimates)) if at not in self._at), len(self.estimates))
         self.estimates[place : place + 1] = [Estimate(up=False)]
         self._at[place] = machine
-        for each in self._machines[machine].models:
-            self._replicas[each.model].append(_placed(place, each, self._machines[machine]))
+        for each in machine.models:
+            self._keep(each.model, [*self._replicas.get(each.model, []), _placed(place, each, machine)])
         self._share()
         return place
 
@@ -81,8 +97,8 @@ class RoutingBoard:
         del self._at[place]
         self._asked = {key: asked for key, asked in self._asked.items() if key[1] != place}
         self.estimates[place] = Estimate(up=False)
-        for model, replicas in self._replicas.items():
-            self._replicas[model] = [each for each in replicas if each.machine != place]
+        for model, replicas in list(self._replicas.items()):
+            self._keep(model, [each for each in replicas if each.machine != place])
         self._share()
 
     def stands(self, place: int, *, up: bool) -> None:
@@ -93,13 +109,13 @@ class RoutingBoard:
 
     def _share(self) -> None:
         """Up to where the share of each replica reaches, servers of one machine having equal parts."""
-        copies = list(self._at.values())
+        copies = [machine.name for machine in self._at.values()]
         for model, replicas in self._replicas.items():
             weights = []
             for each in replicas:
                 machine = self._at[each.machine]
-                share = next(placed.share for placed in self._machines[machine].models if placed.model == model)
-                weights.append(share / copies.count(machine))
+                share = next(placed.share for placed in machine.models if placed.model == model)
+                weights.append(share / copies.count(machine.name))
             total, reached = sum(weights), 0.0
             for index, weight in enumerate(weights):
                 reached += weight

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from weft.errors import Expired, Failed, Overloaded, RequestError
 from weft.load.answers import Answer
 from weft.load.client import request_bytes
-from weft.serving.hops import AGE, age_of, estimate_in
+from weft.serving.hops import AGE, ANYONE, ClientRank, age_of, estimate_in
 from weft.serving.http_messages import HttpExchange, HttpResponse
 from weft.serving.request_parameters import RequestDue
 from weft.serving.routes import refusal
@@ -52,6 +52,8 @@ class GateState(Protocol):
     """Servers that may be asked for a result, one after another."""
     counts: Counter[str]
     """What became of requests here rather than at a server."""
+    refused: Counter[str]
+    """Model -> requests that got no result for want of time or room."""
     telemetry: Telemetry
 
 
@@ -64,12 +66,21 @@ class Forward:
     keep_bytes = sys.maxsize
 
     __slots__ = (
-        "_age", "_due", "_exchange", "_gate", "_hop", "_link", "_model", "_replica", "_sent_ns", "_timer", "_tries",
+        "_age", "_due", "_exchange", "_gate", "_hop", "_link", "_model", "_rank", "_replica", "_sent_ns", "_timer",
+        "_tries",
     )  # fmt: skip
 
-    def __init__(self, gate: GateState, exchange: HttpExchange, model: str, due: RequestDue | None) -> None:
+    def __init__(
+        self,
+        gate: GateState,
+        exchange: HttpExchange,
+        model: str,
+        due: RequestDue | None = None,
+        rank: ClientRank = ANYONE,
+    ) -> None:
+        """due: when it is, if it is for a result; rank: what its client's key gives it."""
         self._gate, self._exchange, self._model, self._due = gate, exchange, model, due
-        self._age = age_of(exchange.headers) or 0
+        self._age, self._rank = age_of(exchange.headers) or 0, rank
         self._hop = gate.telemetry.passes(model, exchange.headers.get(PARENT, ""))
         self._link: Link | None = None
         self._replica: Replica | None = None
@@ -82,6 +93,7 @@ class Forward:
             self._go()
         except RequestError as error:
             self._hop.end({"weft.refused": error.reason, "http.response.status_code": error.status})
+            self._count(error.status)
             raise
 
     def _go(self) -> None:
@@ -123,7 +135,8 @@ class Forward:
         headers = exchange.headers
         lines = [f"{name}: {headers[name]}\r\n" for name in _PASSED_ON if name in headers]
         part_of = f"{PARENT}: {self._hop.parent}\r\n" if self._hop.parent else ""
-        head = f"{''.join(lines)}{part_of}{AGE}: {age_us}\r\n"
+        rank = "" if self._rank == ANYONE else self._rank.header()
+        head = f"{''.join(lines)}{part_of}{rank}{AGE}: {age_us}\r\n"
         target = exchange.target
         path = target.raw_path[1:] + (f"?{target.query}" if target.query else "")
         method = "POST" if exchange.method == "POST" else "GET"
@@ -202,10 +215,15 @@ class Forward:
     def _respond(self, response: HttpResponse) -> None:
         self._stop_timer()
         self._exchange.respond(response)
+        self._count(response.status)
         machine = dict(response.headers).get(MACHINE, "")
         self._hop.end(
             {"weft.machine": machine, "weft.tries": self._tries, "http.response.status_code": response.status}
         )
+
+    def _count(self, status: int) -> None:
+        if self._due is not None and status in _ELSEWHERE:
+            self._gate.refused[self._model] += 1
 
 
 def _response(answer: Answer, machine: str) -> HttpResponse:

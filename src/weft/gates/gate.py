@@ -10,24 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from weft.errors import Forbidden, NotFound, Overloaded, PlacingError, RequestError, unknown_name
+from weft.errors import Forbidden, NotFound, RequestError, unknown_name
 from weft.gates import metrics
 from weft.gates.board import RoutingBoard
 from weft.gates.forward import Forward
 from weft.gates.grpc_face import GateGrpc
 from weft.gates.link import Link
 from weft.load.client import parse_url
-from weft.placing.placement import Placement
+from weft.placing.placement import PlacedMachine
 from weft.reports.page import whole_page
 from weft.serving.budget import ByteBudget
 from weft.serving.config import ServerConfig
-from weft.serving.hops import age_of
+from weft.serving.hops import ANYONE, age_of, rank_of
 from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.http import HttpServer
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget
@@ -73,14 +73,17 @@ class GateSettings:
 class Gate:
     """A gate on the running event loop."""
 
-    def __init__(self, placement: Placement, face: ServerConfig, settings: GateSettings = GateSettings()) -> None:  # noqa: B008
-        self.placement, self.config, self.settings = placement, face, settings
-        self.board = RoutingBoard(placement, router=settings.router, gates=settings.gates)
+    def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = GateSettings()) -> None:  # noqa: B008
+        """models: those that it is not ready without."""
+        self.config, self.settings = face, settings
+        self.board = RoutingBoard(models, router=settings.router, gates=settings.gates)
         self.tries = settings.tries
         self.links: dict[int, Link] = {}
         """By their places on the board."""
         self.counts: Counter[str] = Counter()
         """What became of requests here rather than at a server."""
+        self.refused: Counter[str] = Counter()
+        """Model -> requests that got no result for want of time or room."""
         self._past: deque[dict[str, Any]] = deque(maxlen=PAST)
         """What there was to say of servers that are no more."""
         self.keys = Keys(face.api_key, face.keys_file)
@@ -93,48 +96,45 @@ class Gate:
         self.budget = ByteBudget(face.inflight_bytes)
         self._http = HttpServer(self.handle, limits_of(face), gate=self.judge, budget=self.budget, vital=VITAL)
 
-    async def start(self) -> int:
-        """Listen; returns the port. OSError where that cannot be, RuntimeError where gRPC cannot."""
+    async def start(self, more: int = 0) -> int:
+        """Listen, on ports that are so many higher than those it was told; returns the port. OSError where that cannot
+        be, RuntimeError where gRPC cannot."""
         config = self.config
-        self.port = await self._http.start(config.host, config.http_port, tls_of(config))
+        self.port = await self._http.start(config.host, config.http_port + more, tls_of(config))
         if config.grpc_port is not None:
             self._grpc = GateGrpc(self, config.max_body_bytes)
-            self.grpc_port = await self._grpc.start(config.host, config.grpc_port, grpc_tls_of(config))
+            calls = config.grpc_port and config.grpc_port + more
+            self.grpc_port = await self._grpc.start(config.host, calls, grpc_tls_of(config))
         return self.port
 
     async def stop(self) -> None:
-        """Take no new requests, and end when the others are answered."""
+        """Take no new connections, and end when all is answered that came, or comes, on those that are open."""
         self._draining = True
-        if self._grpc:
-            await self._grpc.stop(self.config.drain_s)
-        await self._http.drain(self.config.drain_s)
+        calls = [self._grpc.stop(self.config.drain_s)] if self._grpc else []
+        await asyncio.gather(self._http.drain(self.config.drain_s), *calls)
         self._http.close()
-        await self.know({})
+        await asyncio.gather(*(link.close() for link in self.links.values()))
         await asyncio.to_thread(self.telemetry.close)
 
-    async def know(self, servers: Mapping[str, Sequence[str]]) -> None:
-        """From now on these are the servers: machine -> their URLs. Those that were known stay as they are."""
-        wanted = {(machine, url) for machine, urls in servers.items() for url in urls}
-        known = {(link.machine, link.target.url): link for link in self.links.values()}
-        for machine, url in sorted(wanted - known.keys()):
-            self._join(machine, url)
-        for gone in known.keys() - wanted:
-            link = known[gone]
-            self._past.append(self._row(link) | {"up": False})
-            self.board.stands(link.place, up=False)
-            await link.close()
-            self.board.remove(link.place)
-            del self.links[link.place]
+    async def know(self, servers: Mapping[str, PlacedMachine]) -> None:
+        """From now on these are the servers: URL -> its machine. Those that were known stay as they are, and those
+        that are gone are forgotten once they have answered what they have."""
+        known = {(link.target.url, link.placed): link for link in self.links.values()}
+        wanted = sorted(servers.items(), key=lambda item: (item[1].name, item[0]))
+        for url, machine in wanted:
+            if (url, machine) not in known:
+                self._join(url, machine)
+        for key, link in known.items():
+            link.want(key in wanted)
+            if key not in wanted and not self.board.estimates[link.place].in_flight:
+                self._past.append(self._row(link))
+                del self.links[link.place]
+                self.board.remove(link.place)
+                await link.close()
 
-    def _join(self, machine: str, url: str) -> None:
-        names = [each.name for each in self.placement.machines]
-        if machine not in names:
-            raise PlacingError(unknown_name("machine", machine, names))
-        models = [placed.model for each in self.placement.machines if each.name == machine for placed in each.models]
-        target, settings = parse_url(url, self.settings.context), self.settings
-        place = self.board.add(machine)
-        link = Link(machine, target, place, models, self._changed, key=settings.key, connections=CONNECTIONS)
-        self.links[place] = link
+    def _join(self, url: str, machine: PlacedMachine) -> None:
+        target, place = parse_url(url, self.settings.context), self.board.add(machine)
+        self.links[place] = Link(machine, target, place, self._changed, key=self.settings.key, connections=CONNECTIONS)
 
     def _changed(self, link: Link) -> None:
         self.board.stands(link.place, up=link.up)
@@ -155,8 +155,6 @@ class Gate:
             if model and model not in self.board.models:
                 raise NotFound(unknown_name("model", model, self.board.models))
             if model and infers and method == "POST":
-                if self._draining:
-                    raise Overloaded("the gate is going down", reason="draining", retry_after_s=5)
                 return _Let(self._infer, model, self.config.max_body_bytes, caller)
             if method not in ("GET", "HEAD") and path != "/v2/repository/index":
                 raise Forbidden(f"a gate passes on requests for results; {method[:20]} {path[:200]!r} is for a server")
@@ -182,10 +180,12 @@ class Gate:
     # Requests for a model
 
     def _infer(self, exchange: HttpExchange, model: str) -> None:
-        Forward(self, exchange, model, self._due(exchange, model)).go()
+        let = exchange.passage
+        own = let.caller.rank if isinstance(let, _Let) and let.caller else ANYONE
+        Forward(self, exchange, model, self._due(exchange, model), rank_of(exchange.headers).within(own)).go()
 
     def _ask(self, exchange: HttpExchange, model: str) -> None:
-        Forward(self, exchange, model, None).go()
+        Forward(self, exchange, model).go()
 
     def _due(self, exchange: HttpExchange, model: str) -> RequestDue:
         """When it is due, as far as can be seen from here: of large or packed JSON only its server knows."""
@@ -215,6 +215,7 @@ class Gate:
             "gate": self.settings.name,
             "missing": self.board.missing,
             "counts": dict(self.counts),
+            "refused": dict(self.refused),
             "servers": [self._row(link) for _, link in sorted(self.links.items())],
             "past": list(self._past),
         }
@@ -245,18 +246,18 @@ class Gate:
 class _Let:
     """A request that was let in: who answers it, and whom it counts for until it is over."""
 
-    __slots__ = ("_caller", "answer", "body_bytes", "model")
+    __slots__ = ("answer", "body_bytes", "caller", "model")
 
     def __init__(
         self, answer: Callable[[HttpExchange, str], None], model: str, body_bytes: int, caller: Caller | None
     ) -> None:
-        self.answer, self.model, self.body_bytes, self._caller = answer, model, body_bytes, caller
+        self.answer, self.model, self.body_bytes, self.caller = answer, model, body_bytes, caller
         if caller is not None:
             caller.begin()
 
     def end(self) -> None:
-        if self._caller is not None:
-            self._caller.end()
+        if self.caller is not None:
+            self.caller.end()
 
 
 def _json(found: Any, status: int = 200) -> HttpResponse:

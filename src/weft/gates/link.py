@@ -6,12 +6,13 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import quote
 
 from weft.load.answers import Answer
 from weft.load.client import Pool, ServerAddress, call, request_bytes
+from weft.placing.placement import PlacedMachine
 from weft.serving.request_parameters import ModelTerms
 
 LOOK_S = 0.25
@@ -29,17 +30,17 @@ class Link:
 
     def __init__(
         self,
-        machine: str,
+        placed: PlacedMachine,
         target: ServerAddress,
         place: int,
-        models: Sequence[str],
         changed: Callable[[Link], None],
         *,
         key: str | None,
         connections: int,
     ) -> None:
-        self.machine, self.target, self.place, self.key = machine, target, place, key
-        self.shown = quote(machine)
+        self.placed, self.target, self.place, self.key = placed, target, place, key
+        self.machine = placed.name
+        self.shown = quote(self.machine)
         """Its machine, as a header can carry it."""
         self.pool = Pool(target, connections)
         self.up = False
@@ -53,7 +54,7 @@ class Link:
         self.heard_ns = 0
         """When a request was last answered here."""
         self._well_ns = 0
-        self._models, self._changed = models, changed
+        self._changed, self._wanted = changed, True
         self._control = Pool(target, 1)
         self._sooner = asyncio.Event()
         self._watch = asyncio.create_task(self._watching())
@@ -61,6 +62,11 @@ class Link:
     def suspect(self) -> None:
         """Look at once: a connection broke."""
         self._sooner.set()
+
+    def want(self, wanted: bool) -> None:
+        """Whether it shall get requests at all; one that shall not answers those that it has."""
+        self._wanted = wanted
+        self._stands(up=self.up)
 
     async def close(self) -> None:
         """Ask no more, and break what is under way."""
@@ -102,16 +108,17 @@ class Link:
         self._stands(up=up)
 
     def _stands(self, *, up: bool) -> None:
+        up = up and self._wanted
         if up != self.up:
             self.up = up
             self._changed(self)
 
     async def _learn(self) -> None:
         """When requests are due here that do not say so."""
-        for model in self._models:
-            answer = await self._ask(f"v2/models/{quote(model, safe='')}/config")
+        for each in self.placed.models:
+            answer = await self._ask(f"v2/models/{quote(each.model, safe='')}/config")
             if answer.status == 200:
-                self.terms[model] = _terms(answer.body)
+                self.terms[each.model] = _terms(answer.body)
 
     async def _ask(self, path: str) -> Answer:
         """The answer to a question; TimeoutError where none comes in time, OSError where nobody is there."""

@@ -6,13 +6,12 @@ import asyncio
 import errno
 import sys
 import threading
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from weft.errors import InputError
 from weft.gates.gate import Gate, GateSettings
-from weft.placing.placement import Placement
+from weft.placing.placement import PlacedMachine
 from weft.serving.config import ServerConfig
 from weft.serving.server import SWITCH_S, fastest_loop
 
@@ -22,10 +21,11 @@ PORTS = 16
 
 
 class GateThread:
-    """A gate that listens from ``start`` to ``stop``."""
+    """A gate that listens from ``start`` to ``stop``; or is there from ``begin``, to know servers, and listens from
+    ``listen``."""
 
-    def __init__(self, placement: Placement, face: ServerConfig, settings: GateSettings = GateSettings()) -> None:  # noqa: B008
-        self._made = placement, settings
+    def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = GateSettings()) -> None:  # noqa: B008
+        self._made = tuple(models), settings
         self._face = face
         self._loop = (fastest_loop() or asyncio.new_event_loop)()
         self._thread = threading.Thread(target=self._loop.run_forever, name="weft gate", daemon=True)
@@ -33,16 +33,31 @@ class GateThread:
 
     def start(self) -> int:
         """Listen on the port that is asked for, or on the next that is free; returns it."""
+        self.begin()
+        return self.listen()
+
+    def begin(self) -> None:
+        """Be there, without clients."""
         sys.setswitchinterval(SWITCH_S)  # other threads of the program shall not keep requests waiting
         self._thread.start()
         try:
-            return self.call(self._start())
+            self.call(self._begin())
         except BaseException:
             self._end()
             raise
 
-    def know(self, servers: Mapping[str, Sequence[str]]) -> None:
-        """From now on these are the servers: machine -> their URLs."""
+    def listen(self) -> int:
+        """The rest of ``start``."""
+        try:
+            return self.call(self._listen())
+        except BaseException:
+            self._end()
+            raise
+
+    def know(self, servers: Mapping[str, PlacedMachine], models: Iterable[str] | None = None) -> None:
+        """From now on these are the servers: URL -> its machine. *models*: those that shall be there, if others."""
+        if models is not None:
+            self.asked(lambda: self.gate.board.expect(models))
         self.call(self.gate.know(servers))
 
     def told(self) -> dict[str, Any]:
@@ -66,17 +81,19 @@ class GateThread:
         """Have something done on the gate's loop, and wait for it."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
-    async def _start(self) -> int:
-        placement, settings = self._made
+    async def _begin(self) -> None:
+        models, settings = self._made
+        self.gate = Gate(models, self._face, settings)
+
+    async def _listen(self) -> int:
         asked = self._face.http_port
         for more in range(PORTS if asked else 1):
-            grpc_port = self._face.grpc_port and self._face.grpc_port + more
-            self.gate = Gate(placement, replace(self._face, http_port=asked + more, grpc_port=grpc_port), settings)
             try:
-                return await self.gate.start()
+                return await self.gate.start(more)
             except RuntimeError as error:  # gRPC does not tell why
                 await self.gate.stop()
-                raise InputError(f"cannot listen on {self._face.host}:{grpc_port} for gRPC; choose another") from error
+                where = f"{self._face.host}:{(self._face.grpc_port or 0) + more}"
+                raise InputError(f"cannot listen on {where} for gRPC; choose another") from error
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
                     where = f"{self._face.host}:{asked + more}"

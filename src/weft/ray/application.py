@@ -11,7 +11,8 @@ import os
 import re
 import secrets
 import ssl
-from collections.abc import Coroutine
+import time
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -20,8 +21,8 @@ from ray import get_runtime_context, serve, util
 from weft.errors import InputError
 from weft.gates.gate import GateSettings
 from weft.gates.thread import GateThread
-from weft.placing.placement import PlacedMachine, Placement, read_placement
-from weft.ray.directory import GATES, SAID_EVERY_S, Directory
+from weft.placing.placement import PlacedMachine, read_placement
+from weft.ray.directory import SAID_EVERY_S, Directory, Listed
 from weft.ray.scaling import BANDWIDTH, COMPUTE, UtilisationPolicy, predicted
 from weft.ray.settings import KEY_VARIABLE, RaySettings, parse_settings, sources_of
 from weft.serving.config import ServerConfig
@@ -35,22 +36,45 @@ UPSCALE_S = 10.0
 """How long more must be asked than servers carry before there are more of them."""
 LEAVING_S = 1.0
 """How long a server goes on after it has said that it leaves, so that gates hear of it first."""
+HANDOVER_S = 120.0
+"""How long a server that shall end waits for others to have its models."""
+ANSWERS_S = 3.0
+"""How long the directory may take for an answer; then it is asked again, for it may be replaced as well."""
+READY_S = 30.0
+"""How long a gate waits for servers before it listens: the one that it replaces goes on as long."""
+ENDING_S = 180.0
+"""How long all of a server's end may take."""
 
 
 class _Announced:
-    """Somebody who says where it is."""
+    """Somebody who says where it is; *refused* is what a gate has to say besides."""
 
-    def __init__(self, directory: Any, machine: str, url: str) -> None:
-        self._directory, self._who = directory, (machine, url)
+    def __init__(
+        self,
+        directory: Any,
+        url: str,
+        machine: PlacedMachine | None = None,
+        refused: Callable[[], Mapping[str, int]] | None = None,
+    ) -> None:
+        self._directory, self._url, self._machine, self._refused = directory, url, machine, refused
+        self.missed: dict[str, float] = {}
+        """Model -> requests per second that a server did not get because gates refused them."""
         self._saying = asyncio.create_task(_again_and_again(self._say, SAID_EVERY_S))
 
     async def _say(self) -> None:
-        await self._directory.say.remote(*self._who)
+        refused = self._refused() if self._refused else None
+        self.missed = await self._directory.say.remote(self._url, self._machine, refused)
 
     async def leave(self) -> None:
+        """Return when it may end: others have its models, or all of the application ends."""
+        end_s = time.monotonic() + HANDOVER_S
+        while time.monotonic() < end_s:
+            with suppress(Exception):  # nobody answers: Ray's own parts may be gone, or about to be others
+                async with asyncio.timeout(ANSWERS_S):
+                    if await asyncio.to_thread(_all_ends) or await self._directory.leave.remote(self._url):
+                        break
+            await asyncio.sleep(ASKED_EVERY_S)
         self._saying.cancel()
-        with suppress(Exception):  # whoever is not listed any more need not leave
-            await self._directory.leave.remote(*self._who)
 
 
 class MachineServer:
@@ -60,10 +84,11 @@ class MachineServer:
         self, machine: PlacedMachine, sources: list[str], config: dict[str, Any], directory: Any
     ) -> None:
         self._machine = machine
+        self._announced: _Announced | None = None
         host = config.pop("host", "") or util.get_node_ip_address()
         self._server = InProcessServer(*sources, host=host, **config)
         await self._server.start_async()
-        self._announced = _Announced(directory, machine.name, self._server.url)
+        self._announced = _Announced(directory, self._server.url, machine)
 
     def check_health(self) -> None:
         """Called by Ray every second."""
@@ -71,9 +96,9 @@ class MachineServer:
             raise RuntimeError(f"{self._machine.name} takes no requests")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What is asked of both resources, by the rates of the last seconds."""
+        """What is asked of both resources, by the rates of the last seconds, refused requests included."""
         rates = {each["name"]: each["rate"] for each in self._server.state()["models"]}
-        load = predicted(self._machine, rates)
+        load = predicted(self._machine, rates, self._announced.missed if self._announced else {})
         return {COMPUTE: load.compute, BANDWIDTH: load.bandwidth}
 
     def where(self) -> tuple[int, str]:
@@ -81,42 +106,41 @@ class MachineServer:
         return _here()
 
     async def __del__(self) -> None:
-        await self._announced.leave()
-        await asyncio.sleep(LEAVING_S)
-        await self._server.stop_async()
+        if self._announced:  # it was ready
+            await self._announced.leave()
+            await asyncio.sleep(LEAVING_S)
+            await self._server.stop_async()
 
 
 class GateServer:
     """A gate, and what Serve's own proxy shows of it."""
 
     async def __init__(  # type: ignore[misc]
-        self,
-        placement: Placement,
-        face: ServerConfig,
-        settings: GateSettings,
-        ca_file: str,
-        directory: Any,
-        machines: list[Any],
+        self, face: ServerConfig, settings: GateSettings, ca_file: str, directory: Any, machines: list[Any]
     ) -> None:
         """*machines* are named so that Ray starts them."""
-        self._directory, self._machines = directory, {machine.name for machine in placement.machines}
+        self._directory = directory
         host = face.host if face.host != ANY_ADDRESS else util.get_node_ip_address()
         if ca_file:
             settings = replace(settings, context=ssl.create_default_context(cafile=ca_file))
-        self._thread = GateThread(placement, replace(face, host=host), settings)
-        port = await asyncio.to_thread(self._thread.start)
-        scheme = "https" if face.tls_cert else "http"
-        self._announced = _Announced(directory, GATES, f"{scheme}://{host}:{port}")
+        listed: Listed = await directory.known.remote()
+        self._thread = GateThread(listed.models, replace(face, host=host), settings)
+        self._thread.begin()
         self._asking = asyncio.create_task(_again_and_again(self._ask, ASKED_EVERY_S))
+        with suppress(TimeoutError):
+            async with asyncio.timeout(READY_S):
+                while self._thread.told()["missing"]:
+                    await asyncio.sleep(ASKED_EVERY_S)
+        port = await asyncio.to_thread(self._thread.listen)
+        scheme = "https" if face.tls_cert else "http"
+        self._announced = _Announced(directory, f"{scheme}://{host}:{port}", refused=lambda: self._thread.gate.refused)
 
     async def _ask(self) -> None:
-        """Hear who is where; whoever answers stays known, listed or not."""
-        told: dict[str, list[str]] = await self._directory.known.remote()
-        listed = {machine: urls for machine, urls in told.items() if machine in self._machines}
-        for server in self._thread.told()["servers"]:
-            if server["up"] and server["url"] not in listed.setdefault(server["machine"], []):
-                listed[server["machine"]].append(server["url"])
-        await asyncio.to_thread(self._thread.know, listed)
+        """Hear who is where; whoever answers and does not leave stays known, listed or not."""
+        listed: Listed = await self._directory.known.remote()
+        answer = {link.target.url: link.placed for link in list(self._thread.gate.links.values()) if link.up}
+        there = {url: machine for url, machine in (answer | listed.servers).items() if url not in listed.left}
+        await asyncio.to_thread(self._thread.know, there, listed.models or None)
 
     def where(self) -> tuple[int, str]:
         """Its process and its node."""
@@ -124,16 +148,15 @@ class GateServer:
 
     async def told(self) -> dict[str, Any]:
         """How the cluster stands, as this gate sees it, and where all gates are."""
-        listed = await self._directory.known.remote()
-        return self._thread.told() | {"gates": listed.get(GATES, [])}
+        listed: Listed = await self._directory.known.remote()
+        return self._thread.told() | {"gates": listed.gates}
 
     async def __call__(self, request: Any) -> dict[str, Any]:
         return await self.told()
 
     async def __del__(self) -> None:
         self._asking.cancel()
-        await self._announced.leave()
-        await asyncio.to_thread(self._thread.stop)
+        await asyncio.gather(asyncio.to_thread(self._thread.stop), self._announced.leave())
 
 
 ANY_ADDRESS = "0.0.0.0"
@@ -144,7 +167,8 @@ def app(args: dict[str, Any]) -> Any:
     settings = parse_settings(args)
     placement = read_placement(settings.placement)
     key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(32)
-    directory = _deployed(Directory, "weft-directory", {"num_cpus": 0}).bind()
+    shall = {"models": list(placement.models)}  # what changes here is told to the one that runs, and ends nothing
+    directory = _deployed(Directory, "weft-directory", {"num_cpus": 0}, user_config=shall).bind()
     machines = [_machine(machine, settings, key).bind(
         machine, sources_of(machine, settings), _config(settings, key), directory
     ) for machine in placement.machines]  # fmt: skip
@@ -153,7 +177,7 @@ def app(args: dict[str, Any]) -> Any:
     how = {"num_replicas": settings.gates, "max_replicas_per_node": 1}
     gates = _deployed(GateServer, "weft-gate", settings.gate_actor, **how)
     router = GateSettings(router=settings.router, key=key)
-    return gates.bind(placement, face, router, settings.ca_file, directory, machines)
+    return gates.bind(face, router, settings.ca_file, directory, machines)
 
 
 def _config(settings: RaySettings, key: str) -> dict[str, Any]:
@@ -162,7 +186,9 @@ def _config(settings: RaySettings, key: str) -> dict[str, Any]:
         raise InputError(
             f"weft.ray: servers know gates by {KEY_VARIABLE}; keys of clients belong to gate, not to server"
         )
-    return {"host": settings.host, "http_port": 0, "grpc_port": None, **settings.server, "api_key": key}
+    config = {"http_port": 0, "grpc_port": None, **settings.server, "api_key": key}
+    ServerConfig(**config)  # what cannot be is said here rather than by every server
+    return {"host": settings.host, **config}
 
 
 def _machine(machine: PlacedMachine, settings: RaySettings, key: str) -> Any:
@@ -182,12 +208,20 @@ def _deployed(kind: type, name: str, options: dict[str, Any], **more: Any) -> An
         max_ongoing_requests=1000,
         health_check_period_s=1,
         health_check_timeout_s=10,
+        graceful_shutdown_wait_loop_s=0.1,
+        graceful_shutdown_timeout_s=ENDING_S,
         **more,
     )
 
 
 def _here() -> tuple[int, str]:
     return os.getpid(), get_runtime_context().get_node_id()
+
+
+def _all_ends() -> bool:
+    """Whether the whole application is about to end, rather than one of its parts."""
+    status = serve.status().applications.get(serve.get_replica_context().app_name)
+    return status is None or status.status == "DELETING"
 
 
 async def _again_and_again(work: Any, every_s: float) -> None:

@@ -65,7 +65,7 @@ class LocalCluster:
         """settings: those of ``RaySettings``."""
         if find_spec("ray") is None:
             raise InputError("Ray is not installed; pip install 'weft[ray]'")
-        self._nodes, self._settings = nodes, {"host": "127.0.0.1", "gate_actor": GATE_ACTOR, **settings}
+        self._nodes, self.settings = nodes, {"host": "127.0.0.1", "gate_actor": GATE_ACTOR, **settings}
         self.machines = [machine.name for machine in read_placement(settings["placement"]).machines]
         if nodes * NODE_CPUS < len(self.machines):
             room = f"{nodes} nodes have room for {nodes * NODE_CPUS} machines"
@@ -99,11 +99,11 @@ class LocalCluster:
         head = {"num_cpus": 0, "resources": {GATE: 1}, "_system_config": QUICK}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         for _ in range(self._nodes):
-            more = {"resources": {GATE: 1}} if self._settings.get("gates", 1) > 1 else {}
+            more = {"resources": {GATE: 1}} if self.settings.get("gates", 1) > 1 else {}
             self._cluster.add_node(num_cpus=NODE_CPUS, **more)
         ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         serve.start(proxy_location="Disabled")
-        self._handle = serve.run(app(self._settings), name=APPLICATION, route_prefix=None)
+        self._handle = serve.run(app(self.settings), name=APPLICATION, route_prefix=None)
         self._wait()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

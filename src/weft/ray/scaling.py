@@ -26,11 +26,12 @@ class ServerLoad(NamedTuple):
     bandwidth: float
 
 
-def predicted(machine: PlacedMachine, rates: Mapping[str, float]) -> ServerLoad:
-    """The loads of a machine whose models are asked for so often per second."""
+def predicted(machine: PlacedMachine, rates: Mapping[str, float], refused: Mapping[str, float]) -> ServerLoad:
+    """The loads of a machine whose models answer so many requests per second, had it got those that gates refused."""
     compute = bandwidth = other = 0.0
     for each in machine.models:
-        times = rates.get(each.model, 0.0) / each.rate if each.rate else 0.0
+        asked = rates.get(each.model, 0.0) + refused.get(each.model, 0.0)
+        times = asked / each.rate if each.rate else 0.0
         compute, bandwidth, other = (
             compute + times * each.compute,
             bandwidth + times * each.bandwidth,

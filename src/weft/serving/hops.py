@@ -1,7 +1,8 @@
 """What a gate and a server behind it tell each other beside the protocol, in headers.
 
 A request says how long others have had it, so that its deadlines count from when its client sent it, whatever clocks
-say. An answer to such a request says what stands before the next one, so that whoever divides requests knows.
+say, and what its client's key gives it. An answer to such a request says what stands before the next one, so that
+whoever divides requests knows.
 """
 
 from __future__ import annotations
@@ -13,10 +14,42 @@ from typing import NamedTuple
 from weft.errors import BadRequest
 
 AGE = "weft-age-us"
+RANK = "weft-priority"
 ESTIMATE = "Weft-Estimate"
 
 _OLDEST_US = 10**12
+_RANKED = re.compile(r"([0-3]) ([1-3])")
 _TOLD = re.compile(rb"\r\nweft-estimate: ?(\d{1,15}) (\d{1,15}) (\d{1,6})(?:\r|\Z)", re.IGNORECASE)
+
+
+class ClientRank(NamedTuple):
+    """What a client's key gives its requests (``keys``)."""
+
+    priority: int = 0
+    """Of those that state none; 0: that of their model."""
+    top: int = 1
+    """The highest that they get."""
+
+    def within(self, other: ClientRank) -> ClientRank:
+        """What is left of it where another key counts as well: nobody is raised above either."""
+        return ClientRank(self.priority or other.priority, max(self.top, other.top))
+
+    def header(self) -> str:
+        return f"{RANK}: {self.priority} {self.top}\r\n"
+
+
+ANYONE = ClientRank()
+
+
+def rank_of(headers: Mapping[str, str]) -> ClientRank:
+    """What the keys that others saw gave a request; all, where it comes from its client."""
+    text = headers.get(RANK)
+    if text is None:
+        return ANYONE
+    found = _RANKED.fullmatch(text)
+    if found is None:
+        raise BadRequest(f"{RANK} = {text[:40]!r} must be a priority from 0 to 3 and the highest one, from 1 to 3")
+    return ClientRank(int(found[1]), int(found[2]))
 
 
 class ServerEstimate(NamedTuple):

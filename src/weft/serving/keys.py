@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from weft.errors import InputError, OverQuota, Unauthorised
 from weft.serving.config import Count, Name, one_line, read_toml, valid_key
+from weft.serving.hops import ANYONE, ClientRank
 
 log = logging.getLogger("weft.server")
 
@@ -85,6 +86,7 @@ class Caller:
         self.config: KeyConfig | None = None
         """None: there are no limits."""
         self.removed = False
+        self.rank = ANYONE
         self.requests = self.in_flight = 0
         self.refused: Counter[str] = Counter()
         self._allowance: _Allowance | None = None
@@ -92,6 +94,7 @@ class Caller:
     def limit(self, config: KeyConfig) -> None:
         """What the key is good for from now on."""
         before, self.config, self.removed = self.config, config, False
+        self.rank = ClientRank(config.priority, config.top_priority)
         rate = config.requests_per_s
         if rate is None:
             self._allowance = None

@@ -19,7 +19,7 @@ import orjson
 from weft.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
 from weft.serving import dashboard, docs_page, encoding, json_literals, metrics, openapi, state
 from weft.serving.budget import ByteBudget
-from weft.serving.hops import AGE, age_of
+from weft.serving.hops import AGE, RANK, ClientRank, age_of, rank_of
 from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
 from weft.serving.json_helpers import LARGE_BYTES, has_strings, is_large
@@ -78,7 +78,7 @@ class _Asked:
 class _AskedInfer(_Asked):
     """A request for a model to compute."""
 
-    __slots__ = ("age", "encoding", "header_length", "name", "version")
+    __slots__ = ("age", "encoding", "header_length", "name", "rank", "version")
 
     name: str
     version: str
@@ -87,6 +87,8 @@ class _AskedInfer(_Asked):
     encoding: str
     age: int | None
     """How long a gate has had it (``hops``); None where there is none."""
+    rank: ClientRank | None
+    """What its client's key gives it; None: what its caller has."""
 
 
 class Routes:
@@ -129,9 +131,10 @@ class Routes:
         elif encoding == "identity":
             most_bytes = self._most_json_bytes
         age = age_of(headers) if AGE in headers else None
+        rank = rank_of(headers) if RANK in headers else None
         asked = _AskedInfer(None, most_bytes, caller, self._service.budget)
         asked.name, asked.version, asked.header_length, asked.encoding = name, version, length, encoding
-        asked.age = age
+        asked.age, asked.rank = age, rank
         return asked
 
     def _check_json(self, count: int) -> None:
@@ -252,7 +255,9 @@ class Routes:
             return {} if large else peeked(body, length)
 
         age, parent = asked.age or 0, exchange.headers.get(PARENT, "")
-        call = service.infer(asked.name, asked.version, read, done, peek, caller=asked.caller, age=age, parent=parent)
+        call = service.infer(
+            asked.name, asked.version, read, done, peek, caller=asked.caller, age=age, parent=parent, rank=asked.rank
+        )
         if exchange.open:
             exchange.gone = call.cancel
 

@@ -35,9 +35,9 @@ from weft.serving.cuda_memory import CudaMemory
 from weft.serving.dispatch import Dispatcher
 from weft.serving.errands import errand
 from weft.serving.history import History
-from weft.serving.hops import ServerEstimate
+from weft.serving.hops import ANYONE, ClientRank, ServerEstimate
 from weft.serving.json_helpers import JsonHelpers
-from weft.serving.keys import Caller, KeyConfig, Keys
+from weft.serving.keys import Caller, Keys
 from weft.serving.leaving import THRESHOLD
 from weft.serving.library import Library
 from weft.serving.log_settings import LogSettings
@@ -87,7 +87,8 @@ class InferCall:
     """One request for a result, from the client's first byte to its answer."""
 
     __slots__ = (
-        "_done", "_parent", "_service", "arrival", "caller", "deadline", "regions", "request", "ticket", "waiting",
+        "_done", "_parent", "_service", "arrival", "caller", "deadline", "rank", "regions", "request", "ticket",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -98,8 +99,11 @@ class InferCall:
         caller: Caller | None = None,
         age: int = 0,
         parent: str = "",
+        rank: ClientRank | None = None,
     ) -> None:
         self._service, self._done, self.caller, self._parent = service, done, caller, parent
+        own = caller.rank if caller else ANYONE
+        self.rank = own if rank is None else rank.within(own)
         self.arrival = service.now() - age
         self.deadline = deadline
         """The transport's own, on the clock of the lanes."""
@@ -151,7 +155,7 @@ class InferCall:
 
     def _submit(self, slot: ModelSlot, request: InferRequest, began: int) -> None:
         self.request = request
-        ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._replied, self.caller)
+        ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._replied, self.rank)
         slot.statistics.input_ns += time.monotonic_ns() - began
         self._service.dispatcher.submit(ticket)
         ticket.traced = self._service.trace.takes(slot.entry.name)
@@ -344,14 +348,16 @@ class Service:
         caller: Caller | None = None,
         age: int = 0,
         parent: str = "",
+        rank: ClientRank | None = None,
     ) -> InferCall:
         """Have a request computed that was let in by ``meant``; ``done`` is called once, perhaps before this returns.
 
         age: nanoseconds since its client sent it, where others had it before; its deadlines count from then.
         parent: the span that it is a part of, as ``telemetry`` knows it.
+        rank: what its client's key gives it, where another server knows that.
         It is computed also if the server goes down meanwhile: whoever was let in has a result.
         """
-        call = InferCall(self, done, deadline, caller, age, parent)
+        call = InferCall(self, done, deadline, caller, age, parent, rank)
         try:
             slot = self._found(name, version)
         except RequestError as error:
@@ -424,13 +430,13 @@ class Service:
         arrival: int,
         deadline: int | None,
         reply: Reply,
-        caller: Caller | None = None,
+        rank: ClientRank = ANYONE,
     ) -> ClientTicket:
         """What a request waits with: its deadline and priority are its own, else its model's, else the server's."""
         assert slot.served
         parameters, model = request.parameters, slot.config
         threshold = above_zero(parameters, THRESHOLD, "a number above 0; above 1 nobody leaves early")
-        weight = _weight(whole(parameters, "priority"), model.priority, caller.config if caller else None)
+        weight = _weight(whole(parameters, "priority"), model.priority, rank)
         terms = ModelTerms(model.slo_ms, model.timeout_ms, self.config.default_slo_ms, self.config.best_effort_ms)
         due = due_of(parameters, arrival, terms, deadline)
         return ClientTicket(
@@ -717,11 +723,9 @@ def _statistics(slot: ModelSlot) -> dict[str, Any]:
     }
 
 
-def _weight(asked: int, model: int, key: KeyConfig | None) -> int:
+def _weight(asked: int, model: int, rank: ClientRank) -> int:
     """What a request weighs by its own priority, that of its key or that of its model, as far as its key allows."""
-    if key is None:
-        return PRIORITIES.get(asked or model, 1)
-    return min(PRIORITIES.get(asked or key.priority or model, 1), PRIORITIES.get(key.top_priority, 1))
+    return min(PRIORITIES.get(asked or rank.priority or model, 1), PRIORITIES.get(rank.top, 1))
 
 
 def internal(error: Exception) -> Failed:
