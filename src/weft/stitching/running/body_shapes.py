@@ -1,0 +1,123 @@
+"""The fastest tiles for the products of a body, by trying: ``tune``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple
+
+from weft.errors import StitchError
+from weft.stitching.running.body_rows import RowTables
+from weft.stitching.running.fused_body import (
+    LIBRARY,
+    FusedBody,
+    Key,
+    RowNorm,
+    SharedProduct,
+    TileShape,
+    launch_norm,
+    launch_product,
+    product_call,
+)
+from weft.stitching.running.kernel_shapes import replay_seconds
+from weft.stitching.running.operators import Tensor, torch
+
+SHAPES = (
+    TileShape(128, 256, 64, 8, 3), TileShape(128, 128, 64, 8, 3), TileShape(128, 64, 64, 4, 4),
+    TileShape(64, 128, 64, 4, 4), TileShape(64, 128, 128, 8, 3),
+    TileShape(64, 64, 64, 4, 5), TileShape(64, 64, 128, 4, 4), TileShape(64, 32, 128, 4, 4),
+    TileShape(32, 64, 128, 4, 4), TileShape(32, 32, 128, 4, 4), TileShape(16, 64, 128, 4, 4),
+    TileShape(16, 32, 128, 4, 4), TileShape(16, 32, 256, 4, 3),
+)  # fmt: skip
+PARTS = (1, 2, 4, 8)
+FEW, MANY = 12, 800
+"""Programs of a launch: with fewer most of a GPU is idle, more of them are small ones that read too much."""
+
+
+class PlaceTrial(NamedTuple):
+    """The products at one place of every layer."""
+
+    products: list[SharedProduct]
+    norms: list[RowNorm]
+    """Behind them, where they sum up parts."""
+    gelu: bool
+
+    def run(self, x: Tensor, tables: RowTables, shape: TileShape) -> None:
+        for each in self.products:
+            y = launch_product(x, each, tables, shape, gelu=self.gelu)
+            if self.norms:
+                launch_norm(y, y[0] if y.dim() == 3 else y, self.norms[0], tables)
+
+
+def trials(body: FusedBody) -> dict[str, PlaceTrial]:
+    """By the names of ``BodyLayer``."""
+    layers = body.weights.layers
+    return {
+        "asked": PlaceTrial([each.asked for each in layers], [], False),
+        "mixed": PlaceTrial([each.mixed for each in layers], [each.attended for each in layers], False),
+        "inner": PlaceTrial([each.inner for each in layers], [], True),
+        "outer": PlaceTrial([each.outer for each in layers], [each.done for each in layers], False),
+    }
+
+
+def shapes(product: SharedProduct, rows: int, summed: bool) -> Iterator[TileShape]:
+    """What is worth trying."""
+    if product.fits(LIBRARY):
+        yield LIBRARY
+    for parts in PARTS if summed else (1,):
+        for each in SHAPES:
+            shape = each._replace(parts=parts)
+            programs = -(-rows // shape.tall) * product.weight.shape[1] // shape.wide * parts
+            large = shape.tall * shape.wide >= 128 * 128 and parts == 1
+            if product.fits(shape) and shape.tall < 2 * rows and (programs <= MANY or large) and programs >= FEW:
+                yield shape
+
+
+def tune(body: FusedBody, tables: RowTables, dtype: Any) -> dict[str, dict[TileShape, float]]:
+    """Give *body* its fastest tiles for rows as those of *tables*; how many seconds each took that was tried."""
+    rows = len(tables.positions)
+    found, shaped = {}, dict(body.shapes)
+    known = trials(body)
+    tried = {name: list(shapes(each.products[0], rows, bool(each.norms))) for name, each in known.items()}
+    given = {
+        name: torch.randn(rows, len(each.products[0].weight), device=tables.whose.device).to(dtype)
+        for name, each in known.items()
+    }
+    _compile([(known[name], given[name], shape) for name in known for shape in tried[name]], tables)
+    for name, trial in known.items():
+        found[name] = times = _times(trial, given[name], tables, tried[name])
+        if not times:
+            raise StitchError(f"no tiles fit this GPU for the product {name} of {rows} rows; use another form")
+        first = trial.products[0]
+        key: Key = (*first.weight.shape, first.rank, rows, rows // len(tables.whose))
+        shaped[key] = min(times, key=times.__getitem__)
+    body.shapes = shaped
+    return found
+
+
+def _times(trial: PlaceTrial, x: Tensor, tables: RowTables, tried: list[TileShape]) -> dict[TileShape, float]:
+    """The seconds of one product, with the norm behind it."""
+    from triton.runtime.errors import OutOfResources
+
+    found = {}
+    for shape in tried:
+        try:
+            seconds = replay_seconds(partial(trial.run, x, tables, shape), repeats=2)
+        except OutOfResources:
+            continue
+        found[shape] = seconds / len(trial.products)
+    return found
+
+
+def _compile(jobs: Sequence[tuple[PlaceTrial, Tensor, TileShape]], tables: RowTables) -> None:
+    """On all cores; what does not compile shows again when it is timed."""
+    from weft.stitching.running.body_kernels import product_kernel
+
+    def compiled(trial: PlaceTrial, x: Tensor, shape: TileShape) -> None:
+        arguments, settings = product_call(x, trial.products[0], tables, shape, trial.gelu)
+        product_kernel.warmup(*arguments, grid=(1,), **settings)
+
+    with ThreadPoolExecutor() as pool:
+        for each in [pool.submit(compiled, *job) for job in jobs if job[2].tall]:
+            each.exception()
