@@ -33,10 +33,10 @@ from gpu_encoder_rivals import (
     Reference,
     ServerParts,
     merged,
-    whole_of,
 )
 from torch.nn import functional
 
+from weft.stitching.running import fused_body
 from weft.stitching.running.body_rows import PackedRows, TokenRequest, pack
 from weft.stitching.running.body_shapes import tune
 from weft.stitching.running.fused_body import (
@@ -159,7 +159,7 @@ class Bench:
         self.rows: list[dict[str, Any]] = []
 
     def measure(self) -> list[dict[str, Any]]:
-        runs = {}
+        runs, kept = {}, []  # a graph reads what its way holds
         for name, make in self.ways():
             row: dict[str, Any] = {**self.given._asdict(), "way": name, "ms": None, "weight_bytes": None, "error": None}
             self.rows.append(row)
@@ -169,9 +169,11 @@ class Bench:
                 row["error"] = error(run.outputs, wanted())
                 row["added_bytes"] = run.added_bytes
                 runs[name] = run
+                kept.append(way)
             except Exception as problem:  # one way's failure must not cost the others their numbers
                 row["note"] = f"{type(problem).__name__}: {str(problem).strip()[:200]}"
                 traceback.print_exc(limit=6)
+        write(self.settings.out, self.settings, self.rows)  # should the device fail, it is not tried again
         for name, ms in times_ms(runs, rounds=self.settings.rounds, replays=self.settings.replays).items():
             next(row for row in self.rows if row["way"] == name)["ms"] = ms
         return self.rows
@@ -182,10 +184,7 @@ class Bench:
         yield BODY, lambda: (self.body(), self.weights.nbytes, lambda: self.wanted)
         yield ONE, lambda: (self.alone(0), self.stock.apart_bytes(1), lambda: self.wanted_of_one)
         if ranked:
-            yield (
-                "one model, body's kernels",
-                lambda: (self.body_of_one(), self.stock.apart_bytes(1), lambda: self.wanted_of_one),
-            )
+            yield "body, in turn", lambda: (self.in_turn(), self.weights.nbytes, lambda: self.wanted)
             yield "plain parts", lambda: (PlainParts(self.weights), self.weights.nbytes, lambda: self.wanted)
             yield "server's parts", lambda: (self.server(), self.weights.nbytes, lambda: self.wanted)
             yield "batched", lambda: (Batched(*self.all_whole()), apart, lambda: self.wanted)
@@ -203,34 +202,34 @@ class Bench:
 
     def body(self) -> Callable[..., tuple[torch.Tensor, ...]]:
         body = FusedBody(self.weights, self.stock.shapes)
-        self._tune(body, "body")
+        self._tune(body)
         laid, longest = self.tokens.flatten(), self.packed.longest
         return lambda _: tuple(body(laid, self.tables, longest).unbind())
 
-    def body_of_one(self) -> Callable[..., tuple[torch.Tensor, ...]]:
-        """The first model's requests through kernels of a body that has no parts, as the mark for what parts cost."""
-        layers = [
-            layer._replace(**{name: _without_parts(getattr(layer, name)) for name in NAMES})
-            for layer in self.weights.layers
-        ]
-        body = FusedBody(self.weights._replace(layers=layers), self.stock.shapes)
-        self._tune(body, "no parts")
-        tables = self.tables._replace(models=torch.zeros_like(self.tables.models))
+    def in_turn(self) -> Callable[..., tuple[torch.Tensor, ...]]:
+        body = FusedBody(self.weights, self.stock.shapes)
         laid, longest = self.tokens.flatten(), self.packed.longest
-        return lambda _: tuple(body(laid, tables, longest).unbind())
 
-    def _tune(self, body: FusedBody, title: str) -> None:
+        def call(_):
+            fused_body.EARLY = False
+            try:
+                return tuple(body(laid, self.tables, longest).unbind())
+            finally:
+                fused_body.EARLY = True
+        return call
+
+    def _tune(self, body: FusedBody) -> None:
         began_s = perf_counter()
         if self.settings.device != "cuda":
             return
         found = tune(body, self.tables, self.settings.dtype)
         self.stock.shapes = dict(body.shapes)
-        print(f"  {title} tuned in {perf_counter() - began_s:.1f} s")
+        print(f"  tuned in {perf_counter() - began_s:.1f} s")
         for name, times in found.items():
             best = sorted(times.items(), key=lambda each: each[1])
-            said = ", ".join(f"{tuple(shape)} {1e6 * each:.1f}" for shape, each in best[:5])
-            library = f"; torch {1e6 * times[LIBRARY]:.1f}" if LIBRARY in times else ""
-            print(f"    {name:6} us: {said}{library}", flush=True)
+            for kind in (False, True):  # noqa
+                said = ", ".join(f"{tuple(map(int, shape))} {1e6 * each:.1f}" for shape, each in best if shape.before == kind)
+                print(f"    {name:6} us: {said[:260]}", flush=True)
 
     def server(self) -> ServerParts:
         made = ServerParts(self.weights, self.tables)
@@ -255,10 +254,6 @@ class Bench:
     @cached_property
     def wanted_of_one(self) -> list[torch.Tensor]:
         return list(Reference(self.weights, 0)(self.tokens))
-
-
-def _without_parts(product: SharedProduct) -> SharedProduct:
-    return SharedProduct(whole_of(product, 0).to(product.weight.dtype), product.bias)
 
 
 def mixed_error(stock: Stock, settings: argparse.Namespace) -> float:

@@ -130,6 +130,8 @@ SHAPES = {
     "a granule of several tiles": (TileShape(16, 32, 16), 32),
     "two granules in a tile": (TileShape(64, 16, 32), 32),
     "two parts of a sum": (TileShape(32, 16, 16, parts=2), 16),
+    "narrow factors before": (TileShape(64, 16, 16, before=True), 16),
+    "narrow factors before, in parts": (TileShape(16, 16, 16, parts=2, before=True), 32),
 }
 
 

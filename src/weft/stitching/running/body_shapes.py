@@ -16,6 +16,7 @@ from weft.stitching.running.fused_body import (
     RowNorm,
     SharedProduct,
     TileShape,
+    launch_narrow,
     launch_norm,
     launch_product,
     product_call,
@@ -72,6 +73,8 @@ def shapes(product: SharedProduct, rows: int, summed: bool) -> Iterator[TileShap
             large = shape.tall * shape.wide >= 128 * 128 and parts == 1
             if product.fits(shape) and shape.tall < 2 * rows and (programs <= MANY or large) and programs >= FEW:
                 yield shape
+                if product.rank:
+                    yield shape._replace(before=True)
 
 
 def tune(body: FusedBody, tables: RowTables, dtype: Any) -> dict[str, dict[TileShape, float]]:
@@ -115,7 +118,9 @@ def _compile(jobs: Sequence[tuple[PlaceTrial, Tensor, TileShape]], tables: RowTa
     from weft.stitching.running.body_kernels import product_kernel
 
     def compiled(trial: PlaceTrial, x: Tensor, shape: TileShape) -> None:
-        arguments, settings = product_call(x, trial.products[0], tables, shape, trial.gelu)
+        first = trial.products[0]
+        narrowed = launch_narrow(x, first, tables) if shape.before else None
+        arguments, settings = product_call(x, first, tables, shape, trial.gelu, narrowed)
         product_kernel.warmup(*arguments, grid=(1,), **settings)
 
     with ThreadPoolExecutor() as pool:

@@ -26,11 +26,16 @@ class TileShape(NamedTuple):
     stages: int = 3
     parts: int = 1
     """Programs that share the sum over the depth; the norm behind it adds them up."""
+    before: bool = False
+    """Whether what rows have of narrow factors is found by a kernel before."""
 
 
+EARLY = True
 PLAINEST = TileShape(16, 16, 16)
 LIBRARY = TileShape(0, 0, 0)
 """No tiles: a product without parts is left to torch."""
+MOST_NARROWED, BUSY = 8, 256
+"""Parts of what rows have of narrow factors: as many as it takes to have so many programs, but not more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,29 +193,48 @@ def launch_product(
 
     width = product.weight.shape[1]
     grid = (-(-width // shape.wide), -(-len(x) // shape.tall), shape.parts)
-    arguments, settings = product_call(x, product, tables, shape, gelu)
+    narrowed = launch_narrow(x, product, tables) if shape.before and product.down is not None else None
+    arguments, settings = product_call(x, product, tables, shape, gelu, narrowed)
     product_kernel[grid](*arguments, **settings)
-    y = arguments[6]
+    y = arguments[7]
     return y[0] if shape.parts == 1 else y
 
 
 def product_call(
-    x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, gelu: bool
+    x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, gelu: bool, narrowed: Tensor | None = None
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """What the kernel of a product is called with; the seventh of it is what it fills."""
+    """What the kernel of a product is called with; the eighth of it is what it fills."""
     rows, (depth, width) = len(x), product.weight.shape
     kind = x.dtype if shape.parts == 1 else torch.float32
     y = torch.empty((shape.parts, rows, width), dtype=kind, device=x.device)
     arguments = (
-        x, product.weight, product.bias, *_factors(product), tables.whose, y, rows, depth, width,
-        width // product.sections, product.sections, depth // shape.deep // shape.parts,
+        x, product.weight, product.bias, *_factors(product), x if narrowed is None else narrowed, tables.whose, y,
+        rows, depth, width, width // product.sections, product.sections, depth // shape.deep // shape.parts,
     )  # fmt: skip
     settings = dict(
         RANK=product.rank, GRANULE=rows // len(tables.whose), OWN_BIAS=len(product.bias) > 1,
-        GELU=gelu, PRECISION=_precision(),
-        TALL=shape.tall, WIDE=shape.wide, DEEP=shape.deep, num_warps=shape.warps, num_stages=shape.stages,
+        GELU=gelu, PRECISION=_precision(), NARROWED=0 if narrowed is None else len(narrowed),
+        TALL=shape.tall, WIDE=shape.wide, DEEP=shape.deep, num_warps=shape.warps, num_stages=shape.stages, **early(x),
     )  # fmt: skip
     return arguments, settings
+
+
+def launch_narrow(x: Tensor, product: SharedProduct, tables: RowTables) -> Tensor:
+    """Parts of what rows have of their models' narrow factors, [part, section, rows, rank]."""
+    from weft.stitching.running.body_kernels import narrow_kernel
+
+    rows, depth, sections = len(x), len(product.weight), product.sections
+    granule = rows // len(tables.whose)
+    tall, deep = min(64, granule & -granule), min(128, depth & -depth)
+    steps = depth // deep
+    able = [each for each in range(1, MOST_NARROWED + 1) if steps % each == 0]
+    parts = next((each for each in able if rows // tall * sections * each >= BUSY), able[-1])
+    y = torch.empty((parts, sections, rows, product.rank), dtype=torch.float32, device=x.device)
+    narrow_kernel[(rows // tall, sections, parts)](
+        x, product.down, tables.whose, y, rows, depth, sections, steps // parts,
+        RANK=product.rank, GRANULE=granule, PRECISION=_precision(), TALL=tall, DEEP=deep, num_warps=4, **early(x),
+    )  # fmt: skip
+    return y
 
 
 def _factors(product: SharedProduct) -> tuple[Tensor, Tensor]:
@@ -227,7 +251,7 @@ def launch_norm(x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables) -
     norm_kernel[(rows,)](
         x, residual, norm.scale, norm.shift, tables.whose, y, rows, width, width if len(norm.scale) > 1 else 0,
         norm.epsilon, PARTS=len(x) if x.dim() == 3 else 1, GRANULE=rows // len(tables.whose), ROOM=_room(width),
-        num_warps=4,
+        num_warps=4, **early(x),
     )  # fmt: skip
     return y
 
@@ -241,7 +265,7 @@ def launch_attention(x: Tensor, heads: int, tables: RowTables, longest: int) -> 
     attention_kernel[(len(tables.first), heads, -(-longest // tall))](
         x, tables.first, tables.lengths, y, width, (width // heads) ** -0.5,
         HEAD=width // heads, HEAD_ROOM=max(16, _room(width // heads)), PRECISION=_precision(), TALL=tall, DEEP=tall,
-        num_warps=1 if tall == FINEST else 4,
+        num_warps=1 if tall == FINEST else 4, **early(x),
     )  # fmt: skip
     return y
 
@@ -254,9 +278,15 @@ def launch_head(x: Tensor, head: OwnHead, tables: RowTables, *, at: Tensor | Non
     y = torch.empty((requests, width), dtype=x.dtype, device=x.device)
     head_kernel[(requests, -(-width // wide))](
         x, tables.first if at is None else at, tables.models, head.weight, head.bias, y, depth, width,
-        PICKED=at is not None, TANH=tanh, WIDE=wide, DEEP=32, num_warps=4,
+        PICKED=at is not None, TANH=tanh, WIDE=wide, DEEP=32, num_warps=4, **early(x),
     )  # fmt: skip
     return y
+
+
+def early(x: Tensor) -> dict[str, bool]:
+    """Whether a kernel may be sent to the device before the one before it has ended."""
+    able = EARLY and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
+    return {"EARLY": True, "launch_pdl": True} if able else {"EARLY": False}
 
 
 def _room(count: int) -> int:
