@@ -199,8 +199,8 @@ class ServerParts(Encoder):
             depth = getattr(layer, name).weight.shape[0]
             x = torch.randn(1, rows, depth, device=self._tables.whose.device, dtype=layer.asked.weight.dtype)
             times: dict[ServerShape, float] = {}
-            for tall, wide, parts in every({16, min(64, granule)}, (64, 128), (1, 4)):
-                shape = self.shapes[name] = ServerShape(tall, wide, parts)
+            for wide, parts in every((64, 128), (1, 4)):
+                shape = self.shapes[name] = ServerShape(min(64, granule), wide, parts)
                 times[shape] = replay_seconds(partial(self.product, x, 0, name))
             self.shapes[name] = min(times, key=times.__getitem__)
 

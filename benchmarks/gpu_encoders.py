@@ -36,7 +36,6 @@ from gpu_encoder_rivals import (
 )
 from torch.nn import functional
 
-from weft.stitching.running import fused_body
 from weft.stitching.running.body_rows import PackedRows, TokenRequest, pack
 from weft.stitching.running.body_shapes import tune
 from weft.stitching.running.fused_body import (
@@ -47,6 +46,7 @@ from weft.stitching.running.fused_body import (
     OwnHead,
     RowNorm,
     SharedProduct,
+    TileShape,
     launch_attention,
 )
 from weft.stitching.running.kernel_shapes import replay_seconds
@@ -184,7 +184,6 @@ class Bench:
         yield BODY, lambda: (self.body(), self.weights.nbytes, lambda: self.wanted)
         yield ONE, lambda: (self.alone(0), self.stock.apart_bytes(1), lambda: self.wanted_of_one)
         if ranked:
-            yield "body, in turn", lambda: (self.in_turn(), self.weights.nbytes, lambda: self.wanted)
             yield "plain parts", lambda: (PlainParts(self.weights), self.weights.nbytes, lambda: self.wanted)
             yield "server's parts", lambda: (self.server(), self.weights.nbytes, lambda: self.wanted)
             yield "batched", lambda: (Batched(*self.all_whole()), apart, lambda: self.wanted)
@@ -206,18 +205,6 @@ class Bench:
         laid, longest = self.tokens.flatten(), self.packed.longest
         return lambda _: tuple(body(laid, self.tables, longest).unbind())
 
-    def in_turn(self) -> Callable[..., tuple[torch.Tensor, ...]]:
-        body = FusedBody(self.weights, self.stock.shapes)
-        laid, longest = self.tokens.flatten(), self.packed.longest
-
-        def call(_):
-            fused_body.EARLY = False
-            try:
-                return tuple(body(laid, self.tables, longest).unbind())
-            finally:
-                fused_body.EARLY = True
-        return call
-
     def _tune(self, body: FusedBody) -> None:
         began_s = perf_counter()
         if self.settings.device != "cuda":
@@ -225,11 +212,12 @@ class Bench:
         found = tune(body, self.tables, self.settings.dtype)
         self.stock.shapes = dict(body.shapes)
         print(f"  tuned in {perf_counter() - began_s:.1f} s")
-        for name, times in found.items():
+        said = ", ".join(f"{early.value} {1e3 * each:.3f}" for early, each in found.bodies.items())
+        print(f"    started early, ms: {said}")
+        for name, times in found.products.items():
             best = sorted(times.items(), key=lambda each: each[1])
-            for kind in (False, True):  # noqa
-                said = ", ".join(f"{tuple(map(int, shape))} {1e6 * each:.1f}" for shape, each in best if shape.before == kind)
-                print(f"    {name:6} us: {said[:260]}", flush=True)
+            said = ", ".join(f"{_short(shape)} {1e6 * each:.1f}" for shape, each in best[:5])
+            print(f"    {name:6} us: {said}", flush=True)
 
     def server(self) -> ServerParts:
         made = ServerParts(self.weights, self.tables)
@@ -254,6 +242,13 @@ class Bench:
     @cached_property
     def wanted_of_one(self) -> list[torch.Tensor]:
         return list(Reference(self.weights, 0)(self.tokens))
+
+
+def _short(shape: TileShape) -> str:
+    if shape == LIBRARY:
+        return "torch"
+    parts = f" in {shape.parts}" if shape.parts > 1 else ""
+    return f"{shape.tall}x{shape.wide}x{shape.deep}{parts}{' before' if shape.before else ''}"
 
 
 def mixed_error(stock: Stock, settings: argparse.Namespace) -> float:

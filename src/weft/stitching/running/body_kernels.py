@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def follow(EARLY: tl.constexpr):
-    """Wait for the kernel before, and let the next one start to wait."""
+    """Wait for the kernel before, and let the next one start to wait; neither matters to those launched in turn."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any, NamedTuple
 
 from weft.errors import StitchError
@@ -30,12 +31,19 @@ class TileShape(NamedTuple):
     """Whether what rows have of narrow factors is found by a kernel before."""
 
 
-EARLY = True
 PLAINEST = TileShape(16, 16, 16)
 LIBRARY = TileShape(0, 0, 0)
 """No tiles: a product without parts is left to torch."""
 MOST_NARROWED, BUSY = 8, 256
 """Parts of what rows have of narrow factors: as many as it takes to have so many programs, but not more."""
+
+
+class Early(Enum):
+    """Which kernels go to the device before the one before them has ended: they then start sooner, but may crowd."""
+
+    NONE = "none"
+    LIGHT = "all but products"
+    ALL = "all"
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,6 +142,7 @@ class FusedBody:
 
     weights: BodyWeights
     shapes: Mapping[Key, TileShape] = field(default_factory=dict)
+    early: Early = Early.NONE
 
     def __call__(self, tokens: Tensor, tables: RowTables, longest: int) -> Tensor:
         """[requests, classes] for tokens [rows]; *longest* is that of the requests, or more."""
@@ -163,16 +172,19 @@ class FusedBody:
         if not x.is_cuda:
             return body_plain.product(x, weight, bias, down, up, tables, gelu)
         shape = self.shape(product, len(x), len(x) // len(tables.whose))
-        return launch_product(x, product, tables, shape if summed else shape._replace(parts=1), gelu=gelu)
+        shape = shape if summed else shape._replace(parts=1)
+        return launch_product(x, product, tables, shape, gelu=gelu, early=self.early)
 
     def norm(self, x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables) -> Tensor:
         if not x.is_cuda:
             return body_plain.norm(x, residual, *norm, tables)
-        return launch_norm(x, residual, norm, tables)
+        return launch_norm(x, residual, norm, tables, self.early)
 
     def attention(self, x: Tensor, tables: RowTables, longest: int) -> Tensor:
         heads = self.weights.heads
-        return launch_attention(x, heads, tables, longest) if x.is_cuda else body_plain.attention(x, heads, tables)
+        if not x.is_cuda:
+            return body_plain.attention(x, heads, tables)
+        return launch_attention(x, heads, tables, longest, self.early)
 
     def head(
         self, x: Tensor, head: OwnHead, tables: RowTables, *, at: Tensor | None = None, tanh: bool = False
@@ -180,12 +192,13 @@ class FusedBody:
         """[requests, width] of *x*, of which *at* picks a row for each request."""
         if not x.is_cuda:
             return body_plain.head(x if at is None else x[at.long()], *head, tables, tanh)
-        return launch_head(x, head, tables, at=at, tanh=tanh)
+        return launch_head(x, head, tables, at=at, tanh=tanh, early=self.early)
 
 
 def launch_product(
-    x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, *, gelu: bool = False
-) -> Tensor:
+    x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, *, gelu: bool = False,
+    early: Early = Early.NONE,
+) -> Tensor:  # fmt: skip
     if not shape.tall:
         y = torch.addmm(product.bias[0], x, product.weight)
         return torch.nn.functional.gelu(y) if gelu else y
@@ -193,16 +206,17 @@ def launch_product(
 
     width = product.weight.shape[1]
     grid = (-(-width // shape.wide), -(-len(x) // shape.tall), shape.parts)
-    narrowed = launch_narrow(x, product, tables) if shape.before and product.down is not None else None
-    arguments, settings = product_call(x, product, tables, shape, gelu, narrowed)
+    narrowed = launch_narrow(x, product, tables, early) if shape.before and product.rank else None
+    arguments, settings = product_call(x, product, tables, shape, gelu, early, narrowed)
     product_kernel[grid](*arguments, **settings)
     y = arguments[7]
     return y[0] if shape.parts == 1 else y
 
 
 def product_call(
-    x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, gelu: bool, narrowed: Tensor | None = None
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, gelu: bool, early: Early,
+    narrowed: Tensor | None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
     """What the kernel of a product is called with; the eighth of it is what it fills."""
     rows, (depth, width) = len(x), product.weight.shape
     kind = x.dtype if shape.parts == 1 else torch.float32
@@ -214,12 +228,13 @@ def product_call(
     settings = dict(
         RANK=product.rank, GRANULE=rows // len(tables.whose), OWN_BIAS=len(product.bias) > 1,
         GELU=gelu, PRECISION=_precision(), NARROWED=0 if narrowed is None else len(narrowed),
-        TALL=shape.tall, WIDE=shape.wide, DEEP=shape.deep, num_warps=shape.warps, num_stages=shape.stages, **early(x),
+        TALL=shape.tall, WIDE=shape.wide, DEEP=shape.deep, num_warps=shape.warps, num_stages=shape.stages,
+        **_start(x, early is Early.ALL),
     )  # fmt: skip
     return arguments, settings
 
 
-def launch_narrow(x: Tensor, product: SharedProduct, tables: RowTables) -> Tensor:
+def launch_narrow(x: Tensor, product: SharedProduct, tables: RowTables, early: Early = Early.NONE) -> Tensor:
     """Parts of what rows have of their models' narrow factors, [part, section, rows, rank]."""
     from weft.stitching.running.body_kernels import narrow_kernel
 
@@ -232,7 +247,8 @@ def launch_narrow(x: Tensor, product: SharedProduct, tables: RowTables) -> Tenso
     y = torch.empty((parts, sections, rows, product.rank), dtype=torch.float32, device=x.device)
     narrow_kernel[(rows // tall, sections, parts)](
         x, product.down, tables.whose, y, rows, depth, sections, steps // parts,
-        RANK=product.rank, GRANULE=granule, PRECISION=_precision(), TALL=tall, DEEP=deep, num_warps=4, **early(x),
+        RANK=product.rank, GRANULE=granule, PRECISION=_precision(), TALL=tall, DEEP=deep, num_warps=4,
+        **_start(x, early is not Early.NONE),
     )  # fmt: skip
     return y
 
@@ -243,7 +259,7 @@ def _factors(product: SharedProduct) -> tuple[Tensor, Tensor]:
     return product.down, product.up
 
 
-def launch_norm(x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables) -> Tensor:
+def launch_norm(x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables, early: Early = Early.NONE) -> Tensor:
     from weft.stitching.running.body_kernels import norm_kernel
 
     y = torch.empty_like(residual)
@@ -251,12 +267,12 @@ def launch_norm(x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables) -
     norm_kernel[(rows,)](
         x, residual, norm.scale, norm.shift, tables.whose, y, rows, width, width if len(norm.scale) > 1 else 0,
         norm.epsilon, PARTS=len(x) if x.dim() == 3 else 1, GRANULE=rows // len(tables.whose), ROOM=_room(width),
-        num_warps=4, **early(x),
+        num_warps=4, **_start(x, early is not Early.NONE),
     )  # fmt: skip
     return y
 
 
-def launch_attention(x: Tensor, heads: int, tables: RowTables, longest: int) -> Tensor:
+def launch_attention(x: Tensor, heads: int, tables: RowTables, longest: int, early: Early = Early.NONE) -> Tensor:
     from weft.stitching.running.body_kernels import attention_kernel
 
     rows, width = len(x), x.shape[1] // 3
@@ -265,12 +281,15 @@ def launch_attention(x: Tensor, heads: int, tables: RowTables, longest: int) -> 
     attention_kernel[(len(tables.first), heads, -(-longest // tall))](
         x, tables.first, tables.lengths, y, width, (width // heads) ** -0.5,
         HEAD=width // heads, HEAD_ROOM=max(16, _room(width // heads)), PRECISION=_precision(), TALL=tall, DEEP=tall,
-        num_warps=1 if tall == FINEST else 4, **early(x),
+        num_warps=1 if tall == FINEST else 4, **_start(x, early is not Early.NONE),
     )  # fmt: skip
     return y
 
 
-def launch_head(x: Tensor, head: OwnHead, tables: RowTables, *, at: Tensor | None = None, tanh: bool = False) -> Tensor:
+def launch_head(
+    x: Tensor, head: OwnHead, tables: RowTables, *, at: Tensor | None = None, tanh: bool = False,
+    early: Early = Early.NONE,
+) -> Tensor:  # fmt: skip
     from weft.stitching.running.body_kernels import head_kernel
 
     _, depth, width = head.weight.shape
@@ -278,15 +297,20 @@ def launch_head(x: Tensor, head: OwnHead, tables: RowTables, *, at: Tensor | Non
     y = torch.empty((requests, width), dtype=x.dtype, device=x.device)
     head_kernel[(requests, -(-width // wide))](
         x, tables.first if at is None else at, tables.models, head.weight, head.bias, y, depth, width,
-        PICKED=at is not None, TANH=tanh, WIDE=wide, DEEP=32, num_warps=4, **early(x),
+        PICKED=at is not None, TANH=tanh, WIDE=wide, DEEP=32, num_warps=4, **_start(x, early is not Early.NONE),
     )  # fmt: skip
     return y
 
 
-def early(x: Tensor) -> dict[str, bool]:
-    """Whether a kernel may be sent to the device before the one before it has ended."""
-    able = EARLY and x.is_cuda and torch.cuda.get_device_capability(x.device)[0] >= 9
-    return {"EARLY": True, "launch_pdl": True} if able else {"EARLY": False}
+def _start(x: Tensor, early: bool) -> dict[str, bool]:
+    """How a kernel is launched; a GPU before Hopper launches all in turn."""
+    if not (x.is_cuda and able_to_start_early(x.device)):
+        return {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": early}
+
+
+def able_to_start_early(device: Any) -> bool:
+    return bool(torch.cuda.get_device_capability(device)[0] >= 9)
 
 
 def _room(count: int) -> int:
