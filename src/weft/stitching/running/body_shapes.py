@@ -80,7 +80,7 @@ def shapes(product: SharedProduct, rows: int, summed: bool) -> Iterator[TileShap
                     yield shape._replace(before=True)
 
 
-class Tried(NamedTuple):
+class BodyTrials(NamedTuple):
     """How many seconds everything took that was tried."""
 
     products: dict[str, dict[TileShape, float]]
@@ -88,7 +88,7 @@ class Tried(NamedTuple):
     bodies: dict[Early, float]
 
 
-def tune(body: FusedBody, tables: RowTables, dtype: Any) -> Tried:
+def tune(body: FusedBody, tables: RowTables, dtype: Any) -> BodyTrials:
     """Give *body* what is fastest for rows as those of *tables*."""
     early = Early.ALL if able_to_start_early(tables.whose.device) else Early.NONE
     rows = len(tables.positions)
@@ -110,7 +110,7 @@ def tune(body: FusedBody, tables: RowTables, dtype: Any) -> Tried:
     body.shapes = shaped
     bodies = _bodies(body, tables, list(Early) if early is Early.ALL else [early])
     body.early = min(bodies, key=bodies.__getitem__)
-    return Tried(found, bodies)
+    return BodyTrials(found, bodies)
 
 
 def _bodies(body: FusedBody, tables: RowTables, able: Sequence[Early]) -> dict[Early, float]:
