@@ -125,18 +125,25 @@ class _Reader:
             if step.node.op == "Attention":
                 return values.index(value)
             if step.node.op == "MatMul" and len(values) == 2:
-                weighted = self._body.steps[values[0].step].node.op == "Softmax" if values[0].step >= 0 else False
-                return 2 if weighted and values[1] == value else values.index(value)
+                return 2 if values[1] == value and self._is_softmax(values[0]) else values.index(value)
             value = BodyValue(number, 0)
+
+    def _is_softmax(self, value: BodyValue) -> bool:
+        """Whether a value is the softmax of a product, with what may be done to it behind."""
+        while value.step >= 0:
+            step = self._body.steps[value.step]
+            if step.node.op in ("MatMul", "Softmax"):
+                return step.node.op == "Softmax"
+            value = [each for each in step.inputs if each is not None][-1]
+        return False
 
     def _head_count(self, dense: DenseStep) -> int:
         """As the tensor is laid out that an attention reads."""
         step = self._body.steps[self._reader(dense.made)]
         sizes = self._numbers(step, 1) if step.node.op == "Reshape" else []
         width = self._matrix(dense.product, 0).shape[0]
-        for heads, each in zip(sizes[-2:], sizes[-1:], strict=False):
-            if heads > 0 and each in (-1, width // heads):
-                return heads
+        if len(sizes) > 1 and max(sizes[-2:]) > 0:
+            return sizes[-2] if sizes[-2] > 0 else width // sizes[-1]
         raise _foreign(f"it is not seen how many heads {self._where(dense.product)} is for")
 
     def _heads(self) -> tuple[DenseStep, DenseStep]:

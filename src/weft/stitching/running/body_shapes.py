@@ -100,6 +100,7 @@ def tune(body: FusedBody, tables: RowTables, dtype: Any) -> BodyTrials:
         for name, each in known.items()
     }
     _compile([(known[name], given[name], shape) for name in known for shape in tried[name]], tables, early)
+    chosen = []
     for name, trial in known.items():
         found[name] = times = _times(trial, given[name], tables, tried[name], early)
         if not times:
@@ -107,7 +108,9 @@ def tune(body: FusedBody, tables: RowTables, dtype: Any) -> BodyTrials:
         first = trial.products[0]
         key: Key = (*first.weight.shape, first.rank, rows, rows // len(tables.whose))
         shaped[key] = min(times, key=times.__getitem__)
+        chosen.append((trial, given[name], shaped[key]))
     body.shapes = shaped
+    _compile(chosen, tables, Early.NONE)
     bodies = _bodies(body, tables, list(Early) if early is Early.ALL else [early])
     body.early = min(bodies, key=bodies.__getitem__)
     return BodyTrials(found, bodies)
