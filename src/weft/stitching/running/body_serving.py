@@ -68,9 +68,10 @@ class FusedEncoder:
                 laid = torch.from_numpy(packed.laid(tokens))
                 return _numpy(FusedBody(self.encoder.weights)(laid, packed.tables("cpu"), packed.longest))
             sizes = max(LEAST_ROWS, _up(packed.rows)), max(FINEST, _up(packed.longest)), _up(len(asked))
-            if sizes not in self._rungs:
-                self._rungs[sizes] = self._captured(*sizes)
-            return _replayed(self._rungs[sizes], pack(asked, rows=sizes[0]), tokens)
+            with torch.cuda.device(self.device):
+                if sizes not in self._rungs:
+                    self._rungs[sizes] = self._captured(*sizes)
+                return _replayed(self._rungs[sizes], pack(asked, rows=sizes[0]), tokens)
 
     def _captured(self, rows: int, longest: int, room: int) -> BodyRung:
         from weft.stitching.running.body_shapes import tune
