@@ -485,8 +485,8 @@ def write(settings: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> No
     new = {_key(row) for row in rows}
     kept = [row for row in _read(settings.out) if _key(row) not in new]
     result = {
-        "machine": _machine(settings.device),
-        "versions": _versions(),
+        "machine": described_machine(settings.device),
+        "versions": versions(),
         "settings": {
             "tf32": settings.tf32,
             "rounds": settings.rounds,
@@ -497,10 +497,10 @@ def write(settings: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> No
         "rows": [*kept, *rows],
     }
     settings.out.parent.mkdir(parents=True, exist_ok=True)
-    settings.out.write_text(_text(result))
+    settings.out.write_text(text(result))
 
 
-def _text(result: Mapping[str, Any]) -> str:
+def text(result: Mapping[str, Any]) -> str:
     """JSON with a line for each row."""
     rows = ",\n".join(f"  {json.dumps(row)}" for row in result["rows"])
     rest = json.dumps({name: value for name, value in result.items() if name != "rows"}, indent=1)
@@ -516,7 +516,7 @@ def _key(row: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(json.dumps(row[name]) for name in names)
 
 
-def _machine(device: str) -> dict[str, Any]:
+def described_machine(device: str) -> dict[str, Any]:
     found: dict[str, Any] = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
     if device == "cuda":
         gpu = torch.cuda.get_device_properties(0)
@@ -524,7 +524,7 @@ def _machine(device: str) -> dict[str, Any]:
     return found
 
 
-def _versions() -> dict[str, Any]:
+def versions() -> dict[str, Any]:
     found = {"python": platform.python_version(), "numpy": np.__version__, "torch": torch.__version__}
     if torch.cuda.is_available():
         import triton

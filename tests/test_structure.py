@@ -79,7 +79,12 @@ ONLY_IN = {
         "stitching/reading/torch_",
         "stitching/making/torch_",
     ),
-    "triton": ("stitching/running/kernel.py", "stitching/running/kernel_shapes.py"),
+    "triton": (
+        "stitching/running/kernel.py",
+        "stitching/running/kernel_shapes.py",
+        "stitching/running/body_kernels.py",
+        "stitching/running/body_shapes.py",
+    ),
     "cuda": ("runtime/cuda/partitions.py",),
 }
 """Where a package may be imported."""

@@ -1,0 +1,203 @@
+"""The Triton kernels of a body: products, norms, attention and heads of all models' rows, each in one launch.
+
+Rows of all models lie in one matrix, those of a model from a multiple of GRANULE on (``body_rows``), so that a tile of
+a product has few models in it. A tile reads the shared weights, and in the same loop the narrow factors of just these
+models; what a row has of another model's factors is struck out before the wide factors follow. Where a tile has many
+models, or a matrix many tiles, what rows have of narrow factors is found once, by a kernel before. ``body_plain`` is
+the same in plain torch.
+"""
+
+# the kernels' arguments have no types, and their names are constants'
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def follow(EARLY: tl.constexpr):
+    """Wait for the kernel before, and let the next one start to wait; neither matters to those launched in turn."""
+    if EARLY:
+        tl.extra.cuda.gdc_wait()
+        tl.extra.cuda.gdc_launch_dependents()
+
+
+@triton.jit(do_not_specialize=["sections", "steps"])
+def narrow_kernel(
+    x, down, whose, y, rows, depth, sections, steps,
+    RANK: tl.constexpr, GRANULE: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    TALL: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """Parts of ``x @ down[model]`` for rows of one model; y [part, section, rows, RANK]."""
+    follow(EARLY)
+    row = tl.program_id(0) * TALL + tl.arange(0, TALL)
+    model = tl.load(whose + tl.program_id(0) * TALL // GRANULE)
+    k = tl.program_id(2) * steps * DEEP + tl.arange(0, DEEP)
+    rank = tl.arange(0, RANK)
+    line = (model * sections + tl.program_id(1)) * RANK + rank
+    x_at = x + row[:, None] * depth + k[None, :]
+    down_at = down + line[:, None] * depth + k[None, :]
+    total = tl.zeros((TALL, RANK), dtype=tl.float32)
+    for _ in range(steps):
+        total = tl.dot(tl.load(x_at), tl.trans(tl.load(down_at)), total, input_precision=PRECISION)
+        x_at += DEEP
+        down_at += DEEP
+    to = (tl.program_id(2) * sections + tl.program_id(1)) * rows + row
+    tl.store(y + to[:, None] * RANK + rank[None, :], total)
+
+
+@triton.jit(do_not_specialize=["sections", "steps"])
+def product_kernel(
+    x, weight, bias, down, up, narrowed, whose, y, rows, depth, width, section, sections, steps,
+    RANK: tl.constexpr, GRANULE: tl.constexpr, OWN_BIAS: tl.constexpr, GELU: tl.constexpr, PRECISION: tl.constexpr,
+    EARLY: tl.constexpr, NARROWED: tl.constexpr, TALL: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """``x @ weight + (x @ down[model]) @ up[model] + bias``; programs along axis 2 each have a part of the sum.
+
+    x [rows, depth], weight [depth, width], down [model, section, RANK, depth], up [model, RANK, width], y [part, rows,
+    width]. Columns of a tile are of one section, each of which has narrow factors of its own. NARROWED is how many
+    parts ``x @ down`` was found in before, 0 if it was not; narrowed [part, section, rows, RANK].
+    """
+    follow(EARLY)
+    part = tl.program_id(2)
+    row = tl.program_id(1) * TALL + tl.arange(0, TALL)
+    column = tl.program_id(0) * WIDE + tl.arange(0, WIDE)
+    k = part * steps * DEEP + tl.arange(0, DEEP)
+    x_at = x + (row % rows)[:, None] * depth + k[None, :]
+    weight_at = weight + k[:, None] * width + (column % width)[None, :]
+    total = tl.zeros((TALL, WIDE), dtype=tl.float32)
+    if RANK > 0:
+        SLOTS: tl.constexpr = TALL // GRANULE if TALL > GRANULE else 1
+        slot = tl.arange(0, SLOTS * RANK) // RANK
+        block = (tl.program_id(1) * TALL) // GRANULE + slot
+        model = tl.load(whose + block, mask=block * GRANULE < rows, other=0)
+        rank = tl.arange(0, SLOTS * RANK) % RANK
+        area = (tl.program_id(0) * WIDE) // section
+        line = (model * sections + area) * RANK + rank
+        down_at = down + line[:, None] * depth + k[None, :]
+        narrow = tl.zeros((TALL, SLOTS * RANK), dtype=tl.float32)
+    for _ in range(steps):
+        a = tl.load(x_at)
+        total = tl.dot(a, tl.load(weight_at), total, input_precision=PRECISION)
+        x_at += DEEP
+        weight_at += DEEP * width
+        if RANK > 0 and NARROWED == 0:
+            narrow = tl.dot(a, tl.trans(tl.load(down_at)), narrow, input_precision=PRECISION)
+            down_at += DEEP
+    if RANK > 0:
+        mine = tl.arange(0, TALL)[:, None] // (TALL // SLOTS) == slot[None, :]
+        if NARROWED > 0:
+            narrow = _gathered(narrowed, row, area, sections, rows, part, RANK, NARROWED, TALL, SLOTS)
+        wide = tl.load(up + (model * RANK + rank)[:, None] * width + (column % width)[None, :])
+        total = tl.dot(tl.where(mine, narrow, 0.0).to(wide.dtype), wide, total, input_precision=PRECISION)
+    known = (row < rows)[:, None] & (column < width)[None, :]
+    if part == 0:
+        if OWN_BIAS:
+            owner = tl.load(whose + row // GRANULE, mask=row < rows, other=0)
+            total += tl.load(bias + owner[:, None] * width + column[None, :], mask=known, other=0.0).to(tl.float32)
+        else:
+            total += tl.load(bias + column % width).to(tl.float32)[None, :]
+    if GELU:
+        total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
+    to = (part * rows + row)[:, None] * width + column[None, :]
+    tl.store(y + to, total.to(y.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def _gathered(
+    narrowed, row, area, sections, rows, part,
+    RANK: tl.constexpr, NARROWED: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """What rows have of their own narrow factors, once for each slot of models; all of it in the first part."""
+    at = narrowed + (area * rows + row)[:, None] * RANK + tl.arange(0, RANK)[None, :]
+    known = (row < tl.where(part == 0, rows, 0))[:, None]
+    total = tl.zeros((TALL, RANK), dtype=tl.float32)
+    for each in tl.static_range(NARROWED):
+        total += tl.load(at + each * sections * rows * RANK, mask=known, other=0.0)
+    return tl.reshape(tl.broadcast_to(total[:, None, :], (TALL, SLOTS, RANK)), (TALL, SLOTS * RANK))
+
+
+@triton.jit
+def norm_kernel(
+    x, residual, scale, shift, whose, y, rows, width, line, epsilon,
+    PARTS: tl.constexpr, GRANULE: tl.constexpr, ROOM: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The sum of parts and a residual, normalised by each row's model; x [part, rows, width]."""
+    follow(EARLY)
+    row = tl.program_id(0)
+    column = tl.arange(0, ROOM)
+    known = column < width
+    at = row * width + column
+    total = tl.load(residual + at, mask=known, other=0.0).to(tl.float32)
+    for part in tl.static_range(PARTS):
+        total += tl.load(x + part * rows * width + at, mask=known, other=0.0).to(tl.float32)
+    apart = tl.where(known, total - tl.sum(total) / width, 0.0)
+    normal = apart * tl.rsqrt(tl.sum(apart * apart) / width + epsilon)
+    own = tl.load(whose + row // GRANULE) * line + column
+    normal = normal * tl.load(scale + own, mask=known, other=0.0) + tl.load(shift + own, mask=known, other=0.0)
+    tl.store(y + at, normal.to(y.dtype.element_ty), mask=known)
+
+
+@triton.jit
+def attention_kernel(
+    x, first, lengths, y, width, scale,
+    HEAD: tl.constexpr, HEAD_ROOM: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    TALL: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """Each request's queries over its own keys and values; x [rows, 3 * width], y [rows, width]."""
+    follow(EARLY)
+    start = tl.load(first + tl.program_id(0))
+    length = tl.load(lengths + tl.program_id(0))
+    if tl.program_id(2) * TALL < length:
+        feature = tl.arange(0, HEAD_ROOM)
+        column = tl.program_id(1) * HEAD + feature
+        known = feature < HEAD
+        query = tl.program_id(2) * TALL + tl.arange(0, TALL)
+        asked = (query < length)[:, None] & known[None, :]
+        q = tl.load(x + (start + query)[:, None] * (3 * width) + column[None, :], mask=asked, other=0.0)
+        most = tl.full((TALL,), -1e30, dtype=tl.float32)
+        mass = tl.zeros((TALL,), dtype=tl.float32)
+        total = tl.zeros((TALL, HEAD_ROOM), dtype=tl.float32)
+        for begin in range(0, length, DEEP):
+            key = begin + tl.arange(0, DEEP)
+            there = (key < length)[:, None] & known[None, :]
+            at = x + (start + key)[:, None] * (3 * width) + column[None, :]
+            keys = tl.load(at + width, mask=there, other=0.0)
+            values = tl.load(at + 2 * width, mask=there, other=0.0)
+            scores = tl.dot(q, tl.trans(keys), input_precision=PRECISION) * scale
+            scores = tl.where((key < length)[None, :], scores, -1e30)
+            higher = tl.maximum(most, tl.max(scores, 1))
+            weights = tl.exp(scores - higher[:, None])
+            fade = tl.exp(most - higher)
+            mass = mass * fade + tl.sum(weights, 1)
+            total = tl.dot(weights.to(values.dtype), values, total * fade[:, None], input_precision=PRECISION)
+            most = higher
+        to = y + (start + query)[:, None] * width + column[None, :]
+        tl.store(to, (total / mass[:, None]).to(y.dtype.element_ty), mask=asked)
+
+
+@triton.jit
+def head_kernel(
+    x, at, models, weight, bias, y, depth, width,
+    PICKED: tl.constexpr, TANH: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr, DEEP: tl.constexpr,
+):  # fmt: skip
+    """One row of each request by weights of its model; x [rows, depth], weight [model, depth, width]."""
+    follow(EARLY)
+    request = tl.program_id(0)
+    model = tl.load(models + request)
+    column = tl.program_id(1) * WIDE + tl.arange(0, WIDE)
+    known = column < width
+    given = x + (tl.load(at + request) if PICKED else request) * depth
+    total = tl.zeros((DEEP, WIDE), dtype=tl.float32)
+    for begin in range(0, depth, DEEP):
+        k = begin + tl.arange(0, DEEP)
+        seen = tl.load(given + k, mask=k < depth, other=0.0).to(tl.float32)
+        place = (model * depth + k)[:, None] * width + column[None, :]
+        own = tl.load(weight + place, mask=(k < depth)[:, None] & known[None, :], other=0.0).to(tl.float32)
+        total += seen[:, None] * own
+    found = tl.sum(total, 0) + tl.load(bias + model * width + column, mask=known, other=0.0)
+    if TANH:
+        found = 1.0 - 2.0 / (tl.exp(2.0 * found) + 1.0)
+    tl.store(y + request * width + column, found.to(y.dtype.element_ty), mask=known)

@@ -1,0 +1,126 @@
+"""Stitched files as a body with kernels of its own, in its plain twins: read, compared, asked."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tests.stitching.encoders import answers, tiny_encoders
+from weft.errors import StitchError
+from weft.stitching.bodies.whole_run import stitch_body
+from weft.stitching.running.body_serving import FusedEncoder
+
+
+def stitched(folder, *, tolerance=0.0, **recipe):
+    files = tiny_encoders(folder, **recipe)
+    return files, stitch_body(files, tolerance=tolerance, measure=False)
+
+
+@pytest.mark.parametrize(
+    ("tolerance", "recipe"), [(1e-6, {"rank": 2, "classes": (2, 5, 3)}), (0.0, {"classes": 4})], ids=["rank", "heads"]
+)
+def test_requests_are_answered_as_by_the_models_files(tmp_path, tolerance, recipe):
+    files, made = stitched(tmp_path, tolerance=tolerance, **recipe)
+    encoder = FusedEncoder(made, "cpu")
+    rng = np.random.default_rng(1)
+    asked = [(made.names[task], rng.integers(0, 50, length)) for task, length in ((2, 9), (0, 1), (1, 30), (0, 17))]
+    for (name, tokens), found in zip(asked, encoder(asked), strict=True):
+        feed = {"input_ids": tokens[None], "attention_mask": np.ones((1, len(tokens)), np.int64)}
+        (wanted,) = answers(files[made.names.index(name)], feed).values()
+        np.testing.assert_allclose(found, wanted[0], atol=1e-4, rtol=1e-4)
+
+
+WIDTH, HEADS = 32, 4
+
+
+class Layer(nn.Module):
+    """As BERT's."""
+
+    def __init__(self):
+        super().__init__()
+        self.key, self.query, self.value, self.mixed = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.inner, self.outer = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
+        self.attended, self.done = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
+
+    def forward(self, hidden, mask):
+        def apart(linear):
+            return linear(hidden).view(*hidden.shape[:2], -1, WIDTH // HEADS).transpose(1, 2)
+
+        seen = functional.scaled_dot_product_attention(*map(apart, (self.query, self.key, self.value)), attn_mask=mask)
+        hidden = self.attended(hidden + self.mixed(seen.transpose(1, 2).flatten(2)))
+        return self.done(hidden + self.outer(functional.gelu(self.inner(hidden))))
+
+
+class Classifier(nn.Module):
+    def __init__(self, activation):
+        super().__init__()
+        self.words, self.kinds, self.places = (nn.Embedding(each, WIDTH) for each in (50, 2, 64))
+        self.normed, self.layers = nn.LayerNorm(WIDTH), nn.ModuleList(Layer() for _ in range(2))
+        self.pooler, self.classifier, self.activation = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3), activation
+
+    def forward(self, tokens, shown, kinds):
+        places = self.places(torch.arange(tokens.shape[1], device=tokens.device))
+        hidden = self.normed(self.words(tokens) + self.kinds(kinds) + places)
+        for layer in self.layers:
+            hidden = layer(hidden, shown[:, None, None, :].bool())
+        return self.classifier(self.activation(self.pooler(hidden[:, 0])))
+
+
+def exported(folder, activation=torch.tanh):
+    """Two models with heads of their own, and what they are in torch."""
+    torch.manual_seed(0)
+    base, models, files = Classifier(activation).eval(), [], []
+    names = ["tokens", "shown", "kinds"]
+    example = tuple(torch.ones(2, 7, dtype=torch.int64) for _ in names)
+    for name in ("mail", "news"):
+        models.append(copy.deepcopy(base))
+        models[-1].classifier = nn.Linear(WIDTH, len(name) - 2 * len(files))
+        files.append(folder / f"{name}.onnx")
+        axes = {each: {0: "rows", 1: "length"} for each in names}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            torch.onnx.export(
+                models[-1], example, files[-1], input_names=names, output_names=["found"], dynamic_axes=axes,
+                dynamo=False,
+            )  # fmt: skip
+    return files, models
+
+
+def test_a_bert_of_torchs_exporter_is_read(tmp_path):
+    files, models = exported(tmp_path)
+    encoder = FusedEncoder(stitch_body(files, measure=False), "cpu")
+    assert encoder.encoder.weights.heads == HEADS
+    tokens = torch.randint(0, 50, (1, 11))
+    for name, model, found in zip(
+        ("mail", "news"), models, encoder([(each, tokens[0]) for each in ("mail", "news")]), strict=True
+    ):
+        with torch.no_grad():
+            wanted = model(tokens, torch.ones_like(tokens), torch.zeros_like(tokens))[0]
+        np.testing.assert_allclose(found, wanted, atol=1e-4, rtol=1e-4, err_msg=name)
+
+
+def test_a_head_of_another_kind_is_refused(tmp_path):
+    files, _ = exported(tmp_path, torch.relu)
+    with pytest.raises(StitchError, match="Relu, not the tanh of a pooler"):
+        FusedEncoder(stitch_body(files, measure=False), "cpu")
+
+
+def test_a_body_with_layers_of_a_models_own_is_refused_by_the_layers_name(tmp_path):
+    _, made = stitched(tmp_path, frozen=0.5)
+    with pytest.raises(StitchError, match=r"different weights at layer1\.query\.product"):
+        FusedEncoder(made, "cpu")
+
+
+def test_what_nobody_is_called_and_what_is_too_long_is_refused(tmp_path):
+    _, made = stitched(tmp_path)
+    encoder = FusedEncoder(made, "cpu")
+    with pytest.raises(StitchError, match="nobody"):
+        encoder([("nobody", np.zeros(3))])
+    with pytest.raises(StitchError, match="a request of 65 tokens: there are 64 positions"):
+        encoder([(made.names[0], np.zeros(65))])
