@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.errors import StitchError
+from weft.stitching.bodies.few import OwnLines
 from weft.stitching.bodies.low_rank import LowRank
 from weft.stitching.graph import GraphTensor
 from weft.stitching.reading.onnx_program import Constants, ModelProgram, ProgramNode
@@ -43,6 +44,8 @@ class BodyStep:
     """Model -> what its node is called to people."""
     parts: dict[int, LowRank] = field(default_factory=dict)
     """Model -> what is added to the weights that it reads there, of those that are near them only."""
+    lines: dict[int, OwnLines] = field(default_factory=dict)
+    """Model -> its own lines of the table that it reads there, of those that have most of it only."""
 
 
 @dataclass(frozen=True, eq=False)
