@@ -85,6 +85,9 @@ def body_sentences(made: BodyStitching) -> list[str]:
     elif made.long and made.fill is not None:
         filled = ", ".join(f"{name} with {number:g}" for name, number in made.fill.items())
         told.append(f"lengths: any in one run; shorter rows are filled, {filled}")
+    if any(made.body.exits):
+        having = ", ".join(name for name, exits in zip(made.names, made.body.exits, strict=True) if exits)
+        told.append(f"exits: {having} answer with the first exit that is sure, but all rows go to the end of the body")
     if made.difference is not None:
         told.append(f"largest difference to the models: {made.difference.relative:.1e} of an output's largest number")
     return told

@@ -62,6 +62,8 @@ class Body:
     outputs: tuple[Mapping[str, BodyValue], ...]
     """Each model's outputs."""
     constants: Constants
+    exits: tuple[tuple[str, ...], ...]
+    """Those of them that are exits, of each model."""
 
     @property
     def tasks(self) -> int:
@@ -111,6 +113,7 @@ class Aligner:
             tuple({port.name: port for port in program.inputs} for program in self._programs),
             tuple(self._outputs),
             self._constants,
+            tuple(program.exits for program in self._programs),
         )
 
     def over(self, task: int, program: ModelProgram) -> dict[str, BodyValue]:

@@ -103,6 +103,8 @@ class BodyStitching:
             "inputs": {port: port_name(self.body, task, port) for port in ports},
             "outputs": {port: port_name(self.body, task, port) for port in outputs},
         }
+        if self.body.exits[task]:
+            told["exits"] = self.body.exits[task]
         if self.long:
             told["length"] = USUAL_LENGTH
             told["fill"] = None if self.fill is None else {port: self.fill[port] for port in ports}
