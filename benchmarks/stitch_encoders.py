@@ -38,9 +38,12 @@ TUNED: dict[str, tuple[dict[str, Any], float]] = {
 """How models were made, and what of a weight may be lost."""
 
 
-def measured(architecture: str, tasks: int, threads: list[int], lengths: list[int], rounds: int) -> dict[str, Any]:
+def measured(
+    architecture: str, tasks: int, threads: list[int], lengths: list[int], rounds: int, only: list[str]
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, (tuned, tolerance) in TUNED.items():
+    for name in only:
+        tuned, tolerance = TUNED[name]
         with tempfile.TemporaryDirectory() as folder:
             files = list(EncoderRecipe(architecture, tasks, **tuned).save(Path(folder)))
             (base,) = EncoderRecipe(architecture, 1).save(Path(folder) / "base")
@@ -226,9 +229,10 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=8)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", choices=list(TUNED), nargs="+", default=list(TUNED))
     parser.add_argument("--output", type=Path, default=RESULTS)
     given = parser.parse_args()
-    found = measured(given.architecture, given.tasks, given.threads, [16, 64], given.rounds)
+    found = measured(given.architecture, given.tasks, given.threads, [16, 64], given.rounds, given.only)
     settings = {name: getattr(given, name) for name in ("architecture", "tasks", "threads", "rounds")}
     write_json(given.output, {"machine": machine(), "settings": settings, "tuned": found})
 
