@@ -79,15 +79,16 @@ def _table(record: Mapping[str, Any]) -> Table:
 def _drawn(out: Path, record: Mapping[str, Any]) -> Figure:
     """How many times faster than one by one; a bar that is not there was not measured."""
     tuned: Mapping[str, Any] = record["tuned"]
-    lengths = list(next(iter(tuned.values()))["ms"][THREADS])
-    figure, axes = pictures.canvas(6.4 * len(lengths), 3.8, 1, len(lengths), sharey=True)
-    for axis, length in zip(axes, lengths, strict=True):
-        times = [found["ms"][THREADS][length] for found in tuned.values()]
+    panels = [(threads, length) for threads, each in next(iter(tuned.values()))["ms"].items() for length in each]
+    figure, axes = pictures.canvas(13, 6.6, len(panels) // 2, 2, sharey=True)
+    for axis, (threads, length) in zip(axes, panels, strict=True):
+        times = [found["ms"][threads][length] for found in tuned.values()]
         series = {way: [each[ALONE] / each[way] if way in each else 0.0 for each in times] for way in TINTS}
         pictures.grouped_bars(axis, [name.replace(", ", ",\n") for name in tuned], series, TINTS)
         axis.axhline(1, color=pictures.INK, linewidth=0.8)
-        pictures.heading(axis, f"{length} tokens", ylabel="times faster than one by one" if axis is axes[0] else "")
-    title = f"{FIGURE}: {record['settings']['tasks']} fine-tuned encoders, {THREADS} threads (recorded)"
+        said = f"{length} tokens, {threads} thread{'s' if threads != '1' else ''}"
+        pictures.heading(axis, said, ylabel="times faster than one by one" if length == panels[0][1] else "")
+    title = f"{FIGURE}: {record['settings']['tasks']} fine-tuned encoders on a CPU (recorded)"
     return pictures.save(figure, out, "encoders", title)
 
 
