@@ -2,8 +2,9 @@
 
 One request of each model, all of one length. The baseline are the models one after another, each in a session of its
 own. Beside it, in the same rounds: the body; all models as batched products, each weight a stack of all models' (as
-NetFuse joins them); and as many rows through a single one of the models, as it is. The body computes its last layer for
-the token that is read alone, which those three do not.
+NetFuse joins them); where models have adapters, the base's products for all rows with two small ones for each model's
+beside them (as LoRA servers do); and as many rows through a single one of the models, as it is. The body computes its
+last layer for the token that is read alone, which those four do not.
 
     python benchmarks/stitch_encoders.py
 """
@@ -37,9 +38,12 @@ TUNED: dict[str, tuple[dict[str, Any], float]] = {
 """How models were made, and what of a weight may be lost."""
 
 
-def measured(architecture: str, tasks: int, threads: list[int], lengths: list[int], rounds: int) -> dict[str, Any]:
+def measured(
+    architecture: str, tasks: int, threads: list[int], lengths: list[int], rounds: int, only: list[str]
+) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, (tuned, tolerance) in TUNED.items():
+    for name in only:
+        tuned, tolerance = TUNED[name]
         with tempfile.TemporaryDirectory() as folder:
             files = list(EncoderRecipe(architecture, tasks, **tuned).save(Path(folder)))
             (base,) = EncoderRecipe(architecture, 1).save(Path(folder) / "base")
@@ -63,23 +67,28 @@ def _raced(
 ) -> dict[str, dict[str, float]]:
     alone = [opened(file, threads, file.name, optimise=True) for file in files]
     whole = opened(to_onnx(made.graph).SerializeToString(), threads, "body", optimise=True)
-    stacked = opened(batched(files).SerializeToString(), threads, "batched", optimise=True)
-    return {str(each): _times(alone, whole, stacked, made.names, each, threads, rounds) for each in lengths}
+    rivals = {"batched products": batched(files)}
+    if any(step.parts for step in made.body.steps):
+        rivals["LoRA server"] = beside_the_base(files, made)
+    apart = {name: opened(each.SerializeToString(), threads, name, optimise=True) for name, each in rivals.items()}
+    return {str(each): _times(alone, whole, apart, made.names, each, threads, rounds) for each in lengths}
 
 
 def _times(
-    alone: list[Any], whole: Any, stacked: Any, names: Sequence[str], length: int, threads: int, rounds: int
+    alone: list[Any], whole: Any, rivals: dict[str, Any], names: Sequence[str], length: int, threads: int, rounds: int
 ) -> dict[str, float]:
     ids = np.random.default_rng(0).integers(0, 1000, (len(names), length))
     every = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
     feeds = [{name: each[at : at + 1] for name, each in every.items()} for at in range(len(names))]
     joined = {f"{name}.{port}": each for name, feed in zip(names, feeds, strict=True) for port, each in feed.items()}
     wanted = [session.run(None, feed)[0] for session, feed in zip(alone, feeds, strict=True)]
-    np.testing.assert_allclose(stacked.run(None, every)[0][:, 0], np.concatenate(wanted), atol=1e-4)
+    for each in rivals.values():
+        found = each.run(None, every)[0].reshape(len(names), -1)
+        np.testing.assert_allclose(found, np.concatenate(wanted), atol=1e-4)
     contenders = {
         "one after another": [lambda at=at: alone[at].run(None, feeds[at]) for at in range(len(names))],
         "body": [lambda: whole.run(None, joined)],
-        "batched products": [lambda: stacked.run(None, every)],
+        **{name: [lambda each=each: each.run(None, every)] for name, each in rivals.items()},
         "rows of one model": [lambda: alone[0].run(None, every)],
     }
     seconds = least_seconds(contenders, threads=threads, rounds=rounds)
@@ -106,6 +115,82 @@ def batched(files: list[Path]) -> onnx.ModelProto:
         [numpy_helper.from_array(np.ascontiguousarray(each), name) for name, each in constants.items()],
     )  # fmt: skip
     return helper.make_model(graph, opset_imports=list(protos[0].opset_import), ir_version=protos[0].ir_version)
+
+
+def beside_the_base(files: list[Path], made: BodyStitching) -> onnx.ModelProto:
+    """Encoders that ``EncoderRecipe`` made, for a row of each: what they share once, else one model after another.
+
+    Adapters are what *made* found: all rows are multiplied by the base's weight, and each by two narrow ones of its
+    model.
+    """
+    adapted = {step.names[0]: step for step in made.body.steps if step.parts}
+    protos = [onnx.load(file) for file in files]
+    held = [{each.name: numpy_helper.to_array(each) for each in proto.graph.initializer} for proto in protos]
+    rows = _Rows(len(files))
+    for many in zip(*(proto.graph.node for proto in protos), strict=True):
+        node, out = many[0], many[0].output[0]
+        read = [
+            {name: one[each.input[at]] for at, name in enumerate(node.input) if name in held[0]}
+            for one, each in zip(held, many, strict=True)
+        ]
+        if node.name in adapted:
+            step = adapted[node.name]
+            parts = [step.parts[task] for task in range(len(files))]
+            base = {"held": made.body.constants.arrays[step.contents[0][1]]}
+            rows.add(helper.make_node("MatMul", [node.input[0], "held"], [f"{out} base"]), base)
+            narrow = helper.make_node("MatMul", [node.input[0], "held"], [f"{out} down"])
+            rows.apart(narrow, [{"held": part.down} for part in parts])
+            wide = helper.make_node("MatMul", [f"{out} down", "held"], [f"{out} up"])
+            rows.apart(wide, [{"held": part.up} for part in parts])
+            rows.add(helper.make_node("Add", [f"{out} base", f"{out} up"], [out]), {})
+        elif all(np.array_equal(one[name], each) for one in read for name, each in read[0].items()):
+            rows.add(node, read[0])
+        else:
+            rows.apart(node, read)
+    return rows.model(protos[0])
+
+
+class _Rows:
+    """Nodes that compute a row of each model, together or apart."""
+
+    def __init__(self, tasks: int) -> None:
+        self.nodes: list[onnx.NodeProto] = []
+        self._tasks = tasks
+        self._constants: dict[str, Any] = {}
+        self._split: dict[str, list[str]] = {}
+
+    def add(self, node: onnx.NodeProto, held: dict[str, Any], task: int | None = None) -> str:
+        """A node for all rows, or for that of one model; *held*: the constants that it reads."""
+        made = onnx.NodeProto()
+        made.CopyFrom(node)
+        for at, name in enumerate(node.input):
+            if name in held:
+                made.input[at] = f"held {len(self._constants)}"
+                self._constants[made.input[at]] = held[name]
+            elif task is not None:
+                made.input[at] = self._row(name, task)
+        if task is not None:
+            made.output[0] = made.name = f"{node.output[0]} of {task}"
+        self.nodes.append(made)
+        return str(made.output[0])
+
+    def apart(self, node: onnx.NodeProto, held: list[dict[str, Any]]) -> None:
+        """A node for each row."""
+        parts = self._split[node.output[0]] = [self.add(node, each, task) for task, each in enumerate(held)]
+        self.nodes.append(helper.make_node("Concat", parts, node.output, axis=0))
+
+    def model(self, like: onnx.ModelProto) -> onnx.ModelProto:
+        graph = helper.make_graph(
+            self.nodes, "beside", list(like.graph.input), [onnx.ValueInfoProto(name=like.graph.output[0].name)],
+            [numpy_helper.from_array(np.ascontiguousarray(each), name) for name, each in self._constants.items()],
+        )  # fmt: skip
+        return helper.make_model(graph, opset_imports=list(like.opset_import), ir_version=like.ir_version)
+
+    def _row(self, tensor: str, task: int) -> str:
+        if tensor not in self._split:
+            names = self._split[tensor] = [f"{tensor} at {each}" for each in range(self._tasks)]
+            self.nodes.append(helper.make_node("Split", [tensor], names, axis=0, num_outputs=self._tasks))
+        return self._split[tensor][task]
 
 
 def _stack(op: str, at: int, arrays: list[Any]) -> Any:
@@ -144,9 +229,10 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=8)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--only", choices=list(TUNED), nargs="+", default=list(TUNED))
     parser.add_argument("--output", type=Path, default=RESULTS)
     given = parser.parse_args()
-    found = measured(given.architecture, given.tasks, given.threads, [16, 64], given.rounds)
+    found = measured(given.architecture, given.tasks, given.threads, [16, 64], given.rounds, given.only)
     settings = {name: getattr(given, name) for name in ("architecture", "tasks", "threads", "rounds")}
     write_json(given.output, {"machine": machine(), "settings": settings, "tuned": found})
 

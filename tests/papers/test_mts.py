@@ -10,7 +10,7 @@ from itertools import product
 import pytest
 
 from tests import ROOT
-from tests.papers.reproductions import check, check_published, check_whole
+from tests.papers.reproductions import check_published, check_whole
 from weft.errors import InputError
 from weft.stitching.making.zipped import ZippedCard, ZippedRatio, ZippedTask
 from weft_papers import PAPERS
@@ -217,9 +217,11 @@ def test_the_shipped_record_of_encoders_is_the_benchmarks():
     assert encoders.read() == json.loads(results.read_text("utf-8")), "copy the results anew"
 
 
-def test_encoders_as_one_body():
-    part = encoders.encoders(encoders.read())
-    check(part)
+def test_encoders_as_one_body(tmp_path):
+    part = encoders.encoders(tmp_path, encoders.read())
+    check_whole(part)
+    (column,) = [at for at, name in enumerate(part.tables[0].header) if name == "LoRA server ms"]
+    assert {row[0] for row in part.tables[0].rows if row[column]} == {encoders.LOW_RANK}, "models with adapters alone"
     own = found(part, "own heads as one body over one by one, 8 encoders, 16 tokens")
     assert own.paper is None and own.ours > 1
     assert {row[0] for row in part.tables[0].rows} == encoders.read()["tuned"].keys()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.engine.hosts import MS
@@ -14,8 +16,8 @@ from tests.runtime.clocks import NO_LENGTH_S
 from tests.serving import live
 from tests.serving.test_serve_models import Refused, infer, send, until
 from tests.serving.test_serve_stitched import models
-from tests.stitching.encoders import answers, as_tagger, sentences, tiny_encoders
-from weft.errors import BadRequest
+from tests.stitching.encoders import answers, as_tagger, sentences, tiny_encoders, with_exit
+from weft.errors import BadRequest, StitchError
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.serving.tickets import ClientTicket
@@ -142,3 +144,79 @@ def test_models_come_and_go_while_others_are_asked(tmp_path: Path) -> None:
             infer(server, NAMES[1], sentences(1, 5))
         library = server.server.service.library
         until(lambda: library.used_bytes == library.find(NAMES[0]).served.loaded.memory_bytes, "the old body to leave")
+
+
+# --- exits ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def leaving(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models with an exit and one without, apart and as one body."""
+    folder = tmp_path_factory.mktemp("exits")
+    files = tiny_encoders(folder, full=0.5, classes=(2, 3, 4))
+    for task, classes in ((0, 2), (1, 3)):
+        with_exit(files[task], classes, task)
+    stitch_body(files, measure=False).to_onnx(folder / "body.onnx")
+    return folder
+
+
+def at_exits(folder: Path, name: str, given: dict[str, np.ndarray], threshold: float) -> dict[str, np.ndarray]:
+    """What a request that leaves where it is sure is told, from a run of the model alone."""
+    found = answers(folder / f"{name}.onnx", given)
+    sure = [1 / np.exp(each - each.max(1, keepdims=True)).sum(1) for each in (found["early"], found["logits"])]
+    early = sure[0] >= threshold
+    return {
+        "logits": np.where(early[:, None], found["early"], found["logits"]),
+        "weft_exit": np.where(early, 1, 2),
+        "weft_confidence": np.where(early, *sure),
+    }
+
+
+def test_models_of_a_body_answer_with_the_exit_that_is_sure(leaving: Path) -> None:
+    taken = dict.fromkeys(NAMES[:2], ())
+    with live.running(leaving / "body.onnx", grpc_port=None) as server:
+        for at, (name, threshold) in enumerate((name, each) for name in NAMES[:2] for each in (0.8, 0.99, 2)):
+            given = sentences(4, 6, at)
+            asked = {} if threshold == 0.8 else {"weft_exit_threshold": threshold}
+            found, wanted = infer(server, name, given, **asked), at_exits(leaving, name, given, threshold)
+            assert found.keys() == wanted.keys()
+            for key, each in wanted.items():
+                np.testing.assert_allclose(found[key], each, atol=1e-5)
+            taken[name] += tuple(found["weft_exit"].tolist())
+        check(infer(server, NAMES[2], sentences(2, 5)), leaving, NAMES[2], sentences(2, 5))
+        with pytest.raises(Refused, match="is an exit; ask for 'logits'"):
+            send_for(server, NAMES[0], "early")
+        counted = {each["name"]: each["exits"] for each in send(server, "GET", "/weft/state").json()["models"]}
+        told = {name: each and (each["names"], each["taken"]) for name, each in counted.items()}
+        exits = ["early", "logits"]
+        assert told == {NAMES[2]: None} | {
+            name: (exits, [seen.count(1), seen.count(2)]) for name, seen in taken.items()
+        }
+        assert all(1 in seen and 2 in seen for seen in taken.values()), "a test of one way only"
+
+
+def send_for(server: live.Live, name: str, output: str) -> None:
+    """Ask for one output."""
+    given = {key: {"name": key, "datatype": "INT64", "shape": list(each.shape), "data": each.ravel().tolist()}
+             for key, each in sentences(1, 3).items()}  # fmt: skip
+    body = json.dumps({"inputs": list(given.values()), "outputs": [{"name": output}]}).encode()
+    reply = send(server, "POST", f"/v2/models/{name}/infer", body, {})
+    if reply.status != 200:
+        raise Refused(reply)
+
+
+def test_a_floor_of_the_threshold_means_nothing_to_a_body(leaving: Path, tmp_path: Path) -> None:
+    (tmp_path / "body.onnx").write_bytes((leaving / "body.onnx").read_bytes())
+    (tmp_path / "body.toml").write_text("exit_threshold = 0.9\nexit_floor = 0.5\n")
+    said = "exit_floor is set, but all requests of a body go to its end"
+    with live.running(tmp_path, grpc_port=None) as server, pytest.raises(Refused, match=said):
+        infer(server, NAMES[0], sentences(1, 3))
+
+
+def test_an_exit_that_is_no_output_is_named(tmp_path: Path) -> None:
+    (path,) = tiny_encoders(tmp_path, 1)
+    proto = onnx.load(path)
+    onnx.helper.set_model_props(proto, {"weft.exits": "first, logits"})
+    onnx.save(proto, path)
+    with pytest.raises(StitchError, match=r"its weft\.exits names first, which is none of its outputs logits"):
+        stitch_body([path], measure=False)

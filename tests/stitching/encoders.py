@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import onnxruntime as ort
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from weft.stitching.making.encoders import EncoderRecipe
 
@@ -27,6 +27,24 @@ def as_tagger(path: Path, *, head: str = "layer1.output.norm") -> Path:
     proto = onnx.load(path)
     del proto.graph.output[:]
     proto.graph.output.append(helper.make_tensor_value_info(head, TensorProto.FLOAT, ["rows", "length", 32]))
+    onnx.save(proto, path)
+    return path
+
+
+def with_exit(path: Path, classes: int, seed: int) -> Path:
+    """The file with an early answer after its first layer, which its metadata names."""
+    proto = onnx.load(path)
+    drawn = 3 * np.random.default_rng(seed).standard_normal((32, classes))
+    held = {"exit.at": np.array(0), "exit.weight": drawn.astype(np.float32)}
+    proto.graph.initializer.extend(numpy_helper.from_array(each, name) for name, each in held.items())
+    proto.graph.node.extend(
+        [
+            helper.make_node("Gather", ["layer0.output.norm", "exit.at"], ["exit.first"], axis=1),
+            helper.make_node("MatMul", ["exit.first", "exit.weight"], ["early"], name="exit.head"),
+        ]
+    )
+    proto.graph.output.append(helper.make_tensor_value_info("early", TensorProto.FLOAT, ["rows", classes]))
+    helper.set_model_props(proto, {"weft.exits": "early, logits"})
     onnx.save(proto, path)
     return path
 

@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.stitching.encoders import answers, tiny_encoders
+from tests.stitching.test_bodies_near import LINES, changed, other_columns, other_lines
 from weft.errors import StitchError
 from weft.stitching.bodies.whole_run import stitch_body
 from weft.stitching.running.body_serving import FusedEncoder
@@ -115,6 +116,21 @@ def test_a_body_with_layers_of_a_models_own_is_refused_by_the_layers_name(tmp_pa
     _, made = stitched(tmp_path, frozen=0.5)
     with pytest.raises(StitchError, match=r"different weights at layer1\.query\.product"):
         FusedEncoder(made, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"layer1__query__product": other_columns}, r"differ in columns.* at layer1\.query\.product"),
+        ({LINES: other_lines}, "lines of their own in the table"),
+    ],
+    ids=["columns", "lines"],
+)
+def test_what_differs_but_by_a_low_rank_is_refused(tmp_path, changes, why):
+    base = tiny_encoders(tmp_path, classes=4)[0]
+    files = [changed(base, tmp_path / f"{seed}.onnx", seed, **changes) for seed in (1, 2)]
+    with pytest.raises(StitchError, match=why):
+        FusedEncoder(stitch_body([base, *files], measure=False), "cpu")
 
 
 def test_what_nobody_is_called_and_what_is_too_long_is_refused(tmp_path):

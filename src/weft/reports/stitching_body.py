@@ -11,7 +11,7 @@ from weft.stitching.bodies.whole_run import BodyStitching, SharedStep
 from weft.version import __version__
 
 WAYS = ("", "weights MB", "of separate", "measured ms", "speed-up")
-STEPS = ("step", "operator", "kB", "models", "shared by", "own rank")
+STEPS = ("step", "operator", "kB", "models", "shared by", "own")
 _FEW = 8
 _NUMBERED = re.compile(r"(.*?(?:\.|layer|block)_?\d+)(?=[./]|$)")
 
@@ -35,6 +35,7 @@ def body_report(made: BodyStitching, files: Sequence[Path]) -> dict[str, Any]:
                 "op": each.op,
                 "bytes": each.bytes,
                 "rank": each.rank,
+                "own": list(each.own),
                 "shared_by": [[made.names[task] for task in crew] for crew in each.crews],
             }
             for each in made.shared
@@ -58,7 +59,7 @@ def way_rows(made: BodyStitching) -> list[tuple[str, ...]]:
 def step_rows(made: BodyStitching) -> list[tuple[str, ...]]:
     """Every step that has weights, and who shares them."""
     return [
-        (each.name, each.op, f"{each.bytes / 1e3:.1f}", str(sum(map(len, each.crews))), _who(made, each), _rank(each))
+        (each.name, each.op, f"{each.bytes / 1e3:.1f}", str(sum(map(len, each.crews))), _who(made, each), _own(each))
         for each in made.shared
     ]
 
@@ -75,6 +76,8 @@ def body_sentences(made: BodyStitching) -> list[str]:
         told.append(
             f"low rank: {len(near)} products are shared but for parts of rank {max(e.rank for e in near)} at most"
         )
+    if few := [each for each in made.shared if each.own]:
+        told.append(f"few differences: {len(few)} weights are shared but for {_listed(few)} (--layers says where)")
     if made.reordered:
         told.append(f"order: {made.reordered} products are another model's, with heads or channels in another order")
     if made.long and made.fill is None:
@@ -82,6 +85,9 @@ def body_sentences(made: BodyStitching) -> list[str]:
     elif made.long and made.fill is not None:
         filled = ", ".join(f"{name} with {number:g}" for name, number in made.fill.items())
         told.append(f"lengths: any in one run; shorter rows are filled, {filled}")
+    if any(made.body.exits):
+        having = ", ".join(name for name, exits in zip(made.names, made.body.exits, strict=True) if exits)
+        told.append(f"exits: {having} answer with the first exit that is sure, but all rows go to the end of the body")
     if made.difference is not None:
         told.append(f"largest difference to the models: {made.difference.relative:.1e} of an output's largest number")
     return told
@@ -94,8 +100,14 @@ def _layer(name: str) -> str:
     return name.rpartition("/")[0] if name.startswith("/") else name
 
 
-def _rank(step: SharedStep) -> str:
-    return str(step.rank) if step.rank else ""
+def _listed(steps: Sequence[SharedStep]) -> str:
+    """The kinds of what is a model's own."""
+    return ", ".join(sorted({said.split()[-1] for each in steps for said in each.own}))
+
+
+def _own(step: SharedStep) -> str:
+    """What models have beside the weights that they share."""
+    return ", ".join(([f"rank {step.rank}"] if step.rank else []) + list(step.own))
 
 
 def _who(made: BodyStitching, step: SharedStep) -> str:

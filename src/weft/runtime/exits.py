@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
+from weft.runtime.metadata import EXITS_KEY
 from weft.runtime.tensors import Array
 
 Kind = Literal["logits", "probabilities"]
 KINDS: tuple[Kind, ...] = ("logits", "probabilities")
-METADATA_KEY = "weft.exits"
-"""Under this key a file may name its exits, shallow to deep, with commas between them."""
+METADATA_KEY = EXITS_KEY
 
 Values = dict[str, Any]
 

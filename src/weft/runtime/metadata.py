@@ -6,5 +6,7 @@ STITCHED_VERSION = 1
 """Of what stands there."""
 FAMILY_KEY = "weft.family"
 """Where it says how its models share the weights that are in it; JSON, see ``weft.stitching.described``."""
+EXITS_KEY = "weft.exits"
+"""Where a file may name its exits, shallow to deep, with commas between them."""
 PROGRAM_SUFFIX = ".pt2"
 """Of what ``torch.export.save`` writes."""

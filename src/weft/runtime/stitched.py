@@ -47,6 +47,8 @@ class TaskSpec(BaseModel):
     """Rows it was stitched for."""
     length: Annotated[int, Field(ge=1)] | None = None
     """A usual one, where rows are of any length: all free sizes of its inputs but the first."""
+    exits: tuple[_Name, ...] = ()
+    """Its outputs that are exits, shallow to deep, the end last; none where there is only the end."""
     fill: dict[_Name, float] | None = None
     """Input -> the number that makes it longer without changing an answer; None: rows must be of one length."""
 
@@ -73,6 +75,9 @@ def read_tasks(text: str) -> tuple[TaskSpec, ...]:
     ):
         if again := [name for name, count in Counter(names).items() if count > 1]:
             raise ModelError(f"its {STITCHED_KEY} names {what} {again[0]!r} twice; stitch it again")
+    for task in tasks:
+        if lost := [name for name in task.exits if name not in task.outputs]:
+            raise ModelError(f"its {STITCHED_KEY} names exit {lost[0]!r}, no output of {task.name}; stitch it again")
     return tasks
 
 

@@ -299,6 +299,8 @@ class Dispatcher:
         else:
             for ticket, outputs in _results(work):
                 ticket.compute_ns += work.compute_ns
+                if isinstance(outputs, dict) and ticket.model.leaving:
+                    ticket.model.statistics.exits.update(outputs[EXIT].tolist())
                 self._settle(ticket, outputs)
         self._executed(stream, work)
 

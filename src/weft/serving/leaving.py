@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.engine.steering import ExitShares, Steered, Steering
 from weft.errors import ModelError, WorkloadError
-from weft.runtime.backend import LoadedModel
-from weft.runtime.exits import confidence
+from weft.runtime.exits import ExitSpec, Kind, confidence
+from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
+from weft.serving.config import ModelConfig
 from weft.workloads.exits import ExitRecord, miscounted, read_record
 
 EXIT, CONFIDENCE, THRESHOLD = "weft_exit", "weft_confidence", "weft_exit_threshold"
@@ -34,17 +35,34 @@ class Reached(NamedTuple):
     sure: Floats
 
 
-class Leaving:
-    """The exits of one loaded model."""
+class LeftModel(Protocol):
+    """What has exits."""
 
-    def __init__(self, loaded: LoadedModel, steering: Steering, record: ExitRecord | None = None) -> None:
+    @property
+    def exits(self) -> tuple[ExitSpec, ...]: ...
+
+    @property
+    def confidence(self) -> Kind: ...
+
+
+class TaskExits(NamedTuple):
+    """One of the models of a body, whose requests all go to the end; their answers are chosen there."""
+
+    exits: tuple[ExitSpec, ...]
+    confidence: Kind
+
+
+class Leaving:
+    """The exits of one loaded model, or of one of the models of a body."""
+
+    def __init__(self, loaded: LeftModel, steering: Steering, record: ExitRecord | None = None) -> None:
         self.names = tuple(each.output for each in loaded.exits)
         self.steered, self.record = Steered(steering), record
         count = len(self.names)
         self.shares = ExitShares(record.rates(steering.top) if record else [1 / count] * count)
         self._kind = loaded.confidence
         self._by_segment = {each.segment: number for number, each in enumerate(loaded.exits, start=1)}
-        self.layers = tuple(each.segment + 1 for each in loaded.exits[:-1])
+        self.layers = () if isinstance(loaded, TaskExits) else tuple(each.segment + 1 for each in loaded.exits[:-1])
         """After how many segments requests may leave, the end not among them."""
 
     def reached(self, segment: int, told: Mapping[str, Array]) -> Reached | None:
@@ -54,6 +72,14 @@ class Leaving:
             return None
         answers = told[self.names[number - 1]]
         return Reached(number, answers, confidence(answers, self._kind))
+
+    def chosen(self, told: Mapping[str, Array], threshold: float) -> dict[str, Array]:
+        """The outputs of a request that went to the end, from what all exits gave."""
+        rows = RequestRows(len(told[self.names[-1]]))
+        for number, name in enumerate(self.names, start=1):
+            at = Reached(number, told[name], confidence(told[name], self._kind))
+            rows.reach(at, threshold, end=number == len(self.names))
+        return rows.answered(self)
 
     def answer(self, answers: Array, exits: Array, sure: Floats) -> dict[str, Array]:
         """The outputs of a request."""
@@ -93,11 +119,20 @@ class RequestRows:
         return leaving.answer(self._answers, self._exits, self._sure)
 
 
-def outputs_of(loaded: LoadedModel) -> tuple[TensorSpec, ...]:
-    """What clients of a model may ask for."""
-    if not loaded.exits:
-        return loaded.outputs
-    return (*loaded.outputs, TensorSpec(EXIT, "INT64", (-1,)), TensorSpec(CONFIDENCE, "FP32", (-1,)))
+def leaving_at(task: TaskSpec, config: ModelConfig) -> Leaving | None:
+    """The exits of one of the models of a body, as its settings say; None where it has none."""
+    if not task.exits:
+        return None
+    exits = tuple(ExitSpec(output=name, segment=0) for name in task.exits)
+    return Leaving(TaskExits(exits, config.exit_confidence), Steering(config.exit_threshold))
+
+
+def outputs_of(outputs: tuple[TensorSpec, ...], end: str | None) -> tuple[TensorSpec, ...]:
+    """What clients of a model may ask for; *end* is the last of its exits."""
+    if end is None:
+        return outputs
+    found = tuple(spec for spec in outputs if spec.name == end)
+    return (*found, TensorSpec(EXIT, "INT64", (-1,)), TensorSpec(CONFIDENCE, "FP32", (-1,)))
 
 
 def record_beside(model: Path, name: str, exits: int) -> ExitRecord:

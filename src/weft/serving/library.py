@@ -397,7 +397,10 @@ def _leaving(entry: ModelEntry, loaded: LoadedModel, steering: Steering) -> Leav
     if loaded.exits:
         name, count = config.exit_record, len(loaded.exits)
         return Leaving(loaded, steering, record_beside(entry.path, name, count) if name else None)
-    for key in ("exit_threshold", "exit_floor", "exit_record"):
+    chosen = any(task.exits for task in loaded.tasks)
+    for key in ("exit_floor", "exit_record") if chosen else ("exit_threshold", "exit_floor", "exit_record"):
+        if key in config.model_fields_set and chosen:
+            raise ModelError(f"{key} is set, but all requests of a body go to its end; leave it out")
         if key in config.model_fields_set and len(config.exits) != 1:
             raise ModelError(f"{key} is set, but the model has no exits; name its outputs that are, as exits")
     return None

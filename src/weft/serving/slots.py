@@ -11,6 +11,7 @@ from weft.errors import ModelError
 from weft.runtime.backend import LoadedModel
 from weft.runtime.breaker import breaker_of
 from weft.serving.config import ModelConfig
+from weft.serving.leaving import leaving_at
 from weft.serving.repository import MODEL_FILE, ModelEntry
 from weft.serving.statistics import Statistics
 from weft.serving.streams import ServedModel
@@ -90,7 +91,7 @@ class ModelSlot:
             return body
         for task in tasks if self.entry.body else ():
             if task.name == self.entry.name:
-                return body.for_task(task, queue_size=self.config.queue_size)
+                return body.for_task(task, queue_size=self.config.queue_size, leaving=leaving_at(task, self.config))
         raise ModelError(f"{self.entry.path.name} holds other models now; ask for the index, and load those")
 
     def fail(self, message: str) -> None:

@@ -85,7 +85,9 @@ def profile(service: Service) -> dict[str, Any]:
                 "like": _like(slot.served.loaded),
                 "exits": list(slot.served.leaving.layers) if slot.served.leaving else [],
                 "body": slot.entry.body,
-                "exit_rates": list(slot.served.leaving.shares.told) if slot.served.leaving else [],
+                "exit_rates": list(slot.served.leaving.shares.told)
+                if slot.served.leaving and slot.served.leaving.layers
+                else [],
             }
             for slot in service.library.slots()
             if slot.served and slot.served.loaded.warm_shapes is not None

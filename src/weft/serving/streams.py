@@ -81,9 +81,9 @@ class ServedModel:
         warm = loaded.warm_shapes
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
 
-    def for_task(self, task: TaskSpec, *, queue_size: int = 256) -> ServedModel:
+    def for_task(self, task: TaskSpec, *, queue_size: int = 256, leaving: Leaving | None = None) -> ServedModel:
         """One of the models that have this body."""
-        model = ServedModel(task.name, self.loaded, version=self.version, queue_size=queue_size)
+        model = ServedModel(task.name, self.loaded, version=self.version, queue_size=queue_size, leaving=leaving)
         model.body, model.task = self, task
         model.labels = {name: self.labels[inner] for name, inner in task.outputs.items() if inner in self.labels}
         return model
@@ -91,11 +91,11 @@ class ServedModel:
     @cached_property
     def spec(self) -> ModelSpec:
         """What requests for it must look like: with names of its own, where it was stitched to others."""
-        inputs, outputs = self.loaded.inputs, outputs_of(self.loaded)
+        inputs, outputs = self.loaded.inputs, self.loaded.outputs
         if self.task:
             inputs, outputs = _renamed(inputs, self.task.inputs), _renamed(outputs, self.task.outputs)
-        early = tuple(each.output for each in self.loaded.exits[:-1])
-        return ModelSpec(self.name, self.version, inputs, outputs, early)
+        exits = self.leaving.names if self.leaving else ()
+        return ModelSpec(self.name, self.version, inputs, outputs_of(outputs, exits[-1] if exits else None), exits[:-1])
 
     @property
     def memory_bytes(self) -> int:
@@ -143,7 +143,7 @@ class ServedModel:
         """The answer to a request for a task, from the rows of its body's outputs that are its own."""
         assert self.task is not None
         found = {name: outputs[inner][start:end] for name, inner in self.task.outputs.items()}
-        if length is None:
+        if length is None or self.leaving:  # scores of classes, of any length
             return found
         free = {spec.name: [size < 0 for size in spec.shape] for spec in self.spec.outputs}
         return {

@@ -217,7 +217,14 @@ class MixedWork(BatchWork):
         parts = zip(self._answers, self._named, strict=True)
         values = mixed([{name: answers[name] for name in named} for answers, named in parts], {})
         for ticket, start, end in self._places():
-            yield ticket, ticket.model.outward(values, start, end, ticket.model.length(ticket.inputs))
+            found, leaving = (
+                ticket.model.outward(values, start, end, ticket.model.length(ticket.inputs)),
+                ticket.model.leaving,
+            )
+            if leaving:
+                ticket.threshold = leaving.threshold if ticket.wanted is None else ticket.wanted
+                found = leaving.chosen(found, ticket.threshold)
+            yield ticket, found
 
 
 def _answer(ticket: ClientTicket, leaving: Leaving, reached: Reached, start: int, end: int) -> dict[str, Array] | None:

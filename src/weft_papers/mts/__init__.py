@@ -72,7 +72,7 @@ def _steps(paper: Paper, out: Path, record: recorded.BenchRecord, rounds: int) -
         ("III", lambda tick: zipping.zipping(out, zipping.cards())),
         ("counted", counts),
         ("CPU", lambda tick: cpu.on_cpu(out, cpu.heats(rounds, tick=tick))),
-        ("encoders", lambda tick: encoders.encoders(encoders.read())),
+        ("encoders", lambda tick: encoders.encoders(out, encoders.read())),
     ]
 
 

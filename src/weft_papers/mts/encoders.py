@@ -2,23 +2,27 @@
 
 The paper's form is for convolutions. Here nodes stay as they are and run once for all models that share them, as in
 PetS (Zhou et al., USENIX ATC 2022); adapters become small products beside the shared one, as LoRA servers have them.
-Rivals are the models one by one and batched products of all weights (NetFuse). Recorded on a CPU.
+Rivals are the models one by one, batched products of all weights (NetFuse) and what a LoRA server does: the base's
+products for all rows, and two small ones for each model's. Recorded on a CPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from weft.errors import InputError
 from weft.jsonfile import read_json
 from weft.stitching.making.encoders import ENCODERS
-from weft_papers.base import Exhibit, Row, Table
+from weft_papers import pictures
+from weft_papers.base import Exhibit, Figure, Row, Table
 
 FIGURE = "encoders"
 SHIPPED = "encoders.json"
-ALONE, BODY, BATCHED = "one after another", "body", "batched products"
+ALONE, BODY, BATCHED, LORA, ONE = "one after another", "body", "batched products", "LoRA server", "rows of one model"
+TINTS = {BODY: "#009e73", BATCHED: "#e69f00", LORA: "#0072b2", ONE: "#b9c0c8"}
 RANK = 16
 LOW_RANK = "rank 16, low-rank parts"
 THREADS = "2"
@@ -31,8 +35,8 @@ def read() -> Mapping[str, Any]:
     return found
 
 
-def encoders(record: Mapping[str, Any]) -> Exhibit:
-    return Exhibit(tuple(_rows(record)), (_table(record),))
+def encoders(out: Path, record: Mapping[str, Any]) -> Exhibit:
+    return Exhibit(tuple(_rows(record)), (_table(record),), (_drawn(out, record),))
 
 
 def _rows(record: Mapping[str, Any]) -> list[Row]:
@@ -42,17 +46,22 @@ def _rows(record: Mapping[str, Any]) -> list[Row]:
             FIGURE, f"{name} as one body over one by one, {tasks} encoders, {length} tokens", None,
             times[ALONE] / times[BODY], "x",
             f"recorded, {THREADS} threads ({size}): {times[BODY]:.1f} and {times[ALONE]:.1f} ms, batched products "
-            f"{times[BATCHED]:.1f}; weights {found['weights']:.2f}x; the paper has no transformers",
+            f"{times[BATCHED]:.1f}{_lora(times)}; weights {found['weights']:.2f}x; the paper has no transformers",
         )
         for name, found in record["tuned"].items()
         for length, times in found["ms"][THREADS].items()
     ]  # fmt: skip
 
 
+def _lora(times: Mapping[str, float]) -> str:
+    return f", a LoRA server {times[LORA]:.1f}" if LORA in times else ""
+
+
 def _table(record: Mapping[str, Any]) -> Table:
     body = [
         (
-            name, threads, length, f"{times[ALONE]:.1f}", f"{times[BATCHED]:.1f}", f"{times[BODY]:.1f}",
+            name, threads, length, f"{times[ALONE]:.1f}", f"{times[BATCHED]:.1f}",
+            f"{times[LORA]:.1f}" if LORA in times else "", f"{times[BODY]:.1f}",
             f"{times[ALONE] / times[BODY]:.2f}", f"{found['weights']:.3f}",
             f"{macs(record['settings']['architecture'], int(length), RANK if name == LOW_RANK else 0):.3f}",
         )
@@ -60,8 +69,27 @@ def _table(record: Mapping[str, Any]) -> Table:
         for threads, by_length in found["ms"].items()
         for length, times in by_length.items()
     ]  # fmt: skip
-    header = ("tuned", "threads", "tokens", "one by one ms", "batched ms", "body ms", "faster x", "weights x", "MACs x")
+    header = (
+        "tuned", "threads", "tokens", "one by one ms", "batched ms", "LoRA server ms", "body ms", "faster x",
+        "weights x", "MACs x",
+    )  # fmt: skip
     return Table(f"{FIGURE}: {record['settings']['tasks']} fine-tuned encoders (recorded)", header, tuple(body))
+
+
+def _drawn(out: Path, record: Mapping[str, Any]) -> Figure:
+    """How many times faster than one by one; a bar that is not there was not measured."""
+    tuned: Mapping[str, Any] = record["tuned"]
+    panels = [(threads, length) for threads, each in next(iter(tuned.values()))["ms"].items() for length in each]
+    figure, axes = pictures.canvas(13, 6.6, len(panels) // 2, 2, sharey=True)
+    for axis, (threads, length) in zip(axes, panels, strict=True):
+        times = [found["ms"][threads][length] for found in tuned.values()]
+        series = {way: [each[ALONE] / each[way] if way in each else 0.0 for each in times] for way in TINTS}
+        pictures.grouped_bars(axis, [name.replace(", ", ",\n") for name in tuned], series, TINTS)
+        axis.axhline(1, color=pictures.INK, linewidth=0.8)
+        said = f"{length} tokens, {threads} thread{'s' if threads != '1' else ''}"
+        pictures.heading(axis, said, ylabel="times faster than one by one" if length == panels[0][1] else "")
+    title = f"{FIGURE}: {record['settings']['tasks']} fine-tuned encoders on a CPU (recorded)"
+    return pictures.save(figure, out, "encoders", title)
 
 
 def macs(architecture: str, length: int, rank: int = 0) -> float:

@@ -182,6 +182,8 @@ class _Workshop:
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
             return self._cold(whole, f"it fails on made-up inputs: {first_line(error)}")
         check_answers(self.exits, wanted)
+        for task in blueprint.tasks:
+            check_answers([task.outputs[name] for name in task.exits], wanted)
         changes = {
             "warm_shapes": shapes,
             "values": dict(self.options.values),

@@ -68,7 +68,10 @@ def with_tasks(blueprint: Blueprint, session: Any, exits: Sequence[str]) -> Blue
     if tasks:
         stitched.check(tasks, blueprint.inputs, blueprint.outputs)
         if exits:
-            raise ModelError("is stitched, and stitched models cannot be left at exits; name none")
+            raise ModelError(
+                "is stitched, and stitched models cannot be left at exits named for all of them; name those of each "
+                "model in its own file (weft.exits in its metadata), and stitch it again"
+            )
     return blueprint.model_copy(update={"tasks": tasks})
 
 

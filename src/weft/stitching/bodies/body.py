@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.errors import StitchError
+from weft.stitching.bodies.few import OwnLines
 from weft.stitching.bodies.low_rank import LowRank
 from weft.stitching.graph import GraphTensor
 from weft.stitching.reading.onnx_program import Constants, ModelProgram, ProgramNode
@@ -43,6 +44,8 @@ class BodyStep:
     """Model -> what its node is called to people."""
     parts: dict[int, LowRank] = field(default_factory=dict)
     """Model -> what is added to the weights that it reads there, of those that are near them only."""
+    lines: dict[int, OwnLines] = field(default_factory=dict)
+    """Model -> its own lines of the table that it reads there, of those that have most of it only."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,6 +62,8 @@ class Body:
     outputs: tuple[Mapping[str, BodyValue], ...]
     """Each model's outputs."""
     constants: Constants
+    exits: tuple[tuple[str, ...], ...]
+    """Those of them that are exits, of each model."""
 
     @property
     def tasks(self) -> int:
@@ -108,6 +113,7 @@ class Aligner:
             tuple({port.name: port for port in program.inputs} for program in self._programs),
             tuple(self._outputs),
             self._constants,
+            tuple(program.exits for program in self._programs),
         )
 
     def over(self, task: int, program: ModelProgram) -> dict[str, BodyValue]:

@@ -15,6 +15,8 @@ import numpy as np
 
 from weft.errors import StitchError
 from weft.stitching.bodies.body import Body, BodyStep, BodyValue, Crew, crews
+from weft.stitching.bodies.few import OwnLines
+from weft.stitching.bodies.low_rank import LowRank
 from weft.stitching.bodies.narrowing import narrowed
 from weft.stitching.bodies.places import BodyPlace
 from weft.stitching.graph import DYNAMIC, Graph, GraphStep, GraphTensor
@@ -70,7 +72,7 @@ class _Joiner:
         self._inputs: list[GraphTensor] = []
         self._sizes: dict[int, _Sized] = {}
         self._longest = ""
-        self._owners: dict[Crew, str] = {}
+        self._owners: dict[tuple[Crew, tuple[int, ...]], str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._added: dict[str, Array] = {}
         self._layer = ""
@@ -156,12 +158,20 @@ class _Joiner:
             for value, key in zip(step.inputs, contents, strict=True)
         ]
         self._layer = step.names[crew[0]]
+        if self._stacks(step) and any(task in step.lines for task in crew):
+            read = self._looked_up(step, crew)
+        near = self._stacks(step) and any(task in step.parts for task in crew)
+        whole = self._scaled(step, read[0], "before", crew) if near else read[0]
         made = [self._fresh(step.node.op) if name else "" for name in step.node.outputs]
-        self._steps.append(GraphStep(step.node.op, tuple(read), tuple(made), step.node.attributes, self._layer))
-        if self._stacks(step) and any(task in step.parts for task in crew):
-            added = self._parts(step, read[0], crew)
-            self._see(BodyValue(number, 0), made[0], added)
-            made = [self.add("Add", made[0], added)]
+        taken = (whole, *read[1:])
+        self._steps.append(GraphStep(step.node.op, taken, tuple(made), step.node.attributes, self._layer))
+        if near:
+            self._see(BodyValue(number, 0), made[0])
+            made = [self._scaled(step, made[0], "after", crew)]
+            if any(step.parts[task].rank for task in crew if task in step.parts):
+                added = self._parts(step, read[0], crew)
+                self._see(BodyValue(number, 0), made[0], added)
+                made = [self.add("Add", made[0], added)]
         for place, name in enumerate(made):
             self._held.setdefault(BodyValue(number, place), {})[crew] = name
             self._see(BodyValue(number, place), name)
@@ -172,34 +182,36 @@ class _Joiner:
             self._shapes |= dict.fromkeys(tensors, self.places[value].sizes)
 
     def _contents(self, number: int, task: int) -> tuple[str, ...]:
-        """What a model reads in a step that is constant; parts are added to it where rows cannot pick their own."""
+        """What a model reads in a step that is constant; its own is put into it where rows cannot pick theirs."""
         step = self.body.steps[number]
-        contents, part = step.contents[task], step.parts.get(task)
-        if part is None or self._stacks(step):
+        contents, own = step.contents[task], step.parts.get(task) or step.lines.get(task)
+        if own is None or self._stacks(step):
             return contents
         key = f"added {number} {task}"
         if key not in self._added:
-            self._added[key] = self.body.constants.arrays[contents[1]] + part.down @ part.up
-        return contents[0], key
+            self._added[key] = own.whole(self.body.constants.arrays["".join(contents)])
+        return tuple(each and key for each in contents)
 
     def _stacks(self, step: BodyStep) -> bool:
-        """Whether each row that a step reads can be multiplied by weights of its own."""
+        """Whether each row that a step reads can be multiplied by weights of its own, or looked up in its own lines."""
+        if step.lines:
+            at = step.inputs[1]
+            return at is not None and bool(self.places) and self._carries(at) and not self._inner(at)
         read = step.inputs[0]
         place = self.places.get(read) if read else None
         return place is not None and place[2:5] == (0, 1, False) and len(place.sizes) in (2, 3)
 
     def _parts(self, step: BodyStep, read: str, crew: Crew) -> str:
         """What low-rank parts make of *read*: each row is multiplied by those of its model."""
-        parts = [step.parts.get(task) for task in crew]
+        parts, whose = self._different(step.parts, crew)
         rank = max(part.rank for part in parts if part)
         weight = self.body.constants.arrays[step.contents[crew[0]][1]]
-        down = np.zeros((len(crew), weight.shape[0], rank), np.float32)
-        up = np.zeros((len(crew), rank, weight.shape[1]), np.float32)
+        down = np.zeros((len(parts), weight.shape[0], rank), np.float32)
+        up = np.zeros((len(parts), rank, weight.shape[1]), np.float32)
         for place, part in enumerate(parts):
             if part:
-                down[place, :, : part.rank], up[place, : part.rank] = part
-        whose, middle = self._whose(crew), self.numbers([1])
-        flat = step.inputs[0] is not None and len(self.places[step.inputs[0]].sizes) == 2
+                down[place, :, : part.rank], up[place, : part.rank] = part.down, part.up
+        middle, flat = self.numbers([1]), self._is_flat(step)
         wide = self.add("Unsqueeze", read, middle) if flat else read
         narrow = self.add("MatMul", wide, self.add("Gather", self.constant(down), whose))
         if step.inputs[0] is not None and not flat:
@@ -207,13 +219,58 @@ class _Joiner:
         found = self.add("MatMul", narrow, self.add("Gather", self.constant(up), whose))
         return self.add("Squeeze", found, middle) if flat else found
 
-    def _whose(self, crew: Crew) -> str:
-        """The model of each row, by its number in the crew."""
-        if crew not in self._owners:
+    def _scaled(self, step: BodyStep, tensor: str, side: str, crew: Crew) -> str:
+        """A tensor with each row scaled as the model's weights are, before or after the product."""
+        parts, whose = self._different(step.parts, crew)
+        scales = [getattr(part, side, None) for part in parts]
+        wide = next((len(each) for each in scales if each is not None), 0)
+        if not wide:
+            return tensor
+        stack = np.stack([np.ones(wide, np.float32) if each is None else each for each in scales])
+        held = self.constant(stack if self._is_flat(step) else stack[:, None])
+        picked = self.add("Gather", held, whose)
+        self._shapes[picked] = (DYNAMIC, wide) if self._is_flat(step) else (DYNAMIC, 1, wide)
+        made = self.add("Mul", tensor, picked)
+        if tensor in self._shapes:
+            self._shapes[made] = self._shapes[tensor]
+        return made
+
+    def _is_flat(self, step: BodyStep) -> bool:
+        """Whether what a product reads has no length."""
+        return step.inputs[0] is not None and len(self.places[step.inputs[0]].sizes) == 2
+
+    def _looked_up(self, step: BodyStep, crew: Crew) -> list[str]:
+        """A table with the own lines of all models behind it, and where each row finds its model's there."""
+        contents, at = step.contents[crew[0]], step.inputs[1]
+        assert at is not None
+        table = self.body.constants.arrays[contents[0]]
+        own, firsts, lines = OwnLines(len(table), np.arange(0), table[:0]), {}, [table]
+        parts = {task: step.lines.get(task, own) for task in crew}
+        for part in parts.values():
+            if id(part) not in firsts:
+                firsts[id(part)] = sum(map(len, lines))
+                lines.append(part.lines)
+        found = [
+            self.add("Gather", self.constant(part.index(firsts[id(part)])), self.tensor(at, (task,)))
+            for task, part in parts.items()
+        ]
+        key = f"lines {contents[0]} {crew}"
+        self._added[key] = np.concatenate(lines)
+        joined = self.add("Concat", *found, axis=self._axis(at)) if len(found) > 1 else found[0]
+        return [self._stored_as(key), joined]
+
+    def _different(self, held: Mapping[int, LowRank], crew: Crew) -> tuple[list[LowRank | None], str]:
+        """What models of a crew hold, the same once, and which of it is that of each row's model."""
+        parts = {id(held.get(task)): held.get(task) for task in crew}
+        return list(parts.values()), self._whose(crew, tuple(list(parts).index(id(held.get(task))) for task in crew))
+
+    def _whose(self, crew: Crew, numbers: tuple[int, ...]) -> str:
+        """The number of each row's model."""
+        if (crew, numbers) not in self._owners:
             sizes = [self._sizes[task].rows for task in crew]
-            each = [self.add("Expand", self.numbers([place]), size) for place, size in enumerate(sizes)]
-            self._owners[crew] = self.add("Concat", *each, axis=0)
-        return self._owners[crew]
+            each = [self.add("Expand", self.numbers([n]), size) for n, size in zip(numbers, sizes, strict=True)]
+            self._owners[crew, numbers] = self.add("Concat", *each, axis=0)
+        return self._owners[crew, numbers]
 
     # Rows from crew to crew
 

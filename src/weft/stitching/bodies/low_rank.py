@@ -21,16 +21,27 @@ _HOPELESS = 0.95
 
 
 class LowRank(NamedTuple):
-    """A matrix as a product of two narrow ones."""
+    """What is added to a weight, as a product of two narrow matrices; the weight itself may be scaled before."""
 
     down: Array
     """[in, rank]."""
     up: Array
     """[rank, out]."""
+    before: Array | None = None
+    """[in]: by what the rows of the weight are multiplied."""
+    after: Array | None = None
+    """[out]: by what its columns are."""
+    kind: str = "low rank"
 
     @property
     def rank(self) -> int:
         return len(self.up)
+
+    def whole(self, weight: Array) -> Array:
+        """*weight* with all of it."""
+        scaled = weight if self.before is None else self.before[:, None] * weight
+        found: Array = (scaled if self.after is None else scaled * self.after) + self.down @ self.up
+        return found
 
 
 def low_rank(difference: Array, allowed: float) -> LowRank | None:

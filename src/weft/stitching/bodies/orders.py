@@ -76,7 +76,7 @@ def _changes(
 
 def _fits(body: Body, step: BodyStep, task: int, other: int, order: Array) -> bool:
     """Whether both models hold the same in a step, but for the order of the last axis."""
-    if other not in step.contents or {task, other} & step.parts.keys():
+    if other not in step.contents or {task, other} & (step.parts.keys() | step.lines.keys()):
         return False
     arrays = body.constants.arrays
     for mine, theirs in zip(step.contents[task], step.contents[other], strict=True):

@@ -75,7 +75,8 @@ def tables(body: Body, task: int) -> dict[str, int]:
         if step.node.op in ("Cast", "Identity") and step.inputs[0] in same:
             same[BodyValue(number, 0)] = same[step.inputs[0]]
         if step.node.op == "Gather" and step.inputs[1] in same and step.contents[task][0] in body.constants.arrays:
-            lines = len(body.constants.arrays[step.contents[task][0]])
+            own = step.lines.get(task)
+            lines = own.count if own else len(body.constants.arrays[step.contents[task][0]])
             name = same[step.inputs[1]]
             found[name] = min(lines, found.get(name, lines))
     return found

@@ -15,6 +15,7 @@ from weft.stitching.bodies.adapting import AdaptedBase
 from weft.stitching.bodies.bench import BodyBench
 from weft.stitching.bodies.body import Aligner, Body, Crew, crews
 from weft.stitching.bodies.joining import Fill, join, port_name
+from weft.stitching.bodies.low_rank import LowRank
 from weft.stitching.bodies.nearness import Reference
 from weft.stitching.bodies.orders import put_in_order
 from weft.stitching.bodies.places import see
@@ -48,6 +49,8 @@ class SharedStep:
     crews: tuple[Crew, ...]
     rank: int = 0
     """The highest of what models add to them."""
+    own: tuple[str, ...] = ()
+    """In what models differ from what they share."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +103,8 @@ class BodyStitching:
             "inputs": {port: port_name(self.body, task, port) for port in ports},
             "outputs": {port: port_name(self.body, task, port) for port in outputs},
         }
+        if self.body.exits[task]:
+            told["exits"] = self.body.exits[task]
         if self.long:
             told["length"] = USUAL_LENGTH
             told["fill"] = None if self.fill is None else {port: self.fill[port] for port in ports}
@@ -173,7 +178,7 @@ def _read(
     if base is not None:
         program = read_program(base, constants)
         aligner.over(BASE, program)
-        reference = Reference(aligner.steps, BASE, constants)
+        reference = Reference(aligner.steps, BASE, constants) if tolerance else None
         adapted = AdaptedBase(program, aligner.walked[BASE], constants)
     called: list[str] = []
     for number, file in enumerate(files):
@@ -188,7 +193,7 @@ def _read(
         task = aligner.add(program)
         if adapted and adapter:
             _adapt(adapted, aligner, task, adapter, file)
-        elif reference and tolerance:
+        elif reference:
             reference.bring_near(aligner.steps, task, tolerance)
         reference = reference or Reference(aligner.steps, task, constants)
     for step in aligner.steps:
@@ -217,5 +222,12 @@ def _shared_steps(body: Body) -> Iterator[SharedStep]:
         held = [arrays[key] for key in step.contents[task] if key in arrays and arrays[key].dtype.kind == "f"]
         size = sum(each.nbytes for each in held if each.ndim)
         if size:
-            rank = max((part.rank for part in step.parts.values()), default=0)
-            yield SharedStep(step.names[task], step.node.op, size, crews(step.contents), rank)
+            parts, lines = step.parts.values(), max((len(each.at) for each in step.lines.values()), default=0)
+            rank = max((part.rank for part in parts if part.kind == "low rank"), default=0)
+            own = dict.fromkeys(_said(each) for each in parts if each.kind != "low rank")
+            said = (*own, *([f"{lines} lines"] if step.lines else []))
+            yield SharedStep(step.names[task], step.node.op, size, crews(step.contents), rank, said)
+
+
+def _said(part: LowRank) -> str:
+    return f"{part.rank} {part.kind}" if part.rank else part.kind

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,8 @@ class EncoderRecipe:
     """Of what is added to the products of queries and values."""
     classes: int | tuple[int, ...] = 3
     seed: int = 0
+    drawn: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
+    """The base's numbers, by what they are for; all models begin with them."""
 
     def __post_init__(self) -> None:
         if self.tasks < 1:
@@ -178,7 +180,7 @@ class _Writer:
         if adapted and rank:
             down = self._random(f"{name}.a", own=True).standard_normal((taken, rank), np.float32)
             up = self._random(f"{name}.b", own=True).standard_normal((rank, made), np.float32)
-            weight += np.float32(0.1 * (taken * rank) ** -0.5) * (down @ up)
+            weight = weight + np.float32(0.1 * (taken * rank) ** -0.5) * (down @ up)
         stored = self._builder.constant(weight, "weight", weight=True)
         bias = self._builder.constant(self._drawn(f"{name}.bias", (made,)))
         return self._op(
@@ -189,10 +191,13 @@ class _Writer:
         return self._builder.constant(self._drawn(name, shape, 1.0), "weight", weight=True)
 
     def _drawn(self, name: str, shape: tuple[int, ...], spread: float = SPREAD) -> Array:
-        """The base's numbers, moved a little where the model was tuned."""
-        drawn = np.float32(spread) * self._random(name).standard_normal(shape, np.float32)
+        """The base's numbers, moved a little where the model was tuned; never to be written to."""
+        known, key = self._recipe.drawn, f"{name} {shape}"
+        if key not in known:
+            known[key] = np.float32(spread) * self._random(name).standard_normal(shape, np.float32)
+        drawn = known[key]
         if self._own:
-            drawn += np.float32(0.1 * spread) * self._random(name, own=True).standard_normal(shape, np.float32)
+            drawn = drawn + np.float32(0.1 * spread) * self._random(name, own=True).standard_normal(shape, np.float32)
         return drawn
 
     def _random(self, name: str, *, own: bool = False) -> np.random.Generator:

@@ -18,6 +18,7 @@ import numpy as np
 from onnx import AttributeProto, ValueInfoProto, helper
 
 from weft.errors import ModelError, StitchError
+from weft.runtime.metadata import EXITS_KEY
 from weft.runtime.wire_format import Glance, fields
 from weft.stitching.graph import DYNAMIC, GraphTensor
 from weft.stitching.net import Array
@@ -127,6 +128,8 @@ class ModelProgram:
     """Names of tensors that nodes read -> keys."""
     turned: Mapping[str, str] = field(default_factory=dict)
     """Names of matrices that are stored ones, transposed -> what those are called."""
+    exits: tuple[str, ...] = ()
+    """Its outputs that are exits, as its file says, shallow to deep, the end last; none where there is only the end."""
 
 
 def takes_whole_numbers(path: str | os.PathLike[str]) -> bool:
@@ -186,7 +189,15 @@ def _program(source: OnnxSource, constants: Constants, name: str) -> ModelProgra
         else:
             nodes.append(_with_bias(node, constants, known, key) if node.op == "Gemm" else node)
     read = {each: key(each) for node in nodes for each in node.inputs if key(each)}
-    return ModelProgram(name, source.opset, tuple(nodes), _inputs(source), source.outputs, read, turned)
+    return ModelProgram(name, source.opset, tuple(nodes), _inputs(source), source.outputs, read, turned, _exits(source))
+
+
+def _exits(source: OnnxSource) -> tuple[str, ...]:
+    text = next((each.value for each in source.proto.metadata_props if each.key == EXITS_KEY), "")
+    exits = tuple(filter(None, map(str.strip, text.split(","))))
+    if lost := [each for each in exits if each not in source.outputs]:
+        raise StitchError(f"its {EXITS_KEY} names {lost[0]}, which is none of its outputs {', '.join(source.outputs)}")
+    return exits if len(exits) > 1 else ()
 
 
 def _with_bias(

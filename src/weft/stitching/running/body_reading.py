@@ -242,9 +242,14 @@ class _Reader:
 
     def _shared(self, number: int, place: int) -> Array:
         """What all models hold at a step; what differs by a low rank is shared where a tolerance was given."""
-        found = self._held(number, place, 0)
+        found, step = self._held(number, place, 0), self._body.steps[number]
         if any(self._held(number, place, task) is not found for task in range(1, self._body.tasks)):
             raise _foreign(f"the models have different weights at {self._where(number)}")
+        if step.lines:
+            raise _foreign(f"the models have lines of their own in the table at {self._where(number)}")
+        for part in step.parts.values():
+            if part.before is not None or part.after is not None:
+                raise _foreign(f"weights differ in {part.kind}, and not by a low rank, at {self._where(number)}")
         return found
 
     def _matrix(self, number: int, task: int) -> Array:
@@ -306,7 +311,7 @@ class _Reader:
         bias = np.zeros((len(tasks), width), np.float32)
         for task, matrix in enumerate(matrices):
             part = self._body.steps[dense.product].parts.get(task)
-            weight[task, :, : matrix.shape[1]] = matrix + part.down @ part.up if part else matrix
+            weight[task, :, : matrix.shape[1]] = part.whole(matrix) if part else matrix
             bias[task, : matrix.shape[1]] = self._own_bias(dense, task)
         return OwnHead(self._tensor(weight), self._tensor(bias))
 

@@ -1,0 +1,88 @@
+"""What it takes to find what many large encoders share: processor time beside reading their files, and memory.
+
+For each way of tuning, the models are written to a folder, read and compared in a process of its own, and removed. Of
+the 32 models by default, 110 million weights each, the files take 14 GB.
+
+    python benchmarks/stitch_discovery.py --folder /tmp/encoders
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from machine import machine
+
+from weft.jsonfile import write_json
+from weft.stitching.bodies.whole_run import stitch_body
+from weft.stitching.making.encoders import ENCODERS, EncoderRecipe
+
+RESULTS = Path(__file__).parent / "results" / "stitch_discovery.json"
+TUNED: dict[str, tuple[dict[str, Any], float]] = {
+    "rank 16, merged": ({"rank": 16}, 1e-6),
+    "last fifth of the layers": ({"frozen": 0.8}, 0.0),
+    "a fifth of the layers, spread": ({"full": 0.2}, 0.0),
+}
+"""How models were made, and what of a weight may be lost."""
+
+
+def measured(architecture: str, tasks: int, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    base = None
+    for name, (tuned, tolerance) in TUNED.items():
+        files = list(EncoderRecipe(architecture, tasks, **tuned).save(folder / "tuned"))
+        if tolerance:
+            (base,) = EncoderRecipe(architecture, 1).save(folder / "base")
+        given = [str(tolerance), str(base) if tolerance else "", *map(str, files)]
+        run = subprocess.run([sys.executable, __file__, "--found", *given], stdout=subprocess.PIPE, check=True)
+        found[name] = json.loads(run.stdout)
+        shutil.rmtree(folder / "tuned")
+        print(name, found[name], flush=True)
+    return found
+
+
+def discovered(tolerance: float, base: str, files: list[str]) -> dict[str, float]:
+    """What the whole of it took, up to the graph of the body; nothing is compared with the models, or written."""
+    began, wall = time.process_time(), time.perf_counter()
+    for file in files:
+        with open(file, "rb", buffering=0) as opened:
+            while opened.read(1 << 24):
+                pass
+    read, began = time.process_time() - began, time.process_time()
+    made = stitch_body(files, tolerance=tolerance, base=base or None, check=False, measure=False)
+    return {
+        "reading_cpu_s": read,
+        "whole_cpu_s": time.process_time() - began,
+        "wall_s": time.perf_counter() - wall,
+        "peak_gb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        "models_gb": made.apart_bytes / 1e9,
+        "body_gb": made.weight_bytes / 1e9,
+        "weights": made.weight_bytes / made.apart_bytes,
+    }
+
+
+def main() -> None:
+    if sys.argv[1:2] == ["--found"]:
+        tolerance, base, *files = sys.argv[2:]
+        print(json.dumps(discovered(float(tolerance), base, files)))
+        return
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--architecture", choices=list(ENCODERS), default="base-encoder")
+    parser.add_argument("--tasks", type=int, default=32)
+    parser.add_argument("--folder", type=Path, required=True, help="where the files are written")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    given = parser.parse_args()
+    found = measured(given.architecture, given.tasks, given.folder)
+    settings = {"architecture": given.architecture, "tasks": given.tasks}
+    write_json(given.output, {"machine": machine("onnxruntime"), "settings": settings, "tuned": found})
+
+
+if __name__ == "__main__":
+    main()
