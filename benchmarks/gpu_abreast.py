@@ -218,7 +218,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path, default=RESULTS)
     asked = parser.parse_args()
     began_s = time.monotonic()
-    done = json.loads(asked.results.read_text("utf-8")) if asked.results.is_file() else {"hosts": {}}
+    done = json.loads(asked.results.read_text("utf-8")) if asked.results.is_file() else {"hosts": {}, "segment_ms": {}}
     length = f"{asked.segment_ms:g}"
     wanted = [name for name in rows() if re.search(asked.only, name) and (name not in done or asked.simulate)]
     if asked.simulate:
@@ -231,9 +231,9 @@ def main() -> None:
         if time.monotonic() - began_s > asked.most_s:
             print("time is up; start it again for the rest")
             return
-        own = done[name]["segment_ms"] if asked.simulate else length
+        own = done["segment_ms"].setdefault(name, length)
         key = f"simulated {name}" if asked.simulate else name
-        done[key] = {"segment_ms": own, "rules": rows()[name](stages[own], asked.seconds)}
+        done[key] = rows()[name](stages[own], asked.seconds)
         print(f"{time.monotonic() - began_s:6.1f} s", key, json.dumps(done[key]), flush=True)
         asked.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")
 
