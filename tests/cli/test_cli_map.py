@@ -85,7 +85,8 @@ def schedule_of(case: Any, told: dict[str, Any]) -> Schedule:
 
 
 @pytest.mark.parametrize(
-    ("page", "heading"), [("docs/mapping.md", "# Mapping models"), ("docs/tutorial.md", "## Map\n")]
+    ("page", "heading"),
+    [pytest.param("docs/mapping.md", "# Mapping models", marks=pytest.mark.long), ("docs/tutorial.md", "## Map\n")],
 )
 def test_the_example_of_the_page_is_true(weft: Callable[..., Answer], page: str, heading: str) -> None:
     text = (ROOT / page).read_text().partition(heading)[2]
