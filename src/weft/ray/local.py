@@ -162,13 +162,15 @@ class LocalCluster:
             before = {server["url"] for server in self.told()["servers"] if server["machine"] == machine}
             self.kill_node(machine)
             began_s = time.monotonic()
-            while lost.back_s is None and time.monotonic() - began_s < STARTING_S and not self._ended.is_set():
+            while None in (lost.noticed_s, lost.back_s) and not self._ended.is_set():
                 up = {each["url"] for each in self.told()["servers"] if each["machine"] == machine and each["up"]}
                 passed_s = time.monotonic() - began_s
                 if lost.noticed_s is None and not up & before:
                     lost.noticed_s = passed_s
-                if up - before:
+                if lost.back_s is None and up - before:
                     lost.back_s = passed_s
+                if passed_s > STARTING_S:
+                    return
                 time.sleep(0.05)
 
         lost.watch = threading.Thread(target=kill_and_watch, name="a node is lost", daemon=True)
