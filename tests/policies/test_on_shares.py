@@ -165,6 +165,21 @@ def test_streams_of_one_body_take_turns_on_one_lane() -> None:
     assert start is not None and start.candidate.stream == 1, "of a body the one that is due first"
 
 
+@pytest.mark.parametrize(("bodies", "waits"), [((0, 0), True), ((0, 1), False)])
+def test_streams_of_one_body_run_one_after_another_whatever_their_lanes(bodies: tuple[int, ...], waits: bool) -> None:
+    """In the simulation as in the server: a body has one memory."""
+    load = Load((kind(MS), kind(MS)), ())
+    one_memory = Shares(132, ladder(132, [(84, 48)], streams=4), (SMALL, SMALL), TAKEN, bodies=bodies)
+    host = SharedHost(replace(load.setting, lanes=1, ahead=1, apart=False, shares=one_memory))
+    for stream, lane in enumerate(one_memory.cuts[0]):
+        host.submit(Start(Candidate(stream, 0, 0, 0, MS, -1, stream), lane=lane))
+    while host.rests():
+        host.idle_until(NO_DEADLINE)
+        host.completions()
+    first, second = sorted(each.span for each in host.seen)
+    assert (second[0] >= first[1]) is waits
+
+
 def test_best_effort_steps_aside_while_an_urgent_one_runs() -> None:
     shares = shares_of(COMPUTE, MEMORY)
     urgent = waiting(1, 2.3), waiting(1, 2.3, 1.75)._replace(layer=1)

@@ -108,6 +108,17 @@ class Place:
 LEFT, RIGHT = placement(left={"net": 0.5}), placement(right={"net": 0.5})
 
 
+def test_what_was_on_its_way_does_not_bring_back_who_has_left():
+    place = Place()
+    place.later(0, a=LEFT)
+    assert place.directory.leave("a")
+    assert place.directory.say("a", LEFT.machines[0]) == {} and place.directory.known().servers == {}
+    place.later(FORGOTTEN_S + 0.1)
+    place.directory.known()
+    place.later(0, a=RIGHT)
+    assert place.directory.known().servers == {"a": RIGHT.machines[0]}, "another one may have its address later"
+
+
 def test_who_says_nothing_is_forgotten_and_who_leaves_at_once():
     place = Place()
     place.later(0, a=LEFT, b=LEFT)

@@ -63,6 +63,16 @@ def test_nothing_is_replaced_before_it_has_overrun(bench: Any) -> None:
     assert one.lanes.ready() is not None and one.lanes.replacements == 1
 
 
+def test_nobody_waits_for_what_has_overrun(bench: Any) -> None:
+    """It was expected to take an hour, and nobody was sure: requests are not refused for that hour."""
+    one = bench()
+    one.hang(1, ticks=HOUR)
+    one.tick = OVERRUN_TIMES * UNSURE_TICKS + OVERRUN_TICKS
+    assert [rest for _, rest in one.lanes.rests()] == [HOUR - one.tick]
+    one.lanes.replace_overrun()
+    assert [rest for _, rest in one.lanes.rests()] == [0], "it runs, and takes no time of others"
+
+
 def test_the_new_lane_computes_beside_and_stays_when_the_old_one_ends(bench: Any) -> None:
     one = bench()
     one.hang(1)

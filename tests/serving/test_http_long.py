@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.serving.test_http import GET, Bench, Later, run
+from weft.serving import http
 from weft.serving.http import _POURED_BYTES, HttpServer
 from weft.serving.http_messages import HttpExchange, HttpResponse
 
@@ -135,21 +136,23 @@ def test_a_server_that_goes_down_ends_what_it_has_begun_to_say() -> None:
     run(test, later)
 
 
-def test_others_are_served_between_the_pieces_of_a_long_answer() -> None:
+def test_others_are_served_between_the_pieces_of_a_long_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One who reads at once gets it in many turns of the loop, not in one."""
-    turns, body = [], text(LONG)
+    given: list[int] = []
+    pour = http._Connection._pour
+
+    def counted(connection: Any) -> None:
+        left = sum(map(len, connection._pieces))
+        pour(connection)
+        given.append(left - sum(map(len, connection._pieces)))
 
     async def test(bench: Bench) -> None:
         async with bench.client() as client:
-            client.send(post(body))
-            reading = asyncio.create_task(client.answer())
-            while not reading.done():
-                turns.append(bench.server.unread)
-                await asyncio.sleep(0)
-            assert reading.result().body == body
+            assert (await client.ask(post(text(LONG)))).body == text(LONG)
 
+    monkeypatch.setattr(http._Connection, "_pour", counted)
     run(test, echo)
-    assert sum(turns) > 3
+    assert max(given) <= _POURED_BYTES and sum(given) >= LONG
 
 
 @pytest.mark.parametrize("size", [_POURED_BYTES + 1, LONG])
@@ -169,8 +172,6 @@ def test_tls_gives_it_whole(size: int, trusted: tuple[Path, Path]) -> None:
 
 
 def test_no_memory_for_a_body_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    from weft.serving import http
-
     def nothing(*_: Any) -> Any:
         raise MemoryError
 

@@ -140,3 +140,7 @@ def test_what_nobody_is_called_and_what_is_too_long_is_refused(tmp_path):
         encoder([("nobody", np.zeros(3))])
     with pytest.raises(StitchError, match="a request of 65 tokens: there are 64 positions"):
         encoder([(made.names[0], np.zeros(65))])
+    words = len(encoder.encoder.weights.words)
+    for token in (-1, words):
+        with pytest.raises(StitchError, match=f"there are {words} words"):
+            encoder([(made.names[0], np.array([0, token]))])

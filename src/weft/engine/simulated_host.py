@@ -73,6 +73,8 @@ class _Segment:
     """What runs on other lanes and has to end before it begins."""
     joined: BatchKey | None = None
     """The batch that its own became a part of."""
+    body: object = None
+    """Whose memory it is computed in, where lanes are shares of one device."""
 
     @property
     def batch(self) -> BatchKey:
@@ -81,10 +83,6 @@ class _Segment:
     @property
     def compute(self) -> int:
         return self.candidate.compute
-
-    @property
-    def body(self) -> object:
-        return self.candidate.stream
 
     def begin_at(self, now: int) -> None:
         self.begin = now + self.before
@@ -239,6 +237,8 @@ class SimulatedHost:
         roomy = at_home(segment.candidate, self._roomy())
         lane = self._queues[chosen] if chosen >= 0 else lane_for(segment.batch, roomy, self._lane_rest)
         segment.lane = lane.index
+        if self._shares:
+            segment.body = self._shares.body(segment.candidate.stream, segment.candidate.program)
         segment.after = awaited(segment, lane, self._queues, shares=self._shares is not None)
         if lane.tasks and not segment.after:
             segment.before = 0  # it is there when its lane comes to it

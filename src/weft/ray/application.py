@@ -120,6 +120,7 @@ class GateServer:
     ) -> None:
         """*machines* are named so that Ray starts them."""
         self._directory = directory
+        self._announced: _Announced | None = None
         host = face.host if face.host != ANY_ADDRESS else util.get_node_ip_address()
         if ca_file:
             settings = replace(settings, context=ssl.create_default_context(cafile=ca_file))
@@ -131,7 +132,11 @@ class GateServer:
             async with asyncio.timeout(READY_S):
                 while self._thread.told()["missing"]:
                     await asyncio.sleep(ASKED_EVERY_S)
-        port = await asyncio.to_thread(self._thread.listen)
+        try:
+            port = await asyncio.to_thread(self._thread.listen)
+        except BaseException:
+            self._asking.cancel()
+            raise
         scheme = "https" if face.tls_cert else "http"
         self._announced = _Announced(directory, f"{scheme}://{host}:{port}", refused=lambda: self._thread.gate.refused)
 
@@ -155,8 +160,9 @@ class GateServer:
         return await self.told()
 
     async def __del__(self) -> None:
-        self._asking.cancel()
-        await asyncio.gather(asyncio.to_thread(self._thread.stop), self._announced.leave())
+        if self._announced:  # it listens
+            self._asking.cancel()
+            await asyncio.gather(asyncio.to_thread(self._thread.stop), self._announced.leave())
 
 
 ANY_ADDRESS = "0.0.0.0"

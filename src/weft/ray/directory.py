@@ -62,8 +62,10 @@ class Directory:
         """Somebody is there; a gate says how many requests it has refused. A server hears how many of those would
         have been its own, by model and per second."""
         now = self._now()
+        if url in self._left:  # it was on its way when that one left
+            return {}
         entry = self._entries.setdefault(url, _Entry(machine, now, now))
-        entry.said_s = now
+        entry.machine, entry.said_s = machine, now
         if refused is not None:
             entry.refused.append((now, Counter(refused)))
             while entry.refused[0][0] < now - REFUSED_S:

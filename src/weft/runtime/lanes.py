@@ -178,7 +178,7 @@ class LaneExecutor:
         self._idle, self._pin = list(reversed(self.lanes)), pin
         self.count = count
         """How many lanes there are to be; those that were replaced are there beside, until they end."""
-        self.replacements = 0
+        self.replacements, self._refused = 0, False
         """How many were replaced."""
         self._ended: deque[tuple[Lane, LaneTask, Completion | StepEnd]] = deque()
         self._under_way = self._since = self._past_ticks = 0
@@ -231,9 +231,11 @@ class LaneExecutor:
         try:
             self._open()
         except (RuntimeError, OSError) as error:  # there are too many threads
-            log.warning("no lane can be opened in place of lane %d: %s", lane.index, error)
+            if not self._refused:
+                log.warning("no lane can be opened in place of lane %d: %s", lane.index, error)
+            self._refused = True
             return
-        self.replacements += 1
+        self.replacements, self._refused = self.replacements + 1, False
         lane.leaving = lane.replaced = True
         lane.device.give_way()
 
@@ -453,8 +455,13 @@ class LaneExecutor:
         return any(task.batch == batch for lane in self.lanes if lane.index == index for task in lane.tasks)
 
     def rests(self) -> list[tuple[Candidate, int]]:
-        """What the lanes hold, and how many ticks each is expected to take from now on, those before it not counted."""
-        return [(task.candidate, self._rest(task)) for lane in self.lanes for task in lane.tasks]
+        """What the lanes hold, and how many ticks each is expected to take from now on, those before it not counted.
+
+        What has overrun takes none: nobody waits for it, since its lane was replaced.
+        """
+        return [
+            (task.candidate, 0 if lane.replaced else self._rest(task)) for lane in self.lanes for task in lane.tasks
+        ]
 
     def _lane_rest(self, lane: Lane) -> int:
         """When a lane is free."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import mean, median
 
 from weft.policies import Start, View
@@ -15,15 +15,16 @@ from weft_papers.gpu.lab import FIVE, at_random, case_of, endless
 FIGURE = "decisions"
 WANTED_US = 30.0
 SECONDS = 0.1
-_took_ns: list[int] = []
 
 
 @dataclass(frozen=True)
 class _Timed(Abreast):
+    took_ns: list[int] = field(default_factory=list)
+
     def decide(self, view: View) -> Start | None:
         began = time.thread_time_ns()
         found = super().decide(view)
-        _took_ns.append(time.thread_time_ns() - began)
+        self.took_ns.append(time.thread_time_ns() - began)
         return found
 
 
@@ -37,8 +38,8 @@ def decisions() -> Exhibit:
 
 def _row(name: str, streams: list[dict[str, object]]) -> Row:
     case = case_of(streams, SECONDS)
-    _took_ns.clear()
-    serve(case, _Timed(case.setting_of(Abreast)), "weave", 1)
-    took_us = sorted(each / 1e3 for each in _took_ns)
+    timed = _Timed(case.setting_of(Abreast))
+    serve(case, timed, "weave", 1)
+    took_us = sorted(each / 1e3 for each in timed.took_ns)
     why = f"median of {len(took_us)}, on this machine, in Python; mean {mean(took_us):.0f}, one in 100 takes more than "
     return Row(FIGURE, name, WANTED_US, median(took_us), " us", f"{why}{took_us[len(took_us) * 99 // 100]:.0f}")

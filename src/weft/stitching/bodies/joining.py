@@ -159,7 +159,7 @@ class _Joiner:
         ]
         self._layer = step.names[crew[0]]
         if self._stacks(step) and any(task in step.lines for task in crew):
-            read = self._looked_up(step, crew)
+            read = self._looked_up(number, crew)
         near = self._stacks(step) and any(task in step.parts for task in crew)
         whole = self._scaled(step, read[0], "before", crew) if near else read[0]
         made = [self._fresh(step.node.op) if name else "" for name in step.node.outputs]
@@ -239,8 +239,9 @@ class _Joiner:
         """Whether what a product reads has no length."""
         return step.inputs[0] is not None and len(self.places[step.inputs[0]].sizes) == 2
 
-    def _looked_up(self, step: BodyStep, crew: Crew) -> list[str]:
+    def _looked_up(self, number: int, crew: Crew) -> list[str]:
         """A table with the own lines of all models behind it, and where each row finds its model's there."""
+        step = self.body.steps[number]
         contents, at = step.contents[crew[0]], step.inputs[1]
         assert at is not None
         table = self.body.constants.arrays[contents[0]]
@@ -254,7 +255,7 @@ class _Joiner:
             self.add("Gather", self.constant(part.index(firsts[id(part)])), self.tensor(at, (task,)))
             for task, part in parts.items()
         ]
-        key = f"lines {contents[0]} {crew}"
+        key = f"lines {number} {crew}"
         self._added[key] = np.concatenate(lines)
         joined = self.add("Concat", *found, axis=self._axis(at)) if len(found) > 1 else found[0]
         return [self._stored_as(key), joined]

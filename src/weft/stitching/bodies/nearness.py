@@ -28,7 +28,7 @@ class Reference:
             for number, step in enumerate(steps)
             if (place := _weight_place(step, task)) is not None
         }
-        self._found: dict[tuple[str, str], LowRank | OwnLines | None] = {}
+        self._found: dict[tuple[str, str, int], LowRank | OwnLines | None] = {}
         """What was found of a weight beside the reference's."""
 
     def bring_near(self, steps: Sequence[BodyStep], task: int, tolerance: float) -> None:
@@ -52,10 +52,11 @@ class Reference:
         self._constants.forget(left - read - set(self._keys.values()))
 
     def _part(self, near: str, mine: str, place: int, tolerance: float) -> LowRank | OwnLines | None:
-        if (near, mine) not in self._found:
+        key = near, mine, place
+        if key not in self._found:
             one, other = self._weight(near), self._weight(mine)
-            self._found[near, mine] = None if one is None or other is None else _between(one, other, place, tolerance)
-        return self._found[near, mine]
+            self._found[key] = None if one is None or other is None else _between(one, other, place, tolerance)
+        return self._found[key]
 
     def _weight(self, key: str) -> Array | None:
         found = self._constants.arrays.get(key)

@@ -55,7 +55,11 @@ class FusedEncoder:
             if name not in names:
                 raise StitchError(unknown_name("model", name, names))
         asked = [TokenRequest(names.index(name), len(tokens)) for name, tokens in requests]
-        found = self._run(asked, [np.asarray(tokens, np.int64) for _, tokens in requests])
+        given, words = [np.asarray(tokens, np.int64) for _, tokens in requests], len(self.encoder.weights.words)
+        for each in given:
+            if len(each) and not 0 <= each.min() <= each.max() < words:
+                raise StitchError(f"tokens from {each.min()} to {each.max()}: there are {words} words, from 0")
+        found = self._run(asked, given)
         return [row[: self.encoder.classes[each.model]] for row, each in zip(found, asked, strict=True)]
 
     def _run(self, asked: Sequence[TokenRequest], tokens: Sequence[Array]) -> Array:
@@ -67,7 +71,8 @@ class FusedEncoder:
             if self.device.type != "cuda":
                 laid = torch.from_numpy(packed.laid(tokens))
                 return _numpy(FusedBody(self.encoder.weights)(laid, packed.tables("cpu"), packed.longest))
-            sizes = max(LEAST_ROWS, _up(packed.rows)), max(FINEST, _up(packed.longest)), _up(len(asked))
+            longest = min(most, max(FINEST, _up(packed.longest)))
+            sizes = max(LEAST_ROWS, _up(packed.rows)), longest, _up(len(asked))
             with torch.cuda.device(self.device):
                 if sizes not in self._rungs:
                     self._rungs[sizes] = self._captured(*sizes)

@@ -65,8 +65,13 @@ def trials(body: FusedBody) -> dict[str, PlaceTrial]:
     }
 
 
-def shapes(product: SharedProduct, rows: int, summed: bool) -> Iterator[TileShape]:
-    """What is worth trying."""
+def shapes(product: SharedProduct, rows: int, summed: bool) -> list[TileShape]:
+    """What is worth trying; of a small product whatever fits."""
+    return [*_shapes(product, rows, summed, FEW)] or [*_shapes(product, rows, summed, 1)]
+
+
+def _shapes(product: SharedProduct, rows: int, summed: bool, few: int) -> Iterator[TileShape]:
+    """Those with at least so many programs."""
     if product.fits(LIBRARY):
         yield LIBRARY
     for parts in PARTS if summed else (1,):
@@ -74,7 +79,7 @@ def shapes(product: SharedProduct, rows: int, summed: bool) -> Iterator[TileShap
             shape = each._replace(parts=parts)
             programs = -(-rows // shape.tall) * product.weight.shape[1] // shape.wide * parts
             large = shape.tall * shape.wide >= 128 * 128 and parts == 1
-            if product.fits(shape) and shape.tall < 2 * rows and (programs <= MANY or large) and programs >= FEW:
+            if product.fits(shape) and shape.tall < 2 * rows and (programs <= MANY or large) and programs >= few:
                 yield shape
                 if product.rank and shape.tall >= MIXED:
                     yield shape._replace(before=True)
