@@ -115,7 +115,7 @@ def infer(server: live.Live | str, name: str, arrays: Arrays, **parameters: Any)
     return unpacked(reply)
 
 
-def state(server: live.Live) -> Any:
+def state(server: live.Live | str) -> Any:
     return send(server, "GET", "/weft/state").json()
 
 
