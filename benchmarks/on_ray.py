@@ -97,7 +97,12 @@ def small(target: Any, key: str | None) -> bytes:
 async def asked(url: str, key: str | None, count: int) -> list[float]:
     """Seconds that requests take, one after another."""
     pool = Pool(parse_url(url), 1)
-    request, times = small(pool.target, key), []
+    return await times_of(pool, small(pool.target, key), count)
+
+
+async def times_of(pool: Pool, request: bytes, count: int) -> list[float]:
+    """Seconds that the same request takes, again and again; the pool is closed then."""
+    times = []
     for _ in range(count):
         began = time.perf_counter()
         answer = await call(pool, request)

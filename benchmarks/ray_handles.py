@@ -30,11 +30,11 @@ from typing import Any
 
 import numpy as np
 from machine import machine
-from on_ray import FEATURES, asked, placement_of, used_s
+from on_ray import FEATURES, asked, placement_of, times_of, used_s
 from serving_overhead import write_network
 
 from weft.jsonfile import write_json
-from weft.load.client import Pool, call, parse_url, request_bytes
+from weft.load.client import Pool, parse_url, request_bytes
 from weft.placing.placement import write_placement
 from weft.ray.local import LocalCluster
 from weft.ray.settings import KEY_VARIABLE
@@ -111,15 +111,8 @@ def deployed(file: str) -> Any:
 async def asked_by_handle(port: int, count: int) -> list[float]:
     """Seconds that requests through the face of handles take, one after another."""
     pool = Pool(parse_url(f"http://127.0.0.1:{port}"), 1)
-    request = request_bytes(pool.target, "POST", "infer", body=np.zeros(FEATURES, np.float32).tobytes())
-    times = []
-    for _ in range(count):
-        began = time.perf_counter()
-        answer = await call(pool, request)
-        times.append(time.perf_counter() - began)
-        assert answer.status == 200, answer
-    await pool.close()
-    return times
+    body = np.zeros(FEATURES, np.float32).tobytes()
+    return await times_of(pool, request_bytes(pool.target, "POST", "infer", body=body), count)
 
 
 def measured(cluster: LocalCluster, handle: Any, key: str) -> dict[str, Any]:

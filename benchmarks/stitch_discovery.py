@@ -3,7 +3,7 @@
 For each way of tuning, the models are written to a folder, read and compared in a process of its own, and removed. Of
 the 32 models by default, 110 million weights each, the files take 14 GB.
 
-    python benchmarks/stitch_discovery.py --folder /tmp/encoders
+    python benchmarks/stitch_discovery.py --folder FOLDER
 """
 
 from __future__ import annotations
