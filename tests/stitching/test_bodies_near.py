@@ -136,3 +136,38 @@ def test_tables_may_differ_in_some_lines_and_in_size(tmp_path, first):
     feeds[made.names.index("plain")]["input_ids"][0, 1] = TOKENS
     with pytest.raises(Exception, match="out of data bounds"):
         together(path, made.names, feeds)
+
+
+def two_tables(path: Path, first: np.ndarray, second: np.ndarray) -> Path:
+    """What is found in two tables, added up."""
+    nodes = [
+        onnx.helper.make_node("Gather", ["first", "a"], ["x"]),
+        onnx.helper.make_node("Gather", ["second", "b"], ["y"]),
+        onnx.helper.make_node("Add", ["x", "y"], ["z"]),
+        onnx.helper.make_node("MatMul", ["z", "weight"], ["logits"]),
+    ]
+    weight = np.random.default_rng(5).standard_normal((first.shape[1], 3)).astype(np.float32)
+    held = {"first": first, "second": second, "weight": weight}
+    graph = onnx.helper.make_graph(
+        nodes,
+        "two tables",
+        [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.INT64, ["rows", "length"]) for name in "ab"],
+        [onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["rows", "length", 3])],
+        [numpy_helper.from_array(each, name) for name, each in held.items()],
+    )
+    onnx.save(onnx.helper.make_model(graph, ir_version=9, opset_imports=[onnx.helper.make_opsetid("", 17)]), path)
+    return path
+
+
+def test_tables_that_are_equal_in_one_model_may_be_tuned_apart_in_another(tmp_path):
+    table = np.random.default_rng(1).standard_normal((40, 16)).astype(np.float32)
+    first, second = table.copy(), table.copy()
+    first[3] += 1
+    second[7] -= 1
+    files = [two_tables(tmp_path / "plain.onnx", table, table), two_tables(tmp_path / "tuned.onnx", first, second)]
+    made = stitch_body(files, measure=False)
+    assert list(own(made).values()) == [("1 lines",), ("1 lines",)]
+    (path,) = made.to_onnx(tmp_path / "body.onnx")
+    feed = {"a": np.array([[3, 7, 1]]), "b": np.array([[7, 3, 2]])}
+    for file, found in zip(files, together(path, made.names, [feed, feed]), strict=True):
+        np.testing.assert_array_equal(found["logits"], answers(file, feed)["logits"])

@@ -189,3 +189,10 @@ def test_rows_that_do_not_hold_the_requests_are_refused():
         pack(REQUESTS, rows=64)
     with pytest.raises(StitchError, match="a request of 0 tokens"):
         pack([TokenRequest(0, 0)])
+
+
+@pytest.mark.parametrize("rank", [0, RANK])
+def test_there_are_tiles_for_small_products_too(rank):
+    from weft.stitching.running import body_shapes
+
+    assert body_shapes.shapes(product(128, 128, rank=rank), 64, False)
