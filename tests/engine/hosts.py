@@ -455,6 +455,7 @@ class Scripted:
         self._stage, self._ms, self._factor, self._poison = stage, ms, factor, poison
         self.warm_shapes: dict[str, tuple[int, ...]] | None = {"x": (1, max(1, len(exits)))}
         self.batchable, self.max_batch, self.any_shapes, self.confidence = True, len(ms), True, "probabilities"
+        self.any_lengths = False
         ends = (*exits, len(ms[0])) if exits else ()
         self.exits = tuple(ExitSpec(output=f"y{end}", segment=end - 1) for end in ends)
         self.mergeable, self.rowless, self.tasks = True, {}, ()

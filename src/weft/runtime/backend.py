@@ -197,6 +197,8 @@ class LoadedModel(Protocol):
     max_batch: int
     any_shapes: bool
     """Whether samples of other shapes than the measured ones may be computed together, too."""
+    any_lengths: bool
+    """Whether rows of tasks that take any length are computed together whatever theirs are, and none is filled up."""
     exits: tuple[ExitSpec, ...]
     """Where samples may leave, shallow to deep, the end last; none where all go to the end."""
     confidence: Kind

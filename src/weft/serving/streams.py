@@ -127,8 +127,13 @@ class ServedModel:
         return int(found.pop())
 
     def stretched(self, inputs: Mapping[str, Input]) -> int | None:
-        """The length of the requests that this one may be computed with: the next power of two, or its own."""
+        """The length of the requests that this one may be computed with: the next power of two, or its own.
+
+        The usual one stands for all, where it makes no difference.
+        """
         length = self.length(inputs)
+        if self.task is not None and self.task.length and self.loaded.any_lengths:
+            return self.task.length
         if length is None or self.task is None or self.task.fill is None:
             return length
         return 1 << (length - 1).bit_length()

@@ -40,6 +40,7 @@ class DeviceModel:
     """A model on a device; its steps are started by one thread at a time."""
 
     learned = borrows = True
+    any_lengths = False
     away_s = 0.0
     cuts: GpuCuts | None = None
     """How its device can be shared, where it is opened for that."""

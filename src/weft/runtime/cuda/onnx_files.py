@@ -136,8 +136,6 @@ class OnnxFile:
         _check_fit(session, host)
         self.exits = named_exits(self.options, session)
         blueprint = with_tasks(whole_blueprint(session, self.path, host), session, self.exits)
-        if any(task.length for task in blueprint.tasks):
-            raise Unfit("its models take rows of any length together, which is computed on a CPU only")
         shapes, missing = warm_shapes(session.get_inputs(), self.options.shapes)
         if missing:
             raise Unfit(f"give shapes for the free dimensions of {', '.join(missing)}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,6 +27,7 @@ from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft.runtime.own_folder import remove
+from weft.runtime.stitched import TaskSpec, tasks_in
 
 KERNELS = ".kernels"
 """The folder in a cache where triton keeps what it has compiled."""
@@ -91,6 +93,10 @@ def _reopened(
             from weft.runtime.cuda.torch_files import ProgramFile  # torch is an extra, and takes long to import
 
             return ProgramFile(device, path, options, Allowance()).reopened(blueprint).assembled(free)
+        if first.nodes is not None and _are_long(blueprint.tasks):
+            from weft.runtime.cuda.torch_bodies import BodyFile
+
+            return BodyFile(device, path, options, place, Allowance()).reopened(blueprint)
         if first.nodes is not None:
             from weft.runtime.cuda.torch_rounds import FusedFile
 
@@ -106,8 +112,8 @@ def _learned(
     device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path | None, allowance: Allowance
 ) -> Prepared:
     folder = caching.new_folder(cache)
-    source = _source(device, path, options, folder, allowance)
     try:
+        source = _source(device, path, options, folder, allowance)
         with device.on():
             model = source.built()
         source.clear(model.blueprint)
@@ -138,11 +144,22 @@ class _Source(Protocol):
 
 
 def _source(device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance) -> _Source:
-    if path.suffix != PROGRAM_SUFFIX:
+    if path.suffix != PROGRAM_SUFFIX and not (path.is_file() and _are_long(tasks_in(path))):
         return OnnxFile(device, path, options, folder, allowance)
+    if path.suffix != PROGRAM_SUFFIX:
+        try:
+            from weft.runtime.cuda.torch_bodies import BodyFile
+        except ImportError as error:
+            raise Unfit(f"its models take rows of any length together, which needs torch: {error}") from error
+        return BodyFile(device, path, options, folder, allowance)
     from weft.runtime.cuda.torch_files import ProgramFile  # torch is an extra, and takes long to import
 
     return ProgramFile(device, path, options, allowance)
+
+
+def _are_long(tasks: Sequence[TaskSpec]) -> bool:
+    """Whether models take rows of any length together."""
+    return any(task.length for task in tasks)
 
 
 def _on_host(path: Path, options: LoadOptions, cache: Path | None, place: Path | None, reason: str) -> ModelOnHost:

@@ -49,6 +49,7 @@ class ModelDescription(BaseModel):
     like: Annotated[dict[int, GpuLikeness], Field(max_length=LARGEST_BATCH)] = {}
     cuts: GpuCuts | None = None
     """How its device can be shared, where that was asked for."""
+    any_lengths: bool = False
     return_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
 
     @model_validator(mode="after")

@@ -42,6 +42,7 @@ class IsolatedModel:
         self.cuts = told.cuts
         self.batchable, self.max_batch, self.mergeable = told.batchable, told.max_batch, told.mergeable
         self.any_shapes, self.borrows, self.learned = told.any_shapes, told.borrows, told.learned
+        self.any_lengths = told.any_lengths
         self.exits, self.confidence, self.tasks = told.exits, told.confidence, told.tasks
         self.memory_bytes = told.memory_bytes * (2 if group.limits.spare else 1)
         self.moving_bytes = told.moving_bytes

@@ -84,6 +84,8 @@ class CpuModel:
     What ONNX Runtime raises while it runs passes through.
     """
 
+    any_lengths = False
+
     def __init__(
         self, blueprint: Blueprint, sessions: Sequence[Any], folder: Path | None = None, *, learned: bool = True
     ) -> None:

@@ -32,13 +32,31 @@ def port_name(body: Body, task: int, port: str) -> str:
     return f"{body.names[task]}.{port}"
 
 
-def join(body: Body, places: Places, fill: Fill | None, outputs: Mapping[str, BodyPlace]) -> Graph:
+class StackedPart(NamedTuple):
+    """Where a graph has a low-rank part: which of the matrices in two of its constants."""
+
+    down: str
+    up: str
+    at: int
+
+
+class JoinedBody(NamedTuple):
+    """A graph, and where it has what the models hold."""
+
+    graph: Graph
+    held: Mapping[tuple[int, int], tuple[str, ...]]
+    """Step and model -> the graph's names of the constants that are read there, empty where it has none."""
+    parts: Mapping[tuple[int, int], StackedPart]
+
+
+def join(body: Body, places: Places, fill: Fill | None, outputs: Mapping[str, BodyPlace]) -> JoinedBody:
     """All models of *body* as one graph; without a *fill* they must be given inputs of one length.
 
     outputs: the places of the models' own outputs, by the graph's names.
     """
     joiner = _Joiner(body, tuple(range(body.tasks)), places, outputs)
-    return narrowed(joiner.graph("+".join(body.names), joiner.write(fill)))
+    graph = narrowed(joiner.graph("+".join(body.names), joiner.write(fill)))
+    return JoinedBody(graph, joiner.held(graph.constants), joiner.stacked)
 
 
 def alone(body: Body, task: int, values: Iterable[BodyValue] = ()) -> Graph:
@@ -75,6 +93,7 @@ class _Joiner:
         self._owners: dict[tuple[Crew, tuple[int, ...]], str] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._added: dict[str, Array] = {}
+        self.stacked: dict[tuple[int, int], StackedPart] = {}
         self._layer = ""
         self._keys: dict[tuple[int, int], int] = {}
         self._outlines: dict[tuple[int, int], int] = {}
@@ -96,6 +115,15 @@ class _Joiner:
         weights = frozenset(name for name, array in constants.items() if array.ndim > 1 and array.dtype.kind == "f")
         steps, opset = tuple(self._steps), self.body.opset
         return Graph(name, tuple(self._inputs), tuple(outputs), steps, constants, weights, self._shapes, opset=opset)
+
+    def held(self, constants: Mapping[str, Array]) -> dict[tuple[int, int], tuple[str, ...]]:
+        """What the graph calls the constants that models read in steps, of those that it has."""
+        names = {key: name for key, name in self._stored.items() if name in constants}
+        return {
+            (number, task): tuple(names.get(key, "") for key in self._contents(number, task))
+            for number, step in enumerate(self.body.steps)
+            for task in step.contents
+        }
 
     def crews(self, number: int) -> tuple[Crew, ...]:
         """The models for which a step runs once."""
@@ -169,7 +197,7 @@ class _Joiner:
             self._see(BodyValue(number, 0), made[0])
             made = [self._scaled(step, made[0], "after", crew)]
             if any(step.parts[task].rank for task in crew if task in step.parts):
-                added = self._parts(step, read[0], crew)
+                added = self._parts(number, read[0], crew)
                 self._see(BodyValue(number, 0), made[0], added)
                 made = [self.add("Add", made[0], added)]
         for place, name in enumerate(made):
@@ -201,8 +229,9 @@ class _Joiner:
         place = self.places.get(read) if read else None
         return place is not None and place[2:5] == (0, 1, False) and len(place.sizes) in (2, 3)
 
-    def _parts(self, step: BodyStep, read: str, crew: Crew) -> str:
+    def _parts(self, number: int, read: str, crew: Crew) -> str:
         """What low-rank parts make of *read*: each row is multiplied by those of its model."""
+        step = self.body.steps[number]
         parts, whose = self._different(step.parts, crew)
         rank = max(part.rank for part in parts if part)
         weight = self.body.constants.arrays[step.contents[crew[0]][1]]
@@ -211,12 +240,15 @@ class _Joiner:
         for place, part in enumerate(parts):
             if part:
                 down[place, :, : part.rank], up[place, : part.rank] = part.down, part.up
+        names = self.constant(down), self.constant(up)
+        places = {id(part): at for at, part in enumerate(parts)}
+        self.stacked |= {(number, task): StackedPart(*names, places[id(step.parts.get(task))]) for task in crew}
         middle, flat = self.numbers([1]), self._is_flat(step)
         wide = self.add("Unsqueeze", read, middle) if flat else read
-        narrow = self.add("MatMul", wide, self.add("Gather", self.constant(down), whose))
+        narrow = self.add("MatMul", wide, self.add("Gather", names[0], whose))
         if step.inputs[0] is not None and not flat:
             self._shapes[narrow] = (*self.places[step.inputs[0]].sizes[:-1], rank)
-        found = self.add("MatMul", narrow, self.add("Gather", self.constant(up), whose))
+        found = self.add("MatMul", narrow, self.add("Gather", names[1], whose))
         return self.add("Squeeze", found, middle) if flat else found
 
     def _scaled(self, step: BodyStep, tensor: str, side: str, crew: Crew) -> str:

@@ -14,7 +14,8 @@ from weft.stitching.bodies.adapters import LoraAdapter, is_adapter, read_adapter
 from weft.stitching.bodies.adapting import AdaptedBase
 from weft.stitching.bodies.bench import BodyBench
 from weft.stitching.bodies.body import Aligner, Body, Crew, crews
-from weft.stitching.bodies.joining import Fill, join, port_name
+from weft.stitching.bodies.described import described
+from weft.stitching.bodies.joining import Fill, JoinedBody, join, port_name
 from weft.stitching.bodies.low_rank import LowRank
 from weft.stitching.bodies.nearness import Reference
 from weft.stitching.bodies.orders import put_in_order
@@ -60,7 +61,7 @@ class BodyStitching:
     body: Body
     files: Mapping[str, Path]
     """The models' files, or the folders of their adapters, by their names."""
-    graph: Graph
+    joined: JoinedBody
     fill: Fill | None
     """What makes the inputs of a model longer; None where all must be of one length."""
     apart_bytes: int
@@ -75,6 +76,10 @@ class BodyStitching:
     @property
     def names(self) -> tuple[str, ...]:
         return self.body.names
+
+    @property
+    def graph(self) -> Graph:
+        return self.joined.graph
 
     @property
     def long(self) -> bool:
@@ -94,7 +99,8 @@ class BodyStitching:
     @property
     def metadata(self) -> dict[str, str]:
         """What an ONNX file of it says of its models."""
-        return of_tasks([self._told(task) for task in range(self.body.tasks)])
+        told = of_tasks([self._told(task) for task in range(self.body.tasks)])
+        return told | described(self.body, self.joined) if self.long else told
 
     def _told(self, task: int) -> dict[str, Any]:
         ports, outputs = self.body.ports[task], self.body.outputs[task]
@@ -146,18 +152,18 @@ def stitch_body(
     places = see(body, bench.values(samples))
     reordered = put_in_order(body, places, lambda task: bench.unchanged(task, samples, _close))
     outputs = bench.outputs(samples)
-    graph = join(body, places, samples.fill, outputs)
+    joined = join(body, places, samples.fill, outputs)
     on_stage("comparing with the models", 0, None)
-    difference = bench.difference(graph, samples) if check else None
+    difference = bench.difference(joined.graph, samples) if check else None
     if difference and difference.relative > CLOSE and not tolerance:
         raise StitchError(
             f"{difference.output} differs by {difference.relative:.2g} of its largest number from the model alone, "
             f"{CLOSE:g} is allowed; nothing is made of it (check = False takes it all the same)"
         )
     on_stage("racing", 0, None)
-    times = bench.times_s(graph, samples, USUAL_LENGTH) if measure else {}
+    times = bench.times_s(joined.graph, samples, USUAL_LENGTH) if measure else {}
     paths = dict(zip(body.names, map(Path, files), strict=True))
-    return BodyStitching(body, paths, graph, samples.fill, apart, difference, times, reordered)
+    return BodyStitching(body, paths, joined, samples.fill, apart, difference, times, reordered)
 
 
 def _close(one: Array, other: Array) -> bool:

@@ -31,6 +31,20 @@ class BodyEncoder(NamedTuple):
     """How many numbers each model answers."""
     tokens: str
     """The input that words are looked up by."""
+    kinds: str = ""
+    """The input that kinds of words are looked up by; empty where there is none."""
+    shown: str = ""
+    """The input that hides words, which is taken to be 0 there and 1 elsewhere; empty where there is none."""
+
+
+class EmbeddedTables(NamedTuple):
+    """What the first norm reads, added up: the names of inputs, and their tables."""
+
+    tokens: str
+    words: Array
+    positions: Array
+    kinds: str = ""
+    kinds_table: Array | None = None
 
 
 class DenseStep(NamedTuple):
@@ -60,20 +74,23 @@ class _Reader:
         norms = [number for number, step in enumerate(self._body.steps) if step.node.op == NORM]
         if len(norms) < 3 or not len(norms) % 2:
             raise _foreign(f"it has {len(norms)} layer norms, not two for each layer and one before")
-        tokens, words, positions = self._embedded(norms[0])
+        tables = self._embedded(norms[0])
         layers = [self._layer(*norms[at : at + 3]) for at in range(0, len(norms) - 1, 2)]
         pooler, classifier = self._heads()
         classes = tuple(self._matrix(classifier.product, task).shape[1] for task in range(self._body.tasks))
+        kinds = None if tables.kinds_table is None else self._tensor(tables.kinds_table)
         weights = BodyWeights(
-            self._tensor(words), self._tensor(positions), self._norm(norms[0]), [each for each, _ in layers],
-            self._head(pooler), self._head(classifier), layers[0][1],
+            self._tensor(tables.words), self._tensor(tables.positions), self._norm(norms[0]),
+            [each for each, _ in layers], self._head(pooler), self._head(classifier), layers[0][1], kinds,
         )  # fmt: skip
-        return BodyEncoder(self._body.names, weights, classes, tokens)
+        masks = [name for name in self._body.inputs if name not in (tables.tokens, tables.kinds)]
+        if len(masks) > 1:
+            raise _foreign(f"it is not known what its inputs {', '.join(masks)} are")
+        return BodyEncoder(self._body.names, weights, classes, tables.tokens, tables.kinds, "".join(masks))
 
     # Parts of an encoder
 
-    def _embedded(self, norm: int) -> tuple[str, Array, Array]:
-        """The input of tokens, the table of words, and that of positions with what all tokens have besides."""
+    def _embedded(self, norm: int) -> EmbeddedTables:
         waiting, tables = [self._read(norm)], dict[str, Array]()
         while waiting:
             number = waiting.pop().step
@@ -89,8 +106,11 @@ class _Reader:
         if not tokens or "" not in tables:
             raise _foreign("its first layer norm does not read words and positions")
         positions = tables[""].reshape(-1, tables[""].shape[-1])
-        rest = [table[0] for name, table in tables.items() if name not in ("", tokens)]
-        return tokens, tables[tokens], positions + np.sum(rest, axis=0, dtype=np.float32) if rest else positions
+        others = [name for name in tables if name not in ("", tokens)]
+        if len(others) > 1:
+            raise _foreign(f"it looks words up by {', '.join(others)}, too")
+        found = EmbeddedTables(tokens, tables[tokens], positions)
+        return found._replace(kinds=others[0], kinds_table=tables[others[0]]) if others else found
 
     def _layer(self, before: int, between: int, behind: int) -> tuple[BodyLayer, int]:
         """The layer between three norms, and its heads."""
@@ -306,7 +326,7 @@ class _Reader:
         """Of all models; those that answer fewer numbers than others have zeros behind."""
         tasks = range(self._body.tasks)
         matrices = [self._matrix(dense.product, task) for task in tasks]
-        width = max(each.shape[1] for each in matrices)
+        width = FINEST * -(-max(each.shape[1] for each in matrices) // FINEST)  # others may have more, which fit then
         weight = np.zeros((len(tasks), len(matrices[0]), width), np.float32)
         bias = np.zeros((len(tasks), width), np.float32)
         for task, matrix in enumerate(matrices):
@@ -326,4 +346,4 @@ class _Reader:
 
 
 def _foreign(why: str) -> StitchError:
-    return StitchError(f"the body is not of a kind that has kernels: {why}; run it on a CPU")
+    return StitchError(f"the body is not of a kind that has kernels: {why}")

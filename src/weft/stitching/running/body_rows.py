@@ -1,4 +1,7 @@
-"""Where the tokens of requests for several models lie in one matrix: ``pack``, and ``RowTables`` on a device."""
+"""Where the tokens of requests for several models lie in one matrix: ``pack``, and ``RowTables`` on a device.
+
+``RowNumbers`` has all that is read of a batch in one array, so that it goes to a device at once.
+"""
 
 from __future__ import annotations
 
@@ -68,6 +71,65 @@ class PackedRows:
         for first, mine in zip(self.first, tokens, strict=True):
             found[first : first + len(mine)] = mine
         return found
+
+
+class TokenRow(NamedTuple):
+    """A request: the tokens that a model sees, where they stand, and of which kind they are."""
+
+    model: int
+    tokens: Array
+    positions: Array
+    kinds: Array
+
+
+class BatchNumbers(NamedTuple):
+    """Parts of one array; of numpy or of torch."""
+
+    tokens: Any
+    kinds: Any
+    tables: RowTables
+
+
+class RowNumbers(NamedTuple):
+    """How an array for so many rows and requests is laid out."""
+
+    rows: int
+    room: int
+
+    @property
+    def size(self) -> int:
+        return 3 * self.rows + self.rows // FINEST + 3 * self.room
+
+    def parts(self, numbers: Any) -> BatchNumbers:
+        rows, room, found, at = self.rows, self.room, [], 0
+        for size in (rows, rows, rows // FINEST, room, room, room, rows):
+            found.append(numbers[at : at + size])
+            at += size
+        return BatchNumbers(found[0], found[1], RowTables(*found[2:]))
+
+    def laid(self, asked: Sequence[TokenRow]) -> Array:
+        """All that is read of a batch; requests that there are not have no tokens."""
+        packed = pack([TokenRequest(each.model, len(each.tokens)) for each in asked], rows=self.rows)
+        numbers = np.zeros(self.size, np.int32)
+        tokens, kinds, tables = self.parts(numbers)
+        for number, (each, first) in enumerate(zip(asked, packed.first, strict=True)):
+            end = first + len(each.tokens)
+            tokens[first:end], kinds[first:end], tables.positions[first:end] = each.tokens, each.kinds, each.positions
+            tables.whose[first // FINEST : -(-end // FINEST)] = each.model
+            tables.first[number], tables.lengths[number], tables.models[number] = first, end - first, each.model
+        return numbers
+
+
+def lots(asked: Sequence[TokenRow], rows: int, room: int) -> list[Sequence[TokenRow]]:
+    """Requests, those of a model one after another, as batches of at most so many rows and requests."""
+    found, begin, end, last = [], 0, 0, None
+    for number, each in enumerate(asked):
+        start = end if each.model == last else _up(end, FINEST)
+        end, last = start + len(each.tokens), each.model
+        if end > rows or number - begin >= room:
+            found.append(asked[begin:number])
+            begin, end = number, len(each.tokens)
+    return [*found, asked[begin:]]
 
 
 def pack(requests: Sequence[TokenRequest], granule: int = FINEST, rows: int | None = None) -> PackedRows:

@@ -1,39 +1,39 @@
 """Fine-tuned models answered by one body on a GPU: ``FusedEncoder``, of what ``stitch_body`` made.
 
-On CUDA a batch is one CUDA graph, out of a ladder: for so many rows, requests and tokens of the longest of them. Rungs
-are made and tuned when they are first needed.
+``weft serve`` has the same of a file, see ``weft.runtime.cuda.torch_bodies``, which imports this by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from weft.errors import StitchError, unknown_name
 from weft.stitching.bodies.bench import BodyBench
-from weft.stitching.bodies.body import Body
 from weft.stitching.bodies.whole_run import BodyStitching
 from weft.stitching.net import Array
+from weft.stitching.reading.onnx_stitched import read_body
+from weft.stitching.running.body_ladder import BodyLadder, Run
 from weft.stitching.running.body_reading import BodyEncoder, read_encoder
-from weft.stitching.running.body_rows import FINEST, PackedRows, RowTables, TokenRequest, pack
+from weft.stitching.running.body_rows import TokenRow
+from weft.stitching.running.body_slots import SlottedBody, digests
 from weft.stitching.running.checking import relative_difference
-from weft.stitching.running.fused_body import FusedBody
 from weft.stitching.running.operators import Tensor, torch
 
-LEAST_ROWS = 64
+__all__ = ["BodyLadder", "FusedEncoder", "SlottedBody", "check", "digests", "read_file", "rows_of"]
+
 CLOSE = 1e-3
 """By so much of its largest number an answer may differ from the model's own, in float32."""
+ROOM = 32
+"""Requests of a batch."""
+_LENGTH, _HIDDEN = 8, (5, 7)
+"""Tokens of a request for comparison, and those of them that are hidden where that can be."""
 
-
-class BodyRung(NamedTuple):
-    """A captured batch."""
-
-    graph: Any
-    tokens: Tensor
-    tables: RowTables
-    answers: Tensor
+Feed = dict[str, Array]
 
 
 class FusedEncoder:
@@ -42,11 +42,21 @@ class FusedEncoder:
     def __init__(self, made: BodyStitching, device: Any = "cuda", dtype: Any = None) -> None:
         """dtype: what is computed in, half precision on CUDA if not said."""
         self.device = torch.device(device)
-        cuda = self.device.type == "cuda"
-        _check(made, read_encoder(made.body))
-        self._dtype = dtype or (torch.float16 if cuda else torch.float32)
-        self.encoder = read_encoder(made.body, self.device, self._dtype)
-        self._rungs: dict[tuple[int, int, int], BodyRung] = {}
+        self.encoder = read_encoder(made.body)
+        bench = BodyBench(made.body, list(made.files.values()), 1)
+
+        def alone(feeds: Sequence[Feed]) -> list[Array]:
+            ports = made.body.ports
+            cast = [{name: each.astype(ports[task][name].dtype) for name, each in feed.items()}
+                    for task, feed in enumerate(feeds)]  # fmt: skip
+            return [next(iter(bench.alone(task, feed).values())) for task, feed in enumerate(cast)]
+
+        check(self.encoder, alone)
+        kind = dtype or (torch.float16 if self.device.type == "cuda" else torch.float32)
+        told = digests(self.encoder)
+        body = SlottedBody(self.encoder, told.shared, self.device, kind)
+        self._slots = body.take(self.encoder, told.models) or ()
+        self.ladder = BodyLadder(body.weights, ROOM)
 
     def __call__(self, requests: Sequence[tuple[str, Array]]) -> list[Array]:
         """What the models named answer to their tokens, in the order of the requests."""
@@ -54,87 +64,90 @@ class FusedEncoder:
         for name, _ in requests:
             if name not in names:
                 raise StitchError(unknown_name("model", name, names))
-        asked = [TokenRequest(names.index(name), len(tokens)) for name, tokens in requests]
-        given, words = [np.asarray(tokens, np.int64) for _, tokens in requests], len(self.encoder.weights.words)
-        for each in given:
-            if len(each) and not 0 <= each.min() <= each.max() < words:
-                raise StitchError(f"tokens from {each.min()} to {each.max()}: there are {words} words, from 0")
-        found = self._run(asked, given)
-        return [row[: self.encoder.classes[each.model]] for row, each in zip(found, asked, strict=True)]
+        rows = [_shown(self._slots[names.index(name)], np.asarray(tokens, np.int64)) for name, tokens in requests]
+        for each in rows:
+            self.ladder.check(each)
+        order = sorted(range(len(rows)), key=lambda number: rows[number].model)
+        with torch.inference_mode(), torch.cuda.device(self.device) if self.device.type == "cuda" else torch.no_grad():
+            found = np.concatenate([self._run(lot) for lot in self.ladder.lots([rows[number] for number in order])])
+        classes = [self.encoder.classes[names.index(name)] for name, _ in requests]
+        return [found[order.index(number)][:count] for number, count in enumerate(classes)]
 
-    def _run(self, asked: Sequence[TokenRequest], tokens: Sequence[Array]) -> Array:
-        packed = pack(asked)
-        most = len(self.encoder.weights.positions)
-        if packed.longest > most:
-            raise StitchError(f"a request of {packed.longest} tokens: there are {most} positions")
-        with torch.no_grad():
-            if self.device.type != "cuda":
-                laid = torch.from_numpy(packed.laid(tokens))
-                return _numpy(FusedBody(self.encoder.weights)(laid, packed.tables("cpu"), packed.longest))
-            longest = min(most, max(FINEST, _up(packed.longest)))
-            sizes = max(LEAST_ROWS, _up(packed.rows)), longest, _up(len(asked))
-            with torch.cuda.device(self.device):
-                if sizes not in self._rungs:
-                    self._rungs[sizes] = self._captured(*sizes)
-                return _replayed(self._rungs[sizes], pack(asked, rows=sizes[0]), tokens)
-
-    def _captured(self, rows: int, longest: int, room: int) -> BodyRung:
-        from weft.stitching.running.body_shapes import tune
-
-        count = min(room, max(1, rows // longest))
-        tables = pack([TokenRequest(0, longest)] * count, rows=rows).tables(self.device, room)
-        body, tokens = FusedBody(self.encoder.weights), torch.zeros(rows, dtype=torch.int64, device=self.device)
-        tune(body, tables, self._dtype)
-        body(tokens, tables, longest)
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            answers = body(tokens, tables, longest)
-        return BodyRung(graph, tokens, tables, answers)
+    def _run(self, lot: Sequence[TokenRow]) -> Array:
+        rung = self.ladder.rung(self.ladder.rows_of(lot), _captured if self.device.type == "cuda" else lambda run: run)
+        rung.numbers.copy_(torch.from_numpy(rung.layout.laid(lot)))
+        rung.run()
+        return _numpy(rung.answers[: len(lot)])
 
 
-def _replayed(rung: BodyRung, packed: PackedRows, tokens: Sequence[Array]) -> Array:
-    rung.tokens.copy_(torch.from_numpy(packed.laid(tokens)))
-    for place, table in zip(rung.tables, packed.tables("cpu", len(rung.tables.first)), strict=True):
-        place.copy_(table)
-    rung.graph.replay()
-    return _numpy(rung.answers[: len(tokens)])
+def _captured(run: Run) -> Run:
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run()
+    replay: Run = graph.replay
+    return replay
 
 
-def _check(made: BodyStitching, encoder: BodyEncoder) -> None:
-    """Refuse an *encoder* that does not answer as the models do."""
-    bench = BodyBench(made.body, list(made.files.values()), 1)
-    rng, body = np.random.default_rng(0), FusedBody(encoder.weights)
-    for task, name in enumerate(encoder.names):
-        tokens = rng.integers(0, len(encoder.weights.words), 5 + task % 4)
-        wanted = next(iter(bench.alone(task, _feed(made.body, task, encoder.tokens, tokens)).values()))
-        packed = pack([TokenRequest(task, len(tokens))])
-        with torch.no_grad():
-            found = body(torch.from_numpy(packed.laid([tokens])), packed.tables("cpu"), packed.longest)
-        lost = relative_difference(_numpy(found)[:, : encoder.classes[task]], wanted)
+def read_file(path: Path, *, cuda: bool) -> BodyEncoder:
+    """The models in a file of ``weft stitch``, as kernels of their own compute them."""
+    if cuda and find_spec("triton") is None:
+        raise StitchError("triton is not installed")
+    return read_encoder(read_body(path))
+
+
+def rows_of(encoder: BodyEncoder, model: int, given: Mapping[str, Array]) -> list[TokenRow]:
+    """The requests in inputs of a model, [rows, length] each; of their tokens those that are shown."""
+    tokens = given[encoder.tokens]
+    kinds = given[encoder.kinds] if encoder.kinds else np.zeros_like(tokens)
+    if not encoder.shown:
+        return [_shown(model, *pair) for pair in zip(tokens, kinds, strict=True)]
+    shown = given[encoder.shown]
+    if not ((shown == 0) | (shown == 1)).all():
+        raise StitchError(f"{encoder.shown} must be of 0 and 1")
+    if not shown[:, :1].all():
+        raise StitchError(f"{encoder.shown} hides the first token, which the answer is read of; fill up behind")
+    at = [np.flatnonzero(each) for each in shown]
+    return [TokenRow(model, tokens[row, seen], seen, kinds[row, seen]) for row, seen in enumerate(at)]
+
+
+def _shown(model: int, tokens: Array, kinds: Array | None = None) -> TokenRow:
+    """All of some tokens."""
+    if not len(tokens):
+        raise StitchError("a request of 0 tokens: give 1 or more")
+    return TokenRow(model, tokens, np.arange(len(tokens)), np.zeros_like(tokens) if kinds is None else kinds)
+
+
+def check(encoder: BodyEncoder, alone: Callable[[Sequence[Feed]], Sequence[Array]]) -> None:
+    """Refuse an *encoder* that does not answer as the models do; *alone*: what they answer to a row each."""
+    feeds = [_example(encoder, task) for task in range(len(encoder.names))]
+    ladder = BodyLadder(encoder.weights, len(feeds))
+    asked = [each for task, feed in enumerate(feeds) for each in rows_of(encoder, task, feed)]
+    found: list[Array] = []
+    for lot in ladder.lots(asked):
+        rung = ladder.rung(ladder.rows_of(lot), lambda run: run)
+        rung.numbers.copy_(torch.from_numpy(rung.layout.laid(lot)))
+        rung.run()
+        found += list(_numpy(rung.answers[: len(lot)]))
+    for name, count, mine, wanted in zip(encoder.names, encoder.classes, found, alone(feeds), strict=True):
+        lost = relative_difference(mine[None, :count], wanted)
         if not lost <= CLOSE:
-            raise StitchError(f"{name} differs by {lost:.2g} as a body with kernels of its own; run it on a CPU")
+            raise StitchError(f"{name} differs by {lost:.2g} as a body with kernels of its own")
 
 
-def _feed(body: Body, task: int, tokens: str, given: Array) -> dict[str, Array]:
-    """Inputs of one row: masks that hide nothing, and zeros where something else is looked up."""
-    looked = {
-        body.inputs[each.output]
-        for step in body.steps
-        if step.node.op == "Gather" and step.inputs[0] is None
-        for each in step.inputs
-        if each is not None and each.step < 0
-    }
-    rest = {
-        name: np.full((1, len(given)), int(name not in looked), port.dtype) for name, port in body.ports[task].items()
-    }
-    return rest | {tokens: given[None].astype(body.ports[task][tokens].dtype)}
-
-
-def _up(count: int) -> int:
-    return 1 << (count - 1).bit_length()
+def _example(encoder: BodyEncoder, task: int) -> Feed:
+    """A row of inputs."""
+    rng = np.random.default_rng(task)
+    length = min(_LENGTH, len(encoder.weights.positions))
+    found = {encoder.tokens: rng.integers(0, len(encoder.weights.words), (1, length))}
+    if encoder.kinds and encoder.weights.kinds is not None:
+        found[encoder.kinds] = rng.integers(0, len(encoder.weights.kinds), (1, length))
+    if encoder.shown:
+        found[encoder.shown] = np.array([[at not in _HIDDEN for at in range(length)]], np.int64)
+    return found
 
 
 def _numpy(tensor: Tensor) -> Array:
-    found: Array = tensor.float().cpu().numpy()
+    found: Array = tensor.float().cpu().numpy().copy()
     return found

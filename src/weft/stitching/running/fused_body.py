@@ -112,6 +112,8 @@ class BodyWeights(NamedTuple):
     pooler: OwnHead
     classifier: OwnHead
     heads: int
+    kinds: Tensor | None = None
+    """What words of each kind have besides, where there are kinds."""
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor once."""
@@ -144,10 +146,13 @@ class FusedBody:
     shapes: Mapping[Key, TileShape] = field(default_factory=dict)
     early: Early = Early.NONE
 
-    def __call__(self, tokens: Tensor, tables: RowTables, longest: int) -> Tensor:
-        """[requests, classes] for tokens [rows]; *longest* is that of the requests, or more."""
+    def __call__(self, tokens: Tensor, tables: RowTables, longest: int, kinds: Tensor | None = None) -> Tensor:
+        """[requests, classes] for tokens [rows]; *longest* is that of the requests, or more; *kinds* are 0 if none."""
         weights = self.weights
-        x = self.norm(weights.words[tokens], weights.positions[tables.positions], weights.embedded, tables)
+        places = weights.positions[tables.positions]
+        if weights.kinds is not None:
+            places = places + (weights.kinds[:1] if kinds is None else weights.kinds[kinds])
+        x = self.norm(weights.words[tokens], places, weights.embedded, tables)
         for layer in weights.layers:
             mixed = self.attention(self.product(x, layer.asked, tables), tables, longest)
             x = self.norm(self.product(mixed, layer.mixed, tables, summed=True), x, layer.attended, tables)

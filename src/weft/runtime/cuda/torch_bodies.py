@@ -1,0 +1,258 @@
+"""Files of encoders with one body, in torch: rows of any models and lengths in one batch, by kernels of their own.
+
+A batch lies in memory for so many tokens, whoever they are of, and is captured for each of a ladder of such sizes. A
+file that differs from one that is served in some of its models only, as one does to which a model was added, takes
+over what lies on the device, and nothing is captured again.
+
+Kernels and what they read are the affair of ``weft.stitching``, a room after this one; ``MAKER`` is imported by name.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+from weakref import WeakSet
+
+import numpy as np
+import torch
+
+from weft.errors import UnfitInputs, WeftError
+from weft.runtime.backend import BatchPart, LoadOptions, StepOutput
+from weft.runtime.cuda.device import Device, Tensor, as_array, lacks_memory
+from weft.runtime.cuda.model import DeviceModel
+from weft.runtime.cuda.precision import FP16, FP32, difference, remark
+from weft.runtime.cuda.rounds import SHAPES
+from weft.runtime.cuda.segments import DeviceWeights
+from weft.runtime.cuda.torch_files import where
+from weft.runtime.cuda.torch_types import as_torch
+from weft.runtime.cuda.workshop import LARGEST_UNASKED, WRONG, Unfit
+from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
+from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
+from weft.runtime.onnxruntime_cpu.sessions import first_line, open_model
+from weft.runtime.onnxruntime_cpu.whole import named_exits, whole_blueprint, with_tasks
+from weft.runtime.stitched import usual_shapes
+from weft.runtime.tensors import DATATYPES, Array
+
+MAKER = "weft.stitching.running.body_serving"
+FORM = "with one body, by kernels of its own"
+_TYPES = {FP32: torch.float32, FP16: torch.float16}
+
+
+class DeviceBody:
+    """What several files that are opened one after another have in common on a device."""
+
+    def __init__(self, device: Device, slotted: Any, ladder: Any) -> None:
+        self.device, self.slotted, self.ladder, self.memory_bytes = device, slotted, ladder, 0
+
+    def rung(self, rows: int, allowance: Allowance) -> Any:
+        """The batch of so many rows, captured."""
+        allowance.check()
+        return self.ladder.rung(rows, self.device.capture, allowance.half_gone)
+
+
+_BODIES: WeakSet[DeviceBody] = WeakSet()
+_OPENING = threading.Lock()
+
+
+class _Asked(NamedTuple):
+    """Which model an input of the graph is for, and what that calls it."""
+
+    task: int
+    port: str
+
+
+class EncoderModel(DeviceModel):
+    """The models of a file on a device."""
+
+    any_lengths = True
+
+    def __init__(self, device: Device, blueprint: Blueprint, encoder: Any, body: DeviceBody, slots: Any) -> None:
+        super().__init__(device, blueprint, (), DeviceWeights(device), ())
+        self._maker, self._slots, self._encoder = import_module(MAKER), slots, encoder._replace(weights=None)
+        self._body: DeviceBody | None = body
+        self._asked = {
+            name: _Asked(number, port) for number, task in enumerate(self.tasks) for port, name in task.inputs.items()
+        }
+
+    def rest(self) -> None:
+        """It stays: others may have what lies there, too."""
+
+    def close(self) -> None:
+        if self._body is not None:
+            self._body.slotted.give_back(self._slots)
+            self._body = None
+            gc.collect()
+            if self._device.kind == "cuda":
+                torch.cuda.empty_cache()
+
+    def _advanced(self, segment: int, parts: list[BatchPart]) -> StepOutput:
+        asked = self._rows_asked(parts)
+        found, first, answers = self._answered([row for rows in asked for row in rows]), 0, {}
+        for task, rows, classes in zip(self.tasks, asked, self._encoder.classes, strict=True):
+            (name,) = task.outputs.values()
+            answers[name] = found[first : first + len(rows), :classes]
+            first += len(rows)
+        return StepOutput({}, answers)
+
+    def _rows_asked(self, parts: list[BatchPart]) -> list[list[Any]]:
+        """The rows of each task, in the order of the parts."""
+        asked: list[list[Any]] = [[] for _ in self.tasks]
+        for part in parts:
+            given: dict[int, dict[str, Array]] = {}
+            for name, each in part.values.items():
+                array, (task, port) = as_array(each), self._asked[name]
+                given.setdefault(task, {})[port] = array if part.rows is None else array[list(part.rows)]
+            for task, inputs in given.items():
+                asked[task] += self._read(task, inputs)
+        return asked
+
+    def _read(self, task: int, inputs: Mapping[str, Array]) -> list[Any]:
+        assert self._body is not None
+        try:
+            rows: list[Any] = self._maker.rows_of(self._encoder, self._slots[task], inputs)
+            for each in rows:
+                self._body.ladder.check(each)
+        except WeftError as error:
+            raise UnfitInputs(f"{self.tasks[task].name}: {error}") from error
+        return rows
+
+    def _answered(self, rows: Sequence[Any]) -> Array:
+        """What is answered to rows, in their order."""
+        if not rows or self._body is None:
+            return np.empty((0, max(self._encoder.classes)), np.float32)
+        device, ladder = self._device, self._body.ladder
+        found: list[Tensor] = []
+        for lot in ladder.lots(rows):
+            if found:  # the next one is about to write over it
+                found[-1] = device.clone(found[-1])
+            rung = self._body.rung(ladder.rows_of(lot), Allowance())
+            rung.numbers.copy_(as_torch(device.copy_in([rung.layout.laid(lot)])), non_blocking=True)
+            rung.run()
+            found.append(_lent(rung.answers[: len(lot)]))
+        return device.copy_out(device.taken([(each, None, len(each)) for each in found]) if len(found) > 1 else found[0])
+
+
+def _lent(tensor: Any) -> Tensor:
+    """A tensor as the device has them."""
+    return tensor if tensor.is_cuda else tensor.numpy()
+
+
+class BodyFile:
+    """A file of encoders with one body while it is being prepared."""
+
+    def __init__(self, device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance) -> None:
+        """folder: where shapes that were found are, or will be."""
+        self._device, self._path, self._options = device, path, options
+        self._folder, self._allowance, self._maker = folder, allowance, import_module(MAKER)
+
+    def built(self) -> DeviceModel:
+        session = open_model(self._path, max(4, self._options.threads), thrifty=False)
+        exits = named_exits(self._options, session)
+        blueprint = with_tasks(whole_blueprint(session, self._path, None), session, exits)
+        try:
+            return self._built(blueprint, session)
+        except (OutOfTime, Unfit):
+            raise
+        except Exception as error:  # torch and the compiler of kernels raise kinds of their own
+            if lacks_memory(error):
+                raise
+            raise Unfit(f"not {FORM}: {first_line(error)}") from error
+
+    def _built(self, blueprint: Blueprint, session: Any) -> DeviceModel:
+        encoder, wanted = self._encoder(), dict[str, Array]()
+        kinds = {spec.name: DATATYPES[spec.datatype] for spec in blueprint.inputs}
+        given: dict[str, Array] = {}
+
+        def alone(feeds: Sequence[Mapping[str, Array]]) -> list[Array]:
+            for task, feed in zip(blueprint.tasks, feeds, strict=True):
+                named = {task.inputs[port]: each for port, each in feed.items()}
+                given.update({name: each.astype(kinds[name]) for name, each in named.items()})
+            names = [spec.name for spec in blueprint.outputs]
+            wanted.update(zip(names, self._allowance.run(session, names, given), strict=True))
+            return [wanted[name] for task in blueprint.tasks for name in task.outputs.values()]
+
+        self._maker.check(encoder, alone)
+        body, slots = self._placed(encoder)
+        model = EncoderModel(self._device, self._measured(blueprint, body), encoder, body, slots)
+        model.blueprint = model.blueprint.model_copy(update={"remarks": (FORM, *self._compared(model, given, wanted))})
+        model.remarks = model.blueprint.remarks
+        return model
+
+    def reopened(self, blueprint: Blueprint) -> DeviceModel:
+        """What was prepared before."""
+        encoder = self._encoder()
+        body, slots = self._placed(encoder)
+        return EncoderModel(self._device, blueprint, encoder, body, slots)
+
+    def clear(self, blueprint: Blueprint) -> None:
+        """There is nothing that is not needed."""
+
+    def _encoder(self) -> Any:
+        if self._options.precision not in _TYPES:
+            raise Unfit(f"it is computed in {' and '.join(_TYPES)}, not in {self._options.precision}")
+        return self._maker.read_file(self._path, cuda=self._device.kind == "cuda")
+
+    def _placed(self, encoder: Any) -> tuple[DeviceBody, Any]:
+        """The body on the device, and where its models are: one that is there already, if it has room."""
+        told, kind, room = self._maker.digests(encoder), _TYPES[self._options.precision], self._room(encoder)
+        with _OPENING:
+            for body in () if self._options.shares else list(_BODIES):  # on several lanes, both would run at once
+                alike = body.device is self._device and (body.ladder.room, body.slotted.dtype) == (room, kind)
+                slots = body.slotted.take(encoder, told.models) if alike and body.slotted.shared == told.shared else None
+                if slots is not None:
+                    return body, slots
+            return self._new(encoder, told, kind)
+
+    def _room(self, encoder: Any) -> int:
+        return self._options.max_batch or max(len(encoder.names), LARGEST_UNASKED)
+
+    def _new(self, encoder: Any, told: Any, kind: Any) -> tuple[DeviceBody, Any]:
+        found, free = self._folder / SHAPES, self._device.memory()[0]
+        shapes = json.loads(found.read_text()) if found.exists() else {}
+        slotted = self._maker.SlottedBody(encoder, told.shared, where(self._device), kind)
+        slots = slotted.take(encoder, told.models)
+        body = DeviceBody(self._device, slotted, self._maker.BodyLadder(slotted.weights, self._room(encoder), shapes))
+        for rows in body.ladder.sizes:
+            body.rung(rows, self._allowance)
+        self._device.finish()
+        if self._device.kind == "cuda":
+            torch.cuda.empty_cache()  # what was only tried out counts as nobody's
+            found.write_text(json.dumps(body.ladder.shapes))
+        held = slotted.weights.nbytes + body.ladder.nbytes
+        body.memory_bytes = max(held, free - self._device.memory()[0])
+        _BODIES.add(body)
+        return body, slots
+
+    def _measured(self, blueprint: Blueprint, body: DeviceBody) -> Blueprint:
+        """All that is told of it; times are of requests of the usual length, each for another model."""
+        tasks, room = blueprint.tasks, body.ladder.room
+        length = max(body.ladder.granule, *(task.length or 1 for task in tasks))
+        took = {rows: self._device.timed(body.rung(rows, self._allowance).run) for rows in body.ladder.sizes}
+        whole = SegmentSpec(name="body", inputs=tuple(spec.name for spec in blueprint.inputs),
+                            outputs=tuple(spec.name for spec in blueprint.outputs), nodes=(0, -1), steady=True)  # fmt: skip
+        changes = {
+            "segments": (whole,), "warm_shapes": usual_shapes(tasks, blueprint.inputs), "batchable": True,
+            "max_batch": room, "any_shapes": True, "memory_bytes": body.memory_bytes,
+            "times_s": {rows: (_batch_s(took, rows * length),) for rows in range(1, room + 1)},
+        }  # fmt: skip
+        return blueprint.model_copy(update=changes)
+
+    def _compared(self, model: EncoderModel, given: dict[str, Array], wanted: dict[str, Array]) -> list[str]:
+        """How far it is off on the device."""
+        far = difference(wanted, model.run(given))
+        if self._options.precision == FP32 and not far <= WRONG:
+            raise Unfit(f"its answers there are others: off by up to {far:.1e} of the largest output")
+        said = remark(self._options.precision, far)
+        return [] if said is None else [said]
+
+
+def _batch_s(took: Mapping[int, float], rows: int) -> float:
+    """Seconds of a batch of so many rows, given those of rungs."""
+    most = max(took)
+    full, rest = divmod(rows, most)
+    return full * took[most] + (took[min(size for size in took if size >= rest)] if rest else 0.0)
