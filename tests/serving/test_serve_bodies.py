@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ from tests.engine.hosts import MS
 from tests.runtime.clocks import NO_LENGTH_S
 from tests.serving import live
 from tests.serving.test_serve_models import Refused, infer, send, until
-from tests.serving.test_serve_stitched import models
+from tests.serving.test_serve_stitched import models, spans
 from tests.stitching.encoders import answers, as_tagger, sentences, tiny_encoders, with_exit
 from weft.errors import BadRequest, StitchError
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
+from weft.runtime.twins import TWIN
 from weft.serving.tickets import ClientTicket
 from weft.stitching.bodies.whole_run import stitch_body
 
@@ -98,14 +101,18 @@ def test_a_body_is_served_under_the_names_of_its_models(folder):
             infer(server, NAMES[0], sentences(1, 7) | {"attention_mask": np.ones((1, 5), np.int64)})
 
 
-def test_models_come_and_go_while_others_are_asked(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "tuned"), [(None, {"full": 0.5}), (TWIN, {"rank": 2})], ids=["prepared beside", "in place"]
+)
+def test_models_come_and_go_while_others_are_asked(tmp_path: Path, device: str | None, tuned: dict[str, float]) -> None:
     """A body stitched anew takes the place of the old one with no request lost: one model comes, then another goes."""
-    files = tiny_encoders(tmp_path / "models", full=0.5)
+    files = tiny_encoders(tmp_path / "models", **tuned)
     path = tmp_path / "served" / "body.onnx"
     path.parent.mkdir()
     bodies = {}
     for name, chosen in (("first", files[:2]), ("more", files), ("fewer", [files[0], files[2]])):
-        (bodies[name],) = stitch_body(chosen, measure=False).to_onnx(tmp_path / f"{name}.onnx")
+        made = stitch_body(chosen, tolerance=1e-6 if device == TWIN else 0.0, measure=False)
+        (bodies[name],) = made.to_onnx(tmp_path / f"{name}.onnx")
     bodies["first"].replace(path)
     wanted = {length: answers(files[0], sentences(1, length)) for length in (4, 7)}
     stop, failed, counts = threading.Event(), [], [0, 0]
@@ -127,7 +134,7 @@ def test_models_come_and_go_while_others_are_asked(tmp_path: Path) -> None:
         seen = list(counts)
         until(lambda: failed or min(now - then for now, then in zip(counts, seen, strict=True)) >= 3, "more answers")
 
-    with live.running(path.parent, grpc_port=None) as server:
+    with live.running(path.parent, grpc_port=None, device=device) as server:
         threads = [threading.Thread(target=ask_on, args=(server, *each)) for each in enumerate((4, 7))]
         for each in threads:
             each.start()
@@ -144,6 +151,45 @@ def test_models_come_and_go_while_others_are_asked(tmp_path: Path) -> None:
             infer(server, NAMES[1], sentences(1, 5))
         library = server.server.service.library
         until(lambda: library.used_bytes == library.find(NAMES[0]).served.loaded.memory_bytes, "the old body to leave")
+        assert ("by kernels of its own" in library.find(NAMES[0]).message) == (device == TWIN)
+
+
+@pytest.fixture(scope="module")
+def on_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[live.Live, Path]]:
+    """Models that differ by a low rank on the twin of a device; a batch goes when it is full."""
+    root = tmp_path_factory.mktemp("device")
+    files = tiny_encoders(root / "models", rank=2, classes=(2, 3, 4))
+    (root / "served").mkdir()
+    stitch_body(files, tolerance=1e-6, measure=False).to_onnx(root / "served" / "body.onnx")
+    (root / "served" / "body.toml").write_text("max_batch = 4\nbatch_timeout_ms = 600000\nslo_ms = 900000\n")
+    with live.running(root / "served", device=TWIN, grpc_port=None) as server:
+        yield server, root / "models"
+
+
+@pytest.mark.parametrize("mix", [((0, 1), (1, 64), (2, 7), (1, 16)), ((2, 3), (2, 40), (2, 5), (2, 64))])
+def test_on_a_device_requests_of_any_lengths_run_in_one_go(on_device: Any, mix: Any) -> None:
+    server, folder = on_device
+    before = len(spans(server))
+    asked = [(NAMES[task], sentences(1, length, length)) for task, length in mix]
+    with ThreadPoolExecutor(len(asked)) as clients:
+        found = list(clients.map(lambda each: infer(server, *each), asked))
+    for (name, given), each in zip(asked, found, strict=True):
+        check(each, folder, name, given)
+    ran = spans(server)[before:]
+    assert [(each["model"], each["batch"], each["outcome"]) for each in ran] == [("body", 4, "done")]
+
+
+def test_on_a_device_requests_that_cannot_be_answered_do_not_take_others_with_them(on_device: Any) -> None:
+    server, folder = on_device
+    asked = [sentences(1, 5, seed) for seed in range(4)]
+    asked[2] |= {"attention_mask": np.array([[0, 1, 1, 1, 1]])}
+    with ThreadPoolExecutor(len(asked)) as clients:
+        running = [clients.submit(infer, server, NAMES[at % 3], given) for at, given in enumerate(asked)]
+        with pytest.raises(Refused, match="attention_mask hides the first token"):
+            running[2].result(live.PATIENCE_S)
+    for at, given in enumerate(asked):
+        if at != 2:
+            check(running[at].result(), folder, NAMES[at % 3], given)
 
 
 # --- exits ------------------------------------------------------------------------------------------------------------

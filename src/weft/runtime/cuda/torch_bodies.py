@@ -13,6 +13,7 @@ import gc
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -48,6 +49,8 @@ class DeviceBody:
 
     def __init__(self, device: Device, slotted: Any, ladder: Any) -> None:
         self.device, self.slotted, self.ladder, self.memory_bytes = device, slotted, ladder, 0
+        self.took_s: dict[int, float] = {}
+        """Rows of a rung -> its seconds."""
 
     def rung(self, rows: int, allowance: Allowance) -> Any:
         """The batch of so many rows, captured."""
@@ -134,7 +137,9 @@ class EncoderModel(DeviceModel):
             rung.numbers.copy_(as_torch(device.copy_in([rung.layout.laid(lot)])), non_blocking=True)
             rung.run()
             found.append(_lent(rung.answers[: len(lot)]))
-        return device.copy_out(device.taken([(each, None, len(each)) for each in found]) if len(found) > 1 else found[0])
+        return device.copy_out(
+            device.taken([(each, None, len(each)) for each in found]) if len(found) > 1 else found[0]
+        )
 
 
 def _lent(tensor: Any) -> Tensor:
@@ -148,7 +153,11 @@ class BodyFile:
     def __init__(self, device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance) -> None:
         """folder: where shapes that were found are, or will be."""
         self._device, self._path, self._options = device, path, options
-        self._folder, self._allowance, self._maker = folder, allowance, import_module(MAKER)
+        self._folder, self._allowance = folder, allowance
+
+    @cached_property
+    def _maker(self) -> Any:
+        return import_module(MAKER)
 
     def built(self) -> DeviceModel:
         session = open_model(self._path, max(4, self._options.threads), thrifty=False)
@@ -203,7 +212,9 @@ class BodyFile:
         with _OPENING:
             for body in () if self._options.shares else list(_BODIES):  # on several lanes, both would run at once
                 alike = body.device is self._device and (body.ladder.room, body.slotted.dtype) == (room, kind)
-                slots = body.slotted.take(encoder, told.models) if alike and body.slotted.shared == told.shared else None
+                slots = (
+                    body.slotted.take(encoder, told.models) if alike and body.slotted.shared == told.shared else None
+                )
                 if slots is not None:
                     return body, slots
             return self._new(encoder, told, kind)
@@ -232,13 +243,14 @@ class BodyFile:
         """All that is told of it; times are of requests of the usual length, each for another model."""
         tasks, room = blueprint.tasks, body.ladder.room
         length = max(body.ladder.granule, *(task.length or 1 for task in tasks))
-        took = {rows: self._device.timed(body.rung(rows, self._allowance).run) for rows in body.ladder.sizes}
-        whole = SegmentSpec(name="body", inputs=tuple(spec.name for spec in blueprint.inputs),
-                            outputs=tuple(spec.name for spec in blueprint.outputs), nodes=(0, -1), steady=True)  # fmt: skip
+        if not body.took_s:
+            body.took_s = {size: self._device.timed(body.rung(size, self._allowance).run) for size in body.ladder.sizes}
+        names = [tuple(spec.name for spec in side) for side in (blueprint.inputs, blueprint.outputs)]
+        whole = SegmentSpec(name="body", inputs=names[0], outputs=names[1], nodes=(0, -1), steady=True)
         changes = {
             "segments": (whole,), "warm_shapes": usual_shapes(tasks, blueprint.inputs), "batchable": True,
             "max_batch": room, "any_shapes": True, "memory_bytes": body.memory_bytes,
-            "times_s": {rows: (_batch_s(took, rows * length),) for rows in range(1, room + 1)},
+            "times_s": {rows: (_batch_s(body.took_s, rows * length),) for rows in range(1, room + 1)},
         }  # fmt: skip
         return blueprint.model_copy(update=changes)
 

@@ -79,7 +79,7 @@ class BodyNote(_Noted):
 
 def described(body: Body, joined: JoinedBody) -> dict[str, str]:
     """What is written into the file of a graph that *body* was joined to."""
-    outputs = tuple({port: tuple(value) for port, value in each.items()} for each in body.outputs)
+    outputs = tuple({port: (value.step, value.output) for port, value in each.items()} for each in body.outputs)
     steps = tuple(_noted(body, number, joined) for number in range(len(body.steps)))
     note = BodyNote(version=VERSION, names=body.names, inputs=body.inputs, outputs=outputs, steps=steps)
     return {BODY_KEY: note.model_dump_json(exclude_defaults=True)}
@@ -93,12 +93,14 @@ def _noted(body: Body, number: int, joined: JoinedBody) -> StepNote:
     return StepNote(
         op=step.node.op,
         name=step.names[min(step.names)],
-        inputs=tuple(None if each is None else tuple(each) for each in step.inputs),
+        inputs=tuple(None if each is None else (each.step, each.output) for each in step.inputs),
         settings=numbers,
-        crews=tuple(
-            CrewNote(tasks=() if len(crew) == body.tasks else crew, held=held[crew[0]]) for crew in together
-        ),
-        parts={task: _part(part, joined, number, task) for task, part in step.parts.items() if _apart(part, joined, number, task)},
+        crews=tuple(CrewNote(tasks=() if len(crew) == body.tasks else crew, held=held[crew[0]]) for crew in together),
+        parts={
+            task: _part(part, joined, number, task)
+            for task, part in step.parts.items()
+            if _apart(part, joined, number, task)
+        },
         lines=bool(step.lines),
     )
 

@@ -67,7 +67,7 @@ class BodyLadder:
             ("tokens", asked.tokens, self.words), ("kinds", asked.kinds, self.kinds),
             ("positions", asked.positions, self.positions),
         ):  # fmt: skip
-            least, most = int(numbers.min(initial=0)), int(numbers.max(initial=0))
+            least, most = int(numbers.min()), int(numbers.max())
             if not 0 <= least <= most < count:
                 raise StitchError(f"a request with {what} from {least} to {most}: there are {count}, from 0")
 
@@ -120,7 +120,10 @@ class BodyLadder:
         if str(rows) not in self.shapes and not (self.shapes and enough()):
             with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
                 tune(body, tables, self._weights.words.dtype)
-            self.shapes[str(rows)] = {"early": body.early.value, "tiles": [[*map(list, each)] for each in body.shapes.items()]}
+            self.shapes[str(rows)] = {
+                "early": body.early.value,
+                "tiles": [[*map(list, each)] for each in body.shapes.items()],
+            }
             return
         found = self.shapes.get(str(rows)) or min(self.shapes.items(), key=lambda each: abs(int(each[0]) - rows))[1]
         body.early = Early(found["early"])

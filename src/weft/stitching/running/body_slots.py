@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 
 from weft.stitching.running.body_reading import BodyEncoder
-from weft.stitching.running.fused_body import BodyWeights, OwnHead, RowNorm, SharedProduct
+from weft.stitching.running.fused_body import BodyLayer, BodyWeights, OwnHead, RowNorm, SharedProduct
 from weft.stitching.running.operators import Tensor, torch
 
 SPARE, LEAST_SPARE = 8, 2
@@ -38,12 +38,16 @@ def changed(weights: BodyWeights, shared: Change, own: Change) -> BodyWeights:
     def head(given: OwnHead) -> OwnHead:
         return OwnHead(own(given.weight), own(given.bias))
 
-    layers = [each._make((product if isinstance(part, SharedProduct) else norm)(part) for part in each)
-              for each in weights.layers]  # fmt: skip
+    def layer(given: BodyLayer) -> BodyLayer:
+        return BodyLayer(
+            product(given.asked), product(given.mixed), norm(given.attended),
+            product(given.inner), product(given.outer), norm(given.done),
+        )  # fmt: skip
+
     return weights._replace(
         words=shared(weights.words), positions=shared(weights.positions), embedded=norm(weights.embedded),
-        layers=layers, pooler=head(weights.pooler), classifier=head(weights.classifier),
-        kinds=None if weights.kinds is None else shared(weights.kinds),
+        layers=[layer(each) for each in weights.layers], pooler=head(weights.pooler),
+        classifier=head(weights.classifier), kinds=None if weights.kinds is None else shared(weights.kinds),
     )  # fmt: skip
 
 

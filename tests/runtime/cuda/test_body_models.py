@@ -1,0 +1,303 @@
+"""Encoders with one body on a device, read from the file of ``weft stitch``, on the twin: answers, coming and going."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from tests.runtime.cuda.test_stitched_models import Steady
+from tests.stitching.encoders import TOKENS, Feed, answers, sentences, tiny_encoders, with_exit
+from tests.stitching.test_body_serving import exported
+from weft.errors import StitchError, UnfitInputs
+from weft.runtime.backend import BatchPart, LoadOptions, Step
+from weft.runtime.cuda import torch_bodies
+from weft.runtime.cuda.model import ModelOnHost
+from weft.runtime.cuda.preparing import prepare_on
+from weft.runtime.cuda.torch_bodies import FORM, EncoderModel
+from weft.runtime.metadata import BODY_KEY
+from weft.stitching.bodies.whole_run import stitch_body
+from weft.stitching.reading.onnx_stitched import read_body
+from weft.stitching.running import body_shapes
+from weft.stitching.running.body_ladder import BodyLadder
+from weft.stitching.running.body_reading import read_encoder
+from weft.stitching.running.body_slots import LEAST_SPARE
+from weft.stitching.running.fused_body import Early, FusedBody, TileShape
+
+FOUR = LoadOptions(max_batch=4)
+
+
+class Counting(Steady):
+    """A twin that counts what is captured, and what of it is run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.captured = self.ran = 0
+
+    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
+        self.captured += 1
+
+        def counted() -> None:
+            self.ran += 1
+            run()
+
+        return counted
+
+
+def stitched(files: Sequence[Path], path: Path, tolerance: float = 1e-6) -> Path:
+    stitch_body(files, tolerance=tolerance, measure=False, check=False).to_onnx(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Five models, of which a body has some."""
+    return tiny_encoders(tmp_path_factory.mktemp("encoders"), 5, rank=2, classes=(2, 5, 3, 4, 17))
+
+
+@pytest.fixture(scope="module")
+def file(files: list[Path]) -> Path:
+    return stitched(files[:3], files[0].parent / "body.onnx")
+
+
+def opened(path: Path, options: LoadOptions = FOUR, device: Any = None, cache: Path | None = None, **how: Any) -> Any:
+    found = prepare_on(device or Counting(), path, options, cache, **how)
+    assert isinstance(found, EncoderModel), found.remarks
+    return found
+
+
+def check(model: Any, asked: Sequence[tuple[Path, Feed]], near: float = 1e-5) -> None:
+    """Requests in one go are answered as by the models' files."""
+    parts = [BatchPart({f"{path.stem}.{port}": each for port, each in feed.items()}) for path, feed in asked]
+    (made,) = model.launch(Step(0, parts, 0)).made
+    wanted: dict[str, list[Any]] = {}
+    for path, feed in asked:
+        for port, each in answers(path, feed).items():
+            wanted.setdefault(f"{path.stem}.{port}", []).append(each)
+    assert made.answers.keys() == {spec.name for spec in model.outputs}
+    for name, found in made.answers.items():
+        right = np.concatenate(wanted.get(name, [found[:0]]))
+        assert (found.shape, found.dtype) == (right.shape, right.dtype)
+        assert np.abs(found - right).max(initial=0) <= near * np.abs(right).max(initial=1)
+
+
+# --- what it answers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-5), ("fp16", 0.01)])
+def test_requests_of_all_models_lengths_and_rows_run_in_one_go(
+    files: list[Path], file: Path, precision: str, near: float
+) -> None:
+    device = Counting()
+    model = opened(file, LoadOptions(precision=precision, max_batch=16), device)
+    assert model.remarks[0] == FORM and model.any_lengths and model.max_batch == 16
+    before = device.ran
+    mix = [(2, 1, 7), (0, 2, 33), (2, 3, 5), (1, 1, 64), (0, 1, 1), (1, 0, 4)]
+    check(model, [(files[task], sentences(rows, length, task)) for task, rows, length in mix], near)
+    assert device.ran - before == 1
+
+
+def test_what_no_batch_holds_is_answered_in_several(files: list[Path], file: Path) -> None:
+    device = Counting()
+    model = opened(file, FOUR, device)
+    before = device.ran
+    check(model, [(files[1], sentences(6, 9)), (files[0], sentences(1, 30)), (files[1], sentences(2, 3, 1))])
+    assert device.ran - before == 3, "nine rows, four at a time"
+
+
+def test_hidden_tokens_within_a_row_and_rows_that_are_left_out(files: list[Path], file: Path) -> None:
+    model = opened(file)
+    feed = sentences(3, 12) | {"attention_mask": np.random.default_rng(0).integers(0, 2, (3, 12))}
+    feed["attention_mask"][:, 0] = 1
+    check(model, [(files[2], feed)])
+    part = BatchPart({f"{files[2].stem}.{port}": each for port, each in feed.items()}, [2, 0])
+    (made,) = model.launch(Step(0, [part], 0)).made
+    (wanted,) = answers(files[2], feed).values()
+    np.testing.assert_allclose(made.answers[f"{files[2].stem}.logits"], wanted[[2, 0]], atol=1e-5)
+
+
+def test_kinds_of_tokens_are_looked_up(tmp_path: Path) -> None:
+    made, _ = exported(tmp_path)
+    model = opened(stitched(made, tmp_path / "body.onnx", 0.0))
+    rng = np.random.default_rng(0)
+    feed = {name: rng.integers(0, most, (2, 9)) for name, most in (("tokens", 50), ("kinds", 2))}
+    feed["shown"] = np.arange(9) < np.array([[9], [4]])
+    check(model, [(path, feed | {"shown": feed["shown"].astype(np.int64)}) for path in made])
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"input_ids": np.full((1, 4), TOKENS)}, f"tokens from {TOKENS} to {TOKENS}: there are {TOKENS}"),
+        ({"input_ids": np.full((1, 4), -1)}, "tokens from -1"),
+        ({"attention_mask": np.array([[0, 1, 1, 1]])}, "attention_mask hides the first token"),
+        ({"attention_mask": np.array([[1, 2, 1, 1]])}, "attention_mask must be of 0 and 1"),
+        ({name: np.ones((1, 65), np.int64) for name in ("input_ids", "attention_mask")}, "to 64: there are 64"),
+    ],
+)
+def test_what_it_cannot_answer_is_refused(files: list[Path], file: Path, changes: Feed, why: str) -> None:
+    model = opened(file)
+    part = BatchPart({f"{files[1].stem}.{port}": each for port, each in (sentences(1, 4) | changes).items()})
+    with pytest.raises(UnfitInputs, match=f"^{files[1].stem}: .*{why}"):
+        model.launch(Step(0, [part], 1))
+
+
+# --- coming and going -------------------------------------------------------------------------------------------------
+
+
+def test_it_is_learned_once(files: list[Path], file: Path, tmp_path: Path) -> None:
+    learned = opened(file, cache=tmp_path)
+    again = opened(file, cache=tmp_path, learn=False)
+    assert (again.remarks, again.times_s, again.max_batch) == (learned.remarks, learned.times_s, 4)
+    check(again, [(files[2], sentences(2, 5)), (files[0], sentences(1, 8))])
+    assert [each.name for each in tmp_path.rglob("*.*") if each.is_file()] == ["prepared.json"], "no weights"
+
+
+def test_models_come_and_go_in_place(files: list[Path], file: Path, tmp_path: Path) -> None:
+    device = Counting()
+    first = opened(file, FOUR, device)
+    captured = device.captured
+    more = opened(stitched(files[:4], tmp_path / "more.onnx"), FOUR, device)
+    assert more._body is first._body and device.captured == captured
+    check(first, [(path, sentences(1, 6, at)) for at, path in enumerate(files[:3])])
+    check(more, [(path, sentences(1, 6, at)) for at, path in enumerate(files[:4])])
+    first.close()
+    fewer = opened(stitched([files[0], files[3], files[2]], tmp_path / "fewer.onnx"), FOUR, device)
+    assert fewer._body is more._body and set(fewer._slots) < set(more._slots)
+    more.close()
+    for turn in range(3):  # more than there ever was room for beside those
+        others = opened(stitched([files[0], files[3], files[1]], tmp_path / f"{turn}.onnx"), FOUR, device)
+        assert others._body is fewer._body
+        check(others, [(files[1], sentences(1, 6)), (files[3], sentences(2, 4))])
+        others.close()
+    check(fewer, [(files[0], sentences(1, 6)), (files[2], sentences(2, 4)), (files[3], sentences(1, 9))])
+    assert device.captured == captured
+
+
+def test_where_there_is_no_room_another_body_is_made(files: list[Path], file: Path, tmp_path: Path) -> None:
+    device = Counting()
+    first = opened(file, FOUR, device)
+    full = [opened(stitched([files[0], each], tmp_path / f"{each.stem}.onnx"), FOUR, device) for each in files[3:]]
+    assert full[0]._body is first._body, f"one of {LEAST_SPARE}"
+    assert full[1]._body is not first._body, "more classes than its tables are wide"
+    wider = opened(stitched(files, tmp_path / "all.onnx"), FOUR, device)
+    assert wider._body not in (first._body, full[1]._body)
+    check(wider, [(path, sentences(1, 6, at)) for at, path in enumerate(files)])
+    check(first, [(path, sentences(1, 6, at)) for at, path in enumerate(files[:3])])
+
+
+def test_a_body_that_nobody_has_leaves(file: Path) -> None:
+    model = opened(file)
+    here = len(torch_bodies._BODIES)
+    model.close()
+    gc.collect()
+    assert len(torch_bodies._BODIES) == here - 1
+
+
+def test_tiles_that_were_found_are_kept_and_lent(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Timing them takes a GPU; here it is made up."""
+    tuned: list[int] = []
+
+    def tune(body: FusedBody, tables: Any, dtype: Any) -> None:
+        rows = len(tables.positions)
+        tuned.append(rows)
+        body.early, body.shapes = Early.LIGHT, {(32, 96, 16, rows, 16): TileShape(32, 32, 32, rows, before=True)}
+
+    monkeypatch.setattr(body_shapes, "tune", tune)
+    weights = read_encoder(read_body(file)).weights
+    ladder = BodyLadder(weights, 4)
+
+    def shaped(ladder: BodyLadder, rows: int, *, enough: bool) -> FusedBody:
+        body, rung = FusedBody(weights), ladder.rung(rows, lambda run: run)
+        ladder._shape(body, rung.layout.parts(rung.numbers).tables, lambda: enough)
+        return body
+
+    assert shaped(ladder, 64, enough=True).shapes, "the first is always looked for"
+    lent = shaped(ladder, 128, enough=True)
+    assert (lent.early, lent.shapes) == (Early.LIGHT, {(32, 96, 16, 128, 16): TileShape(32, 32, 32, 64, before=True)})
+    shaped(ladder, 128, enough=False)
+    again = shaped(BodyLadder(weights, 4, ladder.shapes), 128, enough=False)
+    assert again.shapes[32, 96, 16, 128, 16].warps == 128 and tuned == [64, 128]
+
+
+# --- what is left to ONNX Runtime -------------------------------------------------------------------------------------
+
+
+def on_host(path: Path, options: LoadOptions = FOUR) -> str:
+    """Why a file is run on the CPU."""
+    found = prepare_on(Counting(), path, options)
+    assert isinstance(found, ModelOnHost)
+    (said,) = [each for each in found.remarks if each.startswith("runs on the CPU: ")]
+    assert "\n" not in said
+    return said
+
+
+def test_what_has_no_kernels_is_run_by_onnx_runtime(tmp_path: Path) -> None:
+    own = tiny_encoders(tmp_path / "own", full=0.5)
+    path = stitched(own, tmp_path / "own.onnx")
+    assert "different weights at layer" in on_host(path)
+    found = prepare_on(Counting(), path, FOUR)
+    feed = sentences(2, 7)
+    (made,) = found.launch(Step(0, [BatchPart({f"{own[1].stem}.{k}": v for k, v in feed.items()})], 2)).made
+    np.testing.assert_allclose(made.answers[f"{own[1].stem}.logits"], answers(own[1], feed)["logits"], atol=1e-5)
+
+
+def test_models_with_exits_are_run_by_onnx_runtime(tmp_path: Path) -> None:
+    leaving = [with_exit(path, 3, at) for at, path in enumerate(tiny_encoders(tmp_path))]
+    assert "do not answer by one and the same step" in on_host(stitched(leaving, tmp_path / "body.onnx"))
+
+
+@pytest.mark.parametrize("reason", ["torch", "weft.nowhere", "bf16", "triton"])
+def test_where_the_form_cannot_be_had_onnx_runtime_runs_it(
+    file: Path, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = FOUR
+    if reason == "torch":
+        monkeypatch.delitem(sys.modules, "weft.runtime.cuda.torch_bodies")
+        monkeypatch.setitem(sys.modules, "torch", None)
+    elif reason == "weft.nowhere":
+        monkeypatch.setattr(torch_bodies, "MAKER", reason)
+    elif reason == "bf16":
+        options = LoadOptions(precision="bf16")
+    else:
+        monkeypatch.setattr("weft.stitching.running.body_serving.find_spec", lambda name: None)
+        monkeypatch.setattr(Counting, "kind", "cuda")
+    assert reason in on_host(file, options)
+
+
+def test_a_file_that_says_nothing_or_nonsense_is_run_by_onnx_runtime(file: Path, tmp_path: Path) -> None:
+    for value, why in (
+        ("", "does not say how"), ('{"version": 1, "steps": 5}', "its weft.body cannot be read: "),
+        ('{"version":2,"names":[],"inputs":[],"outputs":[],"steps":[]}', "is of version 2, not 1"),
+    ):  # fmt: skip
+        model = onnx.load(file)
+        next(each for each in model.metadata_props if each.key == BODY_KEY).value = value
+        onnx.save(model, tmp_path / "odd.onnx")
+        assert why in on_host(tmp_path / "odd.onnx")
+
+
+def test_a_constant_that_is_not_there_is_named(file: Path, tmp_path: Path) -> None:
+    model = onnx.load(file)
+    note = next(each for each in model.metadata_props if each.key == BODY_KEY)
+    note.value = note.value.replace('"constant_', '"lost_', 1)
+    onnx.save(model, tmp_path / "odd.onnx")
+    with pytest.raises(StitchError, match=r"names the constant 'lost_\d+', which is not there"):
+        read_body(tmp_path / "odd.onnx")
+
+
+def test_answers_that_are_not_the_files_are_not_given(file: Path, tmp_path: Path) -> None:
+    """What is told of the weights must be so."""
+    model = onnx.load(file)
+    held = {each.name: each for each in model.graph.initializer}
+    note = next(each for each in model.metadata_props if each.key == BODY_KEY)
+    first = next(name for name, each in held.items() if list(each.dims) == [32, 32])
+    other = next(name for name, each in held.items() if list(each.dims) == [32, 32] and name != first)
+    note.value = note.value.replace(f'"{first}"', f'"{other}"')
+    onnx.save(model, tmp_path / "odd.onnx")
+    assert "differs by" in on_host(tmp_path / "odd.onnx")
