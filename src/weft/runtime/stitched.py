@@ -18,7 +18,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from weft.errors import ModelError
 from weft.jsonfile import first_problem, printable
-from weft.runtime.metadata import STITCHED_KEY, STITCHED_VERSION
+from weft.runtime.metadata import PROGRAM_SUFFIX, STITCHED_KEY, STITCHED_VERSION
 from weft.runtime.tensors import Array, TensorSpec
 from weft.runtime.wire_format import Glance, fields
 
@@ -88,6 +88,11 @@ def tasks_in(path: Path) -> tuple[TaskSpec, ...]:
             return read_tasks(_said(Glance(file)))
         except IndexError:  # not a model, or not written to its end, which loading it will tell
             return ()
+
+
+def is_body(path: Path) -> bool:
+    """Whether a file holds models that take rows of any length together."""
+    return path.suffix != PROGRAM_SUFFIX and path.is_file() and any(task.length for task in tasks_in(path))
 
 
 def _said(data: Glance) -> str:

@@ -15,7 +15,7 @@ import pytest
 from tests.runtime.cuda.test_stitched_models import Steady
 from tests.stitching.encoders import TOKENS, Feed, answers, sentences, tiny_encoders, with_exit
 from tests.stitching.test_body_serving import exported
-from weft.errors import StitchError, UnfitInputs
+from weft.errors import NotLearned, StitchError, UnfitInputs
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda import torch_bodies
 from weft.runtime.cuda.model import ModelOnHost
@@ -180,6 +180,23 @@ def test_models_come_and_go_in_place(files: list[Path], file: Path, tmp_path: Pa
     assert device.captured == captured
 
 
+def test_what_is_there_already_is_not_learned(files: list[Path], file: Path, tmp_path: Path) -> None:
+    """A worker is asked first; what it could take over is in the cache for the next one."""
+    device, more = Counting(), stitched(files[:4], tmp_path / "more.onnx")
+    with pytest.raises(NotLearned):
+        opened(more, FOUR, device, tmp_path / "cache", learn=False)
+    first = opened(file, FOUR, device)
+    with pytest.raises(NotLearned, match="no body is there that it fits"):
+        opened(stitched(files[1:3], tmp_path / "others.onnx"), FOUR, device, learn=False)
+    with pytest.raises(NotLearned, match="has no room for it"):
+        opened(more, LoadOptions(max_batch=8), device, learn=False)
+    taken = opened(more, FOUR, device, tmp_path / "cache", learn=False)
+    assert taken._body is first._body
+    again = opened(more, FOUR, None, tmp_path / "cache", learn=False)
+    assert again._body is not first._body and again.remarks == taken.remarks
+    check(again, [(files[3], sentences(1, 6))])
+
+
 def test_where_there_is_no_room_another_body_is_made(files: list[Path], file: Path, tmp_path: Path) -> None:
     device = Counting()
     first = opened(file, FOUR, device)
@@ -194,10 +211,10 @@ def test_where_there_is_no_room_another_body_is_made(files: list[Path], file: Pa
 
 def test_a_body_that_nobody_has_leaves(file: Path) -> None:
     model = opened(file)
-    here = len(torch_bodies._BODIES)
+    here = len(torch_bodies.BODIES)
     model.close()
     gc.collect()
-    assert len(torch_bodies._BODIES) == here - 1
+    assert len(torch_bodies.BODIES) == here - 1
 
 
 def test_tiles_that_were_found_are_kept_and_lent(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-from collections.abc import Sequence
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,8 +27,9 @@ from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft.runtime.own_folder import remove
-from weft.runtime.stitched import TaskSpec, tasks_in
+from weft.runtime.stitched import is_body
 
+BODIES = "weft.runtime.cuda.torch_bodies"
 KERNELS = ".kernels"
 """The folder in a cache where triton keeps what it has compiled."""
 HOST_GRAIN_S = 0.005
@@ -59,11 +60,11 @@ def _prepared(device: Device, path: Path, options: LoadOptions, cache: Path | No
     place = _place(device, path, options, cache) if cache is not None and path.is_file() else None
     if place is not None and (blueprint := caching.find(place)) is not None:
         return _reopened(device, path, options, cache, place, blueprint)
-    if not learn:
+    if not (learn or _may_be_there(path)):
         raise NotLearned(f"{path}: is cut and captured before it is served")
     with Allowance(options.learn_s) as allowance:
         try:
-            return _learned(device, path, options, cache, place, allowance)
+            return _learned(device, path, options, cache, place, allowance, learn=learn)
         except OutOfTime as error:
             raise NotLearned(f"{path}: was not cut and captured within {options.learn_s:g} s; raise learn_s") from error
 
@@ -93,7 +94,7 @@ def _reopened(
             from weft.runtime.cuda.torch_files import ProgramFile  # torch is an extra, and takes long to import
 
             return ProgramFile(device, path, options, Allowance()).reopened(blueprint).assembled(free)
-        if first.nodes is not None and _are_long(blueprint.tasks):
+        if first.nodes is not None and is_body(path):
             from weft.runtime.cuda.torch_bodies import BodyFile
 
             return BodyFile(device, path, options, place, Allowance()).reopened(blueprint)
@@ -109,11 +110,18 @@ def _for_host(options: LoadOptions) -> LoadOptions:
 
 
 def _learned(
-    device: Device, path: Path, options: LoadOptions, cache: Path | None, place: Path | None, allowance: Allowance
+    device: Device,
+    path: Path,
+    options: LoadOptions,
+    cache: Path | None,
+    place: Path | None,
+    allowance: Allowance,
+    *,
+    learn: bool,
 ) -> Prepared:
     folder = caching.new_folder(cache)
     try:
-        source = _source(device, path, options, folder, allowance)
+        source = _source(device, path, options, folder, allowance, learn=learn)
         with device.on():
             model = source.built()
         source.clear(model.blueprint)
@@ -124,6 +132,8 @@ def _learned(
         if path.suffix == PROGRAM_SUFFIX:  # the CPU's sessions take none
             raise ModelError(f"{path}: {reason}") from reason
         return _on_host(path, options, cache, place, str(reason))
+    except NotLearned:
+        raise
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
     finally:
@@ -143,23 +153,25 @@ class _Source(Protocol):
         ...
 
 
-def _source(device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance) -> _Source:
-    if path.suffix != PROGRAM_SUFFIX and not (path.is_file() and _are_long(tasks_in(path))):
-        return OnnxFile(device, path, options, folder, allowance)
-    if path.suffix != PROGRAM_SUFFIX:
+def _source(
+    device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance, *, learn: bool
+) -> _Source:
+    if is_body(path):
         try:
             from weft.runtime.cuda.torch_bodies import BodyFile
         except ImportError as error:
             raise Unfit(f"its models take rows of any length together, which needs torch: {error}") from error
-        return BodyFile(device, path, options, folder, allowance)
+        return BodyFile(device, path, options, folder, allowance, learn=learn)
+    if path.suffix != PROGRAM_SUFFIX:
+        return OnnxFile(device, path, options, folder, allowance)
     from weft.runtime.cuda.torch_files import ProgramFile  # torch is an extra, and takes long to import
 
     return ProgramFile(device, path, options, allowance)
 
 
-def _are_long(tasks: Sequence[TaskSpec]) -> bool:
-    """Whether models take rows of any length together."""
-    return any(task.length for task in tasks)
+def _may_be_there(path: Path) -> bool:
+    """Whether a file may have on the device what it needs already: another one had it."""
+    return BODIES in sys.modules and bool(sys.modules[BODIES].BODIES) and is_body(path)
 
 
 def _on_host(path: Path, options: LoadOptions, cache: Path | None, place: Path | None, reason: str) -> ModelOnHost:

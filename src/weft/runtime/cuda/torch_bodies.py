@@ -22,7 +22,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from weft.errors import UnfitInputs, WeftError
+from weft.errors import ModelError, NotLearned, UnfitInputs, WeftError
 from weft.runtime.backend import BatchPart, LoadOptions, StepOutput
 from weft.runtime.cuda.device import Device, Tensor, as_array, lacks_memory
 from weft.runtime.cuda.model import DeviceModel
@@ -49,6 +49,8 @@ class DeviceBody:
 
     def __init__(self, device: Device, slotted: Any, ladder: Any) -> None:
         self.device, self.slotted, self.ladder, self.memory_bytes = device, slotted, ladder, 0
+        self.lock = threading.Lock()
+        """Held while something is put into a rung and run: one that is opened tries it while another is served."""
         self.took_s: dict[int, float] = {}
         """Rows of a rung -> its seconds."""
 
@@ -58,7 +60,7 @@ class DeviceBody:
         return self.ladder.rung(rows, self.device.capture, allowance.half_gone)
 
 
-_BODIES: WeakSet[DeviceBody] = WeakSet()
+BODIES: WeakSet[DeviceBody] = WeakSet()
 _OPENING = threading.Lock()
 
 
@@ -128,18 +130,20 @@ class EncoderModel(DeviceModel):
         """What is answered to rows, in their order."""
         if not rows or self._body is None:
             return np.empty((0, max(self._encoder.classes)), np.float32)
-        device, ladder = self._device, self._body.ladder
+        with self._body.lock:
+            return self._device.copy_out(self._made(self._body, rows))
+
+    def _made(self, body: DeviceBody, rows: Sequence[Any]) -> Tensor:
+        """The answers on the device."""
         found: list[Tensor] = []
-        for lot in ladder.lots(rows):
+        for lot in body.ladder.lots(rows):
             if found:  # the next one is about to write over it
-                found[-1] = device.clone(found[-1])
-            rung = self._body.rung(ladder.rows_of(lot), Allowance())
-            rung.numbers.copy_(as_torch(device.copy_in([rung.layout.laid(lot)])), non_blocking=True)
+                found[-1] = self._device.clone(found[-1])
+            rung = body.rung(body.ladder.rows_of(lot), Allowance())
+            rung.numbers.copy_(as_torch(self._device.copy_in([rung.layout.laid(lot)])), non_blocking=True)
             rung.run()
             found.append(_lent(rung.answers[: len(lot)]))
-        return device.copy_out(
-            device.taken([(each, None, len(each)) for each in found]) if len(found) > 1 else found[0]
-        )
+        return found[0] if len(found) == 1 else self._device.taken([(each, None, len(each)) for each in found])
 
 
 def _lent(tensor: Any) -> Tensor:
@@ -150,32 +154,39 @@ def _lent(tensor: Any) -> Tensor:
 class BodyFile:
     """A file of encoders with one body while it is being prepared."""
 
-    def __init__(self, device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance) -> None:
-        """folder: where shapes that were found are, or will be."""
+    def __init__(
+        self, device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance, *,
+        learn: bool = True,
+    ) -> None:  # fmt: skip
+        """folder: where shapes that were found are, or will be. learn: whether a body may be made for it."""
         self._device, self._path, self._options = device, path, options
-        self._folder, self._allowance = folder, allowance
+        self._folder, self._allowance, self._learn = folder, allowance, learn
 
     @cached_property
     def _maker(self) -> Any:
         return import_module(MAKER)
 
     def built(self) -> DeviceModel:
-        session = open_model(self._path, max(4, self._options.threads), thrifty=False)
-        exits = named_exits(self._options, session)
-        blueprint = with_tasks(whole_blueprint(session, self._path, None), session, exits)
         try:
-            return self._built(blueprint, session)
-        except (OutOfTime, Unfit):
+            encoder = self._encoder()
+            told = self._maker.digests(encoder)
+            if not (self._learn or any(each.slotted.shared == told.shared for each in BODIES)):
+                raise NotLearned(f"{self._path}: no body is there that it fits")
+            session = open_model(self._path, max(4, self._options.threads), thrifty=False)
+            exits = named_exits(self._options, session)
+            blueprint = with_tasks(whole_blueprint(session, self._path, None), session, exits)
+            return self._compared(blueprint, session, encoder, told)
+        except (OutOfTime, Unfit, ModelError):
             raise
         except Exception as error:  # torch and the compiler of kernels raise kinds of their own
             if lacks_memory(error):
                 raise
             raise Unfit(f"not {FORM}: {first_line(error)}") from error
 
-    def _built(self, blueprint: Blueprint, session: Any) -> DeviceModel:
-        encoder, wanted = self._encoder(), dict[str, Array]()
+    def _compared(self, blueprint: Blueprint, session: Any, encoder: Any, told: Any) -> DeviceModel:
+        """The model as it is served; every one of its models is compared with the file before, and on the device."""
+        wanted, given = dict[str, Array](), dict[str, Array]()
         kinds = {spec.name: DATATYPES[spec.datatype] for spec in blueprint.inputs}
-        given: dict[str, Array] = {}
 
         def alone(feeds: Sequence[Mapping[str, Array]]) -> list[Array]:
             for task, feed in zip(blueprint.tasks, feeds, strict=True):
@@ -186,16 +197,22 @@ class BodyFile:
             return [wanted[name] for task in blueprint.tasks for name in task.outputs.values()]
 
         self._maker.check(encoder, alone)
-        body, slots = self._placed(encoder)
+        body, slots = self._placed(encoder, told)
+        if body.ladder.shapes:
+            (self._folder / SHAPES).write_text(json.dumps(body.ladder.shapes))
         model = EncoderModel(self._device, self._measured(blueprint, body), encoder, body, slots)
-        model.blueprint = model.blueprint.model_copy(update={"remarks": (FORM, *self._compared(model, given, wanted))})
-        model.remarks = model.blueprint.remarks
+        far = difference(wanted, model.run(given))
+        if self._options.precision == FP32 and not far <= WRONG:
+            model.close()
+            raise Unfit(f"its answers there are others: off by up to {far:.1e} of the largest output")
+        model.remarks = tuple(filter(None, (FORM, remark(self._options.precision, far))))
+        model.blueprint = model.blueprint.model_copy(update={"remarks": model.remarks})
         return model
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         """What was prepared before."""
         encoder = self._encoder()
-        body, slots = self._placed(encoder)
+        body, slots = self._placed(encoder, self._maker.digests(encoder))
         return EncoderModel(self._device, blueprint, encoder, body, slots)
 
     def clear(self, blueprint: Blueprint) -> None:
@@ -206,37 +223,37 @@ class BodyFile:
             raise Unfit(f"it is computed in {' and '.join(_TYPES)}, not in {self._options.precision}")
         return self._maker.read_file(self._path, cuda=self._device.kind == "cuda")
 
-    def _placed(self, encoder: Any) -> tuple[DeviceBody, Any]:
+    def _placed(self, encoder: Any, told: Any) -> tuple[DeviceBody, Any]:
         """The body on the device, and where its models are: one that is there already, if it has room."""
-        told, kind, room = self._maker.digests(encoder), _TYPES[self._options.precision], self._room(encoder)
+        wanted = self._room, _TYPES[self._options.precision], told.shared
         with _OPENING:
-            for body in () if self._options.shares else list(_BODIES):  # on several lanes, both would run at once
-                alike = body.device is self._device and (body.ladder.room, body.slotted.dtype) == (room, kind)
-                slots = (
-                    body.slotted.take(encoder, told.models) if alike and body.slotted.shared == told.shared else None
-                )
-                if slots is not None:
+            for body in () if self._options.shares else list(BODIES):  # on several lanes, both would run at once
+                alike = (body.ladder.room, body.slotted.dtype, body.slotted.shared) == wanted
+                here = alike and body.device is self._device
+                if here and (slots := body.slotted.take(encoder, told.models)) is not None:
                     return body, slots
-            return self._new(encoder, told, kind)
+            if not self._learn:
+                raise NotLearned(f"{self._path}: the body that is there has no room for it")
+            return self._new(encoder, told)
 
-    def _room(self, encoder: Any) -> int:
-        return self._options.max_batch or max(len(encoder.names), LARGEST_UNASKED)
+    @property
+    def _room(self) -> int:
+        return self._options.max_batch or LARGEST_UNASKED
 
-    def _new(self, encoder: Any, told: Any, kind: Any) -> tuple[DeviceBody, Any]:
+    def _new(self, encoder: Any, told: Any) -> tuple[DeviceBody, Any]:
         found, free = self._folder / SHAPES, self._device.memory()[0]
         shapes = json.loads(found.read_text()) if found.exists() else {}
-        slotted = self._maker.SlottedBody(encoder, told.shared, where(self._device), kind)
+        slotted = self._maker.SlottedBody(encoder, told.shared, where(self._device), _TYPES[self._options.precision])
         slots = slotted.take(encoder, told.models)
-        body = DeviceBody(self._device, slotted, self._maker.BodyLadder(slotted.weights, self._room(encoder), shapes))
+        body = DeviceBody(self._device, slotted, self._maker.BodyLadder(slotted.weights, self._room, shapes))
         for rows in body.ladder.sizes:
             body.rung(rows, self._allowance)
         self._device.finish()
         if self._device.kind == "cuda":
             torch.cuda.empty_cache()  # what was only tried out counts as nobody's
-            found.write_text(json.dumps(body.ladder.shapes))
         held = slotted.weights.nbytes + body.ladder.nbytes
         body.memory_bytes = max(held, free - self._device.memory()[0])
-        _BODIES.add(body)
+        BODIES.add(body)
         return body, slots
 
     def _measured(self, blueprint: Blueprint, body: DeviceBody) -> Blueprint:
@@ -253,14 +270,6 @@ class BodyFile:
             "times_s": {rows: (_batch_s(body.took_s, rows * length),) for rows in range(1, room + 1)},
         }  # fmt: skip
         return blueprint.model_copy(update=changes)
-
-    def _compared(self, model: EncoderModel, given: dict[str, Array], wanted: dict[str, Array]) -> list[str]:
-        """How far it is off on the device."""
-        far = difference(wanted, model.run(given))
-        if self._options.precision == FP32 and not far <= WRONG:
-            raise Unfit(f"its answers there are others: off by up to {far:.1e} of the largest output")
-        said = remark(self._options.precision, far)
-        return [] if said is None else [said]
 
 
 def _batch_s(took: Mapping[int, float], rows: int) -> float:

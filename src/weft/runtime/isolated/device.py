@@ -24,6 +24,7 @@ from weft.runtime.lent import Lender
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
 from weft.runtime.onnxruntime_cpu.scratch import Scratch
+from weft.runtime.stitched import is_body
 
 log = logging.getLogger("weft.workers")
 
@@ -82,6 +83,7 @@ class DeviceBackend(IsolatingBackend):
         learn: bool = True,
     ) -> LoadedModel:
         here = dataclasses.replace(options, isolation=self.label, rests=self.memory_bytes is not None)
+        learn = learn and not is_body(path)  # the worker may have it already but for a model, and is asked first
         found = super().open(path, here, cache, say, learn=learn)
         if options.shares and not self._told_uncut and (cuts := getattr(found, "cuts", None)) and not cuts.cuts:
             self._told_uncut = True
