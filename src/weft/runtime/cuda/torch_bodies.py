@@ -64,7 +64,7 @@ BODIES: WeakSet[DeviceBody] = WeakSet()
 _OPENING = threading.Lock()
 
 
-class _Asked(NamedTuple):
+class _TaskPort(NamedTuple):
     """Which model an input of the graph is for, and what that calls it."""
 
     task: int
@@ -81,7 +81,9 @@ class EncoderModel(DeviceModel):
         self._maker, self._slots, self._encoder = import_module(MAKER), slots, encoder._replace(weights=None)
         self._body: DeviceBody | None = body
         self._asked = {
-            name: _Asked(number, port) for number, task in enumerate(self.tasks) for port, name in task.inputs.items()
+            name: _TaskPort(number, port)
+            for number, task in enumerate(self.tasks)
+            for port, name in task.inputs.items()
         }
 
     def rest(self) -> None:
@@ -181,7 +183,7 @@ class BodyFile:
         except Exception as error:  # torch and the compiler of kernels raise kinds of their own
             if lacks_memory(error):
                 raise
-            raise Unfit(f"not {FORM}: {first_line(error)}") from error
+            raise Unfit(first_line(error)) from error
 
     def _compared(self, blueprint: Blueprint, session: Any, encoder: Any, told: Any) -> DeviceModel:
         """The model as it is served; every one of its models is compared with the file before, and on the device."""

@@ -31,11 +31,11 @@ Held = str | tuple[int, ...]
 """The name of a constant, empty for none, or its numbers."""
 
 
-class _Noted(BaseModel):
+class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class CrewNote(_Noted):
+class CrewNote(_Part):
     """Models that hold the same in a step."""
 
     tasks: tuple[int, ...] = ()
@@ -43,7 +43,7 @@ class CrewNote(_Noted):
     held: tuple[Held, ...]
 
 
-class PartNote(_Noted):
+class PartNote(_Part):
     """What a model adds to what it holds."""
 
     kind: str
@@ -53,7 +53,7 @@ class PartNote(_Noted):
     rank: int = 0
 
 
-class StepNote(_Noted):
+class StepNote(_Part):
     """One operator, in all models that have it."""
 
     op: str
@@ -67,7 +67,7 @@ class StepNote(_Noted):
     """Whether models have lines of their own in a table."""
 
 
-class BodyNote(_Noted):
+class BodyNote(_Part):
     """Several models as steps."""
 
     version: int
