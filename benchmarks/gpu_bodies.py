@@ -9,7 +9,8 @@ Encoders of 12 layers, 768 wide, with merged adapters of rank 16 (``weft models 
 
 Rows: ``answers``, how far answers to mixed requests are off those of each model's own file on the CPU; ``memory``, what
 the body holds of the device, and one of the models served by itself; ``together/TOKENS`` and ``in turn/TOKENS``,
-requests of all models at once, and one after another; ``alone/TOKENS``, the same of the one by itself; ``coming`` and ``going``, a model added and one taken out while all others are asked.
+requests of all models at once, and one after another; ``alone/TOKENS``, the same of the one by itself; ``coming`` and
+``going``, a model added and one taken out while all others are asked.
 """
 
 from __future__ import annotations

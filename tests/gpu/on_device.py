@@ -135,6 +135,56 @@ def test_stitched_models_in_the_fused_form_are_captured_and_come_back(
                 assert not right.size or np.abs(found - right).max() < near * np.abs(right).max()
 
 
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Models that differ by a low rank."""
+    from tests.stitching.encoders import tiny_encoders
+
+    return tiny_encoders(tmp_path_factory.mktemp("encoders"), 4, rank=2, classes=(2, 5, 3, 4))
+
+
+@pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-4), ("fp16", 0.02)])
+def test_encoders_with_one_body_answer_as_their_files_and_come_and_go(
+    gpu: Any, encoders: list[Path], precision: str, near: float, tmp_path: Path
+) -> None:
+    from tests.runtime.cuda import test_body_models as bodies
+    from tests.stitching.encoders import sentences
+
+    cache, options = tmp_path / "cache", LoadOptions(precision=precision, max_batch=16)
+    first, more = (bodies.stitched(encoders[:count], tmp_path / f"{count}.onnx") for count in (3, 4))
+    mix = [(2, 1, 7), (0, 2, 33), (2, 3, 5), (1, 1, 64), (0, 1, 1), (1, 20, 40)]
+    asked = [(encoders[task], sentences(rows, length, task)) for task, rows, length in mix]
+    learned = bodies.opened(first, options, gpu, cache)
+    with gpu.on():
+        bodies.check(learned, asked, near)
+    learned.close()
+    model = bodies.opened(first, options, gpu, cache, learn=False)
+    taken = bodies.opened(more, options, gpu, cache, learn=False)
+    assert taken._body is model._body, "in place"
+    with gpu.on():
+        bodies.check(model, asked, near)
+        bodies.check(taken, [*asked, (encoders[3], sentences(2, 50))], near)
+    model.close()
+    taken.close()
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_body_from_python_answers_as_on_the_cpu(encoders: list[Path], precision: str) -> None:
+    import torch
+
+    from tests.stitching.encoders import TOKENS
+    from weft.stitching.bodies.whole_run import stitch_body
+    from weft.stitching.running.body_serving import FusedEncoder
+
+    made = stitch_body(encoders, tolerance=1e-6, check=False, measure=False)
+    there, here = FusedEncoder(made, "cuda", getattr(torch, precision)), FusedEncoder(made, "cpu")
+    rng, near = np.random.default_rng(0), 1e-4 if precision == "float32" else 0.02
+    for lengths in ([16, 7, 33, 40], [5, 60, 12, 1, 30], [64] * 40):
+        asked = [(made.names[at % 4], rng.integers(0, TOKENS, length)) for at, length in enumerate(lengths)]
+        for found, right in zip(there(asked), here(asked), strict=True):
+            assert np.abs(found - right).max() < near * np.abs(right).max()
+
+
 def test_batches_in_turns_keep_what_is_theirs(gpu: Any, tmp_path: Path) -> None:
     path = chain(tmp_path / "chain.onnx")
     feeds = [drawn(3, seed) for seed in range(4)]

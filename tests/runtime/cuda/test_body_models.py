@@ -75,7 +75,9 @@ def opened(path: Path, options: LoadOptions = FOUR, device: Any = None, cache: P
 def check(model: Any, asked: Sequence[tuple[Path, Feed]], near: float = 1e-5) -> None:
     """Requests in one go are answered as by the models' files."""
     parts = [BatchPart({f"{path.stem}.{port}": each for port, each in feed.items()}) for path, feed in asked]
-    (made,) = model.launch(Step(0, parts, 0)).made
+    launched = model.launch(Step(0, parts, 0))
+    launched.answered.wait()
+    (made,) = launched.made
     wanted: dict[str, list[Any]] = {}
     for path, feed in asked:
         for port, each in answers(path, feed).items():

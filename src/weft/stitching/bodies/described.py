@@ -31,11 +31,11 @@ Held = str | tuple[int, ...]
 """The name of a constant, empty for none, or its numbers."""
 
 
-class _Part(BaseModel):
+class _BodyPart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class CrewNote(_Part):
+class CrewNote(_BodyPart):
     """Models that hold the same in a step."""
 
     tasks: tuple[int, ...] = ()
@@ -43,7 +43,7 @@ class CrewNote(_Part):
     held: tuple[Held, ...]
 
 
-class PartNote(_Part):
+class PartNote(_BodyPart):
     """What a model adds to what it holds."""
 
     kind: str
@@ -53,7 +53,7 @@ class PartNote(_Part):
     rank: int = 0
 
 
-class StepNote(_Part):
+class StepNote(_BodyPart):
     """One operator, in all models that have it."""
 
     op: str
@@ -67,7 +67,7 @@ class StepNote(_Part):
     """Whether models have lines of their own in a table."""
 
 
-class BodyNote(_Part):
+class BodyNote(_BodyPart):
     """Several models as steps."""
 
     version: int
