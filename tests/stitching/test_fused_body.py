@@ -15,6 +15,7 @@ from weft.errors import StitchError
 from weft.stitching.running import body_plain, fused_body
 from weft.stitching.running.body_rows import TokenRequest, pack
 from weft.stitching.running.fused_body import (
+    PLAINEST,
     BodyLayer,
     BodyWeights,
     FusedBody,
@@ -196,3 +197,4 @@ def test_there_are_tiles_for_small_products_too(rank):
     from weft.stitching.running import body_shapes
 
     assert body_shapes.shapes(product(128, 128, rank=rank), 64, False)
+    assert body_shapes.shapes(product(32, 32, rank=rank), 64, False) == [PLAINEST]

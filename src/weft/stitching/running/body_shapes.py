@@ -11,6 +11,7 @@ from weft.errors import StitchError
 from weft.stitching.running.body_rows import RowTables
 from weft.stitching.running.fused_body import (
     LIBRARY,
+    PLAINEST,
     Early,
     FusedBody,
     Key,
@@ -67,7 +68,8 @@ def trials(body: FusedBody) -> dict[str, PlaceTrial]:
 
 def shapes(product: SharedProduct, rows: int, summed: bool) -> list[TileShape]:
     """What is worth trying; of a small product whatever fits."""
-    return [*_shapes(product, rows, summed, FEW)] or [*_shapes(product, rows, summed, 1)]
+    found = [*_shapes(product, rows, summed, FEW)] or [*_shapes(product, rows, summed, 1)]
+    return found or [PLAINEST] if product.fits(PLAINEST) else found
 
 
 def _shapes(product: SharedProduct, rows: int, summed: bool, few: int) -> Iterator[TileShape]:
