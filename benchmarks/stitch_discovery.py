@@ -4,6 +4,7 @@ For each way of tuning, the models are written to a folder, read and compared in
 the 32 models by default, 110 million weights each, the files take 14 GB.
 
     python benchmarks/stitch_discovery.py --folder FOLDER
+    python benchmarks/stitch_discovery.py --folder FOLDER --only spread     # beside what the results have
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ TUNED: dict[str, tuple[dict[str, Any], float]] = {
 """How models were made, and what of a weight may be lost."""
 
 
-def measured(architecture: str, tasks: int, folder: Path) -> dict[str, Any]:
+def measured(architecture: str, tasks: int, folder: Path, only: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     base = None
-    for name, (tuned, tolerance) in TUNED.items():
+    for name, (tuned, tolerance) in ((name, how) for name, how in TUNED.items() if only in name):
         files = list(EncoderRecipe(architecture, tasks, **tuned).save(folder / "tuned"))
         if tolerance:
             (base,) = EncoderRecipe(architecture, 1).save(folder / "base")
@@ -78,8 +79,10 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=32)
     parser.add_argument("--folder", type=Path, required=True, help="where the files are written")
     parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--only", default="", help="a part of the names of those ways of tuning that are measured")
     given = parser.parse_args()
-    found = measured(given.architecture, given.tasks, given.folder)
+    before = json.loads(given.output.read_text())["tuned"] if given.only and given.output.exists() else {}
+    found = before | measured(given.architecture, given.tasks, given.folder, given.only)
     settings = {"architecture": given.architecture, "tasks": given.tasks}
     write_json(given.output, {"machine": machine("onnxruntime"), "settings": settings, "tuned": found})
 
