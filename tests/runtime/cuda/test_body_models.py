@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import torch
 
 from tests.runtime.cuda.test_stitched_models import Steady
 from tests.stitching.encoders import TOKENS, Feed, answers, sentences, tiny_encoders, with_exit
+from tests.stitching.test_bodies_adapters import adapter, factors, merged
 from tests.stitching.test_body_serving import exported
 from weft.errors import NotLearned, StitchError, UnfitInputs
 from weft.runtime.backend import BatchPart, LoadOptions, Step
@@ -131,6 +133,25 @@ def test_kinds_of_tokens_are_looked_up(tmp_path: Path) -> None:
     feed = {name: rng.integers(0, most, (2, 9)) for name, most in (("tokens", 50), ("kinds", 2))}
     feed["shown"] = np.arange(9) < np.array([[9], [4]])
     check(model, [(path, feed | {"shown": feed["shown"].astype(np.int64)}) for path in made])
+
+
+def test_adapters_beside_one_base_are_served_as_they_are_merged(tmp_path: Path) -> None:
+    (base, _), (model, _) = exported(tmp_path)
+    folders, models = [], []
+    for at, modules in enumerate((["layers.0.query", "layers.1.outer"], ["layers.1.query", "layers.1.value"])):
+        sizes = {"layers.1.outer": (64, 32)}
+        parts = {k: v for each in modules for k, v in factors(each, *sizes.get(each, (32, 32)), seed=at).items()}
+        folders.append(adapter(tmp_path / f"adapter{at}", parts, target_modules=modules))
+        models.append(merged(model, parts, 3.0))
+    stitch_body(folders, base=base, measure=False).to_onnx(tmp_path / "body.onnx")
+    found = opened(tmp_path / "body.onnx")
+    tokens = np.random.default_rng(0).integers(0, 50, (2, 9))
+    feed = {"tokens": tokens, "shown": np.ones_like(tokens), "kinds": tokens % 2}
+    for folder, right in zip(folders, models, strict=True):
+        (made,) = found.launch(Step(0, [BatchPart({f"{folder.name}.{k}": v for k, v in feed.items()})], 2)).made
+        with torch.no_grad():
+            wanted = right(*map(torch.from_numpy, feed.values()))
+        np.testing.assert_allclose(made.answers[f"{folder.name}.found"], wanted, atol=1e-5)
 
 
 @pytest.mark.parametrize(
