@@ -262,8 +262,9 @@ class BodyFile:
         """All that is told of it; times are of requests of the usual length, each for another model."""
         tasks, room = blueprint.tasks, body.ladder.room
         length = max(body.ladder.granule, *(task.length or 1 for task in tasks))
-        if not body.took_s:
-            body.took_s = {size: self._device.timed(body.rung(size, self._allowance).run) for size in body.ladder.sizes}
+        for size in body.ladder.sizes if not body.took_s else ():
+            with body.lock:
+                body.took_s[size] = self._device.timed(body.rung(size, self._allowance).run)
         names = [tuple(spec.name for spec in side) for side in (blueprint.inputs, blueprint.outputs)]
         whole = SegmentSpec(name="body", inputs=names[0], outputs=names[1], nodes=(0, -1), steady=True)
         changes = {
