@@ -24,6 +24,8 @@ COMPUTE_FILL = 0.5
 """Work that fills more of the SMs than this is bound by computing."""
 MEMORY_TRAFFIC = 0.25
 """Other work that takes more of the memory's bandwidth than this is bound by memory; what is left, by launches."""
+MOST_KEPT = 4096
+"""Sets of work on lanes whose speeds are remembered."""
 
 
 class Share(NamedTuple):
@@ -115,6 +117,8 @@ class Shares:
     """Kind -> a number that only kinds have which go as fast as it does; empty where each kind has its own."""
     seen: SeenSpeeds = field(default_factory=SeenSpeeds)
     """What was seen of bodies that ran together."""
+    _kept: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = field(default_factory=dict, init=False)
+    """Speeds by lanes and tags."""
 
     def body(self, stream: int, kind: int) -> int:
         """The body of work of a stream."""
@@ -142,6 +146,15 @@ class Shares:
 
     def speeds(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
         """How fast each of those that run goes, by the kinds of work and the lanes they are on; 1 is alone on all."""
+        key = tuple(lanes), self.tagged(kinds)
+        if key not in self._kept:
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = self._corrected(kinds, lanes)
+        return self._kept[key]
+
+    def _corrected(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
+        """As predicted, and as was seen of pairs."""
         found = self.predicted(kinds, lanes)
         if len(kinds) > 1 and self.seen:
             for at in range(len(kinds)):

@@ -60,7 +60,6 @@ class _Known(NamedTuple):
 
     ways: dict[tuple[int, ...], _AllWays]
     open_ways: dict[tuple[tuple[int, ...], ...], OpenWays]
-    speeds: dict[tuple[tuple[int, ...], ...], list[float]]
 
 
 def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
@@ -102,7 +101,7 @@ def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...]) -> O
 
 @lru_cache(maxsize=64)
 def _known(shares: Shares) -> _Known:
-    return _Known({}, {}, {})
+    return _Known({}, {})
 
 
 def _keep(kept: dict[K, V], key: K, value: V) -> V:
@@ -117,7 +116,7 @@ def _found(shares: Shares, programs: tuple[int, ...]) -> _AllWays:
     found = []
     for members, on in _settled(shares, len(programs)):
         lanes, own = [NOWHERE] * len(programs), [0.0] * len(programs)
-        fast = _speeds(shares, [programs[each] for each in members], on)
+        fast = shares.speeds([programs[each] for each in members], on)
         for member, lane, speed in zip(members, on, fast, strict=True):
             lanes[member], own[member] = shares.whole[0] if lane in shares.whole else lane, speed
         found.append(SharingWay(tuple(lanes), tuple(own), sum(fast)))
@@ -127,13 +126,6 @@ def _found(shares: Shares, programs: tuple[int, ...]) -> _AllWays:
     kept = np.flatnonzero(~np.triu(as_fast, 1).any(axis=0))
     best = tuple(found[at] for at in kept)
     return _AllWays(best, np.array([way.lanes for way in best]), speeds[kept])
-
-
-def _speeds(shares: Shares, programs: list[int], lanes: tuple[int, ...]) -> list[float]:
-    """How fast programs go on lanes; few others are like them, whatever runs besides."""
-    kept, key = _known(shares).speeds, (lanes, shares.tagged(programs))
-    found = kept.get(key)
-    return _keep(kept, key, shares.speeds(programs, lanes)) if found is None else found
 
 
 def _settled(shares: Shares, works: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:

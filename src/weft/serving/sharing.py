@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import count
+from itertools import chain, count, takewhile
 from typing import NamedTuple
 
 from weft.devices.host import GpuCuts
@@ -111,7 +111,8 @@ class GpuSharing:
         running: what is still on other lanes.
         """
         took, beside = max(1, ran.end - ran.start), dict[tuple[int, int], int]()
-        for other in (*self._ended, *running):
+        since = takewhile(lambda other: other.end > ran.start, reversed(self._ended))  # they are told of in order
+        for other in chain(running, since):
             both = min(ran.end, other.end) - max(ran.start, other.start)
             if both > 0 and other.lane != ran.lane:
                 key = other.kind, other.lane
