@@ -226,7 +226,9 @@ def main() -> None:
         stages = {each: Stage(Host.model_validate(host)) for each, host in done["hosts"].items()}
     else:
         stages = {length: on_gpu({model for name in wanted for model in models_in(name)}, asked.segment_ms)}
-        done["hosts"][length] = json.loads(stages[length].host.model_dump_json())
+        host = json.loads(stages[length].host.model_dump_json())
+        host["models"] = {**done["hosts"].get(length, {}).get("models", {}), **host["models"]}
+        done["hosts"][length] = host
     for name in wanted:
         if time.monotonic() - began_s > asked.most_s:
             print("time is up; start it again for the rest")

@@ -333,6 +333,7 @@ class GpuLanes:
         self.log: list[tuple[Candidate, LayerTimes]] = []
         self.spans: list[tuple[int, int, int, int]] = []
         """Stream, lane, and when it ran."""
+        self._unlearned: deque[tuple[RanOn, int, list[RanOn]]] = deque()
         self._polled: list[PolledLane] = []
         count = len(setting.shares.lanes) if setting.shares else 1
         self.lanes = LaneExecutor(
@@ -359,7 +360,12 @@ class GpuLanes:
                 if each.task and each.task.began is not None
             ]
             ran = RanOn(lane, candidate.program, times.compute_start, times.compute_end)
-            self._sharing.observe(ran, candidate.compute, running)
+            self._unlearned.append((ran, candidate.compute, running))
+
+    def _learn(self) -> None:
+        """What has ended is learned of when lanes have something to do again."""
+        while self._unlearned and self._sharing:
+            self._sharing.observe(*self._unlearned.popleft())
 
     def completions(self) -> list[Completion]:
         for each in self._polled:
@@ -368,6 +374,7 @@ class GpuLanes:
 
     def idle_until(self, tick: int) -> None:
         """Until then or the next end; where that time has passed, until the next end."""
+        self._learn()
         passed = tick <= self.now()
         while passed or self.now() < tick:
             if any([each.look() for each in self._polled]) or (passed and not any(each.busy for each in self._polled)):

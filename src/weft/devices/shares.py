@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, model_validator
 
-from weft.devices.seen_speeds import Pair, SeenSpeeds
+from weft.devices.seen_speeds import HOPE, Pair, SeenSpeeds
 
 Speed = Annotated[float, Field(gt=0, le=4, allow_inf_nan=False)]
 Bound = Literal["compute", "memory", "launches"]
@@ -154,13 +154,14 @@ class Shares:
         return self._kept[key]
 
     def _corrected(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
-        """As predicted, and as was seen of pairs."""
-        found = self.predicted(kinds, lanes)
-        if len(kinds) > 1 and self.seen:
+        """As predicted, and as was seen of pairs; of two that were not seen together some more is hoped."""
+        found, unseen = self.predicted(kinds, lanes), HOPE if self.tags and len(kinds) == 2 else 1.0
+        if len(kinds) > 1 and (self.seen or self.tags):
             for at in range(len(kinds)):
                 for other in range(len(kinds)):
                     if at != other:
-                        found[at] *= self.seen.factor(self.pair(kinds[at], lanes[at], kinds[other], lanes[other]))
+                        pair = self.pair(kinds[at], lanes[at], kinds[other], lanes[other])
+                        found[at] *= self.seen.factor(pair, unseen)
         return found
 
     def pair(self, kind: int, lane: int, other: int, others_lane: int) -> Pair:
