@@ -11,8 +11,8 @@ LEARNING = 0.05
 NOTICED, WAITS = 0.04, 32
 """A factor is told again when it has moved by more, and so often was seen since: whatever was worked out with it has to
 be worked out again."""
-HOPE = 1.08
-"""What a pair that was not seen yet is taken to do, over what was predicted: about as far as predictions are off. So
+HOPE = 1.1
+"""What a pair that was not seen yet is taken to do, over what was predicted: somewhat more than predictions are off. So
 each way that may be the best is tried."""
 
 

@@ -122,8 +122,8 @@ class Abreast(Policy):
         whole = shares.whole
         held = tuple([whole[0] if work.lane in whole else work.lane for work in works])
         ending = tuple([at for at, work in enumerate(works) if work.ends])
-        found, counts = open_ways(shares, programs, held, ending)
         hurried = min([work.due for work in works]) - now <= PLENTY * sum([work.need for work in works])
+        found, counts = open_ways(shares, programs, held, ending, hurried=hurried)
         weights, slacks = self._weights(works, now, hurried), self._slacks(works, now) if hurried else []
         scores = counts.dot(weights) if found else counts
         for _ in found:

@@ -19,7 +19,8 @@ NOWHERE = -1
 STAY = 0.97
 """What another way than the present one counts for: until all have changed, nobody runs as that way says."""
 MOVED = 0.7
-"""What a work counts for that changes lanes: it has to be waited for on the old one before it is started on the new."""
+"""What a work counts for that changes lanes where somebody is hurried: it has to be waited for on the old one before it
+is started on the new."""
 MOST_KEPT = 4096
 """Sets of programs whose ways are remembered."""
 
@@ -59,7 +60,7 @@ class _Known(NamedTuple):
     """What was worked out for some shares, by the tags of programs."""
 
     ways: dict[tuple[int, ...], _AllWays]
-    open_ways: dict[tuple[tuple[int, ...], ...], OpenWays]
+    open_ways: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool], OpenWays]
 
 
 def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
@@ -77,22 +78,27 @@ def _all(shares: Shares, programs: tuple[int, ...]) -> _AllWays:
 
 
 def open_ways(
-    shares: Shares, programs: tuple[int, ...], held: tuple[int, ...], staying: tuple[int, ...] = ()
+    shares: Shares,
+    programs: tuple[int, ...],
+    held: tuple[int, ...],
+    staying: tuple[int, ...] = (),
+    *,
+    hurried: bool = True,
 ) -> OpenWays:
     """Those of the ways that leave the works at the places *staying* where they are.
 
-    held: the lane that has something of each work, or ``NOWHERE``.
+    held: the lane that has something of each work, or ``NOWHERE``. hurried: whether it matters that a move takes time.
     """
-    kept, key = _known(shares).open_ways, (shares.tagged(programs), held, staying)
+    kept, key = _known(shares).open_ways, (shares.tagged(programs), held, staying, hurried)
     found = kept.get(key)
-    return _keep(kept, key, _open(_all(shares, programs), held, staying)) if found is None else found
+    return _keep(kept, key, _open(_all(shares, programs), held, staying, hurried)) if found is None else found
 
 
-def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...]) -> OpenWays:
+def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...], hurried: bool) -> OpenWays:
     at_home, counts = known.lanes == held, known.speeds.copy()
     moved = ~(at_home | (np.array(held) == NOWHERE))
     counts[moved.any(axis=1)] *= STAY
-    counts[moved] *= MOVED
+    counts[moved] *= MOVED if hurried else 1.0
     if not staying:
         return OpenWays(known.ways, counts)
     kept = np.flatnonzero(at_home[:, staying].all(axis=1))
