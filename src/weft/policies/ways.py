@@ -120,12 +120,11 @@ def _keep(kept: dict[K, V], key: K, value: V) -> V:
 
 def _found(shares: Shares, programs: tuple[int, ...]) -> _AllWays:
     found = []
-    for members, on in _settled(shares, len(programs)):
-        lanes, own = [NOWHERE] * len(programs), [0.0] * len(programs)
-        fast = shares.speeds([programs[each] for each in members], on)
-        for member, lane, speed in zip(members, on, fast, strict=True):
-            lanes[member], own[member] = shares.whole[0] if lane in shares.whole else lane, speed
-        found.append(SharingWay(tuple(lanes), tuple(own), sum(fast)))
+    for members, on, lanes in _settled(shares, len(programs)):
+        fast, own = shares.speeds([programs[each] for each in members], on), [0.0] * len(programs)
+        for member, speed in zip(members, fast, strict=True):
+            own[member] = speed
+        found.append(SharingWay(lanes, tuple(own), sum(fast)))
     found.sort(key=lambda way: -way.total)
     speeds = np.array([way.speeds for way in found])
     as_fast = (speeds[:, None] >= speeds[None]).all(axis=2)  # [one, other]: nobody goes slower in the one
@@ -134,7 +133,26 @@ def _found(shares: Shares, programs: tuple[int, ...]) -> _AllWays:
     return _AllWays(best, np.array([way.lanes for way in best]), speeds[kept])
 
 
-def _settled(shares: Shares, works: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+class _Settled(NamedTuple):
+    """Who runs, by their places, on which lanes, and the lanes of everybody as a way has them."""
+
+    members: tuple[int, ...]
+    on: tuple[int, ...]
+    lanes: tuple[int, ...]
+
+
+@lru_cache(maxsize=256)
+def _settled(shares: Shares, works: int) -> list[_Settled]:
+    found = []
+    for members, on in _seatings(shares, works):
+        lanes = [NOWHERE] * works
+        for member, lane in zip(members, on, strict=True):
+            lanes[member] = shares.whole[0] if lane in shares.whole else lane
+        found.append(_Settled(members, on, tuple(lanes)))
+    return found
+
+
+def _seatings(shares: Shares, works: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Who runs, by their places, and on which lanes."""
     everybody, most = range(works), len(shares.whole)
     for one in everybody:
