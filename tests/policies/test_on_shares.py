@@ -206,6 +206,29 @@ def test_who_runs_on_the_whole_gpu_is_not_moved_for_a_little() -> None:
     for way, counted, moves in zip(known, counts.tolist(), moved, strict=True):
         assert counted[0] == pytest.approx(way.speeds[0] * (STAY * MOVED if moves else 1.0))
         assert counted[1] == pytest.approx(way.speeds[1] * (STAY if moves else 1.0))
+    _, calm = open_ways(shares, (0, 1), held, hurried=False)
+    for way, counted, moves in zip(known, calm.tolist(), moved, strict=True):
+        assert counted[0] == pytest.approx(way.speeds[0] * (STAY if moves else 1.0))
+
+
+def test_a_policy_that_says_it_has_nothing_more_has_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked again at once all the same, it starts nothing."""
+    decide, asked = Abreast.decide, []
+
+    def twice(policy: Abreast, view: View) -> Start | None:
+        start = decide(policy, view)
+        if start and not start.more:
+            held = list(view.lanes)
+            holds = (*held[start.lane].holds, start.candidate)
+            held[start.lane] = LaneState(holds, held[start.lane].rest + start.candidate.compute, room=False)
+            left = tuple(each for each in view.candidates if each != start.candidate)
+            asked.append(decide(policy, replace(view, candidates=left, lanes=tuple(held))))
+        return start
+
+    monkeypatch.setattr(Abreast, "decide", twice)
+    orders = tuple(Order(stream, 0, 1 << 50) for stream in range(3) for _ in range(20))
+    run_shared("abreast", Load(tuple(kind(*[MS] * 4) for _ in range(3)), orders), [COMPUTE, MEMORY, SMALL])
+    assert len(asked) > 100 and asked.count(None) > 0.95 * len(asked)
 
 
 def test_the_end_of_a_query_is_not_left_beside_another_way() -> None:
