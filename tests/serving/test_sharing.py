@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.devices.host import GpuCuts
-from weft.devices.seen_speeds import HOPE, LEAST, MOST, WAITS, Pair, SeenSpeeds
+from weft.devices.seen_speeds import LEAST, MOST, WAITS, Pair, SeenSpeeds
 from weft.devices.shares import GpuLikeness
-from weft.policies.ways import ways
+from weft.policies.ways import open_ways, ways
 from weft.serving.sharing import TOLD_TICKS, UNCUT, UNMEASURED, GpuSharing, RanOn, sharing_for
 from weft.serving.statistics import SHARES_KEPT, ShareTimes
 
@@ -91,8 +91,7 @@ def test_speeds_follow_what_was_seen_of_a_pair(sharing: GpuSharing) -> None:
     assert seen.speed == pytest.approx(0.8 * predicted, rel=0.12)
     assert sharing.shares.speeds(kinds, lanes)[0] == seen.speed
     assert sharing.shares.speeds((0, 2), lanes)[0] == seen.speed, "another batch size of the same body"
-    hoped = [HOPE * each for each in sharing.shares.predicted(kinds, (0, 1))]
-    assert sharing.shares.speeds(kinds, (0, 1)) == pytest.approx(hoped), "another way"
+    assert sharing.shares.speeds(kinds, (0, 1)) == sharing.shares.predicted(kinds, (0, 1)), "another way"
 
 
 def test_a_way_that_is_better_than_it_looks_is_found() -> None:
@@ -102,7 +101,8 @@ def test_a_way_that_is_better_than_it_looks_is_found() -> None:
     sharing.put(0, [SMALL], 0)
     sharing.put(1, [SMALL], 1)
     for _ in range(40 * WAITS):
-        tried.append(ways(sharing.shares, (0, 1))[0].lanes)
+        open_to, counts = open_ways(sharing.shares, (0, 1), (-1, -1), hurried=False)
+        tried.append(open_to[int(counts.sum(axis=1).argmax())].lanes)
         lanes, off = ((0, 1), 1.08) if tried[-1] == (0, 0) else (tried[-1], 0.95)
         one = free.index(min(free))
         took = round(MS / off / sharing.shares.predicted((0, 1), lanes)[one])
@@ -110,6 +110,9 @@ def test_a_way_that_is_better_than_it_looks_is_found() -> None:
         beside = RanOn(lanes[1 - one], 1 - one, 0, free[one])
         sharing.observe(RanOn(lanes[one], one, free[one] - took, free[one]), MS, [beside])
     assert tried[0] != (0, 0) and tried[-WAITS:] == [(0, 0)] * WAITS
+    assert len(set(tried)) > 2, "others were tried, too"
+    for lanes in {(0, 1), *tried} - {(0, 0)}:
+        assert sharing.shares.hope((0, 1), lanes) == 1.0, "nothing is left to hope for"
 
 
 def test_a_segment_that_its_lane_was_late_for_teaches_nothing_of_pairs(sharing: GpuSharing) -> None:

@@ -12,8 +12,8 @@ NOTICED, WAITS = 0.04, 32
 """A factor is told again when it has moved by more, and so often was seen since: whatever was worked out with it has to
 be worked out again."""
 HOPE = 1.1
-"""What a pair that was not seen yet is taken to do, over what was predicted: somewhat more than predictions are off. So
-each way that may be the best is tried."""
+"""What a pair that was not seen yet may do, over what was predicted: somewhat more than predictions are off. While
+nobody is hurried it is taken to do so, and each way that may be the best is tried."""
 
 
 class Pair(NamedTuple):
@@ -36,9 +36,12 @@ class SeenSpeeds:
     def __len__(self) -> int:
         return len(self._told)
 
-    def factor(self, pair: Pair, unseen: float = 1.0) -> float:
+    def __contains__(self, pair: Pair) -> bool:
+        return pair in self._told
+
+    def factor(self, pair: Pair) -> float:
         """By what the predicted speed of a pair's first is multiplied."""
-        return self._told.get(pair, unseen)
+        return self._told.get(pair, 1.0)
 
     def learn(self, pair: Pair, ratio: float) -> bool:
         """It went so many times as fast as predicted without any factor; whether that changes the factor."""

@@ -154,15 +154,22 @@ class Shares:
         return self._kept[key]
 
     def _corrected(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
-        """As predicted, and as was seen of pairs; of two that were not seen together some more is hoped."""
-        found, unseen = self.predicted(kinds, lanes), HOPE if self.tags and len(kinds) == 2 else 1.0
-        if len(kinds) > 1 and (self.seen or self.tags):
+        """As predicted, and as was seen of pairs."""
+        found = self.predicted(kinds, lanes)
+        if len(kinds) > 1 and self.seen:
             for at in range(len(kinds)):
                 for other in range(len(kinds)):
                     if at != other:
-                        pair = self.pair(kinds[at], lanes[at], kinds[other], lanes[other])
-                        found[at] *= self.seen.factor(pair, unseen)
+                        found[at] *= self.seen.factor(self.pair(kinds[at], lanes[at], kinds[other], lanes[other]))
         return found
+
+    def hope(self, kinds: Sequence[int], lanes: Sequence[int]) -> float:
+        """By how much those that run may go faster than predicted: two that were not seen together yet."""
+        if not self.tags or len(kinds) != 2:
+            return 1.0
+        (one, other), (lane, others_lane) = kinds, lanes
+        pairs = self.pair(one, lane, other, others_lane), self.pair(other, others_lane, one, lane)
+        return 1.0 if all([each in self.seen for each in pairs]) else HOPE
 
     def pair(self, kind: int, lane: int, other: int, others_lane: int) -> Pair:
         """Work on a lane and what runs beside it, as that is remembered."""

@@ -54,6 +54,8 @@ class _AllWays(NamedTuple):
     lanes: Ints
     """The lanes of all of them, and the speeds: way, work."""
     speeds: Floats
+    hopes: Floats
+    """By how much the works of each way may go faster than that."""
 
 
 class _Known(NamedTuple):
@@ -64,10 +66,9 @@ class _Known(NamedTuple):
 
 
 def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
-    """Those in which nobody can go faster without another going slower, the highest total first.
-
-    One runs alone, two on the sides of a cut, or two and more on streams of the whole.
-    """
+    """All of them, the highest total first: one runs alone, two on the sides of a cut, or two and more on streams of
+    the whole. Also those that are slower for everybody than another: they may be the ones that leave works where they
+    are."""
     return _all(shares, programs).ways
 
 
@@ -87,7 +88,8 @@ def open_ways(
 ) -> OpenWays:
     """Those of the ways that leave the works at the places *staying* where they are.
 
-    held: the lane that has something of each work, or ``NOWHERE``. hurried: whether it matters that a move takes time.
+    held: the lane that has something of each work, or ``NOWHERE``. hurried: whether it matters that a move takes time,
+    and that a way may be slower than is hoped.
     """
     kept, key = _known(shares).open_ways, (shares.tagged(programs), held, staying, hurried)
     found = kept.get(key)
@@ -98,7 +100,10 @@ def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...], hurr
     at_home, counts = known.lanes == held, known.speeds.copy()
     moved = ~(at_home | (np.array(held) == NOWHERE))
     counts[moved.any(axis=1)] *= STAY
-    counts[moved] *= MOVED if hurried else 1.0
+    if hurried:
+        counts[moved] *= MOVED
+    else:
+        counts *= known.hopes[:, None]
     if not staying:
         return OpenWays(known.ways, counts)
     kept = np.flatnonzero(at_home[:, staying].all(axis=1))
@@ -121,16 +126,19 @@ def _keep(kept: dict[K, V], key: K, value: V) -> V:
 def _found(shares: Shares, programs: tuple[int, ...]) -> _AllWays:
     found = []
     for members, on, lanes in _settled(shares, len(programs)):
-        fast, own = shares.speeds([programs[each] for each in members], on), [0.0] * len(programs)
+        kinds, own = [programs[each] for each in members], [0.0] * len(programs)
+        fast = shares.speeds(kinds, on)
         for member, speed in zip(members, fast, strict=True):
             own[member] = speed
-        found.append(SharingWay(lanes, tuple(own), sum(fast)))
-    found.sort(key=lambda way: -way.total)
-    speeds = np.array([way.speeds for way in found])
-    as_fast = (speeds[:, None] >= speeds[None]).all(axis=2)  # [one, other]: nobody goes slower in the one
-    kept = np.flatnonzero(~np.triu(as_fast, 1).any(axis=0))
-    best = tuple(found[at] for at in kept)
-    return _AllWays(best, np.array([way.lanes for way in best]), speeds[kept])
+        found.append((SharingWay(lanes, tuple(own), sum(fast)), shares.hope(kinds, on)))
+    found.sort(key=lambda each: -each[0].total)
+    every = tuple([way for way, _ in found])
+    return _AllWays(
+        every,
+        np.array([way.lanes for way in every]),
+        np.array([way.speeds for way in every]),
+        np.array([hope for _, hope in found]),
+    )
 
 
 class _Settled(NamedTuple):
