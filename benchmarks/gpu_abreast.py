@@ -37,7 +37,7 @@ from weft.workloads.requests import Workload
 
 RESULTS = Path(__file__).parent / "results" / "gpu_abreast.json"
 WARM_S = 0.1
-SEEDS = (1, 2)
+SEEDS = (1, 2, 3)
 RIVALS = {rule: options for rule, options in URGENT.items() if rule not in ("orion 100 us", "orion 1600 us")}
 """Orion's rule with the budget that suits it best here, of those that gpu_weaving.py has."""
 ONE_BY_ONE: Mapping[str, dict[str, Option]] = {"fifo": {}}
@@ -226,7 +226,9 @@ def main() -> None:
         stages = {each: Stage(Host.model_validate(host)) for each, host in done["hosts"].items()}
     else:
         stages = {length: on_gpu({model for name in wanted for model in models_in(name)}, asked.segment_ms)}
-        done["hosts"][length] = json.loads(stages[length].host.model_dump_json())
+        host = json.loads(stages[length].host.model_dump_json())
+        host["models"] = {**done["hosts"].get(length, {}).get("models", {}), **host["models"]}
+        done["hosts"][length] = host
     for name in wanted:
         if time.monotonic() - began_s > asked.most_s:
             print("time is up; start it again for the rest")

@@ -37,34 +37,45 @@ HIGH = -1
 """The variant of a segment for the stream of high priority; others are numbers of parts, 0 the whole."""
 
 
-class TorchEvent:
-    """The end of a segment on a stream of the whole GPU."""
+class Ends:
+    """Events that mark the ends of segments on a stream; they are of its own context, and used again."""
 
-    def __init__(self, stream: Any) -> None:
-        self._event = torch.cuda.Event()
-        self._event.record(stream)
+    def __init__(self, stream: Any, part: Part | None) -> None:
+        self._driver = bindings()
+        self.stream, self._part = self._driver.CUstream(stream.cuda_stream), part
+        self._free: list[Any] = []
+        self._ready = self._driver.CUresult.CUDA_SUCCESS
 
-    def ended(self) -> bool:
-        return bool(self._event.query())
+    def mark(self) -> Any:
+        """The end of all that was started."""
+        event = self._free.pop() if self._free else self._made()
+        asked(self._driver.cuEventRecord(event, self.stream))
+        return event
 
-
-class PartEvent:
-    """The end of a segment on a part: an event of its own context."""
-
-    def __init__(self, part: Part) -> None:
-        driver = bindings()
-        _, own = driver.cuCtxFromGreenCtx(part.context)
-        driver.cuCtxPushCurrent(own)
-        _, self._event = driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING)
-        driver.cuEventRecord(self._event, driver.CUstream(part.streams[LOW]))
-        driver.cuCtxPopCurrent()
-        self._query, self._destroy = driver.cuEventQuery, driver.cuEventDestroy
-
-    def ended(self) -> bool:
-        if int(self._query(self._event)[0]):
+    def passed(self, event: Any) -> bool:
+        """Whether that was reached; the event is not asked again then."""
+        if self._driver.cuEventQuery(event)[0] != self._ready:
             return False
-        self._destroy(self._event)
+        self._free.append(event)
         return True
+
+    def _made(self) -> Any:
+        driver = self._driver
+        if self._part:
+            (own,) = asked(driver.cuCtxFromGreenCtx(self._part.context))
+            asked(driver.cuCtxPushCurrent(own))
+        (event,) = asked(driver.cuEventCreate(driver.CUevent_flags.CU_EVENT_DISABLE_TIMING))
+        if self._part:
+            asked(driver.cuCtxPopCurrent())
+        return event
+
+
+def asked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What the driver says besides that all went well."""
+    result, *found = answer
+    if int(result):
+        raise RuntimeError(f"the driver says {result.name}")
+    return tuple(found)
 
 
 class TorchGpu:
@@ -87,9 +98,9 @@ class TorchGpu:
     def stream(self, lane: int) -> Any:
         return self._streams[lane]
 
-    def mark(self, lane: int) -> TorchEvent | PartEvent:
+    def ends(self, lane: int) -> Ends:
         part = self.cuts.part_of(lane)
-        return PartEvent(self.parts[part - 1]) if part else TorchEvent(self._streams[lane])
+        return Ends(self._streams[lane], self.parts[part - 1] if part else None)
 
     def capturing(self, variant: int) -> Any:
         """A stream to capture on that nobody else has."""
@@ -117,14 +128,17 @@ class Segments:
         self._parts = self._divided([half for each in module for half in halves(each)], given, segment_ms)
         self._memory = self._laid_out(given)
         self._graphs = {each: self._captured(gpu.capturing(each)) for each in range(HIGH, len(gpu.parts) + 1)}
+        self._launch = bindings().cuGraphLaunch
+        self._runnable = {each: [runnable(graph) for graph in graphs] for each, graphs in self._graphs.items()}
         self.times_s, self.speeds = self._measured(gpu)
 
     @property
     def count(self) -> int:
         return len(self._parts)
 
-    def replay(self, variant: int, segment: int) -> None:
-        self._graphs[variant][segment].replay()
+    def replay(self, variant: int, segment: int, stream: Any) -> None:
+        """Start a segment; torch's own call wants the stream to be the current one, which takes longer."""
+        asked(self._launch(self._runnable[variant][segment], stream))
 
     def _divided(self, layers: Sequence[Any], given: Any, segment_ms: float) -> list[Any]:
         """Layers in groups that take about as long, by what each of them takes in a graph."""
@@ -197,6 +211,12 @@ class Segments:
         return timed(run, stream)
 
 
+def runnable(graph: Any) -> Any:
+    """A captured graph as the driver starts it."""
+    driver = bindings()
+    return asked(driver.cuGraphInstantiate(driver.CUgraph(graph.raw_cuda_graph()), 0))[0]
+
+
 def halves(layer: Any) -> list[Callable[[Any], Any]]:
     """The parts of a layer that can be segments of their own."""
     return [layer.attend, layer.feed] if isinstance(layer, Encoder) else [layer]
@@ -260,20 +280,13 @@ class PolledLane:
     ahead, apart, able = DEVICE_AHEAD, False, True
 
     def __init__(self, index: int, gpu: Any, now: Callable[[], int]) -> None:
-        self._index, self._gpu, self._now, self._stream, self._variant = (
-            index,
-            gpu,
-            now,
-            gpu.stream(index),
-            gpu.variant(index),
-        )
+        self._now, self._variant, self._ends = now, gpu.variant(index), gpu.ends(index)
         self._flights: deque[_Flight] = deque()
 
     def start(self, model: Any, segment: int, ended: Ended) -> _Started:
         began = self._now()
-        with torch.cuda.stream(self._stream):
-            model.replay(self._variant, segment)
-        self._flights.append(_Flight(began, self._gpu.mark(self._index), ended))
+        model.replay(self._variant, segment, self._ends.stream)
+        self._flights.append(_Flight(began, self._ends.mark(), ended))
         return _Started(() if segment + 1 < model.count else None)
 
     @property
@@ -283,7 +296,7 @@ class PolledLane:
     def look(self) -> bool:
         """Tell of what has ended."""
         found = False
-        while self._flights and self._flights[0].mark.ended():
+        while self._flights and self._ends.passed(self._flights[0].mark):
             flight, found = self._flights.popleft(), True
             flight.ended(StepEnd(flight.began, self._now()))
         return found
@@ -320,6 +333,7 @@ class GpuLanes:
         self.log: list[tuple[Candidate, LayerTimes]] = []
         self.spans: list[tuple[int, int, int, int]] = []
         """Stream, lane, and when it ran."""
+        self._unlearned: deque[tuple[RanOn, int, list[RanOn]]] = deque()
         self._polled: list[PolledLane] = []
         count = len(setting.shares.lanes) if setting.shares else 1
         self.lanes = LaneExecutor(
@@ -346,7 +360,12 @@ class GpuLanes:
                 if each.task and each.task.began is not None
             ]
             ran = RanOn(lane, candidate.program, times.compute_start, times.compute_end)
-            self._sharing.observe(ran, candidate.compute, running)
+            self._unlearned.append((ran, candidate.compute, running))
+
+    def _learn(self) -> None:
+        """What has ended is learned of when lanes have something to do again."""
+        while self._unlearned and self._sharing:
+            self._sharing.observe(*self._unlearned.popleft())
 
     def completions(self) -> list[Completion]:
         for each in self._polled:
@@ -355,6 +374,7 @@ class GpuLanes:
 
     def idle_until(self, tick: int) -> None:
         """Until then or the next end; where that time has passed, until the next end."""
+        self._learn()
         passed = tick <= self.now()
         while passed or self.now() < tick:
             if any([each.look() for each in self._polled]) or (passed and not any(each.busy for each in self._polled)):

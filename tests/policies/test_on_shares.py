@@ -206,6 +206,29 @@ def test_who_runs_on_the_whole_gpu_is_not_moved_for_a_little() -> None:
     for way, counted, moves in zip(known, counts.tolist(), moved, strict=True):
         assert counted[0] == pytest.approx(way.speeds[0] * (STAY * MOVED if moves else 1.0))
         assert counted[1] == pytest.approx(way.speeds[1] * (STAY if moves else 1.0))
+    _, calm = open_ways(shares, (0, 1), held, hurried=False)
+    for way, counted, moves in zip(known, calm.tolist(), moved, strict=True):
+        assert counted[0] == pytest.approx(way.speeds[0] * (STAY if moves else 1.0))
+
+
+def test_a_policy_that_says_it_has_nothing_more_has_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Asked again at once all the same, it starts nothing."""
+    decide, asked = Abreast.decide, []
+
+    def twice(policy: Abreast, view: View) -> Start | None:
+        start = decide(policy, view)
+        if start and not start.more:
+            held = list(view.lanes)
+            holds = (*held[start.lane].holds, start.candidate)
+            held[start.lane] = LaneState(holds, held[start.lane].rest + start.candidate.compute, room=False)
+            left = tuple(each for each in view.candidates if each != start.candidate)
+            asked.append(decide(policy, replace(view, candidates=left, lanes=tuple(held))))
+        return start
+
+    monkeypatch.setattr(Abreast, "decide", twice)
+    orders = tuple(Order(stream, 0, 1 << 50) for stream in range(3) for _ in range(20))
+    run_shared("abreast", Load(tuple(kind(*[MS] * 4) for _ in range(3)), orders), [COMPUTE, MEMORY, SMALL])
+    assert len(asked) > 100 and asked.count(None) > 0.95 * len(asked)
 
 
 def test_the_end_of_a_query_is_not_left_beside_another_way() -> None:
@@ -236,14 +259,19 @@ def test_what_a_policy_is_told_of_those_who_come_and_wait() -> None:
     assert seen[-1].candidates[0].behind == NO_DEADLINE
 
 
-def test_ways_hold_no_way_that_another_one_beats_for_everybody() -> None:
+def test_ways_are_all_that_there_are_the_most_work_first() -> None:
+    """One of three alone, two or three on streams, any two on the sides of two cuts."""
     found = ways(shares_of(COMPUTE, MEMORY, SMALL), (0, 1, 2))
     assert found == tuple(sorted(found, key=lambda way: -way.total))
-    for one in found:
-        for other in found:
-            if one is not other:
-                assert any(a > b for a, b in zip(one.speeds, other.speeds, strict=True))
-    assert {tuple(speed > 0 for speed in way.speeds) for way in found} >= {(True, False, False), (False, True, False)}
+    assert len(found) == len({way.lanes for way in found}) == 3 + 4 + 3 * 4
+
+
+def test_a_way_that_is_slower_for_all_is_open_to_whoever_has_to_stay() -> None:
+    """Where the end of a query runs, another can run beside it, however much better both did elsewhere."""
+    shares = shares_of(COMPUTE, SMALL)
+    for held in (*shares.cuts, *[(small, large) for large, small in shares.cuts], (shares.whole[0],) * 2):
+        found, _ = open_ways(shares, (0, 1), held, (0,))
+        assert held in [way.lanes for way in found]
 
 
 def can_all_be_on_time(orders: tuple[Order, ...], kinds: tuple[Kind, ...]) -> bool:

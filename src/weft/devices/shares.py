@@ -15,7 +15,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, model_validator
 
-from weft.devices.seen_speeds import Pair, SeenSpeeds
+from weft.devices.seen_speeds import HOPE, Pair, SeenSpeeds
 
 Speed = Annotated[float, Field(gt=0, le=4, allow_inf_nan=False)]
 Bound = Literal["compute", "memory", "launches"]
@@ -24,6 +24,8 @@ COMPUTE_FILL = 0.5
 """Work that fills more of the SMs than this is bound by computing."""
 MEMORY_TRAFFIC = 0.25
 """Other work that takes more of the memory's bandwidth than this is bound by memory; what is left, by launches."""
+MOST_KEPT = 4096
+"""Sets of work on lanes whose speeds are remembered."""
 
 
 class Share(NamedTuple):
@@ -115,6 +117,8 @@ class Shares:
     """Kind -> a number that only kinds have which go as fast as it does; empty where each kind has its own."""
     seen: SeenSpeeds = field(default_factory=SeenSpeeds)
     """What was seen of bodies that ran together."""
+    _kept: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = field(default_factory=dict, init=False)
+    """Speeds by lanes and tags."""
 
     def body(self, stream: int, kind: int) -> int:
         """The body of work of a stream."""
@@ -142,6 +146,15 @@ class Shares:
 
     def speeds(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
         """How fast each of those that run goes, by the kinds of work and the lanes they are on; 1 is alone on all."""
+        key = tuple(lanes), self.tagged(kinds)
+        if key not in self._kept:
+            if len(self._kept) >= MOST_KEPT:
+                self._kept.clear()
+            self._kept[key] = self._corrected(kinds, lanes)
+        return self._kept[key]
+
+    def _corrected(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
+        """As predicted, and as was seen of pairs."""
         found = self.predicted(kinds, lanes)
         if len(kinds) > 1 and self.seen:
             for at in range(len(kinds)):
@@ -149,6 +162,14 @@ class Shares:
                     if at != other:
                         found[at] *= self.seen.factor(self.pair(kinds[at], lanes[at], kinds[other], lanes[other]))
         return found
+
+    def hope(self, kinds: Sequence[int], lanes: Sequence[int]) -> float:
+        """By how much those that run may go faster than predicted: two that were not seen together yet."""
+        if not self.tags or len(kinds) != 2:
+            return 1.0
+        (one, other), (lane, others_lane) = kinds, lanes
+        pairs = self.pair(one, lane, other, others_lane), self.pair(other, others_lane, one, lane)
+        return 1.0 if all([each in self.seen for each in pairs]) else HOPE
 
     def pair(self, kind: int, lane: int, other: int, others_lane: int) -> Pair:
         """Work on a lane and what runs beside it, as that is remembered."""

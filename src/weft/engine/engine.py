@@ -129,7 +129,10 @@ class Engine:
         self._policy = policy
 
     def step(self) -> bool:
-        """Account for what has happened, and issue one layer if there is one and the executor can take it."""
+        """Account for what has happened, and issue one layer if there is one and the executor can take it.
+
+        Returns whether there may be another one to issue at once.
+        """
         self.account()
         device = self._executor.ready()
         if device is None:
@@ -148,7 +151,7 @@ class Engine:
         self._source.issued(start.candidate, self._steps)
         self._executor.submit(start)
         self._steps += 1
-        return True
+        return start.more
 
     def account(self) -> None:
         """Tell the source what has ended and what time it is."""

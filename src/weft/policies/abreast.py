@@ -78,11 +78,12 @@ class Abreast(Policy):
         if way is None:
             return None
         may = [(work.due, at) for at, work in enumerate(works) if work.offered and way.lanes[at] != NOWHERE]
-        for _, at in sorted(may):
-            lane = self._free(way.lanes[at], works[at], view)
-            if lane != NOWHERE:
-                return Start(works[at].head, lane=lane)
-        return None
+        starts = [(at, self._free(way.lanes[at], works[at], view)) for _, at in sorted(may)]
+        free = [(at, lane) for at, lane in starts if lane != NOWHERE]
+        if not free:
+            return None
+        (at, lane), *others = free
+        return Start(works[at].head, lane=lane, more=bool(others) or len(view.lanes[lane].holds) + 1 < MOST_HELD)
 
     def _works(self, view: View, now: int) -> list[_Work]:
         """What each body goes on with: its most urgent candidate, or what it has on a lane."""
@@ -121,8 +122,8 @@ class Abreast(Policy):
         whole = shares.whole
         held = tuple([whole[0] if work.lane in whole else work.lane for work in works])
         ending = tuple([at for at, work in enumerate(works) if work.ends])
-        found, counts = open_ways(shares, programs, held, ending)
         hurried = min([work.due for work in works]) - now <= PLENTY * sum([work.need for work in works])
+        found, counts = open_ways(shares, programs, held, ending, hurried=hurried)
         weights, slacks = self._weights(works, now, hurried), self._slacks(works, now) if hurried else []
         scores = counts.dot(weights) if found else counts
         for _ in found:

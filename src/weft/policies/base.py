@@ -133,6 +133,10 @@ class LaneState(NamedTuple):
     """Whether it takes one more."""
 
 
+IDLE_LANE = LaneState((), 0, True)
+"""A lane with nothing to do."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What stays the same during a run."""
@@ -207,6 +211,8 @@ class Start(NamedTuple):
     not_before: int = 0
     lane: int = -1
     """On which lane, where the policy chooses (``Setting.shares``)."""
+    more: bool = True
+    """Whether to ask again at once; else when something has ended or a request has come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ NOWHERE = -1
 STAY = 0.97
 """What another way than the present one counts for: until all have changed, nobody runs as that way says."""
 MOVED = 0.7
-"""What a work counts for that changes lanes: it has to be waited for on the old one before it is started on the new."""
+"""What a work counts for that changes lanes where somebody is hurried: it has to be waited for on the old one before it
+is started on the new."""
 MOST_KEPT = 4096
 """Sets of programs whose ways are remembered."""
 
@@ -53,21 +54,21 @@ class _AllWays(NamedTuple):
     lanes: Ints
     """The lanes of all of them, and the speeds: way, work."""
     speeds: Floats
+    hopes: Floats
+    """By how much the works of each way may go faster than that."""
 
 
 class _Known(NamedTuple):
     """What was worked out for some shares, by the tags of programs."""
 
     ways: dict[tuple[int, ...], _AllWays]
-    open_ways: dict[tuple[tuple[int, ...], ...], OpenWays]
-    speeds: dict[tuple[tuple[int, ...], ...], list[float]]
+    open_ways: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool], OpenWays]
 
 
 def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
-    """Those in which nobody can go faster without another going slower, the highest total first.
-
-    One runs alone, two on the sides of a cut, or two and more on streams of the whole.
-    """
+    """All of them, the highest total first: one runs alone, two on the sides of a cut, or two and more on streams of
+    the whole. Also those that are slower for everybody than another: they may be the ones that leave works where they
+    are."""
     return _all(shares, programs).ways
 
 
@@ -78,22 +79,31 @@ def _all(shares: Shares, programs: tuple[int, ...]) -> _AllWays:
 
 
 def open_ways(
-    shares: Shares, programs: tuple[int, ...], held: tuple[int, ...], staying: tuple[int, ...] = ()
+    shares: Shares,
+    programs: tuple[int, ...],
+    held: tuple[int, ...],
+    staying: tuple[int, ...] = (),
+    *,
+    hurried: bool = True,
 ) -> OpenWays:
     """Those of the ways that leave the works at the places *staying* where they are.
 
-    held: the lane that has something of each work, or ``NOWHERE``.
+    held: the lane that has something of each work, or ``NOWHERE``. hurried: whether it matters that a move takes time,
+    and that a way may be slower than is hoped.
     """
-    kept, key = _known(shares).open_ways, (shares.tagged(programs), held, staying)
+    kept, key = _known(shares).open_ways, (shares.tagged(programs), held, staying, hurried)
     found = kept.get(key)
-    return _keep(kept, key, _open(_all(shares, programs), held, staying)) if found is None else found
+    return _keep(kept, key, _open(_all(shares, programs), held, staying, hurried)) if found is None else found
 
 
-def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...]) -> OpenWays:
+def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...], hurried: bool) -> OpenWays:
     at_home, counts = known.lanes == held, known.speeds.copy()
     moved = ~(at_home | (np.array(held) == NOWHERE))
     counts[moved.any(axis=1)] *= STAY
-    counts[moved] *= MOVED
+    if hurried:
+        counts[moved] *= MOVED
+    else:
+        counts *= known.hopes[:, None]
     if not staying:
         return OpenWays(known.ways, counts)
     kept = np.flatnonzero(at_home[:, staying].all(axis=1))
@@ -102,7 +112,7 @@ def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...]) -> O
 
 @lru_cache(maxsize=64)
 def _known(shares: Shares) -> _Known:
-    return _Known({}, {}, {})
+    return _Known({}, {})
 
 
 def _keep(kept: dict[K, V], key: K, value: V) -> V:
@@ -115,28 +125,42 @@ def _keep(kept: dict[K, V], key: K, value: V) -> V:
 
 def _found(shares: Shares, programs: tuple[int, ...]) -> _AllWays:
     found = []
-    for members, on in _settled(shares, len(programs)):
-        lanes, own = [NOWHERE] * len(programs), [0.0] * len(programs)
-        fast = _speeds(shares, [programs[each] for each in members], on)
-        for member, lane, speed in zip(members, on, fast, strict=True):
-            lanes[member], own[member] = shares.whole[0] if lane in shares.whole else lane, speed
-        found.append(SharingWay(tuple(lanes), tuple(own), sum(fast)))
-    found.sort(key=lambda way: -way.total)
-    speeds = np.array([way.speeds for way in found])
-    as_fast = (speeds[:, None] >= speeds[None]).all(axis=2)  # [one, other]: nobody goes slower in the one
-    kept = np.flatnonzero(~np.triu(as_fast, 1).any(axis=0))
-    best = tuple(found[at] for at in kept)
-    return _AllWays(best, np.array([way.lanes for way in best]), speeds[kept])
+    for members, on, lanes in _settled(shares, len(programs)):
+        kinds, own = [programs[each] for each in members], [0.0] * len(programs)
+        fast = shares.speeds(kinds, on)
+        for member, speed in zip(members, fast, strict=True):
+            own[member] = speed
+        found.append((SharingWay(lanes, tuple(own), sum(fast)), shares.hope(kinds, on)))
+    found.sort(key=lambda each: -each[0].total)
+    every = tuple([way for way, _ in found])
+    return _AllWays(
+        every,
+        np.array([way.lanes for way in every]),
+        np.array([way.speeds for way in every]),
+        np.array([hope for _, hope in found]),
+    )
 
 
-def _speeds(shares: Shares, programs: list[int], lanes: tuple[int, ...]) -> list[float]:
-    """How fast programs go on lanes; few others are like them, whatever runs besides."""
-    kept, key = _known(shares).speeds, (lanes, shares.tagged(programs))
-    found = kept.get(key)
-    return _keep(kept, key, shares.speeds(programs, lanes)) if found is None else found
+class _Settled(NamedTuple):
+    """Who runs, by their places, on which lanes, and the lanes of everybody as a way has them."""
+
+    members: tuple[int, ...]
+    on: tuple[int, ...]
+    lanes: tuple[int, ...]
 
 
-def _settled(shares: Shares, works: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+@lru_cache(maxsize=256)
+def _settled(shares: Shares, works: int) -> list[_Settled]:
+    found = []
+    for members, on in _seatings(shares, works):
+        lanes = [NOWHERE] * works
+        for member, lane in zip(members, on, strict=True):
+            lanes[member] = shares.whole[0] if lane in shares.whole else lane
+        found.append(_Settled(members, on, tuple(lanes)))
+    return found
+
+
+def _seatings(shares: Shares, works: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Who runs, by their places, and on which lanes."""
     everybody, most = range(works), len(shares.whole)
     for one in everybody:

@@ -25,7 +25,7 @@ from typing import Protocol
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
 from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
-from weft.policies.base import NO_DEADLINE, Candidate, LaneState, Running, Start
+from weft.policies.base import IDLE_LANE, NO_DEADLINE, Candidate, LaneState, Running, Start
 from weft.runtime.backend import Backend, DeviceLane, Ended, StartedStep, StepEnd, StepOutput
 
 log = logging.getLogger("weft.engine")
@@ -250,7 +250,7 @@ class LaneExecutor:
     @property
     def takes_more(self) -> bool:
         """Whether a lane has room; while others are able to compute, one that is not does not count."""
-        if not self.ahead:
+        if not self.ahead or any([lane.device.able for lane in self._idle]):
             return bool(self._idle)
         roomy = self._roomy()
         if all(lane.device.able for lane in roomy):
@@ -264,14 +264,11 @@ class LaneExecutor:
     def held(self) -> tuple[LaneState, ...]:
         if not self._shares:
             return ()
-        return tuple(
-            LaneState(
-                tuple([task.candidate for task in lane.tasks]),
-                self._lane_rest(lane),
-                not lane.leaving and has_room(lane, lane.device.ahead),
-            )
-            for lane in self.lanes
-        )
+        return tuple([self._state(lane) if lane.tasks else IDLE_LANE for lane in self.lanes])
+
+    def _state(self, lane: Lane) -> LaneState:
+        room = not lane.leaving and has_room(lane, lane.device.ahead)
+        return LaneState(tuple([task.candidate for task in lane.tasks]), self._lane_rest(lane), room)
 
     def rooms(self) -> list[int]:
         return [lane.index for lane in self._roomy()]
@@ -348,14 +345,18 @@ class LaneExecutor:
 
     def _queue(self, task: LaneTask, chosen: int) -> None:
         """Give a segment to the lane that is to take it."""
-        open_to = at_home(task.candidate, self._roomy())
-        able = [lane for lane in open_to if lane.device.able]
-        lane = self.lanes[chosen] if chosen >= 0 else lane_for(task.batch, able or open_to, self._lane_rest)
+        lane = self.lanes[chosen] if chosen >= 0 else self._suited(task)
         task.after = awaited(task, lane, self.lanes, shares=self._shares)
         if not lane.tasks:
             self._idle.remove(lane)
         lane.tasks.append(task)
         self._start_waiting()
+
+    def _suited(self, task: LaneTask) -> Lane:
+        """The lane for a segment where nobody has chosen one."""
+        open_to = at_home(task.candidate, self._roomy())
+        able = [lane for lane in open_to if lane.device.able]
+        return lane_for(task.batch, able or open_to, self._lane_rest)
 
     def _start_waiting(self) -> None:
         """Start what nothing stands in the way of any more; steps of a lane are started in order."""
@@ -406,7 +407,7 @@ class LaneExecutor:
     def _known(self) -> list[Completion]:
         """What lanes have come to, or soon will, and batches can go on from: its end is known beforehand."""
         found = []
-        for lane in self.lanes:
+        for lane in [lane for lane in self.lanes if lane.tasks]:
             begin = self.now()
             for task in known(lane, lane.device.ahead):
                 made = task.goes_on
@@ -420,12 +421,10 @@ class LaneExecutor:
     def abortable(self) -> tuple[Running, ...]:
         """The last segment of every lane: where a lane takes more than one, nothing waits behind one that may be
         stopped, and the lane is free when its last one has ended."""
-        found = tuple(
-            Running(lane.tasks[-1].candidate, self._lane_rest(lane), _abortable(lane.tasks[-1]))
-            for lane in self.lanes
-            if lane.tasks and not lane.replaced
-        )
-        return found if any(layer.stoppable for layer in found) else ()
+        last = [(lane, lane.tasks[-1]) for lane in self.lanes if lane.tasks and not lane.replaced]
+        if not any([_abortable(task) for _, task in last]):
+            return ()
+        return tuple([Running(task.candidate, self._lane_rest(lane), _abortable(task)) for lane, task in last])
 
     def stop(self, stream: int, query: int) -> None:
         """Stop what runs of a query, and what waits; what the source knows to have ended goes on."""

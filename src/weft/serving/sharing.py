@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import count
+from itertools import chain, count, takewhile
 from typing import NamedTuple
 
 from weft.devices.host import GpuCuts
@@ -21,6 +21,8 @@ UNCUT = GpuCuts(sms=1)
 """A GPU of which nothing is known yet."""
 ALONE, BESIDE = 0.05, 0.9
 """A segment ran alone if others ran for less than this part of its time, and beside another that ran for more."""
+TOLD_TICKS = 10_000_000
+"""Decisions hear of what was learned once in 10 ms for every pair of bodies: they have to work out all ways again."""
 KEPT = 64
 """Segments that have ended and may have run beside one whose end is told now."""
 
@@ -65,6 +67,9 @@ class GpuSharing:
         self._numbers = count()
         self.shares = self.cuts.shares(self._kinds, self._bodies, self._tags)
         self._ended: deque[RanOn] = deque(maxlen=KEPT)
+        self._changed: set[int] = set()
+        """Bodies of which something was learned that decisions do not know."""
+        self._next_told = 0
 
     def number(self) -> int:
         """A number that nobody has, for another body."""
@@ -88,6 +93,14 @@ class GpuSharing:
                     found[like] = next(self._numbers)
                 self._tags[at] = found[like]
 
+    def _tell(self, now: int) -> None:
+        """Let decisions know what was learned, if that was not only just done."""
+        if self._changed and now >= self._next_told:
+            for body in self._changed:
+                self._tag(body)
+            self._changed.clear()
+            self._next_told = now + TOLD_TICKS * len(set(self._bodies)) ** 2
+
     def forget(self, body: int) -> None:
         """A body is gone."""
         self.shares.seen.forget(body)
@@ -108,14 +121,19 @@ class GpuSharing:
     def observe(self, ran: RanOn, expected: int | None, running: Iterable[RanOn]) -> SeenBeside:
         """A segment ended that was expected to take so long alone on the whole GPU; None: nobody knows.
 
-        running: what is still on other lanes.
+        running: what is still on other lanes. Of pairs only those segments tell that followed another at once: a lane
+        with nothing to do begins later than it was told to.
         """
         took, beside = max(1, ran.end - ran.start), dict[tuple[int, int], int]()
-        for other in (*self._ended, *running):
+        since = list(
+            takewhile(lambda other: other.end >= ran.start, reversed(self._ended))
+        )  # they are told of in order
+        for other in chain(running, since):
             both = min(ran.end, other.end) - max(ran.start, other.start)
             if both > 0 and other.lane != ran.lane:
                 key = other.kind, other.lane
                 beside[key] = beside.get(key, 0) + both
+        followed = any([other.lane == ran.lane for other in since])
         self._ended.append(ran)
         if ran.lane >= len(self.shares.lanes):  # the device was cut otherwise when it was started
             return SeenBeside(False, 1.0)
@@ -124,8 +142,9 @@ class GpuSharing:
             return SeenBeside(whole, self.shares.speeds([ran.kind], [ran.lane])[0])
         most = [each for each, both in beside.items() if both > took / 2]
         kinds, lanes = [ran.kind, *[kind for kind, _ in most]], [ran.lane, *[lane for _, lane in most]]
-        if expected and len(beside) == len(most) == 1 and beside[most[0]] >= BESIDE * took:
+        if expected and followed and len(beside) == len(most) == 1 and beside[most[0]] >= BESIDE * took:
             pair = self.shares.pair(ran.kind, ran.lane, *most[0])
             if self.shares.seen.learn(pair, expected / took / self.shares.predicted(kinds, lanes)[0]):
-                self._tag(pair.body)
+                self._changed.add(pair.body)
+        self._tell(ran.end)
         return SeenBeside(False, self.shares.speeds(kinds, lanes)[0])
