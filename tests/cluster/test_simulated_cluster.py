@@ -42,6 +42,11 @@ def test_a_machine_of_half_speed_takes_twice_as_long():
     assert simulate_cluster(cluster, QUIET, requests=at(0.5)).mean_latency_s == pytest.approx(0.022, abs=1e-8)
 
 
+@pytest.mark.parametrize(("rate", "told"), [(0.25, "0.25"), (610.0, "610"), (10000.0, "10000"), (123456.7, "123457")])
+def test_rates_are_told_without_powers_of_ten(rate, told):
+    assert f": {told} requests per s" in repr(one_machine(Need(0.01, 0.0, alone_s=0.01), 1.0, rate))
+
+
 def test_requests_one_after_another_wait_for_each_other():
     """Two loads: 6 + .55 x 3 + 1 = 8.65 ms of the array, so the second request is that much behind the first."""
     run = simulate_cluster(one_machine(NEED, 1.0), replace(QUIET, policy="fifo"), requests=at(0.5, 0.5))

@@ -246,11 +246,12 @@ def test_the_application_is_one_that_serve_takes(tmp_path):
         "print(sorted(found), app.ingress_deployment_name)\n"
         "left = found['weft-left']\n"
         "print(left.ray_actor_options['num_cpus'], left._deployment_config.autoscaling_config.max_replicas)\n"
+        "print({each.logging_config['enable_access_log'] for each in app.deployments})\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    names, left = done.stdout.splitlines()[-2:], done.stderr
+    names, left = done.stdout.splitlines()[-3:], done.stderr
     assert done.returncode == 0, left
-    assert names == ["['weft-directory', 'weft-gate', 'weft-left', 'weft-right'] weft-gate", "2 2"]
+    assert names == ["['weft-directory', 'weft-gate', 'weft-left', 'weft-right'] weft-gate", "2 2", "{False}"]
 
 
 def test_a_cluster_that_does_not_start_says_why_in_a_line(tmp_path, monkeypatch):

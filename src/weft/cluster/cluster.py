@@ -55,10 +55,10 @@ class Cluster:
     """Node by node, every model on one node at least."""
 
     def __repr__(self) -> str:
-        return (
-            f"Cluster({len(self.models)} models on {len(self.nodes)} machines: {self.rates.sum():.4g} requests per s, "
-            f"{len(self.placed)} replicas)"
-        )
+        rate = self.rates.sum()
+        asked = f"{rate:.4g}" if rate < 1000 else f"{rate:.0f}"
+        there = f"{len(self.models)} models on {len(self.nodes)} machines"
+        return f"Cluster({there}: {asked} requests per s, {len(self.placed)} replicas)"
 
     def with_speeds(self, speeds: Mapping[str, float]) -> Cluster:
         """The same with machines that are slower or faster than they should be: name -> speed."""

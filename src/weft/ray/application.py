@@ -216,6 +216,7 @@ def _deployed(kind: type, name: str, options: dict[str, Any], **more: Any) -> An
         health_check_timeout_s=10,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=ENDING_S,
+        logging_config={"enable_access_log": False},  # the directory is asked some twenty times a second
         **more,
     )
 
