@@ -33,10 +33,7 @@ def urgent_beside(out: Path, seconds: float, records: Records, tick: Tick) -> Ex
 
 
 SEGMENT = "What is lost is the segment of the other that runs when a request comes: it is not taken back"
-STALLED = (
-    "Where it is 25 and more under rules that let nothing run beside the urgent one, the measuring process stood still "
-    "for 0.15 s, as long as Python took to look for garbage; else up to two segments of the other"
-)
+TWO = "What is lost are up to two segments of the other, the one that runs and the one behind it"
 
 
 def _tail(found: Found, rule: str) -> float:
@@ -57,7 +54,7 @@ def _rows(source: LoadsFound) -> list[Row]:
     left = {load: _left(load, found) for load, found in source.found.items()}
     slowest, poorest = max(tails, key=tails.__getitem__), min(left, key=left.__getitem__)
     rival = min(_tail(source.found[slowest], rule) for rule in source.found[slowest] if rule in URGENT and rule != OURS)
-    lost = STALLED if source.name == MEASURED else SEGMENT
+    lost = TWO if source.name == MEASURED else SEGMENT
     return [
         Row(f"{FIGURE}, {source.name}", "p99 over that on an idle GPU, at most", TAIL, tails[slowest], "x",
             f"{slowest}; the best rival {rival:.2f}. {lost}"),
