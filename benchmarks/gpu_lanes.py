@@ -44,7 +44,7 @@ class Ends:
         self._driver = bindings()
         self.stream, self._part = self._driver.CUstream(stream.cuda_stream), part
         self._free: list[Any] = []
-        self._ready = self._driver.CUresult.CUDA_SUCCESS
+        self._not_yet = self._driver.CUresult.CUDA_ERROR_NOT_READY
 
     def mark(self) -> Any:
         """The end of all that was started."""
@@ -54,8 +54,10 @@ class Ends:
 
     def passed(self, event: Any) -> bool:
         """Whether that was reached; the event is not asked again then."""
-        if self._driver.cuEventQuery(event)[0] != self._ready:
+        answer = self._driver.cuEventQuery(event)
+        if answer[0] == self._not_yet:
             return False
+        asked(answer)
         self._free.append(event)
         return True
 
@@ -373,12 +375,10 @@ class GpuLanes:
         return self.lanes.completions()
 
     def idle_until(self, tick: int) -> None:
-        """Until then or the next end; where that time has passed, until the next end."""
+        """Until then or the next end; not at all where something has come meanwhile."""
         self._learn()
-        passed = tick <= self.now()
-        while passed or self.now() < tick:
-            if any([each.look() for each in self._polled]) or (passed and not any(each.busy for each in self._polled)):
-                return
+        while self.now() < tick and not any([each.look() for each in self._polled]):
+            pass
 
     def drain(self) -> None:
         """Wait for what is still under way."""

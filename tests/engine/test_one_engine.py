@@ -436,6 +436,23 @@ def test_what_changes_the_loop_changes_both_worlds(monkeypatch):
     assert served_by_machine(monkeypatch, "edf", BUSY).issues == changed
 
 
+def test_a_policy_that_wants_no_more_is_asked_again_when_something_has_happened(monkeypatch):
+    """With a lane for each, the second waits until the first has ended, and all are served."""
+    load = scaled(Load((kind(4), kind(4)), (Order(0, 0, 50), Order(1, 0, 50)), lanes=2))
+
+    def began() -> set[int]:
+        return {times.compute_start for _, times in run_load("edf", load).host.log}
+
+    assert len(began()) == 1
+
+    class Modest(POLICIES["edf"]):
+        def decide(self, view):
+            return super().decide(view)._replace(more=False)
+
+    monkeypatch.setitem(POLICIES, "edf", Modest)
+    assert len(began()) == 2
+
+
 def test_a_policy_that_chooses_what_is_not_on_offer_is_refused_in_both_worlds(monkeypatch):
     class Cheat(POLICIES["edf"]):
         def decide(self, view):

@@ -83,7 +83,9 @@ class Abreast(Policy):
         if not free:
             return None
         (at, lane), *others = free
-        return Start(works[at].head, lane=lane, more=bool(others) or len(view.lanes[lane].holds) + 1 < MOST_HELD)
+        waits = any([work.offered and work.lane == NOWHERE for place, work in enumerate(works) if place != at])
+        more = bool(others) or waits or len(view.lanes[lane].holds) + 1 < MOST_HELD
+        return Start(works[at].head, lane=lane, more=more)
 
     def _works(self, view: View, now: int) -> list[_Work]:
         """What each body goes on with: its most urgent candidate, or what it has on a lane."""

@@ -63,6 +63,8 @@ class GpuSharing:
         self.cuts = UNCUT
         self._kinds: list[GpuLikeness] = []
         self._bodies: list[int] = []
+        self._living: set[int] = set()
+        """Bodies that are there."""
         self._tags: list[int] = []
         self._numbers = count()
         self.shares = self.cuts.shares(self._kinds, self._bodies, self._tags)
@@ -77,6 +79,7 @@ class GpuSharing:
 
     def put(self, first: int, likes: Sequence[GpuLikeness], body: int) -> None:
         """Programs from this number on are those of a body, and are like that."""
+        self._living.add(body)
         end = first + len(likes)
         self._kinds[first:end] = likes
         self._bodies[first:end] = [body] * len(likes)
@@ -99,10 +102,11 @@ class GpuSharing:
             for body in self._changed:
                 self._tag(body)
             self._changed.clear()
-            self._next_told = now + TOLD_TICKS * len(set(self._bodies)) ** 2
+            self._next_told = now + TOLD_TICKS * len(self._living) ** 2
 
     def forget(self, body: int) -> None:
         """A body is gone."""
+        self._living.discard(body)
         self.shares.seen.forget(body)
 
     def recut(self, cuts: GpuCuts | None) -> bool:
