@@ -420,12 +420,10 @@ class LaneExecutor:
     def abortable(self) -> tuple[Running, ...]:
         """The last segment of every lane: where a lane takes more than one, nothing waits behind one that may be
         stopped, and the lane is free when its last one has ended."""
-        found = tuple(
-            Running(lane.tasks[-1].candidate, self._lane_rest(lane), _abortable(lane.tasks[-1]))
-            for lane in self.lanes
-            if lane.tasks and not lane.replaced
-        )
-        return found if any(layer.stoppable for layer in found) else ()
+        last = [(lane, lane.tasks[-1]) for lane in self.lanes if lane.tasks and not lane.replaced]
+        if not any([_abortable(task) for _, task in last]):
+            return ()
+        return tuple(Running(task.candidate, self._lane_rest(lane), _abortable(task)) for lane, task in last)
 
     def stop(self, stream: int, query: int) -> None:
         """Stop what runs of a query, and what waits; what the source knows to have ended goes on."""

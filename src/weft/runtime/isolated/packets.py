@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from weft.runtime.isolated import memory
-from weft.runtime.lent import LentTensor
+from weft.runtime.lent import Lender, LentTensor
 from weft.runtime.tensors import DATATYPES, Array
 
 INLINE_BYTES = 32 << 10
@@ -143,11 +143,13 @@ def _read(packet: memoryview, files: list[int]) -> Packet:
 class Laid:
     """Tensors that were described, and where the bytes of each go."""
 
-    __slots__ = ("pieces", "size")
+    __slots__ = ("lenders", "pieces", "size")
 
     def __init__(self) -> None:
         self.pieces: list[tuple[int, Any]] = []
         self.size = 0
+        self.lenders: list[Lender] = []
+        """The regions of those that are lent."""
 
     def add(self, piece: Any) -> int:
         """Where an array that lies in one piece goes."""
@@ -176,6 +178,7 @@ def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequ
     for name, value in values.items():
         kind = DATATYPE_OF[value.dtype]
         if isinstance(value, LentTensor):
+            laid.lenders.append(value.lender)
             told.append((name, kind, value.shape, (value.lender.terms.number, value.offset), value.nbytes))
             continue
         piece = value if value.flags.c_contiguous else value.copy()

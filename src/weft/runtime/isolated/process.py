@@ -31,7 +31,7 @@ from weft.runtime.isolated.lane_line import LaneLine, StepReport
 from weft.runtime.isolated.packets import Garbled, Laid, Packet
 from weft.runtime.isolated.residency import Residency
 from weft.runtime.isolated.spawning import Child, ended_by
-from weft.runtime.lent import Lender, LentTensor, lenders_in
+from weft.runtime.lent import Lender, LentTensor
 
 log = logging.getLogger("weft.workers")
 
@@ -109,8 +109,10 @@ class WorkerRun:
         worker.residency.begin(model.number)
         self.keep = worker.numbers_for(len(step.parts))
         """The first of the numbers under which the worker keeps what it leaves."""
-        promised = range(self.keep, self.keep + (model.onward(step) if lane.ahead else 0))
-        self.onward = [StepOutput(HeldValues(worker, number, model.number), {}) for number in promised] or None
+        self.onward: list[StepOutput] | None = None
+        if lane.ahead:
+            promised = range(self.keep, self.keep + model.onward(step))
+            self.onward = [StepOutput(HeldValues(worker, number, model.number), {}) for number in promised] or None
 
     def stop(self) -> None:
         if not self.over:
@@ -189,8 +191,8 @@ class WorkerProcess:
         self._hello: Future[None] = Future()
         self._closing, self._why = False, ""
         self._blamed: WorkerRun | None = None
-        self._idle = threading.Event()
-        """Set when nothing runs any more."""
+        self._idle: threading.Event | None = None
+        """Set when nothing runs any more, for who waits for that."""
         self._line, theirs = packets.pair()
         try:
             self.process = spawner.submit(fork, theirs.fileno(), confinement, scratch).result()
@@ -219,7 +221,7 @@ class WorkerProcess:
 
     def await_idle(self, patience_s: float) -> None:
         """Return when nothing runs there, or after so long; for one that is given nothing more."""
-        self._idle.clear()
+        self._idle = threading.Event()
         if self._runs:
             self._idle.wait(patience_s)
 
@@ -236,8 +238,9 @@ class WorkerProcess:
             run.fail(self.lost())
             return run
         try:
-            self._read_what_is_too_much(step)
             laid, parts = _laid_out(step)
+            if laid.lenders and self._read_what_is_too_much(step, laid.lenders):
+                laid, parts = _laid_out(step)
         except Exception as error:  # an array of no known type, a region that was cut off
             self._take(run.number)
             run.fail(error)
@@ -263,7 +266,7 @@ class WorkerProcess:
 
     def _send(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
         shared = laid.size > packets.INLINE_BYTES
-        step, lenders = run.step, self._new_lenders(run.step)
+        step, lenders = run.step, self._unknown(laid.lenders) if laid.lenders else ()
         freed = self._to_free() if self._freed else ()
         head = ["run", run.number, run.model.number, step.segment, parts, step.rows, shared, freed]
         head += [run.keep, run.onward is not None, [tuple(each.terms) for each in lenders]]
@@ -272,7 +275,8 @@ class WorkerProcess:
             run.leaving = self.residency.bring(run.model.number, begins=begins, lane=lane)
             head.append(run.leaving)
             self._lane(run.lane).send(head, laid, [each.file for each in lenders if each.file is not None])
-            self.lend(lenders)
+            if lenders:
+                self.lend(lenders)
         except ConnectionError:
             self.process.kill()  # it is gone; how it ended is seen where it is buried
         except BlockingIOError as error:
@@ -286,20 +290,20 @@ class WorkerProcess:
 
     # Regions of clients
 
-    def _new_lenders(self, step: Step) -> list[Lender]:
-        """The regions of a step's tensors that it has not heard of."""
-        found = (each for part in step.parts for each in lenders_in(part.values))
-        return list({each.terms.number: each for each in found if each.terms.number not in self._lent}.values())
+    def _unknown(self, lenders: Sequence[Lender]) -> list[Lender]:
+        """The regions that it has not heard of, each once."""
+        return list({each.terms.number: each for each in lenders if each.terms.number not in self._lent}.values())
 
-    def _read_what_is_too_much(self, step: Step) -> None:
-        """More files than it can be given with one step, or have open, are read here."""
-        new = sum(each.file is not None for each in self._new_lenders(step))
+    def _read_what_is_too_much(self, step: Step, lenders: Sequence[Lender]) -> bool:
+        """Read tensors here that lie in more files than it can be given with one step, or have open; whether any did."""
+        new = sum(each.file is not None for each in self._unknown(lenders))
         if new <= MOST_LENT and new + len(self._lent) <= MOST_BORROWED:
-            return
+            return False
         for values in (part.values for part in step.parts if isinstance(part.values, dict)):
             for name, each in values.items():
                 if isinstance(each, LentTensor) and each.lender.file is not None:
                     values[name] = each.read()
+        return True
 
     def lend(self, lenders: Sequence[Lender]) -> None:
         """It knows these regions now, until nobody else does."""
@@ -434,7 +438,8 @@ class WorkerProcess:
         for future in [self._hello, *calls]:
             if not future.done():
                 future.set_exception(self.lost())
-        self._idle.set()
+        if self._idle:
+            self._idle.set()
         self._line.close()
         for lane in list(self._lanes.values()):
             lane.ear.part(lane.line)
@@ -526,7 +531,8 @@ class WorkerProcess:
             raise
         run.end(end)
         if not self._runs:
-            self._idle.set()
+            if self._idle:
+                self._idle.set()
             self._flush()
 
     def _read_end(self, run: WorkerRun, report: StepReport) -> StepEnd:

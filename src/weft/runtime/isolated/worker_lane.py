@@ -97,11 +97,15 @@ class WorkerLane:
             os.sched_setaffinity(0, {self._core})
         if before:
             before.join()
-        asked = select.poll()
+        asked, this = select.poll(), threading.current_thread()
         asked.register(self._line.file, select.POLLIN)
+
+        def comes(patience_s: float) -> bool:
+            return bool(asked.poll(patience_s * 1e3))
+
         try:
-            while self._thread is threading.current_thread():
-                self._engine.rest(lambda patience_s: bool(asked.poll(patience_s * 1e3)))
+            while self._thread is this:
+                self._engine.rest(comes)
                 packet = self._line.receive()
                 self._run(packet)
                 del packet
@@ -126,9 +130,11 @@ class WorkerLane:
         try:
             if leaving is not None:
                 self._move(leaving, model)
-            self._take_files(place, [LendingTerms(*each) for each in lent], packet.files)
+            if lent or sent:
+                self._take_files(place, [LendingTerms(*each) for each in lent], packet.files)
             found = self._parts(parts, packet, place if shared else None)
-            order = order._replace(borrowed=_arrays(found) if shared else frozenset())
+            if shared:
+                order = order._replace(borrowed=_arrays(found))
             if self._halted == run:
                 raise InterruptedError("stopped before it began")
             self._steps += 1
@@ -212,7 +218,8 @@ class WorkerLane:
 
     def _over(self, order: _Order, end: StepEnd) -> None:
         """Tell that a step has ended, with what clients are told, and keep the rest."""
-        laid, files, made = Laid(), list[int](), []
+        laid, made = Laid(), []
+        files: Sequence[int] = ()
         if not order.onward:
             self._keep(order, end.made)
         for at, each in enumerate(end.made):
