@@ -53,6 +53,9 @@ MOST_BORROWED = 200
 UNBOUNDED_BYTES = 1 << 62
 """The memory of a device where nobody says how much of it may be used."""
 
+PARTS_BITS = 20
+"""A batch has fewer than two to the power of this parts."""
+
 LOOK_S = 0.01
 """How often who waits for a step looks whether it has ended."""
 
@@ -107,8 +110,8 @@ class WorkerRun:
         self.leaving: list[int] | None = None
         """Models that leave the device before it, where its own has to come back; None where it was there."""
         worker.residency.begin(model.number)
-        self.keep = worker.numbers_for(len(step.parts))
-        """The first of the numbers under which the worker keeps what it leaves."""
+        self.keep = number << PARTS_BITS
+        """The first of the numbers under which the worker keeps what it leaves, one for each part."""
         self.onward: list[StepOutput] | None = None
         if lane.ahead:
             promised = range(self.keep, self.keep + model.onward(step))
@@ -187,7 +190,6 @@ class WorkerProcess:
         self._freed: deque[int] = deque()
         self._lent: set[int] = set()
         """Numbers of the regions it knows."""
-        self._next_values = 1
         self._hello: Future[None] = Future()
         self._closing, self._why = False, ""
         self._blamed: WorkerRun | None = None
@@ -252,12 +254,6 @@ class WorkerProcess:
             self._send(run, parts, laid)
         return run
 
-    def numbers_for(self, values: int) -> int:
-        """The first of so many numbers in a row that no values have had."""
-        with self._lock:
-            first, self._next_values = self._next_values, self._next_values + max(1, values)
-        return first
-
     def _carry(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
         try:
             self._send(run, parts, laid)
@@ -295,7 +291,7 @@ class WorkerProcess:
         return list({each.terms.number: each for each in lenders if each.terms.number not in self._lent}.values())
 
     def _read_what_is_too_much(self, step: Step, lenders: Sequence[Lender]) -> bool:
-        """Read tensors here that lie in more files than it can be given with one step, or have open; whether any did."""
+        """Read here what lies in more files than it can be given with one step, or have open; whether anything does."""
         new = sum(each.file is not None for each in self._unknown(lenders))
         if new <= MOST_LENT and new + len(self._lent) <= MOST_BORROWED:
             return False
@@ -546,7 +542,7 @@ class WorkerProcess:
                 self.residency.failed(run.model.number, run.leaving)
             run.model.failed()
             return StepEnd(began, ended, error=error)
-        promised = {each.values.number: each.values for each in run.onward or ()}
+        promised = {each.values.number: each.values for each in run.onward} if run.onward else {}
         outputs = [
             StepOutput(
                 promised.get(number) or HeldValues(self, int(number), run.model.number) if number else {},

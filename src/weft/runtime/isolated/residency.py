@@ -60,6 +60,7 @@ class Residency:
         with self._lock:
             self._models.pop(number, None)
             self._movable.discard(number)
+            self._under_way.pop(number, None)
             self._there.pop(number, None)
             self._unsure.discard(number)
 

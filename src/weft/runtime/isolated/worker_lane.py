@@ -148,7 +148,8 @@ class WorkerLane:
             self._fail(order, StepEnd(began, time.monotonic_ns(), error=error))
         finally:
             self._current = 0
-            self._drop_large(place)
+            if shared:
+                self._drop_large(place)
 
     def _move(self, leaving: list[int], coming: int) -> None:
         """Let models leave that were not closed meanwhile, and have one come back."""
@@ -219,21 +220,22 @@ class WorkerLane:
     def _over(self, order: _Order, end: StepEnd) -> None:
         """Tell that a step has ended, with what clients are told, and keep the rest."""
         laid, made = Laid(), []
-        files: Sequence[int] = ()
         if not order.onward:
             self._keep(order, end.made)
         for at, each in enumerate(end.made):
             made.append((order.keep + at if each.values else 0, packets.describe(each.answers, laid)))
-        shared = laid.size > packets.INLINE_BYTES
-        if shared:
-            files = self._lay_out(laid, order.place)
         problem = told(end.error) if end.error else None
-        head = ["over", order.run, end.began, end.ended, made, order.place + 1 if shared else 0, problem]
+        head = ["over", order.run, end.began, end.ended, made, 0, problem]
+        if laid.size <= packets.INLINE_BYTES:
+            self._line.send(head, laid.in_a_row(), wait=True)
+            return
+        head[5] = order.place + 1
+        files = self._lay_out(laid, order.place)
         try:
-            self._line.send(head, () if shared else laid.in_a_row(), files, wait=True)
+            self._line.send(head, files=files, wait=True)
         finally:
             packets.close_all(files)
-            if order.place in self._outward and self._outward[order.place].size > self._engine.kept_bytes:
+            if self._outward[order.place].size > self._engine.kept_bytes:
                 del self._outward[order.place]
 
     def _lay_out(self, laid: Laid, place: int) -> list[int]:
