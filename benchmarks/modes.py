@@ -35,13 +35,13 @@ def as_served(known: frozenset[str]) -> tuple[str, ...]:
     return ("--learn-later",) if "learn_first" in known else ()
 
 
-def wait_until_learned(url: str, model: str) -> None:
-    """Return when a model that cuts well has been cut, or after a while."""
+def wait_until_learned(url: str, *models: str) -> None:
+    """Return when models have been measured, and cut where they are long enough, or after a while."""
     until_s = time.monotonic() + LEARNED_S
     while time.monotonic() < until_s:
         with urllib.request.urlopen(f"{url}/weft/profile", timeout=LEARNED_S) as answer:
             known = json.loads(answer.read())["models"]
-        if len(known.get(model, {}).get("segments", ())) > 1:
+        if all(known.get(model, {}).get("times_s") for model in models):
             return
         time.sleep(0.2)
 

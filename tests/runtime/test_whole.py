@@ -168,3 +168,15 @@ def test_a_model_without_warm_shapes_can_be_stopped_too(tmp_path: Path) -> None:
     running.stop()
     assert heard.end().error is not None
     assert lane.close(live.PATIENCE_S)
+
+
+def test_a_version_that_answers_nobody_while_it_opens_a_model_is_told_of_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    path, (new, old) = turning(tmp_path / "t.onnx"), (CpuBackend(), CpuBackend())
+    for backend, version in ((new, "1.31.0"), (old, "1.30.2"), (old, "1.30.2")):
+        with monkeypatch.context() as patched:
+            patched.setattr("onnxruntime.__version__", version)
+            backend.open(path, LoadOptions(), learn=False).close()
+    (said,) = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    assert said.startswith("onnxruntime 1.30.2 answers nobody") and "install 1.31 or later" in said

@@ -99,6 +99,7 @@ def run(
     limits: ClientLimits = ClientLimits(),  # noqa: B008
     context: ssl.SSLContext | None = None,
     log: Callable[[HttpExchange, HttpResponse, int], None] | None = None,
+    loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
     **more: Any,
 ) -> None:
     async def main() -> None:
@@ -109,7 +110,8 @@ def run(
         finally:
             server.close()
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(main())
 
 
 class Later:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import random
 import ssl
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving.test_http import GET, Bench, Later, run
+from tests.serving.test_http import GET, Bench, Later, error_of, run
 from weft.serving import http
-from weft.serving.http import _POURED_BYTES, HttpServer
+from weft.serving.http import _PIECE_BYTES, _POURED_BYTES, ClientLimits, HttpServer
 from weft.serving.http_messages import HttpExchange, HttpResponse
+from weft.serving.long_bodies import PIECE_BYTES, LongBody
+from weft.serving.server import fastest_loop
 
 LONG = 8 * _POURED_BYTES + 12_345
 """More than the system takes at once."""
+
+Loop = Callable[[], asyncio.AbstractEventLoop]
+loops = pytest.mark.parametrize("loop", {asyncio.new_event_loop, fastest_loop() or asyncio.new_event_loop})
 
 
 def text(size: int) -> bytes:
@@ -33,8 +41,9 @@ def echo(exchange: HttpExchange) -> None:
     exchange.respond(HttpResponse(200, [body[:7], body[7:]]))
 
 
+@loops
 @pytest.mark.parametrize("size", [_POURED_BYTES, _POURED_BYTES + 1, LONG])
-def test_requests_one_behind_another_are_answered_whole_and_in_order(size: int) -> None:
+def test_requests_one_behind_another_are_answered_whole_and_in_order(size: int, loop: Loop) -> None:
     bodies = [text(size), b"short", text(size + 1), b"", text(3)]
 
     async def test(bench: Bench) -> None:
@@ -44,7 +53,71 @@ def test_requests_one_behind_another_are_answered_whole_and_in_order(size: int) 
                 assert (await client.answer()).body == body
             assert (await client.ask(GET)).status == 200
 
-    run(test, echo)
+    run(test, echo, loop=loop)
+
+
+@loops
+def test_others_are_served_between_the_pieces_of_a_long_body(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast it is sent, and however much is there already."""
+    taken, turn = Counter[int](), [0]
+    update = LongBody.buffer_updated
+
+    def counted(body: LongBody, nbytes: int) -> None:
+        taken[turn[0]] += nbytes
+        update(body, nbytes)
+
+    async def turning() -> None:
+        while True:
+            turn[0] += 1
+            await asyncio.sleep(0)
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            turns = asyncio.create_task(turning())
+            assert (await client.ask(post(text(LONG)))).body == text(LONG)
+            turns.cancel()
+
+    monkeypatch.setattr(LongBody, "buffer_updated", counted)
+    run(test, echo, loop=loop)
+    assert max(taken.values()) <= PIECE_BYTES and sum(taken.values()) > LONG - _POURED_BYTES
+
+
+@loops
+def test_a_long_body_that_stops_coming_is_refused_and_the_rest_is_read_over(loop: Loop) -> None:
+    later, limits = Later(), ClientLimits(read_s=600, bytes_per_s=1)
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            client.send(post(text(LONG))[: LONG // 2])
+            while not (found := list(bench.server._connections)) or found[0]._received_bytes < LONG // 2:
+                await asyncio.sleep(0.001)
+            found[0].sweep(time.monotonic())
+            found[0].sweep(time.monotonic() + 1000)
+            answer = await client.answer()
+            assert answer.status == 408 and "bytes per second" in error_of(answer)
+            assert bench.server.budget.held_bytes == 0
+            client.send(text(LONG))
+            while client.writer.transport.get_write_buffer_size():
+                await asyncio.sleep(0.001)
+
+    run(test, later, limits, loop=loop)
+    assert not later.seen
+
+
+@loops
+def test_who_leaves_amid_a_long_body_leaves_nothing(loop: Loop) -> None:
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            client.send(post(text(LONG))[: LONG // 2])
+            while not (found := list(bench.server._connections)) or found[0]._received_bytes < LONG // 2:
+                await asyncio.sleep(0.001)
+            assert bench.server.budget.held_bytes == LONG
+            client.writer.transport.abort()
+        while bench.server._all():
+            await asyncio.sleep(0.001)
+        assert bench.server.budget.held_bytes == 0
+
+    run(test, Later(), loop=loop)
 
 
 def test_a_long_body_in_chunks_is_one() -> None:
@@ -152,11 +225,12 @@ def test_others_are_served_between_the_pieces_of_a_long_answer(monkeypatch: pyte
 
     monkeypatch.setattr(http._Connection, "_pour", counted)
     run(test, echo)
-    assert max(given) <= _POURED_BYTES and sum(given) >= LONG
+    assert max(given) <= _PIECE_BYTES and sum(given) >= LONG
 
 
+@loops
 @pytest.mark.parametrize("size", [_POURED_BYTES + 1, LONG])
-def test_tls_gives_it_whole(size: int, trusted: tuple[Path, Path]) -> None:
+def test_tls_gives_it_whole(size: int, loop: Loop, trusted: tuple[Path, Path]) -> None:
     cert, key = trusted
     ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(cert))
     ours.load_cert_chain(cert, key)
@@ -168,7 +242,7 @@ def test_tls_gives_it_whole(size: int, trusted: tuple[Path, Path]) -> None:
             for body in bodies:
                 assert (await client.ask(post(body))).body == body
 
-    run(test, echo, context=ours)
+    run(test, echo, context=ours, loop=loop)
 
 
 def test_no_memory_for_a_body_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

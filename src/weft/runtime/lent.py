@@ -7,7 +7,6 @@ and forgets it when the server does.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -99,10 +98,3 @@ class Borrowed(Protocol):
 
 Input = Array | LentTensor
 """An input of a request."""
-
-
-def lenders_in(values: Any) -> list[Lender]:
-    """The regions that the tensors of a part of a batch lie in."""
-    if not isinstance(values, Mapping):
-        return []
-    return [each.lender for each in values.values() if isinstance(each, LentTensor)]

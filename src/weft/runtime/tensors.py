@@ -28,7 +28,7 @@ DATATYPES: dict[str, np.dtype[np.generic]] = {
 
 
 _ALIGNED_BYTES = 16
-"""Where arrays of numpy begin at least."""
+"""Where arrays of numpy begin at least, that have memory of their own."""
 
 
 def aligned(array: Array) -> Array:
@@ -36,6 +36,8 @@ def aligned(array: Array) -> Array:
 
     Kernels add up what lies before such a border by itself: the same numbers would come out with other bits.
     """
+    if array.base is None:
+        return array
     at: int = array.__array_interface__["data"][0]
     return array.copy() if at % _ALIGNED_BYTES else array
 

@@ -40,6 +40,7 @@ from weft.serving.http_messages import (
     parse_target,
 )
 from weft.serving.listening import Listener
+from weft.serving.long_bodies import LongBody, Receiver
 from weft.serving.places import Places
 from weft.serving.progress import Progress, kernel_unsent_bytes
 
@@ -82,7 +83,7 @@ def _peer_name(transport: asyncio.Transport) -> str:
     return f"[{name[0]}]:{name[1]}" if ":" in name[0] else f"{name[0]}:{name[1]}"
 
 
-class _Connection(asyncio.Protocol):
+class _Connection(Receiver):
     """One client: feeds the parser, hands over one request at a time, writes the answers.
 
     ``_rest[_at:]`` is what was received and not parsed. While it is not empty, something is due that calls
@@ -366,6 +367,16 @@ class _Connection(asyncio.Protocol):
         if self._rest or self._throttled:
             self._turn_later()
             self._throttle()
+        elif self._room is not None and self._transport is not None:
+            LongBody(self, self._transport, self._room, self._filled_bytes)
+
+    def count_received(self, count: int) -> None:
+        self._received_bytes += count
+
+    def take_room(self) -> None:
+        """A long body is whole, of which the parser has seen the beginning."""
+        self._parser = httptools.HttpRequestParser(self)
+        self._hand_over()
 
     def _turn_later(self) -> None:
         waits = self._turning or self._write_paused or self._closing or self._pieces
@@ -511,15 +522,14 @@ class _Connection(asyncio.Protocol):
         return body_bytes
 
     def _pour(self) -> None:
-        """Write on at a long answer, until the client has enough for now or others are due."""
-        transport, turn = self._transport, _POURED_BYTES // _PIECE_BYTES
-        while self._pieces and turn and transport is not None and not self._write_paused:
-            transport.write(self._pieces.popleft())
-            turn -= 1
-            if not self._pieces and self._exchange is None:
-                self._answered()
-        if not turn and self._pieces and not self._write_paused:
+        """Write on at a long answer, a piece at a time as others are due, until the client has enough for now."""
+        if not self._pieces or self._transport is None or self._write_paused:
+            return
+        self._transport.write(self._pieces.popleft())
+        if self._pieces and not self._write_paused:
             asyncio.get_running_loop().call_soon(self._pour)
+        elif not self._pieces and self._exchange is None:
+            self._answered()
 
     def _unsent(self) -> int:
         """Bytes that were written for the client, and that the system has not taken."""
@@ -548,9 +558,11 @@ class _Connection(asyncio.Protocol):
         """Say that this was the last answer, and read on into the void until the client closes."""
         self._closing = True
         self._rest, self._at = b"", 0
+        transport = self._transport
+        if transport is not None and self._room is not None:
+            transport.set_protocol(self)
         self._parts, self._chunks, self._room, self._began_s = [], None, None, None
         self._linger_until_s = time.monotonic() + _LINGER_S
-        transport = self._transport
         if transport is None:
             return
         self._places.forget(self)

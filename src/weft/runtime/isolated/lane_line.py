@@ -51,7 +51,8 @@ class LaneLine:
         place = self._sent % self._places
         self._sent += 1
         if laid.size <= packets.INLINE_BYTES:
-            self.line.send([*head, place, len(lent)], laid.in_a_row(), lent, wait=False)
+            head += (place, len(lent))
+            self.line.send(head, laid.in_a_row(), lent, wait=False)
             return
         files: list[int] = []
         found = self._outward.get(place)

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from weft.runtime.isolated import memory
-from weft.runtime.lent import LentTensor
+from weft.runtime.lent import Lender, LentTensor
 from weft.runtime.tensors import DATATYPES, Array
 
 INLINE_BYTES = 32 << 10
@@ -35,6 +35,8 @@ DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 _FILES_BYTES = socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
 _HEAD = 4
 """Bytes that tell how long the head is."""
+_ELSEWHERE = (1 << 8 * _HEAD) - 1
+"""Stands there in a packet that tells how long the one is that lies in a file."""
 
 
 class Garbled(Exception):
@@ -66,23 +68,22 @@ class Line:
         text = orjson.dumps(head)
         packet = b"".join([len(text).to_bytes(_HEAD, "little"), text, *pieces])
         if len(packet) <= LARGEST_PACKET:
-            self._send(packet, files, wait)
+            if files:
+                self._send_files(packet, files, wait)
+            else:
+                self._socket.send(packet, 0 if wait else socket.MSG_DONTWAIT)
             return
         kept, file = memory.made(len(packet))
         try:
             kept.write([(0, np.frombuffer(packet, np.uint8))])
-            self._send(b"", [*files, file], wait, len(packet))
+            note = _ELSEWHERE.to_bytes(_HEAD, "little") + len(packet).to_bytes(8, "little")
+            self._send_files(note, [*files, file], wait)
         finally:
             os.close(file)
 
-    def _send(self, packet: bytes, files: Sequence[int], wait: bool, elsewhere: int = 0) -> None:
-        packet = packet or b"\xff\xff\xff\xff" + elsewhere.to_bytes(8, "little")
-        flags = 0 if wait else socket.MSG_DONTWAIT
-        if files:
-            rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
-            self._socket.sendmsg([packet], rights, flags)
-        else:
-            self._socket.send(packet, flags)
+    def _send_files(self, packet: bytes, files: Sequence[int], wait: bool) -> None:
+        rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))]
+        self._socket.sendmsg([packet], rights, 0 if wait else socket.MSG_DONTWAIT)
 
     def receive(self, *, wait: bool = True) -> Packet:
         """The next packet; EOFError when the other side is gone, BlockingIOError if nobody waits and there is none."""
@@ -125,7 +126,7 @@ def _files(rights: Sequence[tuple[int, int, bytes]]) -> list[int]:
 
 def _read(packet: memoryview, files: list[int]) -> Packet:
     length = int.from_bytes(packet[:_HEAD], "little")
-    if length == 0xFFFFFFFF:
+    if length == _ELSEWHERE:
         size = int.from_bytes(packet[_HEAD : _HEAD + 8], "little")
         packet = memoryview(memory.taken(files.pop()).bytes)[:size]
         length = int.from_bytes(packet[:_HEAD], "little")
@@ -143,11 +144,13 @@ def _read(packet: memoryview, files: list[int]) -> Packet:
 class Laid:
     """Tensors that were described, and where the bytes of each go."""
 
-    __slots__ = ("pieces", "size")
+    __slots__ = ("lenders", "pieces", "size")
 
     def __init__(self) -> None:
         self.pieces: list[tuple[int, Any]] = []
         self.size = 0
+        self.lenders: list[Lender] = []
+        """The regions of those that are lent."""
 
     def add(self, piece: Any) -> int:
         """Where an array that lies in one piece goes."""
@@ -158,6 +161,8 @@ class Laid:
 
     def in_a_row(self) -> list[Any]:
         """The pieces one behind another, with what lies between them."""
+        if len(self.pieces) == 1:
+            return [self.pieces[0][1]]
         found, at = [], 0
         for place, piece in self.pieces:
             if place > at:
@@ -176,6 +181,7 @@ def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequ
     for name, value in values.items():
         kind = DATATYPE_OF[value.dtype]
         if isinstance(value, LentTensor):
+            laid.lenders.append(value.lender)
             told.append((name, kind, value.shape, (value.lender.terms.number, value.offset), value.nbytes))
             continue
         piece = value if value.flags.c_contiguous else value.copy()

@@ -31,7 +31,7 @@ from weft.runtime.isolated.lane_line import LaneLine, StepReport
 from weft.runtime.isolated.packets import Garbled, Laid, Packet
 from weft.runtime.isolated.residency import Residency
 from weft.runtime.isolated.spawning import Child, ended_by
-from weft.runtime.lent import Lender, LentTensor, lenders_in
+from weft.runtime.lent import Lender, LentTensor
 
 log = logging.getLogger("weft.workers")
 
@@ -52,6 +52,9 @@ MOST_BORROWED = 200
 
 UNBOUNDED_BYTES = 1 << 62
 """The memory of a device where nobody says how much of it may be used."""
+
+PARTS_BITS = 20
+"""A batch has fewer than two to the power of this parts."""
 
 LOOK_S = 0.01
 """How often who waits for a step looks whether it has ended."""
@@ -107,10 +110,12 @@ class WorkerRun:
         self.leaving: list[int] | None = None
         """Models that leave the device before it, where its own has to come back; None where it was there."""
         worker.residency.begin(model.number)
-        self.keep = worker.numbers_for(len(step.parts))
-        """The first of the numbers under which the worker keeps what it leaves."""
-        promised = range(self.keep, self.keep + (model.onward(step) if lane.ahead else 0))
-        self.onward = [StepOutput(HeldValues(worker, number, model.number), {}) for number in promised] or None
+        self.keep = number << PARTS_BITS
+        """The first of the numbers under which the worker keeps what it leaves, one for each part."""
+        self.onward: list[StepOutput] | None = None
+        if lane.ahead:
+            promised = range(self.keep, self.keep + model.onward(step))
+            self.onward = [StepOutput(HeldValues(worker, number, model.number), {}) for number in promised] or None
 
     def stop(self) -> None:
         if not self.over:
@@ -185,12 +190,11 @@ class WorkerProcess:
         self._freed: deque[int] = deque()
         self._lent: set[int] = set()
         """Numbers of the regions it knows."""
-        self._next_values = 1
         self._hello: Future[None] = Future()
         self._closing, self._why = False, ""
         self._blamed: WorkerRun | None = None
-        self._idle = threading.Event()
-        """Set when nothing runs any more."""
+        self._idle: threading.Event | None = None
+        """Set when nothing runs any more, for who waits for that."""
         self._line, theirs = packets.pair()
         try:
             self.process = spawner.submit(fork, theirs.fileno(), confinement, scratch).result()
@@ -219,7 +223,7 @@ class WorkerProcess:
 
     def await_idle(self, patience_s: float) -> None:
         """Return when nothing runs there, or after so long; for one that is given nothing more."""
-        self._idle.clear()
+        self._idle = threading.Event()
         if self._runs:
             self._idle.wait(patience_s)
 
@@ -236,8 +240,9 @@ class WorkerProcess:
             run.fail(self.lost())
             return run
         try:
-            self._read_what_is_too_much(step)
             laid, parts = _laid_out(step)
+            if laid.lenders and self._read_what_is_too_much(step, laid.lenders):
+                laid, parts = _laid_out(step)
         except Exception as error:  # an array of no known type, a region that was cut off
             self._take(run.number)
             run.fail(error)
@@ -249,12 +254,6 @@ class WorkerProcess:
             self._send(run, parts, laid)
         return run
 
-    def numbers_for(self, values: int) -> int:
-        """The first of so many numbers in a row that no values have had."""
-        with self._lock:
-            first, self._next_values = self._next_values, self._next_values + max(1, values)
-        return first
-
     def _carry(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
         try:
             self._send(run, parts, laid)
@@ -263,7 +262,7 @@ class WorkerProcess:
 
     def _send(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
         shared = laid.size > packets.INLINE_BYTES
-        step, lenders = run.step, self._new_lenders(run.step)
+        step, lenders = run.step, self._unknown(laid.lenders) if laid.lenders else ()
         freed = self._to_free() if self._freed else ()
         head = ["run", run.number, run.model.number, step.segment, parts, step.rows, shared, freed]
         head += [run.keep, run.onward is not None, [tuple(each.terms) for each in lenders]]
@@ -272,7 +271,8 @@ class WorkerProcess:
             run.leaving = self.residency.bring(run.model.number, begins=begins, lane=lane)
             head.append(run.leaving)
             self._lane(run.lane).send(head, laid, [each.file for each in lenders if each.file is not None])
-            self.lend(lenders)
+            if lenders:
+                self.lend(lenders)
         except ConnectionError:
             self.process.kill()  # it is gone; how it ended is seen where it is buried
         except BlockingIOError as error:
@@ -286,20 +286,20 @@ class WorkerProcess:
 
     # Regions of clients
 
-    def _new_lenders(self, step: Step) -> list[Lender]:
-        """The regions of a step's tensors that it has not heard of."""
-        found = (each for part in step.parts for each in lenders_in(part.values))
-        return list({each.terms.number: each for each in found if each.terms.number not in self._lent}.values())
+    def _unknown(self, lenders: Sequence[Lender]) -> list[Lender]:
+        """The regions that it has not heard of, each once."""
+        return list({each.terms.number: each for each in lenders if each.terms.number not in self._lent}.values())
 
-    def _read_what_is_too_much(self, step: Step) -> None:
-        """More files than it can be given with one step, or have open, are read here."""
-        new = sum(each.file is not None for each in self._new_lenders(step))
+    def _read_what_is_too_much(self, step: Step, lenders: Sequence[Lender]) -> bool:
+        """Read here what lies in more files than it can be given with one step, or have open; whether anything does."""
+        new = sum(each.file is not None for each in self._unknown(lenders))
         if new <= MOST_LENT and new + len(self._lent) <= MOST_BORROWED:
-            return
+            return False
         for values in (part.values for part in step.parts if isinstance(part.values, dict)):
             for name, each in values.items():
                 if isinstance(each, LentTensor) and each.lender.file is not None:
                     values[name] = each.read()
+        return True
 
     def lend(self, lenders: Sequence[Lender]) -> None:
         """It knows these regions now, until nobody else does."""
@@ -434,7 +434,8 @@ class WorkerProcess:
         for future in [self._hello, *calls]:
             if not future.done():
                 future.set_exception(self.lost())
-        self._idle.set()
+        if self._idle:
+            self._idle.set()
         self._line.close()
         for lane in list(self._lanes.values()):
             lane.ear.part(lane.line)
@@ -526,7 +527,8 @@ class WorkerProcess:
             raise
         run.end(end)
         if not self._runs:
-            self._idle.set()
+            if self._idle:
+                self._idle.set()
             self._flush()
 
     def _read_end(self, run: WorkerRun, report: StepReport) -> StepEnd:
@@ -540,7 +542,7 @@ class WorkerProcess:
                 self.residency.failed(run.model.number, run.leaving)
             run.model.failed()
             return StepEnd(began, ended, error=error)
-        promised = {each.values.number: each.values for each in run.onward or ()}
+        promised = {each.values.number: each.values for each in run.onward} if run.onward else {}
         outputs = [
             StepOutput(
                 promised.get(number) or HeldValues(self, int(number), run.model.number) if number else {},

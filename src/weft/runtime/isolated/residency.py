@@ -34,6 +34,8 @@ class Residency:
     def __init__(self, most_bytes: int) -> None:
         self._most, self._lock = most_bytes, threading.RLock()  # values may be freed on any thread, at any time
         self._models: dict[int, _Model] = {}
+        self._movable: set[int] = set()
+        """Those that can leave; nothing has to be known of others."""
         self._there: OrderedDict[int, None] = OrderedDict()
         """Those that are there, the one used least recently first."""
         self._unsure: set[int] = set()
@@ -50,27 +52,32 @@ class Residency:
         """A model was opened, and has left; one without moving bytes stays for good."""
         with self._lock:
             self._models[number] = _Model(moving, staying)
+            if moving:
+                self._movable.add(number)
 
     def remove(self, number: int) -> None:
         """A model was closed."""
         with self._lock:
             self._models.pop(number, None)
+            self._movable.discard(number)
+            self._under_way.pop(number, None)
             self._there.pop(number, None)
             self._unsure.discard(number)
 
     def is_there(self, number: int) -> bool:
-        model = self._models.get(number)
-        return model is None or not model.moving or number in self._there
+        return number not in self._movable or number in self._there
 
     def begin(self, number: int) -> None:
         """A step of a model is under way, or values of one of its batches are kept."""
-        with self._lock:
-            self._under_way[number] += 1
+        if number in self._movable:
+            with self._lock:
+                self._under_way[number] += 1
 
     def end(self, number: int) -> None:
         """They are not any more."""
-        with self._lock:
-            self._under_way[number] -= 1
+        if number in self._movable:
+            with self._lock:
+                self._under_way[number] -= 1
 
     def bring(self, number: int, *, begins: bool = True, lane: int = 0) -> list[int] | None:
         """Those that leave before a model comes back for a step on a lane; None where it is there.
@@ -78,6 +85,8 @@ class Residency:
         begins: the step is the first of its batch.
         ``WorkerDied`` says when to ask again, if others are needed, and ``Failed`` that it never fits.
         """
+        if number not in self._movable:
+            return None
         with self._lock:
             if self.is_there(number):
                 return self._used(number, begins)

@@ -97,11 +97,15 @@ class WorkerLane:
             os.sched_setaffinity(0, {self._core})
         if before:
             before.join()
-        asked = select.poll()
+        asked, this = select.poll(), threading.current_thread()
         asked.register(self._line.file, select.POLLIN)
+
+        def comes(patience_s: float) -> bool:
+            return bool(asked.poll(patience_s * 1e3))
+
         try:
-            while self._thread is threading.current_thread():
-                self._engine.rest(lambda patience_s: bool(asked.poll(patience_s * 1e3)))
+            while self._thread is this:
+                self._engine.rest(comes)
                 packet = self._line.receive()
                 self._run(packet)
                 del packet
@@ -126,9 +130,11 @@ class WorkerLane:
         try:
             if leaving is not None:
                 self._move(leaving, model)
-            self._take_files(place, [LendingTerms(*each) for each in lent], packet.files)
+            if lent or sent:
+                self._take_files(place, [LendingTerms(*each) for each in lent], packet.files)
             found = self._parts(parts, packet, place if shared else None)
-            order = order._replace(borrowed=_arrays(found) if shared else frozenset())
+            if shared:
+                order = order._replace(borrowed=_arrays(found))
             if self._halted == run:
                 raise InterruptedError("stopped before it began")
             self._steps += 1
@@ -142,7 +148,8 @@ class WorkerLane:
             self._fail(order, StepEnd(began, time.monotonic_ns(), error=error))
         finally:
             self._current = 0
-            self._drop_large(place)
+            if shared:
+                self._drop_large(place)
 
     def _move(self, leaving: list[int], coming: int) -> None:
         """Let models leave that were not closed meanwhile, and have one come back."""
@@ -212,21 +219,23 @@ class WorkerLane:
 
     def _over(self, order: _Order, end: StepEnd) -> None:
         """Tell that a step has ended, with what clients are told, and keep the rest."""
-        laid, files, made = Laid(), list[int](), []
+        laid, made = Laid(), []
         if not order.onward:
             self._keep(order, end.made)
         for at, each in enumerate(end.made):
             made.append((order.keep + at if each.values else 0, packets.describe(each.answers, laid)))
-        shared = laid.size > packets.INLINE_BYTES
-        if shared:
-            files = self._lay_out(laid, order.place)
         problem = told(end.error) if end.error else None
-        head = ["over", order.run, end.began, end.ended, made, order.place + 1 if shared else 0, problem]
+        head = ["over", order.run, end.began, end.ended, made, 0, problem]
+        if laid.size <= packets.INLINE_BYTES:
+            self._line.send(head, laid.in_a_row(), wait=True)
+            return
+        head[5] = order.place + 1
+        files = self._lay_out(laid, order.place)
         try:
-            self._line.send(head, () if shared else laid.in_a_row(), files, wait=True)
+            self._line.send(head, files=files, wait=True)
         finally:
             packets.close_all(files)
-            if order.place in self._outward and self._outward[order.place].size > self._engine.kept_bytes:
+            if self._outward[order.place].size > self._engine.kept_bytes:
                 del self._outward[order.place]
 
     def _lay_out(self, laid: Laid, place: int) -> list[int]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import onnxruntime as ort
 
 from weft.errors import BadRequest, ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
@@ -15,6 +18,11 @@ from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.lane import CpuLane, own_core
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft.runtime.onnxruntime_cpu.scratch import Scratch
+
+log = logging.getLogger("weft.models")
+
+ALONE = (1, 31)
+"""From this version on ONNX Runtime opens files without Python's global lock."""
 
 
 class CpuBackend:
@@ -29,7 +37,7 @@ class CpuBackend:
         self.scratch = Scratch(clock)
         self._lock = threading.Lock()
         self._learning: set[Allowance] = set()
-        self._closed = False
+        self._closed = self._warned = False
 
     @property
     def scratch_bytes(self) -> int:
@@ -45,8 +53,19 @@ class CpuBackend:
         *,
         learn: bool = True,
     ) -> LoadedModel:
+        self._warn()
         with self._allowed(path, options) as allowance:
             return prepare(path, options, cache, say, learn=learn, allowance=allowance)
+
+    def _warn(self) -> None:
+        """Say once that everybody waits for whoever opens a file here, where that is so."""
+        if not self._warned and tuple(map(int, ort.__version__.split(".")[:2])) < ALONE:
+            self._warned = True
+            log.warning(
+                "onnxruntime %s answers nobody while it opens a model; install %d.%d or later, or run models in worker "
+                "processes (isolation)",
+                *(ort.__version__, *ALONE),
+            )
 
     @contextmanager
     def _allowed(self, path: Path, options: LoadOptions) -> Iterator[Allowance]:

@@ -49,7 +49,7 @@ class Scratch:
     @property
     def is_large(self) -> bool:
         """Whether it is worth giving back."""
-        return self.bytes >= KEPT_BYTES
+        return self._high - self._low >= KEPT_BYTES
 
     def ran(self, took_ns: int) -> None:
         """A run has ended."""
