@@ -59,7 +59,10 @@ class DenseStep(NamedTuple):
 
 def read_encoder(body: Body, device: Any = "cpu", dtype: Any = None) -> BodyEncoder:
     """The models of *body*, which must share all but low-rank parts, biases, norms and heads."""
-    return _Reader(body, device, dtype or torch.float32).encoder()
+    try:
+        return _Reader(body, device, dtype or torch.float32).encoder()
+    except (AssertionError, LookupError, StopIteration, TypeError, ValueError) as error:  # of what a file says of them
+        raise _foreign(f"its steps do not fit together: {type(error).__name__} {error}") from error
 
 
 class _Reader:
@@ -91,9 +94,13 @@ class _Reader:
     # Parts of an encoder
 
     def _embedded(self, norm: int) -> EmbeddedTables:
-        waiting, tables = [self._read(norm)], dict[str, Array]()
+        waiting, tables, seen = [self._read(norm)], dict[str, Array](), set[BodyValue]()
         while waiting:
-            number = waiting.pop().step
+            value = waiting.pop()
+            number = value.step
+            if value in seen:
+                raise _foreign(f"its first layer norm reads {self._where(number)} more than once")
+            seen.add(value)
             step = self._body.steps[number]
             values = [each for each in step.inputs if each is not None]
             if step.node.op == "Add":
@@ -247,7 +254,9 @@ class _Reader:
         made = self._body.steps[value.step]
         if value.step < 0 or made.node.op != "Concat":
             return [-1]
-        return [each for at in range(len(made.inputs)) for each in self._numbers(made, at)]
+        return [
+            each for at, read in enumerate(made.inputs) for each in (self._numbers(made, at) if read is None else [-1])
+        ]
 
     def _outline(self, key: str) -> tuple[int, ...]:
         found = self._body.constants.arrays.get(key)
