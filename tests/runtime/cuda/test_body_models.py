@@ -232,6 +232,22 @@ def test_where_there_is_no_room_another_body_is_made(files: list[Path], file: Pa
     check(first, [(path, sentences(1, 6, at)) for at, path in enumerate(files[:3])])
 
 
+@pytest.mark.parametrize("norm", ["embedding.norm", "layer0.attention.norm", "layer1.output.norm"])
+def test_norms_that_differ_in_their_epsilon_are_not_taken_for_the_same(
+    files: list[Path], file: Path, tmp_path: Path, norm: str
+) -> None:
+    device, others = Counting(), []
+    for path in files[:3]:
+        model = onnx.load(path)
+        (node,) = [each for each in model.graph.node if each.name == norm]
+        next(each for each in node.attribute if each.name == "epsilon").f = 0.01
+        others.append(tmp_path / path.name)
+        onnx.save(model, others[-1])
+    first, second = opened(file, FOUR, device), opened(stitched(others, tmp_path / "others.onnx"), FOUR, device)
+    assert first._body is not second._body
+    check(second, [(path, sentences(1, 6)) for path in others])
+
+
 def test_a_body_that_nobody_has_leaves(file: Path) -> None:
     model = opened(file)
     here = len(torch_bodies.BODIES)
