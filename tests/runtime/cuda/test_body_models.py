@@ -29,7 +29,7 @@ from weft.stitching.reading.onnx_stitched import read_body
 from weft.stitching.running import body_shapes
 from weft.stitching.running.body_ladder import BodyLadder
 from weft.stitching.running.body_reading import read_encoder
-from weft.stitching.running.body_slots import LEAST_SPARE
+from weft.stitching.running.body_slots import LEAST_SPARE, SlottedBody, digests
 from weft.stitching.running.fused_body import Early, FusedBody, TileShape
 
 FOUR = LoadOptions(max_batch=4)
@@ -230,6 +230,26 @@ def test_where_there_is_no_room_another_body_is_made(files: list[Path], file: Pa
     assert wider._body not in (first._body, full[1]._body)
     check(wider, [(path, sentences(1, 6, at)) for at, path in enumerate(files)])
     check(first, [(path, sentences(1, 6, at)) for at, path in enumerate(files[:3])])
+
+
+def test_a_line_that_was_written_in_part_is_written_anew(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = read_encoder(read_body(file))
+    told = digests(encoder)
+    body = SlottedBody(encoder, told.shared, "cpu", torch.float32)
+    slots = body.take(encoder, told.models)
+    assert slots is not None
+    body.give_back(slots)
+
+    def fail(self: SlottedBody, encoder: Any, model: int, slot: int) -> None:
+        body.weights.classifier.weight[slot] = 5
+        raise RuntimeError
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError):
+        patched.setattr(SlottedBody, "_write", fail)
+        body.take(encoder, [b"another"])
+    again = body.take(encoder, told.models)
+    assert again is not None
+    torch.testing.assert_close(body.weights.classifier.weight[list(again)], encoder.weights.classifier.weight)
 
 
 @pytest.mark.parametrize("norm", ["embedding.norm", "layer0.attention.norm", "layer1.output.norm"])

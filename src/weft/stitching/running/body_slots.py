@@ -109,6 +109,7 @@ class SlottedBody:
             if len(new) > len(free):
                 return None
             for told, slot in zip(new, free, strict=False):
+                self._taken[slot] = None  # until all of it is written
                 self._write(encoder, models.index(told), slot)
                 self._taken[slot] = told
             found = tuple(self._taken.index(each) for each in models)
