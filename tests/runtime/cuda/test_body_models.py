@@ -252,6 +252,42 @@ def test_a_line_that_was_written_in_part_is_written_anew(file: Path, monkeypatch
     torch.testing.assert_close(body.weights.classifier.weight[list(again)], encoder.weights.classifier.weight)
 
 
+@pytest.mark.parametrize("failing", ["difference", "EncoderModel"])
+def test_lines_of_what_fails_are_given_back(
+    files: list[Path], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    """While it is learned, and while it is opened again."""
+    device = Counting()
+    first, more = opened(file, FOUR, device), stitched(files[:4], tmp_path / "more.onnx")
+    opened(more, cache=tmp_path / "cache")
+    before = list(first._body.slotted._users)
+
+    def fail(*given: Any) -> None:
+        raise MemoryError("CUDA out of memory")
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(torch_bodies, failing, fail)
+        prepare_on(device, more, FOUR, None if failing == "difference" else tmp_path / "cache")
+    assert first._body.slotted._users == before
+    assert opened(more, FOUR, device)._body is first._body
+
+
+def test_times_that_were_taken_in_part_are_taken_anew(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, left = Counting(), [0.5]
+    first = opened(file, FOUR, device)
+    first._body.took_s = {}
+
+    def timed(run: Callable[[], None]) -> float:
+        if not left:
+            raise MemoryError("CUDA out of memory")
+        return left.pop()
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError):
+        patched.setattr(device, "timed", timed)
+        opened(file, FOUR, device)
+    assert opened(file, FOUR, device).times_s == first.times_s
+
+
 @pytest.mark.parametrize("norm", ["embedding.norm", "layer0.attention.norm", "layer1.output.norm"])
 def test_norms_that_differ_in_their_epsilon_are_not_taken_for_the_same(
     files: list[Path], file: Path, tmp_path: Path, norm: str
