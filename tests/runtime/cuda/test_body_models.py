@@ -203,7 +203,9 @@ def test_models_come_and_go_in_place(files: list[Path], file: Path, tmp_path: Pa
     assert device.captured == captured
 
 
-def test_what_is_there_already_is_not_learned(files: list[Path], file: Path, tmp_path: Path) -> None:
+def test_what_is_there_already_is_not_learned(
+    files: list[Path], file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A worker is asked first; what it could take over is in the cache for the next one."""
     device, more = Counting(), stitched(files[:4], tmp_path / "more.onnx")
     with pytest.raises(NotLearned):
@@ -211,7 +213,8 @@ def test_what_is_there_already_is_not_learned(files: list[Path], file: Path, tmp
     first = opened(file, FOUR, device)
     with pytest.raises(NotLearned, match="no body is there that it fits"):
         opened(stitched(files[1:3], tmp_path / "others.onnx"), FOUR, device, learn=False)
-    with pytest.raises(NotLearned, match="has no room for it"):
+    with monkeypatch.context() as patched, pytest.raises(NotLearned, match="has no room for it"):
+        patched.setattr(first._maker, "check", None)  # nobody comes to compare it
         opened(more, LoadOptions(max_batch=8), device, learn=False)
     taken = opened(more, FOUR, device, tmp_path / "cache", learn=False)
     assert taken._body is first._body
@@ -358,6 +361,19 @@ def test_what_has_no_kernels_is_run_by_onnx_runtime(tmp_path: Path) -> None:
     feed = sentences(2, 7)
     (made,) = found.launch(Step(0, [BatchPart({f"{own[1].stem}.{k}": v for k, v in feed.items()})], 2)).made
     np.testing.assert_allclose(made.answers[f"{own[1].stem}.logits"], answers(own[1], feed)["logits"], atol=1e-5)
+
+
+def test_what_has_no_kernels_is_prepared_for_the_cpu_elsewhere_first(
+    files: list[Path], file: Path, tmp_path: Path
+) -> None:
+    """Though a body is there that a worker could have taken over."""
+    device, path = Counting(), stitched(tiny_encoders(tmp_path / "own", full=0.5), tmp_path / "own.onnx")
+    first = opened(file, FOUR, device)
+    with pytest.raises(NotLearned, match=r"measured for the CPU .* different weights at layer"):
+        prepare_on(device, path, FOUR, tmp_path / "cache", learn=False)
+    prepare_on(device, path, FOUR, tmp_path / "cache")
+    assert isinstance(prepare_on(device, path, FOUR, tmp_path / "cache", learn=False), ModelOnHost)
+    check(first, [(files[0], sentences(1, 6))])
 
 
 def test_models_with_exits_are_run_by_onnx_runtime(tmp_path: Path) -> None:

@@ -131,6 +131,8 @@ def _learned(
     except Unfit as reason:
         if path.suffix == PROGRAM_SUFFIX:  # the CPU's sessions take none
             raise ModelError(f"{path}: {reason}") from reason
+        if not learn:
+            raise NotLearned(f"{path}: is cut and measured for the CPU before it is served: {reason}") from reason
         return _on_host(path, options, cache, place, str(reason))
     except NotLearned:
         raise

@@ -199,8 +199,11 @@ class BodyFile:
             wanted.update(zip(names, self._allowance.run(session, names, given), strict=True))
             return [wanted[name] for task in blueprint.tasks for name in task.outputs.values()]
 
-        self._maker.check(encoder, alone)
+        if self._learn:  # before something is captured for it
+            self._maker.check(encoder, alone)
         with self._lines(encoder, told) as (body, slots):
+            if not self._learn:
+                self._maker.check(encoder, alone)
             if body.ladder.shapes:
                 (self._folder / SHAPES).write_text(json.dumps(body.ladder.shapes))
             model = EncoderModel(self._device, self._measured(blueprint, body), encoder, body, slots)
