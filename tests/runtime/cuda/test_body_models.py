@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -19,14 +20,14 @@ from tests.stitching.test_bodies_adapters import adapter, factors, merged
 from tests.stitching.test_body_serving import exported
 from weft.errors import NotLearned, StitchError, UnfitInputs
 from weft.runtime.backend import BatchPart, LoadOptions, Step
-from weft.runtime.cuda import torch_bodies
+from weft.runtime.cuda import preparing, torch_bodies
 from weft.runtime.cuda.model import ModelOnHost
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.torch_bodies import FORM, EncoderModel
 from weft.runtime.metadata import BODY_KEY
 from weft.stitching.bodies.whole_run import stitch_body
 from weft.stitching.reading.onnx_stitched import read_body
-from weft.stitching.running import body_shapes
+from weft.stitching.running import body_serving, body_shapes
 from weft.stitching.running.body_ladder import BodyLadder
 from weft.stitching.running.body_reading import read_encoder
 from weft.stitching.running.body_slots import LEAST_SPARE, SlottedBody, digests
@@ -344,9 +345,9 @@ def test_tiles_that_were_found_are_kept_and_lent(file: Path, monkeypatch: pytest
 # --- what is left to ONNX Runtime -------------------------------------------------------------------------------------
 
 
-def on_host(path: Path, options: LoadOptions = FOUR) -> str:
+def on_host(path: Path, options: LoadOptions = FOUR, cache: Path | None = None) -> str:
     """Why a file is run on the CPU."""
-    found = prepare_on(Counting(), path, options)
+    found = prepare_on(Counting(), path, options, cache)
     assert isinstance(found, ModelOnHost)
     (said,) = [each for each in found.remarks if each.startswith("runs on the CPU: ")]
     assert "\n" not in said
@@ -397,6 +398,28 @@ def test_where_the_form_cannot_be_had_onnx_runtime_runs_it(
         monkeypatch.setattr("weft.stitching.running.body_serving.find_spec", lambda name: None)
         monkeypatch.setattr(Counting, "kind", "cuda")
     assert reason in on_host(file, options)
+
+
+def test_packages_that_come_and_go_are_seen_though_a_cache_was_filled_before(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = importlib.metadata.version
+
+    def without(package: str) -> str:
+        if package == "triton":
+            raise importlib.metadata.PackageNotFoundError
+        return installed(package)
+
+    def lacking(path: Path, *, cuda: bool) -> None:
+        raise StitchError("triton is not installed")
+
+    monkeypatch.setattr(preparing, "version", lambda package: "3" if package == "triton" else installed(package))
+    opened(file, cache=tmp_path)
+    with monkeypatch.context() as gone:
+        gone.setattr(preparing, "version", without)
+        gone.setattr(body_serving, "read_file", lacking)
+        assert "triton is not installed" in on_host(file, cache=tmp_path)
+    opened(file, cache=tmp_path, learn=False)
 
 
 def test_a_file_that_says_nothing_or_nonsense_is_run_by_onnx_runtime(file: Path, tmp_path: Path) -> None:
