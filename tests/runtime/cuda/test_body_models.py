@@ -17,6 +17,7 @@ import torch
 from tests.runtime.cuda.test_stitched_models import Steady
 from tests.stitching.encoders import TOKENS, Feed, answers, sentences, tiny_encoders, with_exit
 from tests.stitching.test_bodies_adapters import adapter, factors, merged
+from tests.stitching.test_bodies_near import changed, other_columns, scaled_rows
 from tests.stitching.test_body_serving import exported
 from weft.errors import NotLearned, StitchError, UnfitInputs
 from weft.runtime.backend import BatchPart, LoadOptions, Step
@@ -375,6 +376,15 @@ def test_what_has_no_kernels_is_prepared_for_the_cpu_elsewhere_first(
     prepare_on(device, path, FOUR, tmp_path / "cache")
     assert isinstance(prepare_on(device, path, FOUR, tmp_path / "cache", learn=False), ModelOnHost)
     check(first, [(files[0], sentences(1, 6))])
+
+
+@pytest.mark.parametrize(("change", "kind"), [(scaled_rows, "scale"), (other_columns, "columns")])
+def test_heads_that_are_nearly_the_first_models_are_named(
+    files: list[Path], tmp_path: Path, change: Any, kind: str
+) -> None:
+    near = changed(files[0], tmp_path / "near.onnx", 1, pooler__product=change)
+    said = on_host(stitched([files[0], near], tmp_path / "body.onnx"))
+    assert f"weights differ in {kind}, and not by a low rank, at pooler.product" in said
 
 
 def test_models_with_exits_are_run_by_onnx_runtime(tmp_path: Path) -> None:

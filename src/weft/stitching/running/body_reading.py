@@ -14,6 +14,7 @@ import numpy as np
 
 from weft.errors import StitchError
 from weft.stitching.bodies.body import Body, BodyStep, BodyValue
+from weft.stitching.bodies.low_rank import LowRank
 from weft.stitching.net import Array
 from weft.stitching.running.body_rows import FINEST
 from weft.stitching.running.fused_body import BodyLayer, BodyWeights, OwnHead, RowNorm, SharedProduct
@@ -276,10 +277,16 @@ class _Reader:
             raise _foreign(f"the models have different weights at {self._where(number)}")
         if step.lines:
             raise _foreign(f"the models have lines of their own in the table at {self._where(number)}")
-        for part in step.parts.values():
-            if part.before is not None or part.after is not None:
-                raise _foreign(f"weights differ in {part.kind}, and not by a low rank, at {self._where(number)}")
+        self._near(number)
         return found
+
+    def _near(self, number: int) -> dict[int, LowRank]:
+        """What models add at a step."""
+        parts = self._body.steps[number].parts
+        for part in parts.values():
+            if part.before is not None or part.after is not None:  # a file does not have the numbers
+                raise _foreign(f"weights differ in {part.kind}, and not by a low rank, at {self._where(number)}")
+        return parts
 
     def _matrix(self, number: int, task: int) -> Array:
         """[in, out]."""
@@ -333,14 +340,13 @@ class _Reader:
 
     def _head(self, dense: DenseStep) -> OwnHead:
         """Of all models; those that answer fewer numbers than others have zeros behind."""
-        tasks = range(self._body.tasks)
+        tasks, parts = range(self._body.tasks), self._near(dense.product)
         matrices = [self._matrix(dense.product, task) for task in tasks]
         width = FINEST * -(-max(each.shape[1] for each in matrices) // FINEST)  # others may have more, which fit then
         weight = np.zeros((len(tasks), len(matrices[0]), width), np.float32)
         bias = np.zeros((len(tasks), width), np.float32)
         for task, matrix in enumerate(matrices):
-            part = self._body.steps[dense.product].parts.get(task)
-            weight[task, :, : matrix.shape[1]] = part.whole(matrix) if part else matrix
+            weight[task, :, : matrix.shape[1]] = parts[task].whole(matrix) if task in parts else matrix
             bias[task, : matrix.shape[1]] = self._own_bias(dense, task)
         return OwnHead(self._tensor(weight), self._tensor(bias))
 
