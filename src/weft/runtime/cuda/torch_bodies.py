@@ -42,6 +42,7 @@ from weft.runtime.tensors import DATATYPES, Array
 
 MAKER = "weft.stitching.running.body_serving"
 FORM = "with one body, by kernels of its own"
+IN_PLACE = "in place, with nothing captured again"
 _TYPES = {FP32: torch.float32, FP16: torch.float16}
 
 
@@ -54,6 +55,8 @@ class DeviceBody:
         """Held while something is put into a rung and run: one that is opened tries it while another is served."""
         self.took_s: dict[int, float] = {}
         """Rows of a rung -> its seconds."""
+        self.met = False
+        """Whether a file was opened with it."""
 
     def rung(self, rows: int, allowance: Allowance) -> Any:
         """The batch of so many rows, captured."""
@@ -81,6 +84,8 @@ class EncoderModel(DeviceModel):
         super().__init__(device, blueprint, (), DeviceWeights(device), ())
         self._maker, self._slots, self._encoder = import_module(MAKER), slots, encoder._replace(weights=None)
         self._body: DeviceBody | None = body
+        self.remarks += (IN_PLACE,) if body.met else ()
+        body.met = True
         self._asked = {
             name: _TaskPort(number, port)
             for number, task in enumerate(self.tasks)
@@ -210,8 +215,9 @@ class BodyFile:
             far = difference(wanted, model.run(given))
             if self._options.precision == FP32 and not far <= WRONG:
                 raise Unfit(f"its answers there are others: off by up to {far:.1e} of the largest output")
-            model.remarks = tuple(filter(None, (FORM, remark(self._options.precision, far))))
-            model.blueprint = model.blueprint.model_copy(update={"remarks": model.remarks})
+            said = tuple(filter(None, (FORM, remark(self._options.precision, far))))
+            model.remarks = said + model.remarks
+            model.blueprint = model.blueprint.model_copy(update={"remarks": said})
             return model
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
