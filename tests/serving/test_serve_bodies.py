@@ -189,7 +189,7 @@ def test_on_a_device_requests_that_cannot_be_answered_do_not_take_others_with_th
     asked[2] |= {"attention_mask": np.array([[0, 1, 1, 1, 1]])}
     with ThreadPoolExecutor(len(asked)) as clients:
         running = [clients.submit(infer, server, NAMES[at % 3], given) for at, given in enumerate(asked)]
-        with pytest.raises(Refused, match="attention_mask hides the first token"):
+        with pytest.raises(Refused, match=f"{NAMES[2]} cannot compute these inputs: attention_mask hides the first"):
             running[2].result(live.PATIENCE_S)
     for at, given in enumerate(asked):
         if at != 2:

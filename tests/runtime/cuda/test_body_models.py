@@ -163,13 +163,16 @@ def test_adapters_beside_one_base_are_served_as_they_are_merged(tmp_path: Path) 
         ({"input_ids": np.full((1, 4), -1)}, "tokens from -1"),
         ({"attention_mask": np.array([[0, 1, 1, 1]])}, "attention_mask hides the first token"),
         ({"attention_mask": np.array([[1, 2, 1, 1]])}, "attention_mask must be of 0 and 1"),
-        ({name: np.ones((1, 65), np.int64) for name in ("input_ids", "attention_mask")}, "to 64: there are 64"),
+        (
+            {name: np.ones((1, 65), np.int64) for name in ("input_ids", "attention_mask")},
+            "^a request of 65 tokens: 64 at most$",
+        ),
     ],
 )
 def test_what_it_cannot_answer_is_refused(files: list[Path], file: Path, changes: Feed, why: str) -> None:
     model = opened(file)
     part = BatchPart({f"{files[1].stem}.{port}": each for port, each in (sentences(1, 4) | changes).items()})
-    with pytest.raises(UnfitInputs, match=f"^{files[1].stem}: .*{why}"):
+    with pytest.raises(UnfitInputs, match=why):
         model.launch(Step(0, [part], 1))
 
 

@@ -131,7 +131,7 @@ class EncoderModel(DeviceModel):
             for each in rows:
                 self._body.ladder.check(each)
         except WeftError as error:
-            raise UnfitInputs(f"{self.tasks[task].name}: {error}") from error
+            raise UnfitInputs(str(error)) from error  # whose it is is told by whoever asked
         return rows
 
     def _answered(self, rows: Sequence[Any]) -> Array:

@@ -63,10 +63,10 @@ class BodyLadder:
 
     def check(self, asked: TokenRow) -> None:
         """Refuse what no table has."""
-        for what, numbers, count in (
-            ("tokens", asked.tokens, self.words), ("kinds", asked.kinds, self.kinds),
-            ("positions", asked.positions, self.positions),
-        ):  # fmt: skip
+        length = int(asked.positions.max()) + 1
+        if length > self.positions:
+            raise StitchError(f"a request of {length} tokens: {self.positions} at most")
+        for what, numbers, count in (("tokens", asked.tokens, self.words), ("kinds", asked.kinds, self.kinds)):
             least, most = int(numbers.min()), int(numbers.max())
             if not 0 <= least <= most < count:
                 raise StitchError(f"a request with {what} from {least} to {most}: there are {count}, from 0")
