@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 import onnx
@@ -24,7 +25,7 @@ from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda import preparing, torch_bodies
 from weft.runtime.cuda.model import ModelOnHost
 from weft.runtime.cuda.preparing import prepare_on
-from weft.runtime.cuda.torch_bodies import FORM, IN_PLACE, EncoderModel
+from weft.runtime.cuda.torch_bodies import FORM, IN_PLACE, DeviceBody, EncoderModel
 from weft.runtime.metadata import BODY_KEY
 from weft.stitching.bodies.whole_run import stitch_body
 from weft.stitching.reading.onnx_stitched import read_body
@@ -226,6 +227,24 @@ def test_what_is_there_already_is_not_learned(
     again = opened(more, FOUR, None, tmp_path / "cache", learn=False)
     assert again._body is not first._body and taken.remarks == (*again.remarks, IN_PLACE)
     check(again, [(files[3], sentences(1, 6))])
+
+
+def test_bodies_may_come_while_one_is_looked_for(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, come = Counting(), []
+
+    class Meanwhile:
+        """Another one is made, as by another thread, when this one is looked at."""
+
+        @property
+        def shared(self) -> bytes:
+            come.append(DeviceBody(device, Meanwhile(), None))
+            torch_bodies.BODIES.add(come[-1])
+            return b""
+
+    monkeypatch.setattr(torch_bodies, "BODIES", WeakSet([first := DeviceBody(device, Meanwhile(), None)]))
+    with pytest.raises(NotLearned, match="no body is there"):
+        opened(file, FOUR, device, learn=False)
+    assert come and first.device is device
 
 
 def test_where_there_is_no_room_another_body_is_made(files: list[Path], file: Path, tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ class BodyFile:
         try:
             encoder = self._encoder()
             told = self._maker.digests(encoder)
-            if not (self._learn or any(each.slotted.shared == told.shared for each in BODIES)):
+            if not (self._learn or any(each.slotted.shared == told.shared for each in list(BODIES))):
                 raise NotLearned(f"{self._path}: no body is there that it fits")
             session = open_model(self._path, max(4, self._options.threads), thrifty=False)
             exits = named_exits(self._options, session)
