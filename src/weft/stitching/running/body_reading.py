@@ -16,7 +16,7 @@ from weft.errors import StitchError
 from weft.stitching.bodies.body import Body, BodyStep, BodyValue
 from weft.stitching.bodies.low_rank import LowRank
 from weft.stitching.net import Array
-from weft.stitching.running.body_rows import FINEST
+from weft.stitching.running.body_rows import FINEST, room_for
 from weft.stitching.running.fused_body import BodyLayer, BodyWeights, OwnHead, RowNorm, SharedProduct
 from weft.stitching.running.operators import Tensor, torch
 
@@ -305,7 +305,7 @@ class _Reader:
         rank = max((part.rank for each in denses for part in self._body.steps[each.product].parts.values()), default=0)
         if not rank:
             return SharedProduct(*made)
-        return SharedProduct(*made, *self._parts(denses, weight, max(FINEST, 1 << (rank - 1).bit_length())))
+        return SharedProduct(*made, *self._parts(denses, weight, max(FINEST, room_for(rank))))
 
     def _parts(self, denses: Sequence[DenseStep], weight: Array, room: int) -> tuple[Tensor, Tensor]:
         """The factors of all models, which are zero behind their ranks."""
