@@ -127,12 +127,16 @@ def test_models_come_and_go_while_others_are_asked(tmp_path: Path, device: str |
             counts[at] += 1
             stop.wait(0.01)
 
+    def in_place(server: live.Live) -> bool:
+        return "in place, with nothing captured" in server.server.service.library.find(NAMES[0]).message
+
     def swapped(server: live.Live, body: Path, by: str) -> None:
         """A few requests before, during and after."""
         body.replace(path)
         assert send(server, "POST", f"/v2/repository/models/{by}/load").status == 200
         seen = list(counts)
         until(lambda: failed or min(now - then for now, then in zip(counts, seen, strict=True)) >= 3, "more answers")
+        assert in_place(server) == (device == TWIN)
 
     with live.running(path.parent, grpc_port=None, device=device) as server:
         threads = [threading.Thread(target=ask_on, args=(server, *each)) for each in enumerate((4, 7))]
@@ -185,7 +189,7 @@ def test_on_a_device_requests_that_cannot_be_answered_do_not_take_others_with_th
     asked[2] |= {"attention_mask": np.array([[0, 1, 1, 1, 1]])}
     with ThreadPoolExecutor(len(asked)) as clients:
         running = [clients.submit(infer, server, NAMES[at % 3], given) for at, given in enumerate(asked)]
-        with pytest.raises(Refused, match="attention_mask hides the first token"):
+        with pytest.raises(Refused, match=f"{NAMES[2]} cannot compute these inputs: attention_mask hides the first"):
             running[2].result(live.PATIENCE_S)
     for at, given in enumerate(asked):
         if at != 2:

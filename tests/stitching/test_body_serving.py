@@ -138,7 +138,7 @@ def test_what_nobody_is_called_and_what_is_too_long_is_refused(tmp_path):
     encoder = FusedEncoder(made, "cpu")
     with pytest.raises(StitchError, match="nobody"):
         encoder([("nobody", np.zeros(3))])
-    with pytest.raises(StitchError, match="positions from 0 to 64: there are 64"):
+    with pytest.raises(StitchError, match="a request of 65 tokens: 64 at most"):
         encoder([(made.names[0], np.zeros(65))])
     words = len(encoder.encoder.weights.words)
     for token in (-1, words):

@@ -10,7 +10,7 @@ import dataclasses
 import json
 import os
 import sys
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,10 +76,19 @@ def _place(device: Device, path: Path, options: LoadOptions, cache: Path) -> Pat
     told: list[Any] = [device.name, made_with, *([device.cuts.model_dump()] if options.shares else [])]
     if path.suffix == PROGRAM_SUFFIX:  # where its nodes are is torch's affair
         told.append(version("torch"))
+    elif is_body(path):  # where it runs depends on what is installed
+        told += [_version("torch"), _version("triton")]
     try:
         return caching.entry(cache, path, json.dumps(told, sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def _reopened(
@@ -131,6 +140,8 @@ def _learned(
     except Unfit as reason:
         if path.suffix == PROGRAM_SUFFIX:  # the CPU's sessions take none
             raise ModelError(f"{path}: {reason}") from reason
+        if not learn:
+            raise NotLearned(f"{path}: is cut and measured for the CPU before it is served: {reason}") from reason
         return _on_host(path, options, cache, place, str(reason))
     except NotLearned:
         raise

@@ -12,7 +12,8 @@ from __future__ import annotations
 import gc
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -41,6 +42,7 @@ from weft.runtime.tensors import DATATYPES, Array
 
 MAKER = "weft.stitching.running.body_serving"
 FORM = "with one body, by kernels of its own"
+IN_PLACE = "in place, with nothing captured again"
 _TYPES = {FP32: torch.float32, FP16: torch.float16}
 
 
@@ -53,6 +55,8 @@ class DeviceBody:
         """Held while something is put into a rung and run: one that is opened tries it while another is served."""
         self.took_s: dict[int, float] = {}
         """Rows of a rung -> its seconds."""
+        self.met = False
+        """Whether a file was opened with it."""
 
     def rung(self, rows: int, allowance: Allowance) -> Any:
         """The batch of so many rows, captured."""
@@ -80,6 +84,8 @@ class EncoderModel(DeviceModel):
         super().__init__(device, blueprint, (), DeviceWeights(device), ())
         self._maker, self._slots, self._encoder = import_module(MAKER), slots, encoder._replace(weights=None)
         self._body: DeviceBody | None = body
+        self.remarks += (IN_PLACE,) if body.met else ()
+        body.met = True
         self._asked = {
             name: _TaskPort(number, port)
             for number, task in enumerate(self.tasks)
@@ -125,7 +131,7 @@ class EncoderModel(DeviceModel):
             for each in rows:
                 self._body.ladder.check(each)
         except WeftError as error:
-            raise UnfitInputs(f"{self.tasks[task].name}: {error}") from error
+            raise UnfitInputs(str(error)) from error  # whose it is is told by whoever asked
         return rows
 
     def _answered(self, rows: Sequence[Any]) -> Array:
@@ -172,7 +178,7 @@ class BodyFile:
         try:
             encoder = self._encoder()
             told = self._maker.digests(encoder)
-            if not (self._learn or any(each.slotted.shared == told.shared for each in BODIES)):
+            if not (self._learn or any(each.slotted.shared == told.shared for each in list(BODIES))):
                 raise NotLearned(f"{self._path}: no body is there that it fits")
             session = open_model(self._path, max(4, self._options.threads), thrifty=False)
             exits = named_exits(self._options, session)
@@ -198,24 +204,27 @@ class BodyFile:
             wanted.update(zip(names, self._allowance.run(session, names, given), strict=True))
             return [wanted[name] for task in blueprint.tasks for name in task.outputs.values()]
 
-        self._maker.check(encoder, alone)
-        body, slots = self._placed(encoder, told)
-        if body.ladder.shapes:
-            (self._folder / SHAPES).write_text(json.dumps(body.ladder.shapes))
-        model = EncoderModel(self._device, self._measured(blueprint, body), encoder, body, slots)
-        far = difference(wanted, model.run(given))
-        if self._options.precision == FP32 and not far <= WRONG:
-            model.close()
-            raise Unfit(f"its answers there are others: off by up to {far:.1e} of the largest output")
-        model.remarks = tuple(filter(None, (FORM, remark(self._options.precision, far))))
-        model.blueprint = model.blueprint.model_copy(update={"remarks": model.remarks})
-        return model
+        if self._learn:  # before something is captured for it
+            self._maker.check(encoder, alone)
+        with self._lines(encoder, told) as (body, slots):
+            if not self._learn:
+                self._maker.check(encoder, alone)
+            if body.ladder.shapes:
+                (self._folder / SHAPES).write_text(json.dumps(body.ladder.shapes))
+            model = EncoderModel(self._device, self._measured(blueprint, body), encoder, body, slots)
+            far = difference(wanted, model.run(given))
+            if self._options.precision == FP32 and not far <= WRONG:
+                raise Unfit(f"its answers there are others: off by up to {far:.1e} of the largest output")
+            said = tuple(filter(None, (FORM, remark(self._options.precision, far))))
+            model.remarks = said + model.remarks
+            model.blueprint = model.blueprint.model_copy(update={"remarks": said})
+            return model
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         """What was prepared before."""
         encoder = self._encoder()
-        body, slots = self._placed(encoder, self._maker.digests(encoder))
-        return EncoderModel(self._device, blueprint, encoder, body, slots)
+        with self._lines(encoder, self._maker.digests(encoder)) as (body, slots):
+            return EncoderModel(self._device, blueprint, encoder, body, slots)
 
     def clear(self, blueprint: Blueprint) -> None:
         """There is nothing that is not needed."""
@@ -225,8 +234,18 @@ class BodyFile:
             raise Unfit(f"it is computed in {' and '.join(_TYPES)}, not in {self._options.precision}")
         return self._maker.read_file(self._path, cuda=self._device.kind == "cuda")
 
+    @contextmanager
+    def _lines(self, encoder: Any, told: Any) -> Iterator[tuple[DeviceBody, Any]]:
+        """The body on the device, and where its models are; what fails with them gives their lines back."""
+        body, slots = self._placed(encoder, told)
+        try:
+            yield body, slots
+        except BaseException:
+            body.slotted.give_back(slots)
+            raise
+
     def _placed(self, encoder: Any, told: Any) -> tuple[DeviceBody, Any]:
-        """The body on the device, and where its models are: one that is there already, if it has room."""
+        """Lines that were taken: of a body that is there already, if it has room."""
         wanted = self._room, _TYPES[self._options.precision], told.shared
         with _OPENING:
             for body in () if self._options.shares else list(BODIES):  # on several lanes, both would run at once
@@ -258,13 +277,18 @@ class BodyFile:
         BODIES.add(body)
         return body, slots
 
+    def _timed(self, body: DeviceBody) -> dict[int, float]:
+        took = {}
+        for size in body.ladder.sizes:
+            with body.lock:
+                took[size] = self._device.timed(body.rung(size, self._allowance).run)
+        return took
+
     def _measured(self, blueprint: Blueprint, body: DeviceBody) -> Blueprint:
         """All that is told of it; times are of requests of the usual length, each for another model."""
         tasks, room = blueprint.tasks, body.ladder.room
         length = max(body.ladder.granule, *(task.length or 1 for task in tasks))
-        for size in body.ladder.sizes if not body.took_s else ():
-            with body.lock:
-                body.took_s[size] = self._device.timed(body.rung(size, self._allowance).run)
+        body.took_s = body.took_s or self._timed(body)
         names = [tuple(spec.name for spec in side) for side in (blueprint.inputs, blueprint.outputs)]
         whole = SegmentSpec(name="body", inputs=names[0], outputs=names[1], nodes=(0, -1), steady=True)
         changes = {

@@ -5,7 +5,7 @@ The steps, who reads what there, and where that lies among the file's own consta
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -134,16 +134,55 @@ def rebuilt(text: str, weights: Callable[[str], Array]) -> Body:
         raise StitchError(f"its {BODY_KEY} cannot be read: {first_problem(error, BodyNote)}") from error
     if note.version != VERSION:
         raise StitchError(f"its {BODY_KEY} is of version {note.version}, not {VERSION}; stitch it again")
+    _check(note)
     constants = Constants()
-    try:
-        steps = tuple(_step(each, len(note.names), constants, weights) for each in note.steps)
-    except KeyError as error:
-        raise StitchError(f"its {BODY_KEY} names the constant {error}, which is not there; stitch it again") from error
+    steps = tuple(_step(number, each, len(note.names), constants, weights) for number, each in enumerate(note.steps))
     outputs = tuple({port: BodyValue(*value) for port, value in each.items()} for each in note.outputs)
     return Body(note.names, 0, steps, note.inputs, ({},) * len(note.names), outputs, constants, ((),) * len(note.names))
 
 
-def _step(note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]) -> BodyStep:
+def _check(note: BodyNote) -> None:
+    """Refuse steps that read what is not made before them, and models that are not there."""
+    if not note.names or len(note.outputs) != len(note.names):
+        raise _unfit(f"has outputs of {len(note.outputs)} models, and names of {len(note.names)}")
+    for number, step in enumerate(note.steps):
+        where = _where(number, step)
+        _check_read(note, where, number, step.inputs)
+        if not step.crews or any(len(crew.held) != len(step.inputs) for crew in step.crews):
+            raise _unfit(f"does not say for each of its inputs what models hold there at {where}")
+        for task in (*step.parts, *(task for crew in step.crews for task in crew.tasks)):
+            if task not in range(len(note.names)):
+                raise _unfit(f"has {len(note.names)} models, and none of number {task} at {where}")
+    for name, each in zip(note.names, note.outputs, strict=True):
+        _check_read(note, f"the outputs of {name}", len(note.steps), each.values())
+
+
+def _check_read(note: BodyNote, where: str, before: int, values: Iterable[tuple[int, int] | None]) -> None:
+    """Each value must be an input, or made by a step *before*."""
+    for step, output in filter(None, values):
+        made = output in range(len(note.inputs)) if step == -1 else 0 <= step < before and output >= 0
+        if not made:
+            raise _unfit(f"reads output {output} of step {step} at {where}, which is not made before")
+
+
+def _where(number: int, note: StepNote) -> str:
+    return f"step {number} ({note.name})"
+
+
+def _unfit(why: str) -> StitchError:
+    return StitchError(f"its {BODY_KEY} {why}; stitch it again")
+
+
+def _step(number: int, note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]) -> BodyStep:
+    try:
+        return _made(note, tasks, constants, weights)
+    except KeyError as error:
+        raise _unfit(f"names the constant {error}, which is not there, at {_where(number, note)}") from error
+    except (IndexError, OverflowError, ValueError) as error:
+        raise _unfit(f"does not fit the constants at {_where(number, note)}: {error}") from error
+
+
+def _made(note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]) -> BodyStep:
     node = ProgramNode(note.name, note.op, (), ("made",), note.settings, "")
     step = BodyStep(node, tuple(None if each is None else BodyValue(*each) for each in note.inputs))
     for crew in note.crews:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.errors import StitchError
-from weft.stitching.running.body_rows import FINEST, RowNumbers, TokenRequest, TokenRow, lots, pack
+from weft.stitching.running.body_rows import FINEST, RowNumbers, TokenRequest, TokenRow, lots, pack, room_for
 from weft.stitching.running.fused_body import BodyWeights, Early, FusedBody, TileShape
 from weft.stitching.running.operators import Tensor, torch
 
@@ -42,7 +42,7 @@ class BodyLadder:
         self._weights, self.room, self.shapes = weights, room, {} if shapes is None else shapes
         self.positions, self.words = len(weights.positions), len(weights.words)
         self.kinds = 1 if weights.kinds is None else len(weights.kinds)
-        self.most = max(MOST_ROWS, _up(self.positions))
+        self.most = max(MOST_ROWS, room_for(self.positions))
         self._rungs: dict[int, BodyRung] = {}
 
     granule = FINEST
@@ -63,10 +63,10 @@ class BodyLadder:
 
     def check(self, asked: TokenRow) -> None:
         """Refuse what no table has."""
-        for what, numbers, count in (
-            ("tokens", asked.tokens, self.words), ("kinds", asked.kinds, self.kinds),
-            ("positions", asked.positions, self.positions),
-        ):  # fmt: skip
+        length = int(asked.positions.max()) + 1
+        if length > self.positions:
+            raise StitchError(f"a request of {length} tokens: {self.positions} at most")
+        for what, numbers, count in (("tokens", asked.tokens, self.words), ("kinds", asked.kinds, self.kinds)):
             least, most = int(numbers.min()), int(numbers.max())
             if not 0 <= least <= most < count:
                 raise StitchError(f"a request with {what} from {least} to {most}: there are {count}, from 0")
@@ -80,7 +80,7 @@ class BodyLadder:
         return self.size_for(pack([TokenRequest(each.model, len(each.tokens)) for each in lot]).rows)
 
     def size_for(self, rows: int) -> int:
-        return max(LEAST_ROWS, _up(rows))
+        return max(LEAST_ROWS, room_for(rows))
 
     def rung(self, rows: int, capture: Capture, enough: Callable[[], bool] = lambda: False) -> BodyRung:
         """That of so many rows; *enough*: whether there is no time left to find the best tiles for it."""
@@ -130,7 +130,3 @@ class BodyLadder:
         body.shapes = {
             (depth, width, rank, rows, FINEST): TileShape(*tile) for (depth, width, rank, *_), tile in found["tiles"]
         }
-
-
-def _up(count: int) -> int:
-    return 1 << (count - 1).bit_length()

@@ -14,8 +14,9 @@ import numpy as np
 
 from weft.errors import StitchError
 from weft.stitching.bodies.body import Body, BodyStep, BodyValue
+from weft.stitching.bodies.low_rank import LowRank
 from weft.stitching.net import Array
-from weft.stitching.running.body_rows import FINEST
+from weft.stitching.running.body_rows import FINEST, room_for
 from weft.stitching.running.fused_body import BodyLayer, BodyWeights, OwnHead, RowNorm, SharedProduct
 from weft.stitching.running.operators import Tensor, torch
 
@@ -59,7 +60,10 @@ class DenseStep(NamedTuple):
 
 def read_encoder(body: Body, device: Any = "cpu", dtype: Any = None) -> BodyEncoder:
     """The models of *body*, which must share all but low-rank parts, biases, norms and heads."""
-    return _Reader(body, device, dtype or torch.float32).encoder()
+    try:
+        return _Reader(body, device, dtype or torch.float32).encoder()
+    except (AssertionError, LookupError, StopIteration, TypeError, ValueError) as error:  # of what a file says of them
+        raise _foreign(f"its steps do not fit together: {type(error).__name__} {error}") from error
 
 
 class _Reader:
@@ -91,9 +95,13 @@ class _Reader:
     # Parts of an encoder
 
     def _embedded(self, norm: int) -> EmbeddedTables:
-        waiting, tables = [self._read(norm)], dict[str, Array]()
+        waiting, tables, seen = [self._read(norm)], dict[str, Array](), set[BodyValue]()
         while waiting:
-            number = waiting.pop().step
+            value = waiting.pop()
+            number = value.step
+            if value in seen:
+                raise _foreign(f"its first layer norm reads {self._where(number)} more than once")
+            seen.add(value)
             step = self._body.steps[number]
             values = [each for each in step.inputs if each is not None]
             if step.node.op == "Add":
@@ -247,7 +255,9 @@ class _Reader:
         made = self._body.steps[value.step]
         if value.step < 0 or made.node.op != "Concat":
             return [-1]
-        return [each for at in range(len(made.inputs)) for each in self._numbers(made, at)]
+        return [
+            each for at, read in enumerate(made.inputs) for each in (self._numbers(made, at) if read is None else [-1])
+        ]
 
     def _outline(self, key: str) -> tuple[int, ...]:
         found = self._body.constants.arrays.get(key)
@@ -267,10 +277,16 @@ class _Reader:
             raise _foreign(f"the models have different weights at {self._where(number)}")
         if step.lines:
             raise _foreign(f"the models have lines of their own in the table at {self._where(number)}")
-        for part in step.parts.values():
-            if part.before is not None or part.after is not None:
-                raise _foreign(f"weights differ in {part.kind}, and not by a low rank, at {self._where(number)}")
+        self._near(number)
         return found
+
+    def _near(self, number: int) -> dict[int, LowRank]:
+        """What models add at a step."""
+        parts = self._body.steps[number].parts
+        for part in parts.values():
+            if part.before is not None or part.after is not None:  # a file does not have the numbers
+                raise _foreign(f"weights differ in {part.kind}, and not by a low rank, at {self._where(number)}")
+        return parts
 
     def _matrix(self, number: int, task: int) -> Array:
         """[in, out]."""
@@ -289,7 +305,7 @@ class _Reader:
         rank = max((part.rank for each in denses for part in self._body.steps[each.product].parts.values()), default=0)
         if not rank:
             return SharedProduct(*made)
-        return SharedProduct(*made, *self._parts(denses, weight, max(FINEST, 1 << (rank - 1).bit_length())))
+        return SharedProduct(*made, *self._parts(denses, weight, max(FINEST, room_for(rank))))
 
     def _parts(self, denses: Sequence[DenseStep], weight: Array, room: int) -> tuple[Tensor, Tensor]:
         """The factors of all models, which are zero behind their ranks."""
@@ -324,14 +340,13 @@ class _Reader:
 
     def _head(self, dense: DenseStep) -> OwnHead:
         """Of all models; those that answer fewer numbers than others have zeros behind."""
-        tasks = range(self._body.tasks)
+        tasks, parts = range(self._body.tasks), self._near(dense.product)
         matrices = [self._matrix(dense.product, task) for task in tasks]
         width = FINEST * -(-max(each.shape[1] for each in matrices) // FINEST)  # others may have more, which fit then
         weight = np.zeros((len(tasks), len(matrices[0]), width), np.float32)
         bias = np.zeros((len(tasks), width), np.float32)
         for task, matrix in enumerate(matrices):
-            part = self._body.steps[dense.product].parts.get(task)
-            weight[task, :, : matrix.shape[1]] = part.whole(matrix) if part else matrix
+            weight[task, :, : matrix.shape[1]] = parts[task].whole(matrix) if task in parts else matrix
             bias[task, : matrix.shape[1]] = self._own_bias(dense, task)
         return OwnHead(self._tensor(weight), self._tensor(bias))
 

@@ -148,5 +148,10 @@ def pack(requests: Sequence[TokenRequest], granule: int = FINEST, rows: int | No
     return PackedRows(granule, rows or taken, tuple(requests), tuple(first))
 
 
+def room_for(count: int) -> int:
+    """The power of two that holds so many."""
+    return 1 << (count - 1).bit_length()
+
+
 def _up(number: int, granule: int) -> int:
     return -(-number // granule) * granule

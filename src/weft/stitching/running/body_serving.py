@@ -17,7 +17,7 @@ from weft.stitching.bodies.bench import BodyBench
 from weft.stitching.bodies.whole_run import BodyStitching
 from weft.stitching.net import Array
 from weft.stitching.reading.onnx_stitched import read_body
-from weft.stitching.running.body_ladder import BodyLadder, Run
+from weft.stitching.running.body_ladder import BodyLadder, Capture, Run
 from weft.stitching.running.body_reading import BodyEncoder, read_encoder
 from weft.stitching.running.body_rows import TokenRow
 from weft.stitching.running.body_slots import SlottedBody, digests
@@ -69,15 +69,26 @@ class FusedEncoder:
             self.ladder.check(each)
         order = sorted(range(len(rows)), key=lambda number: rows[number].model)
         with torch.inference_mode(), torch.cuda.device(self.device) if self.device.type == "cuda" else torch.no_grad():
-            found = np.concatenate([self._run(lot) for lot in self.ladder.lots([rows[number] for number in order])])
+            found = _ran(
+                self.ladder, [rows[number] for number in order], _captured if self.device.type == "cuda" else _plain
+            )
         classes = [self.encoder.classes[names.index(name)] for name, _ in requests]
         return [found[order.index(number)][:count] for number, count in enumerate(classes)]
 
-    def _run(self, lot: Sequence[TokenRow]) -> Array:
-        rung = self.ladder.rung(self.ladder.rows_of(lot), _captured if self.device.type == "cuda" else lambda run: run)
+
+def _ran(ladder: BodyLadder, asked: Sequence[TokenRow], capture: Capture) -> Array:
+    """What is answered to rows, those of a model one after another."""
+    found = []
+    for lot in ladder.lots(asked):
+        rung = ladder.rung(ladder.rows_of(lot), capture)
         rung.numbers.copy_(torch.from_numpy(rung.layout.laid(lot)))
         rung.run()
-        return _numpy(rung.answers[: len(lot)])
+        found.append(_numpy(rung.answers[: len(lot)]))
+    return np.concatenate(found)
+
+
+def _plain(run: Run) -> Run:
+    return run
 
 
 def _captured(run: Run) -> Run:
@@ -124,12 +135,7 @@ def check(encoder: BodyEncoder, alone: Callable[[Sequence[Feed]], Sequence[Array
     feeds = [_example(encoder, task) for task in range(len(encoder.names))]
     ladder = BodyLadder(encoder.weights, len(feeds))
     asked = [each for task, feed in enumerate(feeds) for each in rows_of(encoder, task, feed)]
-    found: list[Array] = []
-    for lot in ladder.lots(asked):
-        rung = ladder.rung(ladder.rows_of(lot), lambda run: run)
-        rung.numbers.copy_(torch.from_numpy(rung.layout.laid(lot)))
-        rung.run()
-        found += list(_numpy(rung.answers[: len(lot)]))
+    found = _ran(ladder, asked, _plain)
     for name, count, mine, wanted in zip(encoder.names, encoder.classes, found, alone(feeds), strict=True):
         lost = relative_difference(mine[None, :count], wanted)
         if not lost <= CLOSE:

@@ -22,8 +22,13 @@ SPARE, LEAST_SPARE = 8, 2
 Change = Callable[[Tensor], Tensor]
 
 
-def changed(weights: BodyWeights, shared: Change, own: Change) -> BodyWeights:
-    """The weights with what all models share, and the tables of what each has of its own, changed."""
+def changed(
+    weights: BodyWeights, shared: Change, own: Change, setting: Callable[[float], object] = lambda number: None
+) -> BodyWeights:
+    """The weights with what all models share, and the tables of what each has of its own, changed.
+
+    setting: is shown what else all models share.
+    """
 
     def product(given: SharedProduct) -> SharedProduct:
         bias = (own if len(given.bias) > 1 else shared)(given.bias)
@@ -33,6 +38,7 @@ def changed(weights: BodyWeights, shared: Change, own: Change) -> BodyWeights:
 
     def norm(given: RowNorm) -> RowNorm:
         change = own if len(given.scale) > 1 else shared
+        setting(given.epsilon)
         return RowNorm(change(given.scale), change(given.shift), given.epsilon)
 
     def head(given: OwnHead) -> OwnHead:
@@ -61,7 +67,7 @@ class BodyDigests(NamedTuple):
 
 
 def digests(encoder: BodyEncoder) -> BodyDigests:
-    common = blake2b(repr([encoder.weights.heads, [each.done.epsilon for each in encoder.weights.layers]]).encode())
+    common = blake2b(repr(encoder.weights.heads).encode())
     own = [blake2b() for _ in encoder.names]
 
     def see_shared(tensor: Tensor) -> Tensor:
@@ -75,7 +81,7 @@ def digests(encoder: BodyEncoder) -> BodyDigests:
             told.update(mine.contiguous().numpy().data)
         return tensor
 
-    changed(encoder.weights, see_shared, see_own)
+    changed(encoder.weights, see_shared, see_own, lambda number: common.update(repr(number).encode()))
     return BodyDigests(common.digest(), tuple(each.digest() for each in own))
 
 
@@ -103,6 +109,7 @@ class SlottedBody:
             if len(new) > len(free):
                 return None
             for told, slot in zip(new, free, strict=False):
+                self._taken[slot] = None  # until all of it is written
                 self._write(encoder, models.index(told), slot)
                 self._taken[slot] = told
             found = tuple(self._taken.index(each) for each in models)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from weft.errors import StitchError
 from weft.stitching.running import body_plain
-from weft.stitching.running.body_rows import FINEST, RowTables
+from weft.stitching.running.body_rows import FINEST, RowTables, room_for
 from weft.stitching.running.operators import Tensor, torch
 
 
@@ -271,7 +271,7 @@ def launch_norm(x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables, e
     rows, width = y.shape
     norm_kernel[(rows,)](
         x, residual, norm.scale, norm.shift, tables.whose, y, rows, width, width if len(norm.scale) > 1 else 0,
-        norm.epsilon, PARTS=len(x) if x.dim() == 3 else 1, GRANULE=rows // len(tables.whose), ROOM=_room(width),
+        norm.epsilon, PARTS=len(x) if x.dim() == 3 else 1, GRANULE=rows // len(tables.whose), ROOM=room_for(width),
         num_warps=4, **_start(x, early is not Early.NONE),
     )  # fmt: skip
     return y
@@ -282,10 +282,10 @@ def launch_attention(x: Tensor, heads: int, tables: RowTables, longest: int, ear
 
     rows, width = len(x), x.shape[1] // 3
     y = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    tall = min(64, max(FINEST, _room(longest)))
+    tall = min(64, max(FINEST, room_for(longest)))
     attention_kernel[(len(tables.first), heads, -(-longest // tall))](
         x, tables.first, tables.lengths, y, width, (width // heads) ** -0.5,
-        HEAD=width // heads, HEAD_ROOM=max(16, _room(width // heads)), PRECISION=_precision(), TALL=tall, DEEP=tall,
+        HEAD=width // heads, HEAD_ROOM=max(16, room_for(width // heads)), PRECISION=_precision(), TALL=tall, DEEP=tall,
         num_warps=1 if tall == FINEST else 4, **_start(x, early is not Early.NONE),
     )  # fmt: skip
     return y
@@ -298,7 +298,7 @@ def launch_head(
     from weft.stitching.running.body_kernels import head_kernel
 
     _, depth, width = head.weight.shape
-    requests, wide = len(tables.models), min(64, max(16, _room(width)))
+    requests, wide = len(tables.models), min(64, max(16, room_for(width)))
     y = torch.empty((requests, width), dtype=x.dtype, device=x.device)
     head_kernel[(requests, -(-width // wide))](
         x, tables.first if at is None else at, tables.models, head.weight, head.bias, y, depth, width,
@@ -316,11 +316,6 @@ def _start(x: Tensor, early: bool) -> dict[str, bool]:
 
 def able_to_start_early(device: Any) -> bool:
     return bool(torch.cuda.get_device_capability(device)[0] >= 9)
-
-
-def _room(count: int) -> int:
-    """The power of two that holds so many."""
-    return 1 << (count - 1).bit_length()
 
 
 def _precision() -> str:
