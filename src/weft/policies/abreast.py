@@ -22,7 +22,7 @@ URGE = 20.0
 """By how many times its lack, in fair shares, whoever lacks one counts for more."""
 RUSH = 60.0
 """By how much whoever has no time to spare counts for more; with twice the time it needs, a quarter of that."""
-PLENTY = 100
+PLENTY = 20
 """Whoever is due in more than so many times what all together take one by one is in no danger."""
 MOST_HELD = 2
 """A lane is given no more than one segment that runs and one behind it; so long a decision binds."""

@@ -18,9 +18,6 @@ Ints = npt.NDArray[np.int64]
 NOWHERE = -1
 STAY = 0.97
 """What another way than the present one counts for: until all have changed, nobody runs as that way says."""
-MOVED = 0.7
-"""What a work counts for that changes lanes where somebody is hurried: it has to be waited for on the old one before it
-is started on the new."""
 MOST_KEPT = 4096
 """Sets of programs whose ways are remembered."""
 
@@ -61,7 +58,7 @@ class _AllWays(NamedTuple):
 class _Known(NamedTuple):
     """What was worked out for some shares, by the tags of programs."""
 
-    ways: dict[tuple[int, ...], _AllWays]
+    ways: dict[tuple[tuple[int, ...], bool], _AllWays]
     open_ways: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool], OpenWays]
 
 
@@ -69,13 +66,14 @@ def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
     """All of them, the highest total first: one runs alone, two on the sides of a cut, or two and more on streams of
     the whole. Also those that are slower for everybody than another: they may be the ones that leave works where they
     are."""
-    return _all(shares, programs).ways
+    return _all(shares, programs, plain=False).ways
 
 
-def _all(shares: Shares, programs: tuple[int, ...]) -> _AllWays:
-    kept, key = _known(shares).ways, shares.tagged(programs)
+def _all(shares: Shares, programs: tuple[int, ...], *, plain: bool) -> _AllWays:
+    """plain: without those on the sides of a cut, and without three and more on streams."""
+    kept, key = _known(shares).ways, (shares.tagged(programs), plain)
     found = kept.get(key)
-    return _keep(kept, key, _found(shares, programs)) if found is None else found
+    return _keep(kept, key, _found(shares, programs, plain)) if found is None else found
 
 
 def open_ways(
@@ -88,21 +86,22 @@ def open_ways(
 ) -> OpenWays:
     """Those of the ways that leave the works at the places *staying* where they are.
 
-    held: the lane that has something of each work, or ``NOWHERE``. hurried: whether it matters that a move takes time,
-    and that a way may be slower than is hoped.
+    held: the lane that has something of each work, or ``NOWHERE``. hurried: only ways that are well known and that
+    works change to at once: one alone, or two on streams of the whole GPU.
     """
     kept, key = _known(shares).open_ways, (shares.tagged(programs), held, staying, hurried)
     found = kept.get(key)
-    return _keep(kept, key, _open(_all(shares, programs), held, staying, hurried)) if found is None else found
+    if found is None:
+        plain = hurried and all([held[at] == shares.whole[0] for at in staying])
+        found = _keep(kept, key, _open(_all(shares, programs, plain=plain), held, staying, hurried))
+    return found
 
 
 def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...], hurried: bool) -> OpenWays:
     at_home, counts = known.lanes == held, known.speeds.copy()
-    moved = ~(at_home | (np.array(held) == NOWHERE))
-    counts[moved.any(axis=1)] *= STAY
-    if hurried:
-        counts[moved] *= MOVED
-    else:
+    moved = ~(at_home | (np.array(held) == NOWHERE)).all(axis=1)
+    counts[moved] *= STAY
+    if not hurried:
         counts *= known.hopes[:, None]
     if not staying:
         return OpenWays(known.ways, counts)
@@ -123,9 +122,9 @@ def _keep(kept: dict[K, V], key: K, value: V) -> V:
     return value
 
 
-def _found(shares: Shares, programs: tuple[int, ...]) -> _AllWays:
+def _found(shares: Shares, programs: tuple[int, ...], plain: bool) -> _AllWays:
     found = []
-    for members, on, lanes in _settled(shares, len(programs)):
+    for members, on, lanes in _settled(shares, len(programs), plain):
         kinds, own = [programs[each] for each in members], [0.0] * len(programs)
         fast = shares.speeds(kinds, on)
         for member, speed in zip(members, fast, strict=True):
@@ -150,9 +149,9 @@ class _Settled(NamedTuple):
 
 
 @lru_cache(maxsize=256)
-def _settled(shares: Shares, works: int) -> list[_Settled]:
+def _settled(shares: Shares, works: int, plain: bool) -> list[_Settled]:
     found = []
-    for members, on in _seatings(shares, works):
+    for members, on in _seatings(shares, works, plain):
         lanes = [NOWHERE] * works
         for member, lane in zip(members, on, strict=True):
             lanes[member] = shares.whole[0] if lane in shares.whole else lane
@@ -160,15 +159,15 @@ def _settled(shares: Shares, works: int) -> list[_Settled]:
     return found
 
 
-def _seatings(shares: Shares, works: int) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+def _seatings(shares: Shares, works: int, plain: bool) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Who runs, by their places, and on which lanes."""
-    everybody, most = range(works), len(shares.whole)
+    everybody, most = range(works), min(2 if plain else works, len(shares.whole))
     for one in everybody:
         yield (one,), (shares.whole[0],)
     for count in range(2, min(works, most) + 1):
         for some in combinations(everybody, count):
             yield some, shares.whole[:count]
-    for pair in combinations(everybody, 2):
+    for pair in () if plain else combinations(everybody, 2):
         for large, small in shares.cuts:
             yield pair, (large, small)
             yield pair, (small, large)

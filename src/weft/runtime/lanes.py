@@ -407,7 +407,7 @@ class LaneExecutor:
     def _known(self) -> list[Completion]:
         """What lanes have come to, or soon will, and batches can go on from: its end is known beforehand."""
         found = []
-        for lane in [lane for lane in self.lanes if lane.tasks]:
+        for lane in [lane for lane in self.lanes if lane.tasks and not lane.tasks[-1].told]:
             begin = self.now()
             for task in known(lane, lane.device.ahead):
                 made = task.goes_on

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from itertools import chain, count, takewhile
+from itertools import count
 from typing import NamedTuple
 
 from weft.devices.host import GpuCuts
@@ -72,6 +72,8 @@ class GpuSharing:
         self._changed: set[int] = set()
         """Bodies of which something was learned that decisions do not know."""
         self._next_told = 0
+        self._foretold: dict[tuple[int, int, int, int], float] = {}
+        """Speeds of pairs as they were predicted."""
 
     def number(self) -> int:
         """A number that nobody has, for another body."""
@@ -80,6 +82,7 @@ class GpuSharing:
     def put(self, first: int, likes: Sequence[GpuLikeness], body: int) -> None:
         """Programs from this number on are those of a body, and are like that."""
         self._living.add(body)
+        self._foretold.clear()
         end = first + len(likes)
         self._kinds[first:end] = likes
         self._bodies[first:end] = [body] * len(likes)
@@ -115,6 +118,7 @@ class GpuSharing:
             return False
         self.cuts, self.shares = cuts, cuts.shares(self._kinds, self._bodies, self._tags)
         self._ended.clear()
+        self._foretold.clear()
         return True
 
     def name(self, lane: int) -> str:
@@ -128,16 +132,14 @@ class GpuSharing:
         running: what is still on other lanes. Of pairs only those segments tell that followed another at once: a lane
         with nothing to do begins later than it was told to.
         """
-        took, beside = max(1, ran.end - ran.start), dict[tuple[int, int], int]()
-        since = list(
-            takewhile(lambda other: other.end >= ran.start, reversed(self._ended))
-        )  # they are told of in order
-        for other in chain(running, since):
-            both = min(ran.end, other.end) - max(ran.start, other.start)
-            if both > 0 and other.lane != ran.lane:
-                key = other.kind, other.lane
-                beside[key] = beside.get(key, 0) + both
-        followed = any([other.lane == ran.lane for other in since])
+        took, beside, followed = max(1, ran.end - ran.start), dict[tuple[int, int], int](), False
+        for other in running:
+            _note(ran, other, beside)
+        for other in reversed(self._ended):  # they are told of in order
+            if other.end < ran.start:
+                break
+            followed = followed or other.lane == ran.lane
+            _note(ran, other, beside)
         self._ended.append(ran)
         if ran.lane >= len(self.shares.lanes):  # the device was cut otherwise when it was started
             return SeenBeside(False, 1.0)
@@ -148,7 +150,22 @@ class GpuSharing:
         kinds, lanes = [ran.kind, *[kind for kind, _ in most]], [ran.lane, *[lane for _, lane in most]]
         if expected and followed and len(beside) == len(most) == 1 and beside[most[0]] >= BESIDE * took:
             pair = self.shares.pair(ran.kind, ran.lane, *most[0])
-            if self.shares.seen.learn(pair, expected / took / self.shares.predicted(kinds, lanes)[0]):
+            if self.shares.seen.learn(pair, expected / took / self._predicted(ran, *most[0])):
                 self._changed.add(pair.body)
         self._tell(ran.end)
         return SeenBeside(False, self.shares.speeds(kinds, lanes)[0])
+
+    def _predicted(self, ran: RanOn, other: int, others_lane: int) -> float:
+        """How fast a segment was taken to be beside one of another kind, before anything was seen."""
+        key = ran.kind, ran.lane, other, others_lane
+        if key not in self._foretold:
+            self._foretold[key] = self.shares.predicted([ran.kind, other], [ran.lane, others_lane])[0]
+        return self._foretold[key]
+
+
+def _note(ran: RanOn, other: RanOn, beside: dict[tuple[int, int], int]) -> None:
+    """Add how long another ran beside a segment, by its kind and lane."""
+    both = min(ran.end, other.end) - max(ran.start, other.start)
+    if both > 0 and other.lane != ran.lane:
+        key = other.kind, other.lane
+        beside[key] = beside.get(key, 0) + both
