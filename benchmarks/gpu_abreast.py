@@ -9,7 +9,8 @@ kept in the results as soon as it is measured, and not measured again when this 
 The rows are those of gpu_weaving.py, over the rates and lengths that the models have alone in the same run; `hosts` are
 the GPU as it was measured with segments of that length, and `--simulate` adds what the simulator says of the same rows,
 on a machine without a GPU. `us` are microseconds of processor time for a decision, `idle` the part of the time in which
-no lane had anything to compute.
+no lane had anything to compute, `step us` the microseconds that the engine was busy for each segment it started: the
+simulated engine is busy for as long.
 """
 
 from __future__ import annotations
@@ -50,13 +51,16 @@ class Stage:
         self.host, self._gpu, self._models = host, gpu, models or {}
         self.last: dict[str, float] = {}
         """What the last run cost."""
+        self.step_us: dict[str, float] = {}
+        """How long the simulated engine is busy with a segment, by rules."""
 
     def run(
         self, streams: list[dict[str, Any]], rule: str, options: dict[str, Option], seconds: float, seed: int = 1
     ) -> RequestReport:
         stream = [{"max_batch": 1, **each} for each in streams]
         raw = {"duration_s": seconds + WARM_S, "warmup_s": WARM_S, "stream": stream}
-        case, name = prepare(Workload.model_validate(raw), self.host), rule.split()[0]
+        host = self.host.model_copy(update={"step_s": self.step_us.get(rule, 0.0) / 1e6})
+        case, name = prepare(Workload.model_validate(raw), host), "fifo" if rule == "alone" else rule.split()[0]
         if self._gpu is None:
             return simulate_requests(case, name, options=options, seed=seed).report
         return self._for_real(case, name, options, [each["model"] for each in streams], seed)
@@ -87,7 +91,9 @@ class Stage:
             gc.enable()
         lanes = made[0]
         lanes.drain()
-        self.last = {"idle": round(1 - lanes.lanes.busy_ticks / max(1, lanes.now()), 4)}
+        ended = max(1, lanes.now())
+        step_us = (ended - lanes.waited_ns) / max(1, len(lanes.log)) / 1e3
+        self.last = {"idle": round(1 - lanes.lanes.busy_ticks / ended, 4), "step us": round(step_us, 1)}
         if decisions:
             self.last |= {"us": round(median(decisions) / 1e3, 1), "us mean": round(mean(decisions) / 1e3, 1)}
         return report
@@ -117,7 +123,7 @@ class Stage:
         heavy = {"model": beside, "arrival": "closed", "clients": 2, "deadline_ms": 1e5}
         for rule, options in {"alone": {}, **RIVALS}.items():
             streams = [asked] if rule == "alone" else [asked, heavy]
-            report = self.run(streams, "fifo" if rule == "alone" else rule, options, seconds)
+            report = self.run(streams, rule, options, seconds)
             first = report.streams[0]
             found[rule] = {"p50": round(first.p50_s / alone_s, 3), "p99": round(first.p99_s / alone_s, 3)}
             if rule != "alone":
@@ -239,6 +245,8 @@ def main() -> None:
             return
         own = done["segment_ms"].setdefault(name, length)
         key = f"simulated {name}" if asked.simulate else name
+        if asked.simulate:
+            stages[own].step_us = {rule: found.get("step us", 0.0) for rule, found in done[name].items()}
         done[key] = rows()[name](stages[own], asked.seconds)
         print(f"{time.monotonic() - began_s:6.1f} s", key, json.dumps(done[key]), flush=True)
         asked.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")

@@ -335,6 +335,8 @@ class GpuLanes:
         self.log: list[tuple[Candidate, LayerTimes]] = []
         self.spans: list[tuple[int, int, int, int]] = []
         """Stream, lane, and when it ran."""
+        self.waited_ns = 0
+        """How long there was nothing to do but wait."""
         self._unlearned: deque[tuple[RanOn, int, list[RanOn]]] = deque()
         self._polled: list[PolledLane] = []
         count = len(setting.shares.lanes) if setting.shares else 1
@@ -377,8 +379,10 @@ class GpuLanes:
     def idle_until(self, tick: int) -> None:
         """Until then or the next end; not at all where something has come meanwhile."""
         self._learn()
+        began = self.now()
         while self.now() < tick and not any([each.look() for each in self._polled]):
             pass
+        self.waited_ns += self.now() - began
 
     def drain(self) -> None:
         """Wait for what is still under way."""

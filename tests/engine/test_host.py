@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.engine.hosts import Kind, ListedFeed, Load, Order, Ran, WatchedHost, kind, loads, run_load
+from tests.engine.naive import program
 from tests.engine.workloads import SERVING
 from weft.engine import SimulatedHost, request_engine
 from weft.engine.tickets import Ticket
 from weft.policies import POLICIES, make_policy
-from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start
+from weft.policies.base import NO_BUFFER, NO_DEADLINE, Candidate, Policy, Setting, Start
 
 PROMPT = [name for name in SERVING if POLICIES[name].waits is Policy.waits]
 """Those that do not wait for a batch to be filled longer than its stream says."""
@@ -373,3 +374,18 @@ def test_a_batch_that_expires_is_stopped_though_its_feed_knows_it_by_another_str
 def _slower(segment: Candidate) -> Candidate:
     """The second segment takes longer than anybody expects."""
     return segment._replace(compute=50) if segment.layer else segment
+
+
+def test_who_starts_a_segment_sees_nothing_for_as_long_as_that_takes() -> None:
+    """An end is told of after it, and time has passed."""
+    programs = program("a", (0, 3)), program("b", (0, 5))
+    host = SimulatedHost(Setting(programs, NO_BUFFER, lanes=2), step_ticks=4)
+    host.submit(Start(Candidate(0, 0, 0, 0, 3, -1, 0)))
+    assert host.now() == 4
+    host.submit(Start(Candidate(1, 0, 0, 0, 5, -1, 1)))
+    assert host.now() == 8
+    (ended,) = host.completions()
+    assert (ended.candidate.stream, ended.times.compute_start, ended.times.compute_end) == (0, 4, 7)
+    host.idle_until(100)
+    (ended,) = host.completions()
+    assert (ended.candidate.stream, ended.times.compute_end, host.now()) == (1, 13, 13)

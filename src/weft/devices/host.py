@@ -167,6 +167,8 @@ class Host(BaseModel, extra="forbid", frozen=True):
     hand_over_s: tuple[Time, ...] = ()
     """What passed on a lane from the end of a segment to the start of the next, one after another; what lanes take
     ahead begins at once."""
+    step_s: Time = 0.0
+    """How long the server is busy with each segment that it starts, in which it does not see what ends or comes."""
     abort_from_s: Time = 0.01
     """Segments that are expected to take so long may be stopped half-way for something urgent."""
     abort_s: Time = 0.001

@@ -106,18 +106,20 @@ class SimulatedHost:
         abort_ticks: int = 0,
         *,
         abort_from: int = 0,
+        step_ticks: int = 0,
         crowd: Crowd | None = None,
     ) -> None:
         """abortable: programs whose layers may be stopped half-way, if they are expected to take *abort_from* ticks.
 
-        abort_ticks: how long that takes. crowd: where layers do not take what is expected of them.
+        abort_ticks: how long that takes. step_ticks: how long the engine takes to start something; what ends meanwhile
+        is seen after that. crowd: where layers do not take what is expected of them.
         """
         self._lanes, self._ahead, self._programs = setting.lanes, setting.ahead, setting.programs
         self._shares = setting.shares
         if self._shares:
             self._lanes = len(self._shares.lanes)
         self._abortable, self._abort_ticks, self._abort_from = abortable, abort_ticks, abort_from
-        self._crowd = crowd
+        self._step_ticks, self._crowd = step_ticks, crowd
         self._speeds: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
         """What was worked out of the crowd."""
         self._now = 0
@@ -125,6 +127,8 @@ class SimulatedHost:
         """Up to when the work that is done was taken off."""
         self._running: list[_Segment] = []
         """What the lanes hold."""
+        self._unseen: list[Completion] = []
+        """What ended while the engine was busy."""
         self._queues = [_Lane(index) for index in range(self._lanes if self._ahead or self._shares else 0)]
         """The same by lanes, where they take segments ahead, or are chosen."""
         self.log: list[tuple[Candidate, LayerTimes]] = []
@@ -158,6 +162,10 @@ class SimulatedHost:
         return [lane.index for lane in self._roomy()]
 
     def completions(self) -> list[Completion]:
+        unseen, self._unseen = self._unseen, []
+        return unseen + self._ended()
+
+    def _ended(self) -> list[Completion]:
         over = [each for each in self._running if each.end <= self._now]
         if over:
             self._settle()
@@ -216,6 +224,10 @@ class SimulatedHost:
             self._regulate()
 
     def submit(self, start: Start) -> None:
+        started_at = self._now + self._step_ticks
+        while self._now < started_at:
+            self.idle_until(started_at)
+            self._unseen += self._ended()
         segment = self._drawn(start.candidate)
         self._settle()
         self._running.append(segment)

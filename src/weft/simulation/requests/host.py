@@ -30,6 +30,7 @@ def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
         frozenset(range(len(setting.programs))),
         ticks(host.abort_s),
         abort_from=ticks(host.abort_from_s),
+        step_ticks=ticks(host.step_s),
         crowd=_Draws(case, _rng(case, seed)).crowd(setting),
     )
 
