@@ -39,6 +39,7 @@ from weft.serving.http_messages import (
     opening,
     parse_target,
 )
+from weft.serving.lingering import Lingering
 from weft.serving.listening import Listener
 from weft.serving.long_bodies import LongBody, Receiver
 from weft.serving.places import Places
@@ -168,6 +169,8 @@ class _Connection(Receiver):
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
+            if self._transport is not None:
+                self._server.lingering.wait(self._transport)
             return
         self._received_bytes += len(data)
         if self._rest:
@@ -567,7 +570,7 @@ class _Connection(Receiver):
             return
         self._places.forget(self)
         self._server.let_go(self)
-        self._throttle()
+        self._server.lingering.wait(transport)
         try:
             if transport.can_write_eof():
                 transport.write_eof()
@@ -696,6 +699,7 @@ class HttpServer:
         """Requests that the handler has seen and not answered."""
         self.draining = False
         self.signature = b"Server: weft\r\n"
+        self.lingering = Lingering()
         self._log = log
         self._listeners: list[Listener] = []
         self._connections: set[_Connection] = self.places.taken

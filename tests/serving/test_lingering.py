@@ -1,0 +1,151 @@
+"""Clients that go on sending after their last answer: they come to read it, and nobody else waits for them."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.serving.test_http import PATIENCE_S, Bench, Client, run
+from tests.serving.test_http_long import Loop, loops
+from weft.serving import lingering
+from weft.serving.http import ClientLimits
+
+HEAD = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 200000000\r\n\r\n"
+FLOOD = 64 << 20
+"""More than the system holds for a connection."""
+LIMITS = ClientLimits(body_bytes=100)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("weft.serving.http._LINGER_S", PATIENCE_S)
+
+
+@pytest.fixture
+def by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Nobody's turn comes by itself; what was thrown away in those that were made to come."""
+    taken: list[int] = []
+    throw_away = lingering.thrown_away
+
+    def counted(endpoint: object) -> int:
+        taken.append(0)
+        taken[-1] = throw_away(endpoint)  # type: ignore[arg-type]
+        return taken[-1]
+
+    monkeypatch.setattr(lingering, "PAUSE_S", PATIENCE_S)
+    monkeypatch.setattr(lingering, "thrown_away", counted)
+    yield taken
+
+
+async def refused(client: Client) -> None:
+    client.send(HEAD + bytes(FLOOD))
+    assert (await client.answer()).status == 413
+
+
+async def turn(bench: Bench) -> None:
+    while not bench.server.lingering._waiting:
+        await asyncio.sleep(0.001)
+    bench.server.lingering._turn()
+
+
+async def settled(client: Client) -> int:
+    """What is still to be sent, once nobody takes any of it."""
+    size, same = client.writer.transport.get_write_buffer_size(), 0
+    while same < 100:
+        await asyncio.sleep(0.001)
+        left = client.writer.transport.get_write_buffer_size()
+        size, same = left, same + 1 if left == size else 0
+    return size
+
+
+@loops
+def test_nothing_is_taken_from_a_refused_client_until_its_turn(loop: Loop, by_hand: list[int]) -> None:
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            await refused(client)
+            before = await settled(client)
+            assert before
+            while not sum(by_hand) or await settled(client) == before:
+                await turn(bench)
+            client.writer.transport.abort()
+
+    run(test, limits=LIMITS, loop=loop)
+    assert max(by_hand) <= lingering.PIECE_BYTES
+
+
+@loops
+def test_refused_clients_have_their_turns_one_after_another(loop: Loop, by_hand: list[int]) -> None:
+    async def test(bench: Bench) -> None:
+        async with bench.client() as one, bench.client() as other:
+            for each in (one, other):
+                await refused(each)
+                assert await settled(each)
+            first, second = bench.server.lingering._waiting
+            bench.server.lingering._turn()
+            assert len(by_hand) == 1 and [*bench.server.lingering._waiting] == [second, first]
+            bench.server.lingering._turn()
+            assert len(by_hand) == 2 and [*bench.server.lingering._waiting] == [first, second]
+            for each in (one, other):
+                each.writer.transport.abort()
+
+    run(test, limits=LIMITS, loop=loop)
+
+
+@loops
+def test_where_many_refused_clients_wait_the_first_is_closed(
+    loop: Loop, by_hand: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lingering, "MOST", 2)
+
+    async def test(bench: Bench) -> None:
+        async with bench.client() as first, bench.client() as second, bench.client() as third:
+            for each in (first, second, third):
+                await refused(each)
+            while len(bench.server._leaving) > 2:
+                await asyncio.sleep(0.001)
+            while not first.writer.transport.is_closing():
+                await asyncio.sleep(0.001)
+            for each in (second, third):
+                assert await settled(each)
+                each.writer.transport.abort()
+
+    run(test, limits=LIMITS, loop=loop)
+
+
+@loops
+@pytest.mark.parametrize("way", ["close", "abort", "half-close"])
+def test_a_refused_client_that_left_is_forgotten(loop: Loop, way: str) -> None:
+    async def test(bench: Bench) -> None:
+        async with bench.client() as client:
+            await refused(client)
+            if way == "half-close":
+                client.writer.write_eof()
+            else:
+                getattr(client.writer.transport, way)()
+            while bench.server._all():
+                await asyncio.sleep(0.001)
+        assert not bench.server.lingering._waiting
+
+    run(test, limits=LIMITS, loop=loop)
+
+
+@loops
+@pytest.mark.parametrize("tls", [False, True])
+def test_who_sends_all_before_reading_reads_the_answer(loop: Loop, tls: bool, trusted: tuple[Path, Path]) -> None:
+    cert, key = trusted
+    ours, theirs = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.create_default_context(cafile=str(cert))
+    ours.load_cert_chain(cert, key)
+
+    async def test(bench: Bench) -> None:
+        async with bench.client(theirs if tls else None) as client:
+            client.send(HEAD + bytes(FLOOD))
+            while client.writer.transport.get_write_buffer_size():
+                await asyncio.sleep(0.001)
+            assert (await client.answer()).status == 413
+            client.writer.transport.abort()
+
+    run(test, limits=LIMITS, loop=loop, context=ours if tls else None)
