@@ -77,14 +77,16 @@ class Abreast(Policy):
         way = self._way(works, now)
         if way is None:
             return None
-        may = [(work.due, at) for at, work in enumerate(works) if work.offered and way.lanes[at] != NOWHERE]
-        starts = [(at, self._free(way.lanes[at], works[at], view)) for _, at in sorted(may)]
-        free = [(at, lane) for at, lane in starts if lane != NOWHERE]
-        if not free:
+        may = [
+            (work.due, at, lane)
+            for at, (work, wanted) in enumerate(zip(works, way.lanes, strict=True))
+            if work.offered and (lane := self._free(wanted, work, view)) != NOWHERE
+        ]
+        if not may:
             return None
-        (at, lane), *others = free
+        _, at, lane = min(may)
         waits = any([work.offered and work.lane == NOWHERE for place, work in enumerate(works) if place != at])
-        more = bool(others) or waits or len(view.lanes[lane].holds) + 1 < MOST_HELD
+        more = len(may) > 1 or waits or len(view.lanes[lane].holds) + 1 < MOST_HELD
         return Start(works[at].head, lane=lane, more=more)
 
     def _works(self, view: View, now: int) -> list[_Work]:

@@ -401,8 +401,9 @@ class LaneExecutor:
 
     def _judged(self, lane: Lane, task: LaneTask, end: StepEnd) -> Completion:
         """The end of a segment on a lane that takes steps ahead; one runs when the one before it has ended."""
-        began = max(end.began, lane.free_since) if task is lane.tasks[0] else end.ended
-        return _completion(lane, task, end._replace(began=began, ended=max(began, end.ended)))
+        began, ended, made, error = end
+        began = max(began, lane.free_since) if task is lane.tasks[0] else ended
+        return _completion(lane, task, StepEnd(began, max(began, ended), made, error))
 
     def _known(self) -> list[Completion]:
         """What lanes have come to, or soon will, and batches can go on from: its end is known beforehand."""
