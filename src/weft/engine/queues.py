@@ -155,7 +155,11 @@ class Queues:
         """Whether there is a request that no lane computes."""
         if self.line.waiting:
             return True
-        return any(not batch.running for queue in self._busy for batch in queue.by_query.values())
+        for queue in self._busy:
+            for batch in queue.by_query.values():
+                if not batch.running:
+                    return True
+        return False
 
     def waiting(self) -> Iterator[StreamQueue]:
         """Streams of which something waits."""

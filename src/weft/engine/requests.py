@@ -105,12 +105,15 @@ class Requests:
         return self._feed.exhausted() and not self.queues.busy()
 
     def next_event(self) -> int:
-        soonest = min(self._feed.next_arrival(), self._deadlines.next())
-        for queue in self.queues.waiting():
-            wait = self._batcher.ready_at(queue)
-            if self._now < wait < soonest:
-                soonest = wait
-        return max(self._now, soonest)
+        soonest, due = self._feed.next_arrival(), self._deadlines.next()
+        if due < soonest:
+            soonest = due
+        if self.queues.line.waiting:
+            for queue in self.queues.waiting():
+                wait = self._batcher.ready_at(queue)
+                if self._now < wait < soonest:
+                    soonest = wait
+        return soonest if soonest > self._now else self._now
 
     def at(self, now: int) -> Iterable[tuple[int, int]]:
         self._now = now

@@ -422,9 +422,12 @@ class LaneExecutor:
     def abortable(self) -> tuple[Running, ...]:
         """The last segment of every lane: where a lane takes more than one, nothing waits behind one that may be
         stopped, and the lane is free when its last one has ended."""
-        last = [(lane, lane.tasks[-1]) for lane in self.lanes if lane.tasks and not lane.replaced]
-        if not any([_abortable(task) for _, task in last]):
+        for lane in self.lanes:
+            if lane.tasks and not lane.replaced and _abortable(lane.tasks[-1]):
+                break
+        else:
             return ()
+        last = [(lane, lane.tasks[-1]) for lane in self.lanes if lane.tasks and not lane.replaced]
         return tuple([Running(task.candidate, self._lane_rest(lane), _abortable(task)) for lane, task in last])
 
     def stop(self, stream: int, query: int) -> None:

@@ -90,8 +90,12 @@ class BatchWork:
 
     def left_ns(self) -> int:
         """How long it may still be computed until the first of its requests was for too long; strict ones have none."""
-        spent = [ticket.compute_ns for ticket in self.waiting()]
-        return self.model.max_compute_ns - self.compute_ns - max(spent) if spent else NO_DEADLINE
+        left_ns = NO_DEADLINE
+        for ticket in self.tickets:
+            if not (ticket.strict or ticket.gone):
+                own_ns = self.model.max_compute_ns - self.compute_ns - ticket.compute_ns
+                left_ns = own_ns if own_ns < left_ns else left_ns
+        return left_ns
 
     def waiting(self) -> list[ClientTicket]:
         """Its requests that wait without a strict deadline."""

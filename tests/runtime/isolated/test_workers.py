@@ -30,10 +30,10 @@ from weft.runtime.isolated import memory, packets, process
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.group import WorkerGroup
-from weft.runtime.isolated.lane_line import LaneLine
+from weft.runtime.isolated.lane_line import LaneLine, StepReport
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
-from weft.runtime.isolated.process import WorkerProcess
+from weft.runtime.isolated.process import WorkerProcess, WorkerRun
 from weft.runtime.isolated.spawning import Template
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.own_folder import make_folder
@@ -792,13 +792,42 @@ def test_files_that_no_answer_needs_are_closed_and_are_the_end_of_who_sent_them(
         worker.close()
 
 
-def test_more_files_than_a_step_needs_are_closed_and_are_the_end_of_who_sent_them() -> None:
+@pytest.mark.parametrize(
+    ("said", "believed"),
+    [
+        ((20, 30), (20, 30)),
+        ((5, 30), (10, 30)),
+        ((20, 300), (20, 100)),
+        ((50, 40), (40, 40)),
+        ((-5, 1), (10, 10)),
+        ((20.5, 30.5), (20, 30)),
+    ],
+)
+def test_a_step_ran_after_it_was_sent_and_before_it_was_heard_of_whatever_is_said(
+    said: tuple[Any, Any], believed: tuple[int, int]
+) -> None:
+    one = IsolatingBackend(CpuBackend())
+    lane = one.lane(0)
+    with ThreadPoolExecutor(1) as spawner:
+        worker, _ = liar(spawner)
+        worker.now = lambda: 10
+        run = WorkerRun(worker, 1, lane, NoModel(), Step(0, (), 1), Heard())  # type: ignore[arg-type]
+        worker.now = lambda: 100
+        end = worker._read_end(run, StepReport(1, *said, [[0, []]], None, b"", 0))
+        worker.close()
+    assert lane.close(live.PATIENCE_S)
+    one.close()
+    assert (end.began, end.ended) == believed and type(end.began) is type(end.ended) is int
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_more_files_than_a_step_needs_are_closed_and_are_the_end_of_who_sent_them(count: int) -> None:
     ours, theirs = packets.pair()
     line, teller = LaneLine(ours, NoEar()), packets.Line(theirs)  # type: ignore[arg-type]
-    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]
+    files = [os.open(os.devnull, os.O_RDONLY) for _ in range(count)]
     before = len(os.listdir("/proc/self/fd"))
     teller.send(["over", 1, 0, 0, [], False, None], files=files, wait=True)
-    with pytest.raises(packets.Garbled, match="2 files"):
+    with pytest.raises(packets.Garbled, match=f"{count} files"):
         line.hear()
     assert len(os.listdir("/proc/self/fd")) == before
     packets.close_all(files)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from weft.runtime.isolated import memory, packets
 from weft.runtime.isolated.ear import Ear
-from weft.runtime.isolated.packets import Garbled, Laid, Line, Packet
+from weft.runtime.isolated.packets import Garbled, Laid, Line
 
 TEXT_WEIGHT = 64
 """How much longer than others bytes of texts take to be read."""
@@ -74,26 +74,28 @@ class LaneLine:
 
     def hear(self) -> StepReport:
         """What was said, without waiting for it: BlockingIOError if nothing was, EOFError if nothing ever will be."""
-        packet = self.line.receive(wait=False)
+        head, tensors, files = self.line.receive(wait=False)
         try:
-            return self._report(packet)
+            kind, number, began, ended, made, shared, problem = head
+            if kind == "over" and not (shared or files):
+                return StepReport(number, began, ended, made, problem, tensors, 0)
+            if kind != "over" or len(files) > 1 or shared not in range(1, self._places + 1):
+                raise Garbled(f"{kind!r} with {len(files)} files is nothing a lane says")
+            return StepReport(number, began, ended, made, problem, self._seen(shared, files), _weight(made))
         finally:
-            packets.close_all(packet.files)  # those that nobody took
+            if files:
+                packets.close_all(files)  # those that nobody took
 
-    def _report(self, packet: Packet) -> StepReport:
-        kind, number, began, ended, made, shared, problem = packet.head
-        if kind != "over" or len(packet.files) > 1 or shared not in range(self._places + 1):
-            raise Garbled(f"{kind!r} with {len(packet.files)} files is nothing a lane says")
-        if packet.files:
-            self._inward[shared] = memory.taken(packet.files.pop())
-        if not shared:
-            return StepReport(number, began, ended, made, problem, packet.tensors, 0)
-        found = self._inward.get(shared)
+    def _seen(self, place: int, files: list[int]) -> Any:
+        """What a report has in the memory of a place, which may come with it."""
+        if files:
+            self._inward[place] = memory.taken(files.pop())
+        found = self._inward.get(place)
         if found is None:
             raise Garbled("no memory was sent")
         if found.size > self._kept_bytes:
-            del self._inward[shared]
-        return StepReport(number, began, ended, made, problem, found.bytes, _weight(made))
+            del self._inward[place]
+        return found.bytes
 
 
 def _weight(made: Any) -> int:

@@ -47,6 +47,7 @@ class IsolatedModel:
         self.memory_bytes = told.memory_bytes * (2 if group.limits.spare else 1)
         self.moving_bytes = told.moving_bytes
         self.remarks = (*told.remarks, f"runs in a worker process ({group.name})")
+        self._last = len(told.segments) - 1
         self._told = {each.segment: each.output for each in told.exits}
         self._kinds = {spec.name: DATATYPES[spec.datatype] for spec in told.outputs}
 
@@ -71,7 +72,7 @@ class IsolatedModel:
             if step.segment == 0 and self.breaker.state == "open":
                 self.breaker.refuse()
             worker = self.group.charge(self.number)
-            for part in step.parts:
+            for part in step.parts if step.segment else ():
                 if isinstance(part.values, HeldValues) and part.values.worker is not worker:
                     raise part.values.worker.lost()
         except RequestError as error:
@@ -83,19 +84,19 @@ class IsolatedModel:
     def onward(self, step: Step) -> int:
         """How many values the next step can be started with before this one has ended; none at exits and at the end."""
         segment = step.segment
-        if segment == len(self.segments) - 1 or segment in self._told:
+        if segment == self._last or segment in self._told:
             return 0
         return 1 if segment == 0 or self.mergeable else len(step.parts)
 
     def check(self, segment: int, rows: int, made: Sequence[StepOutput]) -> None:
         """What a worker says a segment gave must be able to; ``Garbled`` if not."""
-        last, exits = segment == len(self.segments) - 1, segment in self._told
+        last, exits = segment == self._last, segment in self._told
         wanted = self._kinds if last else {self._told[segment]: None} if exits else {}
         for _, answers in made:
             if answers.keys() != wanted.keys():
                 raise Garbled(f"answers {sorted(answers)} where {sorted(wanted)} were due")
             for name, each in answers.items():
-                if (self.batchable and not each.ndim) or (last and each.dtype != wanted[name]):
+                if (self.batchable and not each.ndim) or (last and each.dtype is not wanted[name]):
                     raise Garbled(f"{name!r} is {each.dtype} of shape {each.shape}")
                 if exits and (each.ndim != 2 or len(each) != rows or each.dtype.kind != "f"):
                     raise Garbled(f"exit {name!r} is {each.dtype} of shape {each.shape} for {rows} rows")

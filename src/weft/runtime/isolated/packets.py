@@ -93,7 +93,14 @@ class Line:
             raise EOFError
         files = _files(rights) if rights else []
         try:
-            return _read(self._view[:size], files)
+            packet = self._view[:size]
+            length = int.from_bytes(packet[:_HEAD], "little")
+            if length > LARGEST_HEAD:
+                packet, length = _elsewhere(packet, length, files)
+            head = orjson.loads(packet[_HEAD : _HEAD + length])
+            if not isinstance(head, list):
+                raise ValueError("a packet without a list")
+            return Packet(head, packet[_HEAD + length :], files)
         except (ValueError, TypeError, IndexError) as error:  # orjson's is a ValueError
             close_all(files)
             raise Garbled(str(error)) from error
@@ -124,18 +131,15 @@ def _files(rights: Sequence[tuple[int, int, bytes]]) -> list[int]:
     return list(found)
 
 
-def _read(packet: memoryview, files: list[int]) -> Packet:
-    length = int.from_bytes(packet[:_HEAD], "little")
+def _elsewhere(packet: memoryview, length: int, files: list[int]) -> tuple[memoryview, int]:
+    """The packet that lies in the last of the files, and how long its head is; ValueError where that is too long."""
     if length == _ELSEWHERE:
         size = int.from_bytes(packet[_HEAD : _HEAD + 8], "little")
         packet = memoryview(memory.taken(files.pop()).bytes)[:size]
         length = int.from_bytes(packet[:_HEAD], "little")
     if length > LARGEST_HEAD:
         raise ValueError(f"a head of {length} bytes")
-    head = orjson.loads(packet[_HEAD : _HEAD + length])
-    if not isinstance(head, list):
-        raise ValueError("a packet without a list")
-    return Packet(head, packet[_HEAD + length :], files)
+    return packet, length
 
 
 # Tensors
@@ -154,7 +158,7 @@ class Laid:
 
     def add(self, piece: Any) -> int:
         """Where an array that lies in one piece goes."""
-        place = memory.aligned(self.size)
+        place = memory.aligned(self.size) if self.size else 0
         self.pieces.append((place, piece))
         self.size = place + piece.nbytes
         return place

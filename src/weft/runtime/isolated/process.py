@@ -98,7 +98,9 @@ _NO_STEP = Step(0, (), 0)
 class WorkerRun:
     """A step that a worker was given."""
 
-    __slots__ = ("_ended", "began", "keep", "lane", "leaving", "model", "number", "onward", "over", "step", "worker")
+    __slots__ = (
+        "_ended", "began", "keep", "lane", "leaving", "model", "moves", "number", "onward", "over", "step", "worker",
+    )  # fmt: skip
 
     def __init__(
         self, worker: WorkerProcess, number: int, lane: IsolatingLane, model: Charged, step: Step, ended: Ended
@@ -109,7 +111,10 @@ class WorkerRun:
         self.over = False
         self.leaving: list[int] | None = None
         """Models that leave the device before it, where its own has to come back; None where it was there."""
-        worker.residency.begin(model.number)
+        self.moves = model.number in worker.residency.movable
+        """Whether its model is one of those that may leave a device."""
+        if self.moves:
+            worker.residency.begin(model.number)
         self.keep = number << PARTS_BITS
         """The first of the numbers under which the worker keeps what it leaves, one for each part."""
         self.onward: list[StepOutput] | None = None
@@ -139,7 +144,8 @@ class WorkerRun:
         if ended is None:
             return
         self.step, self.onward = _NO_STEP, None  # whoever hears of the end may free its values
-        self.worker.residency.end(self.model.number)
+        if self.moves:
+            self.worker.residency.end(self.model.number)
         try:
             ended(end)
         except Exception:
@@ -262,15 +268,17 @@ class WorkerProcess:
 
     def _send(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
         shared = laid.size > packets.INLINE_BYTES
-        step, lenders = run.step, self._unknown(laid.lenders) if laid.lenders else ()
+        step, model = run.step, run.model.number
+        lenders = self._unknown(laid.lenders) if laid.lenders else ()
+        terms = [tuple(each.terms) for each in lenders] if lenders else ()
+        files = [each.file for each in lenders if each.file is not None] if lenders else ()
         freed = self._to_free() if self._freed else ()
-        head = ["run", run.number, run.model.number, step.segment, parts, step.rows, shared, freed]
-        head += [run.keep, run.onward is not None, [tuple(each.terms) for each in lenders]]
         try:
-            begins, lane = step.segment == 0, run.lane.index
-            run.leaving = self.residency.bring(run.model.number, begins=begins, lane=lane)
-            head.append(run.leaving)
-            self._lane(run.lane).send(head, laid, [each.file for each in lenders if each.file is not None])
+            if run.moves:
+                run.leaving = self.residency.bring(model, begins=step.segment == 0, lane=run.lane.index)
+            head = ["run", run.number, model, step.segment, parts, step.rows, shared, freed]
+            head += (run.keep, run.onward is not None, terms, run.leaving)
+            self._lane(run.lane).send(head, laid, files)
             if lenders:
                 self.lend(lenders)
         except ConnectionError:
@@ -529,13 +537,15 @@ class WorkerProcess:
         if not self._runs:
             if self._idle:
                 self._idle.set()
-            self._flush()
+            if self._freed:
+                self._flush()
 
     def _read_end(self, run: WorkerRun, report: StepReport) -> StepEnd:
         """The end of a step; its times are ours where the worker's cannot be."""
-        now = self.now()
-        ended = min(max(run.began, int(report.ended)), now)
-        began = min(max(run.began, int(report.began)), ended)
+        began, ended, now = report.began, report.ended, self.now()
+        if not (type(began) is type(ended) is int and run.began <= began <= ended <= now):
+            ended = min(max(run.began, int(ended)), now)
+            began = min(max(run.began, int(began)), ended)
         if report.problem is not None:
             error = heard(report.problem)
             if run.leaving is not None:
@@ -543,13 +553,10 @@ class WorkerProcess:
             run.model.failed()
             return StepEnd(began, ended, error=error)
         promised = {each.values.number: each.values for each in run.onward} if run.onward else {}
-        outputs = [
-            StepOutput(
-                promised.get(number) or HeldValues(self, int(number), run.model.number) if number else {},
-                packets.restore(answers, report.source, copied=True),
-            )
-            for number, answers in report.made
-        ]
+        outputs: list[StepOutput] = []
+        for number, answers in report.made:
+            kept = promised.get(number) or HeldValues(self, int(number), run.model.number) if number else {}
+            outputs.append(StepOutput(kept, packets.restore(answers, report.source, copied=True)))
         run.model.check(run.step.segment, run.step.rows, outputs)
         if run.leaving is not None:
             self.residency.came(run.model.number, run.leaving)

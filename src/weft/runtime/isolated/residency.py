@@ -34,7 +34,7 @@ class Residency:
     def __init__(self, most_bytes: int) -> None:
         self._most, self._lock = most_bytes, threading.RLock()  # values may be freed on any thread, at any time
         self._models: dict[int, _Model] = {}
-        self._movable: set[int] = set()
+        self.movable: set[int] = set()
         """Those that can leave; nothing has to be known of others."""
         self._there: OrderedDict[int, None] = OrderedDict()
         """Those that are there, the one used least recently first."""
@@ -53,29 +53,29 @@ class Residency:
         with self._lock:
             self._models[number] = _Model(moving, staying)
             if moving:
-                self._movable.add(number)
+                self.movable.add(number)
 
     def remove(self, number: int) -> None:
         """A model was closed."""
         with self._lock:
             self._models.pop(number, None)
-            self._movable.discard(number)
+            self.movable.discard(number)
             self._under_way.pop(number, None)
             self._there.pop(number, None)
             self._unsure.discard(number)
 
     def is_there(self, number: int) -> bool:
-        return number not in self._movable or number in self._there
+        return number not in self.movable or number in self._there
 
     def begin(self, number: int) -> None:
         """A step of a model is under way, or values of one of its batches are kept."""
-        if number in self._movable:
+        if number in self.movable:
             with self._lock:
                 self._under_way[number] += 1
 
     def end(self, number: int) -> None:
         """They are not any more."""
-        if number in self._movable:
+        if number in self.movable:
             with self._lock:
                 self._under_way[number] -= 1
 
@@ -85,7 +85,7 @@ class Residency:
         begins: the step is the first of its batch.
         ``WorkerDied`` says when to ask again, if others are needed, and ``Failed`` that it never fits.
         """
-        if number not in self._movable:
+        if number not in self.movable:
             return None
         with self._lock:
             if self.is_there(number):

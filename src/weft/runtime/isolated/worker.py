@@ -73,7 +73,7 @@ class ModelWorker:
         self.models: dict[int, LoadedModel] = {}
         self.values: dict[int, Any] = {}
         """What batches hold, by number; an error where the step failed that was to make it."""
-        self._regions: dict[int, Borrowed] = {}
+        self.regions: dict[int, Borrowed] = {}
         """Memory that clients share, by the numbers of the server."""
         self._lanes: dict[int, WorkerLane] = {}
         self._slow, self._writer = ThreadPoolExecutor(1, "calls"), ThreadPoolExecutor(1, "writes")
@@ -123,21 +123,21 @@ class ModelWorker:
 
     def borrow(self, terms: LendingTerms, file: int | None) -> None:
         with self._borrowing:
-            if terms.number in self._regions:
+            if terms.number in self.regions:
                 close_all(() if file is None else (file,))
                 return
             try:
-                self._regions[terms.number] = self.engine.borrow(terms, file)
+                self.regions[terms.number] = self.engine.borrow(terms, file)
             except BadRequest as error:
-                self._regions[terms.number] = _Unborrowed(error)
+                self.regions[terms.number] = _Unborrowed(error)
             except Exception as error:  # whatever a device raises
-                self._regions[terms.number] = _Unborrowed(BadRequest(f"the region cannot be used there: {error}"))
+                self.regions[terms.number] = _Unborrowed(BadRequest(f"the region cannot be used there: {error}"))
 
     def borrowed(self, number: int) -> Borrowed:
-        return self._regions[number]
+        return self.regions[number]
 
     def _return(self, number: int) -> None:
-        region = self._regions.pop(number, None)
+        region = self.regions.pop(number, None)
         try:
             if region is not None:
                 region.close()
@@ -152,7 +152,7 @@ class ModelWorker:
             "prepare": lambda model, rows: self.models[model].prepare(rows),
             "close": lambda model: self.models.pop(model).close(),
             "held": lambda: [len(self.models), len(self.values)],
-            "borrowed": lambda: len(self._regions),
+            "borrowed": lambda: len(self.regions),
             "told": self.engine.told,
             "write": self._write,
         }
@@ -167,7 +167,7 @@ class ModelWorker:
         """Put bytes, which travel as Base64, into a region of a GPU's memory."""
         told = LendingTerms(*terms)
         self.borrow(told, None)
-        self._regions[told.number].write(b64decode(data), offset)
+        self.regions[told.number].write(b64decode(data), offset)
 
     def _open(self, number: int, path: str, options: dict[str, Any], cache: str, learn: bool) -> str:
         """Open a model, from the *cache* if one is named; ``NotLearned`` where it had to be learned and shall not."""

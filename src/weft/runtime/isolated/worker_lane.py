@@ -11,11 +11,10 @@ import os
 import select
 import threading
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-from weft.runtime.backend import BatchPart, LoadedModel, Step, StepEnd, StepOutput
+from weft.runtime.backend import BatchPart, LoadedModel, Step, StepEnd
 from weft.runtime.isolated import memory, packets
 from weft.runtime.isolated.described import told
 from weft.runtime.isolated.engines import WorkerEngine
@@ -31,6 +30,7 @@ class LaneHost(Protocol):
     engine: WorkerEngine
     models: dict[int, LoadedModel]
     values: dict[int, Any]
+    regions: dict[int, Borrowed]
 
     def free(self, numbers: list[int]) -> None:
         """Nobody needs these values any more."""
@@ -141,7 +141,8 @@ class WorkerLane:
             step, over = Step(segment, found, rows), partial(self._over, order)
             started = self._worker.models[model].start(step, self._lane, over, here=self._engine.here)
             if onward and started.onward is not None:
-                self._keep(order, started.onward)
+                for at, each in enumerate(started.onward):
+                    self._keep(order, at, each.values)
             elif onward:
                 self._break_promise(order, getattr(started, "error", None))
         except Exception as error:
@@ -189,10 +190,9 @@ class WorkerLane:
 
     def _restored(self, tensors: list[Any], source: Any, *, copied: bool) -> dict[str, Any]:
         """Arrays that came, and tensors in regions, in the order in which they were told of."""
-        here = [each for each in tensors if not isinstance(each[3], list)]
-        found = packets.restore(here, source, copied=copied)
-        if len(here) == len(tensors):
-            return found
+        if not self._worker.regions:
+            return packets.restore(tensors, source, copied=copied)
+        found = packets.restore([each for each in tensors if not isinstance(each[3], list)], source, copied=copied)
         lent = {
             name: self._worker.borrowed(place[0]).tensor(place[1], tuple(shape), DATATYPES[kind])
             for name, kind, shape, place, _ in tensors
@@ -200,11 +200,10 @@ class WorkerLane:
         }
         return {each[0]: lent[each[0]] if each[0] in lent else found[each[0]] for each in tensors}
 
-    def _keep(self, order: _Order, made: Sequence[StepOutput]) -> None:
+    def _keep(self, order: _Order, at: int, values: Any) -> None:
         """Keep what a step leaves, which may still be under way: in memory of its own, for it outlives the step."""
-        for at, each in enumerate(made):
-            if each.values:
-                self._worker.values[order.keep + at] = _owned(each.values, order.borrowed)
+        if values:
+            self._worker.values[order.keep + at] = _owned(values, order.borrowed)
 
     def _break_promise(self, order: _Order, error: Exception | None) -> None:
         """What was sent ahead on what a step was to leave fails as it did."""
@@ -220,9 +219,9 @@ class WorkerLane:
     def _over(self, order: _Order, end: StepEnd) -> None:
         """Tell that a step has ended, with what clients are told, and keep the rest."""
         laid, made = Laid(), []
-        if not order.onward:
-            self._keep(order, end.made)
         for at, each in enumerate(end.made):
+            if each.values and not order.onward:
+                self._keep(order, at, each.values)
             made.append((order.keep + at if each.values else 0, packets.describe(each.answers, laid)))
         problem = told(end.error) if end.error else None
         head = ["over", order.run, end.began, end.ended, made, 0, problem]
