@@ -96,7 +96,7 @@ class IsolatedModel:
             if answers.keys() != wanted.keys():
                 raise Garbled(f"answers {sorted(answers)} where {sorted(wanted)} were due")
             for name, each in answers.items():
-                if (self.batchable and not each.ndim) or (last and each.dtype is not wanted[name]):
+                if (self.batchable and not each.ndim) or (last and each.dtype != wanted[name]):
                     raise Garbled(f"{name!r} is {each.dtype} of shape {each.shape}")
                 if exits and (each.ndim != 2 or len(each) != rows or each.dtype.kind != "f"):
                     raise Garbled(f"exit {name!r} is {each.dtype} of shape {each.shape} for {rows} rows")
