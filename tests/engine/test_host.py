@@ -387,5 +387,18 @@ def test_who_starts_a_segment_sees_nothing_for_as_long_as_that_takes() -> None:
     (ended,) = host.completions()
     assert (ended.candidate.stream, ended.times.compute_start, ended.times.compute_end) == (0, 4, 7)
     host.idle_until(100)
+    host.idle_until(100)
     (ended,) = host.completions()
     assert (ended.candidate.stream, ended.times.compute_end, host.now()) == (1, 13, 13)
+
+
+def test_what_came_and_ended_in_a_step_is_looked_at_before_anybody_waits() -> None:
+    """Waiting for something else would let time pass in which it is not seen."""
+    programs = program("a", (0, 3)), program("b", (0, 50))
+    host = SimulatedHost(Setting(programs, NO_BUFFER, lanes=2), step_ticks=4)
+    host.submit(Start(Candidate(0, 0, 0, 0, 3, -1, 0)))
+    host.submit(Start(Candidate(1, 0, 0, 0, 50, -1, 1), more=False))
+    host.idle_until(100)
+    assert host.now() == 8 and [each.candidate.stream for each in host.completions()] == [0]
+    host.idle_until(100)
+    assert host.now() == 58

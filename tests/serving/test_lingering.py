@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
 from collections.abc import Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ import pytest
 from tests.serving.test_http import PATIENCE_S, Bench, Client, run
 from tests.serving.test_http_long import Loop, loops
 from weft.serving import lingering
-from weft.serving.http import ClientLimits
+from weft.serving.http import ClientLimits, HttpResponse
 
 HEAD = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 200000000\r\n\r\n"
 FLOOD = 64 << 20
@@ -74,7 +76,6 @@ def test_nothing_is_taken_from_a_refused_client_until_its_turn(loop: Loop, by_ha
             client.writer.transport.abort()
 
     run(test, limits=LIMITS, loop=loop)
-    assert max(by_hand) <= lingering.PIECE_BYTES
 
 
 @loops
@@ -96,24 +97,51 @@ def test_refused_clients_have_their_turns_one_after_another(loop: Loop, by_hand:
 
 
 @loops
-def test_where_many_refused_clients_wait_the_first_is_closed(
-    loop: Loop, by_hand: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(lingering, "MOST", 2)
-
+def test_however_many_are_refused_at_once_all_can_read_why(loop: Loop, by_hand: list[int]) -> None:
     async def test(bench: Bench) -> None:
-        async with bench.client() as first, bench.client() as second, bench.client() as third:
-            for each in (first, second, third):
-                await refused(each)
-            while len(bench.server._leaving) > 2:
-                await asyncio.sleep(0.001)
-            while not first.writer.transport.is_closing():
-                await asyncio.sleep(0.001)
-            for each in (second, third):
-                assert await settled(each)
+        async with AsyncExitStack() as stack:
+            clients = [await stack.enter_async_context(bench.client()) for _ in range(150)]
+            for each in clients:
+                each.send(HEAD + bytes(1 << 16))
+            for each in clients:
+                assert (await each.answer()).status == 413
+            assert len(bench.server.lingering._waiting) == len(clients)
+            for each in clients:
                 each.writer.transport.abort()
 
     run(test, limits=LIMITS, loop=loop)
+
+
+@loops
+def test_who_says_no_more_still_has_all_of_a_long_answer(loop: Loop) -> None:
+    """Bytes that nobody asked for come before the end; the answer is longer than the system holds."""
+    size = 16 << 20
+
+    async def test(bench: Bench) -> None:
+        end = socket.socket()
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 15)
+        end.connect(("127.0.0.1", bench.port))
+        reader, writer = await asyncio.open_connection(sock=end)
+        writer.write(b"GET / HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\nand more")
+        writer.write_eof()
+        head = await reader.readuntil(b"\r\n\r\n")
+        while bench.server.lingering._waiting:
+            await asyncio.sleep(0.001)
+        assert head.startswith(b"HTTP/1.1 200") and len(await reader.read()) == size
+        writer.close()
+
+    run(test, handler=lambda exchange: exchange.respond(HttpResponse(200, bytes(size))), loop=loop)
+
+
+def test_nobody_is_waited_for_whatever_the_process_says_of_its_sockets() -> None:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(PATIENCE_S)
+    try:
+        one, other = socket.socketpair()
+        with one, other, pytest.raises(BlockingIOError):
+            lingering.thrown_away(one)
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 @loops

@@ -129,6 +129,8 @@ class SimulatedHost:
         """What the lanes hold."""
         self._unseen: list[Completion] = []
         """What ended while the engine was busy."""
+        self._stepped = False
+        """The engine was busy, and has not looked since."""
         self._queues = [_Lane(index) for index in range(self._lanes if self._ahead or self._shares else 0)]
         """The same by lanes, where they take segments ahead, or are chosen."""
         self.log: list[tuple[Candidate, LayerTimes]] = []
@@ -211,7 +213,13 @@ class SimulatedHost:
         return not (segment.told or segment.aborted or segment.stoppable or decides)
 
     def idle_until(self, tick: int) -> None:
-        """Let time pass until then, or to the next end where that has passed."""
+        """Let time pass until then, or to the next end where that has passed; none where the engine has to look first
+        at what has come and ended while it was busy."""
+        if not self._stepped:
+            self._pass(tick)
+        self._stepped = False
+
+    def _pass(self, tick: int) -> None:
         began = self._now
         while True:
             ends = [each.end for each in self._running]
@@ -226,8 +234,9 @@ class SimulatedHost:
     def submit(self, start: Start) -> None:
         started_at = self._now + self._step_ticks
         while self._now < started_at:
-            self.idle_until(started_at)
+            self._pass(started_at)
             self._unseen += self._ended()
+        self._stepped = self._step_ticks > 0
         segment = self._drawn(start.candidate)
         self._settle()
         self._running.append(segment)

@@ -2,8 +2,8 @@
 
 Among the ways to share (one alone, two on the sides of a cut, several on streams) it takes the one in which most work
 is done, if everybody who can be on time still can after it: one by one on the whole GPU, in order of deadlines, as
-``punctual`` serves them. So whoever has no time to lose is alone, and the others step aside. A model that was given
-less than its fair share lately counts for more.
+``punctual`` serves them. So whoever has no time to lose is alone, and the others step aside. Where somebody is due soon
+at most two are on streams, and nobody on a cut. A model that was given less than its fair share lately counts for more.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Abreast(Policy):
             if _keeps(found[best], works, slacks):
                 return found[best]
             scores[best] = -1.0
-        return None if ending else _alone(slacks[0][0], ways(shares, programs))
+        return None  # whoever ends a query where it is has to be waited for
 
     def _weights(self, works: list[_Work], now: int, hurried: bool) -> list[float]:
         """What a unit of each one's work counts for; hurried: somebody may be in danger."""
@@ -201,11 +201,6 @@ def _keeps(way: SharingWay, works: list[_Work], slacks: list[tuple[int, int]]) -
         if slack < step * (1.0 - done):
             return False
     return True
-
-
-def _alone(place: int, known: tuple[SharingWay, ...]) -> SharingWay:
-    """The way in which a work has most of the GPU."""
-    return max(known, key=lambda way: way.speeds[place])
 
 
 def _sooner(one: Candidate, other: Candidate) -> bool:

@@ -87,7 +87,7 @@ def open_ways(
     """Those of the ways that leave the works at the places *staying* where they are.
 
     held: the lane that has something of each work, or ``NOWHERE``. hurried: only ways that are well known and that
-    works change to at once: one alone, or two on streams of the whole GPU.
+    works change to at once: one alone, or two on streams of the whole GPU; all where somebody has to stay elsewhere.
     """
     kept, key = _known(shares).open_ways, (shares.tagged(programs), held, staying, hurried)
     found = kept.get(key)

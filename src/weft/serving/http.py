@@ -559,7 +559,7 @@ class _Connection(Receiver):
 
     def _linger(self) -> None:
         """Say that this was the last answer, and read on into the void until the client closes."""
-        self._closing = True
+        self._closing, self._throttled = True, False
         self._rest, self._at = b"", 0
         transport = self._transport
         if transport is not None and self._room is not None:

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections import deque
 
 PAUSE_S = 0.001
 """From one turn to the next."""
 PIECE_BYTES = 1 << 20
 """At most so much is thrown away in a turn."""
-MOST = 128
-"""Clients that wait for a turn; where more do, the first is closed, which had the time to read."""
+MOST_SILENT = 16
+"""Clients that have sent nothing more cost next to nothing: so many are passed over in a turn."""
 _VOID = bytearray(PIECE_BYTES)
 _UNCOPIED: int = getattr(socket, "MSG_TRUNC", 0)
 """Tells Linux to throw away what it would copy; elsewhere it is copied into the void."""
@@ -25,7 +24,7 @@ class Lingering:
     """Transports of such clients, in turns."""
 
     def __init__(self) -> None:
-        self._waiting: deque[asyncio.Transport] = deque()
+        self._waiting: dict[asyncio.Transport, None] = {}
         self._turning = False
 
     def wait(self, transport: asyncio.Transport) -> None:
@@ -33,9 +32,7 @@ class Lingering:
         if transport.is_closing():
             return
         transport.pause_reading()
-        self._waiting.append(transport)
-        if len(self._waiting) > MOST:
-            self._waiting.popleft().abort()
+        self._waiting[transport] = None
         if not self._turning:
             self._turn_later()
 
@@ -45,15 +42,19 @@ class Lingering:
             asyncio.get_running_loop().call_later(PAUSE_S, self._turn)
 
     def _turn(self) -> None:
-        transport = self._waiting.popleft()
-        if not transport.is_closing():
-            self._read_over(transport)
-        self._turn_later()
+        try:
+            for transport in [*self._waiting][:MOST_SILENT]:
+                del self._waiting[transport]
+                if not transport.is_closing() and self._read_over(transport):
+                    break
+        finally:
+            self._turn_later()
 
-    def _read_over(self, transport: asyncio.Transport) -> None:
+    def _read_over(self, transport: asyncio.Transport) -> bool:
+        """Whether that took time."""
         if transport.get_extra_info("sslcontext") is not None:
             transport.resume_reading()  # under TLS bytes are not ours to take; what comes of them waits again
-            return
+            return True
         try:
             more = thrown_away(transport.get_extra_info("socket"))
         except BlockingIOError:
@@ -61,13 +62,16 @@ class Lingering:
         except OSError:
             transport.abort()
         else:
-            self.wait(transport) if more else transport.abort()
+            self.wait(transport) if more else transport.close()  # which may have to read its answer yet
+            return True
+        return False
 
 
 def thrown_away(endpoint: socket.socket) -> int:
     """How many bytes a transport's socket had for nobody; 0 if its client says no more."""
     same = socket.socket(endpoint.family, endpoint.type, endpoint.proto, endpoint.fileno())
     try:
+        same.setblocking(False)
         return same.recv_into(_VOID, PIECE_BYTES, _UNCOPIED)
     finally:
         same.detach()

@@ -284,3 +284,18 @@ def test_all_have_left_when_another_worker_was_started(narrow: Any) -> None:
     while backend.group.worker in (worker, None) or not numbers <= backend.group.worker.opened:
         threading.Event().wait(0.01)
     assert [each.away_s > 0 for each in models] == [True] * 3
+
+
+def test_what_is_free_is_not_forgotten_where_a_step_is_not_sent(narrow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, models = narrow
+    lane, worker, heard = backend.lane(0), backend.group.worker, [Heard(), Heard()]
+    models[0].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[0])
+    kept = heard[0].end().made
+    told: list[Any] = []
+    monkeypatch.setattr(worker, "tell", told.append)
+    worker._freed.append(7)  # while something else was under way
+    models[1].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[1])
+    assert isinstance(heard[1].end().error, WorkerDied) and kept
+    worker._flush()
+    assert told == [["free", [7]]]
+    assert lane.close(PATIENCE_S)

@@ -272,10 +272,11 @@ class WorkerProcess:
         lenders = self._unknown(laid.lenders) if laid.lenders else ()
         terms = [tuple(each.terms) for each in lenders] if lenders else ()
         files = [each.file for each in lenders if each.file is not None] if lenders else ()
-        freed = self._to_free() if self._freed else ()
+        freed: Sequence[int] = ()
         try:
             if run.moves:
                 run.leaving = self.residency.bring(model, begins=step.segment == 0, lane=run.lane.index)
+            freed = self._to_free() if self._freed else ()
             head = ["run", run.number, model, step.segment, parts, step.rows, shared, freed]
             head += (run.keep, run.onward is not None, terms, run.leaving)
             self._lane(run.lane).send(head, laid, files)
@@ -289,6 +290,7 @@ class WorkerProcess:
         except Exception as error:  # nobody shall wait for what was not sent
             if run.leaving is not None:
                 self.residency.unsent(run.model.number, run.leaving)
+            self._freed.extend(freed)
             if self._take(run.number):
                 run.fail(error)
 

@@ -133,9 +133,6 @@ class ModelWorker:
             except Exception as error:  # whatever a device raises
                 self.regions[terms.number] = _Unborrowed(BadRequest(f"the region cannot be used there: {error}"))
 
-    def borrowed(self, number: int) -> Borrowed:
-        return self.regions[number]
-
     def _return(self, number: int) -> None:
         region = self.regions.pop(number, None)
         try:

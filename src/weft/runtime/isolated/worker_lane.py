@@ -44,10 +44,6 @@ class LaneHost(Protocol):
         """Steps will have tensors in this region; the file is the worker's."""
         ...
 
-    def borrowed(self, number: int) -> Borrowed:
-        """The region of this number."""
-        ...
-
 
 class _Order(NamedTuple):
     """Which step it is, where its tensors go, and under which numbers what it leaves is kept."""
@@ -190,11 +186,13 @@ class WorkerLane:
 
     def _restored(self, tensors: list[Any], source: Any, *, copied: bool) -> dict[str, Any]:
         """Arrays that came, and tensors in regions, in the order in which they were told of."""
-        if not self._worker.regions:
-            return packets.restore(tensors, source, copied=copied)
-        found = packets.restore([each for each in tensors if not isinstance(each[3], list)], source, copied=copied)
+        regions = self._worker.regions
+        here = [each for each in tensors if not isinstance(each[3], list)] if regions else tensors
+        found = packets.restore(here, source, copied=copied)
+        if len(here) == len(tensors):
+            return found
         lent = {
-            name: self._worker.borrowed(place[0]).tensor(place[1], tuple(shape), DATATYPES[kind])
+            name: regions[place[0]].tensor(place[1], tuple(shape), DATATYPES[kind])
             for name, kind, shape, place, _ in tensors
             if isinstance(place, list)
         }
