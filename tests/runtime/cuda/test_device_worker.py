@@ -297,5 +297,5 @@ def test_what_is_free_is_not_forgotten_where_a_step_is_not_sent(narrow: Any, mon
     models[1].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[1])
     assert isinstance(heard[1].end().error, WorkerDied) and kept
     worker._flush()
-    assert told == [["free", [7]]]
+    assert 7 in [number for _, freed in told for number in freed]
     assert lane.close(PATIENCE_S)
