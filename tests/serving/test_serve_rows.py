@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +13,17 @@ from tests.runtime.test_rows import quantised
 from tests.serving import live
 from tests.serving.test_serve_endless import one_that_never_ends, turning
 from tests.serving.test_serve_life import Background
-from tests.serving.test_serve_models import infer, model, plain, send, session, until
+from tests.serving.test_serve_models import infer, model, plain, send, session, state, until
 
 CLIENTS = 8
+
+
+@contextlib.contextmanager
+def lane_taken(server: live.Live) -> Iterator[None]:
+    """One that never ends has the only lane; a lane that is busy may also learn, while that one waits."""
+    with live.same_lanes(server), one_that_never_ends(server):
+        until(lambda: model(server, "turning")["queued"] == 0 < state(server)["in_flight"], "the lane has that one")
+        yield
 
 
 def asked(path: Path, server: live.Live) -> tuple[list[int], list[int]]:
@@ -21,7 +31,7 @@ def asked(path: Path, server: live.Live) -> tuple[list[int], list[int]]:
     rng = np.random.default_rng(1)
     inputs = [{"x": rng.normal(size=(1, 32)).astype(np.float32)} for _ in range(CLIENTS)]
     inputs[3]["x"] *= 200
-    with live.same_lanes(server), one_that_never_ends(server):  # it has the only lane
+    with lane_taken(server):
         waiting = [Background(lambda each=each: infer(server, "quantised", each)) for each in inputs]
         until(lambda: model(server, "quantised")["queued"] == CLIENTS, "all of them wait")
     alone = session(path)
@@ -65,7 +75,7 @@ def test_settings_that_say_so_do_the_same(tmp_path: Path) -> None:
 
 def asked_for(server: live.Live, name: str, inputs: list[np.ndarray]) -> list[np.ndarray]:
     """What clients who wait together for a model get."""
-    with live.same_lanes(server), one_that_never_ends(server):
+    with lane_taken(server):
         waiting = [Background(lambda each=each: infer(server, name, {"x": each})) for each in inputs]
         until(lambda: model(server, name)["queued"] == len(inputs), "all of them wait")
     return [each.result()["y"] for each in waiting]
