@@ -119,6 +119,14 @@ def test_segments_slow_each_other_down_while_they_overlap_and_no_longer():
     assert [done.times.compute_end for done in host.completions()] == [140]
 
 
+def test_a_server_that_is_busy_with_each_segment_answers_later():
+    rare = workload(stream=[{"model": "short", "rate": 1.0, "deadline_ms": 40.0}])
+    machine = exact(1)
+    busy = machine.model_copy(update={"step_s": 0.001})
+    found = [simulate_requests(prepare(rare, each), "fifo").report.streams[0].p50_s for each in (machine, busy)]
+    assert found == pytest.approx([0.002, 0.003], rel=1e-3)  # one segment of 2 ms
+
+
 def test_a_lane_that_has_not_begun_slows_nobody_down():
     host = two_lanes(0.5, {0: DrawnWork(0, 100), 1: DrawnWork(30, 100)})
     host.submit(Start(head(0, 100)))

@@ -97,6 +97,23 @@ def test_refused_clients_have_their_turns_one_after_another(loop: Loop, by_hand:
 
 
 @loops
+def test_clients_that_send_nothing_more_take_nobodys_turn(loop: Loop, by_hand: list[int]) -> None:
+    async def test(bench: Bench) -> None:
+        async with bench.client() as silent, bench.client() as other:
+            silent.send(HEAD)
+            assert (await silent.answer()).status == 413
+            await refused(other)
+            assert await settled(other)
+            first, second = bench.server.lingering._waiting
+            bench.server.lingering._turn()
+            assert len(by_hand) == 2 and [*bench.server.lingering._waiting] == [second] and first is not second
+            for each in (silent, other):
+                each.writer.transport.abort()
+
+    run(test, limits=LIMITS, loop=loop)
+
+
+@loops
 def test_however_many_are_refused_at_once_all_can_read_why(loop: Loop, by_hand: list[int]) -> None:
     async def test(bench: Bench) -> None:
         async with AsyncExitStack() as stack:

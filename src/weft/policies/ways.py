@@ -164,7 +164,7 @@ def _seatings(shares: Shares, works: int, plain: bool) -> Iterator[tuple[tuple[i
     everybody, most = range(works), min(2 if plain else works, len(shares.whole))
     for one in everybody:
         yield (one,), (shares.whole[0],)
-    for count in range(2, min(works, most) + 1):
+    for count in range(2, most + 1):
         for some in combinations(everybody, count):
             yield some, shares.whole[:count]
     for pair in () if plain else combinations(everybody, 2):
