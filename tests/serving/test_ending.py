@@ -91,6 +91,37 @@ def test_it_ends_though_its_event_loop_is_held(tmp_path: Path) -> None:
     assert server.returncode == 1
 
 
+@pytest.mark.parametrize(
+    "patch",
+    ["import atexit; atexit.register(stuck)", "import weft.serving.server as server; server.remove = stuck"],
+    ids=["the interpreter", "the disk"],
+)
+def test_it_ends_in_time_though_its_last_errands_do_not(tmp_path: Path, patch: str) -> None:
+    times(tmp_path / "times.onnx", 2)
+    with patched(tmp_path, patch, "--drain-s", "0") as server:
+        address(server)
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=live.PATIENCE_S)
+    assert server.returncode == 0, errors
+
+
+def test_one_thing_that_does_not_end_keeps_no_other_from_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    times(tmp_path / "times.onnx", 2)
+    patch = "import asyncio; from weft.serving.http import HttpServer as H; H.drain = lambda *_: asyncio.Event().wait()"
+    with patched(tmp_path, patch) as server:
+        address(server)
+        assert list(scratch.iterdir())
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=live.PATIENCE_S)
+    assert server.returncode == 0, errors
+    assert not list(scratch.iterdir())
+
+
 def test_the_last_resort_can_be_put_off_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)

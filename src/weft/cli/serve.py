@@ -200,7 +200,8 @@ def command(
     for warning in settings.warnings:
         typer.echo(f"weft: {warning}", err=True)
     with _Loading() as loading, asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        done = runner.run(serve(settings, loading.say, loading.started, _finishing, read if plan else None))
+        again = read if plan else None
+        done = runner.run(serve(settings, loading.say, loading.started, _finishing, again, to_the_end=True))
     lost = WeftError("stopped before every request was answered in full")
     leave_if_stuck(0 if done else 1, "" if done else f"weft: {lost}")
     if not done:

@@ -214,7 +214,7 @@ class Server:
             log.warning("%d requests were not answered, or not to the end (drain_s = %g)", lost, self.config.drain_s)
             self._dispatcher.give_up(Overloaded("the server went down before it was done", reason="draining"))
         self.answered = not lost
-        await self._close(HURRIED_S if lost or self._hurry.is_set() else CLOSING_S)
+        await self._close(HURRIED_S if lost else CLOSING_S)
         return not lost
 
     async def _before(self, end_s: float, *things: Awaitable[None]) -> None:
@@ -233,9 +233,9 @@ class Server:
             await asyncio.sleep(0.005)
 
     async def _close(self, patience_s: float) -> None:
-        await self._http.drain(patience_s)
+        await self._patiently(self._http.drain(patience_s), patience_s)
         if self._grpc:
-            await self._grpc.stop(patience_s)
+            await self._patiently(self._grpc.stop(patience_s), patience_s)
         self._http.close()
         if self._next_look:
             self._next_look.cancel()
@@ -243,14 +243,14 @@ class Server:
 
     async def _close_models(self, patience_s: float) -> None:
         """Close what computes; what does not end in time is left behind (``ending``)."""
-        self._dispatcher.close(min(STOPPING_S, patience_s))
+        self._dispatcher.close(HURRIED_S if self._hurry.is_set() else min(STOPPING_S, patience_s))
         self.service.close_regions()
         await self._ended("end of large JSON", self.service.json.close, patience_s)
-        await self.service.library.close(patience_s)
+        await self._patiently(self.service.library.close(patience_s), patience_s)
         await self._ended("end of the backend", self.backend.close, patience_s)
         await self._ended("end of the spans", self.service.telemetry.close, patience_s)
         self.service.log_settings.restore()
-        self.remove_scratch()
+        await self._ended("end of the scratch", self.remove_scratch, patience_s)
 
     def remove_scratch(self) -> None:
         """Remove its temporary folder; again, if threads that were left behind have written there since."""
@@ -259,7 +259,18 @@ class Server:
 
     async def _ended(self, name: str, close: Callable[[], None], patience_s: float) -> None:
         """Close something on a thread of its own; whatever it is in, it is not waited for longer than so."""
-        await asyncio.wait([errand(name, close, lambda _: None)], timeout=patience_s)
+        await self._patiently(errand(name, close, lambda _: None), patience_s)
+
+    async def _patiently(self, thing: Awaitable[Any], patience_s: float) -> None:
+        """Wait so long for something, and hardly at all once somebody is in a hurry."""
+        ending = asyncio.ensure_future(thing)
+        hurry = asyncio.create_task(self._hurry.wait())
+        await asyncio.wait([ending, hurry], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        hurry.cancel()
+        if self._hurry.is_set():
+            await asyncio.wait([ending], timeout=HURRIED_S)
+        if isinstance(ending, asyncio.Task):  # what a thread does goes on
+            ending.cancel()
 
 
 class _Signals:
@@ -305,11 +316,14 @@ async def serve(
     started: Callable[[Server], None],
     finishing: Callable[[int], None] | None = None,
     again: Callable[[], ServerConfig] | None = None,
+    *,
+    to_the_end: bool = False,
 ) -> bool:
     """Serve until told to stop by SIGTERM or SIGINT; whether every accepted request was answered.
 
     *say* hears which model is being loaded, *started* when that is over, *finishing* how many requests are still to be
-    answered at the end. *again* reads the settings once more, which SIGHUP asks for.
+    answered at the end. *again* reads the settings once more, which SIGHUP asks for. *to_the_end*: the process ends
+    with this, and in time, whatever it still has to do then.
     """
     keep_freed_memory()
     signals = _Signals(config.drain_s)
@@ -320,7 +334,8 @@ async def serve(
     try:
         return await _served(server, signals, say, started, finishing)
     finally:
-        signals.last_resort.disarm()
+        if not to_the_end:
+            signals.last_resort.disarm()
 
 
 async def _served(
