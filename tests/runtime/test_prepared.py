@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -451,6 +452,19 @@ def test_closing_removes_what_was_written_for_a_model_without_a_cache(tmp_path, 
     assert len(list((tmp_path / "scratch").glob("*/segment*.onnx"))) == len(model.segments)
     model.close()
     assert list((tmp_path / "scratch").iterdir()) == []
+
+
+@pytest.mark.parametrize("knotted", [False, True])
+def test_closing_looks_through_all_objects_only_where_something_else_refers_to_a_session(
+    tmp_path, monkeypatch, knotted
+):
+    model = prepare(perceptron(tmp_path, width=32), LoadOptions())
+    if knotted:
+        model.sessions[0].knot = model.sessions[0]
+    looked, collect = [], gc.collect
+    monkeypatch.setattr(gc, "collect", lambda: looked.append(collect()))
+    model.close()
+    assert bool(looked) == knotted
 
 
 # --- what cannot be loaded --------------------------------------------------------------------------------------------

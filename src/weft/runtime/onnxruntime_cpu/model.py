@@ -205,8 +205,9 @@ class CpuModel:
 
     def close(self) -> None:
         """Drop the sessions and give their memory back; segments that are running end first."""
+        closed = [weakref.ref(each) for each in self.sessions]
         self.sessions = ()
-        release_memory()
+        release_memory(closed)
         if self._finalizer:
             self._finalizer()
 
