@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -36,6 +37,25 @@ def test_a_folder_carries_its_process_and_goes_with_all_that_is_in_it(tmp_path: 
     (folder / "inner").mkdir()
     remove(folder)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_ends_while_it_removes_a_folder_leaves_the_rest_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = make_folder(parent=tmp_path)
+    for name in "abcdefgh":
+        (folder / name).write_text(name)
+        (folder / f"inner-{name}").mkdir()
+    locked: list[bool] = []
+    unlink, rmtree = Path.unlink, shutil.rmtree
+    monkeypatch.setattr(
+        Path, "unlink", lambda path, **more: (locked.append((folder / LOCK).exists()), unlink(path, **more))
+    )
+    monkeypatch.setattr(
+        shutil, "rmtree", lambda path, **more: (locked.append((folder / LOCK).exists()), rmtree(path, **more))
+    )
+    remove(folder)
+    assert len(locked) >= 17 and all(locked[:17]) and not folder.exists()
 
 
 def test_the_folder_of_a_process_that_was_killed_is_removed_by_the_next(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -461,10 +462,10 @@ def test_closing_looks_through_all_objects_only_where_something_else_refers_to_a
     model = prepare(perceptron(tmp_path, width=32), LoadOptions())
     if knotted:
         model.sessions[0].knot = model.sessions[0]
-    looked, collect = [], gc.collect
-    monkeypatch.setattr(gc, "collect", lambda: looked.append(collect()))
+    session, looked, collect = weakref.ref(model.sessions[0]), [], gc.collect
+    monkeypatch.setattr(gc, "collect", lambda *some: looked.append(collect(*some)))
     model.close()
-    assert bool(looked) == knotted
+    assert session() is None and bool(looked) == knotted
 
 
 # --- what cannot be loaded --------------------------------------------------------------------------------------------

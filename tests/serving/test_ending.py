@@ -93,33 +93,51 @@ def test_it_ends_though_its_event_loop_is_held(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "patch",
-    ["import atexit; atexit.register(stuck)", "import weft.serving.server as server; server.remove = stuck"],
-    ids=["the interpreter", "the disk"],
+    [
+        "import atexit; atexit.register(stuck)",
+        "import time, weft; weft.endless = type('Endless', (), {'__del__': lambda _, wait=stuck: wait()})()",
+    ],
+    ids=["a handler", "an object"],
 )
-def test_it_ends_in_time_though_its_last_errands_do_not(tmp_path: Path, patch: str) -> None:
+def test_it_ends_though_the_interpreter_would_not(tmp_path: Path, patch: str) -> None:
     times(tmp_path / "times.onnx", 2)
-    with patched(tmp_path, patch, "--drain-s", "0") as server:
-        address(server)
-        server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=live.PATIENCE_S)
-    assert server.returncode == 0, errors
-
-
-def test_one_thing_that_does_not_end_keeps_no_other_from_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    monkeypatch.setenv("TMPDIR", str(scratch))
-    times(tmp_path / "times.onnx", 2)
-    patch = "import asyncio; from weft.serving.http import HttpServer as H; H.drain = lambda *_: asyncio.Event().wait()"
     with patched(tmp_path, patch) as server:
         address(server)
-        assert list(scratch.iterdir())
         server.send_signal(signal.SIGTERM)
         _, errors = server.communicate(timeout=live.PATIENCE_S)
     assert server.returncode == 0, errors
-    assert not list(scratch.iterdir())
+
+
+def test_told_twice_it_ends_though_the_disk_does_not_answer(tmp_path: Path) -> None:
+    """Its event loop goes on meanwhile, and hears of the second signal."""
+    times(tmp_path / "times.onnx", 2)
+    patch = "import weft.serving.server as s; s.remove = lambda _: (print('removing', flush=True), stuck())"
+    with patched(tmp_path, patch, "--drain-s", "100000") as server:
+        address(server)
+        server.send_signal(signal.SIGTERM)
+        assert server.stdout and any("removing" in line for line in server.stdout)
+        server.send_signal(signal.SIGTERM)
+        _, errors = server.communicate(timeout=live.PATIENCE_S)
+    assert server.returncode == 0, errors
+
+
+def test_a_program_that_had_a_server_goes_on_after_it(tmp_path: Path) -> None:
+    """No last resort ends it later."""
+    times(tmp_path / "times.onnx", 2)
+    command = [
+        "import os, signal, sys, threading, weft.serving.server as s; from weft.cli.main import main",
+        "resort = s.LastResort.disarm; s.LastResort.disarm = lambda self: (resort(self), print('disarmed'))[0]",
+        "stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)",
+        "import weft.cli.serve as c; c._Loading.started = stop",
+        "try: main(sys.argv[1:])",
+        "except SystemExit as error: print('goes on', error.code)",
+    ]
+    arguments = ["serve", str(tmp_path), "--http-port", "0", "--grpc-port", "-1", "--drain-s", "0"]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(command), *arguments], capture_output=True, text=True, timeout=live.PATIENCE_S
+    )
+    assert done.returncode == 0, done.stderr
+    assert "goes on 0" in done.stdout and "disarmed" in done.stdout
 
 
 def test_the_last_resort_can_be_put_off_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -48,7 +48,7 @@ def _run(arguments: Sequence[str] | None) -> None:
     from weft.errors import WeftError
 
     try:
-        app(args=list(arguments) if arguments is not None else None, prog_name="weft")
+        app(args=list(arguments) if arguments is not None else None, prog_name="weft", obj=arguments is None)
     except Interrupted:
         raise KeyboardInterrupt from None
     except WeftError as error:

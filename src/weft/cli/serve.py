@@ -168,7 +168,7 @@ def command(
     import asyncio
 
     from weft.serving.config import ServerConfig
-    from weft.serving.ending import leave_if_stuck
+    from weft.serving.ending import leave, leave_if_stuck
     from weft.serving.environment import near_misses
     from weft.serving.log_settings import FORMAT
     from weft.serving.server import fastest_loop, serve
@@ -200,10 +200,10 @@ def command(
     for warning in settings.warnings:
         typer.echo(f"weft: {warning}", err=True)
     with _Loading() as loading, asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        again = read if plan else None
-        done = runner.run(serve(settings, loading.say, loading.started, _finishing, again, to_the_end=True))
+        again, own = read if plan else None, context.obj is True  # the process is this command's
+        done = runner.run(serve(settings, loading.say, loading.started, _finishing, again, to_the_end=own))
     lost = WeftError("stopped before every request was answered in full")
-    leave_if_stuck(0 if done else 1, "" if done else f"weft: {lost}")
+    (leave if own else leave_if_stuck)(0 if done else 1, "" if done else f"weft: {lost}")
     if not done:
         raise lost
 

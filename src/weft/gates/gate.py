@@ -70,13 +70,13 @@ class GateSettings:
     name: str = "gate"
 
 
-USUAL = GateSettings()
+USUAL_SETTINGS = GateSettings()
 
 
 class Gate:
     """A gate on the running event loop."""
 
-    def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = USUAL) -> None:
+    def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = USUAL_SETTINGS) -> None:
         """models: those that it is not ready without."""
         self.config, self.settings = face, settings
         self.board = RoutingBoard(models, router=settings.router, gates=settings.gates)

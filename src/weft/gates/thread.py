@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
 from weft.errors import InputError
-from weft.gates.gate import USUAL, Gate, GateSettings
+from weft.gates.gate import USUAL_SETTINGS, Gate, GateSettings
 from weft.placing.placement import PlacedMachine
 from weft.serving.config import ServerConfig
 from weft.serving.server import SWITCH_S, fastest_loop
@@ -24,7 +24,7 @@ class GateThread:
     """A gate that listens from ``start`` to ``stop``; or is there from ``begin``, to know servers, and listens from
     ``listen``."""
 
-    def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = USUAL) -> None:
+    def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = USUAL_SETTINGS) -> None:
         self._made = tuple(models), settings
         self._face = face
         self._loop = (fastest_loop() or asyncio.new_event_loop)()

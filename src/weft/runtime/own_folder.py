@@ -47,7 +47,13 @@ def release(folder: Path, *, now_at: Path | None = None) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with all that is in it."""
+    """Remove a folder with all that is in it, the lock last: the next process goes on where this one may end."""
+    with contextlib.suppress(OSError):
+        for each in folder.iterdir():
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each, ignore_errors=True)
+            elif each.name != LOCK:
+                each.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     release(folder)
 
@@ -58,7 +64,7 @@ def sweep(prefix: str, place: Path) -> None:
         return
     for folder in place.glob(f"{prefix}*-*"):
         if folder not in _held and _abandoned(folder / LOCK):
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
 
 
 def _abandoned(path: Path) -> bool:

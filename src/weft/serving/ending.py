@@ -1,9 +1,9 @@
 """How a process ends in time, whatever its threads are in: a single operator, a load, a disk that does not answer.
 
 Python waits for nothing but its own threads' lock; but a thread inside ONNX Runtime that asks for it while Python ends
-brings the process down with an error. So where such threads are left, and where the time is over that an end may take,
-the process leaves by ``os._exit``: what was logged is flushed, and nothing else is tidied up. Folders that stay behind
-are removed by the next process (``runtime.own_folder``).
+brings the process down with an error. So where such threads are left, where the time is over that an end may take, and
+where the process was the server's alone, it leaves by ``os._exit``: what was logged is flushed, and nothing else is
+tidied up. Folders that stay behind are removed by the next process (``runtime.own_folder``).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ class LastResort:
 def leave_if_stuck(code: int, last_words: str = "") -> None:
     """End the process here and now if threads are left that Python cannot end with."""
     if any(thread.daemon and _computes(thread) for thread in threading.enumerate()):
-        if last_words:
-            sys.stderr.write(f"{last_words}\n")
-        leave(code)
+        leave(code, last_words)
 
 
-def leave(code: int) -> None:
+def leave(code: int, last_words: str = "") -> None:
     """End the process without looking back; what was logged and printed is written first, if that is possible."""
+    if last_words:
+        sys.stderr.write(f"{last_words}\n")
     flushing = threading.Thread(target=_flush, name="last words", daemon=True)
     with contextlib.suppress(RuntimeError):
         flushing.start()

@@ -39,16 +39,17 @@ def errand(
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
+    awaited = [future]
 
     def run() -> None:
         if gently:
             give_way()
         try:
             result = call()
-        except BaseException as error:
-            _tell(loop, _failed, future, error)
+        except BaseException as error:  # which knows this frame, and what the call had in its own
+            _tell(loop, _failed, awaited.pop(), error)
         else:
-            if not _tell(loop, _done, future, result, unwanted):
+            if not _tell(loop, _done, awaited.pop(), result, unwanted):
                 unwanted(result)
 
     ErrandThread(loop, name, run).start()

@@ -233,9 +233,9 @@ class Server:
             await asyncio.sleep(0.005)
 
     async def _close(self, patience_s: float) -> None:
-        await self._patiently(self._http.drain(patience_s), patience_s)
+        await self._http.drain(self._at_most_s(patience_s))
         if self._grpc:
-            await self._patiently(self._grpc.stop(patience_s), patience_s)
+            await self._grpc.stop(self._at_most_s(patience_s))
         self._http.close()
         if self._next_look:
             self._next_look.cancel()
@@ -243,34 +243,37 @@ class Server:
 
     async def _close_models(self, patience_s: float) -> None:
         """Close what computes; what does not end in time is left behind (``ending``)."""
-        self._dispatcher.close(HURRIED_S if self._hurry.is_set() else min(STOPPING_S, patience_s))
+        self._dispatcher.close(min(STOPPING_S, self._at_most_s(patience_s)))
         self.service.close_regions()
         await self._ended("end of large JSON", self.service.json.close, patience_s)
-        await self._patiently(self.service.library.close(patience_s), patience_s)
+        await self.service.library.close(self._at_most_s(patience_s))
         await self._ended("end of the backend", self.backend.close, patience_s)
         await self._ended("end of the spans", self.service.telemetry.close, patience_s)
         self.service.log_settings.restore()
-        await self._ended("end of the scratch", self.remove_scratch, patience_s)
+        await self._ended("end of the scratch", self.remove_scratch)
+
+    def _at_most_s(self, patience_s: float) -> float:
+        """The same, or hardly anything once somebody is in a hurry."""
+        return HURRIED_S if self._hurry.is_set() else patience_s
 
     def remove_scratch(self) -> None:
         """Remove its temporary folder; again, if threads that were left behind have written there since."""
         if self._scratch:
             remove(self._scratch)
 
-    async def _ended(self, name: str, close: Callable[[], None], patience_s: float) -> None:
-        """Close something on a thread of its own; whatever it is in, it is not waited for longer than so."""
-        await self._patiently(errand(name, close, lambda _: None), patience_s)
+    async def _ended(self, name: str, close: Callable[[], None], patience_s: float | None = None) -> None:
+        """Close something on a thread of its own; whatever it is in, it is not waited for longer than so.
 
-    async def _patiently(self, thing: Awaitable[Any], patience_s: float) -> None:
-        """Wait so long for something, and hardly at all once somebody is in a hurry."""
-        ending = asyncio.ensure_future(thing)
-        hurry = asyncio.create_task(self._hurry.wait())
+        None: as long as nobody is in a hurry.
+        """
+        ending: asyncio.Future[Any] = errand(name, close, lambda _: None)
+        hurry: asyncio.Future[Any] = asyncio.create_task(self._hurry.wait())
         await asyncio.wait([ending, hurry], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
         if self._hurry.is_set():
             await asyncio.wait([ending], timeout=HURRIED_S)
-        if isinstance(ending, asyncio.Task):  # what a thread does goes on
-            ending.cancel()
+        if ending.done() and (error := ending.exception()):
+            log.error("%s: %s", name, error, exc_info=error)
 
 
 class _Signals:

@@ -102,7 +102,8 @@ def first_line(error: BaseException) -> str:
 def release_memory(closed: Iterable[weakref.ref[Any]] | None = None) -> None:
     """Give memory of closed sessions back to the system, as far as it can be.
 
-    closed: these; to look through all objects for what refers to them stops every thread, and mostly nothing does.
+    closed: the sessions meant. All objects are looked through, which stops every thread, only if one of them is still
+    referred to.
     """
     if closed is None or any(each() is not None for each in closed):
         gc.collect()
