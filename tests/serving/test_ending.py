@@ -43,12 +43,17 @@ def address(server: subprocess.Popen[str]) -> str:
     return next(line for line in server.stdout if "http://" in line).split("http://")[1].strip()
 
 
+def stopped(server: subprocess.Popen[str]) -> str:
+    """Tell it to stop and wait for that; what it wrote of errors."""
+    server.send_signal(signal.SIGTERM)
+    return server.communicate(timeout=live.PATIENCE_S)[1]
+
+
 def test_it_ends_while_a_model_is_being_loaded_that_never_will_be(tmp_path: Path) -> None:
     times(tmp_path / "times.onnx", 2)
     with patched(tmp_path, "from weft.serving.library import Library; Library._opened = stuck") as server:
         assert server.stdout and "loading times" in server.stdout.readline()
-        server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=live.PATIENCE_S)
+        errors = stopped(server)
     assert server.returncode == 0, errors
     assert "Traceback" not in errors
 
@@ -57,8 +62,7 @@ def test_it_ends_while_a_model_is_being_learned_that_never_will_be(tmp_path: Pat
     turning(tmp_path / "endless.onnx")
     (tmp_path / "endless.toml").write_text(f"values = {{ turns = {float(ENDLESS)} }}\n")
     with process(tmp_path, "--learn-s", "100000", "--drain-s", "600") as (server, _):
-        server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=live.PATIENCE_S)
+        errors = stopped(server)
     assert server.returncode == 0, errors
     assert "Traceback" not in errors
 
@@ -72,8 +76,7 @@ def test_told_twice_it_ends_though_a_lane_cannot_be_stopped(tmp_path: Path) -> N
         until(lambda: any(lane["busy"] for lane in send(where, "GET", "/weft/state").json()["lanes"]), "it runs")
         server.send_signal(signal.SIGTERM)
         assert server.stdout and any("finishing 1 request" in line for line in server.stdout)
-        server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=live.PATIENCE_S)
+        errors = stopped(server)
         with pytest.raises((Refused, ConnectionError)):
             waiting.result()
     assert server.returncode == 1, errors
@@ -86,8 +89,7 @@ def test_it_ends_though_its_event_loop_is_held(tmp_path: Path) -> None:
     patch = "from weft.serving.server import Server; Server.stop = stuck"
     with patched(tmp_path, patch, "--drain-s", "0") as server:
         address(server)
-        server.send_signal(signal.SIGTERM)
-        server.communicate(timeout=live.PATIENCE_S)
+        stopped(server)
     assert server.returncode == 1
 
 
@@ -95,7 +97,7 @@ def test_it_ends_though_its_event_loop_is_held(tmp_path: Path) -> None:
     "patch",
     [
         "import atexit; atexit.register(stuck)",
-        "import time, weft; weft.endless = type('Endless', (), {'__del__': lambda _, wait=stuck: wait()})()",
+        "import weft; weft.endless = type('Endless', (), {'__del__': lambda _, wait=stuck: wait()})()",
     ],
     ids=["a handler", "an object"],
 )
@@ -103,29 +105,36 @@ def test_it_ends_though_the_interpreter_would_not(tmp_path: Path, patch: str) ->
     times(tmp_path / "times.onnx", 2)
     with patched(tmp_path, patch) as server:
         address(server)
-        server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=live.PATIENCE_S)
+        errors = stopped(server)
     assert server.returncode == 0, errors
 
 
 def test_told_twice_it_ends_though_the_disk_does_not_answer(tmp_path: Path) -> None:
-    """Its event loop goes on meanwhile, and hears of the second signal."""
+    """Its event loop goes on meanwhile and hears of the second signal; no last resort is needed."""
     times(tmp_path / "times.onnx", 2)
     patch = "import weft.serving.server as s; s.remove = lambda _: (print('removing', flush=True), stuck())"
-    with patched(tmp_path, patch, "--drain-s", "100000") as server:
+    patch += "; s.LastResort.within = lambda *_: None"
+    with patched(tmp_path, patch) as server:
         address(server)
         server.send_signal(signal.SIGTERM)
         assert server.stdout and any("removing" in line for line in server.stdout)
-        server.send_signal(signal.SIGTERM)
-        _, errors = server.communicate(timeout=live.PATIENCE_S)
+        errors = stopped(server)
     assert server.returncode == 0, errors
+
+
+def test_what_cannot_be_removed_is_said_and_keeps_nobody(tmp_path: Path) -> None:
+    times(tmp_path / "times.onnx", 2)
+    with patched(tmp_path, "import weft.serving.server as s; s.remove = lambda _: 1 / 0") as server:
+        address(server)
+        errors = stopped(server)
+    assert server.returncode == 0 and "end of the scratch: division by zero" in errors
 
 
 def test_a_program_that_had_a_server_goes_on_after_it(tmp_path: Path) -> None:
     """No last resort ends it later."""
     times(tmp_path / "times.onnx", 2)
     command = [
-        "import os, signal, sys, threading, weft.serving.server as s; from weft.cli.main import main",
+        "import os, signal, sys, weft.serving.server as s; from weft.cli.main import main",
         "resort = s.LastResort.disarm; s.LastResort.disarm = lambda self: (resort(self), print('disarmed'))[0]",
         "stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)",
         "import weft.cli.serve as c; c._Loading.started = stop",

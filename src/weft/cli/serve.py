@@ -199,8 +199,8 @@ def command(
     logging.basicConfig(level=logging.INFO, format=FORMAT)
     for warning in settings.warnings:
         typer.echo(f"weft: {warning}", err=True)
+    again, own = read if plan else None, context.obj is True  # the process is this command's alone
     with _Loading() as loading, asyncio.Runner(loop_factory=fastest_loop()) as runner:
-        again, own = read if plan else None, context.obj is True  # the process is this command's
         done = runner.run(serve(settings, loading.say, loading.started, _finishing, again, to_the_end=own))
     lost = WeftError("stopped before every request was answered in full")
     (leave if own else leave_if_stuck)(0 if done else 1, "" if done else f"weft: {lost}")
