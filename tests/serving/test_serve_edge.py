@@ -514,28 +514,22 @@ def test_calls_whose_messages_come_late_are_counted_when_they_come(keyed: live.L
 
 
 @pytest.mark.parametrize("name", ["RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"])
-def test_whatever_a_call_has_done_counts_for_its_key(keyed: live.Live, name: str) -> None:
+def test_whatever_a_call_has_done_counts_for_its_key(
+    keyed: live.Live, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caller = keyed.server.service.keys.callers["single"]
     seen: list[int] = []
+    request_kind, response_kind, _ = proto.METHODS[name]
 
     async def spied(*_: Any) -> Any:
         seen.append(caller.in_flight)
-        return proto.METHODS[name][1]()
+        return response_kind()
 
     face = keyed.server._grpc
     assert face is not None
-    asyncio.run(face._guarded(name, spied, caller)(None, Context()))
+    monkeypatch.setitem(face._calls, name, (request_kind, spied))
+    call(keyed, name, request_kind(), key="single-key")
     assert seen == [1] and caller.in_flight == 0
-
-
-class Context:
-    """What a call knows of its client, of which nothing is asked here."""
-
-    def add_done_callback(self, callback: Any) -> None:
-        callback(self)
-
-    def peer(self) -> str:
-        return ""
 
 
 def test_a_key_caps_the_priority(keyed: live.Live) -> None:

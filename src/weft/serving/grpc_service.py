@@ -1,7 +1,12 @@
 """The protocol's gRPC face: every call of ``GRPCInferenceService`` that the service can answer.
 
-Who may call is judged by a call's metadata, before its message is taken from the connection. How large the message is
-nobody knows then: gRPC gathers it, up to ``max_body_bytes``, and only then it counts towards what the server holds.
+A call's key is checked by its metadata, before its message is taken from the connection. The size of the message is
+unknown then: gRPC gathers it, up to ``max_body_bytes``, and only then it counts towards what the server holds.
+
+gRPC's Python server keeps two reference cycles for us to avoid, each of which holds a call, and its message, until the
+garbage collector runs: ``context.abort`` (the call holds the exception, whose frames hold the call) and
+``context.add_done_callback``. A refusal is therefore a status that is set, and the end of a call is the end of its
+handler object (``grpc_calls``).
 """
 
 from __future__ import annotations
@@ -14,21 +19,21 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or its core writes lines of its own beside our errors
 
 import grpc
-from google.protobuf.message import DecodeError
 
-from weft.errors import BadRequest, InputError, NotFound, RequestError, TooLarge, Unauthorised
-from weft.serving import grpc_wire, proto
+from weft.errors import InputError, NotFound, RequestError, Unauthorised, Unsupported
+from weft.serving import grpc_messages, grpc_wire, proto
 from weft.serving.budget import UNCOUNTED_BYTES
+from weft.serving.grpc_calls import NOT_RECEIVED, LostAnswers, RefusedCall, UnaryCall, refuse, serialized
 from weft.serving.grpc_health import SERVICE as HEALTH
 from weft.serving.grpc_health import Health, HealthCheckRequest
-from weft.serving.json_helpers import LARGE_BYTES, is_large
+from weft.serving.grpc_messages import InferMessage
+from weft.serving.json_helpers import is_large
 from weft.serving.keys import Caller
 from weft.serving.service import InferCall, Service, internal
 from weft.serving.telemetry import PARENT
@@ -36,6 +41,7 @@ from weft.serving.wire import MAX_ID_CHARS, InferResponse, ModelSpec
 
 log = logging.getLogger("weft.grpc")
 access = logging.getLogger("weft.access")
+_GRPC_LOG = logging.getLogger("grpc._cython.cygrpc")
 
 STREAM_AHEAD = 16
 """Requests of one stream that are worked on at a time."""
@@ -56,49 +62,44 @@ COUNTED = frozenset(
     | {f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Register", "Unregister")}
 )
 """Calls that want something done, and count towards what their key may; so does every request of a stream."""
-STREAM = "ModelStreamInfer"
+INFER, STREAM = "ModelInfer", "ModelStreamInfer"
+HEALTH_CALLS = frozenset({"Check", "Watch"})
 FINAL = "triton_final_response"
 """A parameter of every answer in a stream: each is the last one to its request."""
 
 Answer = Callable[[Any, Any, Caller], Awaitable[Any]]
 
 
-class _Large(NamedTuple):
-    """A message large enough to count towards what the server holds."""
+class _PendingInfer:
+    """A request for a result until its answer is sent: the answer that is awaited, and the bytes that it holds."""
 
-    message: Any
-    size: int
-    slow: bytes | None
-    """Its bytes, where it has typed contents or strings: many objects, which take long to read."""
-
-
-class _Begun:
-    """A request for a result: who waits for it, and what it holds until it is over."""
-
-    __slots__ = ("_caller", "_give", "answer", "began_ns", "call", "held_bytes", "meant")
+    __slots__ = ("_caller", "_give", "answer", "began_ns", "call", "held_bytes", "identity")
 
     def __init__(self, give: Callable[[int], None], caller: Caller | None = None) -> None:
-        """*caller* is whoever it counts for until it is over, None where its call counts."""
+        """*caller*: whose requests in flight it counts among until its end; None where its call is counted."""
         self._caller, self._give = caller, give
         self.answer: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
         self.call: InferCall | None = None
-        """None: it could not even be read."""
+        """None before it has begun, and after its end."""
         self.held_bytes = 0
         self.began_ns = time.monotonic_ns()
-        self.meant: dict[str, str] = {}
-        """What tells in a stream which request this is: its id, and the name and version of its model."""
+        self.identity: dict[str, str] = {}
+        """What names this request among those of a stream: its id, and the name and version of its model."""
 
     def done(self, outcome: InferResponse | RequestError) -> None:
+        if isinstance(outcome, RequestError):
+            outcome.__traceback__ = None  # its frames refer to this request
         if not self.answer.done():
             self.answer.set_result(outcome)
 
     def cancel(self) -> None:
-        """Nobody waits for it any more."""
+        """Withdraw it: the client has gone."""
         if self.call:
             self.call.cancel()
 
     def end(self) -> None:
-        """It is over."""
+        """Give back what it holds. The call refers to ``done``: that cycle would keep the tensors of the request."""
+        self.call = None
         self._give(self.held_bytes)
         if self._caller:
             self._caller.end()
@@ -112,6 +113,7 @@ class GrpcFace:
         self._logged = service.config.access_log
         self.in_flight = 0
         """Requests whose answers are not sent to their last byte."""
+        self._lost = LostAnswers()
         self._readers: set[asyncio.Task[None]] = set()
         most = service.config.max_body_bytes
         options = [
@@ -124,7 +126,32 @@ class GrpcFace:
         ]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=service.config.total_queue + 256)
         self._health = Health(service)
-        self._server.add_generic_rpc_handlers((_Door(service, self.handlers, self.health_handlers, self.refusing),))
+        self._calls = self._make_calls()
+        self._open: dict[tuple[str, str], Callable[[], Any]] = {
+            (proto.SERVICE, "ServerLive"): self._live,
+            (proto.SERVICE, "ServerReady"): self._ready,
+            (HEALTH, "Check"): self._health.whole,
+        }
+        self._server.add_generic_rpc_handlers((_Door(service, self),))
+
+    def _make_calls(self) -> dict[str, tuple[Any, Answer]]:
+        """The unary calls but for inference: the class of their message, and what answers it."""
+        answers: dict[str, Answer] = {
+            "ModelReady": self._model_ready,
+            "ServerMetadata": self._server_metadata,
+            "ModelMetadata": self._model_metadata,
+            "ModelConfig": self._model_config,
+            "ModelStatistics": self._model_statistics,
+            "RepositoryIndex": self._index,
+            "RepositoryModelLoad": self._load,
+            "RepositoryModelUnload": self._unload,
+            "TraceSetting": self._trace_setting,
+            "LogSettings": self._log_settings,
+            **self._of_regions("system"),
+            **self._of_regions("cuda"),
+        }
+        calls = {name: (proto.METHODS[name][0], answer) for name, answer in answers.items()}
+        return calls | {"Check": (HealthCheckRequest, self._check)}
 
     async def start(self, host: str, port: int, credentials: Any = None) -> int:
         """Listen; returns the port."""
@@ -134,6 +161,7 @@ class GrpcFace:
         else:
             bound = self._server.add_secure_port(address, credentials)
         await self._server.start()
+        _GRPC_LOG.addFilter(self._lost)
         return int(bound)
 
     async def finish(self) -> None:
@@ -149,165 +177,129 @@ class GrpcFace:
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, and let those that run end."""
         await self._server.stop(grace_s)
+        _GRPC_LOG.removeFilter(self._lost)
 
-    def handlers(self, caller: Caller) -> dict[str, Any]:
-        """Who answers the calls that are made with a key."""
-        calls: dict[str, Answer] = {
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-            "ModelConfig": self._model_config,
-            "ModelStatistics": self._model_statistics,
-            "ModelInfer": self._model_infer,
-            "RepositoryIndex": self._index,
-            "RepositoryModelLoad": self._load,
-            "RepositoryModelUnload": self._unload,
-            "TraceSetting": self._trace_setting,
-            "LogSettings": self._log_settings,
-            **self._of_regions("system"),
-            **self._of_regions("cuda"),
-        }
-        table = {
-            "ServerLive": self._probe("ServerLive", self._live),
-            "ServerReady": self._probe("ServerReady", self._ready),
-        }
-        for name, (request, _, streaming) in proto.METHODS.items():
-            if name in OPEN:
-                continue
-            read = _reader(request)
-            if streaming:
-                table[name] = grpc.stream_stream_rpc_method_handler(partial(self._stream, caller), read, _written)
+    # Handlers
+
+    def handler(self, name: str, caller: Caller) -> Any:
+        """What answers a call that is made with a key."""
+        if name == STREAM:
+            return grpc.stream_stream_rpc_method_handler(partial(self._stream, caller), None, serialized)
+        began_ns = time.monotonic_ns()
+
+        def ended(received: bool) -> None:
+            if received:
+                self.in_flight -= 1
             else:
-                guarded = self._guarded(name, calls[name], caller)
-                table[name] = grpc.unary_unary_rpc_method_handler(guarded, read, _written)
-        return table
+                self._record(None, name, NOT_RECEIVED, began_ns)
 
-    def health_handlers(self, caller: Caller | None) -> dict[str, Any]:
-        """Who answers gRPC's health calls; without a key the server as a whole is told of, whatever is asked."""
-        if caller is None:
-            return {"Check": self._probe("Check", self._health.whole)}
-        read = _reader(HealthCheckRequest)
-        check = self._guarded("Check", self._check, caller)
-        return {
-            "Check": grpc.unary_unary_rpc_method_handler(check, read, _written),
-            "Watch": grpc.unary_stream_rpc_method_handler(self._watch, read, _written),
-        }
+        return UnaryCall(partial(self._answer, name, caller), ended)
+
+    def open_handler(self, package: str, name: str) -> Any:
+        """What answers a call that needs no key, without waiting for its message; None if there is no such call."""
+        answer = self._open.get((package, name))
+        if answer is None:
+            return None
+
+        async def respond(messages: Any, context: Any) -> None:
+            began_ns = time.monotonic_ns()
+            await context.write(answer())
+            self._record(context, name, "OK", began_ns)
+
+        return grpc.stream_stream_rpc_method_handler(respond, None, serialized)
+
+    def watch_handler(self) -> Any:
+        """What answers ``Watch`` of the health service."""
+        return grpc.unary_stream_rpc_method_handler(self._watch, None, serialized)
+
+    def refused(self, name: str, error: RequestError) -> Any:
+        """What refuses a call without reading its messages."""
+        return RefusedCall(error, lambda context: self._record(context, name, error.code, time.monotonic_ns()))
+
+    async def _answer(self, name: str, caller: Caller, data: bytes, context: Any) -> Any:
+        """The answer to a unary call; an error of ours becomes its status."""
+        began_ns, code = time.monotonic_ns(), "OK"
+        self.in_flight += 1
+        try:
+            with _entered(caller) if name in COUNTED else nullcontext():
+                if name == INFER:
+                    return await self._model_infer(data, context, caller)
+                kind, answer = self._calls[name]
+                return await answer(grpc_messages.parse_small(kind, data, SMALL_MESSAGE_BYTES), context, caller)
+        except RequestError as error:
+            code = error.code
+            refuse(context, error)
+        except asyncio.CancelledError:
+            code = "CANCELLED"
+            raise
+        except Exception as error:
+            log.exception("%s", name)
+            code = "INTERNAL"
+            refuse(context, internal(error))
+        finally:
+            self._record(context, name, code, began_ns)
+        return b""
 
     async def _check(self, message: Any, context: Any, caller: Caller) -> Any:
         return self._health.check(message)
 
-    async def _watch(self, message: Any, context: Any) -> AsyncIterator[Any]:
+    async def _watch(self, data: bytes, context: Any) -> AsyncIterator[Any]:
         began_ns, code = time.monotonic_ns(), "OK"
         try:
-            if isinstance(message, RequestError):
-                raise message
+            message = grpc_messages.parse_small(HealthCheckRequest, data, SMALL_MESSAGE_BYTES)
             async with aclosing(self._health.watch(message)) as statuses:
                 async for status in statuses:
                     yield status
         except RequestError as error:
             code = error.code
-            await context.abort(grpc.StatusCode[code], str(error))
+            refuse(context, error)
         finally:
-            self._log(context, "Watch", code, began_ns)
+            self._record(context, "Watch", code, began_ns)
 
-    def refusing(self, name: str, error: RequestError) -> Any:
-        """Answers a call without reading what it says, whether it streams or not."""
-
-        async def refuse(messages: Any, context: Any) -> None:
-            self._log(context, name, error.code, time.monotonic_ns())
-            await context.abort(grpc.StatusCode[error.code], str(error))
-
-        return grpc.stream_stream_rpc_method_handler(refuse)
-
-    def _probe(self, name: str, answer: Callable[[], Any]) -> Any:
-        """Answers a call of whoever it is, without waiting for what it says."""
-
-        async def told(messages: Any, context: Any) -> AsyncIterator[Any]:
-            began_ns = time.monotonic_ns()
-            yield answer()
-            self._log(context, name, "OK", began_ns)
-
-        return grpc.stream_stream_rpc_method_handler(told, None, _written)
-
-    def _guarded(self, name: str, answer: Answer, caller: Caller) -> Callable[[Any, Any], Awaitable[Any]]:
-        """Turn our errors into status codes, and keep the books."""
-
-        async def guarded(message: Any, context: Any) -> Any:
-            began_ns, code = time.monotonic_ns(), "OK"
-            self.in_flight += 1
-            context.add_done_callback(self._sent)
-            try:
-                if isinstance(message, RequestError):
-                    raise message
-                with _entered(caller) if name in COUNTED else nullcontext():
-                    return await answer(message, context, caller)
-            except RequestError as error:
-                code = error.code
-                await context.abort(grpc.StatusCode[code], str(error))
-            except asyncio.CancelledError:
-                code = "CANCELLED"
-                raise
-            except Exception as error:
-                log.exception("%s", name)
-                code = "INTERNAL"
-                await context.abort(grpc.StatusCode.INTERNAL, str(internal(error)))
-            finally:
-                self._log(context, name, code, began_ns)
-
-        return guarded
-
-    def _sent(self, context: Any) -> None:
-        self.in_flight -= 1
-
-    def _log(self, context: Any, name: str, code: str, began_ns: int) -> None:
+    def _record(self, context: Any, name: str, code: str, began_ns: int) -> None:
+        """Count an answer, and write it to the access log; *context* is None where gRPC ended the call itself."""
+        self._service.grpc_answers[name, code] += 1
         if self._logged:
-            access.info("%s gRPC %s %s %.3f ms", context.peer(), name, code, (time.monotonic_ns() - began_ns) / 1e6)
+            peer = context.peer() if context else "-"
+            access.info("%s gRPC %s %s %.3f ms", peer, name, code, (time.monotonic_ns() - began_ns) / 1e6)
 
     # Inference
 
-    async def _model_infer(self, message: Any, context: Any, caller: Caller) -> Any:
+    async def _model_infer(self, data: bytes, context: Any, caller: Caller) -> Any:
         remaining_s = context.time_remaining()
         deadline = self._service.now() + round(remaining_s * 1e9) if remaining_s is not None else None
-        begun = _Begun(self._service.budget.give)
+        pending = _PendingInfer(self._service.budget.give)
         try:
-            self._begin(begun, message, deadline, caller, _parent(context))
-            return await self._computed(await begun.answer)
+            self._begin(pending, data, deadline, caller, _parent(context))
+            return await self._computed(await pending.answer)
         except asyncio.CancelledError:
-            begun.cancel()
+            pending.cancel()
             raise
         finally:
-            begun.end()
+            pending.end()
 
-    def _begin(self, begun: _Begun, message: Any, deadline: int | None, caller: Caller, parent: str = "") -> None:
+    def _begin(
+        self, pending: _PendingInfer, data: bytes, deadline: int | None, caller: Caller, parent: str = ""
+    ) -> None:
         """Have a request computed; RequestError if it is not even begun."""
-        slow: bytes | None = None
-        if isinstance(message, _Large):
-            message, size, slow = message
-            self._service.budget.take(size)
-            begun.held_bytes = size
-        if isinstance(message, RequestError):
-            raise message
+        if len(data) > UNCOUNTED_BYTES:
+            self._service.budget.take(len(data))
+            pending.held_bytes = len(data)
+        message = grpc_messages.read_infer(data, self._service.config.max_json_bytes)
+        pending.identity = _identity(message)
         self._service.meant(message.model_name, message.model_version)
 
         def read(model: ModelSpec) -> Any:
-            if slow is None:
-                return grpc_wire.decode_infer(message, model)
-            if not message.raw_input_contents:
-                self._check_typed(len(slow))
-            return self._service.json.decode_message(slow, model)
+            if message.head is None:
+                return self._service.json.decode_message(data, model)
+            return grpc_wire.decode_infer(message.head, model, message.raws)
 
         def peek() -> Any:
-            return grpc_wire.parameters_of(message)
+            return grpc_wire.parameters_of(message.head) if message.head is not None else {}
 
-        begun.call = self._service.infer(
-            message.model_name, message.model_version, read, begun.done, peek, deadline, caller, parent=parent
+        pending.call = self._service.infer(
+            message.model_name, message.model_version, read, pending.done, peek, deadline, caller, parent=parent
         )
-
-    def _check_typed(self, count: int) -> None:
-        """Typed contents cost what JSON does, and have the same limit."""
-        limit = self._service.config.max_json_bytes
-        if count > limit:
-            raise TooLarge(f"{count} bytes of typed contents exceed the limit of {limit} bytes; send raw contents")
 
     async def _computed(self, outcome: InferResponse | RequestError) -> Any:
         if isinstance(outcome, RequestError):
@@ -316,76 +308,81 @@ class GrpcFace:
             return await self._service.json.encode_message(outcome)
         return grpc_wire.encode_infer(outcome)
 
-    async def _stream(self, caller: Caller, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def _stream(self, caller: Caller, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
         """Answers in the order of the requests; an error is an answer too, and the stream goes on."""
-        begun: asyncio.Queue[_Begun | None] = asyncio.Queue()
+        queue: asyncio.Queue[_PendingInfer | None] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_AHEAD)
-        reader = asyncio.create_task(self._read(messages, begun, room, caller))
+        reader = asyncio.create_task(self._read(messages, queue, room, caller))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
-        left: list[_Begun] = []
+        opened_ns, unanswered = time.monotonic_ns(), list[_PendingInfer]()
         try:
-            while (next_one := await begun.get()) is not None:
-                left = [next_one]
-                answer, code = await self._told(next_one)
-                self._log(context, STREAM, code, next_one.began_ns)
+            while (pending := await queue.get()) is not None:
+                unanswered = [pending]
+                answer, code = await self._streamed(pending)
+                self._record(context, STREAM, code, pending.began_ns)
                 yield answer
                 self.in_flight -= 1
-                left = []
-                next_one.end()
+                unanswered = []
+                pending.end()
                 room.release()
+        except asyncio.CancelledError:
+            self._record(context, STREAM, "CANCELLED", opened_ns)
+            raise
         finally:
             reader.cancel()
-            while not begun.empty():
-                if (waiting := begun.get_nowait()) is not None:
-                    left.append(waiting)
-            self.in_flight -= len(left)
-            for each in left:
-                each.cancel()
-                each.end()
+            while not queue.empty():
+                if (waiting := queue.get_nowait()) is not None:
+                    unanswered.append(waiting)
+            self.in_flight -= len(unanswered)
+            for pending in unanswered:
+                pending.cancel()
+                pending.end()
 
-    async def _told(self, begun: _Begun) -> tuple[Any, str]:
-        """What a stream answers to a request, and its code."""
+    async def _streamed(self, pending: _PendingInfer) -> tuple[Any, str]:
+        """The answer of a stream to one request, and its code."""
         reply = proto.CLASSES["ModelStreamInferResponse"]
         try:
-            outcome = await begun.answer
+            outcome = await pending.answer
             if isinstance(outcome, InferResponse):
                 outcome = replace(outcome, parameters={**outcome.parameters, FINAL: True})
             answer = await self._computed(outcome)
         except RequestError as error:
-            told = reply(error_message=str(error), infer_response=begun.meant)
-            told.infer_response.parameters[FINAL].bool_param = True
-            return told, error.code
+            refusal = reply(error_message=str(error), infer_response=pending.identity)
+            refusal.infer_response.parameters[FINAL].bool_param = True
+            error.__traceback__ = None  # its frames refer to the future that holds it
+            return refusal, error.code
         if isinstance(answer, bytes):
             answer = proto.CLASSES["ModelInferResponse"].FromString(answer)
         return reply(infer_response=answer), "OK"
 
     async def _read(
-        self, messages: AsyncIterator[Any], begun: asyncio.Queue[_Begun | None], room: Any, caller: Caller
+        self, messages: AsyncIterator[bytes], queue: asyncio.Queue[_PendingInfer | None], room: Any, caller: Caller
     ) -> None:
         """Begin what a stream asks for, a few requests ahead of their answers, until it ends or is ended."""
         try:
-            async for message in messages:
+            async for data in messages:
                 await room.acquire()
-                begun.put_nowait(self._begun(message, caller))
+                queue.put_nowait(self._begin_streamed(data, caller))
                 self.in_flight += 1
         finally:
-            begun.put_nowait(None)
+            queue.put_nowait(None)
 
-    def _begun(self, message: Any, caller: Caller) -> _Begun:
-        """A request of a stream; where it could not begin, its answer says why."""
+    def _begin_streamed(self, data: bytes, caller: Caller) -> _PendingInfer:
+        """Begin a request of a stream; where it cannot begin, its answer says why."""
         refused: RequestError | None = None
         try:
             caller.begin()
         except RequestError as error:
             refused = error
-        found = _Begun(self._service.budget.give, None if refused else caller)
-        found.meant = _meant(message)
+        pending = _PendingInfer(self._service.budget.give, None if refused else caller)
         try:
-            self._begin(found, refused or message, None, caller)
+            if refused:
+                raise refused
+            self._begin(pending, data, None, caller)
         except RequestError as error:
-            found.done(error)
-        return found
+            pending.done(error)
+        return pending
 
     # All else
 
@@ -460,47 +457,36 @@ class GrpcFace:
 
 
 class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds who answers a call; whoever may not make it is refused before gRPC takes the message."""
+    """Finds the handler of a call; one that may not be made is refused before gRPC takes its message."""
 
-    def __init__(
-        self,
-        service: Service,
-        handlers: Callable[[Caller], dict[str, Any]],
-        health_handlers: Callable[[Caller | None], dict[str, Any]],
-        refusing: Callable[[str, RequestError], Any],
-    ) -> None:
-        self._service, self._handlers, self._refusing = service, handlers, refusing
-        self._health, self._health_unread = health_handlers(Caller("")), health_handlers(None)
-        self._nobody = handlers(Caller(""))
-        self._tables: dict[Caller, dict[str, Any]] = {}
+    def __init__(self, service: Service, face: GrpcFace) -> None:
+        self._service, self._face = service, face
 
     def service(self, handler_call_details: Any) -> Any:
-        """Who answers; None if there is no such call."""
-        package, _, name = handler_call_details.method.removeprefix("/").partition("/")
-        if package == HEALTH:
-            return self._health_of(name, handler_call_details)
-        if package != proto.SERVICE or name not in self._nobody:
-            return None
+        """The handler of a call."""
+        method = handler_call_details.method
+        package, _, name = method.removeprefix("/").partition("/")
+        if package == HEALTH and name in HEALTH_CALLS:
+            return self._health(name, handler_call_details)
+        if package != proto.SERVICE or name not in proto.METHODS:
+            return self._face.refused("unknown", Unsupported(f"there is no method {method[:128]!r}"))
         if name in OPEN:
-            return self._nobody[name]
+            return self._face.open_handler(package, name)
         try:
             caller = self._service.check_key(self._headers(handler_call_details))
             if name in COUNTED:
                 caller.admit()
         except RequestError as error:
-            return self._refusing(name, error)
-        table = self._tables.get(caller)
-        if table is None:
-            table = self._tables[caller] = self._handlers(caller)
-        return table[name]
+            return self._face.refused(name, error)
+        return self._face.handler(name, caller)
 
-    def _health_of(self, name: str, call: Any) -> Any:
-        """Who answers a health call: orchestrators have no key, and shall be answered."""
+    def _health(self, name: str, call: Any) -> Any:
+        """The handler of a health call: orchestrators have no key, and are told of the server as a whole."""
         try:
-            self._service.check_key(self._headers(call))
+            caller = self._service.check_key(self._headers(call))
         except Unauthorised as error:
-            return self._health_unread.get(name) or (self._refusing(name, error) if name in self._health else None)
-        return self._health.get(name)
+            return self._face.open_handler(HEALTH, name) or self._face.refused(name, error)
+        return self._face.watch_handler() if name == "Watch" else self._face.handler(name, caller)
 
     def _headers(self, call: Any) -> dict[str, str]:
         if not self._service.keys.required:
@@ -523,14 +509,10 @@ def _parent(context: Any) -> str:
     return next((str(value) for key, value in context.invocation_metadata() or () if key == PARENT), "")
 
 
-def _meant(message: Any) -> dict[str, str]:
-    """What tells which request of a stream a message is; nothing where it cannot be read, and no id without end."""
-    if isinstance(message, _Large):
-        message = message.message
-    if isinstance(message, RequestError):
-        return {}
-    found = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
-    return {key: each for key, each in found.items() if len(each) <= MAX_ID_CHARS}
+def _identity(message: InferMessage) -> dict[str, str]:
+    """What names a request of a stream in its answer; without values that are too long to be repeated."""
+    names = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
+    return {key: value for key, value in names.items() if len(value) <= MAX_ID_CHARS}
 
 
 def _log_value(setting: Any) -> Any:
@@ -541,35 +523,6 @@ def _log_value(setting: Any) -> Any:
 
 def _log_field(value: bool | int | str) -> str:
     return "bool_param" if isinstance(value, bool) else "uint32_param" if isinstance(value, int) else "string_param"
-
-
-def _reader(kind: Any) -> Callable[[bytes], Any]:
-    """Reads a message; one that cannot be read becomes the error to answer with, as gRPC itself would say UNKNOWN."""
-    infer = kind is proto.CLASSES["ModelInferRequest"]
-
-    def read(data: bytes) -> Any:
-        if not infer and len(data) > SMALL_MESSAGE_BYTES:
-            return TooLarge(f"message has {len(data)} bytes, more than the limit of {SMALL_MESSAGE_BYTES} bytes")
-        try:
-            message = kind.FromString(data)
-        except DecodeError:
-            return BadRequest(f"the message is no {kind.DESCRIPTOR.name}: its {len(data)} bytes cannot be parsed")
-        if not infer or len(data) <= UNCOUNTED_BYTES:
-            return message
-        slow = len(data) > LARGE_BYTES and (not message.raw_input_contents or _says_strings(message))
-        return _Large(message, len(data), data if slow else None)
-
-    return read
-
-
-def _says_strings(message: Any) -> bool:
-    """Whether one of the inputs is said to be strings; no model has more inputs than are looked at."""
-    return any(tensor.datatype == "BYTES" for tensor in islice(message.inputs, 1024))
-
-
-def _written(message: Any) -> bytes:
-    """A message as bytes, which it may be already."""
-    return message if isinstance(message, bytes) else bytes(message.SerializeToString())
 
 
 def credentials(certificate: Path, key: Path) -> Any:

@@ -5,7 +5,7 @@ The tensors of a request travel as typed contents or as raw bytes, all in the sa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -41,14 +41,12 @@ _INT64_LIMIT = 2**63
 _ModelInferResponse = proto.CLASSES["ModelInferResponse"]
 
 
-def parsed(data: bytes) -> Any:
-    """The ``ModelInferRequest`` in these bytes."""
-    return proto.CLASSES["ModelInferRequest"].FromString(data)
+def decode_infer(message: Any, model: ModelSpec, raws: Sequence[bytes | memoryview] | None = None) -> InferRequest:
+    """Read a ``ModelInferRequest``; raw inputs are read-only views into its bytes where those are aligned.
 
-
-def decode_infer(message: Any, model: ModelSpec) -> InferRequest:
-    """Read a ``ModelInferRequest``; raw inputs are read-only views into its bytes where those are aligned."""
-    inputs, apart = _inputs(message.inputs, list(message.raw_input_contents), model)
+    raws: its raw contents, where the message was parsed without them (``grpc_messages``).
+    """
+    inputs, apart = _inputs(message.inputs, list(message.raw_input_contents) if raws is None else raws, model)
     parameters = _values(message.parameters)
     for key, value in parameters.items():
         wire.refuse_request_parameter(key, value)
@@ -90,7 +88,9 @@ def filled(name: str, answer: Mapping[str, Any]) -> Any:
         raise Failed(f"{name} cannot be made of our own answer: {' '.join(str(error).split())}") from error
 
 
-def _inputs(tensors: Any, raws: list[bytes], model: ModelSpec) -> tuple[dict[str, Input], wire.InRegions]:
+def _inputs(
+    tensors: Any, raws: Sequence[bytes | memoryview], model: ModelSpec
+) -> tuple[dict[str, Input], wire.InRegions]:
     """The inputs that came, and those that lie in regions, for which no raw contents come."""
     lying = _places(islice(tensors, len(model.inputs)), "input")
     travelling, left = len(tensors) - len(lying), iter(raws)

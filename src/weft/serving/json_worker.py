@@ -122,9 +122,10 @@ def done(job: object) -> Any:
             parts, length = wire.encode(_arrived(response))
             return list(map(pickle.PickleBuffer, parts)), length
         case DecodeMessageJob(message, model):
-            from weft.serving import grpc_wire
+            from weft.serving import grpc_messages, grpc_wire
 
-            return _travelling(grpc_wire.decode_infer(grpc_wire.parsed(bytes(message)), model))
+            head, raws = grpc_messages.parse_infer(bytes(message))
+            return _travelling(grpc_wire.decode_infer(head, model, raws))
         case EncodeMessageJob(response):
             from weft.serving import grpc_wire
 

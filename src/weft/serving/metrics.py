@@ -176,6 +176,12 @@ def _key_refusals(look: _Look) -> Iterator[Sample]:
             yield Sample(caller.refused[reason], f"{labelled('key', caller.name)},{labelled('reason', reason)}")
 
 
+def _grpc_answers(look: _Look) -> Iterator[Sample]:
+    answers = look.service.grpc_answers
+    for method, code in sorted({("ModelInfer", "OK"), *answers}):
+        yield Sample(answers[method, code], f"{labelled('method', method)},{labelled('code', code)}")
+
+
 def _server_by(label: str, values: Callable[[Service], Mapping[str, float]]) -> Callable[[_Look], Iterator[Sample]]:
     """A sample per value of a label."""
     return lambda look: (Sample(value, labelled(label, key)) for key, value in values(look.service).items())
@@ -407,6 +413,11 @@ FAMILIES = (
     ),
     _counter("weft_requests_refused_total", "Requests that met no model, by reason.", _server_by("reason", _refused)),
     _counter("weft_http_answers_total", "HTTP answers by status, whatever was asked.", _server_by("status", _answers)),
+    _counter(
+        "weft_grpc_answers_total",
+        "gRPC answers by method and status code; NOT_RECEIVED where a message did not arrive.",
+        _grpc_answers,
+    ),
     _counter(
         "weft_key_requests_total", "Requests for work, by the name of their key.", _key_each(lambda key: key.requests)
     ),

@@ -270,6 +270,8 @@ class Service:
         self._tasks: set[asyncio.Task[None]] = set()
         self.http_answers: Counter[int] = Counter()
         """How many answers had each status, whatever was asked."""
+        self.grpc_answers: Counter[tuple[str, str]] = Counter()
+        """How many answers over gRPC each method gave with each code; methods that there are not are ``unknown``."""
         self.refused = Statistics()
         """Requests that met no model."""
         self.history = History(self.started_ns)

@@ -1,0 +1,85 @@
+"""Handlers of single gRPC calls, and how a call is refused without an exception."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import grpc
+
+from weft.errors import RequestError
+
+NOT_RECEIVED = "NOT_RECEIVED"
+"""Stands for a status code where gRPC ended a call before its message had arrived: larger than ``max_body_bytes``,
+given up by the client on its way, or one call too many. gRPC's Python server does not say which."""
+
+Answer = Callable[[bytes, Any], Awaitable[Any]]
+
+
+def serialized(message: Any) -> bytes:
+    """A message as bytes, which it may be already."""
+    return message if isinstance(message, bytes) else bytes(message.SerializeToString())
+
+
+def refuse(context: Any, error: RequestError) -> None:
+    """Give a call the status of an error; whatever its handler returns then is not sent.
+
+    The error loses its traceback: frames in it refer to the future that holds the error, and to the request.
+    """
+    context.set_code(grpc.StatusCode[error.code])
+    context.set_details(str(error))
+    error.__traceback__ = None
+
+
+class UnaryCall(grpc.RpcMethodHandler):  # type: ignore[misc]
+    """One call with one message: gRPC takes it for the handler of a method.
+
+    gRPC holds it until the last byte of the answer is sent, and calls *ended* then, with whether a message had come: by
+    the end of this object, which reference counting makes exact. ``context.add_done_callback`` would tell the same, and
+    keep the call in a reference cycle.
+    """
+
+    __slots__ = ("_answer", "_ended", "_received")
+
+    request_streaming = response_streaming = False
+    request_deserializer = None
+    response_serializer = staticmethod(serialized)
+
+    def __init__(self, answer: Answer, ended: Callable[[bool], None]) -> None:
+        self._answer, self._ended, self._received = answer, ended, False
+
+    async def unary_unary(self, data: bytes, context: Any) -> Any:
+        """Answer the message."""
+        self._received = True
+        return await self._answer(data, context)
+
+    def __del__(self) -> None:
+        self._ended(self._received)
+
+
+class RefusedCall(grpc.RpcMethodHandler):  # type: ignore[misc]
+    """Refuses a call, whether it streams or not, without reading its messages."""
+
+    request_streaming = response_streaming = True
+    request_deserializer = response_serializer = None
+
+    def __init__(self, error: RequestError, refused: Callable[[Any], None]) -> None:
+        self._error, self._refused = error, refused
+
+    async def stream_stream(self, messages: Any, context: Any) -> None:
+        """Set the status; no message is written."""
+        refuse(context, self._error)
+        self._refused(context)
+
+
+class LostAnswers(logging.Filter):
+    """Keeps gRPC's traceback out of the log where an answer could not be written because its call was over.
+
+    The client went away or its deadline passed while the answer was on its way: nothing failed here, and the answer is
+    in the books already.
+    """
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        kind = record.exc_info[0] if record.exc_info else None
+        return kind is None or kind.__name__ != "ExecuteBatchError"
