@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -88,3 +89,10 @@ def survivors(members: Iterable[Process]) -> list[Process]:
 def memory_bytes(pid: int) -> int:
     """What a process and its descendants hold; what they share is counted once."""
     return held_bytes(pid) or 0
+
+
+def free_port() -> int:
+    """A port that the system chose a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

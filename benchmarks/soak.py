@@ -14,7 +14,6 @@ import argparse
 import json
 import multiprocessing
 import os
-import socket
 import statistics
 import tempfile
 import threading
@@ -32,7 +31,7 @@ from chaos import KILLED, NO_MODEL, PATIENCE_S, Ledger, chaos_process, reason, w
 from killing import WorkerKiller
 from machine import machine
 from modes import MODES, as_served, settings_for, settings_known, wait_until_learned, write_settings
-from processes import memory_bytes
+from processes import free_port, memory_bytes
 from verdicts import Verdict, show_table, show_verdicts
 
 from weft.jsonfile import write_json
@@ -337,13 +336,6 @@ def settled_books(url: str) -> Books:
     while (books := read_books(url)).in_flight and time.monotonic() < until_s:
         time.sleep(0.1)
     return books
-
-
-def free_port() -> int:
-    """A port that the system chose a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def weather(server: ServerProcess, grpc_port: int, total_s: float, *, kill: bool) -> Storm:

@@ -18,6 +18,8 @@ class ByteBudget:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.held_bytes = 0
+        self.peak_bytes = 0
+        """The most that was held since it was last set to 0."""
 
     def take(self, count: int, own_bytes: int = 0) -> None:
         """Hold so many more bytes for a request that has *own_bytes*; OverBudget if there is no room for them now."""
@@ -28,11 +30,12 @@ class ByteBudget:
                 f"no room for {wanted} bytes: {others} of {self.limit_bytes} are held for other requests; "
                 "send it again later"
             )
-        self.held_bytes += count
+        self.add(count)
 
     def add(self, count: int) -> None:
         """Hold bytes that are there whether there is room or not, such as an answer that nobody reads."""
         self.held_bytes += count
+        self.peak_bytes = max(self.peak_bytes, self.held_bytes)
 
     def give(self, count: int) -> None:
         """Hold so many bytes no longer."""

@@ -17,7 +17,7 @@ from weft.errors import InputError, Overloaded, RequestError
 from weft.policies import Setting, make_request_policy
 from weft.policies.base import NO_BUFFER
 from weft.runtime.own_folder import make_folder, remove
-from weft.serving.allocation import keep_freed_memory
+from weft.serving.allocation import IDLE_BYTES, give_freed_memory_back, keep_freed_memory
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.ending import AT_ONCE_S, GRACE_S, LastResort
@@ -168,7 +168,15 @@ class Server:
     def _look(self) -> None:
         """Note how the last seconds were, for the history, and again after a while."""
         self.service.look_back()
+        self._trim_when_idle()
         self._look_later()
+
+    def _trim_when_idle(self) -> None:
+        """Give back what large requests have left in the heap, once none is under way."""
+        budget = self.service.budget
+        if budget.held_bytes == 0 and budget.peak_bytes > IDLE_BYTES:
+            budget.peak_bytes = 0
+            asyncio.get_running_loop().run_in_executor(None, give_freed_memory_back)
 
     def _answered(self, exchange: HttpExchange, response: HttpResponse, sent_bytes: int) -> None:
         self.service.http_answers[response.status] += 1
