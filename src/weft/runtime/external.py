@@ -21,7 +21,7 @@ from google.protobuf.message import Message
 from onnx import ModelProto, TensorProto, helper
 
 from weft.errors import ModelError
-from weft.runtime.file_kinds import kind_of
+from weft.files import kind_of
 from weft.runtime.tensors import Array
 from weft.runtime.wire_format import Bytes, Glance, fields
 

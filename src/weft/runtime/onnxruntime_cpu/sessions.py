@@ -24,6 +24,7 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 from weft import errors
 from weft.errors import ModelError
+from weft.files import kind_at
 from weft.runtime.external import embed_tensors, external_tensors, read_weights
 from weft.runtime.tensors import Array
 
@@ -81,8 +82,8 @@ def open_model(path: Path, threads: int, save: Path | None = None, *, thrifty: b
 
     thrifty: as of ``open_session``.
     """
-    if not path.is_file():
-        raise ModelError(f"{'is a directory' if path.is_dir() else 'there is no such file'}; name an .onnx file")
+    if (kind := kind_at(path)) != "a file":
+        raise ModelError(f"{f'is {kind}' if kind else 'there is no such file'}; name an .onnx file")
     try:
         tensors = external_tensors(path)
         weights, embedded = read_weights(tensors), embed_tensors(path, tensors)
