@@ -26,6 +26,7 @@ from weft import errors
 from weft.errors import ModelError
 from weft.files import kind_at
 from weft.runtime.external import embed_tensors, external_tensors, read_weights
+from weft.runtime.onnxruntime_cpu.memory_limit import machine_memory_bytes
 from weft.runtime.tensors import Array
 
 RAISED = tuple(
@@ -140,7 +141,8 @@ _sharing = threading.Lock()
 @cache
 def _shared_arena() -> None:
     where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(where, ort.OrtArenaCfg(0, -1, -1, -1))
+    # More than the machine has would be granted where the system overcommits, and the process be killed as it is used.
+    ort.create_and_register_allocator(where, ort.OrtArenaCfg(machine_memory_bytes(), -1, -1, -1))
 
 
 @cache
