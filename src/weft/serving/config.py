@@ -177,6 +177,8 @@ class ServerConfig:
     """False: nothing is loaded at the start, whatever the models' own settings say; models come when asked for."""
     ready_when: Literal["all", "any"] = "all"
     """Which of the preloaded models must be usable for the server to be ready."""
+    wait_for_models: StrictBool = False
+    """Whether a server that was started with no model that can be served stays, for models that come later."""
     host: Annotated[str, Field(strict=True), AfterValidator(_host)] = "127.0.0.1"
     http_port: Port = 8000
     """0 lets the system choose."""
