@@ -135,7 +135,8 @@ def embed_tensors(path: Path, tensors: Iterable[ExternalTensor]) -> bytes | None
             )
         tensor.raw_data, tensor.data_location = _read_bytes(external), TensorProto.DEFAULT
         del tensor.external_data[:]
-    return model.SerializeToString()
+    embedded: bytes = model.SerializeToString()
+    return embedded
 
 
 def _parts_with_tensors(model: ModelProto) -> Iterator[Message]:
@@ -215,12 +216,13 @@ def _inside(model: Path, location: str) -> Path:
     return file
 
 
-_PLAIN = (
+_PLAIN: tuple[int, ...] = (
     TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL,
     TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
     TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
 )  # fmt: skip
-_BITS = {kind: 8 * np.dtype(helper.tensor_dtype_to_np_dtype(kind)).itemsize for kind in _PLAIN} | {
+_BITS: dict[int, int] = {
+    **{kind: 8 * np.dtype(helper.tensor_dtype_to_np_dtype(kind)).itemsize for kind in _PLAIN},
     TensorProto.BFLOAT16: 16, TensorProto.INT4: 4, TensorProto.UINT4: 4,
     TensorProto.FLOAT8E4M3FN: 8, TensorProto.FLOAT8E4M3FNUZ: 8,
     TensorProto.FLOAT8E5M2: 8, TensorProto.FLOAT8E5M2FNUZ: 8,

@@ -46,7 +46,7 @@ def why_nothing_is_served(library: Library, config: ServerConfig) -> str:
     if _any_usable(library, newest):
         return ""
     if broken := told(_broken(library, newest)):
-        return f"no model can be served: {broken}; mend it, or {WAITING}"
+        return f"no model can be served: {broken.rstrip('.')}; mend it, or {WAITING}"
     return "" if newest else f"no model is in {', '.join(config.models)}; put one there, or {WAITING}"
 
 
