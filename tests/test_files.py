@@ -6,12 +6,17 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from weft.errors import InputError, ModelError
 from weft.files import replacing, write_text
+from weft.models.onnx_import.importer import read_onnx
+from weft.runtime.onnxruntime_cpu.sessions import open_model
+from weft.serving.leaving import record_beside
+from weft.stitching.reading.onnx_program import takes_whole_numbers
 
 PRINTS = "from weft.files import write_text; print('printed'); write_text({path!r}, 'written '); print('too')"
 
@@ -55,6 +60,19 @@ def test_a_named_pipe_stays_one(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")
     assert shell("cat pipe.json & WRITE > /dev/null; wait", tmp_path, "pipe.json") == "written "
     assert (tmp_path / "pipe.json").is_fifo()
+
+
+@pytest.mark.parametrize("read", [read_onnx, takes_whole_numbers, lambda path: open_model(path, 1)])
+def test_a_model_that_is_a_pipe_is_named_and_not_opened(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    os.mkfifo(tmp_path / "net.onnx")
+    with pytest.raises(ModelError, match="is a named pipe"):
+        read(tmp_path / "net.onnx")
+
+
+def test_a_record_of_exits_that_is_a_pipe_is_named_and_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "exits.npz")
+    with pytest.raises(ModelError, match=r"exits\.npz is a named pipe"):
+        record_beside(tmp_path / "net.onnx", "exits.npz", 2)
 
 
 def test_an_open_file_that_only_reads_is_refused(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ WeftError
     ├── Overloaded        a queue or the memory is full, or the server is going down
     │   ├── LoadFailed    its model cannot be loaded as it is
     │   ├── OverBudget    its bytes find no room beside those of other requests
-    │   └── OverQuota     its key has asked for as much as it may
+    │   ├── OverQuota     its key has asked for as much as it may
+    │   └── WorkerStarting   the process that is to compute it is being started
     ├── Expired           its deadline passed, or cannot be met any more
     ├── Cancelled         its client went away
     └── Failed            our own fault
@@ -201,6 +202,14 @@ class OverQuota(Overloaded):
         super().__init__(message, reason="quota", retry_after_s=retry_after_s)
 
 
+class WorkerStarting(Overloaded):
+    """The process that is to compute it is being started, for the first time or again."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        advice = f"send it again in {retry_after_s:g} s"
+        super().__init__(f"{message}; {advice}", reason="worker_starting", retry_after_s=retry_after_s)
+
+
 class Expired(RequestError):
     """Its deadline passed (``expired``) or cannot be met any more (``unmeetable``); or it was computed for longer than
     the server allows (``too_long``)."""
@@ -223,7 +232,10 @@ class Failed(RequestError):
 
 
 class WorkerDied(Failed):
-    """The process that computed it died, or is not there yet."""
+    """The process that computed it died, or is not there yet.
+
+    Clients are told of it only where their own request may be why; to others it is a ``WorkerStarting``.
+    """
 
     reason = "worker_died"
 

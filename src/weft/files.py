@@ -1,4 +1,4 @@
-"""Files and folders are written whole or not at all: beside their place first, then moved there."""
+"""Files: written whole or not at all, beside their place first, then moved there; and what is no regular file."""
 
 from __future__ import annotations
 
@@ -18,6 +18,33 @@ _MOST_LINKS = 40
 """As many as Linux follows."""
 _ONLY_IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.EXDEV, errno.EROFS)
 """Nothing may be moved here: the folder belongs to others, or the file is a mount. What is there may be written yet."""
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFDIR: "a directory",
+}
+
+
+def kind_of(mode: int) -> str:
+    """What a thing in a folder is, in words, by its mode (``st_mode``)."""
+    return _KINDS.get(stat.S_IFMT(mode), "a file")
+
+
+def kind_at(path: str | os.PathLike[str]) -> str:
+    """The same by its path; empty where nothing is there, or it cannot be looked at."""
+    try:
+        return kind_of(os.stat(path).st_mode)
+    except (OSError, ValueError):  # ValueError: a path with a zero in it
+        return ""
+
+
+def refuse_special_file(path: str | os.PathLike[str], error: type[InputError] = InputError) -> None:
+    """Raise *error* if a path is a pipe, a socket or a device: opening one may block for ever."""
+    if (kind := kind_at(path)) not in ("", "a file", "a directory"):
+        raise error(f"{os.fspath(path)} is {kind}, not a file; name a regular file")
 
 
 @contextmanager

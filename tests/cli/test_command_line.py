@@ -83,6 +83,7 @@ def test_the_defaults_that_serve_shows_are_those_of_its_settings() -> None:
     assert common.parse_bytes("--max-body", shown["max_body"]) == settings.max_body_bytes
     assert (shown["preload"], shown["pin"], shown["access_log"]) == ("preload", "no-pin", "no-access-log")
     assert (settings.preload, settings.pin, settings.access_log) == (True, False, False)
+    assert shown["wait_for_models"] == "no-wait" and settings.wait_for_models is False
     assert shown["shared_memory"] == "on loopback only" and settings.shared_memory is None
 
 

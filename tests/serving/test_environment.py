@@ -18,6 +18,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "models": ("models/, silero-vad", ("models/", "silero-vad")),
     "preload": ("false", False),
     "ready_when": ("any", "any"),
+    "wait_for_models": ("true", True),
     "host": ("0.0.0.0", "0.0.0.0"),
     "http_port": ("9000", 9000),
     "grpc_port": ("false", None),

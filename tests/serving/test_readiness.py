@@ -6,6 +6,7 @@ import http.client
 import json
 import logging
 import os
+import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ import pytest
 
 from tests.cli.test_cli import run
 from tests.serving import live
+from tests.serving.test_serve_life import process
+from tests.serving.test_serve_models import send
 from weft.errors import InputError
 from weft.serving import proto
 from weft.serving.process import ServerProcess
@@ -215,6 +218,51 @@ def test_started_with_garbage_the_command_says_what_is_missing_and_goes_on(tmp_p
     assert any(line.startswith("good 1: 1 segment") for line in lines)
     assert "mend what is missing, then POST /v2/repository/models/NAME/load" in lines
     assert server.stop() == 0  # it had not ended by itself
+
+
+NOTHING = [
+    ((), "no model is in "),
+    (("broken",), f"no model can be served: broken: {BROKEN}"),
+    (("broken", "odd"), "no model can be served: "),
+]
+"""Models of which none can be served, and what the command says."""
+
+
+@pytest.mark.parametrize(("names", "said"), NOTHING)
+def test_started_with_nothing_that_can_be_served_the_command_ends_with_the_reason(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, names: tuple[str, ...], said: str
+) -> None:
+    folder = repository(tmp_path / "models", *names)
+    code, _, error = run(capsys, "serve", str(folder), "--http-port=0", "--grpc-port=-1", *ONE_LANE)
+    last = error.splitlines()[-1]
+    assert (code, last.startswith(f"weft: {said}")) == (2, True), last
+    assert last.endswith("or start with --wait-for-models where models come later")
+    assert names or str(folder) in last
+
+
+def test_a_broken_file_alone_ends_the_command_with_the_reason(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    file = repository(tmp_path, "broken") / "broken.onnx"
+    code, _, error = run(capsys, "serve", str(file), "--http-port=0", "--grpc-port=-1", *ONE_LANE)
+    assert code == 2 and f"broken: {BROKEN}" in error.splitlines()[-1]
+
+
+@pytest.mark.parametrize("names", [(), ("broken",)])
+def test_with_wait_for_models_it_stays_and_serves_what_comes(tmp_path: Path, names: tuple[str, ...]) -> None:
+    folder = repository(tmp_path / "models", *names)
+    with process(folder, "--wait-for-models", *ONE_LANE) as (server, address):
+        assert send(address, "GET", "/v2/health/ready").status == 503
+        live.mlp(folder / "good.onnx")
+        assert send(address, "POST", "/v2/repository/models/good/load").status == 200
+        assert send(address, "GET", "/v2/models/good/ready").status == 200
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(live.PATIENCE_S) == 0
+
+
+def test_models_that_are_loaded_when_asked_for_are_waited_for_too(tmp_path: Path) -> None:
+    with ServerProcess(str(repository(tmp_path / "models")), "--no-preload", *ONE_LANE) as server:
+        assert server.stop() == 0
 
 
 @pytest.mark.parametrize(("names", "settings", "said"), CASES)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -104,7 +105,7 @@ def test_a_broken_model_is_a_problem_and_the_others_are_served(root):
     assert problems["flat"] == "flat.toml: unknown key 'slo_mss'; did you mean 'slo_ms'?"
     assert problems["typo"].startswith("typo/weft.toml: not a TOML file")
     assert problems["half"].startswith("version 2: no file model.onnx in it; version 3: half/3/weft.toml: queue_size")
-    assert problems["folder"] == "version 1: no file model.onnx in it"
+    assert problems["folder"] == "version 1: model.onnx is a directory, not a file"
     assert problems["file"] == "version 1: file/1 is not a directory"
     assert problems["none"] == "no version in it; a model lies in none/1/model.onnx"
     assert all(str(root) not in text for text in problems.values())
@@ -216,15 +217,35 @@ def test_links_that_lead_nowhere_are_problems(root):
     assert "weft.toml" in repository.problems["net"]
 
 
-def test_pipes_are_not_opened(root):
+def test_pipes_are_named_and_not_opened(root):
     put(root, "net/1/model.onnx")
     os.mkfifo(root / "net/weft.toml")
     (root / "pipe/1").mkdir(parents=True)
     os.mkfifo(root / "pipe/1/model.onnx")
     os.mkfifo(root / "flat.onnx")
     repository = opened(root)
-    assert repository.names() == [] and repository.problems["net"] == "net/weft.toml: not a file"
-    assert repository.problems["pipe"] == "version 1: no file model.onnx in it"
+    assert repository.names() == [] and repository.problems == {
+        "flat": "flat.onnx is a named pipe, not a file",
+        "net": "net/weft.toml: is a named pipe, not a file",
+        "pipe": "version 1: model.onnx is a named pipe, not a file",
+    }
+    assert "flat.onnx is a named pipe, not a file" in refused(str(root / "flat.onnx"))
+
+
+def test_a_socket_or_a_device_is_named_and_not_opened(root, monkeypatch):
+    monkeypatch.chdir(root)  # the path of a socket may have some 100 bytes
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind("net.onnx")
+        assert opened(root).problems == {"net": "net.onnx is a socket, not a file"}
+    assert "/dev/null is a device, not a file" in refused("/dev/null")
+
+
+def test_a_file_that_became_a_pipe_is_named_and_not_opened(tmp_path):
+    repository = Repository([put(tmp_path, "net.onnx")], tmp_path / "scratch")
+    (tmp_path / "net.onnx").unlink()
+    os.mkfifo(tmp_path / "net.onnx")
+    repository.scan()
+    assert repository.problems == {"net": "net.onnx is a named pipe now, not a file"}
 
 
 @pytest.mark.parametrize(

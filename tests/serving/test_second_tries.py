@@ -154,6 +154,18 @@ def test_a_strict_request_that_meets_no_worker_is_told_to_come_again_and_that_it
     at_rest(one, model)
 
 
+def test_one_whose_worker_died_before_is_told_the_same_when_it_meets_none(machine):
+    one = machine()
+    model = one.model([5], name="net")
+    dying(model, died(), WorkerDied("its worker is being started", again_s=0.05))
+    sent = one.send(model, due_ms=30, strict=True)
+    one.run()
+    assert sent.fate == "worker_starting" and sent.ticket.deaths == 1
+    assert (sent.outcome.status, sent.outcome.code) == (503, "UNAVAILABLE")
+    assert str(sent.outcome) == "net: its worker is being started; send it again in 1 s"
+    at_rest(one, model)
+
+
 def test_who_is_not_to_blame_waits_for_another_worker_as_long_as_it_takes_without_holding_a_lane(machine):
     one = machine()
     model, other = one.model([5], name="net"), one.model([5], name="other")

@@ -222,6 +222,7 @@ backend = "other"
 threads = 3
 preload = false
 ready_when = "any"
+wait_for_models = true
 late = "demote"
 policy = "edf"
 policy_options = { alpha = 0.5, depth = 3, lazy = true }

@@ -53,6 +53,14 @@ def command(
         bool | None,
         how("--preload/--no-preload", show_default="preload", help="Load models at the start, or when asked for."),
     ] = None,
+    wait_for_models: Annotated[
+        bool | None,
+        how(
+            "--wait-for-models/--no-wait",
+            show_default="no-wait",
+            help="Stay with no model that can be served; models come later.",
+        ),
+    ] = None,
     policy: Annotated[
         str | None,
         how(

@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, S
 
 from weft.devices.host import is_gpu, usable_cores
 from weft.errors import InputError
+from weft.files import kind_of
 from weft.jsonfile import first_problem, printable
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
 from weft.runtime.metadata import PROGRAM_SUFFIX
@@ -176,6 +177,8 @@ class ServerConfig:
     """False: nothing is loaded at the start, whatever the models' own settings say; models come when asked for."""
     ready_when: Literal["all", "any"] = "all"
     """Which of the preloaded models must be usable for the server to be ready."""
+    wait_for_models: StrictBool = False
+    """Whether a server that was started with no model that can be served stays, for models that come later."""
     host: Annotated[str, Field(strict=True), AfterValidator(_host)] = "127.0.0.1"
     http_port: Port = 8000
     """0 lets the system choose."""
@@ -357,8 +360,9 @@ def one_line(text: str) -> str:
 
 def _read_text(path: Path, where: str) -> str:
     try:
-        if not stat.S_ISREG(path.stat().st_mode):  # reading a pipe would wait for ever
-            raise InputError(one_line(f"{where}: not a file"))
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):  # reading a pipe would wait for ever
+            raise InputError(one_line(f"{where}: is {kind_of(mode)}, not a file"))
         with open(path, "rb") as file:
             data = file.read(LARGEST_FILE_BYTES + 1)
         if len(data) > LARGEST_FILE_BYTES:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from weft.engine.steering import ExitShares, Steered, Steering
 from weft.errors import ModelError, WorkloadError
+from weft.files import refuse_special_file
 from weft.runtime.exits import ExitSpec, Kind, confidence
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
@@ -139,6 +140,7 @@ def record_beside(model: Path, name: str, exits: int) -> ExitRecord:
     """The record of a model's exits, which lies beside it."""
     path = model.parent / name
     try:
+        refuse_special_file(path, WorkloadError)
         record = read_record(path)
     except WorkloadError as error:
         raise ModelError(str(error).replace(str(path), name)) from error

@@ -20,6 +20,7 @@ EMPTY = (
     "there is no model to serve; put one into the repository and load it, "
     "or start with --no-preload where models come later"
 )
+WAITING = "start with --wait-for-models where models come later"
 NONE_LEFT = "none of the models can be used: each was unloaded, or failed when it was asked for"
 
 
@@ -27,11 +28,35 @@ def why_not_ready(library: Library, config: ServerConfig) -> str:
     """What is missing and why; nothing where the server is ready."""
     if not config.preload:
         return ""  # nothing has to be there before somebody asks for it
-    newest = [library.find(name) for name in library.repository.names()]
+    newest = _newest(library)
     broken = _broken(library, newest)
-    if any(not slot.shut and not library.why_unusable(slot) for slot in newest):
+    if _any_usable(library, newest):
         return "" if config.ready_when == "any" else told(broken)
     return told(broken) or (NONE_LEFT if newest else EMPTY)
+
+
+def why_nothing_is_served(library: Library, config: ServerConfig) -> str:
+    """Why a server that was just started ends: no model of it can be used, and none is waited for; else nothing.
+
+    Models that clients unloaded while it started do not end it.
+    """
+    if config.wait_for_models or not config.preload:
+        return ""
+    newest = _newest(library)
+    if _any_usable(library, newest):
+        return ""
+    if broken := told(_broken(library, newest)):
+        return f"no model can be served: {broken.rstrip('.')}; mend it, or {WAITING}"
+    return "" if newest else f"no model is in {', '.join(config.models)}; put one there, or {WAITING}"
+
+
+def _newest(library: Library) -> list[ModelSlot]:
+    """The newest version of each model."""
+    return [library.find(name) for name in library.repository.names()]
+
+
+def _any_usable(library: Library, slots: Iterable[ModelSlot]) -> bool:
+    return any(not slot.shut and not library.why_unusable(slot) for slot in slots)
 
 
 def told(broken: Mapping[str, str]) -> str:

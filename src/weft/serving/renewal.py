@@ -23,7 +23,7 @@ DECIDING = ("lanes", "policy", "policy_options", "late")
 """Settings that the dispatcher takes over."""
 LOADING = ("threads", "isolation", "max_compute_s")
 """Settings that a model has from when it is loaded."""
-AT_ONCE = ("memory_budget_bytes", "default_slo_ms", "best_effort_ms", "ready_when", "preload")
+AT_ONCE = ("memory_budget_bytes", "default_slo_ms", "best_effort_ms", "ready_when", "preload", "wait_for_models")
 """Settings that are asked for whenever they matter."""
 SECRET = ("api_key",)
 """Settings whose values nobody is told."""

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.errors import InputError, ModelError, NotFound, unknown_name
+from weft.files import kind_at, kind_of
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
 from weft.runtime.metadata import PROGRAM_SUFFIX
@@ -242,10 +243,12 @@ class _Directory:
             if stat.S_ISDIR(mode):
                 name = file
                 entries = _numbered(root, _checked(name), found, self.programs)
-            elif stat.S_ISREG(mode) and name != file:
-                entries = _flat(root, _checked(name), root / file, self.programs)
-            else:
+            elif name == file:
                 return
+            elif not stat.S_ISREG(mode):  # opening a pipe would block for ever
+                raise _Trouble(f"{file} is {kind_of(mode)}, not a file")
+            else:
+                entries = _flat(root, _checked(name), root / file, self.programs)
         except _Trouble as trouble:
             found.trouble(name, "", trouble)
             return
@@ -267,7 +270,9 @@ class _ModelFile:
     def look(self) -> _Scan:
         found = _Scan()
         if not _is_file(self.path):
-            found.problem(self.name, f"{self.path.name} is not there any more")
+            kind = kind_at(self.path)
+            what = f"is {kind} now, not a file" if kind else "is not there any more"
+            found.problem(self.name, f"{self.path.name} {what}")
             return found
         try:
             config = self.config or _settings(None, self.path.with_suffix(".toml"))
@@ -307,8 +312,10 @@ def _version(root: Path, name: str, number: str, config: ModelConfig) -> ModelEn
     folder = root / name / number
     files = _listed(root, folder)
     file = next((f"model{each}" for each in SUFFIXES if f"model{each}" in files), MODEL_FILE)
-    if file not in files or not stat.S_ISREG(_mode(root, folder / file)):
+    if file not in files:
         raise _Trouble(f"no file {MODEL_FILE} in it")
+    if not stat.S_ISREG(mode := _mode(root, folder / file)):
+        raise _Trouble(f"{file} is {kind_of(mode)}, not a file")
     own = _settings(root, folder / SETTINGS_FILE)
     return ModelEntry(name, number, folder / file, config.overridden_by(own), "repository")
 
@@ -398,6 +405,8 @@ def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _M
     path = Path(given)
     if os.path.isdir(path) and str(given):
         return _Directory(path.absolute(), programs)
+    if str(given) and (kind := kind_at(path)) not in ("", "a file"):
+        raise InputError(one_line(f"{path} is {kind}, not a file; a file ends in .onnx, a repository is a directory"))
     if not os.path.isfile(path):
         raise InputError(_missing(str(given), path))
     if path.suffix not in SUFFIXES:

@@ -14,7 +14,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from weft.errors import BadRequest, Failed, Overloaded, RequestError, UnfitInputs, WorkerDied, first_line
+from weft.errors import (
+    BadRequest,
+    Failed,
+    Overloaded,
+    RequestError,
+    UnfitInputs,
+    WorkerDied,
+    WorkerStarting,
+    first_line,
+)
 from weft.runtime.lent import Input, LentTensor
 from weft.serving.tickets import ClientTicket
 
@@ -76,9 +85,7 @@ class SecondTries:
             return said(ticket.model.name, error)
         if ticket.tries < MOST_TRIES and slack_ns >= error.again_s * 1e9:
             return error.again_s
-        if ticket.deaths:
-            return said(ticket.model.name, error)
-        return Overloaded(f"{ticket.model.name}: {error}", reason="worker_starting")
+        return said(ticket.model.name, error)
 
     def _quarantine(self, ticket: ClientTicket, error: WorkerDied) -> None:
         """Inputs that were alone with their worker when it died for the second time are to blame."""
@@ -95,7 +102,8 @@ class SecondTries:
 def said(model: str, error: Exception) -> RequestError:
     """What a client is told when its inputs could not be computed: mostly a free dimension the model cannot take."""
     if isinstance(error, WorkerDied):
-        return WorkerDied(f"{model}: {error}", suspects=error.suspects)
+        message = f"{model}: {error}"
+        return WorkerDied(message, suspects=error.suspects) if error.suspects else WorkerStarting(message)
     if isinstance(error, RequestError):
         return error
     if isinstance(error, UnfitInputs):

@@ -29,6 +29,7 @@ from weft.serving.http_messages import HttpExchange, HttpResponse
 from weft.serving.isolation import backend_of
 from weft.serving.keys import Keys
 from weft.serving.library import Library
+from weft.serving.readiness import why_nothing_is_served
 from weft.serving.repository import Repository
 from weft.serving.routes import VITAL, Routes
 from weft.serving.service import Service
@@ -332,6 +333,8 @@ async def serve(
 ) -> bool:
     """Serve until told to stop by SIGTERM or SIGINT; whether every accepted request was answered.
 
+    ``InputError`` if none of the models can be served, unless the settings say to wait for them.
+
     *say* hears which model is being loaded, *started* when that is over, *finishing* how many requests are still to be
     answered at the end. *again* reads the settings once more, which SIGHUP asks for. *to_the_end*: the process ends
     with this, and in time, whatever it still has to do then.
@@ -368,6 +371,10 @@ async def _served(
     finally:
         if starting.exception():
             waiting.cancel()
+    if nothing := why_nothing_is_served(server.service.library, server.config):
+        waiting.cancel()
+        await server.stop()
+        raise InputError(nothing)
     gc.collect()
     gc.freeze()  # what is loaded now stays; looking through it again and again would cost every request
     started(server)

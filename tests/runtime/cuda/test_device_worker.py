@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.cuda.nets import chain, drawn, wanted
-from weft.errors import BadRequest, WorkerDied
+from weft.errors import BadRequest, WorkerDied, WorkerStarting
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.engines import device_files, programs
@@ -211,6 +211,22 @@ def test_a_region_that_is_only_written_to_is_given_back_and_a_long_answer_ends_n
     del region
     gc.collect()
     assert worker.call("borrowed") == before - 1
+
+
+def test_who_would_write_to_a_region_meets_a_worker_that_is_being_started_as_everybody_does(
+    backend: DeviceBackend, model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def die(*_: Any) -> None:
+        raise WorkerDied("the worker that computed it died: SIGKILL")
+
+    region = Pages(902, np.zeros(8, np.uint8))
+    monkeypatch.setattr(model.group.worker, "call", die)
+    with pytest.raises(WorkerStarting, match=r"is being started again: the worker .* died: SIGKILL; send it again"):
+        backend.write_region(region, 0, memoryview(bytes(8)))
+    monkeypatch.setattr(model.group, "worker", None)
+    with pytest.raises(WorkerStarting, match="is being started; send it again in 1 s") as refused:
+        backend.write_region(region, 0, memoryview(bytes(8)))
+    assert (refused.value.status, refused.value.code, refused.value.reason) == (503, "UNAVAILABLE", "worker_starting")
 
 
 def test_a_worker_that_lost_files_on_the_way_is_replaced_and_reads_no_other_memory(model: Any, lane: Any) -> None:

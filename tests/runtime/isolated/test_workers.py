@@ -23,13 +23,13 @@ from tests.runtime.test_backend_contract import Heard, drawn, ended, plain
 from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
 from tests.serving.test_serve_models import until
-from weft.errors import Failed, ModelError, Overloaded, WorkerDied
+from weft.errors import Failed, ModelError, Overloaded, RequestError, UnfitInputs, WorkerDied, WorkerStarting
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.breaker import Endurance
 from weft.runtime.isolated import memory, packets, process
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.confinement import Confinement
-from weft.runtime.isolated.group import WorkerGroup
+from weft.runtime.isolated.group import LONGEST_PAUSE_S, WorkerGroup
 from weft.runtime.isolated.lane_line import LaneLine, StepReport
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
@@ -298,7 +298,7 @@ def test_a_request_for_more_memory_than_its_worker_may_have_fails_and_the_next_d
     spare_of(model.group)
     x = np.ones(1, np.float32)
     error = ended(model, lane, 0, BatchPart({"x": x, "shape": np.array([1 << 30])})).error
-    assert isinstance(error, MemoryError | WorkerDied)
+    assert isinstance(error, UnfitInputs | WorkerDied)
     until(lambda: model.group.worker, "a worker is there")
     end = ended(model, lane, 0, BatchPart({"x": x, "shape": np.array([1000])}))
     assert end.error is None and end.made[0].answers["y"] == 1
@@ -320,10 +320,10 @@ def test_a_model_whose_weights_are_cut_short_goes_on_and_is_not_brought_back_as_
         opened(one, tmp_path / "table.onnx")
 
 
-def _failure(model: IsolatedModel, lane: Any, inputs: dict[str, Any]) -> Failed | None:
+def _failure(model: IsolatedModel, lane: Any, inputs: dict[str, Any]) -> RequestError | None:
     """Why it cannot be had; None while that is not known, or before its worker has felt a signal."""
     error = ended(model, lane, 0, BatchPart(inputs)).error
-    assert error is None or isinstance(error, Failed)
+    assert error is None or isinstance(error, Failed | WorkerStarting)
     return None if isinstance(error, WorkerDied) else error
 
 
@@ -412,7 +412,8 @@ def test_a_worker_that_cannot_be_made_ready_again_is_given_up_and_a_load_brings_
         patch.setattr(Template, "fork", lambda *_: subprocess.Popen(["/bin/true"]))
         os.kill(pid(model.group), signal.SIGKILL)
         failed = until(lambda: _failure(model, lane, asked(1)), "it is given up")
-    assert "its worker cannot be started again" in str(failed)
+    assert isinstance(failed, WorkerStarting) and "its worker cannot be started again" in str(failed)
+    assert (failed.status, failed.retry_after_s) == (503, LONGEST_PAUSE_S)
     again = opened(one, tmp_path / "turning.onnx")
     assert ended(again, lane, 0, BatchPart(asked(3))).error is None
 

@@ -19,6 +19,7 @@ import onnx
 import onnx.inliner
 
 from weft.errors import ModelError
+from weft.files import refuse_special_file
 from weft.models.layer import Layer, Model
 from weft.models.onnx_import.cuts import Subnets, block_ends, named_exits
 from weft.models.onnx_import.drafts import LayerDraft
@@ -115,6 +116,7 @@ def read_onnx(path: Path) -> onnx.ModelProto:
     """The model in a file, without weights that lie beside it."""
     if path.is_dir():
         raise ModelError(f"{path} is a directory; name the .onnx file in it")
+    refuse_special_file(path, ModelError)
     try:
         if path.stat().st_size == 0:
             raise ModelError(f"{path} is empty; export or download the model again")

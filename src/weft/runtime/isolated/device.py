@@ -12,12 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from weft.engine.lane_queues import DEVICE_AHEAD
-from weft.errors import WorkerDied
+from weft.errors import WorkerDied, WorkerStarting
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.cutting import DEVICE_GRAIN_S
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.ear import Ear
-from weft.runtime.isolated.group import STARTING_S, WorkerGroup
+from weft.runtime.isolated.group import WorkerGroup
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.lent import Lender
@@ -101,13 +101,17 @@ class DeviceBackend(IsolatingBackend):
         return self._groups.get(self.label)
 
     def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
+        """``WorkerStarting`` if there is no worker, or it dies meanwhile: what is written here is not tried again."""
         group = self.group
         worker = group.worker if group is not None else None
         if worker is None:
-            raise WorkerDied(f"the worker of {self.device} is being started", again_s=STARTING_S)
-        for at in range(0, len(data), PIECE_BYTES):
-            piece = b64encode(data[at : at + PIECE_BYTES]).decode()
-            worker.call("write", tuple(lender.terms), offset + at, piece)
+            raise WorkerStarting(f"the worker of {self.device} is being started")
+        try:
+            for at in range(0, len(data), PIECE_BYTES):
+                piece = b64encode(data[at : at + PIECE_BYTES]).decode()
+                worker.call("write", tuple(lender.terms), offset + at, piece)
+        except WorkerDied as error:
+            raise WorkerStarting(f"the worker of {self.device} is being started again: {error}") from error
         worker.lend([lender])
 
     @property

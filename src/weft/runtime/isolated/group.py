@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from weft.errors import Failed, ModelError, NotLearned, WorkerDied
+from weft.errors import Failed, ModelError, NotLearned, WorkerDied, WorkerStarting
 from weft.runtime.backend import LoadOptions
 from weft.runtime.external import external_files
 from weft.runtime.isolated.confinement import Confinement
@@ -199,12 +199,18 @@ class WorkerGroup:
         return worker is not None and worker.alive
 
     def charge(self, number: int) -> WorkerProcess:
-        """The worker that has a model; ``WorkerDied`` says when to ask again, ``Failed`` that there is none."""
+        """The worker that has a model.
+
+        ``WorkerDied`` says when to ask again, ``WorkerStarting`` that several starts have failed and the client is to
+        come again, ``Failed`` that the model cannot be had.
+        """
         worker, kept = self.worker, self._kept.get(number)
         if worker is not None and number in worker.opened:
             return worker
-        if self.lost or kept is None or kept.lost:
-            raise Failed(self.lost or (kept.lost if kept else "the model is closed"))
+        if kept is None or kept.lost:
+            raise Failed(kept.lost if kept else "the model is closed")
+        if self.lost:
+            raise WorkerStarting(self.lost, LONGEST_PAUSE_S)
         self._keep()
         raise WorkerDied("its worker is being started", again_s=STARTING_S)
 
@@ -460,7 +466,7 @@ class WorkerGroup:
             unwanted.close()
 
     def _admit_failure(self, error: Exception) -> None:
-        """Let requests fail, for there may be no worker for long."""
+        """Let requests wait no more, for there may be no worker for long."""
         with self._lock:
             if self.worker is None:
                 self.lost = f"its worker cannot be started again: {error}; that is tried every {LONGEST_PAUSE_S:g} s"

@@ -10,10 +10,9 @@ from typing import NamedTuple, Protocol
 
 import onnxruntime as ort
 
-from weft.errors import UnfitInputs
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
+from weft.runtime.onnxruntime_cpu.run_errors import explain
 from weft.runtime.onnxruntime_cpu.scratch import IDLE_S, Scratch
-from weft.runtime.onnxruntime_cpu.sessions import RAISED, first_line
 from weft.runtime.urgency import give_way
 
 
@@ -121,12 +120,5 @@ class CpuLane:
         try:
             made = model.compute(step, options)
         except Exception as error:  # whatever a model does, its own requests hear of it and the lane goes on
-            return StepEnd(began, self._now(), error=_explained(error))
+            return StepEnd(began, self._now(), error=explain(error))
         return StepEnd(began, self._now(), made)
-
-
-def _explained(error: Exception) -> Exception:
-    """What ONNX Runtime raises is mostly a free dimension that a model cannot take, or a lack of memory."""
-    if not isinstance(error, RAISED):
-        return error
-    return (MemoryError if "allocate" in str(error) else UnfitInputs)(first_line(error))

@@ -24,7 +24,9 @@ from onnxruntime.capi import onnxruntime_pybind11_state
 
 from weft import errors
 from weft.errors import ModelError
-from weft.runtime.external import external_tensors, read_weights
+from weft.files import kind_at
+from weft.runtime.external import embed_tensors, external_tensors, read_weights
+from weft.runtime.onnxruntime_cpu.memory_limit import machine_memory_bytes
 from weft.runtime.tensors import Array
 
 RAISED = tuple(
@@ -71,8 +73,7 @@ def open_session(
     for key, value in entries.items():
         options.add_session_config_entry(key, value)
     if weights:
-        values = [ort.OrtValue.ortvalue_from_numpy(each) for each in weights.values()]
-        options.add_external_initializers(list(weights), values)
+        options.add_external_initializers(list(weights), [_ort_value(array) for array in weights.values()])
     model = source if isinstance(source, bytes) else str(source)
     return ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
 
@@ -82,16 +83,25 @@ def open_model(path: Path, threads: int, save: Path | None = None, *, thrifty: b
 
     thrifty: as of ``open_session``.
     """
-    if not path.is_file():
-        raise ModelError(f"{'is a directory' if path.is_dir() else 'there is no such file'}; name an .onnx file")
+    if (kind := kind_at(path)) != "a file":
+        raise ModelError(f"{f'is {kind}' if kind else 'there is no such file'}; name an .onnx file")
     try:
-        weights = read_weights(external_tensors(path))
+        tensors = external_tensors(path)
+        weights, embedded = read_weights(tensors), embed_tensors(path, tensors)
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror or error}") from error
     try:
-        return open_session(path, threads, optimise=True, save=save, weights=weights, thrifty=thrifty)
+        return open_session(embedded or path, threads, optimise=True, save=save, weights=weights, thrifty=thrifty)
     except Exception as error:  # the C++ side raises a dozen unrelated kinds
         raise ModelError(f"cannot be loaded: {first_line(error)}") from error
+
+
+def _ort_value(array: Array) -> Any:
+    """An array as ONNX Runtime holds it; types that numpy itself lacks, such as bfloat16, go over as their bits."""
+    if array.dtype.isbuiltin == 1:
+        return ort.OrtValue.ortvalue_from_numpy(array)
+    kind, bits = helper.np_dtype_to_tensor_dtype(array.dtype), array.view(f"u{array.dtype.itemsize}")
+    return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind)
 
 
 def first_line(error: BaseException) -> str:
@@ -131,7 +141,8 @@ _sharing = threading.Lock()
 @cache
 def _shared_arena() -> None:
     where = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(where, ort.OrtArenaCfg(0, -1, -1, -1))
+    # More than the machine has would be granted where the system overcommits, and the process be killed as it is used.
+    ort.create_and_register_allocator(where, ort.OrtArenaCfg(machine_memory_bytes(), -1, -1, -1))
 
 
 @cache

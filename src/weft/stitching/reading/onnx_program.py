@@ -18,6 +18,7 @@ import numpy as np
 from onnx import AttributeProto, ValueInfoProto, helper
 
 from weft.errors import ModelError, StitchError
+from weft.files import refuse_special_file
 from weft.runtime.metadata import EXITS_KEY
 from weft.runtime.wire_format import Glance, fields
 from weft.stitching.graph import DYNAMIC, GraphTensor
@@ -134,6 +135,7 @@ class ModelProgram:
 
 def takes_whole_numbers(path: str | os.PathLike[str]) -> bool:
     """Whether a model has an input of tokens, or a mask; all else in its file is stepped over."""
+    refuse_special_file(path, ModelError)
     inputs: dict[str, int] = {}
     held: set[str] = set()
     try:
