@@ -41,7 +41,7 @@ libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p,
 places = [libc.malloc(1 << 20) for _ in range(200)]
 for place in places:
     ctypes.memset(place, 1, 1 << 20)
-keeper = libc.malloc(1000)  # behind them: the end of the heap is not free
+keeper = libc.malloc(2 << 20)  # behind them: the end of the heap is not free
 for place in places:
     libc.free(place)
 allocation.give_freed_memory_back()

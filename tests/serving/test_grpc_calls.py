@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import logging
+import queue
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ import pytest
 from tests.serving import live
 from tests.serving.test_serve_models import until
 from weft.serving import proto
+from weft.serving.allocation import IDLE_BYTES
 from weft.serving.grpc_calls import NOT_RECEIVED, LostAnswers
 
 ROWS = 4096
@@ -130,6 +132,22 @@ def test_a_call_whose_client_went_away_holds_nothing(small: live.Live) -> None:
         gate.open()
         assert first.code().name == "OK"
     assert left < LARGE
+
+
+def test_memory_is_given_back_once_large_requests_are_over(small: live.Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: queue.Queue[bool] = queue.Queue()
+    monkeypatch.setattr("weft.serving.server.give_freed_memory_back", lambda: trims.put(True))
+    budget = small.server.service.budget
+
+    async def look() -> None:
+        budget.add(IDLE_BYTES + 1)
+        small.server._look()
+        budget.give(IDLE_BYTES + 1)
+        assert trims.empty()  # not while one is under way
+        small.server._look()
+
+    small.call(look())
+    assert trims.get(timeout=live.PATIENCE_S) and budget.peak_bytes == 0
 
 
 # Books
