@@ -56,7 +56,7 @@ COUNTED = frozenset(
     | {f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Register", "Unregister")}
 )
 """Calls that want something done, and count towards what their key may; so does every request of a stream."""
-STREAM = "ModelStreamInfer"
+INFER, STREAM = "ModelInfer", "ModelStreamInfer"
 FINAL = "triton_final_response"
 """A parameter of every answer in a stream: each is the last one to its request."""
 
@@ -215,6 +215,8 @@ class GrpcFace:
 
         async def refuse(messages: Any, context: Any) -> None:
             self._log(context, name, error.code, time.monotonic_ns())
+            if name == INFER and not isinstance(error, Unauthorised):
+                self._service.trace_refusal("", error, _parent(context))
             await context.abort(grpc.StatusCode[error.code], str(error))
 
         return grpc.stream_stream_rpc_method_handler(refuse)
@@ -237,7 +239,7 @@ class GrpcFace:
             self.in_flight += 1
             context.add_done_callback(self._sent)
             try:
-                if isinstance(message, RequestError):
+                if isinstance(message, RequestError) and name != INFER:  # of that one, a span tells
                     raise message
                 with _entered(caller) if name in COUNTED else nullcontext():
                     return await answer(message, context, caller)
@@ -270,16 +272,23 @@ class GrpcFace:
         deadline = self._service.now() + round(remaining_s * 1e9) if remaining_s is not None else None
         begun = _Begun(self._service.budget.give)
         try:
-            self._begin(begun, message, deadline, caller, _parent(context))
-            return await self._computed(await begun.answer)
+            self._begin_traced(begun, message, deadline, caller, _parent(context))
+            return await self._computed(begun, await begun.answer, _written)
         except asyncio.CancelledError:
             begun.cancel()
             raise
         finally:
             begun.end()
 
-    def _begin(self, begun: _Begun, message: Any, deadline: int | None, caller: Caller, parent: str = "") -> None:
-        """Have a request computed; RequestError if it is not even begun."""
+    def _begin_traced(self, begun: _Begun, message: Any, deadline: int | None, caller: Caller, parent: str) -> None:
+        """Have a request computed; RequestError if it is not even begun, and a span that says so."""
+        try:
+            self._begin(begun, message, deadline, caller, parent)
+        except RequestError as error:
+            self._service.trace_refusal(_meant(message).get("model_name", ""), error, parent)
+            raise
+
+    def _begin(self, begun: _Begun, message: Any, deadline: int | None, caller: Caller, parent: str) -> None:
         slow: bytes | None = None
         if isinstance(message, _Large):
             message, size, slow = message
@@ -309,18 +318,28 @@ class GrpcFace:
         if count > limit:
             raise TooLarge(f"{count} bytes of typed contents exceed the limit of {limit} bytes; send raw contents")
 
-    async def _computed(self, outcome: InferResponse | RequestError) -> Any:
+    async def _computed(
+        self, begun: _Begun, outcome: InferResponse | RequestError, serialise: Callable[[Any], bytes]
+    ) -> bytes:
+        """A result as bytes for gRPC to send; the deadline is judged last, when they are there."""
         if isinstance(outcome, RequestError):
             raise outcome
-        if is_large(outcome):
-            return await self._service.json.encode_message(outcome)
-        return grpc_wire.encode_infer(outcome)
+        assert begun.call
+        try:
+            large = is_large(outcome)
+            message = await self._service.json.encode_message(outcome) if large else grpc_wire.encode_infer(outcome)
+            answer = serialise(message)
+        except Exception as error:
+            raise begun.call.fail(error) from error
+        if late := begun.call.settle():
+            raise late
+        return answer
 
     async def _stream(self, caller: Caller, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
         """Answers in the order of the requests; an error is an answer too, and the stream goes on."""
         begun: asyncio.Queue[_Begun | None] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_AHEAD)
-        reader = asyncio.create_task(self._read(messages, begun, room, caller))
+        reader = asyncio.create_task(self._read(messages, begun, room, caller, _parent(context)))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
         left: list[_Begun] = []
@@ -351,28 +370,25 @@ class GrpcFace:
             outcome = await begun.answer
             if isinstance(outcome, InferResponse):
                 outcome = replace(outcome, parameters={**outcome.parameters, FINAL: True})
-            answer = await self._computed(outcome)
+            return await self._computed(begun, outcome, _streamed), "OK"
         except RequestError as error:
             told = reply(error_message=str(error), infer_response=begun.meant)
             told.infer_response.parameters[FINAL].bool_param = True
             return told, error.code
-        if isinstance(answer, bytes):
-            answer = proto.CLASSES["ModelInferResponse"].FromString(answer)
-        return reply(infer_response=answer), "OK"
 
     async def _read(
-        self, messages: AsyncIterator[Any], begun: asyncio.Queue[_Begun | None], room: Any, caller: Caller
+        self, messages: AsyncIterator[Any], begun: asyncio.Queue[_Begun | None], room: Any, caller: Caller, parent: str
     ) -> None:
         """Begin what a stream asks for, a few requests ahead of their answers, until it ends or is ended."""
         try:
             async for message in messages:
                 await room.acquire()
-                begun.put_nowait(self._begun(message, caller))
+                begun.put_nowait(self._begun(message, caller, parent))
                 self.in_flight += 1
         finally:
             begun.put_nowait(None)
 
-    def _begun(self, message: Any, caller: Caller) -> _Begun:
+    def _begun(self, message: Any, caller: Caller, parent: str) -> _Begun:
         """A request of a stream; where it could not begin, its answer says why."""
         refused: RequestError | None = None
         try:
@@ -382,7 +398,7 @@ class GrpcFace:
         found = _Begun(self._service.budget.give, None if refused else caller)
         found.meant = _meant(message)
         try:
-            self._begin(found, refused or message, None, caller)
+            self._begin_traced(found, refused or message, None, caller, parent)
         except RequestError as error:
             found.done(error)
         return found
@@ -570,6 +586,13 @@ def _says_strings(message: Any) -> bool:
 def _written(message: Any) -> bytes:
     """A message as bytes, which it may be already."""
     return message if isinstance(message, bytes) else bytes(message.SerializeToString())
+
+
+def _streamed(message: Any) -> bytes:
+    """A result as a stream sends it."""
+    if isinstance(message, bytes):
+        message = proto.CLASSES["ModelInferResponse"].FromString(message)
+    return _written(proto.CLASSES["ModelStreamInferResponse"](infer_response=message))
 
 
 def credentials(certificate: Path, key: Path) -> Any:
