@@ -454,8 +454,8 @@ def _deliver(answer: Answer, response: InferResponse, call: InferCall) -> None:
         return
     if not answer.set_running_or_notify_cancel():
         return  # who cancelled it has the call cancelled, too
-    if error := call.settle():
-        answer.set_exception(error)
+    if late := call.settle():
+        answer.set_exception(late)
     else:
         answer.set_result(outputs)
 
