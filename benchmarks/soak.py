@@ -6,14 +6,19 @@ model all the time; with isolation, a worker is killed every few seconds. Then: 
 five-hundreds were only for requests on a killed worker, every request has an answer or a known end, what clients saw is
 what the server counted, memory does not grow, healthy latencies stay within a factor of the calm ones, nothing is left
 over, SIGTERM ends it with 0. Run: python benchmarks/soak.py [--minutes 10] [--mode T].
+
+With ``--strict 10000`` instead: so many requests with strict deadlines that are hard to keep, while workers are killed.
+By the server's own clock, none may be answered with a result after its deadline.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import multiprocessing
 import os
+import random
 import statistics
 import tempfile
 import threading
@@ -27,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from awake import awake
-from chaos import KILLED, NO_MODEL, PATIENCE_S, Ledger, chaos_process, reason, write_repository
+from chaos import KILLED, NO_MODEL, PATIENCE_S, Chaos, Ledger, chaos_process, infer, reason, write_repository
 from killing import WorkerKiller
 from machine import machine
 from modes import MODES, as_served, settings_for, settings_known, wait_until_learned, write_settings
@@ -53,7 +58,10 @@ KNOWN_AS |= dict.fromkeys(("worker_died", "breaker", "quarantined"), KILLED)
 Span = tuple[float, float]
 SETTLED_S, SAMPLE_S = 180.0, 2.0
 """Until then what is kept of the last requests fills up, and workers that were killed are as warm as the others."""
-RESULTS = Path(__file__).parent / "results" / "soak.json"
+STRICT_CLIENTS, STRICT_KILL_S, STRICT_CHAINS = 8, 1.0, 0.1
+"""Clients with strict deadlines, how often a worker is killed beside them, and their share of long requests."""
+SUCCESS, MET, MISSED = "nv_inference_request_success", "weft_deadline_met_total", "weft_deadline_missed_total"
+RESULTS, STRICT_RESULTS = (Path(__file__).parent / "results" / name for name in ("soak.json", "soak_strict.json"))
 
 
 # The server's side of it
@@ -140,8 +148,8 @@ class Watch:
 class Killing:
     """Ends a worker of the server every few seconds in the block, if it is to."""
 
-    def __init__(self, pid: int, *, kill: bool) -> None:
-        self._killer, self._kill, self._stop = WorkerKiller(pid), kill, threading.Event()
+    def __init__(self, pid: int, *, kill: bool, every_s: float = KILL_S) -> None:
+        self._killer, self._kill, self._stop, self._every_s = WorkerKiller(pid), kill, threading.Event(), every_s
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     @property
@@ -157,7 +165,7 @@ class Killing:
         self._thread.join()
 
     def _run(self) -> None:
-        while self._kill and not self._stop.wait(KILL_S):
+        while self._kill and not self._stop.wait(self._every_s):
             self._killer.kill()
 
 
@@ -392,6 +400,90 @@ def soak(minutes: float, mode: str) -> dict[str, Any]:
     }
 
 
+# Strict deadlines
+
+
+def strict_request(rng: random.Random) -> bytes:
+    """A request whose deadline is about as far away as its answer; large JSON is written after it was computed."""
+    if rng.random() < STRICT_CHAINS:
+        return infer("chain", timeout=_about_us(rng, 30_000, 600_000), binary_data_output=rng.random() < 0.5)
+    return infer("mlp", timeout=_about_us(rng, 1_000, 100_000))
+
+
+def _about_us(rng: random.Random, least: float, most: float) -> int:
+    return round(least * (most / least) ** rng.random())
+
+
+async def ask_strictly(port: int, count: int) -> Counter[int]:
+    """The statuses of so many strict requests of several clients, each of which sends one at a time."""
+    chaos, statuses = Chaos("127.0.0.1", port, None, random.Random(0)), Counter[int]()
+    turns = iter(range(count))
+
+    async def ask() -> None:
+        while True:
+            async with chaos.client() as client:
+                for _ in turns:
+                    await client.send(strict_request(chaos.rng))
+                    status = await client.answer()
+                    statuses[status] += 1
+                    if not status:
+                        break  # the server ended the connection
+                else:
+                    return
+
+    await asyncio.gather(*(ask() for _ in range(STRICT_CLIENTS)))
+    return statuses
+
+
+def judge_strict(statuses: Mapping[int, int], gained: Mapping[str, int]) -> list[Verdict]:
+    """What the server counted of strict requests must be what their clients were told.
+
+    gained: by how much the server's counters grew. Whether a deadline was kept is the server's own judgement, made
+    when it handed the answer to the socket, so a result that was late has made ``missed`` larger and ``met`` not.
+    """
+    results, success, met, missed = statuses.get(200, 0), gained[SUCCESS], gained[MET], gained[MISSED]
+    others = sum(statuses.values()) - results
+    figures = f"{results} answered with 200, {success} counted as such, {met} deadlines kept"
+    return [
+        Verdict("no result was sent after its strict deadline", results == success == met, figures),
+        Verdict(
+            "a missed deadline was never a result, and every 504 missed one",
+            statuses.get(504, 0) <= missed <= others,
+            f"{missed} missed, {statuses.get(504, 0)} times 504, {others} without a result",
+        ),
+        Verdict("every request was answered", not statuses.get(0, 0), f"{statuses.get(0, 0)} without an answer"),
+    ]
+
+
+def soak_strict(count: int, mode: str) -> dict[str, Any]:
+    """Send strict requests while workers are killed."""
+    known = settings_known()
+    with tempfile.TemporaryDirectory() as scratch:
+        repository = write_repository(Path(scratch) / "models")
+        config = write_settings(
+            Path(scratch) / "serve.toml", (str(repository),), settings_for(mode, known, lanes=1) or {}
+        )
+        with ServerProcess("--config", str(config), *as_served(known)) as server:
+            wait_until_learned(server.url, "chain")
+            before, began_s = read_metrics(server.url), time.monotonic()
+            with Killing(server.pid, kill=mode == "P", every_s=STRICT_KILL_S) as killing:
+                statuses = asyncio.run(ask_strictly(int(server.url.rpartition(":")[2]), count))
+            took_s = time.monotonic() - began_s
+            settled_books(server.url)
+            after = read_metrics(server.url)
+            code = server.stop()
+    gained = {name: metric_sum(after, name) - metric_sum(before, name) for name in (SUCCESS, MET, MISSED)}
+    verdicts = [*judge_strict(statuses, gained), judge_end(code, server.output)]
+    show_verdicts(verdicts)
+    print(
+        f"{count} requests in {took_s:.0f} s, {len(killing.kills)} kills, by status: {dict(sorted(statuses.items()))}"
+    )
+    return {"strict": count, "mode": mode, "kills": len(killing.kills), "seconds": took_s, **gained} | {
+        "statuses": dict(sorted(statuses.items())),
+        "verdicts": [asdict(each) for each in verdicts],
+    }
+
+
 def show(storm: Storm, verdicts: list[Verdict], log: list[str]) -> None:
     rows = []
     for key, count in sorted(storm.ledger.answers.items()):
@@ -409,12 +501,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--mode", choices=MODES, help="T: in threads; P: with isolation, and workers are killed")
-    parser.add_argument("--save", action="store_true", help=f"write benchmarks/results/{RESULTS.name}")
+    parser.add_argument("--strict", type=int, metavar="N", help="send N strict requests instead")
+    parser.add_argument("--save", action="store_true", help="write the result to benchmarks/results")
     arguments = parser.parse_args()
     about = machine("onnxruntime")
-    found = soak(arguments.minutes, arguments.mode or ("P" if "isolation" in settings_known() else "T"))
+    mode = arguments.mode or ("P" if "isolation" in settings_known() else "T")
+    found = soak_strict(arguments.strict, mode) if arguments.strict else soak(arguments.minutes, mode)
     if arguments.save:
-        write_json(RESULTS, {"machine": about, **found})
+        write_json(STRICT_RESULTS if arguments.strict else RESULTS, {"machine": about, **found})
     raise SystemExit(0 if all(each["kept"] for each in found["verdicts"]) else 1)
 
 

@@ -511,6 +511,11 @@ class Sent:
         return "served" if isinstance(self.outcome, dict) else self.outcome.reason
 
 
+def count(ticket: ClientTicket, outcome: Any, now: int) -> None:
+    """Count the outcome of a request as a face of the server does, which hands it to the client."""
+    ticket.settle(now, outcome if isinstance(outcome, RequestError) else None)
+
+
 class Machine:
     """A dispatcher with real lanes, driven from instant to instant."""
 
@@ -571,6 +576,7 @@ class Machine:
         sent = Sent(None, inputs)  # type: ignore[arg-type]
 
         def replied(ticket: ClientTicket, outcome: Any) -> None:
+            count(ticket, outcome, self.clock.ticks)
             sent.replies.append((self.clock.ticks - self.start, outcome))
             if reply:
                 reply(ticket, outcome)

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.engine.hosts import MS, PATIENCE_S, Machine, Sent
+from tests.engine.hosts import MS, PATIENCE_S, Machine, Sent, count
 from tests.runtime.clocks import ANY_LENGTH_S, said_times
 from tests.serving.live import heavy, mlp, save
 from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded
@@ -1119,6 +1119,7 @@ class Client:
             future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
             def replied(ticket: ClientTicket, outcome: Any) -> None:
+                count(ticket, outcome, self.dispatcher.lanes.now())
                 self.replies[ticket] += 1
                 future.set_result((ticket, outcome))
 

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from tests.engine.hosts import MS, Machine, Sent, Staged, compute_here
+from tests.engine.hosts import MS, Machine, Sent, Staged, compute_here, count
 from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S
 from tests.runtime.exit_nets import CLASSES, EXITS, Alone, conv_net, samples, token_net
 from tests.serving.live import Live, running
@@ -124,6 +124,7 @@ def send(machine: Machine, model: ServedModel, inputs: np.ndarray, due_ms: float
     sent = Sent(None, {"x": inputs})  # type: ignore[arg-type]
 
     def replied(ticket: ClientTicket, outcome: Any) -> None:
+        count(ticket, outcome, machine.clock.ticks)
         sent.replies.append((machine.clock.ticks - machine.start, outcome))
 
     due = machine.clock.ticks + round(due_ms * MS)

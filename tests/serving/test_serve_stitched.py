@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.engine.hosts import MS, Machine, Sent, Staged, compute_here
+from tests.engine.hosts import MS, Machine, Sent, Staged, compute_here, count
 from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from tests.serving import live
 from tests.serving.test_serve_models import Refused, infer, model, packed, send, state
@@ -247,6 +247,7 @@ def ask(machine: Machine, served: ServedModel, given: np.ndarray, due_ms: float 
     sent = Sent(None, {name: given for name in served.task.inputs})  # type: ignore[arg-type]
 
     def replied(ticket: ClientTicket, outcome: Any) -> None:
+        count(ticket, outcome, machine.clock.ticks)
         sent.replies.append((machine.clock.ticks - machine.start, outcome))
 
     due = machine.clock.ticks + round(due_ms * MS)

@@ -30,6 +30,15 @@ soak = pytest.importorskip("soak")
 ROUNDS, HEALTHY = 6, 40
 
 
+def test_a_strict_result_that_the_server_counts_as_late_breaks_the_promise():
+    def kept(met: int) -> list[bool]:
+        gained = {soak.SUCCESS: 7, soak.MET: met, soak.MISSED: 10 - met}
+        return [verdict.kept for verdict in soak.judge_strict({200: 7, 504: 2, 503: 1}, gained)]
+
+    assert all(kept(met=7))
+    assert not all(kept(met=6))
+
+
 async def among_chaos(chaos: chaos_clients.Chaos) -> Counter[str]:
     """Well-behaved requests while everybody else misbehaves; what became of them."""
     storm = asyncio.create_task(chaos_clients.run_chaos(chaos, rounds=ROUNDS))

@@ -1,11 +1,13 @@
-"""Spans of served requests: what they say, when they were, and that they reach a collector over HTTP."""
+"""Spans of requests, served or not: what they say, when they were, and that they reach a collector over HTTP."""
 
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -20,10 +23,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import SpanKind, StatusCode
 
-from tests.serving.live import PATIENCE_S, Live, mlp, running
+from tests.serving.live import PATIENCE_S, Gate, Live, mlp, running
+from tests.serving.test_serve_models import until
 from weft.errors import InputError
+from weft.serving import proto
 from weft.serving.telemetry import OpenTelemetry, Telemetry, make_telemetry
 from weft.version import __version__
 
@@ -89,6 +94,106 @@ def test_a_call_over_grpc_is_a_part_of_what_its_metadata_names(tmp_path: Path) -
     within, alone = kept.get_finished_spans()
     assert within.parent and format(within.parent.span_id, "016x") == "b" * 16
     assert alone.parent is None
+
+
+PARENT = f"00-{'a' * 32}-{'b' * 16}-01"
+
+
+def refused(live: Live, body: bytes, model: str = "net", **headers: str) -> int:
+    """The status of a request over HTTP that has no result."""
+    url = f"{live.url}/v2/models/{model}/infer"
+    with pytest.raises(urllib.error.HTTPError) as raised:
+        urllib.request.urlopen(urllib.request.Request(url, body, {"traceparent": PARENT, **headers}))
+    raised.value.close()
+    return raised.value.code
+
+
+def reasons(kept: InMemorySpanExporter) -> list[tuple[str, object, object]]:
+    """Name, reason and code of every span, all of which must be errors that are parts of ``PARENT``."""
+    spans = kept.get_finished_spans()
+    assert {span.status.status_code for span in spans} == {StatusCode.ERROR}
+    assert all(span.parent and format(span.parent.span_id, "016x") == "b" * 16 for span in spans)
+    return [(span.name, *((span.attributes or {})[f"weft.{key}"] for key in ("reason", "code"))) for span in spans]
+
+
+ROW = {"name": "x", "datatype": "FP32", "shape": [1, 64], "data": [0.5] * 64}
+
+
+def test_a_request_over_http_without_a_result_has_a_span_that_says_why(tmp_path: Path) -> None:
+    kept, row = InMemorySpanExporter(), json.dumps({"inputs": [ROW]}).encode()
+    hopeless = json.dumps({"inputs": [ROW], "parameters": {"timeout": 1}}).encode()
+    with traced(tmp_path, kept) as live:
+        assert refused(live, b"{") == 400
+        assert refused(live, row, "nobody") == 404
+        assert refused(live, b"no gzip", **{"Content-Encoding": "gzip"}) == 400
+        assert refused(live, hopeless) == 504
+        live.server.service.draining = True
+        assert refused(live, row) == 503
+        live.server.service.draining = False
+    bad, gone = ("infer net", "bad_request", "INVALID_ARGUMENT"), ("infer nobody", "not_found", "NOT_FOUND")
+    *others, late, draining = reasons(kept)
+    assert others == [bad, gone, bad]
+    assert late[1] in ("unmeetable", "expired") and late[2] == "DEADLINE_EXCEEDED"
+    assert draining == ("infer net", "draining", "UNAVAILABLE")
+    assert "nobody" in str(kept.get_finished_spans()[1].status.description)
+
+
+def test_a_request_that_fails_in_its_model_or_is_left_by_its_client_has_a_span(tmp_path: Path) -> None:
+    kept = InMemorySpanExporter()
+    request = f"POST /v2/models/net/infer HTTP/1.1\r\nHost: localhost\r\ntraceparent: {PARENT}\r\n"
+    body = json.dumps({"inputs": [ROW]}).encode()
+    with traced(tmp_path, kept) as live, pytest.MonkeyPatch.context() as patch:
+        served = live.server.service.library.find("net").served
+        assert served
+        with Gate(live, "net", 1) as gate, socket.create_connection(("127.0.0.1", live.server.http_port)) as line:
+            line.sendall(f"{request}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            gate.wait()
+            line.close()
+            until(lambda: served.statistics.failures, "the client is seen to leave")
+
+        def fail(*_: object, **__: object) -> None:
+            raise ArithmeticError("no numbers today")
+
+        patch.setattr(served.loaded, "start", fail)
+        assert refused(live, body) == 500
+    assert reasons(kept) == [("infer net", "cancelled", "CANCELLED"), ("infer net", "internal", "INTERNAL")]
+    left, _ = (span.attributes or {} for span in kept.get_finished_spans())
+    assert left["weft.rows"] == 1 and "weft.deadline_met" not in left
+
+
+def test_a_call_over_grpc_without_a_result_has_a_span_that_says_why(tmp_path: Path) -> None:
+    kept = InMemorySpanExporter()
+    with running(mlp(tmp_path / "net.onnx")) as live:
+        live.server.service.telemetry = OpenTelemetry(exporter=kept)
+        with grpc.insecure_channel(live.grpc_address) as channel:
+            metadata, path = (("traceparent", PARENT),), "/inference.GRPCInferenceService"
+            message = proto.CLASSES["ModelInferRequest"](model_name="nobody").SerializeToString()
+            for data in (b"\xff", message):
+                with pytest.raises(grpc.RpcError):
+                    channel.unary_unary(f"{path}/ModelInfer")(data, metadata=metadata)
+            message = proto.CLASSES["ModelInferRequest"](model_name="net").SerializeToString()
+            assert list(channel.stream_stream(f"{path}/ModelStreamInfer")(iter([message]), metadata=metadata))
+    bad = ("bad_request", "INVALID_ARGUMENT")
+    assert reasons(kept) == [("infer", *bad), ("infer nobody", "not_found", "NOT_FOUND"), ("infer net", *bad)]
+
+
+def test_a_request_without_a_valid_key_has_no_span(tmp_path: Path) -> None:
+    kept = InMemorySpanExporter()
+    with running(mlp(tmp_path / "net.onnx"), grpc_port=None, api_key="secret") as live:
+        live.server.service.telemetry = OpenTelemetry(exporter=kept)
+        assert refused(live, b"{}") == 401
+    assert not kept.get_finished_spans()
+
+
+def test_the_trace_rate_holds_for_requests_without_a_result(tmp_path: Path) -> None:
+    kept = InMemorySpanExporter()
+    with traced(tmp_path, kept) as live:
+        live.server.service.trace.change({"trace_rate": "3"})
+        for model in ("net", "nobody") * 3:
+            refused(live, b"{", model)
+        live.server.service.trace.change({"trace_level": "OFF"})
+        refused(live, b"{")
+    assert [span.name for span in kept.get_finished_spans()] == ["infer net", "infer nobody"]
 
 
 def test_a_deadline_that_was_missed_shows(tmp_path: Path) -> None:

@@ -386,13 +386,12 @@ class Dispatcher:
             self.emptied(body)
 
     def _settle(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
-        """Answer a request, once."""
+        """Answer a request, once; whoever hands the answer to the client counts it (``ClientTicket.settle``)."""
         if ticket.reply is _nobody:
             return
         reply, ticket.reply = ticket.reply, _nobody
         ticket.gone = True
         self._tickets.discard(ticket)
-        self._count(ticket, outcome)
         if self._stepping:
             self._outbox.append((ticket, reply, outcome))
         else:
@@ -405,16 +404,6 @@ class Dispatcher:
             log.exception("%s: an answer could not be given", ticket.model.name)
         ticket.inputs = {}  # its deadline may be watched for longer than anybody needs them
         self._release(ticket.model.body)
-
-    def _count(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
-        now = self.lanes.now()
-        statistics, latency = ticket.model.statistics, now - ticket.arrival
-        if isinstance(outcome, RequestError):
-            statistics.failed(now, latency, outcome.reason, not ticket.best_effort)
-        else:
-            statistics.queue_ns += ticket.began - ticket.arrival
-            statistics.infer_ns += ticket.compute_ns
-            statistics.answered(now, latency, None if ticket.best_effort else now <= ticket.due)
 
     # Batches on lanes
 

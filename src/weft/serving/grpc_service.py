@@ -214,7 +214,13 @@ class GrpcFace:
 
     def refused(self, name: str, error: RequestError) -> Any:
         """What refuses a call without reading its messages."""
-        return RefusedCall(error, lambda context: self._record(context, name, error.code, time.monotonic_ns()))
+
+        def record(context: Any) -> None:
+            self._record(context, name, error.code, time.monotonic_ns())
+            if name == INFER and not isinstance(error, Unauthorised):  # nobody floods a collector without a key
+                self._service.trace_refusal("", error, _parent(context))
+
+        return RefusedCall(error, record)
 
     async def _answer(self, name: str, caller: Caller, data: bytes, context: Any) -> Any:
         """The answer to a unary call; an error of ours becomes its status."""
@@ -271,23 +277,21 @@ class GrpcFace:
         pending = _PendingInfer(self._service.budget.give)
         try:
             self._begin(pending, data, deadline, caller, _parent(context))
-            return await self._computed(await pending.answer)
+            return await self._encoded(pending, await pending.answer, serialized)
         except asyncio.CancelledError:
             pending.cancel()
             raise
         finally:
             pending.end()
 
-    def _begin(
-        self, pending: _PendingInfer, data: bytes, deadline: int | None, caller: Caller, parent: str = ""
-    ) -> None:
-        """Have a request computed; RequestError if it is not even begun."""
-        if len(data) > UNCOUNTED_BYTES:
-            self._service.budget.take(len(data))
-            pending.held_bytes = len(data)
-        message = grpc_messages.read_infer(data, self._service.config.max_json_bytes)
-        pending.identity = _identity(message)
-        self._service.meant(message.model_name, message.model_version)
+    def _begin(self, pending: _PendingInfer, data: bytes, deadline: int | None, caller: Caller, parent: str) -> None:
+        """Have a request computed; RequestError if it is not even begun, of which a span tells."""
+        try:
+            message = self._read_message(pending, data)
+            self._service.meant(message.model_name, message.model_version)
+        except RequestError as error:
+            self._service.trace_refusal(pending.identity.get("model_name", ""), error, parent)
+            raise
 
         def read(model: ModelSpec) -> Any:
             if message.head is None:
@@ -301,25 +305,44 @@ class GrpcFace:
             message.model_name, message.model_version, read, pending.done, peek, deadline, caller, parent=parent
         )
 
-    async def _computed(self, outcome: InferResponse | RequestError) -> Any:
+    def _read_message(self, pending: _PendingInfer, data: bytes) -> InferMessage:
+        """Read a request, which holds its bytes from now on."""
+        if len(data) > UNCOUNTED_BYTES:
+            self._service.budget.take(len(data))
+            pending.held_bytes = len(data)
+        message = grpc_messages.read_infer(data, self._service.config.max_json_bytes)
+        pending.identity = _identity(message)
+        return message
+
+    async def _encoded(
+        self, pending: _PendingInfer, outcome: InferResponse | RequestError, serialize: Callable[[Any], bytes]
+    ) -> bytes:
+        """A result as bytes for gRPC to send; the deadline is judged last, when they are there."""
         if isinstance(outcome, RequestError):
             raise outcome
-        if is_large(outcome):
-            return await self._service.json.encode_message(outcome)
-        return grpc_wire.encode_infer(outcome)
+        assert pending.call
+        try:
+            large = is_large(outcome)
+            message = await self._service.json.encode_message(outcome) if large else grpc_wire.encode_infer(outcome)
+            answer = serialize(message)
+        except Exception as error:
+            raise pending.call.fail(error) from error
+        if late := pending.call.settle():
+            raise late
+        return answer
 
     async def _stream(self, caller: Caller, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
         """Answers in the order of the requests; an error is an answer too, and the stream goes on."""
         queue: asyncio.Queue[_PendingInfer | None] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_AHEAD)
-        reader = asyncio.create_task(self._read(messages, queue, room, caller))
+        reader = asyncio.create_task(self._read(messages, queue, room, caller, _parent(context)))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
         opened_ns, unanswered = time.monotonic_ns(), list[_PendingInfer]()
         try:
             while (pending := await queue.get()) is not None:
                 unanswered = [pending]
-                answer, code = await self._streamed(pending)
+                answer, code = await self._answer_streamed(pending)
                 self._record(context, STREAM, code, pending.began_ns)
                 yield answer
                 self.in_flight -= 1
@@ -339,36 +362,38 @@ class GrpcFace:
                 pending.cancel()
                 pending.end()
 
-    async def _streamed(self, pending: _PendingInfer) -> tuple[Any, str]:
+    async def _answer_streamed(self, pending: _PendingInfer) -> tuple[Any, str]:
         """The answer of a stream to one request, and its code."""
         reply = proto.CLASSES["ModelStreamInferResponse"]
         try:
             outcome = await pending.answer
             if isinstance(outcome, InferResponse):
                 outcome = replace(outcome, parameters={**outcome.parameters, FINAL: True})
-            answer = await self._computed(outcome)
+            return await self._encoded(pending, outcome, _streamed), "OK"
         except RequestError as error:
             refusal = reply(error_message=str(error), infer_response=pending.identity)
             refusal.infer_response.parameters[FINAL].bool_param = True
             error.__traceback__ = None  # its frames refer to the future that holds it
             return refusal, error.code
-        if isinstance(answer, bytes):
-            answer = proto.CLASSES["ModelInferResponse"].FromString(answer)
-        return reply(infer_response=answer), "OK"
 
     async def _read(
-        self, messages: AsyncIterator[bytes], queue: asyncio.Queue[_PendingInfer | None], room: Any, caller: Caller
+        self,
+        messages: AsyncIterator[bytes],
+        queue: asyncio.Queue[_PendingInfer | None],
+        room: asyncio.Semaphore,
+        caller: Caller,
+        parent: str,
     ) -> None:
         """Begin what a stream asks for, a few requests ahead of their answers, until it ends or is ended."""
         try:
             async for data in messages:
                 await room.acquire()
-                queue.put_nowait(self._begin_streamed(data, caller))
+                queue.put_nowait(self._begin_streamed(data, caller, parent))
                 self.in_flight += 1
         finally:
             queue.put_nowait(None)
 
-    def _begin_streamed(self, data: bytes, caller: Caller) -> _PendingInfer:
+    def _begin_streamed(self, data: bytes, caller: Caller, parent: str) -> _PendingInfer:
         """Begin a request of a stream; where it cannot begin, its answer says why."""
         refused: RequestError | None = None
         try:
@@ -378,8 +403,9 @@ class GrpcFace:
         pending = _PendingInfer(self._service.budget.give, None if refused else caller)
         try:
             if refused:
+                self._service.trace_refusal("", refused, parent)
                 raise refused
-            self._begin(pending, data, None, caller)
+            self._begin(pending, data, None, caller, parent)
         except RequestError as error:
             pending.done(error)
         return pending
@@ -523,6 +549,13 @@ def _log_value(setting: Any) -> Any:
 
 def _log_field(value: bool | int | str) -> str:
     return "bool_param" if isinstance(value, bool) else "uint32_param" if isinstance(value, int) else "string_param"
+
+
+def _streamed(message: Any) -> bytes:
+    """A result as a stream sends it."""
+    if isinstance(message, bytes):
+        message = proto.CLASSES["ModelInferResponse"].FromString(message)
+    return serialized(proto.CLASSES["ModelStreamInferResponse"](infer_response=message))
 
 
 def credentials(certificate: Path, key: Path) -> Any:

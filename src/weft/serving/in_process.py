@@ -32,7 +32,7 @@ from weft.serving.array_requests import answer_of, request_of
 from weft.serving.config import ServerConfig, read_server_config
 from weft.serving.errands import errands_of
 from weft.serving.server import Server, fastest_loop
-from weft.serving.service import Service
+from weft.serving.service import InferCall, Service
 from weft.serving.state import state
 from weft.serving.wire import InferResponse, Parameter
 
@@ -230,12 +230,23 @@ class InProcessServer:
 
         def begin(answer: Answer) -> None:
             service = thread.server.service
-            service.meant(model, version)
+            try:
+                service.meant(model, version)
+            except RequestError as error:
+                service.trace_refusal(model, error)
+                raise
+
+            def done(outcome: InferResponse | RequestError) -> None:
+                if isinstance(outcome, RequestError):
+                    _fail(answer, outcome)
+                else:
+                    _deliver(answer, outcome, call)
+
             call = service.infer(
                 model,
                 version,
                 lambda spec: request_of(spec, inputs, outputs, parameters),
-                lambda outcome: _deliver(answer, outcome),
+                done,
                 lambda: parameters or {},
                 None if left_ns is None else service.now() + left_ns,
             )
@@ -434,14 +445,19 @@ def _config(
     return found
 
 
-def _deliver(answer: Answer, outcome: InferResponse | RequestError) -> None:
-    if isinstance(outcome, RequestError):
-        _fail(answer, outcome)
-        return
+def _deliver(answer: Answer, response: InferResponse, call: InferCall) -> None:
+    """Hand a result over, if its deadline allows that and somebody waits for it."""
     try:
-        _give(answer, answer_of(outcome))
-    except RequestError as error:
-        _fail(answer, error)
+        outputs = answer_of(response)
+    except Exception as error:
+        _fail(answer, call.fail(error))
+        return
+    if not answer.set_running_or_notify_cancel():
+        return  # who cancelled it has the call cancelled, too
+    if late := call.settle():
+        answer.set_exception(late)
+    else:
+        answer.set_result(outputs)
 
 
 def _give(answer: Future[T], value: T) -> None:

@@ -307,7 +307,7 @@ FAMILIES = (
     _gauge("nv_inference_pending_request_count", "Requests that no lane has begun.", _model_each(lambda m: m.queued)),
     _counter(
         "nv_inference_request_duration_us",
-        "Time from arrival to result, summed over requests.",
+        "Time from arrival until the answer is handed to the socket, summed over requests.",
         _model_each(lambda m: m.seen.total_ns // 1000),
     ),
     _counter(
@@ -337,7 +337,7 @@ FAMILIES = (
     MetricFamily(
         "weft_request_seconds",
         "histogram",
-        "Time from arrival to result.",
+        "Time from arrival until the answer is handed to the socket.",
         _histogram(
             [bound / 1e9 for bound in LATENCY_BOUNDS_NS], lambda seen: seen.latencies, lambda seen: seen.total_ns / 1e9
         ),

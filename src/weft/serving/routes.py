@@ -25,7 +25,7 @@ from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, Requ
 from weft.serving.json_helpers import LARGE_BYTES, has_strings, is_large
 from weft.serving.keys import Caller
 from weft.serving.regions import RegionTable
-from weft.serving.service import Service, internal
+from weft.serving.service import InferCall, Service, internal
 from weft.serving.telemetry import PARENT
 from weft.serving.unpacking import ENCODINGS, Unpacker
 from weft.serving.wire import InferResponse, ModelSpec, decode, encode
@@ -120,6 +120,8 @@ class Routes:
             _only(route.methods, method, target)
             return _Asked(route.answer, SMALL_BODY_BYTES, caller if method == "POST" else None, self._service.budget)
         except RequestError as error:
+            if (model := model_to_infer(target.raw_path)) and not isinstance(error, Unauthorised):
+                self._service.trace_refusal(model[0], error, headers.get(PARENT, ""))
             return refusal(error)
 
     def _let_infer(self, model: tuple[str, str], headers: dict[str, str], caller: Caller | None) -> _AskedInfer:
@@ -159,19 +161,16 @@ class Routes:
             else:
                 self._soon(exchange, self._later(exchange, answer))
         except RequestError as error:
-            exchange.respond(refusal(error))
+            self._refuse(exchange, error)
 
-    def _soon(self, exchange: HttpExchange, work: Coroutine[Any, Any, None]) -> None:
-        """Go on in a task; whatever goes wrong there is answered, too."""
+    def _soon(self, exchange: HttpExchange, work: Coroutine[Any, Any, None], call: InferCall | None = None) -> None:
+        """Go on in a task; whatever goes wrong there is answered, too, and is how *call* ends."""
 
         async def guarded() -> None:
             try:
                 await work
-            except RequestError as error:
-                exchange.respond(refusal(error))
             except Exception as error:
-                log.exception("%s %s", exchange.method, exchange.path)
-                exchange.respond(refusal(internal(error)))
+                self._refuse(exchange, error, call)
 
         task = asyncio.create_task(guarded())
         self._tasks.add(task)
@@ -179,6 +178,18 @@ class Routes:
 
     async def _later(self, exchange: HttpExchange, answer: Awaitable[HttpResponse]) -> None:
         self._answer(exchange, await answer)
+
+    def _refuse(self, exchange: HttpExchange, error: Exception, call: InferCall | None = None) -> None:
+        """Answer with an error, which is how *call* ends; a request for a result has a span also before it has one."""
+        if call is not None:
+            error = call.fail(error)
+        elif not isinstance(error, RequestError):
+            log.error("%s %s", exchange.method, exchange.path, exc_info=error)
+            error = internal(error)
+        asked = exchange.passage
+        if call is None and isinstance(asked, _AskedInfer):
+            self._service.trace_refusal(asked.name, error, exchange.headers.get(PARENT, ""))
+        exchange.respond(self._reported(exchange, refusal(error)))
 
     def _answer(self, exchange: HttpExchange, response: HttpResponse) -> None:
         """Answer what is no inference; of the protocol nothing else is packed, for not all its clients unpack it."""
@@ -195,18 +206,24 @@ class Routes:
         told = self._service.estimate(asked.name, asked.version)
         return response._replace(headers=(*response.headers, told.header())) if told else response
 
-    def _answer_packed(self, exchange: HttpExchange, response: HttpResponse) -> None:
+    def _answer_packed(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None = None) -> None:
         """Answer, packed beside the loop where the client takes that and it pays."""
         response = self._reported(exchange, response)
         accepted = exchange.headers.get("accept-encoding")
         wanted = encoding.wanted_encoding(accepted) if accepted else ""
         if not wanted or exchange.method == "HEAD" or encoding.body_bytes(response) < encoding.LEAST_BYTES:
-            exchange.respond(response)
+            self._send(exchange, response, call)
         else:
-            self._soon(exchange, self._pack(exchange, response, wanted))
+            self._soon(exchange, self._pack(exchange, response, wanted, call), call)
 
-    async def _pack(self, exchange: HttpExchange, response: HttpResponse, wanted: str) -> None:
-        exchange.respond(await asyncio.to_thread(encoding.packed, response, wanted))
+    async def _pack(self, exchange: HttpExchange, response: HttpResponse, wanted: str, call: InferCall | None) -> None:
+        self._send(exchange, await asyncio.to_thread(encoding.packed, response, wanted), call)
+
+    def _send(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None) -> None:
+        """Hand an answer to the socket; the deadline of a request for a result is judged right before."""
+        if call is not None and (error := call.settle()):
+            response = self._reported(exchange, refusal(error))
+        exchange.respond(response)
 
     # Inference
 
@@ -247,9 +264,9 @@ class Routes:
             if isinstance(outcome, RequestError):
                 exchange.respond(self._reported(exchange, refusal(outcome)))
             elif is_large(outcome):
-                self._soon(exchange, self._write_large(exchange, outcome))
+                self._soon(exchange, self._write_large(exchange, outcome, call), call)
             else:
-                self._answer_packed(exchange, _encoded(outcome))
+                self._write(exchange, outcome, call)
 
         def peek() -> dict[str, Any]:
             return {} if large else peeked(body, length)
@@ -261,9 +278,15 @@ class Routes:
         if exchange.open:
             exchange.gone = call.cancel
 
-    async def _write_large(self, exchange: HttpExchange, result: InferResponse) -> None:
+    def _write(self, exchange: HttpExchange, result: InferResponse, call: InferCall) -> None:
+        try:
+            self._answer_packed(exchange, _computed(*encode(result)), call)
+        except Exception as error:
+            self._refuse(exchange, error, call)
+
+    async def _write_large(self, exchange: HttpExchange, result: InferResponse, call: InferCall) -> None:
         if exchange.open:
-            self._answer_packed(exchange, _computed(*await self._service.json.encode(result)))
+            self._answer_packed(exchange, _computed(*await self._service.json.encode(result)), call)
 
     # All else
 
@@ -424,16 +447,6 @@ def refusal(error: RequestError) -> HttpResponse:
     if isinstance(error, _WrongVerb):
         headers = (("Allow", ", ".join(error.allowed)),)
     return error_response(error.status, str(error), headers)
-
-
-def _encoded(result: InferResponse) -> HttpResponse:
-    try:
-        return _computed(*encode(result))
-    except RequestError as error:
-        return refusal(error)
-    except Exception as error:
-        log.exception("%s: its result could not be written", result.model.name)
-        return refusal(internal(error))
 
 
 def _computed(parts: list[bytes], header_length: int | None) -> HttpResponse:

@@ -84,16 +84,21 @@ Done = Callable[["InferResponse | RequestError"], None]
 
 
 class InferCall:
-    """One request for a result, from the client's first byte to its answer."""
+    """One request for a result, from the client's first byte until its answer is handed to the socket.
+
+    The server's face (HTTP, gRPC, the calling program) encodes the result, then calls ``settle`` and sends what that
+    decides: the deadline is judged, and the request is counted, after everything that takes time.
+    """
 
     __slots__ = (
-        "_done", "_parent", "_service", "arrival", "caller", "deadline", "rank", "regions", "request", "ticket",
-        "waiting",
+        "_computed_at", "_done", "_parent", "_service", "_settled", "arrival", "caller", "deadline", "name", "rank",
+        "regions", "request", "slot", "ticket", "waiting",
     )  # fmt: skip
 
     def __init__(
         self,
         service: Service,
+        name: str,
         done: Done,
         deadline: int | None,
         caller: Caller | None = None,
@@ -101,17 +106,21 @@ class InferCall:
         parent: str = "",
         rank: ClientRank | None = None,
     ) -> None:
-        self._service, self._done, self.caller, self._parent = service, done, caller, parent
+        self._service, self.name, self._done, self.caller, self._parent = service, name, done, caller, parent
         own = caller.rank if caller else ANYONE
         self.rank = own if rank is None else rank.within(own)
         self.arrival = service.now() - age
         self.deadline = deadline
         """The transport's own, on the clock of the lanes."""
+        self.slot: ModelSlot | None = None
+        """Its model; None while none of this name and version is known."""
         self.regions: RequestRegions | None = None
         """Where tensors of it lie that do not travel with it."""
         self.request: InferRequest | None = None
         self.ticket: ClientTicket | None = None
         self.waiting: asyncio.Task[None] | None = None
+        self._computed_at = 0
+        self._settled = False
 
     @property
     def passed_s(self) -> float:
@@ -130,13 +139,9 @@ class InferCall:
             if isinstance(found, InferRequest):
                 self._submit(slot, found, began)
             else:
-                self._begin_later(slot, slot.served.spec, found)
-        except RequestError as error:
-            slot.statistics.failed(self.arrival, 0, error.reason, had_deadline=isinstance(error, Expired))
-            self._done(error)
+                self.waiting = self._service.soon(self._begin_when_read(slot, slot.served.spec, found))
         except Exception as error:  # nobody shall wait because of a fault of ours
-            log.exception("%s: a request could not be taken", slot.entry.name)
-            self._done(self._service.counted(slot.statistics, internal(error)))
+            self.refuse(error)
 
     def _fetch(
         self, request: InferRequest, tensors: SharedTensors, *, borrows: bool
@@ -161,80 +166,93 @@ class InferCall:
         ticket.traced = self._service.trace.takes(slot.entry.name)
         self.ticket = ticket
 
-    def _begin_later(self, slot: ModelSlot, spec: ModelSpec, reading: Awaitable[InferRequest]) -> None:
-        """Go on when it was read elsewhere, as a request that came when it did."""
-
-        def ended(task: asyncio.Task[None]) -> None:
-            if task.cancelled():
-                self._service.counted(slot.statistics, Cancelled("the client went away"))
-
-        self.waiting = self._service.soon(self._begin_when_read(slot, spec, reading))
-        self.waiting.add_done_callback(ended)
-
     async def _begin_when_read(self, slot: ModelSlot, spec: ModelSpec, reading: Awaitable[InferRequest]) -> None:
+        """Go on when it was read elsewhere, as a request that came when it did."""
         try:
             request = await reading
             if slot.served is None or slot.served.spec != spec:
                 name = slot.entry.name
                 raise Overloaded(f"{name} left or changed while its request was read; send it again", reason="unloaded")
-        except RequestError as error:
-            self._done(self._service.counted(slot.statistics, error))
         except Exception as error:
-            log.exception("%s: a request could not be read", slot.entry.name)
-            self._done(self._service.counted(slot.statistics, internal(error)))
+            self.refuse(error)
         else:
             self.waiting = None
             self.begin(slot, lambda _: request)
 
     def _replied(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
-        if isinstance(outcome, RequestError):
-            self._done(outcome)
+        now = self._computed_at = self._service.now()
+        # A result that is late already is not worth encoding, and its client may use the output regions for other data.
+        error = outcome if isinstance(outcome, RequestError) else ticket.late(now)
+        if error:
+            self.refuse(error)
             return
-        assert self.request
-        told: dict[str, Parameter] = {
+        assert self.request and not isinstance(outcome, RequestError)
+        parameters: dict[str, Parameter] = {
             "weft_queue_us": (ticket.began - ticket.arrival) // 1000,
             "weft_compute_us": ticket.compute_ns // 1000,
             "weft_batch": ticket.batch_size,
         }
         if ticket.model.leaving:
-            told[THRESHOLD] = ticket.threshold
-        if ticket.traced:
-            self._service.telemetry.served(ticket, self._service.now(), self._parent)
-        ended = time.monotonic_ns()
-        response = InferResponse(self.request, ticket.model.spec, outcome, told, ticket.model.labels)
+            parameters[THRESHOLD] = ticket.threshold
+        response = InferResponse(self.request, ticket.model.spec, outcome, parameters, ticket.model.labels)
         if self.regions:
-            self._deliver(response, self.regions, ticket.model.statistics)
+            self._write_outputs(response, self.regions)
         else:
             self._done(response)
-        ticket.model.statistics.output_ns += time.monotonic_ns() - ended
 
-    def _deliver(self, response: InferResponse, regions: RequestRegions, statistics: Statistics) -> None:
+    def _write_outputs(self, response: InferResponse, regions: RequestRegions) -> None:
         """Write outputs that shall lie in regions, then answer."""
         try:
-            found = regions.delivered(response)
+            written = regions.delivered(response)
         except Exception as error:
-            self._done(self._undelivered(error, statistics))
+            self.refuse(error)
             return
-        if isinstance(found, InferResponse):
-            self._done(found)
+        if isinstance(written, InferResponse):
+            self._done(written)
         else:
-            self.waiting = self._service.soon(self._deliver_when_written(found, statistics))
+            self.waiting = self._service.soon(self._answer_when_written(written))
 
-    async def _deliver_when_written(self, writing: Awaitable[InferResponse], statistics: Statistics) -> None:
-        outcome: InferResponse | RequestError
+    async def _answer_when_written(self, writing: Awaitable[InferResponse]) -> None:
         try:
-            outcome = await writing
+            response = await writing
         except Exception as error:
-            outcome = self._undelivered(error, statistics)
-        self.waiting = None
-        self._done(outcome)
+            self.refuse(error)
+        else:
+            self.waiting = None
+            self._done(response)
 
-    def _undelivered(self, error: Exception, statistics: Statistics) -> RequestError:
-        """What is told of an answer that its region does not take; it was computed, and counts as failed, too."""
+    def refuse(self, error: Exception) -> None:
+        """Answer with an error."""
+        self._done(self.fail(error))
+
+    def fail(self, error: Exception) -> RequestError:
+        """Count that there is no result to send; returns what the client is told. An exception of ours is logged."""
         if not isinstance(error, RequestError):
-            log.exception("an answer could not be written into its region")
+            log.error("%s: a request failed inside the server", self.name, exc_info=error)
             error = internal(error)
-        return self._service.counted(statistics, error)
+        self.settle(error)
+        return error
+
+    def settle(self, error: RequestError | None = None) -> RequestError | None:
+        """Decide how the request ends, and count it, once; a face calls this last before it sends a result.
+
+        Returns the error to send in its place: *error*, or ``Expired`` after a strict deadline. None: send the result.
+        """
+        if self._settled:  # its client left meanwhile: what is sent now reaches nobody
+            return error
+        self._settled = True
+        service, ticket, now = self._service, self.ticket, self._service.now()
+        if ticket:
+            error = ticket.settle(now, error)
+            if error is None:
+                ticket.model.statistics.output_ns += now - self._computed_at
+        else:
+            assert error, "a request without a ticket has no result"
+            statistics = self.slot.statistics if self.slot else service.refused
+            statistics.failed(now, 0, error.reason, had_deadline=isinstance(error, Expired))
+        if service.telemetry.enabled and (ticket.traced if ticket else service.trace.takes(self.name)):
+            service.telemetry.ended(self.name, now - self.arrival, ticket, error, self._parent)
+        return error
 
     def cancel(self) -> None:
         """Its client went away."""
@@ -244,6 +262,7 @@ class InferCall:
             self.waiting.cancel()
         if self.ticket:
             self._service.dispatcher.withdraw(self.ticket)
+        self.settle(Cancelled("the client went away"))  # unless the dispatcher had it, and answered just now
 
 
 class Service:
@@ -328,16 +347,21 @@ class Service:
 
     def meant(self, name: str, version: str) -> ModelSlot:
         """The model that a new request for a result is for; that it can have none is counted."""
-        if self.draining:
-            raise self.counted(self.refused, Overloaded(GOING_DOWN, reason="draining", retry_after_s=5))
-        return self._found(name, version)
-
-    def _found(self, name: str, version: str) -> ModelSlot:
         try:
+            if self.draining:
+                raise Overloaded(GOING_DOWN, reason="draining", retry_after_s=5)
             return self.library.find(name, version)
         except RequestError as error:
-            self.counted(self.refused, error)
+            self.refused.failed(self.now(), 0, error.reason, had_deadline=False)
             raise
+
+    def trace_refusal(self, name: str, error: RequestError, parent: str = "") -> None:
+        """Send the span of a request that was refused before it became an ``InferCall``.
+
+        name: its model; empty where that is not known.
+        """
+        if self.telemetry.enabled and self.trace.takes(name):
+            self.telemetry.ended(name, 0, None, error, parent)
 
     def infer(
         self,
@@ -352,23 +376,26 @@ class Service:
         parent: str = "",
         rank: ClientRank | None = None,
     ) -> InferCall:
-        """Have a request computed that was let in by ``meant``; ``done`` is called once, perhaps before this returns.
+        """Have a request computed that was let in by ``meant``.
 
+        done: called once: with an error, perhaps before this returns, or later with a result. An error is counted
+        already; a result is counted, or turned down as too late, by ``InferCall.settle``, which the caller calls when
+        it is encoded and about to be sent.
         age: nanoseconds since its client sent it, where others had it before; its deadlines count from then.
         parent: the span that it is a part of, as ``telemetry`` knows it.
         rank: what its client's key gives it, where another server knows that.
         It is computed also if the server goes down meanwhile: whoever was let in has a result.
         """
-        call = InferCall(self, done, deadline, caller, age, parent, rank)
+        call = InferCall(self, name, done, deadline, caller, age, parent, rank)
         try:
-            slot = self._found(name, version)
+            slot = call.slot = self.library.find(name, version)
         except RequestError as error:
-            done(error)
+            call.refuse(error)
             return call
         if slot.served:
             call.begin(slot, decode)
         else:
-            call.waiting = self.soon(self._begin_when_loaded(call, slot, decode, done, peek))
+            call.waiting = self.soon(self._begin_when_loaded(call, slot, decode, peek))
         return call
 
     def estimate(self, name: str, version: str) -> ServerEstimate | None:
@@ -401,25 +428,15 @@ class Service:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    def counted(self, statistics: Statistics, error: RequestError) -> RequestError:
-        """Write down that a request had no result."""
-        statistics.failed(self.now(), 0, error.reason, had_deadline=isinstance(error, Expired))
-        return error
-
-    async def _begin_when_loaded(
-        self, call: InferCall, slot: ModelSlot, decode: Decode, done: Done, peek: Peek
-    ) -> None:
+    async def _begin_when_loaded(self, call: InferCall, slot: ModelSlot, decode: Decode, peek: Peek) -> None:
         try:
             async with asyncio.timeout(_patience_s(call, slot, peek)):
                 await self.library.ensure(slot)
         except TimeoutError:
-            done(self.counted(slot.statistics, Expired(f"{slot.entry.name}: its deadline passed while it was loading")))
+            call.refuse(Expired(f"{slot.entry.name}: its deadline passed while it was loading"))
         except RequestError as error:
             self._tell_readiness()
-            done(self.counted(slot.statistics, error))
-        except asyncio.CancelledError:
-            self.counted(slot.statistics, Cancelled("the client went away"))
-            raise
+            call.refuse(error)
         else:
             self._tell_readiness()
             call.waiting = None

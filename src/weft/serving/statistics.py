@@ -127,8 +127,12 @@ class Statistics:
         self._judge(met)
         self._remember(Recent(now, latency_ns, met))
 
-    def failed(self, now: int, latency_ns: int, reason: str, had_deadline: bool) -> None:
-        """A request has none; whoever went away is not counted against the deadlines."""
+    def failed(self, now: int, latency_ns: int, reason: str, had_deadline: bool) -> bool | None:
+        """Count a request without a result.
+
+        Returns False where it counts as a missed deadline, else None: a client that went away, or sent what does not
+        fit the model, misses none.
+        """
         self.failures[reason] += 1
         if reason not in CLIENT_ERRORS:
             self.failed_ns += latency_ns
@@ -136,6 +140,7 @@ class Statistics:
         self._judge(met)
         if met is not None:
             self._remember(Recent(now, -1, met))
+        return met
 
     def executed(self, rows: int, infer_ns: int) -> None:
         """A batch that began with so many rows was computed, or joined another one."""

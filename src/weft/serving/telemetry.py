@@ -1,6 +1,7 @@
-"""OpenTelemetry spans of served requests, where asked for; without it, nothing is imported.
+"""OpenTelemetry spans of requests, where asked for; without it, nothing is imported.
 
-- ``Telemetry`` says nothing; ``OpenTelemetry`` sends a span per request to a collector. A request may come with the
+- ``Telemetry`` says nothing; ``OpenTelemetry`` sends a span per request to a collector, with the status ERROR and the
+  reason where the request has no result. A request may come with the
   span that it is a part of (``traceparent``, as the W3C has it); one that passes through a gate is a ``Hop`` there.
 - ``make_telemetry`` chooses between them.
 """
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import InputError
+from weft.errors import InputError, RequestError
 from weft.version import __version__
 
 if TYPE_CHECKING:
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 TRACES_PATH = "/v1/traces"
 """Where a collector takes spans."""
 
+
+MOST_NAME_CHARS = 200
+"""A client may ask for a model of any name, and a span holds no more of it."""
 
 PARENT = "traceparent"
 """The header that names the span which a request is a part of."""
@@ -42,8 +47,17 @@ class Hop:
 class Telemetry:
     """Says nothing to nobody."""
 
-    def served(self, ticket: ClientTicket, now: int, parent: str = "") -> None:
-        """A request has its result, which is a part of what *parent* names."""
+    enabled = False
+    """Whether ``ended`` does anything: nobody need prepare its arguments otherwise."""
+
+    def ended(
+        self, model: str, lasted_ns: int, ticket: ClientTicket | None, error: RequestError | None, parent: str = ""
+    ) -> None:
+        """Send the span of a request that ends now.
+
+        model: as the client named it, empty where that is not known. ticket: None where it was never queued.
+        error: why it has no result. parent: the span that it is a part of.
+        """
 
     def passes(self, model: str, parent: str) -> Hop:
         """A request for a model came to a gate."""
@@ -54,18 +68,20 @@ class Telemetry:
 
 
 class OpenTelemetry(Telemetry):
-    """A span per answered request; a thread of its own sends them, so that nobody waits for the collector.
+    """A span per request; a thread of its own sends them, so that nobody waits for the collector.
 
     Without an *endpoint*, the variables ``OTEL_EXPORTER_OTLP_*`` of the environment say where spans go;
     ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` say who sends them, ``OTEL_TRACES_SAMPLER`` how many.
     """
+
+    enabled = True
 
     def __init__(self, endpoint: str | None = None, exporter: SpanExporter | None = None) -> None:
         try:
             from opentelemetry.sdk.resources import OTELResourceDetector, Resource
             from opentelemetry.sdk.trace import TracerProvider
             from opentelemetry.sdk.trace.export import BatchSpanProcessor
-            from opentelemetry.trace import SpanKind, set_span_in_context
+            from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
             from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
             exporter = exporter or _exporter(endpoint)
@@ -77,15 +93,23 @@ class OpenTelemetry(Telemetry):
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer: Tracer = self._provider.get_tracer("weft", __version__)
         self._kind = SpanKind.SERVER
+        self._failure = partial(Status, StatusCode.ERROR)
         self._propagator, self._within = TraceContextTextMapPropagator(), set_span_in_context
 
-    def served(self, ticket: ClientTicket, now: int, parent: str = "") -> None:
+    def ended(
+        self, model: str, lasted_ns: int, ticket: ClientTicket | None, error: RequestError | None, parent: str = ""
+    ) -> None:
         end_ns = time.time_ns()
-        lasted_ns = now - ticket.arrival
-        name, context = f"infer {ticket.model.name}", self._context(parent)
-        span = self._tracer.start_span(name, context, self._kind, start_time=end_ns - lasted_ns)
+        name = f"infer {model[:MOST_NAME_CHARS]}".rstrip()
+        span = self._tracer.start_span(name, self._context(parent), self._kind, start_time=end_ns - lasted_ns)
         if span.is_recording():
-            span.set_attributes(_attributes(ticket, ticket.arrival + lasted_ns))
+            if model:
+                span.set_attribute("weft.model", model[:MOST_NAME_CHARS])
+            if ticket:
+                span.set_attributes(_attributes(ticket))
+            if error:
+                span.set_attributes({"weft.reason": error.reason, "weft.code": error.code})
+                span.set_status(self._failure(str(error)))
         span.end(end_ns)
 
     def passes(self, model: str, parent: str) -> Hop:
@@ -132,16 +156,17 @@ def _exporter(endpoint: str | None) -> SpanExporter:
     return OTLPSpanExporter(base if base.endswith(TRACES_PATH) else base + TRACES_PATH)
 
 
-def _attributes(ticket: ClientTicket, now: int) -> dict[str, str | int | bool]:
-    found: dict[str, str | int | bool] = {
-        "weft.model": ticket.model.name,
+def _attributes(ticket: ClientTicket) -> dict[str, str | int | bool]:
+    """What a span says of a request that was queued: how it was computed, if it was, and whether it was in time."""
+    attributes: dict[str, str | int | bool] = {
         "weft.rows": ticket.rows,
-        "weft.batch": ticket.batch_size,
         "weft.priority": ticket.priority,
-        "weft.queue_us": (ticket.began - ticket.arrival) // 1000,
-        "weft.compute_us": ticket.compute_ns // 1000,
         "weft.best_effort": ticket.best_effort,
     }
-    if not ticket.best_effort:
-        found["weft.deadline_met"] = now <= ticket.due
-    return found
+    if ticket.began:
+        attributes["weft.batch"] = ticket.batch_size
+        attributes["weft.queue_us"] = (ticket.began - ticket.arrival) // 1000
+        attributes["weft.compute_us"] = ticket.compute_ns // 1000
+    if ticket.met is not None:
+        attributes["weft.deadline_met"] = ticket.met
+    return attributes

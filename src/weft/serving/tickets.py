@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from weft.engine.tickets import Ticket
-from weft.errors import RequestError, UnfitInputs
+from weft.errors import Expired, RequestError, UnfitInputs
 from weft.policies.base import NO_DEADLINE
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.exits import join
@@ -27,8 +27,8 @@ class ClientTicket(Ticket):
     """
 
     __slots__ = (
-        "batch_size", "began", "best_effort", "compute_ns", "deaths", "inputs", "model", "progress", "reply", "rows",
-        "traced", "tries",
+        "batch_size", "began", "best_effort", "compute_ns", "deaths", "inputs", "met", "model", "progress", "reply",
+        "rows", "traced", "tries",
     )  # fmt: skip
 
     def __init__(
@@ -51,6 +51,8 @@ class ClientTicket(Ticket):
         self.batch_size = 0
         self.compute_ns = 0
         self.traced = True
+        self.met: bool | None = None
+        """Whether it kept its deadline, once it is settled; None where nobody counts that."""
         self.deaths = self.tries = 0
         """Workers that died while they computed it, and how often it was tried again for such a reason."""
         self.progress: RequestRows | None = None
@@ -60,6 +62,29 @@ class ClientTicket(Ticket):
         """It has come, and belongs to a stream."""
         self.stream, self.rows, self.guessed = stream.index, stream.rows, not stream.measured
         self.arrival = now
+
+    def late(self, now: int) -> Expired | None:
+        """The error for a result that would be sent now, after a strict deadline; None if it may be sent."""
+        if not self.strict or now <= self.due:
+            return None
+        late_ms = (now - self.due) / 1e6
+        return Expired(f"{self.model.name}: its result was ready {late_ms:.3f} ms after its deadline")
+
+    def settle(self, now: int, error: RequestError | None = None) -> RequestError | None:
+        """Decide how the request ends and count it; call this once, when its answer is handed over.
+
+        error: why there is no result. Returns the error to send in place of the result, None to send the result.
+        """
+        error = error or self.late(now)
+        statistics, latency = self.model.statistics, now - self.arrival
+        if error:
+            self.met = statistics.failed(now, latency, error.reason, not self.best_effort)
+        else:
+            self.met = None if self.best_effort else now <= self.due
+            statistics.queue_ns += self.began - self.arrival
+            statistics.infer_ns += self.compute_ns
+            statistics.answered(now, latency, self.met)
+        return error
 
 
 Reply = Callable[[ClientTicket, "dict[str, Array] | RequestError"], None]
