@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as triton
@@ -85,6 +86,21 @@ def test_errors_have_their_codes(client):
     assert unfit.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
+def test_large_typed_contents_are_read_elsewhere_and_many_fields_refused(gate):
+    message = proto.CLASSES["ModelInferRequest"](model_name="net")
+    message.inputs.add(name="x", datatype="FP32", shape=[8192, 64]).contents.fp32_contents.extend([0.5] * 8192 * 64)
+    with grpc.insecure_channel(f"127.0.0.1:{gate.gate.grpc_port}", [("grpc.max_receive_message_length", -1)]) as found:
+        infer = found.unary_unary(f"/{proto.SERVICE}/ModelInfer")
+        answer = proto.CLASSES["ModelInferResponse"].FromString(infer(message.SerializeToString()))
+        assert answer.outputs[0].shape[0] == 8192
+        with pytest.raises(grpc.RpcError, match="more than 8192 fields, raw_input_contents") as refused:
+            infer(b"\x3a\x00" * 100_000)
+        assert refused.value.code().name == "RESOURCE_EXHAUSTED"
+        stream = found.stream_stream(f"/{proto.SERVICE}/ModelStreamInfer")(iter([b"\x3a\x00" * 100_000]))
+        (told,) = map(proto.CLASSES["ModelStreamInferResponse"].FromString, stream)
+        assert "more than 8192 fields" in told.error_message
+
+
 def test_a_call_s_own_deadline_is_that_of_its_request():
     with scripted(answering(200)) as (server,), gated(PAIR, {"left": [server.url]}, grpc_port=0) as gate:
         address = f"127.0.0.1:{gate.gate.grpc_port}"
@@ -123,7 +139,7 @@ def test_typed_contents_arrive_as_a_server_would_have_read_them(datatype, field,
     message = proto.CLASSES["ModelInferRequest"](model_name="net")
     tensor = message.inputs.add(name="x", datatype=datatype, shape=[3])
     getattr(tensor.contents, field).extend(values)
-    body = as_body(message, None)
+    body = as_body(message, message.raw_input_contents, None)
     read = wire.decode(memoryview(body.data), body.head_bytes, spec).inputs["x"]
     np.testing.assert_array_equal(read, grpc_wire.decode_infer(message, spec).inputs["x"])
 

@@ -16,12 +16,15 @@ import grpc
 import orjson
 
 from weft.errors import RequestError
-from weft.gates.transcoded import as_body, as_message
-from weft.serving import grpc_wire, proto
+from weft.gates.transcoded import InferBody, as_body, as_message, body_of_data
+from weft.serving import grpc_messages, grpc_wire, proto
 from weft.serving.budget import UNCOUNTED_BYTES, ByteBudget
+from weft.serving.grpc_calls import refuse, serialized
 from weft.serving.grpc_health import NOT_SERVING, SERVING, HealthCheckResponse
 from weft.serving.grpc_health import SERVICE as HEALTH
+from weft.serving.grpc_messages import InferMessage
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, parse_target
+from weft.serving.json_helpers import JsonHelpers
 
 STREAM_AHEAD = 16
 """Requests of one stream that are under way at a time."""
@@ -31,6 +34,8 @@ _CODES = {
 }  # fmt: skip
 """What a server's status is over gRPC."""
 _HEAD_BYTES = "inference-header-content-length"
+SMALL_MESSAGE_BYTES = 1 << 20
+"""The largest message of a call that is not for a model to compute."""
 
 
 class HttpWay(Protocol):
@@ -43,8 +48,8 @@ class HttpWay(Protocol):
     def handle(self, exchange: HttpExchange) -> None: ...
 
 
-class _NoSuccess(Exception):
-    """A call ends with a status that is no success."""
+class _NoSuccess(RequestError):
+    """A server's answer that is no success."""
 
     def __init__(self, code: str, words: str) -> None:
         super().__init__(words)
@@ -55,7 +60,9 @@ class GateGrpc:
     """The calls of ``GRPCInferenceService`` that a gate can answer, and gRPC's own health service."""
 
     def __init__(self, way: HttpWay, most_bytes: int) -> None:
-        self._way = way
+        self._way, self._max_bytes = way, most_bytes
+        self._helpers = JsonHelpers()
+        """Processes that read large typed contents, which take long."""
         options = [
             ("grpc.max_receive_message_length", min(most_bytes, 2**31 - 1)),
             ("grpc.max_send_message_length", -1),
@@ -71,12 +78,11 @@ class GateGrpc:
             "ModelConfig": self._told("/v2/models/{}/config", wrapped="config"),
             "ModelStatistics": self._told("/v2/models/{}/stats"),
             "RepositoryIndex": self._told("/v2/repository/index", wrapped="models"),
-            "ModelInfer": self._infer,
         }
         handlers = {name: self._unary(name, answer) for name, answer in calls.items()}
-        request, _, _ = proto.METHODS["ModelStreamInfer"]
-        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream, request.FromString, _written)
-        health = {"Check": grpc.unary_unary_rpc_method_handler(self._check, None, _written)}
+        handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer, None, serialized)
+        handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream, None, serialized)
+        health = {"Check": grpc.unary_unary_rpc_method_handler(self._check, None, serialized)}
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(proto.SERVICE, handlers),
@@ -95,22 +101,22 @@ class GateGrpc:
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, and let those that run end."""
         await self._server.stop(grace_s)
+        await asyncio.to_thread(self._helpers.close)
 
     # Calls
 
     def _unary(self, name: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Any:
         request, response, _ = proto.METHODS[name]
 
-        async def answered(message: Any, context: Any) -> Any:
+        async def answered(data: bytes, context: Any) -> Any:
             try:
-                found = await answer(message, context)
-                return grpc_wire.filled(response.DESCRIPTOR.name, found) if isinstance(found, dict) else found
+                message = grpc_messages.parse_small(request, data, SMALL_MESSAGE_BYTES)
+                return grpc_wire.filled(response.DESCRIPTOR.name, await answer(message, context))
             except RequestError as error:
-                await context.abort(grpc.StatusCode[error.code], str(error))
-            except _NoSuccess as refused:
-                await context.abort(grpc.StatusCode[refused.code], str(refused))
+                refuse(context, error)
+            return b""
 
-        return grpc.unary_unary_rpc_method_handler(answered, request.FromString, _written)
+        return grpc.unary_unary_rpc_method_handler(answered, None, serialized)
 
     async def _check(self, _: bytes, context: Any) -> Any:
         ready = (await self._asked("GET", "/v2/health/ready", {}, b"")).status == 200
@@ -137,11 +143,22 @@ class GateGrpc:
 
         return told
 
-    async def _infer(self, message: Any, context: Any) -> Any:
-        return await self._computed(message, _headers(context), context.time_remaining())
+    async def _infer(self, data: bytes, context: Any) -> Any:
+        try:
+            message = grpc_messages.read_infer(data, self._max_bytes)
+            return await self._computed(message, _headers(context), context.time_remaining())
+        except RequestError as error:
+            refuse(context, error)
+        return b""
 
-    async def _computed(self, message: Any, headers: dict[str, str], left_s: float | None) -> Any:
-        body = as_body(message, None if left_s is None else max(1, round(left_s * 1e6)))
+    async def _body(self, message: InferMessage, timeout_us: int | None) -> InferBody:
+        """A request as the body of one over HTTP; typed contents of more than some MB are read by another process."""
+        if message.head is not None:
+            return as_body(message.head, message.raws, timeout_us)
+        return await self._helpers.call(body_of_data, message.data, timeout_us)
+
+    async def _computed(self, message: InferMessage, headers: dict[str, str], left_s: float | None) -> Any:
+        body = await self._body(message, None if left_s is None else max(1, round(left_s * 1e6)))
         sent = headers | {_HEAD_BYTES: str(body.head_bytes), "content-type": "application/octet-stream"}
         version = f"/versions/{quote(message.model_version, safe='')}" if message.model_version else ""
         path = f"/v2/models/{quote(message.model_name, safe='')}{version}/infer"
@@ -150,13 +167,13 @@ class GateGrpc:
         length = next((value for name, value in answer.headers if name.lower() == _HEAD_BYTES), None)
         return as_message(data, None if length is None else int(length))
 
-    async def _stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
+    async def _stream(self, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
         """Answers in the order of the requests; an error is an answer too, and the stream goes on."""
         headers, begun = _headers(context), asyncio.Queue[asyncio.Task[Any] | None](STREAM_AHEAD)
 
         async def read() -> None:
-            async for message in messages:
-                await begun.put(asyncio.create_task(self._answered(message, headers)))
+            async for data in messages:
+                await begun.put(asyncio.create_task(self._answered(data, headers)))
             await begun.put(None)
 
         reader = asyncio.create_task(read())
@@ -169,15 +186,16 @@ class GateGrpc:
                 if (left := begun.get_nowait()) is not None:
                     left.cancel()
 
-    async def _answered(self, message: Any, headers: dict[str, str]) -> Any:
-        reply = proto.CLASSES["ModelStreamInferResponse"]
+    async def _answered(self, data: bytes, headers: dict[str, str]) -> Any:
+        reply, identity = proto.CLASSES["ModelStreamInferResponse"], dict[str, str]()
         try:
-            told = reply(infer_response=await self._computed(message, headers, None))
-        except (RequestError, _NoSuccess) as error:
-            meant = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
-            told = reply(error_message=str(error), infer_response=meant)
-        told.infer_response.parameters["triton_final_response"].bool_param = True
-        return told
+            message = grpc_messages.read_infer(data, self._max_bytes)
+            identity = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
+            answer = reply(infer_response=await self._computed(message, headers, None))
+        except RequestError as error:
+            answer = reply(error_message=str(error), infer_response=identity)
+        answer.infer_response.parameters["triton_final_response"].bool_param = True
+        return answer
 
     # The way through the gate
 
@@ -229,7 +247,3 @@ def _path(path: str, message: Any) -> str:
 
 def _headers(context: Any) -> dict[str, str]:
     return {key: str(value) for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-
-
-def _written(message: Any) -> bytes:
-    return bytes(message.SerializeToString())

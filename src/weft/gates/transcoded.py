@@ -6,14 +6,14 @@ Nothing is checked that the server will check anyway.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import orjson
 
 from weft.errors import Failed
-from weft.serving import grpc_wire, proto
+from weft.serving import grpc_messages, grpc_wire, proto
 
 _LENGTH = struct.Struct("<I")
 _AS_BYTES: Mapping[tuple[str, str], Callable[[Any], bytes]] = {
@@ -33,18 +33,21 @@ class InferBody(NamedTuple):
     """How many of them are JSON."""
 
 
-def as_body(message: Any, timeout_us: int | None) -> InferBody:
+def body_of_data(data: bytes, timeout_us: int | None) -> InferBody:
+    """A ``ModelInferRequest`` that is not parsed as the body of a request."""
+    return as_body(*grpc_messages.parse_infer(bytes(data)), timeout_us)
+
+
+def as_body(message: Any, raw_contents: Sequence[bytes | memoryview], timeout_us: int | None) -> InferBody:
     """A ``ModelInferRequest`` as the body of a request; *timeout_us*: what its caller allows, if anything."""
     parameters: dict[str, Any] = grpc_wire.parameters_of(message)
     if timeout_us is not None:
         asked = parameters.get("timeout")
         shorter = isinstance(asked, int) and 0 < asked < timeout_us
         parameters["timeout"] = asked if shorter else timeout_us
-    raws = iter(message.raw_input_contents)
-    pieces: list[bytes] = []
-    head: dict[str, Any] = {
-        "inputs": [_input(each, raws, pieces, bool(message.raw_input_contents)) for each in message.inputs]
-    }
+    raws = iter(raw_contents)
+    pieces: list[bytes | memoryview] = []
+    head: dict[str, Any] = {"inputs": [_input(tensor, raws, pieces, bool(raw_contents)) for tensor in message.inputs]}
     if message.outputs:
         head["outputs"] = [_output(each) for each in message.outputs]
     else:
@@ -84,7 +87,7 @@ def _read(body: bytes, head_bytes: int | None) -> Any:
     return message
 
 
-def _input(tensor: Any, raws: Any, pieces: list[bytes], raw: bool) -> dict[str, Any]:
+def _input(tensor: Any, raws: Any, pieces: list[bytes | memoryview], raw: bool) -> dict[str, Any]:
     about: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
     parameters = grpc_wire.parameters_of(tensor)
     fields = tensor.contents.ListFields()

@@ -16,13 +16,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from weft.errors import Cancelled, Failed, Overloaded, RequestError
 from weft.runtime.isolated.spawning import bare_environment
 from weft.runtime.tensors import Array
 from weft.serving import json_worker
-from weft.serving.json_worker import DecodeJob, DecodeMessageJob, EncodeJob, EncodeMessageJob
+from weft.serving.json_worker import CallJob, DecodeJob, DecodeMessageJob, EncodeJob, EncodeMessageJob
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec
 
 log = logging.getLogger("weft.server")
@@ -32,6 +32,8 @@ LARGE_BYTES = 1 << 20
 LARGE_ELEMENTS = 64 * 1024
 """As many elements make about as much JSON."""
 WORKERS = 2
+
+Result = TypeVar("Result")
 
 _COMMAND = "from weft.serving.json_worker import main; main()"
 
@@ -91,6 +93,11 @@ class JsonHelpers:
     async def encode_message(self, response: InferResponse) -> bytes:
         """``grpc_wire.encode_infer`` as bytes, elsewhere."""
         return bytes(await self._begin(lambda: EncodeMessageJob(_travelling(response))))
+
+    async def call(self, function: Callable[..., Result], message: bytes, *arguments: object) -> Result:
+        """What a function of a module makes of a message, elsewhere."""
+        result: Result = await self._begin(lambda: CallJob(function, pickle.PickleBuffer(message), arguments))
+        return result
 
     def close(self) -> None:
         """End the processes, whatever they are doing."""

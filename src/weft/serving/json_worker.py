@@ -10,7 +10,7 @@ import pickle
 import signal
 import struct
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, BinaryIO, NamedTuple
@@ -60,6 +60,14 @@ class EncodeMessageJob(NamedTuple):
     """Write an answer for gRPC."""
 
     response: InferResponse
+
+
+class CallJob(NamedTuple):
+    """Call a function of a module with a message for gRPC and other arguments, of which only it knows."""
+
+    function: Callable[..., object]
+    message: Any
+    arguments: tuple[object, ...]
 
 
 # Messages
@@ -130,6 +138,8 @@ def done(job: object) -> Any:
             from weft.serving import grpc_wire
 
             return pickle.PickleBuffer(grpc_wire.encode_infer(_arrived(response)).SerializeToString())
+        case CallJob(function, message, arguments):
+            return function(message, *arguments)
     raise TypeError(f"no such job: {type(job).__name__}")
 
 
