@@ -156,3 +156,23 @@ def test_pages_of_others_cannot_unload_a_model(folder: Path) -> None:
         assert send(server, "POST", path, headers={"Origin": "http://elsewhere.example"}).status == 400
         assert model(server, "a")["state"] == "ready"
         assert send(server, "POST", path, headers={"Origin": f"http://{server.address}"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("asked", "host", "origin", "status"),
+    [
+        ("http://elsewhere.example", "{own}", "", 403),
+        ("http://elsewhere.example", "{own}", "http://{own}", 403),
+        ("HTTP://user@{own}", "{own}", "", 400),
+        ("http://{own}", "elsewhere.example", "http://elsewhere.example", 400),
+        ("http://{own}", "elsewhere.example", "http://{own}", 200),
+    ],
+)
+def test_a_target_with_a_host_is_judged_by_it_and_not_by_the_header(
+    folder: Path, asked: str, host: str, origin: str, status: int
+) -> None:
+    with live.running(folder / "a.onnx", grpc_port=None) as server:
+        lines = f"POST {asked}/v2/repository/index HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n"
+        lines += (f"Origin: {origin}\r\n" if origin else "") + "Connection: close\r\n\r\n"
+        answer = server.raw(lines.format(own=server.address).encode())
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
