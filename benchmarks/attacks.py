@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from chaos import infer_tensors, post, write_chain, write_mlp
+from hostile_json import KINDS, requests
 from hostile_models import ENDLESS, products_for, write_expand, write_loop, write_slow_load
 from killing import WorkerKiller
 
@@ -46,6 +47,9 @@ ATTACKS = {
         Attack("warm-up", "loads a model of which no run ever ends"),
         Attack("load", f"loads a file of 2 kB that ONNX Runtime itself needs about {LOAD_S:g} s to open"),
         Attack("json", "30 MB of JSON numbers"),
+        Attack("json-parts", "60 MB of JSON: small objects, lists and keys, many, nested or repeated"),
+        Attack("json-text", "60 MB of JSON: one string, many strings, escapes, spaces, bytes that are none of it"),
+        Attack("json-numbers", "60 MB of JSON: short numbers, one long number, NaN"),
         Attack("idle", f"{IDLE} connections that say nothing"),
         Attack("uploads", f"{UPLOADS} uploads of 200 MB: 20 MB at once, then 1 kB every 0.1 s"),
         Attack("kills", f"a worker killed every {KILL_S:g} s", modes=("P",)),
@@ -115,7 +119,8 @@ class Attacker:
 
     async def run(self, name: str) -> None:
         """Attack until it is told to stop."""
-        attack = asyncio.create_task(getattr(self, name.replace("-", "_"))())
+        clients = self._send_json(name) if name in KINDS else getattr(self, name.replace("-", "_"))()
+        attack = asyncio.create_task(clients)
         while not self.stopped() and not attack.done():
             await asyncio.sleep(0.1)
         attack.cancel()
@@ -131,6 +136,10 @@ class Attacker:
 
     async def json(self) -> None:
         await self._repeat(json_request())
+
+    async def _send_json(self, kind: str) -> None:
+        for make in requests(kind):
+            await self._send(make())
 
     async def warm_up(self) -> None:
         await self._load("warm-up")
@@ -167,10 +176,13 @@ class Attacker:
 
     async def _repeat(self, request: bytes) -> None:
         while True:
-            status = await self.ask(request)
-            self.tally[str(status or "no answer")] += 1
-            if not status:
-                await asyncio.sleep(0.1)
+            await self._send(request)
+
+    async def _send(self, request: bytes) -> None:
+        status = await self.ask(request)
+        self.tally[str(status or "no answer")] += 1
+        if not status:
+            await asyncio.sleep(0.1)
 
     async def _load(self, model: str) -> None:
         while True:
