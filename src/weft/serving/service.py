@@ -178,10 +178,12 @@ class InferCall:
                 name = slot.entry.name
                 raise Overloaded(f"{name} left or changed while its request was read; send it again", reason="unloaded")
         except RequestError as error:
-            self._done(self._service.counted(slot.statistics, error))
+            # without its traceback: the frames hold *reading*, which holds the error, and the body until garbage is
+            # collected, which is seldom
+            self._done(self._service.counted(slot.statistics, error.with_traceback(None)))
         except Exception as error:
             log.exception("%s: a request could not be read", slot.entry.name)
-            self._done(self._service.counted(slot.statistics, internal(error)))
+            self._done(self._service.counted(slot.statistics, internal(error.with_traceback(None))))
         else:
             self.waiting = None
             self.begin(slot, lambda _: request)
