@@ -10,14 +10,14 @@ import asyncio
 import contextlib
 import resource
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from chaos import infer_tensors, post, write_chain, write_mlp
-from hostile_json import KINDS, requests
+from hostile_json import requests
 from hostile_models import ENDLESS, products_for, write_expand, write_loop, write_slow_load
 from killing import WorkerKiller
 
@@ -119,8 +119,7 @@ class Attacker:
 
     async def run(self, name: str) -> None:
         """Attack until it is told to stop."""
-        clients = self._send_json(name) if name in KINDS else getattr(self, name.replace("-", "_"))()
-        attack = asyncio.create_task(clients)
+        attack = asyncio.create_task(getattr(self, name.replace("-", "_"))())
         while not self.stopped() and not attack.done():
             await asyncio.sleep(0.1)
         attack.cancel()
@@ -137,9 +136,14 @@ class Attacker:
     async def json(self) -> None:
         await self._repeat(json_request())
 
-    async def _send_json(self, kind: str) -> None:
-        for make in requests(kind):
-            await self._send(make())
+    async def json_parts(self) -> None:
+        await self._send_in_turn(requests("json-parts"))
+
+    async def json_text(self) -> None:
+        await self._send_in_turn(requests("json-text"))
+
+    async def json_numbers(self) -> None:
+        await self._send_in_turn(requests("json-numbers"))
 
     async def warm_up(self) -> None:
         await self._load("warm-up")
@@ -177,6 +181,10 @@ class Attacker:
     async def _repeat(self, request: bytes) -> None:
         while True:
             await self._send(request)
+
+    async def _send_in_turn(self, endless: Iterator[Callable[[], bytes]]) -> None:
+        for make in endless:
+            await self._send(make())
 
     async def _send(self, request: bytes) -> None:
         status = await self.ask(request)
