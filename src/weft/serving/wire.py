@@ -169,8 +169,13 @@ def _key_count(message: dict[str, Any]) -> int:
     """Keys of a request and of the tensors and parameters in it; other objects are not looked for."""
     count = own_keys(message)
     for tensors in (message.get("inputs"), message.get("outputs")):
-        if type(tensors) is list:
-            count += sum([own_keys(tensor) for tensor in tensors if type(tensor) is dict])
+        if type(tensors) is not list:
+            continue
+        for tensor in tensors:
+            if type(tensor) is dict:  # own_keys, written out: every request comes here, and a call costs 0.5 us
+                count += len(tensor)
+                if type(parameters := tensor.get("parameters")) is dict:
+                    count += len(parameters)
     return count
 
 
