@@ -10,13 +10,14 @@ import asyncio
 import contextlib
 import resource
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from chaos import infer_tensors, post, write_chain, write_mlp
+from hostile_json import requests
 from hostile_models import ENDLESS, products_for, write_expand, write_loop, write_slow_load
 from killing import WorkerKiller
 
@@ -46,6 +47,9 @@ ATTACKS = {
         Attack("warm-up", "loads a model of which no run ever ends"),
         Attack("load", f"loads a file of 2 kB that ONNX Runtime itself needs about {LOAD_S:g} s to open"),
         Attack("json", "30 MB of JSON numbers"),
+        Attack("json-parts", "60 MB of JSON: small objects, lists and keys, many, nested or repeated"),
+        Attack("json-text", "60 MB of JSON: one string, many strings, escapes, spaces, bytes that are none of it"),
+        Attack("json-numbers", "60 MB of JSON: short numbers, one long number, NaN"),
         Attack("idle", f"{IDLE} connections that say nothing"),
         Attack("uploads", f"{UPLOADS} uploads of 200 MB: 20 MB at once, then 1 kB every 0.1 s"),
         Attack("kills", f"a worker killed every {KILL_S:g} s", modes=("P",)),
@@ -132,6 +136,15 @@ class Attacker:
     async def json(self) -> None:
         await self._repeat(json_request())
 
+    async def json_parts(self) -> None:
+        await self._send_in_turn(requests("json-parts"))
+
+    async def json_text(self) -> None:
+        await self._send_in_turn(requests("json-text"))
+
+    async def json_numbers(self) -> None:
+        await self._send_in_turn(requests("json-numbers"))
+
     async def warm_up(self) -> None:
         await self._load("warm-up")
 
@@ -167,10 +180,17 @@ class Attacker:
 
     async def _repeat(self, request: bytes) -> None:
         while True:
-            status = await self.ask(request)
-            self.tally[str(status or "no answer")] += 1
-            if not status:
-                await asyncio.sleep(0.1)
+            await self._send(request)
+
+    async def _send_in_turn(self, endless: Iterator[Callable[[], bytes]]) -> None:
+        for make in endless:
+            await self._send(make())
+
+    async def _send(self, request: bytes) -> None:
+        status = await self.ask(request)
+        self.tally[str(status or "no answer")] += 1
+        if not status:
+            await asyncio.sleep(0.1)
 
     async def _load(self, model: str) -> None:
         while True:

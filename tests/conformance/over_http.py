@@ -74,7 +74,8 @@ def request_of(row: HttpRow, host: str) -> bytes:
         body += bytes.fromhex(row.binary)
     if row.packed:
         body = PACKED[row.packed](body)
-        headers["Content-Encoding"] = row.packed
+        body = body[: len(body) - row.cut]
+        headers.setdefault("Content-Encoding", row.packed)
     return _framed(row.http, headers, body)
 
 

@@ -60,6 +60,8 @@ class HttpRow(Row):
     """What follows the JSON, in hexadecimal digits; the header that tells where it begins is added."""
     packed: str = ""
     """How the body is compressed: gzip or deflate."""
+    cut: int = 0
+    """Bytes that are missing at its end."""
     exactly: str = ""
     """All bytes of the request where nothing shall be added; ``{host}`` is replaced."""
     status: tuple[int, ...]

@@ -213,8 +213,8 @@ def test_refusals_answer_as_described(live: Live, path: str, method: str, body: 
 @pytest.mark.parametrize(
     ("parameter", "good", "bad"),
     [
-        ("timeout", [0, 600_000_000, 2**62 - 1], [-1, 2**62, 1.5, "1", True]),
-        ("priority", [0, 1, 9, 2**62 - 1], [-1, 2**62, 0.5, True]),
+        ("timeout", [0, 600_000_000, 2**62, 2**64 - 1], [-1, 2**64, 1.5, "1", True]),
+        ("priority", [0, 1, 9, 2**62, 2**64 - 1], [-1, 2**64, 0.5, True]),
         ("weft_slo_ms", [0.1, 1000, 1e9], [0, -1, 1e10, "1", True]),
         ("weft_best_effort", [True, False], [0, "true"]),
         ("binary_data_output", [False], [0, "yes"]),

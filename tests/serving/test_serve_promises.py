@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,11 @@ import pytest
 from tests.engine.hosts import Machine
 from tests.serving import live
 from tests.serving.test_serve_life import times
-from tests.serving.test_serve_models import Refused, infer, model, send, state
+from tests.serving.test_serve_models import Refused, infer, model, send, state, until
 from weft.errors import Expired, InputError
 from weft.serving import library
 from weft.serving.config import ServerConfig
+from weft.serving.http_messages import HttpExchange
 from weft.serving.server import Server
 
 
@@ -156,3 +158,39 @@ def test_pages_of_others_cannot_unload_a_model(folder: Path) -> None:
         assert send(server, "POST", path, headers={"Origin": "http://elsewhere.example"}).status == 400
         assert model(server, "a")["state"] == "ready"
         assert send(server, "POST", path, headers={"Origin": f"http://{server.address}"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("asked", "host", "origin", "status"),
+    [
+        ("http://elsewhere.example", "{own}", "", 403),
+        ("http://elsewhere.example", "{own}", "http://{own}", 403),
+        ("HTTP://user@{own}", "{own}", "", 400),
+        ("http://{own}", "elsewhere.example", "http://elsewhere.example", 400),
+        ("http://{own}", "elsewhere.example", "http://{own}", 200),
+    ],
+)
+def test_a_target_with_a_host_is_judged_by_it_and_not_by_the_header(
+    folder: Path, asked: str, host: str, origin: str, status: int
+) -> None:
+    with live.running(folder / "a.onnx", grpc_port=None) as server:
+        lines = f"POST {asked}/v2/repository/index HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n"
+        lines += (f"Origin: {origin}\r\n" if origin else "") + "Connection: close\r\n\r\n"
+        answer = server.raw(lines.format(own=server.address).encode())
+        assert answer.startswith(f"HTTP/1.1 {status} ".encode()), answer
+
+
+def test_a_large_body_that_was_refused_is_not_kept_until_garbage_is_collected(folder: Path) -> None:
+    def exchanges() -> list[object]:
+        return [each for each in gc.get_objects() if isinstance(each, HttpExchange)]
+
+    body = b"[" + b" " * (2 << 20) + b"]"
+    with live.running(folder / "a.onnx", grpc_port=None) as server:
+        gc.collect()
+        before = len(exchanges())
+        gc.disable()
+        try:
+            assert send(server, "POST", "/v2/models/a/infer", body).status == 400
+            until(lambda: len(exchanges()) <= before, "the body to be let go")
+        finally:
+            gc.enable()

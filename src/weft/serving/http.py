@@ -261,6 +261,8 @@ class _Connection(Receiver):
                 400, "request target is not valid; send a path in percent-encoded UTF-8 without controls"
             )
         self._target = target
+        if target.authority:
+            self._headers["host"] = target.authority  # whoever judges the host or the origin must see the one asked for
         return None
 
     def _judge_body(self, upgrade: bool) -> HttpResponse | None:

@@ -22,7 +22,7 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _BAD_ESCAPE = re.compile(r"%(?![0-9A-Fa-f]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_ABSOLUTE = re.compile(r"https?://[^/?#]+", re.IGNORECASE)
+_ABSOLUTE = re.compile(r"https?://([^/?#@]+)(?=[/?#]|$)", re.IGNORECASE)
 
 
 class Passage(Protocol):
@@ -53,6 +53,8 @@ class RequestTarget(NamedTuple):
     raw_path: str
     """As sent, so that ``%2F`` can be told from ``/``."""
     query: str
+    authority: str = ""
+    """Host and port of a target in absolute form, which the header ``Host`` does not outweigh (RFC 9112, 3.2.2)."""
 
 
 @dataclass(eq=False, slots=True)
@@ -114,24 +116,27 @@ def header_name(raw: bytes) -> str:
 @lru_cache(maxsize=256)
 def parse_target(url: bytes) -> RequestTarget | None:
     """Path and query of a request target, or None when it is not one we serve."""
-    raw = url.decode("latin-1")
+    raw, authority = url.decode("latin-1"), ""
     if not raw.startswith("/"):
         if raw == "*":
             return RequestTarget(raw, raw, "")
-        raw, found = _ABSOLUTE.subn("", raw, count=1)
-        if not found:
+        absolute = _ABSOLUTE.match(raw)
+        if absolute is None:
             return None
+        authority, raw = absolute[1], raw[absolute.end() :]
         raw = raw if raw.startswith("/") else "/" + raw
-    if "#" in raw or not raw.isascii() or not raw.isprintable():
+    if "#" in raw or not (authority + raw).isascii() or not (authority + raw).isprintable():
         return None
     raw_path, _, query = raw.partition("?")
     if "%" not in raw_path:
-        return RequestTarget(raw_path, raw_path, query)
+        return RequestTarget(raw_path, raw_path, query, authority)
     try:
         path = unquote_to_bytes(raw_path).decode()
     except UnicodeDecodeError:
         return None
-    return None if _BAD_ESCAPE.search(raw_path) or _CONTROL.search(path) else RequestTarget(path, raw_path, query)
+    if _BAD_ESCAPE.search(raw_path) or _CONTROL.search(path):
+        return None
+    return RequestTarget(path, raw_path, query, authority)
 
 
 @lru_cache(maxsize=512)

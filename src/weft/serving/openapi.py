@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from weft.runtime.tensors import DATATYPES
 from weft.serving.log_settings import FORMATS as LOG_FORMATS
 from weft.serving.log_settings import MOST_VERBOSE
+from weft.serving.request_parameters import MOST_WHOLE
 from weft.serving.service import Service
 from weft.serving.wire import MAX_ID_CHARS
 from weft.version import __version__
@@ -164,9 +165,9 @@ SCHEMAS: dict[str, Json] = {
             "integer",
             "Microseconds; without a result by then the answer is 504. 0 is none.",
             minimum=0,
-            maximum=LARGEST,
+            maximum=MOST_WHOLE,
         ),
-        priority=_is("integer", "1 is the highest; 0 is the model's own.", minimum=0, maximum=LARGEST),
+        priority=_is("integer", "1 is the highest; 0 is the model's own.", minimum=0, maximum=MOST_WHOLE),
         weft_slo_ms=_is(
             "number", "Milliseconds; a later result is late, but still given.", exclusiveMinimum=0, maximum=1e9
         ),

@@ -7,6 +7,11 @@ from typing import NamedTuple
 
 from weft.errors import BadRequest
 
+MOST_WHOLE = 2**64 - 1
+"""Triton keeps ``timeout`` and ``priority`` in 64 bits without a sign."""
+LONGEST_NS = 2**60
+"""36 years: a deadline beyond is put there, so that sums with it stay within the 63 bits of every clock."""
+
 
 class ModelTerms(NamedTuple):
     """When requests are due that do not say so themselves, in milliseconds; None: not set."""
@@ -45,17 +50,17 @@ def due_of(
     if not strict and slo_ms is None and terms.timeout_ms is not None:
         strict.append(arrival + round(terms.timeout_ms * 1e6))
     if strict:
-        return RequestDue(min(strict), True, False)
+        return RequestDue(min(*strict, arrival + LONGEST_NS), True, False)
     soft_ms = slo_ms if slo_ms is not None else terms.slo_ms
     within_ms = terms.default_slo_ms if soft_ms is None else soft_ms
     return RequestDue(arrival + round(within_ms * 1e6), False, soft_ms is None)
 
 
 def whole(parameters: Mapping[str, object], key: str) -> int:
-    """A whole number; 0 where it is not given."""
+    """A whole number of at most 64 bits; 0 where it is not given."""
     value = parameters.get(key, 0)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**62:
-        raise BadRequest(f"parameter {key} = {value!r} must be a whole number from 0")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_WHOLE:
+        raise BadRequest(f"parameter {key} = {value!r} must be a whole number from 0 to {MOST_WHOLE}")
     return value
 
 

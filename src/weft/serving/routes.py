@@ -23,6 +23,7 @@ from weft.serving.hops import AGE, RANK, ClientRank, age_of, rank_of
 from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
 from weft.serving.json_helpers import LARGE_BYTES, has_strings, is_large
+from weft.serving.json_structure import check_keys, check_parts, own_keys
 from weft.serving.keys import Caller
 from weft.serving.regions import RegionTable
 from weft.serving.service import InferCall, Service, internal
@@ -545,13 +546,16 @@ def _object(body: bytes | memoryview) -> dict[str, Any]:
     """An optional JSON object."""
     if not body:
         return {}
+    text = bytes(body)
+    check_parts(text)
     try:
-        found = orjson.loads(body)
+        members = orjson.loads(text)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the request is not valid JSON: {error}") from error
-    if not isinstance(found, dict):
+    if not isinstance(members, dict):
         raise BadRequest("the request must be a JSON object")
-    return found
+    check_keys(text, own_keys(members))
+    return members
 
 
 def _settings(told: Callable[[dict[str, Any]], dict[str, Any]]) -> _Route:

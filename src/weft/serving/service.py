@@ -45,7 +45,7 @@ from weft.serving.readiness import why_not_ready
 from weft.serving.region_tensors import RegionTensors, RequestRegions
 from weft.serving.regions import Region, RegionTable
 from weft.serving.renewal import DECIDING, LOADING, Renewal, change_of, renew_models
-from weft.serving.request_parameters import ModelTerms, above_zero, due_of, whole
+from weft.serving.request_parameters import LONGEST_NS, MOST_WHOLE, ModelTerms, above_zero, due_of, whole
 from weft.serving.shared_memory import SystemMemory
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
@@ -174,7 +174,9 @@ class InferCall:
                 name = slot.entry.name
                 raise Overloaded(f"{name} left or changed while its request was read; send it again", reason="unloaded")
         except Exception as error:
-            self.refuse(error)
+            # without its traceback: the frames hold *reading*, which holds the error, and the body until garbage is
+            # collected, which is seldom
+            self.refuse(error.with_traceback(None) if isinstance(error, RequestError) else error)
         else:
             self.waiting = None
             self.begin(slot, lambda _: request)
@@ -682,8 +684,8 @@ def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:
     """How long a request waits for its model: until its strict deadline, if it or its model has one."""
     found = [(call.deadline - call.arrival) / 1e9] if call.deadline is not None else []
     timeout_us = peek().get("timeout")
-    if isinstance(timeout_us, int) and 0 < timeout_us < 2**62:
-        found.append(timeout_us / 1e6)
+    if isinstance(timeout_us, int) and 0 < timeout_us <= MOST_WHOLE:
+        found.append(min(timeout_us / 1e6, LONGEST_NS / 1e9))
     if not found and slot.config.timeout_ms is not None:
         found.append(slot.config.timeout_ms / 1e3)
     return min(found) - call.passed_s if found else None
