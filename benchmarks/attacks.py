@@ -10,13 +10,15 @@ import asyncio
 import contextlib
 import resource
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import grpc
 import numpy as np
 from chaos import infer_tensors, post, write_chain, write_mlp
+from hostile_grpc import messages
 from hostile_json import requests
 from hostile_models import ENDLESS, products_for, write_expand, write_loop, write_slow_load
 from killing import WorkerKiller
@@ -29,6 +31,9 @@ IDLE, UPLOADS = 1024, 10
 UPLOAD_BYTES, AT_ONCE_BYTES, DRIP_BYTES, DRIP_S = 200 << 20, 20 << 20, 1024, 0.1
 KILL_S = 2.0
 ALWAYS = ("T", "P")
+LARGE_S, LARGEST_S = 0.25, 1.0
+"""How long an answer about health may take while 60 MB come, and 256 MiB, in one piece."""
+LARGEST_BYTES = (256 << 20) - 4096
 
 
 class Attack(NamedTuple):
@@ -37,6 +42,8 @@ class Attack(NamedTuple):
     name: str
     what: str
     modes: tuple[str, ...] = ALWAYS
+    health_s: float = 0.1
+    """How long an answer about health may take meanwhile."""
 
 
 ATTACKS = {
@@ -47,9 +54,11 @@ ATTACKS = {
         Attack("warm-up", "loads a model of which no run ever ends"),
         Attack("load", f"loads a file of 2 kB that ONNX Runtime itself needs about {LOAD_S:g} s to open"),
         Attack("json", "30 MB of JSON numbers"),
-        Attack("json-parts", "60 MB of JSON: small objects, lists and keys, many, nested or repeated"),
-        Attack("json-text", "60 MB of JSON: one string, many strings, escapes, spaces, bytes that are none of it"),
-        Attack("json-numbers", "60 MB of JSON: short numbers, one long number, NaN"),
+        Attack("json-parts", "60 MB of JSON: small objects, lists and keys, many, nested or repeated", ALWAYS, LARGE_S),
+        Attack("json-text", "60 MB of JSON: strings, escapes, spaces, bytes that are none of it", ALWAYS, LARGE_S),
+        Attack("json-numbers", "60 MB of JSON: short numbers, one long number, NaN", ALWAYS, LARGE_S),
+        Attack("grpc", "60 MB of gRPC: very many fields of every kind", ALWAYS, LARGE_S),
+        Attack("largest", "256 MiB of JSON and of gRPC, of every kind in turn", ALWAYS, LARGEST_S),
         Attack("idle", f"{IDLE} connections that say nothing"),
         Attack("uploads", f"{UPLOADS} uploads of 200 MB: 20 MB at once, then 1 kB every 0.1 s"),
         Attack("kills", f"a worker killed every {KILL_S:g} s", modes=("P",)),
@@ -111,6 +120,7 @@ class Attacker:
     """Clients of one kind, and what they were answered."""
 
     port: int
+    grpc_port: int
     pid: int
     """The server's, for those that end its workers."""
     stopped: Callable[[], bool]
@@ -144,6 +154,18 @@ class Attacker:
 
     async def json_numbers(self) -> None:
         await self._send_in_turn(requests("json-numbers"))
+
+    async def grpc(self) -> None:
+        async with self._channel() as call:
+            for _, make in messages():
+                await self._call(call, make())
+
+    async def largest(self) -> None:
+        bodies = [requests(kind, LARGEST_BYTES) for kind in ("json-parts", "json-text", "json-numbers")]
+        async with self._channel() as call:
+            for number, (_, make) in enumerate(messages(LARGEST_BYTES)):
+                await self._call(call, make())
+                await self._send(next(bodies[number % len(bodies)])())
 
     async def warm_up(self) -> None:
         await self._load("warm-up")
@@ -192,6 +214,23 @@ class Attacker:
         if not status:
             await asyncio.sleep(0.1)
 
+    @contextlib.asynccontextmanager
+    async def _channel(self) -> AsyncIterator[Any]:
+        """Calls ``ModelInfer`` over one connection."""
+        options = [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.grpc_port}", options) as channel:
+            yield channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+
+    async def _call(self, call: Any, message: bytes) -> None:
+        try:
+            await call(message)
+            code = "OK"
+        except grpc.aio.AioRpcError as error:
+            code = error.code().name
+        self.tally[code] += 1
+        if code == "UNAVAILABLE":
+            await asyncio.sleep(0.1)
+
     async def _load(self, model: str) -> None:
         while True:
             for verb in ("load", "unload"):
@@ -233,11 +272,11 @@ async def _drip(writer: asyncio.StreamWriter) -> None:
             await writer.drain()
 
 
-def attack_process(name: str, port: int, pid: int, begin: Any, stop: Any, results: Any) -> None:
+def attack_process(name: str, ports: tuple[int, int], pid: int, begin: Any, stop: Any, results: Any) -> None:
     """One attack in a process of its own, so that it does not hold up those who measure; it waits to be told."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    attacker = Attacker(port, pid, stop.is_set)
+    attacker = Attacker(*ports, pid, stop.is_set)
     results.put(None)
     begin.wait()
     asyncio.run(attacker.run(name))
