@@ -5,7 +5,8 @@ garbage, lie about shapes, stall, flood a queue, never read, send hostile values
 model all the time; with isolation, a worker is killed every few seconds. Then: no healthy request was lost,
 five-hundreds were only for requests on a killed worker, every request has an answer or a known end, what clients saw is
 what the server counted, memory does not grow, healthy latencies stay within a factor of the calm ones, nothing is left
-over, SIGTERM ends it with 0. Run: python benchmarks/soak.py [--minutes 10] [--mode T].
+over, SIGTERM ends it with 0. After the storm come requests over gRPC of all sizes, 10 GB of them (``grpc_sizes``), and
+their memory must be free again. Run: python benchmarks/soak.py [--minutes 10] [--gigabytes 10] [--mode T].
 
 With ``--strict 10000`` instead: so many requests with strict deadlines that are hard to keep, while workers are killed.
 By the server's own clock, none may be answered with a result after its deadline.
@@ -31,6 +32,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import grpc_sizes
 from awake import awake
 from chaos import KILLED, NO_MODEL, PATIENCE_S, Chaos, Ledger, chaos_process, infer, reason, write_repository
 from killing import WorkerKiller
@@ -370,12 +372,13 @@ def weather(server: ServerProcess, grpc_port: int, total_s: float, *, kill: bool
     return Storm(before, calm, stormy, ledger, watch, killing.kills, books, metrics, averages)
 
 
-def soak(minutes: float, mode: str) -> dict[str, Any]:
+def soak(minutes: float, gigabytes: float, mode: str) -> dict[str, Any]:
     """The whole run."""
     total_s = minutes * 60
     grpc_port, known = free_port(), settings_known()
     with tempfile.TemporaryDirectory() as scratch:
         repository = write_repository(Path(scratch) / "models")
+        grpc_sizes.write_measured(repository / f"{grpc_sizes.MODEL}.onnx")
         settings = settings_for(mode, known, lanes=1)
         if settings is None:
             raise SystemExit("this version of weft has no isolation; try --mode T")
@@ -383,8 +386,9 @@ def soak(minutes: float, mode: str) -> dict[str, Any]:
         with ServerProcess("--config", str(config), f"--grpc-port={grpc_port}", *as_served(known)) as server:
             wait_until_learned(server.url, "chain")
             storm = weather(server, grpc_port, total_s, kill=mode == "P")
+            sizes, _, memory = grpc_sizes.send_sizes(server.pid, grpc_port, round(gigabytes * 1e9))
             code = server.stop()
-    verdicts = [*storm.verdicts(min(SETTLED_S, total_s / 4)), judge_end(code, server.output)]
+    verdicts = [*storm.verdicts(min(SETTLED_S, total_s / 4)), *sizes, judge_end(code, server.output)]
     show(storm, verdicts, [] if verdicts[-1].kept else list(server.output))
     return {
         "minutes": minutes,
@@ -397,6 +401,7 @@ def soak(minutes: float, mode: str) -> dict[str, Any]:
         "calm": storm.calm.as_dict(latencies=False),
         "stormy": storm.stormy.as_dict(latencies=False),
         "memory_bytes": storm.watch.samples,
+        "grpc_memory_bytes": memory,
     }
 
 
@@ -500,13 +505,16 @@ def show(storm: Storm, verdicts: list[Verdict], log: list[str]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--gigabytes", type=float, default=10.0, help="of requests over gRPC after the storm")
     parser.add_argument("--mode", choices=MODES, help="T: in threads; P: with isolation, and workers are killed")
     parser.add_argument("--strict", type=int, metavar="N", help="send N strict requests instead")
     parser.add_argument("--save", action="store_true", help="write the result to benchmarks/results")
     arguments = parser.parse_args()
     about = machine("onnxruntime")
     mode = arguments.mode or ("P" if "isolation" in settings_known() else "T")
-    found = soak_strict(arguments.strict, mode) if arguments.strict else soak(arguments.minutes, mode)
+    found = (
+        soak_strict(arguments.strict, mode) if arguments.strict else soak(arguments.minutes, arguments.gigabytes, mode)
+    )
     if arguments.save:
         write_json(STRICT_RESULTS if arguments.strict else RESULTS, {"machine": about, **found})
     raise SystemExit(0 if all(each["kept"] for each in found["verdicts"]) else 1)
