@@ -453,3 +453,10 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     place = NOWHERE.with_suffix(suffix)
     long = {"-o": "--output"}.get(option, option)
     assert refused(capsys, *command, option, str(place)).startswith(f"weft: {long} {place}: cannot write: ")
+
+
+def test_a_comparison_that_is_cut_short_says_so(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "gpu.toml").write_text('[[stream]]\nmodel = "resnet50-b1"\nrate = 100\ndeadline_ms = 20\n')
+    code, shown, _ = run(capsys, "compare", "-w", "gpu.toml", "-d", "h200", "-p", "fifo,edf", "--segments", "300")
+    assert code == 0 and "the first 0.5 of 10 s" in " ".join(shown.split())
+    assert "cut short at --segments 300; 6000 are all of the workload" in shown
