@@ -143,7 +143,7 @@ def test_every_reason_is_true_of_the_plans_numbers(finalists, objective):
         assert f"{winner.prediction.worst_missed:.1%}" in first
     if "no option that was compared fewer" in first:
         assert all(winner.prediction.worst_missed <= each.worst_missed for each in told.values())
-    assert f"{winner.factor:.2f} times" in first
+    assert f"{winner.prediction.sustainable_factor:.2f} times" in first
 
     # What is said of others
     for sentence in decided(ranking):

@@ -63,6 +63,8 @@ def check_folder_place(option: str, path: Path, *, replaced: bool = False) -> No
     """Refuse a place that no folder can be written to, before minutes of work."""
     if replaced and not path.absolute().parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.absolute().parent}")
+    if path.is_file():
+        raise InputError(f"{option} {path}: name a folder, it is a file")
     try:
         check_folder(path, replaced=replaced)
     except OSError as problem:

@@ -79,7 +79,7 @@ def _missed_more(loser: Finalist, better: Finalist, than: str) -> str:
 
 
 def _carried_less(loser: Finalist, better: Finalist, than: str) -> str:
-    return f"carries less than {than}: {loser.factor or 0.0:.2f} times the load"
+    return f"carries less than {than}: {loser.prediction.sustainable_factor or 0.0:.2f} times the load"
 
 
 def _held_more(loser: Finalist, better: Finalist, than: str) -> str:
