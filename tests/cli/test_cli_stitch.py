@@ -639,7 +639,7 @@ def test_generated_models_can_be_fixed_to_rows_and_sizes(weft: Run) -> None:
         (("tinynet", "--widths", "1,nan,1,1"), "a width of nan"),
         (("tinynet", "--classes", "0"), "classes are [0, 0, 0, 0]"),
         (("tinynet", "--batch", "0"), "batches are [0, 0, 0, 0]"),
-        (("tinynet", "-o", "a-file"), "a-file: cannot be made a folder"),
+        (("tinynet", "-o", "a-file"), "a-file: name a folder, it is a file"),
     ],
 )
 def test_models_that_cannot_be_generated(weft: Run, options: tuple[str, ...], complaint: str) -> None:
