@@ -15,8 +15,7 @@ from google.protobuf.message import DecodeError
 
 from weft.errors import BadRequest, TooLarge
 from weft.serving import proto
-from weft.serving.json_helpers import LARGE_BYTES
-from weft.serving.wire import MAX_ID_CHARS
+from weft.serving.wire import LARGE_BYTES, MAX_ID_CHARS
 
 QUICK_BYTES = 64 * 1024
 """Messages up to this are parsed as they are: the worst of them takes 3 ms and 3 MB (Neoverse-N1)."""

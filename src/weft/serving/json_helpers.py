@@ -23,12 +23,10 @@ from weft.runtime.isolated.spawning import bare_environment
 from weft.runtime.tensors import Array
 from weft.serving import json_worker
 from weft.serving.json_worker import CallJob, DecodeJob, DecodeMessageJob, EncodeJob, EncodeMessageJob
-from weft.serving.wire import InferRequest, InferResponse, ModelSpec
+from weft.serving.wire import LARGE_BYTES, InferRequest, InferResponse, ModelSpec
 
 log = logging.getLogger("weft.server")
 
-LARGE_BYTES = 1 << 20
-"""JSON beyond this is read elsewhere: here it would hold up the event loop for tens of milliseconds."""
 LARGE_ELEMENTS = 64 * 1024
 """As many elements make about as much JSON."""
 WORKERS = 2

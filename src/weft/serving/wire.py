@@ -26,6 +26,8 @@ from weft.serving.regions import RegionPart, part_of, places
 
 Parameter = str | int | float | bool
 
+LARGE_BYTES = 1 << 20
+"""JSON beyond this is read elsewhere: here it would hold up the event loop for tens of milliseconds."""
 MAX_ID_CHARS = 64 * 1024
 MAX_TENSOR_BYTES = 2**62
 """Beyond this a shape is refused before anything is computed with it, even if a dimension of it is zero."""
