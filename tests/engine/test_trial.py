@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from random import Random
 
 import pytest
 
@@ -58,13 +59,36 @@ def test_what_weft_goes_on_as_is_said():
     assert simulate(models, npu, "weft", FEW, options={"trial": False}).report.remark == ""
 
 
+def test_weft_is_not_below_a_policy_that_starves_a_stream_and_starves_none():
+    """Here the bound's own mix is out of reach: a buffer of 12 MiB does not hide what it takes for hidden."""
+    npu = load_npu("nnpi-like").model_copy(update={"weight_buffer_mib": 12.0})
+    models = [estimate(load_model(model), npu, batch=8) for model in ("resnet50", "xlnet-large", "ncf")]
+    ours, theirs = (simulate(models, npu, policy, Saturated(60), pieces=1).report for policy in ("weft", "layerweaver"))
+    assert [stream.queries for stream in theirs.streams][1] == 0
+    assert min(stream.queries for stream in ours.streams) > 0
+    assert ours.stp >= theirs.stp
+    assert "kept at a mix of" in ours.remark
+
+
+def test_with_a_mix_too_weft_is_not_below_what_it_could_imitate():
+    """Rollouts alone are 2.5 % behind ``aimt`` here."""
+    random = Random(53)
+    programs = tuple(
+        program(name, *((random.randrange(1, 60), random.randrange(1, 60)) for _ in range(4))) for name in "abc"
+    )
+    setting = Setting(programs, 100, 24, (1.0, 1.0, 1.0), pieces=1)
+    judge = trial.TrialJudge.of(setting)
+    ours, theirs = (sum(judge.shares(settled(make_policy(name, setting)))) for name in ("weft", "aimt"))
+    assert ours >= 0.999 * theirs
+
+
 def test_a_policy_that_starves_a_stream_is_not_imitated():
     # c computes as long as it fetches and is never the least idle beside a and b, which hide each other
     programs = tuple(program(name, layer) for name, layer in (("a", (10, 30)), ("b", (30, 10)), ("c", (35, 35))))
     setting = Setting(programs, 100, 50)
     greedy = make_policy("layerweaver", setting, {"failsafe": False})
     judge = trial.TrialJudge.of(setting)
-    assert min(judge.shares(greedy)) < trial.LEAST_SHARE / 3
+    assert min(judge.shares(greedy)) < trial.least_share(3)
     assert sum(judge.shares(greedy)) > sum(judge.shares(settled(make_policy("weft", replace(setting, pieces=1)))))
     assert trial._tried(greedy, judge, 50).stp == 0
 
