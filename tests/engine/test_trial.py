@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from random import Random
 
 import pytest
@@ -51,6 +51,20 @@ def test_who_is_close_to_the_best_is_tried_for_longer():
     models, npu = scene(48.0, 16, "xlnet-base", "magika")
     ours, theirs = (simulate(models, npu, name, Saturated(60)).report.stp for name in ("weft", "aimt"))
     assert ours >= 0.999 * theirs
+
+
+def test_the_best_of_few_rounds_is_believed_only_if_it_is_the_best_of_more():
+    class Fading(trial.TrialJudge):
+        """Rollouts begin well, and fall behind."""
+
+        def shares(self, policy):
+            return [0.5 if type(policy) is Weft and policy.setting.rounds > trial.ROUNDS else 0.7, 0.6]
+
+    setting = Setting((program("a", (10, 30)), program("b", (30, 10))), 100, 60)
+    judge = Fading(**asdict(trial.TrialJudge.of(setting)))
+    tried = [trial._tried(make_policy(name, setting), judge, trial.ROUNDS) for name in ("weft", "aimt")]
+    assert type(trial._winner(tried, Weft).policy) is Weft
+    assert type(trial._winner(trial._confirmed(tried, judge, Weft), Weft).policy) is not Weft
 
 
 def test_what_weft_goes_on_as_is_said():

@@ -23,7 +23,7 @@ from weft.policies.bound import Prices, QueryDemand, demand_of, least_share, mix
 ROUNDS = 24
 """Rounds of a trial, if the run has as many."""
 FINAL_ROUNDS, CLOSE = 100, 0.005
-"""More rounds decide between those whose throughput is so near to the best one's."""
+"""More rounds confirm the best, and decide between those whose throughput is so near to it."""
 WORTH_IMITATING = 0.0005
 """Share of the throughput that another policy must add: it keeps no band."""
 NEAR_ENOUGH = 0.99
@@ -40,6 +40,8 @@ class Tried(NamedTuple):
     policy: Policy
     shares: tuple[float, ...]
     """Of the system throughput, by stream."""
+    rounds: int
+    """For how many rounds it was tried, at most."""
 
     @property
     def starves(self) -> bool:
@@ -90,13 +92,15 @@ def settled(policy: Policy) -> Policy:
         if best and _issues(cut) == _issues(best[0].policy.setting):
             continue
         tried = [_tried(each, judge, ROUNDS) for each in replace(policy, setting=cut).contenders()]
+        tried = _confirmed(tried, judge, kind)
         if setting.mix is None:
-            tried += [_tried(each, judge, ROUNDS) for each in _kept_at_mixes(tried, judge, kind)]
+            kept = [_tried(each, judge, ROUNDS) for each in _kept_at_mixes(tried, judge, kind)]
+            tried = _confirmed([*tried, *kept], judge, kind)
         if not best or _winner(tried, kind).stp > _winner(best, kind).stp * (1 + WORTH_CUTTING):
             best = tried
         if _winner(best, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
             break
-    return _winner(_final(best, judge), kind).policy
+    return _winner(_confirmed(best, judge, kind, CLOSE), kind).policy
 
 
 def _kept_at_mixes(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy]) -> Iterator[Policy]:
@@ -104,9 +108,9 @@ def _kept_at_mixes(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy]
 
     Of every other kind the best one counts, if it is not far behind with the starved streams at their least shares.
     """
-    own = max((each for each in tried if type(each.policy) is kind), key=_stp)
-    if own.stp >= NEAR_ENOUGH * judge.dual.bound:
+    if _winner(tried, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
         return
+    own = max((each for each in tried if type(each.policy) is kind), key=_stp)
     others: dict[type[Policy], Tried] = {}
     for each in sorted(tried, key=_raised_stp):
         if type(each.policy) is not kind and _raised_stp(each) >= WORTH_FOLLOWING * own.stp:
@@ -141,13 +145,21 @@ def _winner(tried: Sequence[Tried], kind: type[Policy]) -> Tried:
     return best if best.stp > own.stp * (1 + WORTH_IMITATING) else own
 
 
-def _final(tried: Sequence[Tried], judge: TrialJudge) -> Sequence[Tried]:
-    """The contenders close to the best, tried again for longer if the real run is longer; else all of them."""
-    least = (1 - CLOSE) * max(map(_stp, tried))
-    close = [each for each in tried if each.stp >= least]
-    if len(close) == 1 or tried[0].policy.setting.rounds <= ROUNDS:
-        return tried
-    return [_tried(each.policy, judge, FINAL_ROUNDS) for each in close]
+def _confirmed(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy], close: float = 0.0) -> list[Tried]:
+    """Try the winner again for longer, and all that come as *close* to it, until whoever wins was tried so.
+
+    Streams of a band may be ahead by a part of a round from the start, and where a stream is rare a round is long: 24
+    rounds of work then end before the others have waited for it.
+    """
+    found = list(tried)
+    longer = min(FINAL_ROUNDS, found[0].policy.setting.rounds)
+    while True:
+        least = (1 - close) * _winner(found, kind).stp
+        again = [at for at, each in enumerate(found) if each.rounds < longer and each.stp >= least]
+        if not again:
+            return found
+        for at in again:
+            found[at] = _tried(found[at].policy, judge, FINAL_ROUNDS)
 
 
 def _stp(outcome: Tried) -> float:
@@ -156,5 +168,6 @@ def _stp(outcome: Tried) -> float:
 
 def _tried(policy: Policy, judge: TrialJudge, rounds: int) -> Tried:
     """A short run."""
-    short = replace(policy.setting, rounds=min(policy.setting.rounds, rounds))
-    return Tried(policy, tuple(judge.shares(replace(policy, setting=short))))
+    rounds = min(policy.setting.rounds, rounds)
+    shares = judge.shares(replace(policy, setting=replace(policy.setting, rounds=rounds)))
+    return Tried(policy, tuple(shares), rounds)
