@@ -54,7 +54,7 @@ class Weft(Policy):
             )
 
     def contenders(self) -> Iterator[Policy]:
-        """Rollouts near and far, and what others would do; of those, whole queries in turn have no kernel for a mix."""
+        """Rollouts near and far, and what others would do."""
         yield self
         if not self.trial or type(self) is not Weft:  # a subclass decides for itself
             return
@@ -62,8 +62,9 @@ class Weft(Policy):
             yield replace(self, horizon=NEARER)
         yield Layerweaver(self.setting, failsafe=False)
         yield from (AiMt(self.setting, *thresholds) for thresholds in THRESHOLDS)
-        if self.setting.mix is None:
-            yield RoundRobin(self.setting)
+        yield RoundRobin(self.setting)
+        if self.setting.mix and Layerweaver(self.setting).disabled:
+            yield Layerweaver(self.setting)  # model by model, as far as the band allows
 
     @property
     def length(self) -> int:
