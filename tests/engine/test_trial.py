@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
+from random import Random
 
 import pytest
 
@@ -52,10 +53,47 @@ def test_who_is_close_to_the_best_is_tried_for_longer():
     assert ours >= 0.999 * theirs
 
 
+def test_the_best_of_few_rounds_is_believed_only_if_it_is_the_best_of_more():
+    class Fading(trial.TrialJudge):
+        """Rollouts begin well, and fall behind."""
+
+        def shares(self, policy):
+            return [0.5 if type(policy) is Weft and policy.setting.rounds > trial.ROUNDS else 0.7, 0.6]
+
+    setting = Setting((program("a", (10, 30)), program("b", (30, 10))), 100, 60)
+    judge = Fading(**asdict(trial.TrialJudge.of(setting)))
+    tried = [trial._tried(make_policy(name, setting), judge, trial.ROUNDS) for name in ("weft", "aimt")]
+    assert type(trial._winner(tried, Weft).policy) is Weft
+    assert type(trial._winner(trial._confirmed(tried, judge, Weft), Weft).policy) is not Weft
+
+
 def test_what_weft_goes_on_as_is_said():
     models, npu = scene(6.0, 64, "pp-ocr-det", "bert-base")
     assert simulate(models, npu, "weft", FEW).report.remark.startswith("after a trial: ")
     assert simulate(models, npu, "weft", FEW, options={"trial": False}).report.remark == ""
+
+
+def test_weft_is_not_below_a_policy_that_starves_a_stream_and_starves_none():
+    """Here the bound's own mix is out of reach: a buffer of 12 MiB does not hide what it takes for hidden."""
+    npu = load_npu("nnpi-like").model_copy(update={"weight_buffer_mib": 12.0})
+    models = [estimate(load_model(model), npu, batch=8) for model in ("resnet50", "xlnet-large", "ncf")]
+    ours, theirs = (simulate(models, npu, policy, Saturated(60), pieces=1).report for policy in ("weft", "layerweaver"))
+    assert [stream.queries for stream in theirs.streams][1] == 0
+    assert min(stream.queries for stream in ours.streams) > 0
+    assert ours.stp >= theirs.stp
+    assert "kept at a mix of" in ours.remark
+
+
+def test_with_a_mix_too_weft_is_not_below_what_it_could_imitate():
+    """Rollouts alone are 2.5 % behind ``aimt`` here."""
+    random = Random(53)
+    programs = tuple(
+        program(name, *((random.randrange(1, 60), random.randrange(1, 60)) for _ in range(4))) for name in "abc"
+    )
+    setting = Setting(programs, 100, 24, (1.0, 1.0, 1.0), pieces=1)
+    judge = trial.TrialJudge.of(setting)
+    ours, theirs = (sum(judge.shares(settled(make_policy(name, setting)))) for name in ("weft", "aimt"))
+    assert ours >= 0.999 * theirs
 
 
 def test_a_policy_that_starves_a_stream_is_not_imitated():
@@ -64,7 +102,7 @@ def test_a_policy_that_starves_a_stream_is_not_imitated():
     setting = Setting(programs, 100, 50)
     greedy = make_policy("layerweaver", setting, {"failsafe": False})
     judge = trial.TrialJudge.of(setting)
-    assert min(judge.shares(greedy)) < trial.LEAST_SHARE / 3
+    assert min(judge.shares(greedy)) < trial.least_share(3)
     assert sum(judge.shares(greedy)) > sum(judge.shares(settled(make_policy("weft", replace(setting, pieces=1)))))
     assert trial._tried(greedy, judge, 50).stp == 0
 

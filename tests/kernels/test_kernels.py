@@ -151,6 +151,18 @@ def test_the_rollout_kernel_issues_what_the_plain_loop_issues(scene, rounds, hor
     assert_equal("weft", setting, {"horizon": horizon, "commit": commit}, quota_of(setting))
 
 
+@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "weft"])
+@settings(max_examples=12, derandomize=True, deadline=None)
+@given(scene=scenes(streams=5), rounds=st.integers(1, 3), asked=st.booleans(), data=st.data())
+def test_a_kernel_with_a_band_issues_what_the_plain_loop_issues(name, scene, rounds, asked, data):
+    """The mix is one that the user asked for, with a number of queries each, or one that a trial found."""
+    mix = tuple(data.draw(st.sampled_from([1.0, 1.5, 2.0, 3.0])) for _ in scene[0])
+    max_lag = data.draw(st.sampled_from([0.001, 0.25, 1.0, 10.0]))
+    setting = Setting(*scene, rounds, max_lag=max_lag, **{"mix" if asked else "kept_mix": mix})
+    for options in ({}, OPTIONS[name]):
+        assert_equal(name, setting, options, quota_of(setting))
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 @settings(max_examples=12, derandomize=True, deadline=None)
 @given(given_=profiles(streams=3))

@@ -10,7 +10,18 @@ from hypothesis import strategies as st
 
 from tests.engine.naive import play, program, scenes
 from weft.policies import bound
-from weft.policies.bound import EVENING, Prices, QueryDemand, alone_ticks, best_mix, demand_of, mix_prices, prices
+from weft.policies.bound import (
+    EVENING,
+    Prices,
+    QueryDemand,
+    alone_ticks,
+    best_mix,
+    demand_of,
+    least_share,
+    mix_prices,
+    prices,
+    raised,
+)
 
 HEAVY = QueryDemand(compute=8, memory=2, alone=8)
 LIGHT = QueryDemand(compute=2, memory=8, alone=8)
@@ -193,3 +204,22 @@ def test_evening_costs_at_most_a_thousandth():
     demands = [QueryDemand(100, 20, 100.0), QueryDemand(15, 90, 90.0)]
     worth = sum(rate * d.alone for rate, d in zip(best_mix(demands), demands, strict=True))
     assert worth >= prices(demands).bound * (1 - EVENING - 1e-9)
+
+
+# Shares of those who starve
+
+
+def test_a_starved_stream_is_raised_to_its_least_share_in_time_of_its_own():
+    # 1/20 of the time is for the second stream alone, and the first has 1.4 in the rest
+    assert raised([1.4, 0.0]) == pytest.approx([1.4 * 19 / 20, 1 / 20])
+    assert raised([1.0, 0.4]) == [1.0, 0.4]
+
+
+@given(st.lists(st.floats(0.0, 2.0), min_size=1, max_size=6))
+def test_raised_shares_leave_nobody_below_and_cost_the_time_that_the_starved_ran_alone(shares):
+    found, least = raised(shares), least_share(len(shares))
+    assert min(found) >= least * (1 - 1e-9)
+    rest = min((after / before for after, before in zip(found, shares, strict=True) if before), default=None)
+    if rest is not None and rest < 1:
+        alone = sum(after - rest * before for after, before in zip(found, shares, strict=True))
+        assert alone == pytest.approx(1 - rest)

@@ -61,7 +61,7 @@ class Batcher:
         if self._refills:
             return self._refilling_heads(queue)
         batches = queue.batches if queue.by_query else []
-        going_on = [batch for batch in batches if not batch.running and self._goes_on(batch)]
+        going_on = self._going_on(batches)
         heads = [self.head(queue, batch, behind=self._behind(queue, batch, 0, now)) for batch in going_on]
         waiting, most = len(queue.waiting), queue.terms.max_batch
         ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
@@ -87,9 +87,13 @@ class Batcher:
                 latest = min(latest, ticket.due - need)
         return latest
 
-    def _goes_on(self, batch: Batch) -> bool:
-        """Whether a batch could be given a lane: one that stays where it began, only while that lane takes more."""
-        return batch.home < 0 or batch.home in self._rooms()
+    def _going_on(self, batches: list[Batch]) -> list[Batch]:
+        """Those that could be given a lane: one that stays where it began, only while that lane takes more."""
+        still = [batch for batch in batches if not batch.running]
+        if all([batch.home < 0 for batch in still]):
+            return still
+        rooms = self._rooms()  # once for all of them: where late ones gather there are dozens
+        return [batch for batch in still if batch.home < 0 or batch.home in rooms]
 
     def _may_begin(self, queue: StreamQueue, batches: list[Batch]) -> bool:
         """Whether one more may begin: as many as there are lanes, and one that is due before all of those."""
@@ -124,7 +128,7 @@ class Batcher:
         """
         batches, most = queue.batches, queue.terms.max_batch
         begun = sum([len(batch.members) for batch in self._unissued(batches)])
-        standing = [batch for batch in batches if not batch.running and self._goes_on(batch)]
+        standing = self._going_on(batches)
         room = min(most - sum([len(batch.members) for batch in standing]), most * self._setting.lanes - begun)
         first = list(islice(chain(queue.waiting, queue.late), max(0, room)))
         waiting = len(queue.waiting) + len(queue.late)

@@ -12,13 +12,16 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.costs.program import Program
+from weft.devices.decoupled import DeviceClocks
+from weft.engine.saturated import SaturatedStreams
 from weft.errors import WorkloadError
 from weft.kernels.aimt import weave_aimt
+from weft.kernels.band import KernelBand
 from weft.kernels.greedy import weave_greedy
 from weft.kernels.replay import replay
 from weft.kernels.rollout import RolloutRules, RolloutStreams, weave_rollout
 from weft.policies.aimt import AiMt
-from weft.policies.base import Policy, Setting
+from weft.policies.base import Policy, Setting, View
 from weft.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
 from weft.policies.layerweaver import Layerweaver
 from weft.policies.weft import Weft
@@ -70,18 +73,43 @@ def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[
         )
         limits = np.array(quota if quota else [-1] * len(setting.programs), np.int64)
         return lambda chosen: weave_rollout(streams, rules, policy.length, policy.commit, work, limits, chosen)
-    if policy.band:
-        return None
     if type(policy) is Layerweaver and not policy.disabled:
-        return lambda chosen: weave_greedy(fetch, compute, first, heavy, setting.buffer, work, chosen)
+        return lambda chosen: weave_greedy(
+            fetch, compute, first, heavy, setting.buffer, work, chosen, _kernel_band(policy, quota)
+        )
     if type(policy) is AiMt:
-        return lambda chosen: weave_aimt(fetch, compute, first, setting.buffer, *policy.thresholds, work, chosen)
+        return lambda chosen: weave_aimt(
+            fetch, compute, first, setting.buffer, *policy.thresholds, work, chosen, _kernel_band(policy, quota)
+        )
+    if policy.band:
+        blind = type(policy) in (Fifo, DoubleBuffer, RoundRobin, Fair, Layerweaver)
+        return (lambda chosen: _without_device(policy, work, quota, chosen)) if blind else None
     if type(policy) is Fair:
         return lambda chosen: _least_served(policy, work, chosen)
     if type(policy) in (Fifo, DoubleBuffer, RoundRobin, Layerweaver):  # layerweaver's failsafe is fifo
         in_a_row = 1 if type(policy) is RoundRobin else setting.rounds
         return lambda chosen: _whole_queries(setting.programs, in_a_row, work, chosen)
     return None
+
+
+def _kernel_band(policy: Policy, quota: Sequence[int] | None) -> KernelBand | None:
+    """The policy's band as its kernel keeps it, from the start of a run; None where it has none."""
+    if policy.band is None:
+        return None
+    gains = np.concatenate(policy.band.gains(policy.setting.programs)).astype(np.int64)
+    return KernelBand.at_start(gains, policy.band.max_lag_units, quota, len(policy.setting.programs))
+
+
+def _without_device(policy: Policy, work: int, quota: Sequence[int] | None, chosen: Ints) -> int:
+    """What a policy decides that does not look at the device, as the plain loop would; the number of issues."""
+    source, clocks, issues = SaturatedStreams(policy.setting, policy.band, work, quota), DeviceClocks.at(0), 0
+    while not source.done() and issues < len(chosen):
+        start = policy.decide(View(clocks, *source.offer(clocks)))
+        assert start is not None
+        source.issued(start.candidate, issues)
+        chosen[issues] = start.candidate.stream
+        issues += 1
+    return issues
 
 
 def _whole_queries(programs: Sequence[Program], in_a_row: int, work: int, chosen: Ints) -> int:

@@ -17,7 +17,7 @@ from typing import NamedTuple, Protocol
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
 from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
-from weft.policies.base import NO_DEADLINE, Candidate, LaneState, Running, Setting, Start
+from weft.policies.base import IDLE_LANE, NO_DEADLINE, Candidate, LaneState, Running, Setting, Start
 
 AT_ONCE = 1e-6
 """Ticks of work that count as none."""
@@ -143,7 +143,7 @@ class SimulatedHost:
 
     def ready(self) -> DeviceClocks | None:
         if self._queues:
-            free = any(has_room(lane, self._ahead) for lane in self._queues)
+            free = any(not lane.tasks or has_room(lane, self._ahead) for lane in self._queues)
         else:
             free = len(self._running) < self._lanes
         return DeviceClocks.at(self._now) if free else None
@@ -151,7 +151,7 @@ class SimulatedHost:
     def held(self) -> tuple[LaneState, ...]:
         if not self._shares:
             return ()
-        return tuple([self._held(lane) for lane in self._queues])
+        return tuple([self._held(lane) if lane.tasks else IDLE_LANE for lane in self._queues])
 
     def _held(self, lane: _Lane) -> LaneState:
         holds = tuple([each.candidate for each in lane.tasks])
@@ -173,7 +173,8 @@ class SimulatedHost:
             self._settle()
             self._running = [each for each in self._running if each.end > self._now]
             for lane in self._queues:
-                lane.tasks = [each for each in lane.tasks if each.end > self._now]
+                if lane.tasks:
+                    lane.tasks = [each for each in lane.tasks if each.end > self._now]
             self._begin_waiting()
             self._regulate()
             done = [each for each in over if not each.aborted]
@@ -187,17 +188,20 @@ class SimulatedHost:
     def _begin_waiting(self) -> None:
         """Let lanes begin what they have come to, if all it goes on from has ended."""
         for lane in self._queues:
-            head = lane.tasks[0] if lane.tasks else None
-            if head and head.begin == NOT_YET and all(each.end <= self._now for each in head.after):
-                head.begin_at(self._now)
+            if lane.tasks:
+                head = lane.tasks[0]
+                if head.begin == NOT_YET and all([each.end <= self._now for each in head.after]):
+                    head.begin_at(self._now)
 
     def _known(self) -> list[Completion]:
         """What lanes have come to, or soon will, and batches can go on from: its end is known beforehand."""
         found = []
         for lane in self._queues:
+            if not lane.tasks:
+                continue
             begin = self._now
             for each in known(lane, self._ahead):
-                if any(other.end > self._now for other in each.after):
+                if each.after and any([other.end > self._now for other in each.after]):
                     break
                 if self._goes_on(each):
                     each.told = True
@@ -255,8 +259,10 @@ class SimulatedHost:
     def _queue(self, segment: _Segment, chosen: int) -> None:
         """Give a segment to the lane that is to take it."""
         segment.stoppable = self._stoppable(segment)
-        roomy = at_home(segment.candidate, self._roomy())
-        lane = self._queues[chosen] if chosen >= 0 else lane_for(segment.batch, roomy, self._lane_rest)
+        if chosen >= 0:
+            lane = self._queues[chosen]
+        else:
+            lane = lane_for(segment.batch, at_home(segment.candidate, self._roomy()), self._lane_rest)
         segment.lane = lane.index
         if self._shares:
             segment.body = self._shares.body(segment.candidate.stream, segment.candidate.program)

@@ -2,12 +2,15 @@
 
 Saturated streams repeat themselves, so a few rounds show what a rule comes to. Every contender plays
 them through its kernel and is judged as a report would judge it: by system throughput, with the standalone
-times of whole layers. Who keeps no band and leaves a stream less than its least share is out.
+times of whole layers. Who keeps no band and leaves a stream less than its least share is out. But the mix that it
+reached is worth a try: the bound's own mix may be out of reach, where the buffer is too small to hide what the bound
+takes for hidden. So both the policy and who starved somebody are tried again with the streams kept at that mix, the
+starved ones raised to their least share.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -15,25 +18,40 @@ import numpy as np
 
 from weft.engine.compiled import compiled_order, replayed
 from weft.policies.base import Policy, Setting
-from weft.policies.bound import LEAST_SHARE, Prices, QueryDemand, demand_of, mix_prices, prices
+from weft.policies.bound import Prices, QueryDemand, demand_of, least_share, mix_prices, prices, raised
 
 ROUNDS = 24
 """Rounds of a trial, if the run has as many."""
 FINAL_ROUNDS, CLOSE = 100, 0.005
-"""More rounds decide between those whose throughput is so near to the best one's."""
+"""More rounds confirm the best, and decide between those whose throughput is so near to it."""
 WORTH_IMITATING = 0.0005
 """Share of the throughput that another policy must add: it keeps no band."""
 NEAR_ENOUGH = 0.99
 """Share of the bound at which layers are not cut any further."""
 WORTH_CUTTING = 0.002
 """Share of the throughput that smaller pieces must add: each piece is one more decision."""
+WORTH_FOLLOWING = 0.95
+"""Share of the best throughput that another policy must reach for its mix to be tried."""
 
 
 class Tried(NamedTuple):
-    """A contender and the system throughput of its trial."""
+    """A contender and what its trial came to."""
 
     policy: Policy
-    stp: float
+    shares: tuple[float, ...]
+    """Of the system throughput, by stream."""
+    rounds: int
+    """For how many rounds it was tried, at most."""
+
+    @property
+    def starves(self) -> bool:
+        """Whether it keeps no band and leaves a stream less than its least share."""
+        return self.policy.band is None and min(self.shares) < least_share(len(self.shares))
+
+    @property
+    def stp(self) -> float:
+        """System throughput; nothing where a stream starves."""
+        return 0.0 if self.starves else sum(self.shares)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +92,46 @@ def settled(policy: Policy) -> Policy:
         if best and _issues(cut) == _issues(best[0].policy.setting):
             continue
         tried = [_tried(each, judge, ROUNDS) for each in replace(policy, setting=cut).contenders()]
+        tried = _confirmed(tried, judge, kind)
+        if setting.mix is None:
+            kept = [_tried(each, judge, ROUNDS) for each in _kept_at_mixes(tried, judge, kind)]
+            tried = _confirmed([*tried, *kept], judge, kind)
         if not best or _winner(tried, kind).stp > _winner(best, kind).stp * (1 + WORTH_CUTTING):
             best = tried
         if _winner(best, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
             break
-    return _winner(_final(best, judge), kind).policy
+    return _winner(_confirmed(best, judge, kind, CLOSE), kind).policy
+
+
+def _kept_at_mixes(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy]) -> Iterator[Policy]:
+    """The best of a *kind* of policies, kept at mixes that others reached, and who of them starved somebody, likewise.
+
+    Of every other kind the best one counts, if it is not far behind with the starved streams at their least shares.
+    """
+    if _winner(tried, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
+        return
+    own = max((each for each in tried if type(each.policy) is kind), key=_stp)
+    others: dict[type[Policy], Tried] = {}
+    for each in sorted(tried, key=_raised_stp):
+        if type(each.policy) is not kind and _raised_stp(each) >= WORTH_FOLLOWING * own.stp:
+            others[type(each.policy)] = each
+    for other in others.values():
+        shares = raised(other.shares)
+        halfway = [(a / sum(shares) + b / own.stp) / 2 for a, b in zip(shares, own.shares, strict=True)]
+        yield from (_kept(own.policy, mix, judge) for mix in (shares, halfway))
+        if other.starves:
+            yield _kept(other.policy, shares, judge)
+
+
+def _kept(policy: Policy, shares: Sequence[float], judge: TrialJudge) -> Policy:
+    """The policy with streams kept at these shares of the throughput."""
+    rates = [share / demand.alone for share, demand in zip(shares, judge.demands, strict=True)]
+    mix = tuple(rate / min(rates) for rate in rates)
+    return replace(policy, setting=replace(policy.setting, kept_mix=mix))
+
+
+def _raised_stp(tried: Tried) -> float:
+    return sum(raised(tried.shares))
 
 
 def _issues(setting: Setting) -> int:
@@ -92,13 +145,21 @@ def _winner(tried: Sequence[Tried], kind: type[Policy]) -> Tried:
     return best if best.stp > own.stp * (1 + WORTH_IMITATING) else own
 
 
-def _final(tried: Sequence[Tried], judge: TrialJudge) -> Sequence[Tried]:
-    """The contenders close to the best, tried again for longer if the real run is longer; else all of them."""
-    least = (1 - CLOSE) * max(map(_stp, tried))
-    close = [each for each in tried if each.stp >= least]
-    if len(close) == 1 or tried[0].policy.setting.rounds <= ROUNDS:
-        return tried
-    return [_tried(each.policy, judge, FINAL_ROUNDS) for each in close]
+def _confirmed(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy], close: float = 0.0) -> list[Tried]:
+    """Try the winner again for longer, and all that come as *close* to it, until whoever wins was tried so.
+
+    Streams of a band may be ahead by a part of a round from the start, and where a stream is rare a round is long: 24
+    rounds of work then end before the others have waited for it.
+    """
+    found = list(tried)
+    longer = min(FINAL_ROUNDS, found[0].policy.setting.rounds)
+    while True:
+        least = (1 - close) * _winner(found, kind).stp
+        again = [at for at, each in enumerate(found) if each.rounds < longer and each.stp >= least]
+        if not again:
+            return found
+        for at in again:
+            found[at] = _tried(found[at].policy, judge, FINAL_ROUNDS)
 
 
 def _stp(outcome: Tried) -> float:
@@ -106,8 +167,7 @@ def _stp(outcome: Tried) -> float:
 
 
 def _tried(policy: Policy, judge: TrialJudge, rounds: int) -> Tried:
-    """A short run. Who keeps no band and leaves a stream less than its least share comes to nothing."""
-    short = replace(policy.setting, rounds=min(policy.setting.rounds, rounds))
-    shares = judge.shares(replace(policy, setting=short))
-    starved = policy.band is None and min(shares) < LEAST_SHARE / len(shares)
-    return Tried(policy, 0.0 if starved else sum(shares))
+    """A short run."""
+    rounds = min(policy.setting.rounds, rounds)
+    shares = judge.shares(replace(policy, setting=replace(policy.setting, rounds=rounds)))
+    return Tried(policy, tuple(shares), rounds)

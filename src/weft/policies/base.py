@@ -165,6 +165,8 @@ class Setting:
     """Whether lanes that take layers ahead have memory of their own: a batch stays on the lane that it began on."""
     shares: Shares | None = None
     """Lanes that are shares of one device, which the policy chooses from; a stream has one batch on time in flight."""
+    kept_mix: tuple[float, ...] | None = None
+    """Queries per round that a trial found to pay, where the user asked for none; the streams need not end together."""
 
     @property
     def uncut(self) -> Sequence[Program]:
@@ -288,7 +290,8 @@ class Policy:
     @property
     def band(self) -> Band | None:
         """The mix the engine shall keep the streams at."""
-        return Band(self.setting.mix, self.setting.max_lag) if self.setting.mix else None
+        mix = self.setting.mix or self.setting.kept_mix
+        return Band(mix, self.setting.max_lag) if mix else None
 
     @property
     def remark(self) -> str:

@@ -25,6 +25,24 @@ EVENING = 0.001
 _SETTLE_LAYERS = 200_000
 
 
+def least_share(streams: int) -> float:
+    """The least share of the system throughput that each of so many streams is due."""
+    return LEAST_SHARE / streams
+
+
+def raised(shares: Sequence[float]) -> list[float]:
+    """Shares of the throughput if streams below their least share had the device to themselves until they have it.
+
+    That is what a schedule that starves somebody would come to if it did not: while one stream runs alone the
+    throughput is 1, and all shares are earned in the rest of the time.
+    """
+    least, rest = least_share(len(shares)), 1.0
+    for _ in shares:  # the less of the time is left, the more streams are below
+        low = [share for share in shares if share * rest < least]
+        rest = (1 - len(low) * least) / (1 - sum(low))
+    return [max(least, share * rest) for share in shares]
+
+
 @dataclass(frozen=True, slots=True)
 class QueryDemand:
     """What one query of a stream asks of the device, in ticks."""
@@ -119,7 +137,7 @@ def mix_prices(demands: Sequence[QueryDemand], mix: Sequence[float]) -> Prices:
 
 def best_mix(demands: Sequence[QueryDemand]) -> tuple[float, ...]:
     """Queries per tick of each stream at the optimum, every stream keeping its least share."""
-    least = [LEAST_SHARE / (len(demands) * d.alone) for d in demands]
+    least = [least_share(len(demands)) / d.alone for d in demands]
     room_c = 1 - sum(rate * d.compute for rate, d in zip(least, demands, strict=True))
     room_m = 1 - sum(rate * d.memory for rate, d in zip(least, demands, strict=True))
     best, extra = -1.0, [0.0] * len(demands)

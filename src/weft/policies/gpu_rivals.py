@@ -16,6 +16,9 @@ from weft.errors import InputError
 from weft.kernels import rules
 from weft.policies.base import Candidate, LaneState, LateWork, Policy, Start, Traits, View
 
+Rank = tuple[int, int, int]
+"""How urgent a request is, among those who have work: the highest belongs to the urgent model."""
+
 
 @dataclass(frozen=True)
 class Streams(Policy):
@@ -30,14 +33,15 @@ class Streams(Policy):
 
     def decide(self, view: View) -> Start | None:
         heads = sorted(view.candidates, key=lambda each: rules.edf_key(each.deadline, each.arrival))
+        urgent = max([_rank(each) for each in _all(view)])  # once: late requests may be many
         for head in heads:
-            lane = self.lane(head, view)
+            lane = self.lane(head, view, urgent)
             if lane is not None and view.lanes[lane].room:
                 return Start(head, lane=lane)
         return None
 
-    def lane(self, head: Candidate, view: View) -> int | None:
-        """Where a candidate goes; None: it has to wait."""
+    def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
+        """Where a candidate goes; None: it has to wait. *urgent*: the rank of the urgent model's requests."""
         return _own(head, view.lanes, self.shares.whole)
 
 
@@ -45,8 +49,8 @@ class Streams(Policy):
 class PriorityStreams(Streams):
     """The urgent model on a stream of high priority."""
 
-    def lane(self, head: Candidate, view: View) -> int | None:
-        return self.shares.high if _urgent(head, view) else super().lane(head, view)
+    def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
+        return self.shares.high if _rank(head) == urgent else super().lane(head, view, urgent)
 
 
 @dataclass(frozen=True)
@@ -58,9 +62,9 @@ class FixedSplit(Streams):
     swap: bool = False
     """Whether even numbers get the second side."""
 
-    def lane(self, head: Candidate, view: View) -> int | None:
+    def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
         if not self.shares.cuts:  # what a server's device is like is known only when it serves
-            return super().lane(head, view)
+            return super().lane(head, view, urgent)
         if not 0 <= self.cut < len(self.shares.cuts):
             raise InputError(f"cut = {self.cut} must be one of the {len(self.shares.cuts)} that the device has, from 0")
         return self.shares.cuts[self.cut][(head.stream + self.swap) % 2]
@@ -76,18 +80,16 @@ class Orion(Streams):
     budget_us: int = 400
     """Work of others that may be under way beside the urgent model."""
 
-    def lane(self, head: Candidate, view: View) -> int | None:
-        if _urgent(head, view):
+    def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
+        if _rank(head) == urgent:
             return self.shares.high
-        urgent = [each for each in _all(view) if _urgent(each, view)]
-        if urgent and not self._fits(head, urgent[0], view):
-            return None
-        return super().lane(head, view)
+        return super().lane(head, view, urgent) if self._fits(head, _first(view, urgent), view) else None
 
     def _fits(self, head: Candidate, urgent: Candidate, view: View) -> bool:
         kinds, whole = self.shares.kinds, self.shares.sms
         one, other = kinds[head.program], kinds[urgent.program]
-        under_way = sum([each.compute for lane in view.lanes for each in lane.holds if not _urgent(each, view)])
+        others = [each for lane in view.lanes for each in lane.holds if _rank(each) != _rank(urgent)]
+        under_way = sum([each.compute for each in others])
         fills = one.fill(whole) + other.fill(whole)
         differs = one.bound(whole) != other.bound(whole)
         return differs and fills <= self.sms / 100 and under_way + head.compute <= self.budget_us * 1000
@@ -98,16 +100,14 @@ class Reef(Streams):
     """Han et al., OSDI 2022, as it can be had without killing kernels: others run beside the urgent model only in what
     it leaves, in segments that are no longer than its own."""
 
-    def lane(self, head: Candidate, view: View) -> int | None:
-        if _urgent(head, view):
+    def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
+        if _rank(head) == urgent:
             return self.shares.high
-        urgent = [each for each in _all(view) if _urgent(each, view)]
-        kinds, whole = self.shares.kinds, self.shares.sms
-        for each in urgent[:1]:
-            leaves = 1 - kinds[each.program].fill(whole)
-            if head.compute > each.compute or kinds[head.program].fill(whole) > leaves:
-                return None
-        return super().lane(head, view)
+        first, kinds, whole = _first(view, urgent), self.shares.kinds, self.shares.sms
+        leaves = 1 - kinds[first.program].fill(whole)
+        if head.compute > first.compute or kinds[head.program].fill(whole) > leaves:
+            return None
+        return super().lane(head, view, urgent)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class TimeSlices(Streams):
         if not 1 <= self.slice_us <= 10**9:
             raise InputError(f"slice_us = {self.slice_us} must be from 1 to 1000000000")
 
-    def lane(self, head: Candidate, view: View) -> int | None:
+    def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
         streams = sorted({each.stream for each in _all(view)})
         turn = streams[view.device.channel_free // (self.slice_us * 1000) % len(streams)]
         return self.shares.whole[0] if head.stream == turn or not view.lanes[self.shares.whole[0]].holds else None
@@ -138,10 +138,10 @@ def _all(view: View) -> list[Candidate]:
     return [*view.candidates, *[each for lane in view.lanes for each in lane.holds]]
 
 
-def _urgent(head: Candidate, view: View) -> bool:
-    """Whether it is of the urgent model, among those who have work."""
-    return _rank(head) == max([_rank(each) for each in _all(view)])
+def _first(view: View, urgent: Rank) -> Candidate:
+    """The first of the urgent model's requests that waits or runs."""
+    return next(each for each in _all(view) if _rank(each) == urgent)
 
 
-def _rank(head: Candidate) -> tuple[int, int, int]:
+def _rank(head: Candidate) -> Rank:
     return head.priority, head.arrival - head.deadline, -head.stream

@@ -54,16 +54,17 @@ class Weft(Policy):
             )
 
     def contenders(self) -> Iterator[Policy]:
-        """Rollouts near and far; and what others would do, except with a mix, where their kernels have no band."""
+        """Rollouts near and far, and what others would do."""
         yield self
         if not self.trial or type(self) is not Weft:  # a subclass decides for itself
             return
         if self.commit <= NEARER != self.horizon:
             yield replace(self, horizon=NEARER)
-        if self.setting.mix is None:
-            yield Layerweaver(self.setting, failsafe=False)
-            yield from (AiMt(self.setting, *thresholds) for thresholds in THRESHOLDS)
-            yield RoundRobin(self.setting)
+        yield Layerweaver(self.setting, failsafe=False)
+        yield from (AiMt(self.setting, *thresholds) for thresholds in THRESHOLDS)
+        yield RoundRobin(self.setting)
+        if self.setting.mix and Layerweaver(self.setting).disabled:
+            yield Layerweaver(self.setting)  # model by model, as far as the band allows
 
     @property
     def length(self) -> int:
@@ -83,9 +84,10 @@ class Weft(Policy):
 
     @cached_property
     def band(self) -> Band:
-        """The asked-for mix, or the one at which the bound is reached."""
-        if self.setting.mix:
-            return Band(self.setting.mix, self.setting.max_lag)
+        """The asked-for mix, the one that a trial found, or the one at which the bound is reached."""
+        asked = super().band
+        if asked:
+            return asked
         rates = best_mix(self._demands)
         return Band(tuple(rate / min(rates) for rate in rates), self.setting.max_lag)
 

@@ -90,6 +90,8 @@ def simulate(
 def _choice(asked: Policy, chosen: Policy) -> str:
     """What a trial before the run decided, if it decided anything."""
     said = [f"as {described(chosen)}"] if described(chosen) != described(asked) else []
+    if chosen.setting.kept_mix:
+        said.append(f"kept at a mix of {':'.join(f'{part:.3g}' for part in chosen.setting.kept_mix)}")
     if chosen.setting.pieces != asked.setting.pieces and chosen.setting.pieces != 1:
         said.append(f"layers in pieces of at most 1/{chosen.setting.pieces} of the weight buffer")
     return f"after a trial: {', '.join(said)}" if said else ""
