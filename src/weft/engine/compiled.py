@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.costs.program import Program
-from weft.devices.decoupled import DeviceClocks
+from weft.engine.engine import Engine
 from weft.engine.saturated import SaturatedStreams
+from weft.engine.simulated_npu import SimulatedNpu
 from weft.errors import WorkloadError
 from weft.kernels.aimt import weave_aimt
 from weft.kernels.band import KernelBand
@@ -21,7 +22,7 @@ from weft.kernels.greedy import weave_greedy
 from weft.kernels.replay import replay
 from weft.kernels.rollout import RolloutRules, RolloutStreams, weave_rollout
 from weft.policies.aimt import AiMt
-from weft.policies.base import Policy, Setting, View
+from weft.policies.base import Policy, Setting
 from weft.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
 from weft.policies.layerweaver import Layerweaver
 from weft.policies.weft import Weft
@@ -82,8 +83,8 @@ def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[
             fetch, compute, first, setting.buffer, *policy.thresholds, work, chosen, _kernel_band(policy, quota)
         )
     if policy.band:
-        blind = type(policy) in (Fifo, DoubleBuffer, RoundRobin, Fair, Layerweaver)
-        return (lambda chosen: _without_device(policy, work, quota, chosen)) if blind else None
+        simple = type(policy) in (Fifo, DoubleBuffer, RoundRobin, Fair, Layerweaver)
+        return (lambda chosen: _plain_order(policy, work, quota, chosen)) if simple else None
     if type(policy) is Fair:
         return lambda chosen: _least_served(policy, work, chosen)
     if type(policy) in (Fifo, DoubleBuffer, RoundRobin, Layerweaver):  # layerweaver's failsafe is fifo
@@ -100,16 +101,13 @@ def _kernel_band(policy: Policy, quota: Sequence[int] | None) -> KernelBand | No
     return KernelBand.at_start(gains, policy.band.max_lag_units, quota, len(policy.setting.programs))
 
 
-def _without_device(policy: Policy, work: int, quota: Sequence[int] | None, chosen: Ints) -> int:
-    """What a policy decides that does not look at the device, as the plain loop would; the number of issues."""
-    source, clocks, issues = SaturatedStreams(policy.setting, policy.band, work, quota), DeviceClocks.at(0), 0
-    while not source.done() and issues < len(chosen):
-        start = policy.decide(View(clocks, *source.offer(clocks)))
-        assert start is not None
-        source.issued(start.candidate, issues)
-        chosen[issues] = start.candidate.stream
-        issues += 1
-    return issues
+def _plain_order(policy: Policy, work: int, quota: Sequence[int] | None, chosen: Ints) -> int:
+    """What the engine's own loop issues, for policies so simple that nothing is gained by a kernel with a band."""
+    executor = SimulatedNpu(policy.setting)
+    Engine(SaturatedStreams(policy.setting, policy.band, work, quota), policy, executor).run()
+    order = [head.stream for head, _ in executor.log]
+    chosen[: len(order)] = order[: len(chosen)]
+    return len(order)
 
 
 def _whole_queries(programs: Sequence[Program], in_a_row: int, work: int, chosen: Ints) -> int:
