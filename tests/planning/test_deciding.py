@@ -68,6 +68,7 @@ def test_of_equal_options_the_simplest_is_taken():
     assert sorted(reversed(simplest_first), key=lambda option: option.simplicity) == simplest_first
 
 
+@pytest.mark.long
 def test_several_measurements_of_a_machine_have_one_winner(brief):
     """Times differ by some percent from one to the next, as those of real machines do."""
     question, winners = asked(("a", 20.0, 60.0), ("b", 40.0, 40.0)), set()

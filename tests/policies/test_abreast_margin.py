@@ -46,8 +46,8 @@ def case_of(mix: Mix) -> Case:
     ("mix", "seed", "rivals"),
     [
         (OVERLOADED, 1, (("edf", "weave"), ("orion", "demote"))),
-        (NEARLY_FULL, 2, (("top-up", "weave"),)),
-        (LONG_AMONG_SHORT, 1, (("top-up", "weave"),)),
+        pytest.param(NEARLY_FULL, 2, (("top-up", "weave"),), marks=pytest.mark.long),
+        pytest.param(LONG_AMONG_SHORT, 1, (("top-up", "weave"),), marks=pytest.mark.long),
     ],
     ids=["overload", "nearly full", "a long model among short ones"],
 )

@@ -71,7 +71,7 @@ def test_a_message_that_is_split_says_what_it_says_whole(first: Any, second: Any
 
 
 @given(requests(), st.data())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_broken_bytes_are_refused_or_read_as_a_parser_reads_them(request: Any, data: st.DataObject) -> None:
     broken = bytearray(request.SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
