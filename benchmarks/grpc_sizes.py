@@ -96,9 +96,11 @@ def ask(channel: grpc.Channel, data: bytes) -> str:
 def ask_in_stream(channel: grpc.Channel, data: bytes) -> str:
     """The code that a stream of one request stands for; it tells errors in words."""
     reply = proto.CLASSES["ModelStreamInferResponse"]
-    for answer in channel.stream_stream(STREAM, None, reply.FromString)(iter([data]), timeout=PATIENCE_S):
-        words = answer.error_message
-    if not words:
+    try:
+        (answer,) = channel.stream_stream(STREAM, None, reply.FromString)(iter([data]), timeout=PATIENCE_S)
+    except grpc.RpcError as error:
+        return str(error.code().name)
+    if not (words := answer.error_message):
         return "OK"
     no_model, many = "nobody" in words, "more than" in words and "fields" in words
     return "NOT_FOUND" if no_model else "RESOURCE_EXHAUSTED" if many else "INVALID_ARGUMENT"

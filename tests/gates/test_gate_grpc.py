@@ -12,7 +12,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.gates.cases import PAIR, answering, gated, infer, scripted, until
 from tests.serving import live
-from weft.errors import Failed
+from weft.errors import BadRequest, Failed
 from weft.gates.transcoded import as_body, as_message
 from weft.runtime.tensors import TensorSpec
 from weft.serving import grpc_wire, proto, wire
@@ -147,3 +147,10 @@ def test_typed_contents_arrive_as_a_server_would_have_read_them(datatype, field,
 def test_an_answer_without_the_bytes_it_should_have_is_an_error():
     with pytest.raises(Failed, match="came as JSON"):
         as_message(b'{"outputs":[{"name":"y","datatype":"FP32","shape":[1],"data":[1]}]}', None)
+
+
+def test_typed_bytes_of_another_datatype_are_refused_by_name():
+    message = proto.CLASSES["ModelInferRequest"]()
+    message.inputs.add(name="x", datatype="FP32", shape=[1]).contents.bytes_contents.append(b"a")
+    with pytest.raises(BadRequest, match="input 'x': FP32 does not go into bytes_contents"):
+        as_body(message, (), None)

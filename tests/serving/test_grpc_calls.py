@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import http.client
+import json
 import logging
 import queue
+import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -132,6 +135,78 @@ def test_a_call_whose_client_went_away_holds_nothing(small: live.Live) -> None:
         gate.open()
         assert first.code().name == "OK"
     assert left < LARGE
+
+
+def test_a_stream_that_waits_holds_nothing_of_its_last_request(small: live.Live) -> None:
+    service, metadata = small.server.service, [("authorization", "Bearer sesame")]
+    ends = [threading.Event() for _ in range(6)]
+
+    data = message()
+
+    def once(end: threading.Event) -> Iterator[bytes]:
+        yield data
+        end.wait(live.PATIENCE_S)
+
+    with grpc.insecure_channel(small.grpc_address, [("grpc.max_receive_message_length", -1)]) as channel:
+        method = channel.stream_stream(f"/{proto.SERVICE}/ModelStreamInfer")
+        with no_collector():
+            before, _ = tracemalloc.get_traced_memory()
+            streams = [method(once(end), metadata=metadata) for end in ends]
+            for stream in streams:
+                next(stream)
+            until(lambda: service.budget.held_bytes == 0, "all is answered")
+            left = tracemalloc.get_traced_memory()[0] - before
+        for end in ends:
+            end.set()
+        assert [list(stream) for stream in streams] == [[]] * len(ends)
+    assert left < 2 * LARGE  # of six, and of as many answers
+
+
+def test_a_fault_in_one_request_of_a_stream_is_its_answer(small: live.Live, monkeypatch: pytest.MonkeyPatch) -> None:
+    from weft.serving import grpc_messages
+
+    read, service = grpc_messages.read_infer, small.server.service
+
+    def faulty(data: bytes, limit: int) -> Any:
+        if len(data) > LARGE:
+            raise MemoryError("no room")
+        return read(data, limit)
+
+    monkeypatch.setattr(grpc_messages, "read_infer", faulty)
+    reply = proto.CLASSES["ModelStreamInferResponse"]
+    with grpc.insecure_channel(small.grpc_address) as channel:
+        method = channel.stream_stream(f"/{proto.SERVICE}/ModelStreamInfer", None, reply.FromString)
+        sent = iter([message(1), message(), message(1)])
+        answers = list(method(sent, metadata=[("authorization", "Bearer sesame")]))
+    assert [answer.error_message for answer in answers] == ["", "internal error: MemoryError", ""]
+    until(lambda: service.budget.held_bytes == 0, "nothing is held")
+
+
+@pytest.mark.parametrize("columns", [64, 65])
+def test_a_request_over_http_that_is_over_holds_nothing_of_its_body(small: live.Live, columns: int) -> None:
+    values = np.full((ROWS, 64), 0.5, np.float32)
+    head: dict[str, Any] = {"inputs": [{"name": "x", "datatype": "FP32", "shape": [ROWS, columns]}]}
+    head["inputs"][0]["parameters"] = {"binary_data_size": values.nbytes}
+    text = json.dumps(head).encode()
+    headers = {"Inference-Header-Content-Length": str(len(text)), "Authorization": "Bearer sesame"}
+    service = small.server.service
+
+    def send() -> int:
+        connection = http.client.HTTPConnection(small.address, timeout=live.PATIENCE_S)
+        with contextlib.closing(connection):
+            connection.request("POST", "/v2/models/mlp/infer", text + values.tobytes(), headers)
+            answer = connection.getresponse()
+            answer.read()
+            return answer.status
+
+    assert send() == (200 if columns == 64 else 400)
+    with no_collector():
+        before, _ = tracemalloc.get_traced_memory()
+        for _ in range(6):
+            send()
+        until(lambda: service.budget.held_bytes == 0, "all is sent")
+        left = tracemalloc.get_traced_memory()[0] - before
+    assert left < 2 * LARGE  # of six
 
 
 def test_memory_is_given_back_once_large_requests_are_over(small: live.Live, monkeypatch: pytest.MonkeyPatch) -> None:

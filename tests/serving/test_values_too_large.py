@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ from onnx import TensorProto, helper
 from tests.serving import live
 from tests.serving.test_serve_models import Refused, infer
 from weft.errors import UnfitInputs
-from weft.runtime.onnxruntime_cpu import run_errors
+from weft.runtime.onnxruntime_cpu import memory_limit, run_errors
+from weft.runtime.onnxruntime_cpu.memory_limit import UNKNOWN
 from weft.runtime.onnxruntime_cpu.sessions import open_model
 from weft.serving import proto
 
@@ -83,3 +85,15 @@ def test_a_tensor_that_would_fit_is_the_servers_fault(tmp_path: Path, monkeypatc
     explained = run_errors.explain(failed.value)
     assert isinstance(explained, MemoryError)
     assert str(explained) == "Expand 'grow' found no memory for a tensor of 40000000000000 bytes"
+
+
+@pytest.mark.parametrize(("text", "limit"), [("1048576\n", 1 << 20), ("max\n", UNKNOWN), (None, UNKNOWN)])
+def test_a_container_has_no_more_memory_than_its_control_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, limit: int
+) -> None:
+    file = tmp_path / "memory.max"
+    if text is not None:
+        file.write_text(text)
+    monkeypatch.setattr(memory_limit, "CONTAINER_LIMITS", (file,))
+    monkeypatch.setattr(memory_limit, "_swap_bytes", lambda: 0)
+    assert memory_limit.machine_memory_bytes() == min(limit, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

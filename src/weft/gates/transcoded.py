@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from weft.errors import Failed
+from weft.errors import BadRequest, Failed
 from weft.serving import grpc_messages, grpc_wire, proto
 
 _LENGTH = struct.Struct("<I")
@@ -99,6 +99,8 @@ def _input(tensor: Any, raws: Any, pieces: list[bytes | memoryview], raw: bool) 
         piece = _AS_BYTES[fields[0][0].name, tensor.datatype](fields[0][1])
         parameters["binary_data_size"] = len(piece)
         pieces.append(piece)
+    elif fields and fields[0][0].name == "bytes_contents":
+        raise BadRequest(f"input {tensor.name[:128]!r}: {tensor.datatype[:32]} does not go into bytes_contents")
     elif "shared_memory_region" not in parameters:
         about["data"] = list(fields[0][1]) if fields else []
     return about | ({"parameters": parameters} if parameters else {})

@@ -20,7 +20,7 @@ from weft.serving.wire import LARGE_BYTES, MAX_ID_CHARS
 QUICK_BYTES = 64 * 1024
 """Messages up to this are parsed as they are: the worst of them takes 3 ms and 3 MB (Neoverse-N1)."""
 MAX_FIELDS = 8192
-"""Most fields of a request, those of its inputs and outputs among them; elements of tensors do not count."""
+"""Most fields of a message, and of all its inputs and outputs together; elements of tensors do not count."""
 MAX_SHAPE_BYTES = 1024
 """Most bytes of one shape on the wire: a dimension takes 10 at most, and no tensor has more than 64."""
 MAX_NAME_BYTES = 4 * MAX_ID_CHARS

@@ -326,16 +326,17 @@ class GrpcFace:
             message = await self._service.json.encode_message(outcome) if large else grpc_wire.encode_infer(outcome)
             answer = serialize(message)
         except Exception as error:
-            raise pending.call.fail(error) from error
+            failure = pending.call.fail(error)
+            raise failure from (None if failure is error else error)
         if late := pending.call.settle():
             raise late
         return answer
 
-    async def _stream(self, caller: Caller, messages: AsyncIterator[bytes], context: Any) -> AsyncIterator[Any]:
+    async def _stream(self, caller: Caller, messages: Any, context: Any) -> AsyncIterator[Any]:
         """Answers in the order of the requests; an error is an answer too, and the stream goes on."""
         queue: asyncio.Queue[_PendingInfer | None] = asyncio.Queue()
         room = asyncio.Semaphore(STREAM_AHEAD)
-        reader = asyncio.create_task(self._read(messages, queue, room, caller, _parent(context)))
+        reader = asyncio.create_task(self._read(context, queue, room, caller, _parent(context)))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
         opened_ns, unanswered = time.monotonic_ns(), list[_PendingInfer]()
@@ -349,6 +350,7 @@ class GrpcFace:
                 unanswered = []
                 pending.end()
                 room.release()
+                del pending, answer  # a stream that waits for its next request holds nothing of the last
         except asyncio.CancelledError:
             self._record(context, STREAM, "CANCELLED", opened_ns)
             raise
@@ -378,7 +380,7 @@ class GrpcFace:
 
     async def _read(
         self,
-        messages: AsyncIterator[bytes],
+        context: Any,
         queue: asyncio.Queue[_PendingInfer | None],
         room: asyncio.Semaphore,
         caller: Caller,
@@ -386,10 +388,12 @@ class GrpcFace:
     ) -> None:
         """Begin what a stream asks for, a few requests ahead of their answers, until it ends or is ended."""
         try:
-            async for data in messages:
+            # not from gRPC's iterator, which holds a message until the next one comes
+            while (data := await context.read()) is not grpc.aio.EOF:
                 await room.acquire()
                 queue.put_nowait(self._begin_streamed(data, caller, parent))
                 self.in_flight += 1
+                del data  # or it is held until the next one comes
         finally:
             queue.put_nowait(None)
 
@@ -408,6 +412,9 @@ class GrpcFace:
             self._begin(pending, data, None, caller, parent)
         except RequestError as error:
             pending.done(error)
+        except Exception as error:  # the other requests of the stream go on
+            log.exception("%s", STREAM)
+            pending.done(internal(error))
         return pending
 
     # All else

@@ -254,6 +254,7 @@ class InferCall:
             statistics.failed(now, 0, error.reason, had_deadline=isinstance(error, Expired))
         if service.telemetry.enabled and (ticket.traced if ticket else service.trace.takes(self.name)):
             service.telemetry.ended(self.name, now - self.arrival, ticket, error, self._parent)
+        self._done = _ignore  # it refers to the face's request, and that to this: the cycle would keep its body
         return error
 
     def cancel(self) -> None:
@@ -747,6 +748,10 @@ def _statistics(slot: ModelSlot) -> dict[str, Any]:
 def _weight(asked: int, model: int, rank: ClientRank) -> int:
     """What a request weighs by its own priority, that of its key or that of its model, as far as its key allows."""
     return min(PRIORITIES.get(asked or rank.priority or model, 1), PRIORITIES.get(rank.top, 1))
+
+
+def _ignore(outcome: InferResponse | RequestError) -> None:
+    """Takes the place of a callback that was called."""
 
 
 def internal(error: Exception) -> Failed:

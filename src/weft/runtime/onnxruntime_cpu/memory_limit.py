@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 UNKNOWN = 1 << 62
 """Where the system does not tell."""
 
 
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Where a container's limit stands, in version 2 and 1 of Linux control groups."""
+
+
 def memory_limit_bytes() -> int:
-    """The memory of the machine with its swap space, or a limit of this process (``RLIMIT_DATA``, ``RLIMIT_AS``)."""
+    """The memory of the machine or the container, or a limit of this process (``RLIMIT_DATA``, ``RLIMIT_AS``)."""
     return min(machine_memory_bytes(), *_process_limits())
 
 
 def machine_memory_bytes() -> int:
-    """The memory of the machine with its swap space."""
+    """The memory of the machine with its swap space, or what its container may have."""
     try:
         physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return UNKNOWN
-    return physical + _swap_bytes()
+    return min(physical + _swap_bytes(), *map(_limit_in, CONTAINER_LIMITS))
+
+
+def _limit_in(file: Path) -> int:
+    """The number in a file of a control group; unknown where there is none, or it is ``max``."""
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return UNKNOWN
 
 
 def _swap_bytes() -> int:
