@@ -183,6 +183,30 @@ def make_folder(path: Path) -> None:
         raise InputError(f"{path}: cannot make the folder: {problem}") from problem
 
 
+def check_file(path: Path) -> None:
+    """Raise the OSError with which ``replacing`` would fail now; nothing is left behind.
+
+    Whether a file can be made beside the place is found out by making one: permissions alone do not tell of file
+    systems that take no files, such as /proc.
+    """
+    if _descriptor(path) is None and _replaceable(path):
+        with _folder(Path(os.path.realpath(path))):
+            return
+
+
+def check_folder(path: Path, *, replaced: bool) -> None:
+    """Raise the OSError with which writing a folder would fail now; nothing is left behind.
+
+    replaced: whether ``replacing_folder`` will write it; else ``make_folder``, and files one by one.
+    """
+    real = Path(os.path.realpath(path))
+    if real.exists() and not real.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+    there = real.parent if replaced else next(folder for folder in (real, *real.parents) if folder.exists())
+    with TemporaryDirectory(prefix=".", dir=there, ignore_cleanup_errors=True):
+        return
+
+
 def write_text(path: str | os.PathLike[str], text: str, error: type[InputError] = InputError) -> None:
     """Write a text file."""
     with replacing(path, error) as beside:

@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -122,6 +123,19 @@ def test_every_form_is_written(weft: Callable[..., Answer], tmp_path: Path) -> N
         rows = list(csv.DictReader(file))
     assert {row["unit"] for row in rows} == {"gpu", "dla"}
     assert [row["layer"] for row in rows if row["task"] == "vgg19"] == [str(n) for n in range(42)]
+
+
+def test_progress_tells_compiling_from_searching(weft: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    stages: list[str] = []
+
+    @contextmanager
+    def told(what: str, total: int | None = None) -> Iterator[Callable[..., None]]:
+        stages.append(what)
+        yield lambda *progress, **more: None
+
+    monkeypatch.setattr("weft.cli.map_show.progress_bar", told)
+    assert weft("map", *PAIR).code == 0
+    assert stages == ["loading kernels (the first use compiles them)", "searching"]
 
 
 def test_a_schedule_of_the_json_comes_to_what_it_says(mapped: Callable[..., dict[str, Any]]) -> None:

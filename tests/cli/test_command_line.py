@@ -169,7 +169,7 @@ def test_a_file_that_cannot_be_is_refused_before_the_work(
 def test_links_in_a_loop_are_no_place_for_a_file(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
     (folder / "loop.json").symlink_to("loop.json")
     said = refused(capsys, "simulate", *PROFILED, "--json", "loop.json")
-    assert said == "weft: loop.json: cannot write: Too many levels of symbolic links\n"
+    assert said == "weft: --json loop.json: cannot write: Too many levels of symbolic links\n"
 
 
 def test_two_things_are_not_written_to_one_file(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -417,3 +417,47 @@ def test_errors_of_every_part_name_the_option(
     capsys: pytest.CaptureFixture[str], folder: Path, arguments: tuple[str, ...], said: str
 ) -> None:
     assert said in refused(capsys, *arguments)
+
+
+NOWHERE = Path("/proc/weft")
+"""A place in a folder that takes no files, not even those of root."""
+WRITING = [
+    ("plan", "-s", "nobody:rate=1,deadline=1", "-o"),
+    ("plan", "-s", "nobody:rate=1,deadline=1", "--json"),
+    ("place", "none.toml", "--machines", "none.toml", "-o"),
+    ("tune", "nobody", "-o"),
+    ("tune", "nobody", "--figure"),
+    ("reproduce", "nobody", "-o"),
+    ("reproduce", "nobody", "--json"),
+    ("models", "generate", "nobody", "-o"),
+    ("models", "export", "nobody", "-o"),
+    ("stitch", "nobody", "-o"),
+    ("profile", "nobody", "-o"),
+    ("map", "-m", "nobody", "--html"),
+    ("map", "-m", "nobody", "--devices"),
+    ("compare", "-m", "nobody", "--json"),
+    ("simulate", "-m", "nobody", "--trace"),
+    ("sustain", "nobody", "--json"),
+    ("bench", "nobody", "--json"),
+]
+"""Commands that would fail by the names that they are given, if they began."""
+ENDINGS = {"--figure": ".png", "--devices": ".csv"}
+
+
+@pytest.mark.skipif(not Path("/proc").is_dir(), reason="there is no such folder here")
+@pytest.mark.parametrize("words", WRITING, ids=" ".join)
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    capsys: pytest.CaptureFixture[str], folder: Path, words: tuple[str, ...]
+) -> None:
+    *command, option = words
+    suffix = {"stitch": ".onnx", "profile": ".json"}.get(command[0], ENDINGS.get(option, ""))
+    place = NOWHERE.with_suffix(suffix)
+    long = {"-o": "--output"}.get(option, option)
+    assert refused(capsys, *command, option, str(place)).startswith(f"weft: {long} {place}: cannot write: ")
+
+
+def test_a_comparison_that_is_cut_short_says_so(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    (folder / "gpu.toml").write_text('[[stream]]\nmodel = "resnet50-b1"\nrate = 100\ndeadline_ms = 20\n')
+    code, shown, _ = run(capsys, "compare", "-w", "gpu.toml", "-d", "h200", "-p", "fifo,edf", "--segments", "300")
+    assert code == 0 and "the first 0.5 of 10 s" in " ".join(shown.split())
+    assert "cut short at --segments 300; 6000 are all of the workload" in shown

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -272,3 +276,32 @@ def test_a_search_is_not_charged_for_loading_what_is_compiled():
     load_kernels.cache_clear()
     assert solve(synthetic(1, 2, 2)).certificate.proved
     assert load_kernels.cache_info().currsize == 1
+
+
+COMPILED = """
+from numba.core import event
+
+class Compiled(event.Listener):
+    def on_start(self, event): names.append(event.data["dispatcher"].py_func.__name__)
+    def on_end(self, event): pass
+
+names = []
+event.register("numba:compile", Compiled())
+from weft.kernels import soc_search
+from weft.mapping.solver import load_kernels, solve
+from tests.mapping.soc_problems import synthetic
+
+load_kernels()
+before = len(names)
+solve(synthetic(1, 3, 4))
+assert "grow" in names and len(names) == before, names[before:]
+ours = {name: getattr(soc_search, name) for name in names if hasattr(soc_search, name)}
+assert all(len(ours[name].signatures) == 1 for name in ("_grow", "_keep", "grow", "expand", "root")), ours
+"""
+
+
+@pytest.mark.long
+def test_all_that_a_search_needs_is_compiled_before_it_begins_and_only_once(tmp_path):
+    """In a process and with a cache of its own, where nothing is compiled yet."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", COMPILED], env=environment, check=True, cwd=Path(__file__).parents[2])

@@ -52,11 +52,17 @@ def test_finalists_are_the_same_with_help(brief, helped):
 
     def told(helpers: Helpers | None) -> list[tuple[Any, ...]]:
         found = finals(question, [trial_of(question, option, 0) for option in options], helpers=helpers)
-        return [_told(each) for each in found]
+        return [_told(each) for each in found.finalists]
 
     def _told(each: Finalist) -> tuple[Any, ...]:
         twins = [twin.arrangement.label for twin in each.twins]
-        return each.trial.arrangement.label, each.report.streams, each.factor, each.at_best, twins
+        return (
+            each.trial.arrangement.label,
+            [report.streams for report in each.reports],
+            each.factors,
+            each.at_best,
+            twins,
+        )
 
     assert told(helped) == told(None)
 

@@ -94,6 +94,41 @@ def test_requests_are_compared_on_a_measured_machine(tmp_path: Path) -> None:
         compare_requests(requests(), HOST, late="never")
 
 
+def test_a_comparison_costs_no_more_than_so_many_segments_and_all_policies_see_the_same_requests() -> None:
+    told: list[tuple[str, int, int]] = []
+    names = ["edf", "fifo", "abreast"]
+    gpu = weft.load_device("h200")
+    streams = [
+        {"model": "resnet50-b1", "rate": 200.0, "deadline_ms": 20.0},
+        {"model": "mobilenet-b1", "arrival": "closed", "clients": 2, "think_ms": 5.0, "deadline_ms": 20.0},
+    ]
+    workload = weft.Workload.model_validate({"duration_s": 10.0, "stream": streams})
+    made = compare_requests(
+        workload, gpu, policies=names, most_segments=900, on_progress=lambda *progress: told.append(progress)
+    )
+    assert made.cut_to_s is not None and made.as_dict()["cut_to_s"] == made.cut_to_s < 1.0
+    assert f"the first {made.cut_to_s:.3g} of 10 s" in made.title
+    assert 450 < sum(report.decisions for report in made.reports) < 1200
+    assert len({report.streams[0].arrived for report in made.reports}) == 1
+    assert told == [(f"simulating {name}", place, 3) for place, name in enumerate(names)]
+
+
+def test_a_comparison_that_costs_no_more_is_not_cut_short() -> None:
+    made = compare_requests(requests(), HOST, policies=["edf"], most_segments=10**6)
+    assert made.cut_to_s is None and "cut_to_s" not in made.as_dict() and "first" not in made.title
+
+
+def test_a_trace_is_counted_before_it_is_cut_short(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("arrival\n" + "".join(f"{0.1 * place}\n" for place in range(100)))
+    file = tmp_path / "w.toml"
+    file.write_text(
+        'duration_s = 10.0\n[[stream]]\nmodel = "net"\narrival = "trace"\ntrace = "t.csv"\ndeadline_ms = 50\n'
+    )
+    segments = len(HOST.model("net").segments)
+    made = compare_requests(file, HOST, policies=["edf"], most_segments=50 * segments)
+    assert made.cut_to_s == pytest.approx(5.0, rel=0.05)
+
+
 # Sustaining
 
 

@@ -42,6 +42,17 @@ def test_convolutions_over_one_and_three_dimensions_are_islands(places, strides,
     assert outcome(models, tmp_path, islands=True) == STITCHED
 
 
+def test_a_transform_that_leaves_its_defaults_out_is_an_island(tmp_path):
+    nodes = [
+        node("Flatten", ["s"], ["f"]),
+        node("STFT", ["f", "step", "", "length"], ["t"]),
+        node("Flatten", ["t"], ["v"]),
+        node("Gemm", ["v", "w"], ["y"]),
+    ]
+    constants = {"step": np.int64(4), "length": np.int64(16), "w": numbers(5 * 9 * 2, 3)}
+    assert outcome(family(*nodes, shape=(1, 3, 1, 8), **constants), tmp_path, islands=True) == STITCHED
+
+
 @pytest.mark.parametrize("style", ["qdq", "packed", "simulated"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_tuned_files_are_stitched(style, dynamic, tmp_path):

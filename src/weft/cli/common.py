@@ -13,6 +13,7 @@ import typer
 
 from weft.cli.printing import STANDARD_OUTPUT, console, progress_bar, warn_of_gaps
 from weft.errors import InputError, ModelError, WorkloadError
+from weft.files import check_file, check_folder
 
 if TYPE_CHECKING:
     from weft.costs.layer_costs import Profile
@@ -44,6 +45,30 @@ def file_option(*names: str, help: str, suffixes: Sequence[str] = (), panel: str
     return typer.Option(*names, metavar="FILE", rich_help_panel=panel, callback=check, help=help)
 
 
+def folder_option(*names: str, help: str, replaced: bool = False, panel: str | None = "Output", **settings: Any) -> Any:
+    """An option that names a folder to write; where that cannot be, it is refused before any work.
+
+    replaced: whether the folder is written whole, in the place of an older one, beside which it is made first.
+    """
+
+    def check(context: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
+        if value is not None and not context.resilient_parsing:
+            check_folder_place(max(param.opts, key=len), Path(value), replaced=replaced)
+        return value
+
+    return typer.Option(*names, metavar="FOLDER", rich_help_panel=panel, callback=check, help=help, **settings)
+
+
+def check_folder_place(option: str, path: Path, *, replaced: bool = False) -> None:
+    """Refuse a place that no folder can be written to, before minutes of work."""
+    if replaced and not path.absolute().parent.is_dir():
+        raise InputError(f"{option} {path}: there is no folder {path.absolute().parent}")
+    try:
+        check_folder(path, replaced=replaced)
+    except OSError as problem:
+        raise InputError(f"{option} {path}: cannot write: {problem.strerror or problem}") from problem
+
+
 def _check_place(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path, str]) -> None:
     try:
         why = _why_not(option, path, suffixes, taken)
@@ -66,6 +91,7 @@ def _why_not(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path,
         path.is_file() or not path.exists()
     ):
         return f"{taken[real]} is written there already; name another file"
+    check_file(path)
     return ""
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from weft.cli.common import folder_option
 from weft.cli.printing import progress_bar, told
 from weft.cli.unused import refuse_unused
 from weft.errors import InputError
@@ -24,7 +25,7 @@ _OF_ENCODERS = ("rank", "frozen", "full")
 def command(
     context: typer.Context,
     architecture: Annotated[str, typer.Argument(help=ARCHITECTURES)],
-    output: Annotated[str, typer.Option("--output", "-o", help="The folder to write the .onnx files to.")],
+    output: Annotated[str, folder_option("--output", "-o", panel=None, help="The folder to write the .onnx files to.")],
     tasks: Annotated[int, typer.Option("--tasks", "-t", help="How many models.")] = 4,
     pruning: Annotated[float, typer.Option("--pruning", help="The part of every inner width that is missing.")] = 0.0,
     sharing: Annotated[float, typer.Option("--sharing", help="The part of the channels that all models share.")] = 0.9,

@@ -31,8 +31,10 @@ WORTH_SAYING = 5e-4
 
 def solve_shown(case: MappingCase) -> Solution:
     """Search, and say how far it is where somebody watches."""
-    from weft.mapping.solver import solve
+    from weft.mapping.solver import load_kernels, solve
 
+    with progress_bar("loading kernels (the first use compiles them)"):
+        load_kernels()
     with progress_bar("searching") as advance:
         return solve(case.problem, case.options, _teller(advance, case.options.objective))
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from weft.cli.common import JsonFile, how, what
+from weft.cli.common import JsonFile, folder_option, how, what
 from weft.cli.place_show import print_placement
 from weft.cli.plans import stage_bars, told_in_options
 from weft.cli.printing import write_result
@@ -21,7 +21,8 @@ def command(
     workload: Annotated[str, typer.Argument(help="A workload file (TOML).")],
     machines: Annotated[str, what("--machines", "-m", metavar="FILE", help="The machines there are (TOML).")],
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FOLDER", help="The folder to write: the placement, a page.")
+        str | None,
+        folder_option("--output", "-o", replaced=True, panel=None, help="The folder to write: the placement, a page."),
     ] = None,
     objective: Annotated[
         str, what("--objective", help="What it is best at: machines (fewest), cost, load or attainment.")

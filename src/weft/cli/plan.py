@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.common import JsonFile, complete_models, how, parse_bytes, what
+from weft.cli.common import JsonFile, complete_models, folder_option, how, parse_bytes, what
 from weft.cli.plans import stage_bars, told_in_options
 from weft.cli.printing import print_table, say, told, write_result
 from weft.cli.streams import parse_stream
 from weft.cli.unused import refuse_unused
-from weft.errors import InputError, WorkloadError
+from weft.errors import WorkloadError
 
 if TYPE_CHECKING:
     from weft.planning.across import PlansAcross
@@ -26,7 +25,8 @@ def command(
     context: typer.Context,
     workload: Annotated[str | None, typer.Argument(help="A workload file (TOML).")] = None,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", metavar="FOLDER", help="The folder to write, for weft serve.")
+        str | None,
+        folder_option("--output", "-o", replaced=True, panel=None, help="The folder to write, for weft serve."),
     ] = None,
     streams: Annotated[
         list[str] | None,
@@ -128,12 +128,10 @@ def _workload(path: str | None, streams: list[str] | None) -> Workload:
 
 
 def _check_place(output: str, across: bool) -> None:
-    """Refuse a place that no plan, or no placement, can be written to, before minutes of measuring."""
+    """Refuse a folder that holds something else than a plan, or a placement, before minutes of measuring."""
     from weft.placing.folder import check_place as check_placement
     from weft.planning.folder import check_place
 
-    if not Path(output).absolute().parent.is_dir():
-        raise InputError(f"--output {output}: there is no folder {Path(output).absolute().parent}")
     (check_placement if across else check_place)(output)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import common
-from weft.cli.common import how, out
+from weft.cli.common import folder_option, how, out
 from weft.cli.printing import add_row, console, plain_table, progress_bar, told, write_result
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def command(
             help="Which paper: layerweaver, layerweaver-plus, fluid-batching, haxconn, mts, libnumber; or gpu."
         ),
     ],
-    output: Annotated[str | None, out("--output", "-o", help="A folder to draw the figures into.")] = None,
+    output: Annotated[str | None, folder_option("--output", "-o", help="A folder to draw the figures into.")] = None,
     seq_len: common.SeqLen = 16,
     queries: Annotated[int, how("--queries", "-n", help="Rounds of work per simulation.")] = 60,
     cost: common.Cost = "pipelined",

@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.common import FigureFile, HtmlFile, JsonFile, complete_devices, how, in_panel, out, split_names, what
+from weft.cli.common import (
+    FigureFile,
+    HtmlFile,
+    JsonFile,
+    check_folder_place,
+    complete_devices,
+    folder_option,
+    how,
+    in_panel,
+    out,
+    split_names,
+    what,
+)
 from weft.cli.plans import options_of, stage_bars, told_in_options
 from weft.cli.printing import write_result
 from weft.cli.unused import refuse_unused
@@ -130,7 +142,7 @@ def command(
     timeout: Annotated[float | None, scored("--timeout", help="Seconds a command may take.")] = None,
     on_failure: Annotated[str, scored("--on-failure", help="stop, or skip what cannot be scored and go on.")] = "stop",
     output: Annotated[
-        str | None, out("--output", "-o", show_default="MODEL-tuned", help="Folder for the results.")
+        str | None, folder_option("--output", "-o", show_default="MODEL-tuned", help="Folder for the results.")
     ] = None,
     export: Annotated[str, out("--export", help="The tuned model as qdq, packed, simulated, qonnx or none.")] = "qdq",
     database: Annotated[
@@ -160,6 +172,8 @@ def command(
 
     if target is not None:
         refuse_unused(context, "--target", dict.fromkeys(("figure", "html"), DRAWN))
+    if output is None:
+        check_folder_place("--output", usual_output(model))
     shown, scores = SearchProgress(), None
     try:
         with told_in_options(context), terminated_like_interrupted(), stage_bars() as show:

@@ -74,6 +74,19 @@ def part(function: F) -> F:
     return compiled
 
 
+def _called(function: F) -> F:
+    """Compile a function that only loops call: without entries for Python and for C, and kept only as a part of them.
+
+    That took a quarter off the time in which the kernels of ``soc_search`` are compiled.
+    """
+    compiled: F = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
+    return compiled
+
+
+untyped_called: Any = _called
+"""``_called`` for functions without types."""
+
+
 def _itself(arrays: T) -> T:
     return arrays
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.kernels.compiling import untyped_loop
+from weft.kernels.compiling import untyped_called, untyped_loop
 from weft.kernels.soc import (
     BOUNDARY,
     DONE,
@@ -66,7 +66,7 @@ class BoundRules(NamedTuple):
     """Which states are dropped for another of the same phases: ``SAME_LATER`` or ``NOWHERE_EARLIER``."""
 
 
-@untyped_loop
+@untyped_called
 def estimate(tables, rules, prices, work, time):
     """The best value a schedule through the state in *work* can have."""
     if rules.budget < np.inf and work.spent[0] + _energy_to_go(tables, prices, work) > rules.budget:
@@ -110,7 +110,7 @@ def estimate(tables, rules, prices, work, time):
     return time + most
 
 
-@untyped_loop
+@untyped_called
 def _energy_to_go(tables, prices, work):
     """The fewest joules the steps without a unit can take."""
     least = 0.0
@@ -126,7 +126,7 @@ def _energy_to_go(tables, prices, work):
     return least
 
 
-@untyped_loop
+@untyped_called
 def _least_negated_throughput(rules, work, time, sets):
     """A bound on the throughput: whatever the order in which tasks end, the first few need their time together."""
     tasks = len(work.code)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.kernels.compiling import untyped_loop
+from weft.kernels.compiling import untyped_called, untyped_loop
 from weft.kernels.soc import (
     BOUNDARY,
     HELD,
@@ -113,7 +113,7 @@ def store(states: int, tasks: int) -> Store:
     )  # fmt: skip
 
 
-@untyped_loop
+@untyped_called
 def _options(tables, rules, work, n, code, left, used):
     """What task *n* may do at this event."""
     phase, step, unit = phase_of(code), step_of(code), unit_of(code)
@@ -128,7 +128,7 @@ def _options(tables, rules, work, n, code, left, used):
     return count + 1
 
 
-@untyped_loop
+@untyped_called
 def _ways_on(tables, rules, work, n, phase, step, unit, used):
     """Units to which task *n* may go, and one more way: to wait where it is, if it need not go anywhere."""
     count, held = 0, False
@@ -154,7 +154,7 @@ def _ways_on(tables, rules, work, n, phase, step, unit, used):
     return count
 
 
-@untyped_loop
+@untyped_called
 def _begin(tables, rules, states, state, work):
     """Prepare to go through what may follow a state; returns whether anything may."""
     for n in range(states.code.shape[1]):
@@ -167,7 +167,7 @@ def _begin(tables, rules, states, state, work):
     return True
 
 
-@untyped_loop
+@untyped_called
 def _choose(tables, states, state, work):
     """Put the picked options together; returns -1, or the task whose pick cannot be."""
     work.busy[:] = 0
@@ -190,7 +190,7 @@ def _choose(tables, states, state, work):
     return -1 if going else len(work.code) - 1
 
 
-@untyped_loop
+@untyped_called
 def _turn(work, task):
     """Go to the next combination in which this task, or one before it, does something else; whether there is one."""
     for n in range(task + 1, len(work.picks)):
@@ -203,7 +203,7 @@ def _turn(work, task):
     return False
 
 
-@untyped_loop
+@untyped_called
 def _has_room(tables, states, state, work, room):
     """Whether so much room holds every combination that can be."""
     most = 1.0
@@ -220,7 +220,7 @@ def _has_room(tables, states, state, work, room):
     return room >= 0
 
 
-@untyped_loop
+@untyped_called
 def _keep(states, row, work, time, bound, parent):
     for n in range(len(work.code)):
         states.code[row, n] = work.code[n]
@@ -233,7 +233,7 @@ def _keep(states, row, work, time, bound, parent):
     states.dropped[row] = False
 
 
-@untyped_loop
+@untyped_called
 def _no_later(rules, states, row, work, time):
     """-1: the stored state is nowhere later than the one in *work*; 1: the other way round; 0: neither.
 
@@ -256,7 +256,7 @@ def _no_later(rules, states, row, work, time):
     return -1 if older else 1
 
 
-@untyped_loop
+@untyped_called
 def _slot(rules, table, states, code, left):
     """Where in the hash table states are listed that this one is compared with, or would be."""
     exact = rules.dominance == SAME_LATER
@@ -282,7 +282,7 @@ def _slot(rules, table, states, code, left):
         place = (place + np.uint64(1)) & mask
 
 
-@untyped_loop
+@untyped_called
 def _dominated(rules, states, table, place, work, time):
     """Whether a listed state makes the one in *work* needless; those it makes needless are dropped."""
     row, before = table[place], -1
@@ -301,7 +301,7 @@ def _dominated(rules, states, table, place, work, time):
     return False
 
 
-@untyped_loop
+@untyped_called
 def _list(states, table, place, row):
     """List a state behind the first one of its phases, or as the first."""
     head = table[place]
@@ -353,7 +353,7 @@ def pop(heap, size, keys):
     return least
 
 
-@untyped_loop
+@untyped_called
 def _grow(tables, rules, prices, states, table, work, state, count, best, spare):
     """Add what may follow a state and could beat ``best[0]``; returns how many states there are then, -1: no room.
 
@@ -393,7 +393,7 @@ def root(tables, rules, prices, states, work):
         work.code[n], work.left[n], work.used[n], work.ended[n], work.chosen[n] = pack(0, 0, WAITING), 0.0, 0, 0.0, 0
     release(tables, work.code)
     work.spent[0] = 0.0
-    _keep(states, 0, work, 0.0, estimate(tables, rules, prices, work, 0.0), -1)
+    _keep(states, np.int64(0), work, 0.0, estimate(tables, rules, prices, work, 0.0), np.int64(-1))
 
 
 @untyped_loop
@@ -401,7 +401,10 @@ def grow(tables, rules, prices, states, table, work, layer, count, best):
     """Add what may follow the states of a layer, as long as there is room; returns how many states there are then."""
     for state in layer:
         if states.bound[state] < best[0] - TINY_S:
-            count = _grow(tables, rules, prices, states, table, work, np.int64(state), np.int64(count), best, True)
+            # A literal True would compile it once more, beside that of ``expand``.
+            count = _grow(
+                tables, rules, prices, states, table, work, np.int64(state), np.int64(count), best, np.bool_(True)
+            )
     return count
 
 
@@ -419,7 +422,9 @@ def expand(tables, rules, prices, states, table, heap, work, steps, best, sizes)
         if size == 0 or states.bound[heap[0]] >= best[0] - TINY_S:
             verdict = 0
             break
-        grown = _grow(tables, rules, prices, states, table, work, np.int64(heap[0]), np.int64(count), best, False)
+        grown = _grow(
+            tables, rules, prices, states, table, work, np.int64(heap[0]), np.int64(count), best, np.bool_(False)
+        )
         if grown < 0:
             verdict = 2
             break

@@ -163,10 +163,12 @@ def solve(
 
 @cache
 def load_kernels() -> None:
-    """Compile what is compiled, or load it, so that no search is charged for it."""
+    """Compile what every search needs, or load it, so that none is charged for it."""
     group = Group("any", {unit: UnitCost(1e-3, 1.0) for unit in ("a", "b")})
     soc = Soc(name="any", bandwidth_gb_s=1.0, units=(Unit(name="a"), Unit(name="b")))
-    _SolverRun(Problem(soc, (Task("one", (group,)), Task("other", (group,)))), Options(), None).run()
+    run = _SolverRun(Problem(soc, (Task("one", (group,)), Task("other", (group,)))), Options(), None)
+    run.run()
+    run.dive_once()
 
 
 class _Verdict(NamedTuple):
@@ -194,6 +196,10 @@ class _SolverRun:
         self._improvements: list[Improvement] = []
         self._proposed: dict[Schedule, tuple[float, ...]] = {}
         """When each task ends under what baselines proposed."""
+
+    def dive_once(self) -> None:
+        """Dive, which a small problem is proved without."""
+        self._search(simple_sets(self._problem.tables), strict=True).dive(1)
 
     def run(self) -> Solution:
         search = self._search(simple_sets(self._problem.tables), strict=True)

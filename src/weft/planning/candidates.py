@@ -61,6 +61,22 @@ class Arrangement:
         return f"{settings.policy}{f' ({words})' if words else ''}, {how}"
 
     @property
+    def simplicity(self) -> tuple[Any, ...]:
+        """Sorts options that are equally good, the simplest first (docs/plan.md has the order)."""
+        settings = self.settings
+        return (
+            settings.lanes,
+            settings.policy != FAVOURITE,
+            list(POLICIES).index(settings.policy),
+            len(settings.policy_options),
+            settings.late != "weave",
+            sum(len(model.segments) for model in self.host.models.values()),
+            max(self.batches.values()),
+            settings.threads,
+            self.label,
+        )
+
+    @property
     def batching(self) -> str:
         """How many requests are computed together, in words."""
         sizes = sorted({*self.batches.values()})

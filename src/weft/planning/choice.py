@@ -7,8 +7,9 @@ whether it carries one step more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from math import ceil
 from typing import Literal, Protocol
 
@@ -16,10 +17,11 @@ from weft.errors import InputError
 from weft.planning.asked import Asked
 from weft.planning.bounds import CHANCE
 from weft.planning.candidates import Arrangement
+from weft.planning.deciding import ERROR
 from weft.planning.trials import OptionTrial, trial_of
 
-ALIKE = 0.02
-"""Memory, and p99 over its deadline, that differ by a smaller part count as equal."""
+SIMPLE = 3
+"""How many simpler options than the best are looked for among those that come within a step of it."""
 
 Verdict = Literal[-1, 0, 1]
 """A challenger compared with the best so far: better, alike or worse."""
@@ -48,7 +50,7 @@ class DeadlinesKept:
 
     def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
         least = trial.bound.missed * CHANCE
-        allowed = trial.asked.limit if best.holds else best.missed
+        allowed = trial.asked.limit if best.holds else best.missed * (1 + ERROR["missed"])
         return f"misses at least {least:.0%} of a stream's deadlines" if least > allowed else ""
 
     def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
@@ -63,7 +65,8 @@ class LoadCarried:
     """Who keeps the deadlines at a larger multiple of the asked load is better."""
 
     def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
-        if trial.highest >= best.level():
+        # A step below the best is equal to it: the simpler of the two is taken in the end.
+        if trial.highest >= best.level() - 1:
             return ""
         return f"cannot carry more than {trial.bound.factor:.2f} times the load"
 
@@ -81,19 +84,19 @@ class MemoryHeld:
         return "needs more memory" if self.compare(trial, best) > 0 else ""
 
     def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
-        return _verdict(trial.memory_bytes, best.memory_bytes, ALIKE)
+        return _verdict(trial.memory_bytes, best.memory_bytes, ERROR["memory"])
 
 
 class ShortestWait:
     """Whose p99 is smaller for its deadline, in the stream where it is largest, is better."""
 
     def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
-        if trial.bound.latency <= best.latency * (1 + ALIKE):
+        if trial.bound.latency <= best.latency * (1 + ERROR["wait"]):
             return ""
         return f"takes {trial.bound.latency:.0%} of a deadline with nothing else running"
 
     def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
-        return _verdict(trial.latency, best.latency, ALIKE)
+        return _verdict(trial.latency, best.latency, ERROR["wait"])
 
 
 ORDERS: dict[str, tuple[Criterion, ...]] = {
@@ -119,7 +122,7 @@ class Chosen:
 
     best: OptionTrial
     others: tuple[OptionTrial, ...]
-    """Those that were simulated and did not win, the nearest first."""
+    """Those that were simulated and did not win: simpler ones that come within a step, then the nearest first."""
     left_out: tuple[LeftOut, ...]
 
 
@@ -147,7 +150,21 @@ def choose(
             beaten.append(trial)
     if best is None:
         raise InputError(_no_room(asked, min(map(memory_of, options), default=0)))
-    return Chosen(best, tuple(sorted(beaten, key=lambda each: _distance(asked, each))), tuple(left_out))
+    simpler = list(islice(_simpler(asked, best, beaten), SIMPLE))
+    nearest = sorted((trial for trial in beaten if trial not in simpler), key=lambda trial: _distance(asked, trial))
+    return Chosen(best, (*simpler, *nearest), tuple(left_out))
+
+
+def _simpler(asked: Asked, best: OptionTrial, beaten: Sequence[OptionTrial]) -> Iterator[OptionTrial]:
+    """Options that are simpler than the best and come within a step of it, the simplest first; each takes a run."""
+    if asked.objective == "latency" or not asked.has_rates:
+        return
+    for trial in sorted(beaten, key=lambda trial: trial.arrangement.simplicity):
+        if trial.arrangement.simplicity > best.arrangement.simplicity:
+            return
+        fits = asked.objective != "memory" or MemoryHeld().compare(trial, best) <= 0
+        if fits and trial.sustained(best.level() - 1):
+            yield trial
 
 
 def _without_load(objective: str) -> Sequence[Criterion]:

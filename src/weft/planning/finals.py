@@ -1,8 +1,8 @@
 """The options that came nearest, simulated for longer and with other requests than those that chose them.
 
 A choice among many by short runs favours whoever was lucky in them. So the last few are compared again, all with the
-same fresh requests, and these are the numbers that a plan tells. Policies that come to the same, request by request, at
-the asked load and at the largest one, are told once.
+same fresh sets of requests (``deciding``). The numbers that a plan tells are those of the first set, of every finalist
+alike. Policies that come to the same, request by request, at the asked load and at the largest one, are told once.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ from math import floor, inf, log
 from weft.planning.asked import Asked
 from weft.planning.bounds import SLACK
 from weft.planning.candidates import Arrangement
+from weft.planning.deciding import Decision, Loss, Scores, criteria, decide
 from weft.planning.foreseen import stream_predictions
 from weft.planning.helpers import Helpers, Promise
 from weft.planning.plan import Prediction
 from weft.planning.trials import (
+    LONG,
     LOWEST,
     USUAL,
     OptionTrial,
@@ -35,7 +37,12 @@ from weft.simulation.requests import Case, RequestRun
 FINALISTS, ENTRANTS = 5, 8
 """How many are told, and how many are looked at to find as many that differ."""
 FRESH_SEED = 1000
-"""Added to the workload's seed."""
+"""Added to the workload's seed for the first set of requests; the sets after it count on from there."""
+SETS = 3
+"""How many sets of requests options are compared with."""
+NEAR = 0.9
+"""Whose largest load is below this part of the best one's, with the first set, is looked for with no other set: the
+loads of one option differ by less from set to set."""
 FINE, WIDEST = 1.03, 100
 """How far apart the loads are that are tried, and how many of them up and down; nearer ones count as equal."""
 
@@ -45,19 +52,77 @@ class Finalist:
     """An option with the numbers that are told of it."""
 
     trial: OptionTrial
-    report: RequestReport
-    """At the asked load."""
-    factor: float | None
-    """The largest multiple of the asked load that keeps the deadlines; None where there is no rate to turn up."""
+    reports: tuple[RequestReport, ...]
+    """At the asked load, with each set of requests; the first is the longest, and is told."""
+    factors: tuple[float, ...] = ()
+    """The largest multiple of the asked load that keeps the deadlines, with each set of requests, or the first alone;
+    none where there is no rate to turn up."""
     at_best: tuple[bool, float] | None = None
     """Whether it keeps the deadlines at the largest load of the best short run, and what it misses there."""
     twins: tuple[OptionTrial, ...] = ()
     """Options that do the same."""
 
     @property
+    def report(self) -> RequestReport:
+        """What becomes of the first set of requests at the asked load."""
+        return self.reports[0]
+
+    @property
+    def factor(self) -> float | None:
+        """The largest multiple of the asked load with the first set of requests."""
+        return self.factors[0] if self.factors else None
+
+    @property
+    def keeps_deadlines(self) -> bool:
+        """Whether it keeps the deadlines at the asked load, with the first set of requests."""
+        return keeps(self.report, self.trial.asked.limit)
+
+    @property
     def prediction(self) -> Prediction:
         """The numbers as a plan has them."""
         return prediction(self.trial.asked, self.report, self.trial.memory_bytes, self.factor)
+
+    @property
+    def scores(self) -> Scores:
+        """The numbers as they are compared."""
+        limit = self.trial.asked.limit
+        return Scores(
+            missed=tuple(0.0 if keeps(report, limit) else missed_in(report) for report in self.reports),
+            load=tuple(1 / factor if factor else inf for factor in self.factors),
+            memory=(float(self.trial.memory_bytes),),
+            wait=tuple(longest_wait(report) for report in self.reports),
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """Finalists, the one that is taken first, and what decided between them."""
+
+    finalists: tuple[Finalist, ...]
+    equal: int = 0
+    """How many after the first no criterion tells from it; it is the simplest of them."""
+    losses: tuple[Loss, ...] = ()
+    """Why each of the others was not taken; places are those in ``finalists``."""
+
+    @property
+    def winner(self) -> Finalist:
+        return self.finalists[0]
+
+
+def rank(asked: Asked, finalists: Sequence[Finalist]) -> Ranking:
+    """Decide between finalists by what is asked for."""
+    decision = decide(
+        criteria(asked.objective, asked.has_rates),
+        [finalist.scores for finalist in finalists],
+        lambda place: finalists[place].trial.arrangement.simplicity,
+    )
+    return _ranking(finalists, decision)
+
+
+def _ranking(finalists: Sequence[Finalist], decision: Decision) -> Ranking:
+    places = {old: new for new, old in enumerate(decision.order)}
+    losses = tuple(Loss(loss.by, places[loss.to]) for loss in decision.losses.values())
+    return Ranking(tuple(finalists[place] for place in decision.order), len(decision.equal), losses)
 
 
 def finals(
@@ -65,64 +130,87 @@ def finals(
     trials: Sequence[OptionTrial],
     progress: Callable[[str, int, int], None] | None = None,
     helpers: Helpers | None = None,
-) -> list[Finalist]:
-    """The first few of these that differ, the best by what is asked for first."""
+) -> Ranking:
+    """The first few of these that differ, compared."""
     helpers = helpers or Helpers()
-    told = progress or (lambda label, done, of: None)
-    found: list[Finalist] = []
+    tell = progress or (lambda label, done, of: None)
+    finalists: list[Finalist] = []
     loads: list[Promise[float | None]] = []
-    for seen in _seen(asked, trials[:ENTRANTS], helpers, told):
-        twin = next((number for number, each in enumerate(found) if _alike(each, seen)), None)
+    for seen in _seen(asked, trials[:ENTRANTS], helpers, tell):
+        twin = next((number for number, finalist in enumerate(finalists) if _alike(finalist, seen)), None)
         if twin is not None:
-            found[twin] = replace(found[twin], twins=(*found[twin].twins, seen.trial))
+            finalists[twin] = replace(finalists[twin], twins=(*finalists[twin].twins, seen.trial))
             continue
-        found.append(seen)
+        finalists.append(seen)
         if asked.has_rates:
             near = loads[0].result() if loads else None
             loads.append(helpers.begin(_largest_load, seen.trial, seen.at_best, trials[0].factor, near, USUAL))
-        if len(found) == FINALISTS:
+        if len(finalists) == FINALISTS:
             break
-    return sorted(_loaded(found, loads, told), key=lambda each: _rank(asked, each))
+    loaded = [_by_its_simplest(finalist) for finalist in _loaded(finalists, loads, tell)]
+    return rank(asked, _with_more_sets(loaded, helpers) if asked.has_rates else loaded)
 
 
 def _seen(
-    asked: Asked, entrants: Sequence[OptionTrial], helpers: Helpers, told: Callable[[str, int, int], None]
+    asked: Asked, entrants: Sequence[OptionTrial], helpers: Helpers, tell: Callable[[str, int, int], None]
 ) -> Iterator[Finalist]:
     """What options do at the asked load, and at the largest one of the best, before their own are looked for.
 
     As many as will be told are begun at once; the others only if they are asked for.
     """
     largest = entrants[0].factor if asked.has_rates else 0.0
-    begun = [helpers.begin(_look, asked, trial.arrangement, largest, USUAL) for trial in entrants[:FINALISTS]]
+    lengths = (LONG, *[USUAL] * (SETS - 1))
+    begun = [helpers.begin(_look, asked, trial.arrangement, largest, lengths) for trial in entrants[:FINALISTS]]
     for place, trial in enumerate(entrants):
-        told(trial.arrangement.label, min(place, FINALISTS - 1), 2 * FINALISTS)
-        look = begun[place] if place < len(begun) else helpers.begin(_look, asked, trial.arrangement, largest, USUAL)
-        report, at_best = look.result()
-        yield Finalist(trial, report, None, at_best)
+        tell(trial.arrangement.label, min(place, FINALISTS - 1), 2 * FINALISTS)
+        look = begun[place] if place < len(begun) else helpers.begin(_look, asked, trial.arrangement, largest, lengths)
+        reports, at_best = look.result()
+        yield Finalist(trial, reports, at_best=at_best)
 
 
 def _loaded(
-    found: list[Finalist], loads: list[Promise[float | None]], told: Callable[[str, int, int], None]
+    finalists: list[Finalist], loads: list[Promise[float | None]], tell: Callable[[str, int, int], None]
 ) -> Iterator[Finalist]:
     """Finalists with their largest loads, where these were looked for."""
-    for place, (each, load) in enumerate(zip_longest(found, loads)):
-        told(each.trial.arrangement.label, FINALISTS + place, 2 * FINALISTS)
+    for place, (finalist, load) in enumerate(zip_longest(finalists, loads)):
+        tell(finalist.trial.arrangement.label, FINALISTS + place, 2 * FINALISTS)
         factor = load.result() if load else None
-        yield replace(each, factor=each.trial.factor if load and factor is None else factor)
+        yield replace(finalist, factors=(finalist.trial.factor if factor is None else factor,) if load else ())
+
+
+def _with_more_sets(finalists: Sequence[Finalist], helpers: Helpers) -> list[Finalist]:
+    """The same, with the largest loads that the other sets of requests show of those that come near the best."""
+    best = max(finalist.factor or 0.0 for finalist in finalists)
+    begun = {
+        place: [helpers.begin(_load_near, finalist.trial, finalist.factor, number, USUAL) for number in range(1, SETS)]
+        for place, finalist in enumerate(finalists)
+        if finalist.factor and finalist.factor >= NEAR * best
+    }
+    return [
+        replace(finalist, factors=(*finalist.factors, *(load.result() for load in begun.get(place, ()))))
+        for place, finalist in enumerate(finalists)
+    ]
 
 
 def _look(
-    asked: Asked, arrangement: Arrangement, largest: float, length: RunLength
-) -> tuple[RequestReport, tuple[bool, float] | None]:
-    """What an option does at the asked load, and at another one where that is not 0."""
-    seed = asked.workload.seed + FRESH_SEED
-    report = simulated(asked, arrangement, 1.0, length, seed=seed)[1].report
-    return report, kept_at(asked, arrangement, largest, length, seed=seed) if largest else None
+    asked: Asked, arrangement: Arrangement, largest: float, lengths: Sequence[RunLength]
+) -> tuple[tuple[RequestReport, ...], tuple[bool, float] | None]:
+    """What an option does at the asked load with each set of requests, and at another load where that is not 0."""
+    reports = tuple(
+        simulated(asked, arrangement, 1.0, length, seed=_seed(asked, number))[1].report
+        for number, length in enumerate(lengths)
+    )
+    return reports, kept_at(asked, arrangement, largest, lengths[-1], seed=_seed(asked)) if largest else None
+
+
+def _seed(asked: Asked, number: int = 0) -> int:
+    """The seed of a set of requests."""
+    return asked.workload.seed + FRESH_SEED + number
 
 
 def long_run(asked: Asked, arrangement: Arrangement, length: RunLength) -> tuple[Case, RequestRun]:
-    """What is told of an option that has won: a run at the asked load, longer than those that chose it."""
-    return simulated(asked, arrangement, 1.0, length, seed=asked.workload.seed + FRESH_SEED)
+    """The run that is told of an option: the first set of requests at the asked load."""
+    return simulated(asked, arrangement, 1.0, length, seed=_seed(asked))
 
 
 def _alike(one: Finalist, other: Finalist) -> bool:
@@ -134,28 +222,20 @@ def _alike(one: Finalist, other: Finalist) -> bool:
     )
 
 
+def _by_its_simplest(finalist: Finalist) -> Finalist:
+    """The same, told under the name of the simplest of those that do the same."""
+    first, *twins = sorted((finalist.trial, *finalist.twins), key=lambda trial: trial.arrangement.simplicity)
+    return replace(finalist, trial=first, twins=tuple(twins))
+
+
 def _besides_policy(each: Finalist) -> tuple[int, int, int, dict[str, int]]:
     settings = each.trial.arrangement.settings
     return settings.lanes, settings.threads, each.trial.memory_bytes, dict(each.trial.arrangement.batches)
 
 
-def _rank(asked: Asked, each: Finalist) -> tuple[float, ...]:
-    """What decides among finalists; smaller is better, and where all is alike the order in which they came."""
-    missed = 0.0 if keeps(each.report, asked.limit) else missed_in(each.report)
-    load = -(each.factor or 0.0)
-    memory, wait = float(each.trial.memory_bytes), _wait(each.report)
-    orders = {
-        "deadlines": (missed, load, memory),
-        "load": (load, memory),
-        "memory": (missed, memory, load),
-        "latency": (missed, wait, memory),
-    }
-    return orders[asked.objective] if asked.has_rates or asked.objective == "memory" else (missed, wait, memory)
-
-
-def _wait(report: RequestReport) -> float:
-    """The p99 of the stream that has the largest for its deadline, to two digits of that."""
-    return max(1e9 if each.p99_s is None else round(each.p99_s / each.deadline_s, 2) for each in report.streams)
+def longest_wait(report: RequestReport) -> float:
+    """The p99 over the deadline of the stream where that is largest; without end where nothing is answered."""
+    return max(inf if stream.p99_s is None else stream.p99_s / stream.deadline_s for stream in report.streams)
 
 
 def _largest_load(
@@ -169,7 +249,7 @@ def _largest_load(
     asked, arrangement = trial.asked, trial.arrangement
     if trial.highest < LOWEST or at_middle is None:
         return None
-    kept_there, seed = at_middle[0], asked.workload.seed + FRESH_SEED
+    kept_there, seed = at_middle[0], _seed(asked)
 
     def sustained(step: int) -> bool:
         return kept_there if step == 0 else kept_at(asked, arrangement, middle * FINE**step, length, seed=seed)[0]
@@ -179,6 +259,20 @@ def _largest_load(
     start = round(log(near / middle) / log(FINE)) if near else 0
     step = largest_step(sustained, least, max(least, min(WIDEST, most)) + 1, start, 1 if near else 2)
     return float(middle * FINE**step) if step > least else None
+
+
+def _load_near(trial: OptionTrial, near: float, number: int, length: RunLength) -> float:
+    """The largest multiple of the asked load that an option sustains with another set of requests; 0 where none.
+
+    near: what it sustains with the first set, where the search begins.
+    """
+    seed = _seed(trial.asked, number)
+
+    def sustained(step: int) -> bool:
+        return kept_at(trial.asked, trial.arrangement, near * FINE**step, length, seed=seed)[0]
+
+    step = largest_step(sustained, -WIDEST, WIDEST, 0, 1)
+    return near * FINE**step if step > -WIDEST else 0.0
 
 
 def prediction(asked: Asked, report: RequestReport, memory_bytes: int, factor: float | None) -> Prediction:

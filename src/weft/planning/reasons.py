@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from weft.devices.host import usable_cores
 from weft.planning.alone import times_alone
 from weft.planning.asked import Asked, SentStream
 from weft.planning.bounds import Blocking, blocking, bound_of, lane_shares
 from weft.planning.choice import Chosen
-from weft.planning.finals import Finalist
+from weft.planning.deciding import Criterion
+from weft.planning.finals import Finalist, Ranking
 from weft.planning.plan import PlanReasons, Prediction
 from weft.planning.segment_length import NO_BETTER
 from weft.planning.sharing import SharedWeights
@@ -27,38 +28,80 @@ HALF, LONG_TAIL = 0.5, 2.0
 """Lanes that compute less, while runs vary more, are not what limits the load."""
 
 
-def reasons(
-    asked: Asked,
-    chosen: Chosen,
-    ranked: Sequence[Finalist],
-    predicted: Prediction,
-    sharing: Sequence[SharedWeights],
-) -> PlanReasons:
-    """What there is to say of a choice; *ranked*: the finalists, the winner first."""
-    best = ranked[0].trial
+def reasons(asked: Asked, chosen: Chosen, ranking: Ranking, sharing: Sequence[SharedWeights]) -> PlanReasons:
+    """What there is to say of a choice."""
+    best, predicted = ranking.winner.trial, ranking.winner.prediction
     return PlanReasons(
-        won=tuple(_won(asked, chosen, ranked, predicted)),
+        won=tuple(_won(asked, chosen, ranking)),
         limits=tuple(_limits(asked, best, predicted)),
         next=tuple(_next(asked, best, predicted, sharing)),
     )
 
 
-def _won(asked: Asked, chosen: Chosen, ranked: Sequence[Finalist], predicted: Prediction) -> Iterator[str]:
-    yield f"{ranked[0].trial.arrangement.label}: {_kept(asked, predicted)}{_carries(predicted)}."
-    if len(ranked) > 1:
-        yield f"The next best, {ranked[1].trial.arrangement.label}, {_beside(asked, ranked[1], ranked[0])}."
-    for each in ranked:
-        if each.twins:
-            twins = ", ".join(twin.arrangement.label for twin in each.twins)
-            yield f"The same as {each.trial.arrangement.label}: {twins}."
+def _won(asked: Asked, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
+    winner = ranking.winner
+    yield f"{_label(winner)}: {_kept(ranking)}{_carries(winner.prediction)}."
+    yield from decided(ranking)
+    for finalist in ranking.finalists:
+        if finalist.twins:
+            twins = ", ".join(twin.arrangement.label for twin in finalist.twins)
+            yield f"The same as {_label(finalist)}: {twins}."
     yield from asked.remarks
     yield from _leaving(asked)
-    bounded = [each for each in chosen.left_out if each.why != NO_BETTER]
+    unsimulated = [option for option in chosen.left_out if option.why != NO_BETTER]
     options = 1 + len(chosen.others) + len(chosen.left_out)
     yield (
-        f"Of {options} options {options - len(bounded)} were simulated; {len(bounded)} were not, "
+        f"Of {options} options {options - len(unsimulated)} were simulated; {len(unsimulated)} were not, "
         "as bounds show that they cannot win."
     )
+
+
+def decided(ranking: Ranking) -> Iterator[str]:
+    """What told the winner from the others: the simplest of equals, then by which criterion the next one lost."""
+    equals = ranking.finalists[1 : 1 + ranking.equal]
+    if equals:
+        labels = "; ".join(map(_label, equals))
+        yield (
+            f"{labels}: equal to it within the error of the simulated runs. "
+            f"It is the simplest of these {1 + len(equals)} (docs/plan.md has the order)."
+        )
+    if ranking.losses:
+        loser, loss = ranking.finalists[1 + len(equals)], ranking.losses[0]
+        better = ranking.finalists[loss.to]
+        than = "it" if loss.to == 0 else _label(better)
+        yield f"The next best, {_label(loser)}, {_LOST[loss.by](loser, better, than)}."
+
+
+def _missed_more(loser: Finalist, better: Finalist, than: str) -> str:
+    if better.keeps_deadlines:
+        return f"does not keep the deadlines at the asked load, as {than} does"
+    return f"misses more deadlines at the asked load than {than}: {_missed(loser)}"
+
+
+def _carried_less(loser: Finalist, better: Finalist, than: str) -> str:
+    return f"carries less than {than}: {loser.factor or 0.0:.2f} times the load"
+
+
+def _held_more(loser: Finalist, better: Finalist, than: str) -> str:
+    return f"needs {_mib(loser.trial.memory_bytes - better.trial.memory_bytes)} more memory than {than}"
+
+
+def _waited_longer(loser: Finalist, better: Finalist, than: str) -> str:
+    times = " / ".join("-" if stream.p99_s is None else f"{stream.p99_s * 1e3:.1f}" for stream in loser.report.streams)
+    return f"takes longer for its deadlines than {than}: a p99 of {times} ms"
+
+
+_LOST: dict[Criterion, Callable[[Finalist, Finalist, str], str]] = {
+    "missed": _missed_more,
+    "load": _carried_less,
+    "memory": _held_more,
+    "wait": _waited_longer,
+}
+"""Criterion -> how an option that lost by it compares with one that is better, whose name comes last."""
+
+
+def _label(finalist: Finalist) -> str:
+    return finalist.trial.arrangement.label
 
 
 def _leaving(asked: Asked) -> Iterator[str]:
@@ -70,11 +113,18 @@ def _leaving(asked: Asked) -> Iterator[str]:
             yield f"Of {stream.served_name}'s requests {shares} are taken to leave by its exits, the end last{sinks}."
 
 
-def _kept(asked: Asked, predicted: Prediction) -> str:
-    if predicted.worst_missed <= asked.limit:
+def _kept(ranking: Ranking) -> str:
+    winner, *others = ranking.finalists
+    if winner.keeps_deadlines:
         return "keeps the deadlines at the asked load"
-    worst = max(predicted.streams, key=lambda stream: stream.missed)
-    return f"misses the fewest deadlines at the asked load ({worst.missed:.1%} of {worst.model}'s)"
+    fewest = all(winner.prediction.worst_missed <= other.prediction.worst_missed for other in others)
+    told = ", no option that was compared fewer" if others and fewest else ""
+    return f"misses deadlines at the asked load ({_missed(winner)}{told})"
+
+
+def _missed(finalist: Finalist) -> str:
+    worst = max(finalist.prediction.streams, key=lambda stream: stream.missed)
+    return f"{worst.missed:.1%} of {worst.model}'s"
 
 
 def _carries(predicted: Prediction) -> str:
@@ -82,16 +132,6 @@ def _carries(predicted: Prediction) -> str:
         return ""
     times, per_s = predicted.sustainable_factor, predicted.sustainable_per_s or 0.0
     return f", and carries up to {times:.2f} times that, {per_s:.0f} requests/s"
-
-
-def _beside(asked: Asked, rival: Finalist, best: Finalist) -> str:
-    if asked.objective == "latency" or rival.factor is None or best.factor is None:
-        waits = " / ".join("-" if each.p99_s is None else f"{each.p99_s * 1e3:.1f}" for each in rival.report.streams)
-        return f"has a p99 of {waits} ms"
-    if abs(rival.factor - best.factor) < 0.03 * best.factor:
-        more = rival.trial.memory_bytes - best.trial.memory_bytes
-        return "carries about as much" + (f" with {_mib(more)} more memory" if more > 0 else "")
-    return f"carries {rival.factor:.2f} times the load"
 
 
 def _limits(asked: Asked, best: OptionTrial, predicted: Prediction) -> Iterator[str]:

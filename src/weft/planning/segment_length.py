@@ -37,10 +37,13 @@ def with_longer_segments(asked: Asked, chosen: Chosen, memory_of: Callable[[Arra
     if not longer:
         return chosen
     found = choose(asked, [as_cut, *longer], memory_of)
-    no_better = [LeftOut(each, NO_BETTER) for each in longer if each is not found.best.arrangement]
+    simulated = (trial.arrangement for trial in found.others if trial.arrangement is not as_cut)
+    # Bounds may rule out the option as it was cut, which is told among the others.
+    bounded = (option for option in found.left_out if option.arrangement is not as_cut)
+    left_out = (*(LeftOut(option, NO_BETTER) for option in simulated), *bounded, *chosen.left_out)
     if found.best.arrangement is as_cut:
-        return replace(chosen, left_out=(*no_better, *chosen.left_out))
-    return Chosen(found.best, (chosen.best, *chosen.others), (*no_better, *chosen.left_out))
+        return replace(chosen, left_out=left_out)
+    return Chosen(found.best, (chosen.best, *chosen.others), left_out)
 
 
 def longer_segments(arrangement: Arrangement) -> Iterator[Arrangement]:

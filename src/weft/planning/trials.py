@@ -192,6 +192,11 @@ class OptionTrial:
         return 0.0 if self.level() < LOWEST else float(STEP ** self.level())
 
     @property
+    def failed(self) -> bool:
+        """Whether a run has shown a load that it does not sustain."""
+        return bool(self._failed)
+
+    @property
     def nearness(self) -> tuple[float, float]:
         """Orders those who lost by how near they came, without another run: where they failed, and how badly."""
         first = min(self._failed, default=LOWEST)

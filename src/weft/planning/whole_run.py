@@ -17,7 +17,7 @@ from weft.planning.busiest import BusyStretch, busiest
 from weft.planning.candidates import Arrangement, arrangements
 from weft.planning.choice import Chosen, choose
 from weft.planning.eight_bits import with_int8
-from weft.planning.finals import FINALISTS, Finalist, finals, long_run, prediction
+from weft.planning.finals import FINALISTS, Finalist, finals, long_run
 from weft.planning.folder import ModelToServe, planned_model, source_digests, write_plan
 from weft.planning.helpers import Helpers
 from weft.planning.machine import made_here, these_versions, this_machine
@@ -211,17 +211,17 @@ def memory_of(asked: Asked, arrangement: Arrangement) -> int:
 def _made(asked: Asked, chosen: Chosen, told: OnProgress, helpers: Helpers) -> MadePlan:
     """The plan of a choice, its numbers drawn afresh."""
     expected = helpers.begin(long_run, asked, chosen.best.arrangement, LONG)
-    ranked = finals(
+    ranking = finals(
         asked,
         (chosen.best, *chosen.others),
         lambda label, done, of: told(PlanProgress("comparing the best", label, done, of + 1)),
         helpers,
     )
-    first = ranked[0]
+    first = ranking.winner
     arrangement = first.trial.arrangement
     told(PlanProgress("comparing the best", "a long run", 2 * FINALISTS, 2 * FINALISTS + 1))
     case, run = expected.result() if first.trial is chosen.best else long_run(asked, arrangement, LONG)
-    predicted = prediction(asked, run.report, first.trial.memory_bytes, first.factor)
+    predicted = first.prediction
     models = files_to_serve(asked.models, {model.name: _settings(asked, model, arrangement) for model in asked.models})
     plan = Plan(
         made=made_here(asked.device),
@@ -233,16 +233,15 @@ def _made(asked: Asked, chosen: Chosen, told: OnProgress, helpers: Helpers) -> M
         models=tuple(_planned(asked, home, file, arrangement.host) for home, file in models.items()),
         settings=arrangement.settings,
         predicted=predicted,
-        options=tuple(_options(chosen, ranked, predicted)),
-        reasons=reasons(asked, chosen, ranked, predicted, shared_weights(asked.models)),
+        options=tuple(_options(chosen, ranking.finalists)),
+        reasons=reasons(asked, chosen, ranking, shared_weights(asked.models)),
     )
     return MadePlan(plan, asked, arrangement.host, models, busiest(case, run, arrangement.host.lanes))
 
 
-def _options(chosen: Chosen, ranked: Sequence[Finalist], predicted: Prediction) -> Iterator[PlanOption]:
+def _options(chosen: Chosen, ranked: Sequence[Finalist]) -> Iterator[PlanOption]:
     """All options that were judged, the best first."""
-    yield _option(ranked[0].trial.arrangement, predicted)
-    yield from (_option(each.trial.arrangement, each.prediction) for each in ranked[1:])
+    yield from (_option(finalist.trial.arrangement, finalist.prediction) for finalist in ranked)
     told = [each.trial for each in ranked]
     for finalist in ranked:
         told += finalist.twins
@@ -267,6 +266,8 @@ def _left_out(arrangement: Arrangement, why: str) -> PlanOption:
 
 def _fell_short(trial: OptionTrial) -> str:
     """Why an option that was simulated was not among the last."""
+    if not trial.failed:
+        return "came after the finalists in short runs"
     step, missed = trial.nearness
     return f"missed {missed:.1%} of a stream's deadlines at {STEP**-step:.2f} times the load"
 

@@ -23,7 +23,7 @@ from weft.reports.report import Report
 from weft.reports.requests import RequestReport
 from weft.reports.run_tables import comparison_table, request_comparison_table
 from weft.reports.tables import ResultTable, as_html
-from weft.simulation.requests import Device, prepare, simulate_requests
+from weft.simulation.requests import Case, Device, prepare, simulate_requests
 from weft.simulation.saturated import Run, simulate
 from weft.simulation.sweep import sweep_aimt
 from weft.workloads import Saturated
@@ -97,6 +97,8 @@ class RequestComparison:
 
     title: str
     reports: tuple[RequestReport, ...]
+    cut_to_s: float | None = None
+    """How much of the workload was simulated, where it was cut short."""
 
     def __repr__(self) -> str:
         return f"RequestComparison({self.title}: {self.best.policy} is best of {len(self.reports)})"
@@ -108,7 +110,8 @@ class RequestComparison:
 
     def as_dict(self) -> dict[str, Any]:
         """What the JSON file says (docs/formats.md)."""
-        return {"format": 1, "runs": [report.as_dict() for report in self.reports]}
+        cut = {} if self.cut_to_s is None else {"cut_to_s": self.cut_to_s}
+        return {"format": 1, **cut, "runs": [report.as_dict() for report in self.reports]}
 
     def table(self) -> ResultTable:
         """The policies side by side, as ``weft compare --workload`` prints them."""
@@ -172,26 +175,62 @@ def compare_requests(
     policies: str | Sequence[str] = ALL,
     late: str = "weave",
     name: str | None = None,
+    most_segments: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> RequestComparison:
     """Serve the requests of a workload under several policies on a machine that was measured.
 
     workload: or its file. name: what to call it; as its file where left out.
+    most_segments: about how many are simulated, over all policies. A longer workload is cut short, for all of them at
+    the same time, so that they see the same requests.
     device: what ``weft.measure`` gave, or the JSON file of such a machine (``weft profile --device host``).
     """
     check_late(late)
     requests = workload if isinstance(workload, Workload) else read_workload(workload)
     host = check_host(device if isinstance(device, Host) else load_device(str(device)))
     names = request_names(policies, host)
-    told = _Told(on_progress, len(names))
     case = prepare(requests, host)
+    cut_to_s = None if most_segments is None else _affordable_s(case, most_segments / len(names))
+    if cut_to_s is not None:
+        case = prepare(_cut(requests, cut_to_s), host)
     reports = []
-    for policy in names:
+    for done, policy in enumerate(names):
+        if on_progress:
+            on_progress(f"simulating {policy}", done, len(names))
         reports.append(simulate_requests(case, policy, late=late).report)
-        told("simulating")
     lanes = f"{host.lanes} lane{'s' * (host.lanes != 1)}"
     called = name or ("requests" if isinstance(workload, Workload) else Path(workload).name)
-    return RequestComparison(f"{called} on {host.name}, {lanes}, late requests: {late}", tuple(reports))
+    cut = "" if cut_to_s is None else f", the first {cut_to_s:.3g} of {requests.duration_s:g} s"
+    return RequestComparison(f"{called} on {host.name}, {lanes}, late requests: {late}{cut}", tuple(reports), cut_to_s)
+
+
+def _affordable_s(case: Case, most_segments: float) -> float | None:
+    """How much of a workload takes so many segments under one policy; None where that is all of it.
+
+    Batches are left out of account: they have fewer segments, and take less time to simulate.
+    """
+    duration_s = case.workload.duration_s
+    per_s = sum(
+        _requests_per_s(case, index) * len(case.setting.programs[terms.programs])
+        for index, terms in enumerate(case.terms)
+    )
+    return most_segments / per_s if per_s * duration_s > most_segments else None
+
+
+def _requests_per_s(case: Case, index: int) -> float:
+    """How many requests of a stream come in a second, on average."""
+    stream, rate = case.workload.stream[index], case.workload.rates[index]
+    if rate is not None:
+        return rate
+    if stream.arrival == "closed":  # all its clients' requests one after the other, and a pause
+        return stream.clients / (stream.think_ms / 1e3 + stream.clients * case.alone_s[index])
+    return sum(map(len, case.arrivals(index, None))) / case.workload.duration_s
+
+
+def _cut(workload: Workload, duration_s: float) -> Workload:
+    """The beginning of a workload; the part of it that is not counted stays the same."""
+    warmup_s = workload.warmup_s * duration_s / workload.duration_s
+    return workload.model_copy(update={"duration_s": duration_s, "warmup_s": warmup_s})
 
 
 def left_out() -> str:

@@ -166,6 +166,20 @@ def test_a_scale_that_is_none_is_left_alone(scale: float) -> None:
     assert fuse_attention(model) == 0
 
 
+def test_attention_over_a_spectrum_is_found_though_the_transform_leaves_its_defaults_out() -> None:
+    model = Attention().model()
+    samples = helper.make_tensor_value_info("samples", TensorProto.FLOAT, [3, 2 * (ALL - 1) + ROWS - 1])
+    model.graph.input[0].CopyFrom(samples)
+    sizes = {"step": 1, "length": 2 * (ALL - 1), "real": 0}
+    model.graph.initializer.extend(numpy_helper.from_array(np.int64(size), name) for name, size in sizes.items())
+    transform = helper.make_node("STFT", ["samples", "step", "", "length"], ["spectrum"])
+    model.graph.node.insert(0, helper.make_node("Gather", ["spectrum", "real"], ["x"], axis=3))
+    model.graph.node.insert(0, transform)
+    wanted = computed(model)
+    assert fuse_attention(model) == 1 and transform in model.graph.node  # as it stood in the file
+    np.testing.assert_allclose(computed(model), wanted, rtol=1e-4, atol=1e-5)
+
+
 def test_weights_that_are_inputs_as_well_stay() -> None:
     model = Attention().model()
     wanted = computed(model)

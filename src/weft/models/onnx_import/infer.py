@@ -21,6 +21,7 @@ from onnx import TensorProto, numpy_helper
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
 from weft.models.onnx_import.attributes import Attributes
+from weft.models.onnx_import.defaults import with_defaults
 from weft.models.onnx_import.fold import NodeCall, fold
 from weft.models.onnx_import.shapes import has_rules, own_shapes, standard
 from weft.models.onnx_import.tensors import (
@@ -138,14 +139,16 @@ class Inference:
     def _inferred(self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None]) -> _Types:
         node, like = standard(node, op)
         domain, _, kind = like.rpartition(":")
-        schema = _schema(kind, self.opsets.get(domain, 0) if like == op else 0, domain)
+        version = self.opsets.get(domain, 0) if like == op else 0
+        schema = _schema(kind, version, domain)
         if schema is None or any(attribute.HasField("g") for attribute in node.attribute):
             return _Types({}, "weft has no rule for it")
         given = {name: t for name, t in zip(node.input, inputs, strict=False) if t is not None}
         values = {name: numpy_helper.from_array(t.value, name) for name, t in given.items() if t.value is not None}
         types = {name: onnx.helper.make_tensor_type_proto(t.dtype, t.shape) for name, t in given.items()}
         try:
-            found = infer_node_outputs(schema, node, types, values, None, self._imports(), self.ir_version)
+            complete = with_defaults(node, version)
+            found = infer_node_outputs(schema, complete, types, values, None, self._imports(), self.ir_version)
         except (InferenceError, RuntimeError, ValueError, TypeError, onnx.checker.ValidationError) as error:
             # Runtimes are more lenient than ONNX's inference, and the file may declare what it could not find.
             return _Types({}, " ".join(str(error).split()))

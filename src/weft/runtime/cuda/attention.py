@@ -16,6 +16,8 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
+from weft.models.onnx_import.defaults import write_defaults
+
 DOMAIN = "com.microsoft"
 SPLIT, KEYS, TURNED = (0, 2, 1, 3), (0, 2, 3, 1), (0, 1, 3, 2)
 """Orders of axes: of heads before rows, of keys that are turned as well, and of turning alone."""
@@ -103,7 +105,9 @@ class _Graph:
         modern = _opset(model) >= LAST_AXIS
         self._usual_axis = -1 if modern else 1
         self._last_axes = {-1, 3} if modern else {3}
-        inferred = onnx.shape_inference.infer_shapes(_outlined(model), data_prop=True).graph
+        outline = _outlined(model)
+        write_defaults(outline)
+        inferred = onnx.shape_inference.infer_shapes(outline, data_prop=True).graph
         self._sizes, self._types = dict(_sizes(inferred)), dict(_types(inferred))
         self._zeros: dict[tuple[str, int], str] = {}
         self._added: list[NodeProto] = []

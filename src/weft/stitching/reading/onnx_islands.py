@@ -17,6 +17,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper, numpy_helper, shape_inference, version_converter
 
 from weft.errors import StitchError
+from weft.models.onnx_import.defaults import with_defaults
 from weft.stitching.emit import reshape
 from weft.stitching.graph import DYNAMIC, Builder
 from weft.stitching.net import Array, Value
@@ -123,7 +124,8 @@ class Surveyor:
         schema = _schema(node.op, self._opset)
         try:
             opsets = [helper.make_opsetid("", self._opset)]
-            found = shape_inference.infer_node_outputs(schema, node.proto, types, data, opset_imports=opsets)
+            complete = with_defaults(node.proto, self._opset)
+            found = shape_inference.infer_node_outputs(schema, complete, types, data, opset_imports=opsets)
         except Exception as error:  # onnx raises several of its own, and RuntimeError
             raise Foreign("the shapes of its outputs cannot be told") from error
         self._kinds.update((name, _kind(found[name])) for name in node.outputs if name in found)
