@@ -22,7 +22,8 @@ LEGEND = (
 def tables(plan: Plan) -> tuple[ResultTable, ...]:
     """The options, and under them the reasons."""
     reasons = plan.reasons
-    return (options_table(plan)._replace(notes=(LEGEND, *reasons.won, *reasons.limits, *reasons.next)),)
+    disturbed = [plan.measured.in_words] if plan.measured and plan.measured.disturbed else []
+    return (options_table(plan)._replace(notes=(LEGEND, *reasons.won, *reasons.limits, *reasons.next, *disturbed)),)
 
 
 def options_table(plan: Plan) -> ResultTable:
