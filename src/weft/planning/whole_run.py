@@ -30,8 +30,9 @@ from weft.planning.segment_length import with_longer_segments
 from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.sharing import shared_weights
 from weft.planning.target import PlanTarget, plan_target
-from weft.planning.trials import LONG, STEP, OptionTrial
+from weft.planning.trials import STEP, OptionTrial
 from weft.serving.isolation import THREADS
+from weft.simulation.run_length import LONG
 from weft.workloads.requests import Workload
 
 if TYPE_CHECKING:
