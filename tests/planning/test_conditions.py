@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from tests.cli.test_cli import run
 from tests.planning.machines import brief, host
 from tests.planning.plans import scaling
+from weft.cli.plan import _print_conditions
 from weft.devices.conditions import Conditions, age_in_words, worst_of
 from weft.devices.host import read_host, write_host
 from weft.planning import timed_now as timed
@@ -21,7 +23,7 @@ from weft.survey.processor_time import ConditionsWatch, ProcessorTime, clock_mhz
 
 __all__ = ["brief"]
 
-WHEN = datetime(2026, 3, 1, 12, tzinfo=UTC)
+WHEN = datetime(2020, 3, 1, 12, tzinfo=UTC)
 STREAMS = ("-s", "camera.onnx:rate=50,deadline=20")
 
 
@@ -120,6 +122,14 @@ def test_a_plan_keeps_shows_and_tells_what_disturbed_its_measurement(planned):
     assert words in Path("plan/report.html").read_text() and words in plan._repr_html_()
     assert any(line.startswith("measured") and words in line for line in planned.splitlines())
     assert "days ago" in planned and "--fresh" not in planned  # nothing is kept: the machine was given
+
+
+def test_the_age_of_kept_measurements_is_told_and_a_measurement_of_now_is_not(capsys):
+    _print_conditions(conditions(others_cores=0.0), WHEN + timedelta(days=2), ())
+    assert re.fullmatch(r"measured  \d+ days ago and kept; --fresh measures again\n", capsys.readouterr().out)
+    _print_conditions(conditions(others_cores=0.0), WHEN - timedelta(seconds=9), ())
+    _print_conditions(None, WHEN, ())
+    assert capsys.readouterr().out == ""
 
 
 def test_plans_without_conditions_still_load(planned):
