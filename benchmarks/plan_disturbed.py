@@ -32,9 +32,9 @@ from weft.planning.plan import read_plan
 
 START = "from weft.cli.main import main; main()"
 LOOP = """
-import sys, time
-share, slice_s = float(sys.argv[1]), 0.02
-while True:
+import os, sys, time
+share, slice_s, parent = float(sys.argv[1]), 0.02, os.getppid()
+while os.getppid() == parent:  # whoever started it may be killed
     until_s = time.perf_counter() + slice_s * share
     while time.perf_counter() < until_s:
         pass
