@@ -28,7 +28,7 @@ from weft.serving.refusals import refused as refused_with
 from weft.simulation.requests import prepare, simulate_requests
 from weft.simulation.sustain import Question, sustain
 from weft.survey import SeenSpan, Subject, losses, survey
-from weft.survey.measure import failures
+from weft.survey.measure import _Survey, failures
 from weft.survey.spans import _met, hand_overs, read_spans, runs
 from weft.workloads.requests import parse_workload
 
@@ -357,12 +357,26 @@ def test_a_real_model_is_measured_under_its_server_and_served_by_the_simulator(t
     host = survey([Subject(str(path))], lanes=2, seconds=0.2)
     model = host.models["net"]
     assert host.lanes == 2 and host.hand_over_s and model.spread and model.overhead_s
+    assert host.conditions and host.conditions.repeats_ratio and (host.conditions.others_cores or 0.0) >= 0.0
     assert all(time > 0 for time in model.times_s[1])
     assert set(model.loses) == {"net"}
     assert all(np.isfinite(model.times_s[batch]).all() for batch in model.times_s)
     stream = {"model": str(path), "rate": 20.0, "deadline_ms": 10_000.0}
     report = simulate_requests(prepare(workload(stream=[stream]), host), "punctual").report
     assert report.streams[0].completed == report.streams[0].arrived > 0
+
+
+def test_what_requests_take_besides_segments_is_measured_after_pauses(monkeypatch):
+    spans = [SeenSpan(0, "net", 0, start_s, start_s + 0.004, 1, query) for query, start_s in enumerate((1.0, 2.0))]
+    latencies_s = np.array([0.0065, 0.007])
+    seen = SimpleNamespace(all_spans=spans, spans=spans, result=SimpleNamespace(streams=[SimpleNamespace()]))
+    seen.result.streams[0].latency_s = latencies_s
+    sent = []
+    monkeypatch.setattr(_Survey, "_watch", lambda self, server, streams, what, seconds: sent.extend(streams) or seen)
+    served = {"net": {"segments": ["all"], "times_s": {"1": [0.004]}, "shapes": {"x": [1, 2]}}}
+    survey_of_one = _Survey((), (1,), 1, 1.0, Path(), None, None, served=served)
+    assert survey_of_one._overhead(None, Subject("net"), [0.001, 0.002]) == pytest.approx([0.001, 0.0015])
+    assert [(stream["arrival"], stream["clients"], stream["think_ms"]) for stream in sent] == [("closed", 1, 20.0)]
 
 
 def test_a_queue_that_is_full_shows_that_lanes_are_busy_and_any_other_refusal_is_told():

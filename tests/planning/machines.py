@@ -13,8 +13,8 @@ from weft.planning import candidates, finals, trials, whole_run
 from weft.planning.asked import Asked, AskedModel
 from weft.planning.candidates import Arrangement
 from weft.planning.plan import PlanSettings
-from weft.planning.trials import RunLength
 from weft.serving.config import ModelConfig
+from weft.simulation.run_length import RunLength
 from weft.workloads.requests import parse_workload
 
 BRIEF = RunLength(60, 15)

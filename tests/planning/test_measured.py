@@ -67,6 +67,14 @@ def test_what_was_measured_is_not_measured_again(tmp_path, question):
     assert measured(question, tmp_path / "cache", again) == hosts and not again.asked
 
 
+def test_fresh_measures_again_and_keeps_that(tmp_path, question):
+    measured(question, tmp_path / "cache", Surveyor())
+    again, after = Surveyor(), Surveyor()
+    measured_hosts(question, tmp_path / "cache", fresh=True, survey=again, progress=lambda *said: None)
+    assert again.asked == [(1, [1, 2]), (2, [1])]
+    assert measured(question, tmp_path / "cache", after) and not after.asked
+
+
 def test_after_an_interruption_only_the_rest_is_measured(tmp_path, question):
     with pytest.raises(KeyboardInterrupt):
         measured(question, tmp_path, Surveyor(fail_at=1))

@@ -65,7 +65,7 @@ def gpu(memory_bytes: int | None = None, **models: Any) -> Host:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two models, and machines that were measured with them; few options are simulated, and those not for long."""
-    monkeypatch.setattr("weft.planning.trials.MOST_TIMES", 1)
+    monkeypatch.setattr("weft.simulation.run_length.MOST_TIMES", 1)
     monkeypatch.setattr("weft.planning.candidates.MORE_OPTIONS", {})
     chain(tmp_path / "camera.onnx")
     (tmp_path / "camera.toml").write_text("max_batch = 2\ngrain_ms = 0.0001\n")

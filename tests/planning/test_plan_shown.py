@@ -45,7 +45,8 @@ def test_options_that_were_simulated_stand_side_by_side_the_best_first() -> None
         (("two", "3.0 / -", "30.0 / -", "1.00%", "-", "-", "1"), False),
     ]
     (shown,) = tables(plan())
-    assert shown.notes[1:] == ("it is best", "lane time", "a second lane")
+    assert "late requests are given up" in shown.notes[1] and "--late drop" in shown.notes[1]
+    assert shown.notes[2:] == ("it is best", "lane time", "a second lane")
     assert "a second lane" in plan()._repr_html_()
 
 

@@ -13,6 +13,8 @@ from weft.devices import Host, HostModel, TiledNpu, load_device
 from weft.errors import DeviceError, InputError, WorkloadError
 from weft.simulation.comparison import compare, compare_requests
 from weft.simulation.loads import AS_WRITTEN, PAPER_RATIOS, SustainedLoads, check_asked, sustain
+from weft.simulation.requests import simulate_requests
+from weft.simulation.run_length import FRESH_SEED, USUAL, lasting, lasting_at_least
 from weft.simulation.sustain import Question, Sustained
 from weft.survey.measuring import subjects_of
 from weft.workloads import Saturated
@@ -82,7 +84,7 @@ def test_what_cannot_be_compared_is_refused(two: list[Profile], options: dict[st
 def test_requests_are_compared_on_a_measured_machine(tmp_path: Path) -> None:
     made = compare_requests(requests(), HOST, policies=["edf", "fifo"], late="keep")
     assert [report.policy for report in made.reports] == ["edf", "fifo"] and made.best.violation_rate == 0
-    assert made.title == "requests on host, 1 lane, late requests: keep"
+    assert made.title == "requests on host, 1 lane, no batches, late requests: keep, 2 s of requests"
     assert made.table().notes == ("the same as edf here: fifo",)
     assert len(made.plot().axes[0].patches) == 2 and "edf" in made._repr_html_()
     file = tmp_path / "w.toml"
@@ -203,7 +205,28 @@ def test_loads_are_a_line_per_policy_and_ratio() -> None:
 def test_loads_of_a_host_tell_latencies_and_that_seeds_disagree() -> None:
     table = loads(answer("a", 1.0, load=0.5, noisy=True)).table()
     assert table.rows[0].cells == (AS_WRITTEN, "a", "120", "1.00%", "10.0 / -", "50.0%", "80.5", "seeds disagree")
-    assert len(table.notes) == 2
+    assert [note for note in table.notes if "seeds disagree" in note or "weft plan" in note] == list(table.notes[1:])
+
+
+def test_loads_of_a_host_are_judged_by_the_runs_that_a_plan_judges_by(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[tuple[float, int, float]] = []
+
+    def judged(case: Any, policy: str, *, seed: int, **how: Any) -> Any:
+        runs.append((case.workload.rates[0], seed, case.workload.duration_s))
+        return simulate_requests(case, policy, seed=seed, **how)
+
+    monkeypatch.setattr("weft.simulation.sustain.simulate_requests", judged)
+    rare = requests(duration_s=2.0, stream=[{"model": "net", "rate": 20.0, "deadline_ms": 50.0}])
+    made = sustain(rare, policies=["edf"], device=HOST, seeds=2, tolerance=0.5, late="drop")
+    assert {seed for _, seed, _ in runs} == {rare.seed + FRESH_SEED, rare.seed + FRESH_SEED + 1}
+    assert all(seconds == lasting(rare.scaled(rate / 20.0), USUAL).duration_s > 2.0 for rate, _, seconds in runs)
+    assert f"on {HOST.name}, 1 lane, no batches, late requests: drop: largest load" in made.table().title
+
+
+def test_runs_are_never_shorter_than_the_workload_says() -> None:
+    long = requests(duration_s=500.0)
+    assert lasting_at_least(long, USUAL) is long
+    assert lasting_at_least(requests(duration_s=1.0), USUAL).duration_s == lasting(long, USUAL).duration_s
 
 
 # Measuring

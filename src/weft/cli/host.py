@@ -126,6 +126,8 @@ def print_host(host: Host) -> None:
     if host.gpu:
         _print_shares(host, host.gpu)
     say(host.source, style="dim", soft_wrap=True)
+    if host.conditions and host.conditions.disturbed:
+        say(f"{host.conditions.in_words}: measure again with nothing else running", style="yellow", soft_wrap=True)
     what = "; beside: the speed a lane loses while another runs that model" if many else ""
     say(f"{number(_mean(host.hand_over_s), 2, scale=1e3)} ms pass between two segments{what}", style="dim")
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,12 +12,13 @@ import typer
 
 from weft.cli.common import JsonFile, complete_models, folder_option, how, parse_bytes, what
 from weft.cli.plans import stage_bars, told_in_options
-from weft.cli.printing import print_table, say, told, write_result
+from weft.cli.printing import print_table, progress_bar, say, told, write_result
 from weft.cli.streams import parse_stream
 from weft.cli.unused import refuse_unused
-from weft.errors import WorkloadError
+from weft.errors import PlanError, WorkloadError
 
 if TYPE_CHECKING:
+    from weft.devices.conditions import Conditions
     from weft.planning.across import PlansAcross
     from weft.planning.whole_run import MadePlan
     from weft.workloads.requests import Workload
@@ -71,8 +74,14 @@ def command(
     cache: Annotated[
         str | None, how("--cache", show_default="~/.cache/weft/plan", help="Where measurements are kept.")
     ] = None,
+    fresh: Annotated[bool, how("--fresh", help="Measure again what was measured before and kept.")] = False,
     check: Annotated[
-        str | None, how("--check", metavar="FOLDER", help="Say what has changed since a plan was made, and end.")
+        str | None,
+        how(
+            "--check",
+            metavar="FOLDER",
+            help="Time its models again, say what has changed since a plan was made, and end.",
+        ),
     ] = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -81,6 +90,7 @@ def command(
     [bold]weft plan -s camera.onnx:rate=50,deadline=20 -s intent.onnx:rate=20,deadline=100 -o plan/[/bold], then
     [bold]weft serve plan/[/bold]. See docs/plan.md.
     """
+    from weft.devices.conditions import worst_of
     from weft.devices.host import usable_cores
     from weft.planning.across import PlansAcross, plan_across
     from weft.planning.whole_run import make_plan
@@ -91,6 +101,7 @@ def command(
     asked = _workload(workload, streams)
     if output is not None:
         _check_place(output, machines is not None)
+    began = datetime.now(UTC)
     with told_in_options(context), stage_bars() as show:
         made = (make_plan if machines is None else partial(plan_across, count=machines))(
             asked,
@@ -104,6 +115,7 @@ def command(
             devices=device or (),
             seconds=seconds,
             cache=cache,
+            fresh=fresh,
             processes=usable_cores(),
             on_progress=lambda progress: show(*progress),
         )
@@ -111,9 +123,11 @@ def command(
         made.write(output)
     if isinstance(made, PlansAcross):
         _print_across(made, output)
+        _print_conditions(worst_of(each.plan.measured for each in made.plans.values()), began, device or ())
         write_result(json_file, made.placement.model_dump(mode="json"))
         return
     _print(made, output)
+    _print_conditions(made.plan.measured, began, device or ())
     write_result(json_file, made.plan.model_dump(mode="json"))
 
 
@@ -136,16 +150,37 @@ def _check_place(output: str, across: bool) -> None:
 
 
 def _check(context: typer.Context, folder: str) -> None:
-    """Say what drifted; the exit code tells whether anything did."""
+    """Time the models, and say what drifted; the exit code tells whether anything did."""
     from weft.planning.drift import drift
 
     nothing = "it looks at a plan that is there; leave it out"
     refuse_unused(context, "--check", dict.fromkeys(("workload", "output", "streams", "device", "json_file"), nothing))
-    if found := drift(folder):
-        for sentence in found:
-            say(sentence, soft_wrap=True)
+    changes = drift(folder)
+    for sentence in changes:
+        say(sentence, soft_wrap=True)
+    differences = _timed(folder, changes)
+    for sentence in differences:
+        say(sentence, soft_wrap=True)
+    if changes or differences:
         raise typer.Exit(1)
     say(f"{folder}: nothing has changed since it was planned")
+
+
+def _timed(folder: str, changes: list[str]) -> list[str]:
+    """Time a plan's models now, and say what differs; *changes*: what was said of the plan before."""
+    from weft.planning.timed_now import timed_now
+
+    try:
+        with progress_bar("timing", 1) as advance:
+            timed = timed_now(folder, progress=lambda what, done, of: advance(f"timing: {what}", done, of))
+    except PlanError as error:
+        if str(error) not in changes:
+            say(f"models are not timed: {error}", soft_wrap=True)
+        return []
+    for model in timed.models:
+        if not model.differs:
+            say(str(model), style="dim", soft_wrap=True)
+    return timed.differences
 
 
 def _print_across(made: PlansAcross, output: str | None) -> None:
@@ -160,6 +195,22 @@ def _print_across(made: PlansAcross, output: str | None) -> None:
     told("placement", output, f"{os.path.join(output, 'report.html')} shows it")
     for name in made.plans:
         say(f"{'then':<9} weft serve {os.path.join(output, name)}   on {name}", soft_wrap=True)
+
+
+def _print_conditions(measured: Conditions | None, began: datetime, devices: Sequence[str]) -> None:
+    """Say if the measurements are older than this command, and if something disturbed them."""
+    from weft.devices.conditions import age_in_words
+    from weft.devices.host import is_measured
+
+    if measured is None:
+        return
+    given = any(not is_measured(device) for device in devices)
+    if measured.ended < began.replace(microsecond=0):
+        kept = "" if given else " and kept; --fresh measures again"
+        say(f"{'measured':<9} {age_in_words(measured.ended)} ago{kept}", soft_wrap=True)
+    if measured.disturbed:
+        advice = "measure it again" if given else "plan with nothing else running, or --fresh later"
+        say(f"{'measured':<9} {measured.in_words}: {advice}", style="yellow", soft_wrap=True)
 
 
 def _print(made: MadePlan, output: str | None) -> None:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
+from weft.devices.conditions import Conditions
 from weft.devices.lanes import Lanes
 from weft.devices.measured import times_at
 from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
@@ -154,6 +155,8 @@ class Host(BaseModel, extra="forbid", frozen=True):
     name: Annotated[str, Field(min_length=1), AfterValidator(printable)] = HOST
     source: Annotated[str, AfterValidator(printable)] = ""
     """Processor, versions and time of the measurement."""
+    conditions: Conditions | None = None
+    """What else the machine did meanwhile; None: it was not looked at."""
     cores: Count
     lanes: Count
     threads: Count = 1
@@ -231,7 +234,9 @@ def parse_host(raw: Any, where: str) -> Host:
     try:
         return Host.model_validate(raw)
     except ValidationError as error:
-        raise DeviceError(f"{where}: {first_problem(error, Host, HostModel, GpuCuts, GpuLikeness)}") from error
+        raise DeviceError(
+            f"{where}: {first_problem(error, Host, HostModel, GpuCuts, GpuLikeness, Conditions)}"
+        ) from error
 
 
 def write_host(host: Host, path: str | Path) -> None:

@@ -11,6 +11,7 @@ from weft.engine.lateness import SOFT
 from weft.planning.asked import Asked
 from weft.planning.plan import AS_GIVEN, ModelChoice, PlanSettings
 from weft.policies import POLICIES, Option
+from weft.simulation.comparison import batching
 from weft.workloads.requests import Workload
 
 FAVOURITE = "punctual"
@@ -79,10 +80,7 @@ class Arrangement:
     @property
     def batching(self) -> str:
         """How many requests are computed together, in words."""
-        sizes = sorted({*self.batches.values()})
-        if sizes == [1]:
-            return "no batches"
-        return f"batches to {sizes[-1]}" if len(sizes) == 1 else f"batches to {sizes[0]}-{sizes[-1]}"
+        return batching(sorted(self.batches.values()))
 
     @property
     def models(self) -> dict[str, ModelChoice]:

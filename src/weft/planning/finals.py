@@ -19,25 +19,13 @@ from weft.planning.deciding import Decision, Loss, Scores, criteria, decide
 from weft.planning.foreseen import stream_predictions
 from weft.planning.helpers import Helpers, Promise
 from weft.planning.plan import Prediction
-from weft.planning.trials import (
-    LONG,
-    LOWEST,
-    USUAL,
-    OptionTrial,
-    RunLength,
-    keeps,
-    kept_at,
-    largest_step,
-    missed_in,
-    simulated,
-)
+from weft.planning.trials import LOWEST, OptionTrial, keeps, kept_at, largest_step, missed_in, simulated
 from weft.reports.requests import RequestReport
 from weft.simulation.requests import Case, RequestRun
+from weft.simulation.run_length import FRESH_SEED, LONG, USUAL, RunLength
 
 FINALISTS, ENTRANTS = 5, 8
 """How many are told, and how many are looked at to find as many that differ."""
-FRESH_SEED = 1000
-"""Added to the workload's seed for the first set of requests; the sets after it count on from there."""
 SETS = 3
 """How many sets of requests options are compared with."""
 NEAR = 0.9

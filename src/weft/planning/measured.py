@@ -30,7 +30,7 @@ SECONDS = 1.5
 """How long all models are watched together; one at a time, a third of it for each batch size."""
 MEASURED, CUT = "measured", "cut"
 """Folders of the cache: hosts by the digest of what was measured, and models as the server cut them."""
-_FORMAT = 1
+_FORMAT = 2
 """Raise it whenever what is measured, or how, changes."""
 _NOT_MEASURED = {"exit_threshold", "exit_floor", "exit_record"}
 """Settings of a model that change nothing in its measurement: who leaves early is simulated."""
@@ -81,14 +81,18 @@ def measured_hosts(
     cache: Path,
     *,
     seconds: float = SECONDS,
+    fresh: bool = False,
     progress: Progress | None = None,
     survey: LaneSurvey = survey_lanes,
 ) -> list[Host]:
-    """The machine with every division of its cores, or a GPU; measured where the cache does not have it."""
+    """The machine with every division of its cores, or a GPU; measured where the cache does not have it.
+
+    fresh: measure whatever the cache has, and keep that in its place.
+    """
     shapes = lane_shapes(asked.cores) if asked.device is None else [LaneShape(1, 1)]
     keys = {shape: measurement_key(asked.models, shape, seconds, asked.isolation, asked.device) for shape in shapes}
     files = {shape: cache / MEASURED / f"{key}.json" for shape, key in keys.items()}
-    found = {shape: host for shape in shapes if (host := _kept(files[shape])) is not None}
+    found = {} if fresh else {shape: host for shape in shapes if (host := _kept(files[shape])) is not None}
     left = [shape for shape in shapes if shape not in found]
     if not left:
         return [found[shape] for shape in shapes]

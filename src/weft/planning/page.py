@@ -24,6 +24,7 @@ def page_data(plan: Plan, asked: Asked) -> dict[str, Any]:
         "title": " + ".join(model.name for model in plan.models),
         "objective": plan.objective,
         "made": plan.made,
+        "disturbed": plan.measured.in_words if plan.measured else "",
         "limit": asked.limit,
         "deadlines": asked.deadlines,
         "choice": plan.options[0].label,

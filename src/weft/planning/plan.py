@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from weft.devices.conditions import Conditions
 from weft.errors import PlanError
 from weft.jsonfile import first_problem, printable, read_json, write_json
 from weft.planning.layout import PLAN_FILE
@@ -222,6 +223,8 @@ class Plan(Shown, BaseModel, extra="forbid", frozen=True):
     deadlines: Literal["strict", "soft"] = "strict"
     """What is predicted of: requests that are given up at their deadlines, or answered however late they are."""
     machine: PlanMachine
+    measured: Conditions | None = None
+    """What else the machine did while the models were measured; None: not known, as in plans of older versions."""
     budget: PlanBudget = PlanBudget()
     models: Annotated[tuple[PlannedModel, ...], Field(min_length=1)]
     settings: PlanSettings
@@ -272,8 +275,8 @@ def parse_plan(raw: Any, where: str) -> Plan:
 
 
 _PARTS = (
-    Plan, PlanMachine, PlanBudget, PlannedModel, PlanSettings, Prediction, StreamPrediction, PlanOption, ModelChoice,
-    PlanReasons,
+    Plan, PlanMachine, Conditions, PlanBudget, PlannedModel, PlanSettings, Prediction, StreamPrediction, PlanOption,
+    ModelChoice, PlanReasons,
 )  # fmt: skip
 
 

@@ -22,7 +22,9 @@ LEGEND = (
 def tables(plan: Plan) -> tuple[ResultTable, ...]:
     """The options, and under them the reasons."""
     reasons = plan.reasons
-    return (options_table(plan)._replace(notes=(LEGEND, *reasons.won, *reasons.limits, *reasons.next)),)
+    disturbed = [plan.measured.in_words] if plan.measured and plan.measured.disturbed else []
+    notes = (LEGEND, _late(plan), *reasons.won, *reasons.limits, *reasons.next, *disturbed)
+    return (options_table(plan)._replace(notes=notes),)
 
 
 def options_table(plan: Plan) -> ResultTable:
@@ -30,7 +32,14 @@ def options_table(plan: Plan) -> ResultTable:
     rows = [
         TableRow(_cells(option, predicted), best=place == 0) for place, (option, predicted) in enumerate(_shown(plan))
     ]
-    return ResultTable(_title(plan), COLUMNS, tuple(rows), 1, (LEGEND,))
+    return ResultTable(_title(plan), COLUMNS, tuple(rows), 1, (LEGEND, _late(plan)))
+
+
+def _late(plan: Plan) -> str:
+    """What becomes of late requests, and how other commands are told to do the same."""
+    if plan.deadlines == "strict":
+        return "deadlines are strict, late requests are given up; weft sustain and compare do so with --late drop"
+    return f"deadlines are soft, late requests: {plan.settings.late} unless an option says otherwise"
 
 
 def figure(plan: Plan) -> Figure:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import floor, inf, log
-from typing import NamedTuple
 
 from weft.planning.asked import Asked
 from weft.planning.bounds import SLACK, Bound, bound_of
 from weft.planning.candidates import Arrangement
 from weft.reports.requests import RequestReport
 from weft.simulation.requests import Case, RequestRun, prepare, simulate_requests
+from weft.simulation.run_length import SHORT, USUAL, RunLength, lasting
 from weft.workloads.requests import Workload
 
 STEP = 1.05
@@ -24,38 +24,11 @@ LOWEST, HIGHEST = -100, 300
 """Steps from about a hundredth of the asked load to two million times as much; nothing else is looked for."""
 FIRST_GUESS = 0.85
 """The part of the bound at which the search for the largest load begins."""
-DEADLINES_LONG, BURSTS_LONG = 20, 40
-"""How many of the longest deadlines, and of the bursts of bursty streams, a run lasts at least."""
-WARM_SHARE = 0.05
-"""The part of a run that is not counted."""
-MOST_TIMES = 4
-"""A run is prolonged for rare streams up to so many times the requests."""
-
-
-class RunLength(NamedTuple):
-    """How much of a workload is simulated."""
-
-    requests: int
-    rarest: int
-    """Requests of the stream that sends least."""
-
-
-SHORT, USUAL, LONG = RunLength(500, 60), RunLength(1200, 120), RunLength(4000, 300)
 
 
 def run_workload(asked: Asked, arrangement: Arrangement, factor: float, length: RunLength) -> Workload:
     """The asked streams at a multiple of their rates, for as long as it takes."""
-    workload = arrangement.serving(asked.workload).scaled(factor)
-    rates = [rate for rate in workload.rates if rate]
-    if not rates or any(stream.arrival == "trace" for stream in workload.stream):
-        return workload
-    least_s = max(DEADLINES_LONG * stream.deadline_s for stream in workload.stream)
-    for stream in workload.stream:
-        if stream.arrival == "bursty":
-            least_s = max(least_s, BURSTS_LONG * stream.burst_ms / 1e3 / stream.burst_share)
-    enough_s = max(length.requests / sum(rates), length.rarest / min(rates), least_s)
-    duration_s = min(enough_s, MOST_TIMES * length.requests / sum(rates))
-    return workload.model_copy(update={"duration_s": duration_s, "warmup_s": WARM_SHARE * duration_s})
+    return lasting(arrangement.serving(asked.workload).scaled(factor), length)
 
 
 def late_rule(asked: Asked, arrangement: Arrangement) -> str:

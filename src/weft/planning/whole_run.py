@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.devices import Host
+from weft.devices.conditions import Conditions, worst_of
 from weft.errors import InputError, WorkloadError
 from weft.planning.alone import times_alone
 from weft.planning.asked import LIMIT, Asked, AskedModel, ask
@@ -29,8 +30,9 @@ from weft.planning.segment_length import with_longer_segments
 from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.sharing import shared_weights
 from weft.planning.target import PlanTarget, plan_target
-from weft.planning.trials import LONG, STEP, OptionTrial
+from weft.planning.trials import STEP, OptionTrial
 from weft.serving.isolation import THREADS
+from weft.simulation.run_length import LONG
 from weft.workloads.requests import Workload
 
 if TYPE_CHECKING:
@@ -95,6 +97,7 @@ def make_plan(
     devices: Sequence[str | Host] = (),
     seconds: float = SECONDS,
     cache: str | Path | None = None,
+    fresh: bool = False,
     processes: int = 1,
     on_progress: OnProgress | None = None,
 ) -> MadePlan:
@@ -104,8 +107,8 @@ def make_plan(
     cores, memory_bytes: what may be used; all there is where left out. devices: a GPU to plan for, such as ``cuda:0``,
     which a workload may name as well; or measured machines, or files of them (``weft profile --device host -o``),
     instead of measuring. isolation: where models run, in threads of the server or in worker processes. int8: whether
-    models that have samples are tried in 8 bits. cache: where measurements are kept. processes: how many simulate side
-    by side; the plan is the same.
+    models that have samples are tried in 8 bits. cache: where measurements are kept. fresh: measure again what is kept.
+    processes: how many simulate side by side; the plan is the same.
     """
     told = on_progress or (lambda progress: None)
     asked, hosts = measured_for(
@@ -115,6 +118,7 @@ def make_plan(
         cache,
         told,
         int8=int8,
+        fresh=fresh,
         cores=cores,
         memory_bytes=memory_bytes,
         objective=objective,
@@ -126,7 +130,8 @@ def make_plan(
     memory = partial(memory_of, asked)
     with Helpers(processes - 1) as helpers:
         chosen = choose(asked, options, memory, lambda done, of: told(PlanProgress("choosing", "", done, of)))
-        return _made(asked, with_longer_segments(asked, chosen, memory), told, helpers)
+        conditions = worst_of(host.conditions for host in hosts)
+        return _made(asked, with_longer_segments(asked, chosen, memory), told, helpers, conditions)
 
 
 def measured_for(
@@ -137,6 +142,7 @@ def measured_for(
     told: OnProgress,
     *,
     int8: bool,
+    fresh: bool = False,
     **asking: Any,
 ) -> tuple[Asked, list[Host]]:
     """What is asked, checked, and the machine that is planned for, measured now or before; *asking*: as for ``ask``."""
@@ -145,20 +151,25 @@ def measured_for(
     asked = ask(workload, kept / CUT, device=target.device, **asking)
     if int8:
         asked = with_int8(asked, kept, lambda what: told(PlanProgress("making int8", what)))
-    hosts = _hosts(asked, target, kept, seconds, told)
+    hosts = _hosts(asked, target, kept, seconds, told, fresh)
     check_exits(asked, hosts)
     check_deadlines(asked, hosts)
     return asked, hosts
 
 
-def _hosts(asked: Asked, target: PlanTarget, cache: Path, seconds: float, told: OnProgress) -> list[Host]:
+def _hosts(asked: Asked, target: PlanTarget, cache: Path, seconds: float, told: OnProgress, fresh: bool) -> list[Host]:
     """The machine that is planned for, measured now or before."""
     if not target.measured:
         return measured_hosts(
             asked,
             cache,
             seconds=seconds,
+            fresh=fresh,
             progress=lambda what, done, of: told(PlanProgress("measuring", what, done, of)),
+        )
+    if fresh:
+        raise InputError(
+            "fresh = True: the devices that are given were measured before, and are not again; leave it out"
         )
     for host in target.measured:
         if host.isolation != asked.isolation:
@@ -208,7 +219,7 @@ def memory_of(asked: Asked, arrangement: Arrangement) -> int:
     return arrangement.host.memory_bytes or asked.bytes * (1 if asked.isolation == THREADS else 2)
 
 
-def _made(asked: Asked, chosen: Chosen, told: OnProgress, helpers: Helpers) -> MadePlan:
+def _made(asked: Asked, chosen: Chosen, told: OnProgress, helpers: Helpers, conditions: Conditions | None) -> MadePlan:
     """The plan of a choice, its numbers drawn afresh."""
     expected = helpers.begin(long_run, asked, chosen.best.arrangement, LONG)
     ranking = finals(
@@ -229,6 +240,7 @@ def _made(asked: Asked, chosen: Chosen, told: OnProgress, helpers: Helpers) -> M
         objective=asked.objective,
         deadlines="soft" if asked.deadlines == "soft" else "strict",
         machine=this_machine(asked.device),
+        measured=conditions,
         budget=PlanBudget(cores=None if asked.device else asked.cores, memory_bytes=asked.memory_bytes),
         models=tuple(_planned(asked, home, file, arrangement.host) for home, file in models.items()),
         settings=arrangement.settings,

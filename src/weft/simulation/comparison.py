@@ -198,10 +198,28 @@ def compare_requests(
         if on_progress:
             on_progress(f"simulating {policy}", done, len(names))
         reports.append(simulate_requests(case, policy, late=late).report)
-    lanes = f"{host.lanes} lane{'s' * (host.lanes != 1)}"
     called = name or ("requests" if isinstance(workload, Workload) else Path(workload).name)
-    cut = "" if cut_to_s is None else f", the first {cut_to_s:.3g} of {requests.duration_s:g} s"
-    return RequestComparison(f"{called} on {host.name}, {lanes}, late requests: {late}{cut}", tuple(reports), cut_to_s)
+    whole = f", {requests.duration_s:g} s of requests"
+    cut = whole if cut_to_s is None else f", the first {cut_to_s:.3g} of {requests.duration_s:g} s"
+    title = f"{called} on {host.name}, {host_settings(case, late)}{cut}"
+    return RequestComparison(title, tuple(reports), cut_to_s)
+
+
+def host_settings(case: Case, late: str) -> str:
+    """How requests are served on a host, as far as the policy does not say it: what must be the same to compare."""
+    host = case.device
+    assert isinstance(host, Host)
+    threads = f" x {host.threads} threads" if host.threads > 1 else ""
+    sizes = sorted({terms.max_batch for terms in case.terms})
+    lanes = f"{host.lanes} lane{'s' * (host.lanes != 1)}{threads}"
+    return f"{lanes}, {batching(sizes)}, late requests: {late}"
+
+
+def batching(sizes: Sequence[int]) -> str:
+    """How many requests are computed together, in words; *sizes*: the most of each model, in order."""
+    if sizes[-1] == 1:
+        return "no batches"
+    return f"batches to {sizes[-1]}" if sizes[0] == sizes[-1] else f"batches to {sizes[0]}-{sizes[-1]}"
 
 
 def _affordable_s(case: Case, most_segments: float) -> float | None:

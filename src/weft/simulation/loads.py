@@ -15,8 +15,8 @@ from weft.engine.lateness import check_late
 from weft.errors import DeviceError, InputError, WorkloadError
 from weft.policies import POLICIES, check_policy
 from weft.reports.tables import ResultTable, TableRow, as_html, number
-from weft.simulation.comparison import request_names
-from weft.simulation.requests import ONLINE, Device
+from weft.simulation.comparison import host_settings, request_names
+from weft.simulation.requests import ONLINE, Device, prepare
 from weft.simulation.sustain import Question, Sustained, sustain_all
 from weft.workloads.requests import Workload, parse_workload, read_workload
 
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
 ALL = "all"
 """In the place of names: every policy that knows requests and can be searched with."""
 AS_WRITTEN = "as written"
+AS_PLANS = (
+    "runs as of weft plan, or for duration_s where that is longer; it finds the same, to 5 %, for the same measurement "
+    "(--device plan/host.json), lanes, batches and late rule"
+)
 PAPER_RATIOS = tuple((float(2**n), 1.0) for n in range(6, -1, -1)) + tuple((1.0, float(2**n)) for n in range(1, 7))
 """64:1, 32:1, ... 1:64."""
 
@@ -47,6 +51,8 @@ class SustainedLoads:
     questions: tuple[Question, ...]
     answers: tuple[Sustained, ...]
     """All policies of the first ratio, then of the next; as the questions."""
+    settings: str = ""
+    """On a host, how requests are served besides the policy, in words."""
 
     def __repr__(self) -> str:
         return f"SustainedLoads({', '.join(self.policies)} on {self.device}: {self.best})"
@@ -117,7 +123,8 @@ def sustain(
         for name in names
     ]
     answers = sustain_all(questions, found, processes=processes, progress=on_progress)
-    return SustainedLoads(found.name, limit, mixes, tuple(names), tuple(questions), tuple(answers))
+    settings = host_settings(prepare(base, found), late) if isinstance(found, Host) else ""
+    return SustainedLoads(found.name, limit, mixes, tuple(names), tuple(questions), tuple(answers), settings)
 
 
 def check_asked(
@@ -174,7 +181,8 @@ def _table(loads: SustainedLoads) -> ResultTable:
         for place, answer in enumerate(answers)
     ]
     models = " : ".join(stream.model for stream in loads.questions[0].workload.stream)
-    title = f"{models} on {loads.device}: largest load with at most {loads.limit:.1%} of deadlines missed"
+    where = f"{loads.device}, {loads.settings}" if loads.settings else loads.device
+    title = f"{models} on {where}: largest load with at most {loads.limit:.1%} of deadlines missed"
     return ResultTable(
         title, ("ratio", "policy", "requests/s", *columns, "first miss at", ""), tuple(rows), 2, _notes(loads, on_host)
     )
@@ -187,7 +195,13 @@ def _notes(loads: SustainedLoads, on_host: bool) -> tuple[str, ...]:
         else "STP: standalone time's worth of requests per unit of time"
     )
     noisy = any(answer.noise_limited for answer in loads.answers)
-    return (what, "where seeds disagree, more --seeds or a longer duration_s sharpen the answer") if noisy else (what,)
+    strict = on_host and any(question.late != "drop" for question in loads.questions)
+    return (
+        what,
+        *([AS_PLANS] if on_host else []),
+        *(["weft plan gives late requests up where deadlines are strict, its default: --late drop"] if strict else []),
+        *(["where seeds disagree, more --seeds or a longer duration_s sharpen the answer"] if noisy else []),
+    )
 
 
 def _rate(per_s: float) -> str:

@@ -2,6 +2,8 @@
 
 A load is sustained when no stream violates more than a given share of its deadlines, all seeds taken together.
 The search doubles or halves the workload's rates until it has both a sustained and an unsustained load, then bisects.
+On a host runs are those that ``weft plan`` judges loads by: as long, or longer where the workload says so, and with
+requests of the same seeds.
 Single seeds tell how far the answer can be trusted: where they disagree within the last bracket, noise limits it.
 """
 
@@ -13,11 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from weft.devices import load_device
+from weft.devices import Host, load_device
 from weft.errors import WorkloadError
 from weft.policies import Option
 from weft.reports.requests import RequestReport
 from weft.simulation.requests import Case, Device, prepare, simulate_requests
+from weft.simulation.run_length import FRESH_SEED, USUAL, lasting_at_least
 from weft.simulation.workers import QuietProcesses
 from weft.workloads.requests import Workload
 
@@ -86,18 +89,20 @@ class Sustained:
 def sustain(question: Question, device: Device | None = None) -> Sustained:
     """Search for the largest sustained load."""
     case = _prepared(question.workload, device or load_device(question.workload.device))
+    on_host = isinstance(case.device, Host)
     tried: dict[float, list[float]] = {}
     reports: dict[float, list[RequestReport]] = {}
 
     def sustained(factor: float) -> bool:
-        scaled = replace(case, workload=question.workload.scaled(factor))
+        load = question.workload.scaled(factor)
+        scaled = replace(case, workload=lasting_at_least(load, USUAL) if on_host else load)
         reports[factor] = [
             simulate_requests(
                 scaled,
                 question.policy,
                 late=question.late,
                 options=dict(question.options),
-                seed=question.workload.seed + seed,
+                seed=question.workload.seed + seed + (FRESH_SEED if on_host else 0),
             ).report
             for seed in range(question.seeds)
         ]

@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
 
 from weft.devices import Host, HostModel
+from weft.devices.conditions import Conditions
 from weft.devices.host import HOST, is_gpu, lane_cores, usable_cores
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.errors import InputError
@@ -30,6 +31,7 @@ from weft.serving.isolation import THREADS
 from weft.serving.process import ServerProcess
 from weft.serving.refusals import QUEUE_FULL
 from weft.survey.memory import held_bytes
+from weft.survey.processor_time import ConditionsWatch
 from weft.survey.spans import SeenSpan, beside_each, hand_overs, losses, mean_times, read_spans, runs
 from weft.version import __version__, runtime_version
 from weft.workloads.requests import Workload, parse_workload, served_name
@@ -49,8 +51,10 @@ MOST_RUNS, MOST_GAPS = 400, 800
 """How many runs and gaps are kept."""
 BUSY, LEAST_RATE = 0.75, 0.2
 """The part of what lanes can do, when they are watched together; requests per second of a model, at least."""
-OVERHEADS = 25
-"""Single requests, to see what they take besides their segments."""
+OVERHEADS, PAUSE_S = 25, 0.02
+"""Single requests, to see what they take besides their segments, and the pause before each. Requests that arrive by
+themselves find a server that sleeps, and cold caches: of a 5.3 ms model on two cores of aarch64 they took 1.6 ms
+besides after pauses of 20 and of 60 ms, and at 10 to 40 requests/s; back to back, 1.2 ms (10th percentiles)."""
 NO_HURRY_MS = 1e7
 NOBODY_SURE = 2.0
 """How sure answers at exits must be while they are measured: no answer is, so that all requests go to the end."""
@@ -142,6 +146,27 @@ def survey_lanes(
     return {count: with_stitched(host, measured) for count, host in found.items()}
 
 
+def time_models(
+    subjects: Sequence[Subject],
+    *,
+    device: str = HOST,
+    threads: int = 1,
+    isolation: str = THREADS,
+    seconds: float = 2.0,
+    cache: Path | None = None,
+    repository: Path | None = None,
+    progress: Progress | None = None,
+) -> tuple[dict[str, float], Conditions]:
+    """The median seconds of whole runs of each model, one request at a time and all models in turns on one lane.
+
+    That is how a survey measures ``HostModel.times_s`` at batch 1. Of models in one stitched file one is timed.
+    """
+    with _kept(cache) as folder:
+        return _Survey(
+            subjects, (1,), threads, seconds, folder, repository, progress, isolation, device
+        ).times_in_turns()
+
+
 def _require_one(subject: Subject) -> None:
     """Refuse a stitched file that is asked for as if it were one model."""
     path = Path(subject.source)
@@ -215,6 +240,10 @@ class _Survey:
     """What passed between segments when the lanes were full."""
     bodies: dict[str, str] = field(default_factory=dict)
     """What lanes run, by their name for it -> the subject that it is."""
+    others: ConditionsWatch = field(default_factory=ConditionsWatch)
+    """What else the machine does while the lanes are watched."""
+    repeats_s: dict[str, list[float]] = field(default_factory=dict)
+    """Model -> median times of single requests, each of another time that it was watched alone."""
 
     def hosts(self) -> dict[int, Host]:
         with self._server(1) as server:
@@ -231,6 +260,16 @@ class _Survey:
             found[lanes] = self._host(lanes, seen, overheads)
         return found
 
+    def times_in_turns(self) -> tuple[dict[str, float], Conditions]:
+        """The median time of whole runs of each model, and what else the machine did."""
+        with self._server(1) as server:
+            self._learn(server)
+            timed = [subject for subject in self.subjects if subject.name in self.bodies.values()]
+            watched = self._watch(server, [self._closed(subject, 1) for subject in timed], "all models in turns")
+        for subject in timed:
+            self._note_alone(subject, watched)
+        return {name: median(times) for name, times in self.repeats_s.items()}, self.others.conditions()
+
     def _host(self, lanes: int, seen: _Together, overheads: Mapping[str, Sequence[float]]) -> Host:
         """What was seen of so many lanes."""
         spans = [span for each in seen.watched for span in each.spans]
@@ -239,6 +278,7 @@ class _Survey:
         return Host(
             name=self.device,
             source=_source(self.device),
+            conditions=self.others.conditions(self.repeats_s),
             cores=usable_cores(),
             lanes=lanes,
             threads=self.threads,
@@ -272,6 +312,8 @@ class _Survey:
         for batch in _sizes(said["max_batch"]):
             what = f"{subject.name}, batch {batch}" if said["max_batch"] > 1 else subject.name
             watched = self._watch(server, [self._closed(subject, 1, batch)], what, self.seconds / 3)
+            if batch == 1:
+                self._note_alone(subject, watched)
             found = [each for each in runs(watched.spans, subject.name, len(said["segments"])) if each[0].rows == batch]
             if not found:
                 raise InputError(f"{subject.name}: no run of batch {batch} was seen to its end; measure for longer")
@@ -305,9 +347,11 @@ class _Survey:
         return found if len(found) >= LEAST_RUNS or is_gpu(self.device) else self.full_gaps_s
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
-        """What single requests take besides their segments and what passes before each of these."""
-        expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005
-        watched = self._watch(server, [self._closed(subject, 1)], f"the way of {subject.name}", OVERHEADS * expected_s)
+        """What single requests take besides their segments and what passes before each of these, each after a pause."""
+        expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005 + PAUSE_S
+        stream = self._closed(subject, 1) | {"think_ms": PAUSE_S * 1e3}
+        watched = self._watch(server, [stream], f"the way of {subject.name}", OVERHEADS * expected_s)
+        self._note_alone(subject, watched)
         count = len(self.served[subject.name]["segments"])
         extents_s = [each[-1].end_s - each[0].start_s for each in runs(watched.all_spans, subject.name, count)]
         latencies_s = watched.result.streams[0].latency_s.tolist()
@@ -315,6 +359,13 @@ class _Survey:
             raise InputError(f"{subject.name}: {len(latencies_s)} requests made {len(extents_s)} runs; measure again")
         first_s = fmean(gaps_s) if gaps_s else 0.0
         return [max(0.0, a - b - first_s) for a, b in zip(latencies_s, extents_s, strict=True)][len(extents_s) // 5 :]
+
+    def _note_alone(self, subject: Subject, watched: _Watched) -> None:
+        """Keep what a single request of a model usually took alone, to compare it with other times that it was."""
+        whole = runs(watched.spans, subject.name, len(self.served[subject.name]["segments"]))
+        if whole:
+            took_s = median(sum(span.took_s for span in run) for run in whole)
+            self.repeats_s.setdefault(subject.name, []).append(took_s)
 
     def _in_turns(self, model: HostModel, name: str, watched: Sequence[_Watched]) -> HostModel:
         """The model with segments as long as in these runs: where models alternate, their caches are cold."""
@@ -333,7 +384,9 @@ class _Survey:
             for _ in range(ROUNDS):
                 for each in self.subjects:
                     streams, seconds = [self._closed(each, 1)], self.seconds / 3 / ROUNDS
-                    single[each.name].append(self._watch(server, streams, f"{each.name} alone", seconds))
+                    watched = self._watch(server, streams, f"{each.name} alone", seconds)
+                    self._note_alone(each, watched)
+                    single[each.name].append(watched)
                 together.append(self._watch(server, busy, f"{lanes} lanes", self.seconds / ROUNDS))
             memory_bytes = self._held_bytes(server)
         models = {}
@@ -368,7 +421,8 @@ class _Survey:
         duration_s = min(LONGEST_S, max(self.seconds if seconds is None else seconds, self._least_s(streams)))
         raw = {"duration_s": WARM_S + duration_s, "warmup_s": WARM_S, "seed": self.done, "stream": list(streams)}
         began_s = time.monotonic()
-        result = run_load(self._to_the_end(parse_workload(raw, "survey")), server.url, deadlines="none")
+        with self.others.part():
+            result = run_load(self._to_the_end(parse_workload(raw, "survey")), server.url, deadlines="none")
         if failed := failures(result):
             raise InputError(f"the server did not answer: {failed[0]}")
         seen = read_spans(_get(server.url, "weft/trace"), began_s)

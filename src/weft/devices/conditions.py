@@ -1,0 +1,110 @@
+"""What else a machine did while it was measured: processor time of other processes, stolen time, clock, repeats.
+
+``weft.survey.processor_time`` reads it; here are the value that hosts and plans keep, and its words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field
+
+OTHERS_SHARE = 0.05
+"""Share of the cores' time above which other processes are named. Plans look for the largest load in steps of 5 %
+(``planning.trials.STEP``): what takes less changes no number that they tell."""
+STOLEN_SHARE = 0.02
+"""Share of the cores' time above which steal is named. It is less than for processes: a hypervisor takes whole time
+slices of some milliseconds, and two in a hundred requests that wait for one are more than the usual limit of late ones.
+"""
+REPEATS_RATIO = 1.5
+"""How many times longer the same model may take alone in one measurement than in another before that is named; the
+ratio at which benchmarks/undisturbed.py does a run again."""
+
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Conditions(BaseModel, extra="forbid", frozen=True):
+    """The state of the machine during a measurement; None: the system does not tell."""
+
+    ended: datetime
+    """When the measurement was over."""
+    cores: Annotated[int, Field(ge=1, le=65536)]
+    """Cores that the measured processes were allowed to use."""
+    others_cores: NotNegative | None = None
+    """Processor time of all other processes on these cores, per second of measuring."""
+    stolen_share: Annotated[float, Field(ge=0, le=1)] | None = None
+    """Share of the cores' time that a hypervisor gave to others (steal in /proc/stat)."""
+    clock_mhz: NotNegative | None = None
+    """Clock of the fastest core, the median of what was read after each part of the measurement."""
+    repeats_ratio: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Longest over shortest median time of one model alone, over all times that it was measured so; of all models the
+    largest."""
+
+    @property
+    def taken_share(self) -> float:
+        """Share of the cores' time that was not there for what was measured."""
+        return min(1.0, (self.others_cores or 0.0) / self.cores + (self.stolen_share or 0.0))
+
+    @property
+    def too_long(self) -> float:
+        """By which share measured times may be too long: work that would fill all cores had only the rest of them."""
+        return self.taken_share / (1 - min(0.99, self.taken_share))
+
+    @property
+    def disturbances(self) -> list[str]:
+        """What disturbed the measurement, each with its number; empty on a quiet machine."""
+        causes = []
+        if self.others_cores is not None and self.others_cores > OTHERS_SHARE * self.cores:
+            causes.append(f"other processes took {self.others_cores:.2g} of {_cores(self.cores)} while measuring")
+        if self.stolen_share is not None and self.stolen_share > STOLEN_SHARE:
+            causes.append(f"the hypervisor took {self.stolen_share:.1%} of the cores' time while measuring (steal)")
+        if self.repeats_ratio is not None and self.repeats_ratio > REPEATS_RATIO:
+            causes.append(f"the same model alone took up to {self.repeats_ratio:.1f} times as long when repeated")
+        return causes
+
+    @property
+    def disturbed(self) -> bool:
+        return bool(self.disturbances)
+
+    @property
+    def in_words(self) -> str:
+        """The disturbances and what they do to measured times, in one line; empty on a quiet machine."""
+        if not self.disturbances:
+            return ""
+        causes = ", ".join(self.disturbances)
+        return f"{causes}; measured times may be up to {max(1, round(100 * self._worst)):d} % too long"
+
+    @property
+    def _worst(self) -> float:
+        repeats = self.repeats_ratio or 1.0
+        return max(self.too_long, repeats - 1 if repeats > REPEATS_RATIO else 0.0)
+
+
+def worst_of(measured: Iterable[Conditions | None]) -> Conditions | None:
+    """The conditions of several measurements as one: of each number the largest, and when the first of them ended."""
+    known = [conditions for conditions in measured if conditions is not None]
+    if not known:
+        return None
+    numbers: dict[str, Any] = {
+        key: max((getattr(each, key) for each in known if getattr(each, key) is not None), default=None)
+        for key in ("cores", "others_cores", "stolen_share", "repeats_ratio")
+    }
+    clocks = [each.clock_mhz for each in known if each.clock_mhz is not None]
+    ended = min(each.ended for each in known)
+    return Conditions(ended=ended, clock_mhz=min(clocks, default=None), **numbers)
+
+
+def age_in_words(ended: datetime, now: datetime | None = None) -> str:
+    """How long ago a measurement ended, in its largest unit: "3 days"."""
+    seconds = ((now or datetime.now(UTC)) - ended).total_seconds()
+    for unit, length_s in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length_s:
+            count = int(seconds // length_s)
+            return f"{count} {unit}{'s' * (count > 1)}"
+    return "less than a minute"
+
+
+def _cores(count: int) -> str:
+    return f"{count} core{'s' * (count > 1)}"
