@@ -3,7 +3,8 @@
 WeftError
 ├── InputError            what the caller gave us cannot be used   (exit code 2)
 │   ├── ModelError        a model file, its shapes, or a model's name
-│   │   └── NotLearned    it could not be cut and measured in the time it was given
+│   │   ├── NotLearned    it could not be cut and measured in the time it was given
+│   │   └── ShapeNeeded   an input has free dimensions, and nothing says how large they are
 │   ├── NumberError       a number format, or values it cannot hold
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
 │   ├── PlacingError      a machines file, a placement, or models that no machine can serve
@@ -61,6 +62,31 @@ class ModelError(InputError):
 
 class NotLearned(ModelError):
     """Cutting and measuring a model took longer than it may; it can be served whole."""
+
+
+class ShapeNeeded(ModelError):
+    """An input has free dimensions, and nothing says how large they are.
+
+    The message advises ``--shape``; who knows how else the user asked raises it again with ``advising``.
+    """
+
+    def __init__(self, problem: str, name: str = "", sizes: str = "", *, model: str = "", advice: str = "") -> None:
+        """*name*, *sizes*: the input, and an example of what to say of it; *model*: whose input it is."""
+        said = advice or (f"pass --shape {name}={sizes}" if name else "")
+        super().__init__(f"{problem}; {said}" if said else problem)
+        self.problem, self.name, self.sizes, self.model = problem, name, sizes, model
+
+    def advising(self, advice: str) -> ShapeNeeded:
+        """The same with other advice."""
+        return ShapeNeeded(self.problem, self.name, self.sizes, model=self.model, advice=advice)
+
+    def of(self, model: str) -> ShapeNeeded:
+        """The same, said of *model*."""
+        return ShapeNeeded(f"{model}: {self.problem}", self.name, self.sizes, model=model)
+
+    def among_several(self) -> ShapeNeeded:
+        """The same, where an option has to say which model it means."""
+        return self.advising(f"pass --shape {self.model}:{self.name}={self.sizes}")
 
 
 class DeviceError(InputError):

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import common
-from weft.cli.common import how, out, parse_shapes, what
+from weft.cli.common import how, out, what
 from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, write_result
-from weft.cli.streams import parse_stream
+from weft.cli.streams import asked_workload
 from weft.cli.unused import refuse_unused
 from weft.errors import WorkloadError
 
@@ -31,7 +31,8 @@ def command(
         what(
             "--stream",
             "-s",
-            help="MODEL:rate=10 instead of a file; more keys: deadline=250 (ms), samples=x.npz; repeatable.",
+            help="MODEL:rate=10 instead of a file; more keys: deadline=250 (ms), shape=NAME=1x128, samples=x.npz; "
+            "repeatable.",
         ),
     ] = None,
     deadlines: Annotated[
@@ -48,7 +49,7 @@ def command(
     duration: Annotated[float | None, how("--duration", help="Seconds, instead of duration_s.")] = None,
     warmup: Annotated[float | None, how("--warmup", help="Seconds not counted, for warmup_s.")] = None,
     seed: Annotated[int | None, how("--seed", help="Instead of the workload's own.")] = None,
-    shapes: common.Shapes = None,
+    shape: common.Shapes = None,
     connections: Annotated[int, how("--connections", "-c", help="Connections at a time, at most.")] = 512,
     grace: Annotated[float, how("--grace", help="Seconds to wait for the last answers.")] = 30.0,
     api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
@@ -63,7 +64,7 @@ def command(
     plan = _plan(workload)
     if not json_file:
         refuse_unused(context, "a run without a file", {"save_latencies": "name the file with --json"})
-    asked = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shapes)
+    asked = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shape)
     if load is not None:
         asked = _at_load(asked, load)
         plan = _foreseen(plan, workload, asked)
@@ -146,23 +147,12 @@ def _workload(
     path: str | None, streams: list[str] | None, given: dict[str, float | int | None], shapes: list[str] | None
 ) -> Workload:
     from weft.planning.layout import is_plan, planned_workload
-    from weft.workloads.requests import parse_workload, read_workload
 
     if (path is None) == (not streams):
         raise WorkloadError("say what to send: a workload file, a plan, or --stream MODEL:rate=10")
-    if path is not None:
-        read = planned_workload if is_plan(path) else read_workload
-        raw, where = read(path).model_dump(exclude_unset=True), path
-    else:
-        raw, where = {"stream": [parse_stream(text) for text in streams or ()]}, "--stream"
-    raw |= {key: value for key, value in given.items() if value is not None}
-    if shapes:
-        models = [str(each["model"]) for each in raw["stream"]]
-        for model, found in parse_shapes(shapes, models).items():
-            for each in raw["stream"]:
-                if each["model"] == model:
-                    each["shapes"] = {**each.get("shapes", {}), **found}
-    return parse_workload(raw, where)
+    changes = {key: value for key, value in given.items() if value is not None}
+    planned = planned_workload if path is not None and is_plan(path) else None
+    return asked_workload(path, streams, shapes, read=planned, **changes)
 
 
 def print_load(result: LoadResult) -> None:

@@ -68,7 +68,9 @@ class Server:
         cache = self._scratch or config.cache
         assert cache is not None
         try:
-            self._repository = Repository(config.models, cache / "models", programs=config.allow_programs)
+            self._repository = Repository(
+                config.models, cache / "models", programs=config.allow_programs, shapes=config.shapes
+            )
         except BaseException:
             self.backend.close()
             if self._scratch:

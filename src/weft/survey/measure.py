@@ -20,7 +20,7 @@ import numpy as np
 from weft.devices import Host, HostModel
 from weft.devices.host import HOST, is_gpu, lane_cores, usable_cores
 from weft.engine.lane_queues import DEVICE_AHEAD
-from weft.errors import InputError
+from weft.errors import InputError, ShapeNeeded
 from weft.load import LoadResult, run_load
 from weft.models.stitched_files import file_and_task
 from weft.runtime.cuda.requirements import gpu_called
@@ -29,12 +29,12 @@ from weft.runtime.stitched import tasks_in
 from weft.serving.isolation import THREADS
 from weft.serving.process import ServerProcess
 from weft.serving.refusals import QUEUE_FULL
+from weft.shapes import Shapes, example, written
 from weft.survey.memory import held_bytes
 from weft.survey.spans import SeenSpan, beside_each, hand_overs, losses, mean_times, read_spans, runs
 from weft.version import __version__, runtime_version
 from weft.workloads.requests import Workload, parse_workload, served_name
 
-Shapes = Mapping[str, Sequence[int]]
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how many measurements are done, and of how many."""
 
@@ -418,8 +418,18 @@ class _Survey:
         arguments += [] if self.isolation == THREADS else ["--isolation", self.isolation]
         arguments += ["--device", self.device] if is_gpu(self.device) else []
         sources = [str(self.repository)] if self.repository else [subject.file for subject in self.subjects]
+        arguments += [] if self.repository else self._stated_shapes()
         with ServerProcess(*sources, *arguments, "--cache", str(self.cache)) as server:
             yield server
+
+    def _stated_shapes(self) -> list[str]:
+        """Options that give the server the shapes to measure with; it cannot cut a model with free ones."""
+        return [
+            f"--shape={subject.name}:{name}={written(shape)}"
+            for subject in self.subjects
+            if subject.file == subject.source
+            for name, shape in subject.shapes.items()
+        ]
 
     def _held_bytes(self, server: ServerProcess) -> int | None:
         """Memory of the server, and of its workers where it has some; None where the system does not tell."""
@@ -442,11 +452,9 @@ class _Survey:
         shapes = {each["name"]: [int(size) for size in each["shape"]] for each in metadata["inputs"]}
         for name, shape in shapes.items():
             if name not in subject.shapes and any(size < 0 for size in shape[1:]):
-                raise InputError(
-                    f"{subject.source}: its input {name!r} has free dimensions; say what is sent to it, "
-                    f"as --shape {subject.name}:{name}=1x..., or shapes in the workload"
-                )
-        return {name: [max(1, shape[0]), *shape[1:]] for name, shape in shapes.items() if shape}
+                problem = f"{subject.source}: its input {name!r} has the free shape {written(shape)}"
+                raise ShapeNeeded(problem, name, example(shape), model=subject.name)
+        return {name: (max(1, shape[0]), *shape[1:]) for name, shape in shapes.items() if shape}
 
     def _tell(self, what: str) -> None:
         if self.progress:
