@@ -10,9 +10,11 @@ import pytest
 from tests.cli.test_cli import refused, run
 from tests.models.onnx_graphs import node, proto, tensor
 from weft.cli.streams import parse_stream
+from weft.errors import ModelError
 from weft.mapping.scenario import ScenarioTask
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.repository import Repository
+from weft.survey.measuring import subject
 from weft.workloads.requests import parse_workload
 
 STREAM = "words.onnx:rate=5,deadline=100"
@@ -23,6 +25,8 @@ def words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """words.onnx, which takes two inputs of one free length; more.onnx is the same."""
     inputs = [tensor("ids", "batch", "seq"), tensor("mask", "batch", "seq")]
     model = proto([node("Add", ["ids", "mask"], ["y"])], inputs, [tensor("y", "batch", "seq")])
+    model.ir_version = 9
+    del model.opset_import[1:]  # ONNX Runtime knows no others
     for name in ("words.onnx", "more.onnx"):
         (tmp_path / name).write_bytes(model.SerializeToString())
     monkeypatch.chdir(tmp_path)
@@ -97,3 +101,18 @@ def test_advice_is_in_the_form_in_which_it_was_asked(capsys, words, command, adv
     (words / "map.toml").write_text('soc = "xavier"\n[[task]]\nmodel = "words.onnx"\n')
     code, _, error = run(capsys, *command)
     assert code == 2 and error.splitlines()[-1].endswith(advice)
+
+
+def test_models_are_measured_with_the_shapes_of_axes(words):
+    assert subject("words.onnx", {"seq": (128,)}).shapes == {"ids": (1, 128), "mask": (1, 128)}
+    with pytest.raises(ModelError, match=r"words.onnx: unknown input 'idx'"):
+        subject("words.onnx", {"idx": (1, 2)})
+
+
+@pytest.mark.long
+def test_this_machine_measures_a_model_with_the_shape_that_is_given(capsys, words):
+    measured = ("profile", "words.onnx", "--device", "host", "--lanes", "1", "--seconds", "0.2")
+    code, out, _ = run(capsys, *measured, "--shape", "seq=128")
+    assert code == 0 and "words" in out
+    code, _, error = run(capsys, *measured)
+    assert code == 2 and error.splitlines()[-1].endswith("pass --shape ids=1x128")

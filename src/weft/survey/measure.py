@@ -442,7 +442,8 @@ class _Survey:
         for subject in self.subjects:
             found = models.get(subject.name)
             if found is None:
-                raise InputError(f"{subject.source}: the server could not measure it; give its shapes in NAME.toml")
+                self._free(server, subject)  # a shape that nobody gave is the usual reason
+                raise InputError(f"{subject.source}: the server could not cut and measure it; weft serve tells why")
             self.bodies[found["body"] or subject.name] = subject.name
             self.served[subject.name] = {**found, "shapes": self._free(server, subject)}
 
