@@ -40,6 +40,7 @@ The split is by who can do something about it, because that is what the command 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -280,6 +281,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return f"unknown {kind} {name!r}; {hint}"
+
+
+def reason_of(error: BaseException) -> str:
+    """What went wrong, in words: of an error of the system without its number and the path, which the message has."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return re.sub(r"\[Errno -?[0-9]+\] ", "", text)
 
 
 def first_line(error: BaseException) -> str:

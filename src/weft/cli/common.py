@@ -80,7 +80,8 @@ def _completed(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
     return complete
 
 
-def _model_names() -> Iterable[str]:
+def model_names() -> Iterable[str]:
+    """All names of models that weft knows."""
     from weft.models.packaged import PACKAGED
     from weft.models.trained import TRAINED
     from weft.models.zoo import ZOO
@@ -106,7 +107,7 @@ def _policy_names() -> Iterable[str]:
     return POLICIES
 
 
-complete_models, complete_devices = _completed(_model_names), _completed(_device_names)
+complete_models, complete_devices = _completed(model_names), _completed(_device_names)
 complete_socs, complete_policies = _completed(_soc_names), _completed(_policy_names)
 
 Models = Annotated[

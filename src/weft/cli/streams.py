@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from weft.cli.common import as_number, parse_shapes
+from weft.cli.common import as_number, model_names, parse_shapes
 from weft.errors import ModelError, WorkloadError
 from weft.shapes import parse_shape
 
@@ -70,6 +71,13 @@ def _parse_value(text: str) -> tuple[str, object]:
     return name, as_number(number)
 
 
+def _refuse_model(path: str) -> None:
+    """Refuse a model where a workload file is wanted, and show how a model is asked for."""
+    if path.endswith(".onnx") or (path in model_names() and not Path(path).exists()):
+        shown = f"-s {path}:rate=10,deadline=100"
+        raise WorkloadError(f"{path} is a model, and a workload file (TOML) is wanted here; ask for it with {shown}")
+
+
 def asked_workload(
     path: str | None,
     streams: Sequence[str] | None,
@@ -85,6 +93,7 @@ def asked_workload(
     from weft.workloads.requests import parse_workload, read_workload
 
     if path is not None:
+        _refuse_model(path)
         workload = (read or read_workload)(path)
         raw, where = workload.model_dump(exclude_unset=True), path
     else:

@@ -27,9 +27,9 @@ from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 
-from weft.errors import InputError, ShapeNeeded, WorkloadError, unknown_name
+from weft.errors import InputError, ShapeNeeded, WorkloadError, reason_of, unknown_name
 from weft.load.answers import Answer
-from weft.load.client import Pool, call, parse_url, request_bytes
+from weft.load.client import Pool, call, parse_url, request_bytes, unreachable
 from weft.load.payload import (
     BINARY,
     DEADLINES,
@@ -445,14 +445,14 @@ async def _reach(pool: Pool, count: int) -> None:
     try:
         await pool.open(count)
     except OSError as error:
-        raise InputError(f"{pool.target.url}: cannot connect: {_one_line(str(error) or 'no answer')}") from error
+        raise InputError(unreachable(pool.target.url, error, "weft serve")) from error
 
 
 async def _call(control: Pool, request: bytes) -> Answer:
     try:
         return await call(control, request)
     except OSError as error:
-        why = _one_line(str(error)) or "no answer in time"
+        why = _one_line(reason_of(error)) or "no answer in time"
         raise InputError(f"{control.target.url}: the server does not answer: {why}") from error
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from weft.devices.soc import Soc, load_soc
-from weft.errors import ShapeNeeded, WorkloadError, unknown_name
+from weft.errors import ShapeNeeded, WorkloadError, reason_of, unknown_name
 from weft.jsonfile import first_problem, printable
 from weft.mapping.limits import TaskLimits
 from weft.mapping.problem import MAX_STEPS, Objective, Problem
@@ -146,8 +146,8 @@ def read_scenario(path: str | Path) -> Scenario:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
         if isinstance(error, tomllib.TOMLDecodeError):
-            raise WorkloadError(f"{path}: not a TOML file: {error}") from error
-        raise WorkloadError(f"{path}: cannot read the scenario: {error}") from error
+            raise WorkloadError(f"{path}: not a TOML file: {reason_of(error)}") from error
+        raise WorkloadError(f"{path}: cannot read the scenario: {reason_of(error)}") from error
     if "folder" in raw:
         raise WorkloadError(f"{path}: unknown key 'folder'")
     return parse_scenario(raw | {"folder": str(Path(path).parent)}, str(path))

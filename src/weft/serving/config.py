@@ -494,9 +494,10 @@ def _below(path: Path, given: str) -> Path:
 def _source(path: Path, given: Any) -> Any:
     """A name that weft knows stays one; all else is a path."""
     from weft.models.packaged import PACKAGED
+    from weft.models.trained import TRAINED
     from weft.models.zoo import ZOO
 
-    if not isinstance(given, str) or given in ZOO or given in PACKAGED or not given:
+    if not isinstance(given, str) or given in (*ZOO, *TRAINED, *PACKAGED, ""):
         return given
     known_by_path = "/" in given or given.endswith((".onnx", PROGRAM_SUFFIX)) or os.path.exists(path.parent / given)
     return str(_below(path, given)) if known_by_path else given

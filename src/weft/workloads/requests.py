@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from weft.errors import ShapeNeeded, WorkloadError
+from weft.errors import ShapeNeeded, WorkloadError, reason_of
 from weft.jsonfile import first_problem
 from weft.shapes import sizes_of
 from weft.workloads import arrivals
@@ -319,12 +319,15 @@ class Workload(BaseModel):
 
 def read_workload(path: str | Path) -> Workload:
     """The workload a TOML file describes; every value is checked."""
+    if str(path).endswith(".onnx"):
+        stream = f'a file with [[stream]], model = "{path}", rate = 10 and deadline_ms = 100'
+        raise WorkloadError(f"{path} is a model, and a workload (TOML) is wanted: {stream}")
     try:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot read the workload: {error}") from error
+        raise WorkloadError(f"{path}: cannot read the workload: {reason_of(error)}") from error
     except tomllib.TOMLDecodeError as error:
-        raise WorkloadError(f"{path}: not a TOML file: {error}") from error
+        raise WorkloadError(f"{path}: not a TOML file: {reason_of(error)}") from error
     if "folder" in raw:
         raise WorkloadError(f"{path}: unknown key 'folder'")
     return parse_workload(raw | {"folder": str(Path(path).parent)}, str(path))
