@@ -13,6 +13,7 @@ from weft.cli.printing import add_row, console, number, plain_table, progress_ba
 from weft.cli.streams import asked_workload
 from weft.cli.unused import refuse_unused
 from weft.errors import WorkloadError
+from weft.reports.tables import largest_notes, mark_largest
 
 if TYPE_CHECKING:
     from weft.load import LoadResult, StreamFigures
@@ -128,7 +129,8 @@ def _compared(plan: Plan, result: LoadResult) -> dict[str, object]:
             each.model,
             *(number(value, 2) for value in (foreseen.p50_ms, seen.p50_ms)),
             _signed(each.p50_off, " %"),
-            *(number(value, 2) for value in (foreseen.p99_ms, seen.p99_ms)),
+            mark_largest(number(foreseen.p99_ms, 2), foreseen.p99_max_of),
+            mark_largest(number(seen.p99_ms, 2), seen.p99_max_of),
             _signed(each.p99_off, " %"),
             *(number(value, 2, scale=100, suffix=" %") for value in (foreseen.missed, seen.missed)),
             _signed(each.missed_off, " points"),
@@ -179,11 +181,15 @@ def print_load(result: LoadResult) -> None:
             "none" if each.stream.deadline_ms is None else f"{each.stream.deadline_ms:g}",
             number(found.met_share, 2, scale=100, suffix=" %"),
         )
-        spans = (found.mean_s, found.p50_s, found.p90_s, found.p95_s, found.p99_s, found.p999_s, found.max_s)
-        cells = [number(value, 2, scale=1e3) for value in (*spans, found.lag_p99_s, found.lag_max_s)]
+        spans = (found.mean_s, found.p50_s, found.p90_s, found.p95_s)
+        cells = [number(value, 2, scale=1e3) for value in spans]
+        cells += [mark_largest(number(value, 2, scale=1e3), found.p99_max_of) for value in (found.p99_s, found.p999_s)]
+        cells += [number(value, 2, scale=1e3) for value in (found.max_s, found.lag_p99_s, found.lag_max_s)]
         add_row(times, each.stream.model, *cells)
     console.print(fates)
     console.print(times)
+    for note in largest_notes((each.stream.model, each.figures.p99_max_of) for each in result.streams):
+        say(note, style="dim")
     _print_answers(result)
     say(
         f"round trip {result.transport_s * 1e3:.2f} ms, {result.connections} connections, "

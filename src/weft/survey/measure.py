@@ -26,11 +26,11 @@ from weft.models.stitched_files import file_and_task
 from weft.runtime.cuda.requirements import gpu_called
 from weft.runtime.lanes import ABORT_FROM_TICKS
 from weft.runtime.stitched import tasks_in
+from weft.serving.held_memory import held_bytes
 from weft.serving.isolation import THREADS
 from weft.serving.process import ServerProcess
 from weft.serving.refusals import QUEUE_FULL
 from weft.shapes import Shapes, example, written
-from weft.survey.memory import held_bytes
 from weft.survey.spans import SeenSpan, beside_each, hand_overs, losses, mean_times, read_spans, runs
 from weft.version import __version__, runtime_version
 from weft.workloads.requests import Workload, parse_workload, served_name
@@ -433,8 +433,7 @@ class _Survey:
 
     def _held_bytes(self, server: ServerProcess) -> int | None:
         """Memory of the server, and of its workers where it has some; None where the system does not tell."""
-        alone = self.isolation == THREADS and not is_gpu(self.device)
-        return _resident_bytes(server.url) if alone else held_bytes(server.pid)
+        return held_bytes(server.pid, workers=self.isolation != THREADS or is_gpu(self.device))
 
     def _learn(self, server: ServerProcess) -> None:
         """What the server says of its models."""
@@ -472,14 +471,6 @@ def _sizes(most: int) -> list[int]:
 def _get(url: str, path: str) -> Any:
     with urllib.request.urlopen(f"{url}/{path}", timeout=30) as answer:
         return json.load(answer)
-
-
-def _resident_bytes(url: str) -> int | None:
-    """Memory of the server's process; None where its system does not tell."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
-        lines = answer.read().decode("utf-8", "replace").splitlines()
-    found = [line.split()[-1] for line in lines if line.startswith("process_resident_memory_bytes ")]
-    return round(float(found[0])) or None if found else None
 
 
 def _rounded(values: Sequence[float]) -> tuple[float, ...]:
