@@ -7,6 +7,7 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
+from weft.devices import load_npu
 from weft.load.report import OK, stream_load
 from weft.reports.comparison_page import _milliseconds
 from weft.reports.run_tables import request_comparison_table, requests_table
@@ -17,7 +18,7 @@ from weft.workloads.requests import parse_workload
 def simulated(rate: float):
     stream = {"model": "resnet18", "rate": rate, "deadline_ms": 100, "max_batch": 1, "arrival": "uniform"}
     workload = parse_workload({"stream": [stream], "duration_s": 2.0, "warmup_s": 0.0})
-    return simulate_requests(prepare(workload, "tpuv3-like"), "fifo").report
+    return simulate_requests(prepare(workload, load_npu("tpuv3-like")), "fifo").report
 
 
 def test_tables_of_simulated_requests_mark_the_largest():

@@ -16,7 +16,6 @@ function showIn(units, value, digits) {
   return `${trim((value / size).toPrecision(digits))} ${unit}`;
 }
 const showSeconds = (seconds, digits = 4) => showIn(TIMES, seconds, digits);
-// What a server holds, in the unit of weft plan's table and of --memory.
 const showMemory = bytes => isNumber(bytes) ? `${(bytes / 2 ** 20).toFixed(0)} MiB` : "–";
 const showBytes = bytes => bytes === 0 ? "0 B" : showIn(BYTES, bytes, 4);
 
