@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.cli.test_cli import refused, run
 from tests.models.onnx_graphs import node, proto, tensor
 from weft.cli.streams import parse_stream
-from weft.errors import ModelError
+from weft.errors import InputError, ModelError
 from weft.mapping.scenario import ScenarioTask
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.repository import Repository
@@ -116,3 +119,9 @@ def test_this_machine_measures_a_model_with_the_shape_that_is_given(capsys, word
     assert code == 0 and "words" in out
     code, _, error = run(capsys, *measured)
     assert code == 2 and error.splitlines()[-1].endswith("pass --shape ids=1x128")
+
+
+@given(st.one_of(st.text(max_size=40), st.from_regex(r"m:(shape|value|rate)=[a-z:=0-9x,.]{0,20}", fullmatch=True)))
+def test_reading_a_stream_raises_nothing_but_our_error(text):
+    with contextlib.suppress(InputError):
+        assert parse_stream(text)["model"]
