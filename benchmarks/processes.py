@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.survey.memory import held_bytes
+from weft.serving.held_memory import held_bytes
 
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 SHORTEST_MARK = 16
@@ -88,7 +88,7 @@ def survivors(members: Iterable[Process]) -> list[Process]:
 
 def memory_bytes(pid: int) -> int:
     """What a process and its descendants hold; what they share is counted once."""
-    return held_bytes(pid) or 0
+    return held_bytes(pid, workers=True) or 0
 
 
 def free_port() -> int:

@@ -21,17 +21,17 @@ MOST_SHARED_NAMES = 10
 """Class names that may stand for something in more than one file."""
 
 STOREYS = (
-    "version", "errors", "files", "jsonfile", "shown", "kernels", "numbers", "models", "workloads", "devices", "costs",
-    "policies", "engine", "mapping", "runtime", "stitching", "tuning", "reports", "load", "simulation", "placing",
-    "cluster", "serving", "gates", "ray", "survey", "planning", "weft_papers", "cli",
+    "version", "errors", "files", "jsonfile", "shapes", "shown", "kernels", "numbers", "models", "workloads", "devices",
+    "costs", "policies", "engine", "mapping", "runtime", "stitching", "tuning", "reports", "load", "simulation",
+    "placing", "cluster", "serving", "gates", "ray", "survey", "planning", "weft_papers", "cli",
 )  # fmt: skip
 """A room may import those to its left; ``weft`` itself shows the public names of all but the last two."""
 
 ALONE = {
     "kernels": set(),
-    "models": {"errors", "files"},
+    "models": {"errors", "files", "shapes"},
     "devices": {"errors", "jsonfile"},
-    "workloads": {"errors", "jsonfile"},
+    "workloads": {"errors", "jsonfile", "shapes"},
 }
 """Parts that keep to less than their storey allows: all they may import of the package."""
 

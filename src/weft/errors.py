@@ -3,7 +3,8 @@
 WeftError
 ├── InputError            what the caller gave us cannot be used   (exit code 2)
 │   ├── ModelError        a model file, its shapes, or a model's name
-│   │   └── NotLearned    it could not be cut and measured in the time it was given
+│   │   ├── NotLearned    it could not be cut and measured in the time it was given
+│   │   └── ShapeNeeded   an input has free dimensions, and nothing says how large they are
 │   ├── NumberError       a number format, or values it cannot hold
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
 │   ├── PlacingError      a machines file, a placement, or models that no machine can serve
@@ -39,6 +40,7 @@ The split is by who can do something about it, because that is what the command 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
@@ -61,6 +63,31 @@ class ModelError(InputError):
 
 class NotLearned(ModelError):
     """Cutting and measuring a model took longer than it may; it can be served whole."""
+
+
+class ShapeNeeded(ModelError):
+    """An input has free dimensions, and nothing says how large they are.
+
+    The message advises ``--shape``; who knows how else the user asked raises it again with ``advising``.
+    """
+
+    def __init__(self, problem: str, name: str = "", sizes: str = "", *, model: str = "", advice: str = "") -> None:
+        """*name*, *sizes*: the input, and an example of what to say of it; *model*: whose input it is."""
+        said = advice or (f"pass --shape {name}={sizes}" if name else "")
+        super().__init__(f"{problem}; {said}" if said else problem)
+        self.problem, self.name, self.sizes, self.model = problem, name, sizes, model
+
+    def advising(self, advice: str) -> ShapeNeeded:
+        """The same with other advice."""
+        return ShapeNeeded(self.problem, self.name, self.sizes, model=self.model, advice=advice)
+
+    def of(self, model: str) -> ShapeNeeded:
+        """The same, said of *model*."""
+        return ShapeNeeded(f"{model}: {self.problem}", self.name, self.sizes, model=model)
+
+    def among_several(self) -> ShapeNeeded:
+        """The same, where an option has to say which model it means."""
+        return self.advising(f"pass --shape {self.model}:{self.name}={self.sizes}")
 
 
 class DeviceError(InputError):
@@ -254,6 +281,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
     return f"unknown {kind} {name!r}; {hint}"
+
+
+def reason_of(error: BaseException) -> str:
+    """What went wrong, in words: of an error of the system without its number and the path, which the message has."""
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return re.sub(r"\[Errno -?[0-9]+\] ", "", text)
 
 
 def first_line(error: BaseException) -> str:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from weft.errors import InputError
+from weft.errors import InputError, reason_of
 
 _MOST_LINKS = 40
 """As many as Linux follows."""
@@ -180,7 +180,7 @@ def make_folder(path: Path) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise InputError(f"{path}: cannot make the folder: {problem}") from problem
+        raise InputError(f"{path}: cannot make the folder: {reason_of(problem)}") from problem
 
 
 def check_file(path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from weft.errors import InputError
+from weft.errors import InputError, reason_of
 from weft.files import write_text
 
 
@@ -22,7 +22,7 @@ def read_json(path: str | Path, error: type[InputError]) -> Any:
     try:
         return json.loads(Path(path).read_text(encoding="utf-8"), parse_constant=refuse)
     except OSError as problem:
-        raise error(f"{path}: cannot read the file: {problem}") from problem
+        raise error(f"{path}: cannot read the file: {reason_of(problem)}") from problem
     except UnicodeDecodeError as problem:
         raise error(f"{path}: not a JSON file: it is not text") from problem
     except (ValueError, RecursionError) as problem:  # ValueError: also a number of more than 4300 digits

@@ -19,7 +19,7 @@ SIMULATE = next(
     for name, command in typer.main.get_command(app).commands.items()
     if name == "simulate"  # type: ignore[attr-defined]
 )
-PARAMETERS = {each.name: each for each in SIMULATE.params if each.name != "help"}
+PARAMETERS = {each.name: each for each in SIMULATE.params if each.opts[0].startswith("-") and each.name != "help"}
 VALUES = {
     "device": "weaver-plus", "lanes": "2", "policy": "fifo", "workload": "w.toml", "bench": "bench.json",
     "late": "keep", "models": "resnet50", "profile": "p.json", "batch": "1", "seq_len": "16", "tables": "stream",

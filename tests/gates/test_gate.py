@@ -354,5 +354,5 @@ def test_how_a_cluster_stands_is_shown(capsys, tmp_path):
         told = json.loads((tmp_path / "status.json").read_text())
         assert [server["machine"] for server in told["servers"]] == ["left"] and told["format"] == 1
         assert [server["machine"] for server in told["past"]] == ["right"] and not told["missing"]
-    assert "no gate answers" in refused(capsys, "cluster", "status", url)
+    assert "nothing listens at 127.0.0.1" in refused(capsys, "cluster", "status", url)
     assert "--bench" in refused(capsys, "ray", "up", "nowhere", "--kill", "left")

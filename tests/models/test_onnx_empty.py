@@ -49,7 +49,7 @@ def test_a_product_with_nothing_is_no_layer():
 
 def test_a_size_of_zero_in_the_file_is_a_size():
     nodes = [node("Relu", ["x"], ["y"])]
-    with pytest.raises(ModelError, match=r"2x4 does not fit \[0, 4\]"):
+    with pytest.raises(ModelError, match=r"2x4 does not fit input 'x'; the inputs are: x \[0, 4\]"):
         import_onnx(proto(nodes, [tensor("x", 0, 4)], ["y"]), shapes={"x": (2, 4)})
 
 

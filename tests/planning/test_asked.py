@@ -38,7 +38,7 @@ def asked_for(*streams: str, **more) -> Asked:
 
 
 def test_models_are_found_with_the_shapes_that_are_sent(folder):
-    found = asked_for("camera.onnx:rate=5,deadline=20", "words.onnx:rate=1,deadline=50,shape=ids:1x128", cores=1)
+    found = asked_for("camera.onnx:rate=5,deadline=20", "words.onnx:rate=1,deadline=50,shape=ids=1x128", cores=1)
     assert [(model.name, model.source) for model in found.models] == [
         ("camera", "camera.onnx"),
         ("words", "words.onnx"),
@@ -78,9 +78,9 @@ def test_a_model_with_two_streams_is_planned_once(folder):
 @pytest.mark.parametrize(
     ("streams", "more", "said"),
     [
-        (["words.onnx:rate=1,deadline=50"], {}, "-s words.onnx:rate=1,deadline=50,shape=ids:1x128"),
-        (["words.onnx:rate=1,deadline=50,shape=ids:128"], {}, "shape 128 does not fit its input 'ids'"),
-        (["words.onnx:rate=1,deadline=50,shape=idx:1x9"], {}, "unknown input 'idx'"),
+        (["words.onnx:rate=1,deadline=50"], {}, "-s words.onnx:rate=1,deadline=50,shape=ids=1x128"),
+        (["words.onnx:rate=1,deadline=50,shape=ids=128"], {}, "shape 128 does not fit input 'ids'"),
+        (["words.onnx:rate=1,deadline=50,shape=idx=1x9"], {}, "unknown input 'idx'"),
         (["camera.onnx:rate=1"], {}, "-s camera.onnx:rate=1,deadline=100"),
         (["camera.onnx:rate=1,deadline=9,samples=wrong.npz"], {}, "x has the shape 3x5"),
         (["kamera.onnx:rate=1,deadline=9"], {}, "did you mean camera.onnx"),
@@ -109,8 +109,8 @@ def test_what_cannot_be_planned_is_one_line_with_the_way_out(folder, streams, mo
         ("rate=5,deadline=5", "names no model; write MODEL:rate=5,deadline=5"),
         ("", "names no model; write MODEL:rate=10"),
         ("m.onnx:rate", "MODEL:rate=10,deadline=250"),
-        ("m.onnx:rate=1,shape=1x3", "shape=INPUT:1x128"),
-        ("m.onnx:rate=1,shape=x:1xa", "1xa"),
+        ("m.onnx:rate=1,shape=1x3", "NAME=1x3x224x224"),
+        ("m.onnx:rate=1,shape=x=1xa", "1xa"),
     ],
 )
 def test_a_stream_that_cannot_be_read_is_refused(text, said):
@@ -119,7 +119,7 @@ def test_a_stream_that_cannot_be_read_is_refused(text, said):
 
 
 def test_a_stream_has_shapes_and_values_of_several_inputs():
-    found = parse_stream("vad.onnx:rate=3,deadline=9,shape=a:1x2,shape=b:1,value=sr:16000")
+    found = parse_stream("vad.onnx:rate=3,deadline=9,shape=a=1x2,shape=b=1,value=sr=16000")
     assert found == {
         "model": "vad.onnx",
         "rate": 3,

@@ -56,6 +56,13 @@ def test_a_page_has_the_shared_style_and_script_and_asks_nobody(template: str) -
     assert f'<meta name="weft-page" content="{template.removesuffix(".html")}" data-beside="[]">' in text
 
 
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_a_table_that_is_wider_than_the_window_casts_a_shadow_where_it_goes_on(template: str) -> None:
+    style = re.search(r"^\.scroll \{(.*?)^\}", whole_page(template), re.MULTILINE | re.DOTALL)
+    assert style and "overflow-x: auto" in style[1]
+    assert style[1].count("local") == style[1].count("var(--panel)") == style[1].count("var(--edge)") == 2
+
+
 def test_pages_of_the_server_have_the_same_colours() -> None:
     colours = files("weft.reports").joinpath("colours.css").read_text("utf-8").rstrip()
     for page in (whole_page("timeline.html"), dashboard.page().decode(), docs_page.page().decode()):

@@ -200,7 +200,7 @@ def state(models: list[dict[str, Any]], **values: Any) -> dict[str, Any]:
     return {
         "server": "weft", "version": "0.1.0", "policy": "punctual", "ready": True, "draining": False,
         "uptime_s": 3700.0, "now_s": 1234.5, "lanes": lanes, "in_flight": 3, "window_s": 10, "totals": totals,
-        "memory": {"used_bytes": 204_000_000, "budget_bytes": None}, "models": models,
+        "memory": {"held_bytes": 304_087_040, "used_bytes": 204_000_000, "budget_bytes": None}, "models": models,
     } | values  # fmt: skip
 
 
@@ -320,7 +320,7 @@ def test_it_shows_the_server_its_totals_and_its_models(browser, stub):
     cards = dict(zip(browser.texts(".card dt"), browser.texts(".card dd:not(.small)"), strict=True))
     assert cards == {
         "Requests/s": "9.8", "In flight": "3", "Deadlines met, 10 s": "100.0 %", "Deadlines met, all": "90.0 %",
-        "Drops": "4", "Lanes in use": "48.0 %", "Preemptions": "5", "Memory": "204 MB",
+        "Drops": "4", "Lanes in use": "48.0 %", "Preemptions": "5", "Memory": "290 MiB",
     }  # fmt: skip
     assert "expired 3, queue full 1" in browser.texts(".card .small")
     assert browser.texts("thead th") == [

@@ -29,6 +29,7 @@ GIVEN: dict[str, tuple[str, Any]] = {
     "policy": ("edf", "edf"),
     "policy_options": ("margin=15, alpha=0.5,lazy=true", {"margin": 15, "alpha": 0.5, "lazy": True}),
     "late": ("keep", "keep"),
+    "shapes": ("camera:x=1x3x8x8,words:seq=128", ("camera:x=1x3x8x8", "words:seq=128")),
     "memory_budget_bytes": ("2_000_000_000", 2_000_000_000),
     "default_slo_ms": ("250", 250.0),
     "best_effort_ms": ("5e3", 5000.0),

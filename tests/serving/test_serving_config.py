@@ -213,6 +213,7 @@ def test_memory_is_shared_with_this_machine_only_unless_told_otherwise(host):
 
 WHOLE = """
 models = ["resnet50", "repository", "one.onnx", "two.pt2", "/srv/models", "sub/other", "unheard-of"]
+shapes = ["one:x=1x3", "two:seq=128"]
 host = "0.0.0.0"
 http_port = 9000
 grpc_port = false

@@ -85,7 +85,8 @@ def test_requests_are_compared_on_a_measured_machine(tmp_path: Path) -> None:
     made = compare_requests(requests(), HOST, policies=["edf", "fifo"], late="keep")
     assert [report.policy for report in made.reports] == ["edf", "fifo"] and made.best.violation_rate == 0
     assert made.title == "requests on host, 1 lane, no batches, late requests: keep, 2 s of requests"
-    assert made.table().notes == ("the same as edf here: fifo",)
+    alike, few = made.table().notes
+    assert alike == "the same as edf here: fifo" and few.startswith("* fewer than 100 answers have no p99: net max of ")
     assert len(made.plot().axes[0].patches) == 2 and "edf" in made._repr_html_()
     file = tmp_path / "w.toml"
     file.write_text('duration_s = 1.0\n[[stream]]\nmodel = "net"\nrate = 5\ndeadline_ms = 50\n')

@@ -360,14 +360,12 @@ def test_an_open_batch_is_one_or_what_is_asked_for():
 
 def test_an_open_size_is_asked_for_and_taken():
     proto = model([node("Relu", ["x"], ["y"])], inputs={"x": (1, 3, "height", 8)})
-    with pytest.raises(
-        ModelError, match=r"size 2 of its input x is open \(height\); give it, as in shapes = x=1x3x224x8"
-    ):
+    with pytest.raises(ModelError, match=r"size 2 of its input x is open \(height\); pass --shape x=1x3x224x8"):
         read_net(proto)
     assert read_net(proto, shapes={"x": (1, 3, 4, 8)}).values["x"].height == 4
-    with pytest.raises(ModelError, match="not \\[1, 3, 4, 9\\]"):
+    with pytest.raises(ModelError, match="shape 1x3x4x9 does not fit input 'x'"):
         read_net(proto, shapes={"x": (1, 3, 4, 9)})
-    with pytest.raises(ModelError, match="it has no input z; its inputs are x"):
+    with pytest.raises(ModelError, match="unknown input 'z'; the inputs are: x"):
         read_net(proto, shapes={"z": (1,)})
 
 

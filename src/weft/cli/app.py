@@ -17,11 +17,20 @@ from weft.cli.printing import console
 from weft.version import __version__
 
 GROUPS = {
-    "Run": ("plan", "serve", "bench", "profile", "ray"),
-    "Plan": ("place", "map", "stitch", "tune", "explore"),
-    "Study": ("compare", "simulate", "sustain", "timeline", "cluster", "traffic", "reproduce", "models", "devices"),
+    "Serve models on this machine": ("plan", "serve", "bench", "profile", "models"),
+    "What another policy, load or device would do": (
+        "compare",
+        "simulate",
+        "sustain",
+        "timeline",
+        "explore",
+        "devices",
+    ),
+    "More models than one machine carries": ("place", "ray", "cluster", "traffic"),
+    "Models on a SoC, with shared weights, with fewer bits": ("map", "stitch", "tune"),
+    "Papers": ("reproduce",),
 }
-"""Commands, each a module of its name: on this machine, before that, and on devices that are simulated."""
+"""Commands, each a module of its name, by the problems that the table in the README has."""
 
 
 class Interrupted(Exception):
@@ -80,10 +89,11 @@ def _interrupted() -> Iterator[None]:
 app = typer.Typer(
     name="weft",
     cls=_Root,
-    help="Run many neural networks on one accelerator, well.\n\n"
-    "First type [bold]weft compare --models resnet50,bert-base[/bold]. To serve models on this machine, "
-    "[bold]weft serve model.onnx[/bold]; to place them on the units of a SoC, "
-    "[bold]weft map --soc xavier --models googlenet,resnet101[/bold].",
+    help="Run many neural networks on one machine, well: say how often each is asked and how soon it must answer.\n\n"
+    "Begin with [bold]weft plan -o plan/ -s light-squeezenet:rate=5,deadline=500 "
+    "-s light-shufflenet:rate=10,deadline=250[/bold], which measures them here and says what that will come to; then "
+    "[bold]weft serve plan/[/bold], and [bold]weft bench plan/[/bold] in a second terminal. Yours are files: "
+    "[bold]-s camera.onnx:rate=50,deadline=20[/bold].",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -100,7 +110,7 @@ def _show_version(asked: bool) -> None:
 def _root(
     version: bool = typer.Option(False, "--version", callback=_show_version, is_eager=True, help="Print the version."),
 ) -> None:
-    """Run many neural networks on one accelerator, well."""
+    """Run many neural networks on one machine, well."""
     console.stderr = False
     told = logging.getLogger("weft.kernels")
     if not told.handlers:

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from weft.cli import common
-from weft.cli.common import how, out, parse_shapes, what
+from weft.cli.common import how, out, what
 from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, write_result
-from weft.cli.streams import parse_stream
+from weft.cli.streams import asked_workload
 from weft.cli.unused import refuse_unused
 from weft.errors import WorkloadError
+from weft.reports.tables import largest_notes, mark_largest
 
 if TYPE_CHECKING:
     from weft.load import LoadResult, StreamFigures
@@ -31,7 +32,8 @@ def command(
         what(
             "--stream",
             "-s",
-            help="MODEL:rate=10 instead of a file; more keys: deadline=250 (ms), samples=x.npz; repeatable.",
+            help="MODEL:rate=10 instead of a file; more keys: deadline=250 (ms), shape=NAME=1x128, samples=x.npz; "
+            "repeatable.",
         ),
     ] = None,
     deadlines: Annotated[
@@ -48,7 +50,7 @@ def command(
     duration: Annotated[float | None, how("--duration", help="Seconds, instead of duration_s.")] = None,
     warmup: Annotated[float | None, how("--warmup", help="Seconds not counted, for warmup_s.")] = None,
     seed: Annotated[int | None, how("--seed", help="Instead of the workload's own.")] = None,
-    shapes: common.Shapes = None,
+    shape: common.Shapes = None,
     connections: Annotated[int, how("--connections", "-c", help="Connections at a time, at most.")] = 512,
     grace: Annotated[float, how("--grace", help="Seconds to wait for the last answers.")] = 30.0,
     api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
@@ -63,7 +65,7 @@ def command(
     plan = _plan(workload)
     if not json_file:
         refuse_unused(context, "a run without a file", {"save_latencies": "name the file with --json"})
-    asked = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shapes)
+    asked = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shape)
     if load is not None:
         asked = _at_load(asked, load)
         plan = _foreseen(plan, workload, asked)
@@ -127,7 +129,8 @@ def _compared(plan: Plan, result: LoadResult) -> dict[str, object]:
             each.model,
             *(number(value, 2) for value in (foreseen.p50_ms, seen.p50_ms)),
             _signed(each.p50_off, " %"),
-            *(number(value, 2) for value in (foreseen.p99_ms, seen.p99_ms)),
+            mark_largest(number(foreseen.p99_ms, 2), foreseen.p99_max_of),
+            mark_largest(number(seen.p99_ms, 2), seen.p99_max_of),
             _signed(each.p99_off, " %"),
             *(number(value, 2, scale=100, suffix=" %") for value in (foreseen.missed, seen.missed)),
             _signed(each.missed_off, " points"),
@@ -146,23 +149,12 @@ def _workload(
     path: str | None, streams: list[str] | None, given: dict[str, float | int | None], shapes: list[str] | None
 ) -> Workload:
     from weft.planning.layout import is_plan, planned_workload
-    from weft.workloads.requests import parse_workload, read_workload
 
     if (path is None) == (not streams):
         raise WorkloadError("say what to send: a workload file, a plan, or --stream MODEL:rate=10")
-    if path is not None:
-        read = planned_workload if is_plan(path) else read_workload
-        raw, where = read(path).model_dump(exclude_unset=True), path
-    else:
-        raw, where = {"stream": [parse_stream(text) for text in streams or ()]}, "--stream"
-    raw |= {key: value for key, value in given.items() if value is not None}
-    if shapes:
-        models = [str(each["model"]) for each in raw["stream"]]
-        for model, found in parse_shapes(shapes, models).items():
-            for each in raw["stream"]:
-                if each["model"] == model:
-                    each["shapes"] = {**each.get("shapes", {}), **found}
-    return parse_workload(raw, where)
+    changes = {key: value for key, value in given.items() if value is not None}
+    planned = planned_workload if path is not None and is_plan(path) else None
+    return asked_workload(path, streams, shapes, read=planned, **changes)
 
 
 def print_load(result: LoadResult) -> None:
@@ -189,11 +181,15 @@ def print_load(result: LoadResult) -> None:
             "none" if each.stream.deadline_ms is None else f"{each.stream.deadline_ms:g}",
             number(found.met_share, 2, scale=100, suffix=" %"),
         )
-        spans = (found.mean_s, found.p50_s, found.p90_s, found.p95_s, found.p99_s, found.p999_s, found.max_s)
-        cells = [number(value, 2, scale=1e3) for value in (*spans, found.lag_p99_s, found.lag_max_s)]
+        spans = (found.mean_s, found.p50_s, found.p90_s, found.p95_s)
+        cells = [number(value, 2, scale=1e3) for value in spans]
+        cells += [mark_largest(number(value, 2, scale=1e3), found.p99_max_of) for value in (found.p99_s, found.p999_s)]
+        cells += [number(value, 2, scale=1e3) for value in (found.max_s, found.lag_p99_s, found.lag_max_s)]
         add_row(times, each.stream.model, *cells)
     console.print(fates)
     console.print(times)
+    for note in largest_notes((each.stream.model, each.figures.p99_max_of) for each in result.streams):
+        say(note, style="dim")
     _print_answers(result)
     say(
         f"round trip {result.transport_s * 1e3:.2f} ms, {result.connections} connections, "

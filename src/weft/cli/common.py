@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.printing import STANDARD_OUTPUT, console, progress_bar, warn_of_gaps
-from weft.errors import InputError, ModelError, WorkloadError
+from weft.errors import InputError, ModelError, ShapeNeeded, WorkloadError
 from weft.files import check_file, check_folder
 
 if TYPE_CHECKING:
@@ -107,7 +108,8 @@ def _completed(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
     return complete
 
 
-def _model_names() -> Iterable[str]:
+def model_names() -> Iterable[str]:
+    """All names of models that weft knows."""
     from weft.models.packaged import PACKAGED
     from weft.models.trained import TRAINED
     from weft.models.zoo import ZOO
@@ -133,7 +135,7 @@ def _policy_names() -> Iterable[str]:
     return POLICIES
 
 
-complete_models, complete_devices = _completed(_model_names), _completed(_device_names)
+complete_models, complete_devices = _completed(model_names), _completed(_device_names)
 complete_socs, complete_policies = _completed(_soc_names), _completed(_policy_names)
 
 Models = Annotated[
@@ -169,7 +171,8 @@ Policies = Annotated[
 ]
 PolicyOptions = Annotated[list[str] | None, how("--option", help="NAME=VALUE of the policy; repeatable.")]
 Shapes = Annotated[
-    list[str] | None, what("--shape", help="[MODEL:]INPUT=1x3x224x224 for an open dimension; repeatable.")
+    list[str] | None,
+    what("--shape", help="[MODEL:]NAME=1x3x224x224, of an input, or of an axis as seq=128; repeatable."),
 ]
 JsonFile = Annotated[str | None, file_option("--json", help="Write the result as JSON; - is standard output.")]
 FigureFile = Annotated[
@@ -200,7 +203,7 @@ def read_profiles(
     given = parse_shapes(shapes, names)
     parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
     profiles = []
-    with progress_bar("reading", len(names)) as advance:
+    with shapes_of_several(names), progress_bar("reading", len(names)) as advance:
         for name in names:
             for model in load_models(name, shapes=given.get(name), parameters=parameters):
                 warn_of_gaps(model)
@@ -224,23 +227,25 @@ def split_names(text: str, needed_by: str = "") -> list[str]:
 
 
 def parse_shapes(texts: Sequence[str] | None, models: Sequence[str]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The shapes that were given: model -> input -> shape."""
-    found: dict[str, dict[str, tuple[int, ...]]] = {}
-    for text in texts or ():
-        target, equals, dims = text.rpartition("=")
-        model, _, name = target.rpartition(":")
-        if not equals or not name:
-            raise ModelError(f"--shape {text!r} is not of the form INPUT=1x3x224x224")
-        if not model and len(models) != 1:
-            raise ModelError(f"--shape {text!r}: say which model, as {models[0] if models else 'MODEL'}:{text}")
-        model = model or models[0]
-        if model not in models:
-            raise ModelError(f"--shape {text!r}: {model!r} is not among the models {', '.join(models)}")
-        try:
-            found.setdefault(model, {})[name] = tuple(int(part) for part in dims.split("x"))
-        except ValueError:
-            raise ModelError(f"--shape {text!r}: {dims!r} is not a shape like 1x3x224x224") from None
-    return found
+    """The shapes that were given with ``--shape``: model -> input or axis -> sizes."""
+    from weft.shapes import parse_shapes
+    from weft.workloads.requests import served_name
+
+    try:
+        return parse_shapes(texts, models, {served_name(model): model for model in models}) if texts else {}
+    except ModelError as error:
+        raise ModelError(f"--shape {error}") from error
+
+
+@contextmanager
+def shapes_of_several(models: Sequence[str]) -> Iterator[None]:
+    """Advice to pass ``--shape`` says for which model, where there are several."""
+    try:
+        yield
+    except ShapeNeeded as error:
+        if len(models) == 1:
+            raise
+        raise error.among_several() from error
 
 
 def make_workload(queries: int, mix: str | None, max_lag: float) -> Saturated:

@@ -8,7 +8,7 @@ import typer
 
 from weft.cli import common
 from weft.cli.command import Command
-from weft.cli.common import complete_models, how, parse_shapes, what
+from weft.cli.common import complete_models, how, parse_shapes, shapes_of_several, what
 from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, told, warn_of_gaps, write_result
 from weft.errors import InputError
 
@@ -109,7 +109,7 @@ def _load_models(names: list[str], shapes: list[str] | None) -> list[Model]:
     from weft.models.sources import load_model
 
     given = parse_shapes(shapes, names)
-    with progress_bar("reading"):
+    with shapes_of_several(names), progress_bar("reading"):
         models = [load_model(name, shapes=given.get(name)) for name in names]
     for loaded in models:
         warn_of_gaps(loaded)

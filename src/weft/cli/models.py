@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from weft.cli import common, fetch, generate
 from weft.cli.command import Command
-from weft.cli.common import complete_models, file_option, out, parse_shapes, what
+from weft.cli.common import complete_models, file_option, model_names, out, parse_shapes, what
 from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, told, warn_of_gaps, write_result
 from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 
@@ -161,16 +161,18 @@ def model_as_dict(model: Model) -> dict[str, Any]:
 @app.command("export", cls=Command)
 def export(
     context: typer.Context,
-    name: Annotated[str, typer.Argument(autocompletion=complete_models, help="A zoo name, or a network trained here.")],
+    name: Annotated[str, typer.Argument(autocompletion=complete_models, help="Any name of weft models list.")],
     output: Annotated[str, file_option("--output", "-o", panel=None, help="The .onnx file to write.")],
     seq_len: common.SeqLen = 16,
     tables: common.Tables = "stream",
     seed: Annotated[int, what("--seed", help="Draws the random weights.")] = 0,
 ) -> None:
-    """Write a zoo model as a real ONNX file with seeded random weights, or a trained one with its exit record and
-    some test images."""
+    """Write a zoo model as a real ONNX file with seeded random weights, a trained one with its exit record and some
+    test images, or one of an installed package as it is."""
     from weft.errors import ModelError, unknown_name
+    from weft.files import replacing
     from weft.models import zoo
+    from weft.models.packaged import PACKAGED, packaged_file
     from weft.models.trained import TRAINED
 
     refuse_parameters_of_others(context, [name])
@@ -179,8 +181,15 @@ def export(
         for written in TRAINED[name].export(output):
             told("wrote", written)
         return
+    if name in PACKAGED:
+        refuse_unused(context, name, {"seed": "its file has weights already, none are drawn; leave it out"})
+        stored = packaged_file(name).read_bytes()
+        with replacing(output, ModelError) as beside:
+            beside.write_bytes(stored)
+        told("model", output)
+        return
     if name not in zoo.ZOO:
-        raise ModelError(unknown_name("zoo model", name, [*zoo.ZOO, *TRAINED]))
+        raise ModelError(unknown_name("model", name, model_names()))
     offered: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
     parameters = {key: value for key, value in offered.items() if key in zoo.ZOO[name].parameters}
     with progress_bar(f"drawing {name}", 1) as advance:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.cli.common import JsonFile, complete_models, folder_option, how, parse_bytes, what
+from weft.cli.common import JsonFile, Shapes, complete_models, folder_option, how, parse_bytes, what
 from weft.cli.plans import stage_bars, told_in_options
 from weft.cli.printing import print_table, progress_bar, say, told, write_result
-from weft.cli.streams import parse_stream
+from weft.cli.streams import asked_workload
 from weft.cli.unused import refuse_unused
 from weft.errors import PlanError, WorkloadError
 
@@ -37,10 +37,11 @@ def command(
             "--stream",
             "-s",
             autocompletion=complete_models,
-            help="MODEL:rate=10,deadline=250 (ms) instead of a file; more keys: shape=INPUT:1x128, value=INPUT:1, "
+            help="MODEL:rate=10,deadline=250 (ms) instead of a file; more keys: shape=NAME=1x128, value=INPUT=1, "
             "samples=x.npz, exit_rates=0.5+0.5; repeatable.",
         ),
     ] = None,
+    shape: Shapes = None,
     cores: Annotated[int | None, what("--cores", show_default="all", help="Cores that lanes may use.")] = None,
     memory: Annotated[
         str | None, what("--memory", show_default="no limit", help="What the server may hold, as 2g.")
@@ -98,7 +99,7 @@ def command(
     if check is not None:
         _check(context, check)
         return
-    asked = _workload(workload, streams)
+    asked = _workload(workload, streams, shape)
     if output is not None:
         _check_place(output, machines is not None)
     began = datetime.now(UTC)
@@ -131,14 +132,10 @@ def command(
     write_result(json_file, made.plan.model_dump(mode="json"))
 
 
-def _workload(path: str | None, streams: list[str] | None) -> Workload:
-    from weft.workloads.requests import parse_workload, read_workload
-
+def _workload(path: str | None, streams: list[str] | None, shapes: list[str] | None) -> Workload:
     if (path is None) == (not streams):
         raise WorkloadError("say what to plan for: a workload file, or -s MODEL.onnx:rate=10,deadline=100")
-    if path is not None:
-        return read_workload(path)
-    return parse_workload({"stream": [parse_stream(text) for text in streams or ()]}, "--stream")
+    return asked_workload(path, streams, shapes)
 
 
 def _check_place(output: str, across: bool) -> None:
@@ -154,7 +151,8 @@ def _check(context: typer.Context, folder: str) -> None:
     from weft.planning.drift import drift
 
     nothing = "it looks at a plan that is there; leave it out"
-    refuse_unused(context, "--check", dict.fromkeys(("workload", "output", "streams", "device", "json_file"), nothing))
+    others = ("workload", "output", "streams", "shape", "device", "json_file")
+    refuse_unused(context, "--check", dict.fromkeys(others, nothing))
     changes = drift(folder)
     for sentence in changes:
         say(sentence, soft_wrap=True)

@@ -79,7 +79,8 @@ def _check_cost(workload: Workload, device: Device) -> None:
 def print_requests(report: RequestReport) -> None:
     from weft.reports.run_tables import busy, requests_table
 
-    print_table(requests_table(report)._replace(notes=()))
+    table = requests_table(report)
+    print_table(table._replace(notes=table.notes[1:]))
     console.print(
         f"\nSTP [bold]{report.stp:.3f}[/bold] of {report.offered_stp:.3f} offered, {report.goodput_stp:.3f} in time   "
         f"{busy(report, '   ')}   {report.decisions} decisions",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from weft.cli.common import PolicyOptions, complete_policies, how, in_panel, parse_bytes, parse_options, what
+from weft.cli.common import PolicyOptions, Shapes, complete_policies, how, in_panel, parse_bytes, parse_options, what
 from weft.cli.plans import arguments_of, told_in_options
 from weft.cli.printing import add_row, console, counted, plain_table, say
 from weft.cli.unused import refuse_unused
@@ -40,6 +40,7 @@ def command(
         ),
     ] = None,
     config: Annotated[str | None, what("--config", help="A TOML file with all settings.")] = None,
+    shape: Shapes = None,
     check: Annotated[
         bool, how("--check", help="Load, report and end without listening: 0 if it would be ready, else 2.")
     ] = False,
@@ -184,6 +185,8 @@ def command(
     plan = _plan_among(sources or [], config)
     if plan is None:
         refuse_unused(context, "models without a plan", {"unchecked": "name a plan"})
+    else:
+        refuse_unused(context, "a plan", {"shape": "it is for the shapes it was planned with; plan for others"})
     given = arguments_of(ServerConfig, context) | {
         "models": tuple(sources) if sources and plan is None else None,
         "policy_options": parse_options(option) or None,
@@ -193,6 +196,7 @@ def command(
         "max_body_bytes": parse_bytes("--max-body", max_body),
         "max_json_bytes": parse_bytes("--max-json", max_json),
         "max_inflight_bytes": parse_bytes("--max-inflight", max_inflight),
+        "shapes": tuple(shape) if shape else None,
         "allowed_hosts": tuple(allowed_host) if allowed_host else None,
     }
     typed = {key: value for key, value in given.items() if value is not None}

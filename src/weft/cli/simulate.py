@@ -11,6 +11,7 @@ from weft.cli.common import complete_policies, how, make_workload, parse_options
 from weft.cli.host import AnyDevice, LaneCount, named_npu
 from weft.cli.printing import console, number, print_table, progress_bar, say, write_result
 from weft.cli.unused import PROFILES_ONLY, is_given, refuse_parameters_of_others, refuse_unused
+from weft.errors import InputError
 
 if TYPE_CHECKING:
     from weft.reports.report import Report
@@ -78,6 +79,9 @@ OPTIONS = {
 
 def command(
     context: typer.Context,
+    file: Annotated[
+        str | None, typer.Argument(metavar="[WORKLOAD]", help="A workload file (TOML), instead of --models.")
+    ] = None,
     device: AnyDevice = None,
     lanes: LaneCount = None,
     policy: Annotated[
@@ -90,9 +94,7 @@ def command(
             help="Who goes next; see docs/policies.md.",
         ),
     ] = None,
-    workload: Annotated[
-        str | None, what("--workload", "-w", help="Arriving requests from a TOML file, instead of --models.")
-    ] = None,
+    workload: Annotated[str | None, what("--workload", "-w", help="The same as WORKLOAD.")] = None,
     bench: Annotated[
         str | None, what("--bench", help="Predict a run of weft bench on a weft server from its JSON, and compare.")
     ] = None,
@@ -121,6 +123,11 @@ def command(
     from weft.cli.timeline import write_exports
     from weft.simulation import simulate
 
+    if file is not None and workload is not None:
+        raise InputError(f"{file} and --workload {workload} are both workloads; give one of them")
+    if file is not None and bench:
+        raise InputError(f"{file} does not apply to --bench: {_ONE}")
+    workload = workload or file
     way = "bench" if bench else "workload" if workload else "profiles" if profile and not models else "models"
     refuse_unused(
         context, getattr(WRITTEN, way), {name: out for name, ways in OPTIONS.items() if (out := getattr(ways, way))}

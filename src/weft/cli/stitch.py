@@ -190,7 +190,7 @@ def _sizes(texts: Sequence[str], models: Sequence[str]) -> list[Mapping[str, tup
     """The shapes for each file; one that names no file is for all of them."""
     given: list[str] = []
     for text in texts:
-        whose = ":" in text.rpartition("=")[0]
-        given += [text] if whose else [f"{model}:{text}" for model in models]
+        named = any(text.startswith(f"{model}:") for model in models)
+        given += [text] if named else [f"{model}:{text}" for model in models]
     found = parse_shapes(given, models)
     return [found.get(model) for model in models]

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from weft.devices.lanes import Lanes
-from weft.errors import DeviceError, unknown_name
+from weft.errors import DeviceError, reason_of, unknown_name
 from weft.jsonfile import first_problem, printable
 
 MIB = 2**20
@@ -163,4 +163,4 @@ def _read(kind: Literal["device", "platform"], path: str) -> str:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a zero in it
-        raise DeviceError(f"{path}: cannot read the {kind} file: {error}") from error
+        raise DeviceError(f"{path}: cannot read the {kind} file: {reason_of(error)}") from error

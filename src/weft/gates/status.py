@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from weft.errors import InputError
-from weft.load.client import Pool, call, parse_url, request_bytes
+from weft.load.client import Pool, call, parse_url, request_bytes, unreachable
 
 
 def cluster_status(url: str, key: str | None = None) -> dict[str, Any]:
@@ -18,9 +18,10 @@ def cluster_status(url: str, key: str | None = None) -> dict[str, Any]:
 async def _asked(url: str, key: str | None) -> dict[str, Any]:
     pool = Pool(parse_url(url), 1)
     try:
+        await pool.open(1)
         answer = await call(pool, request_bytes(pool.target, "GET", "weft/cluster", key=key))
     except OSError as error:
-        raise InputError(f"{url}: no gate answers: {str(error) or 'not in time'}") from error
+        raise InputError(unreachable(url, error, "weft ray up")) from error
     finally:
         await pool.close()
     if answer.status != 200:

@@ -8,13 +8,15 @@ hears what became of it.
 from __future__ import annotations
 
 import asyncio
+import re
 import ssl
 import sys
 from collections import deque
+from errno import ECONNREFUSED
 from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
-from weft.errors import InputError
+from weft.errors import InputError, reason_of
 from weft.load.answers import Answer, AnswerParser, NotHttp
 
 CONNECT_TIMEOUT_S = 10.0
@@ -148,6 +150,14 @@ class Connection(asyncio.Protocol):
             taker.broken(self.number, why, self._time())
 
 
+def unreachable(url: str, error: OSError, server: str) -> str:
+    """Why nobody answers at *url*, and what to do; *server*: the command that would."""
+    numbers = set(re.findall(r"\[Errno ([0-9]+)\]", str(error)))  # a host of several addresses has one of each
+    if numbers == {str(ECONNREFUSED)}:
+        return f"nothing listens at {url.removeprefix('http://')}; start `{server}` first"
+    return f"{url}: cannot connect: {' '.join(reason_of(error).split()) or 'no answer in time'}"
+
+
 class Pool:
     """Connections to one server; a request takes the one used last, or a new one, or waits in line."""
 
@@ -245,7 +255,7 @@ class Pool:
             if self._live or not self._waiting:
                 return
             taker, number = self._waiting.popleft()
-            taker.broken(number, f"cannot connect: {error}", self.loop.time())
+            taker.broken(number, f"cannot connect: {reason_of(error)}", self.loop.time())
             self._grow()
         else:
             self._opening -= 1

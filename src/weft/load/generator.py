@@ -27,9 +27,9 @@ from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 
-from weft.errors import InputError, WorkloadError, unknown_name
+from weft.errors import InputError, ShapeNeeded, WorkloadError, reason_of, unknown_name
 from weft.load.answers import Answer
-from weft.load.client import Pool, call, parse_url, request_bytes
+from weft.load.client import Pool, call, parse_url, request_bytes, unreachable
 from weft.load.payload import (
     BINARY,
     DEADLINES,
@@ -424,8 +424,8 @@ async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str |
             stated = {name: shape for name, shape in known.items() if name in unknown}
             stream = stream.model_copy(update={"shapes": {**stated, **stream.shapes}})
         tell_exits.append(announces_exits(metadata))
-        payloads.append(
-            build_payload(
+        try:
+            payload = build_payload(
                 stream,
                 inputs,
                 control.target,
@@ -435,7 +435,9 @@ async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str |
                 seed=(workload.seed, index),
                 folder=workload.folder,
             )
-        )
+        except ShapeNeeded as error:
+            raise workload.advised(stream, error) from error
+        payloads.append(payload)
     return _Preparation(server, tuple(payloads), tuple(tell_exits), await _round_trip_s(control, key))
 
 
@@ -443,14 +445,14 @@ async def _reach(pool: Pool, count: int) -> None:
     try:
         await pool.open(count)
     except OSError as error:
-        raise InputError(f"{pool.target.url}: cannot connect: {_one_line(str(error) or 'no answer')}") from error
+        raise InputError(unreachable(pool.target.url, error, "weft serve")) from error
 
 
 async def _call(control: Pool, request: bytes) -> Answer:
     try:
         return await call(control, request)
     except OSError as error:
-        why = _one_line(str(error)) or "no answer in time"
+        why = _one_line(reason_of(error)) or "no answer in time"
         raise InputError(f"{control.target.url}: the server does not answer: {why}") from error
 
 

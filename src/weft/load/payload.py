@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from weft.errors import InputError, WorkloadError, unknown_name
+from weft.errors import InputError, ShapeNeeded, WorkloadError, unknown_name
 from weft.load.client import ServerAddress, request_bytes
 from weft.load.samples import Ints, Samples, read_samples
-from weft.runtime.archive import written
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
+from weft.shapes import example, written
 from weft.workloads.requests import Stream
 from weft.workloads.requests import served_name as served_name
 
@@ -88,10 +88,8 @@ def input_shape(stream: Stream, spec: TensorSpec) -> tuple[int, ...]:
     if given is None:
         shape = tuple(1 if size < 0 and place == 0 else size for place, size in enumerate(spec.shape))
         if any(size < 0 for size in shape):
-            raise WorkloadError(
-                f"{stream.model}: its input {spec.name!r} has the free shape {written(spec.shape)}; "
-                f"say which to send, as --shape {stream.model}:{spec.name}=1x128 or in the stream's shapes"
-            )
+            problem = f"{stream.model}: its input {spec.name!r} has the free shape {written(spec.shape)}"
+            raise ShapeNeeded(problem, spec.name, example(spec.shape), model=stream.model)
         return shape
     if len(given) != len(spec.shape) or any(
         want not in (-1, have) for have, want in zip(given, spec.shape, strict=True)
@@ -116,7 +114,8 @@ def build_payload(
     """The whole HTTP requests of a stream, the same for the same seed; *folder*: where its samples are looked for."""
     for name in (*stream.shapes, *stream.values):
         if name not in (known := [spec.name for spec in inputs]):
-            raise WorkloadError(f"{stream.model}: " + unknown_name("input", name, known))
+            axes = " (a server does not tell the names of axes: give shapes of inputs)"
+            raise WorkloadError(f"{stream.model}: {unknown_name('input', name, known)}{axes}")
     form = _Form(stream, tuple(inputs), target, _parameters(stream, deadlines), binary, key)
     if stream.samples is None:
         rng = np.random.default_rng(seed)

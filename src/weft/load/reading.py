@@ -16,8 +16,8 @@ import numpy as np
 
 from weft.load.answers import Answer
 from weft.load.samples import Ints
-from weft.runtime.archive import written
 from weft.runtime.tensors import DATATYPES, Array
+from weft.shapes import written
 from weft.workloads.exits import MOST_EXITS
 
 EXIT = "weft_exit"

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from weft.load.payload import sent_threshold
 from weft.load.reading import NO_CLASS, NO_EXIT, Said
+from weft.reports.tables import largest_of
 from weft.workloads.requests import Stream, Workload
 
 Floats = npt.NDArray[np.float64]
@@ -59,6 +60,8 @@ class StreamFigures:
     """Share of the answers with status 200 that give the label of the sample sent; None without labels."""
     exit_shares: tuple[float, ...] | None = None
     """Share of the answers that left at each exit, the end last; None where they do not tell."""
+    p99_max_of: int | None = None
+    """How many requests p99 is the largest of, where they are fewer than 100; else None."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -220,6 +223,7 @@ def _figures(
         **dict(zip(("lag_p99_s", "lag_max_s"), ranks(lag_s, (0.99, 1.0)), strict=True)),
         accuracy=_accuracy(said),
         exit_shares=_exit_shares(said),
+        p99_max_of=largest_of(len(good)),
     )
 
 

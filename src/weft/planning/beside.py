@@ -25,6 +25,8 @@ class SeenFigures:
     p99_ms: float | None
     missed: float | None
     """Share of the deadlines."""
+    p99_max_of: int | None = None
+    """How many requests p99 is the largest of, where they are fewer than 100; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +145,14 @@ def _other_settings(plan: Plan, profile: Any) -> Iterator[str]:
 
 
 def _foreseen(seen: StreamPrediction) -> SeenFigures:
-    return SeenFigures(seen.p50_ms, seen.p99_ms, None if seen.deadline_ms is None else seen.missed)
+    missed = None if seen.deadline_ms is None else seen.missed
+    return SeenFigures(seen.p50_ms, seen.p99_ms, missed, seen.p99_max_of)
 
 
 def _measured(load: StreamLoad) -> SeenFigures:
     found = load.figures
     missed = None if found.met_share is None else 1 - found.met_share
-    return SeenFigures(_ms(found.p50_s), _ms(found.p99_s), missed)
+    return SeenFigures(_ms(found.p50_s), _ms(found.p99_s), missed, found.p99_max_of)
 
 
 def _ms(seconds: float | None) -> float | None:

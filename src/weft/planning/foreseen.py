@@ -47,6 +47,7 @@ def stream_predictions(workload: Workload, report: RequestReport) -> tuple[Strea
             deadline_ms=stream.deadline_ms,
             p50_ms=_ms(found.p50_s),
             p99_ms=_ms(found.p99_s),
+            p99_max_of=found.p99_max_of,
             missed=round(found.violation_rate, 6),
             exit_rates=workload.exit_rates(index),
         )

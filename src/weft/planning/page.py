@@ -48,6 +48,7 @@ def _option(option: PlanOption) -> dict[str, Any]:
         "label": option.label,
         "p50_ms": _each(predicted, "p50_ms"),
         "p99_ms": _each(predicted, "p99_ms"),
+        "p99_max_of": _each(predicted, "p99_max_of"),
         "missed": predicted.worst_missed,
         "load": predicted.load,
         "factor": predicted.sustainable_factor,

@@ -148,6 +148,8 @@ class StreamPrediction(BaseModel, extra="forbid", frozen=True):
     p50_ms: NotNegative | None
     """None: no request is answered."""
     p99_ms: NotNegative | None
+    p99_max_of: Annotated[int, Field(ge=1)] | None = None
+    """How many requests p99 is the largest of, where they are fewer than 100; else None."""
     missed: Share
     """Share of the requests that miss their deadline, are dropped or are refused."""
     exit_rates: tuple[Share, ...] = ()

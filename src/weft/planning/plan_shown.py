@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.planning.plan import Plan, PlanOption, Prediction
-from weft.reports.tables import ResultTable, TableRow, number
+from weft.reports.tables import ResultTable, TableRow, largest_notes, mark_largest, number
 
 if TYPE_CHECKING:
     from weft.reports.pictures import Figure
@@ -32,7 +32,8 @@ def options_table(plan: Plan) -> ResultTable:
     rows = [
         TableRow(_cells(option, predicted), best=place == 0) for place, (option, predicted) in enumerate(_shown(plan))
     ]
-    return ResultTable(_title(plan), COLUMNS, tuple(rows), 1, (LEGEND, _late(plan)))
+    few = largest_notes((stream.model, stream.p99_max_of) for stream in plan.predicted.streams)
+    return ResultTable(_title(plan), COLUMNS, tuple(rows), 1, (LEGEND, _late(plan), *few))
 
 
 def _late(plan: Plan) -> str:
@@ -69,7 +70,7 @@ def _cells(option: PlanOption, predicted: Prediction) -> tuple[str, ...]:
     return (
         option.label,
         " / ".join(number(stream.p50_ms, 1) for stream in predicted.streams),
-        " / ".join(number(stream.p99_ms, 1) for stream in predicted.streams),
+        " / ".join(mark_largest(number(stream.p99_ms, 1), stream.p99_max_of) for stream in predicted.streams),
         f"{predicted.worst_missed:.2%}",
         number(predicted.sustainable_factor, 2, suffix=" x"),
         number(predicted.sustainable_per_s, 0),

@@ -143,7 +143,7 @@ def _subjects(folder: Path) -> list[Subject]:
     for stream in planned_workload(folder).stream:
         entry = repository.entry(stream.served_name)
         stated = {} if entry.body else entry.config.shapes  # those of a stitched file have names of its graph
-        shapes = {**stated, **stream.shapes}
+        shapes = {name: tuple(sizes) for name, sizes in {**stated, **stream.shapes}.items()}
         subjects.setdefault(
             entry.name, Subject(entry.name, shapes, {**({} if entry.body else entry.config.values), **stream.values})
         )

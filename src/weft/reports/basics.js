@@ -16,6 +16,7 @@ function showIn(units, value, digits) {
   return `${trim((value / size).toPrecision(digits))} ${unit}`;
 }
 const showSeconds = (seconds, digits = 4) => showIn(TIMES, seconds, digits);
+const showMemory = bytes => isNumber(bytes) ? `${(bytes / 2 ** 20).toFixed(0)} MiB` : "–";
 const showBytes = bytes => bytes === 0 ? "0 B" : showIn(BYTES, bytes, 4);
 
 // ---- Colours: those of the style, and one for each model by its place

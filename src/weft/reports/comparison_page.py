@@ -218,4 +218,7 @@ def _percent(share: float | None) -> str:
 
 
 def _milliseconds(stream: RequestStream) -> str:
-    return NONE if stream.p99_s is None else f"{stream.p99_s * 1e3:.1f} ms of {stream.deadline_s * 1e3:g}"
+    if stream.p99_s is None:
+        return NONE
+    few = f" (max of {stream.p99_max_of})" if stream.p99_max_of else ""
+    return f"{stream.p99_s * 1e3:.1f} ms{few} of {stream.deadline_s * 1e3:g}"

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.kernels import request_state as k
+from weft.reports.tables import largest_of
 from weft.shown import Shown
 
 Ints = npt.NDArray[np.int64]
@@ -49,6 +50,8 @@ class RequestStream:
     max_latency_s: float | None
     cdf_s: tuple[float, ...]
     """Latency that 1 %, 2 %, ... 100 % of the completed requests do not exceed; empty if none completed."""
+    p99_max_of: int | None = None
+    """How many requests p99 is the largest of, where they are fewer than 100; else None."""
 
     def __repr__(self) -> str:
         return f"RequestStream({self.model}: {self.arrived} arrived, {self.violation_rate:.2%} late)"
@@ -141,4 +144,5 @@ def stream_report(
         p999_s=tail[3],
         max_latency_s=counts[k.LATENCY_MAX] * tick_s if completed else None,
         cdf_s=tuple(latencies_s[len(PERCENTILES) :]),
+        p99_max_of=largest_of(completed),
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from weft.reports.report import Report
 from weft.reports.requests import RequestReport
-from weft.reports.tables import ResultTable, TableRow, number
+from weft.reports.tables import ResultTable, TableRow, largest_notes, mark_largest, number
 
 
 def report_table(report: Report) -> ResultTable:
@@ -53,17 +53,16 @@ def requests_table(report: RequestReport) -> ResultTable:
             f"{stream.violation_rate:.2%}",
             str(stream.dropped + stream.refused),
             number(stream.mean_batch, 1),
-            *(
-                number(time, 2, scale=1e3)
-                for time in (stream.mean_latency_s, stream.p50_s, stream.p90_s, stream.p99_s, stream.p999_s)
-            ),
+            *(number(time, 2, scale=1e3) for time in (stream.mean_latency_s, stream.p50_s, stream.p90_s)),
+            *(mark_largest(number(time, 2, scale=1e3), stream.p99_max_of) for time in (stream.p99_s, stream.p999_s)),
             number(stream.deadline_s, 1, scale=1e3),
         )
         for stream in report.streams
     ]
     title = f"{report.policy} on {report.device}, late requests: {report.late}"
     said = f"STP {report.stp:.3f} of {report.offered_stp:.3f} offered, {report.goodput_stp:.3f} in time; {busy(report)}"
-    return ResultTable(title, (*columns, *times), tuple(map(TableRow, rows)), 1, (said,))
+    few = largest_notes((stream.model, stream.p99_max_of) for stream in report.streams)
+    return ResultTable(title, (*columns, *times), tuple(map(TableRow, rows)), 1, (said, *few))
 
 
 def busy(report: RequestReport, between: str = ", ") -> str:
@@ -121,7 +120,7 @@ def request_comparison_table(title: str, reports: Sequence[RequestReport]) -> Re
                 report.policy,
                 f"{report.violation_rate:.2%}",
                 *(f"{stream.violation_rate:.2%}" for stream in report.streams),
-                *(number(stream.p99_s, 1, scale=1e3) for stream in report.streams),
+                *(mark_largest(number(stream.p99_s, 1, scale=1e3), stream.p99_max_of) for stream in report.streams),
                 f"{report.load or 0.0:.1%}",
             ),
             report.worst_violation_rate == best,
@@ -130,6 +129,7 @@ def request_comparison_table(title: str, reports: Sequence[RequestReport]) -> Re
         if report.policy in copies
     )
     notes = [f"the same as {policy} here: {', '.join(others)}" for policy, others in copies.items() if others]
+    notes += largest_notes((stream.model, stream.p99_max_of) for stream in reports[0].streams)
     return ResultTable(title, columns, rows, 1, tuple(notes))
 
 

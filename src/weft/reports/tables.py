@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -32,6 +32,26 @@ class ResultTable(NamedTuple):
 def number(value: float | None, digits: int = 3, *, scale: float = 1, suffix: str = "") -> str:
     """A number with so many digits after its point; a dash where there is none."""
     return "-" if value is None else f"{value * scale:.{digits}f}{suffix}"
+
+
+FEWEST = 100
+"""Answers of which one is slower than p99; of fewer, p99 is the slowest."""
+
+
+def largest_of(answers: int) -> int | None:
+    """How many answers a p99 is no more than the largest of; None where there are enough for one."""
+    return answers if 0 < answers < FEWEST else None
+
+
+def mark_largest(text: str, largest_of: int | None) -> str:
+    """A p99 in a table, with a star where it is only the largest of so many."""
+    return f"{text}*" if largest_of else text
+
+
+def largest_notes(streams: Iterable[tuple[str, int | None]]) -> tuple[str, ...]:
+    """What the stars of a table mean; *streams*: name -> how many answers its p99 is the largest of."""
+    few = [f"{name} max of {count}" for name, count in streams if count]
+    return (f"* fewer than {FEWEST} answers have no p99: {', '.join(few)}",) if few else ()
 
 
 def as_html(*tables: ResultTable) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -50,8 +50,3 @@ def _read(archive: zipfile.ZipFile, name: str, size_bytes: int, max_bytes: int) 
         raise InputError(f"{name} takes {size_bytes} bytes, must be at most {max_bytes}")
     with archive.open(f"{name}.npy") as file:
         return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
-
-
-def written(shape: Sequence[int]) -> str:
-    """A shape as it is shown; free dimensions have a question mark."""
-    return "x".join("?" if size < 0 else str(size) for size in shape) or "()"

@@ -9,8 +9,10 @@ import onnx
 from onnx import TensorProto, ValueInfoProto, helper
 
 from weft.errors import ModelError
+from weft.models.onnx_import.importer import dimensions_of
 from weft.runtime.exits import METADATA_KEY
 from weft.runtime.tensors import DATATYPES, TensorSpec
+from weft.shapes import Dimension
 
 _NAMES = {kind: name for name, kind in DATATYPES.items() if name != "BYTES"}
 
@@ -20,6 +22,13 @@ def stated_inputs(path: str | Path) -> tuple[TensorSpec, ...]:
     graph = _loaded(path).graph
     constants = {each.name for each in graph.initializer}
     return tuple(_spec(path, each) for each in graph.input if each.name not in constants)
+
+
+def stated_dimensions(path: str | Path) -> dict[str, tuple[Dimension, ...] | None]:
+    """Input of an ONNX file that requests fill -> its sizes, and the names of its axes where they are free."""
+    graph = _loaded(path).graph
+    constants = {each.name for each in graph.initializer}
+    return {each.name: dimensions_of(each.type) for each in graph.input if each.name not in constants}
 
 
 def stated_outputs(path: str | Path) -> tuple[str, ...]:

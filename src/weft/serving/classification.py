@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.errors import BadRequest, ModelError, unknown_name
+from weft.errors import BadRequest, ModelError, reason_of, unknown_name
 from weft.runtime.tensors import Array, TensorSpec
 
 MOST_LABEL_BYTES = 16 << 20
@@ -85,5 +85,5 @@ def _read(path: Path, name: str) -> Labels:
             raise ModelError(f"labels: {name} is no file of at most {MOST_LABEL_BYTES} bytes beside the model")
         lines = path.read_text("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise ModelError(f"labels: {name} cannot be read as text: {error}") from error
+        raise ModelError(f"labels: {name} cannot be read as text: {reason_of(error)}") from error
     return tuple(line.strip() for line in lines)

@@ -17,7 +17,17 @@ from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictBool, StrictInt, ValidationError, create_model
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    ValidationError,
+    create_model,
+)
 
 from weft.devices.host import is_gpu, usable_cores
 from weft.errors import InputError
@@ -25,6 +35,7 @@ from weft.files import kind_of
 from weft.jsonfile import first_problem, printable
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
 from weft.runtime.metadata import PROGRAM_SUFFIX
+from weft.shapes import sizes_of
 
 LARGEST_FILE_BYTES = 1 << 20
 """Settings are short; more than this is some other file."""
@@ -96,8 +107,8 @@ class ModelConfig(BaseModel):
     """How long a piece of the model should run before another may go between."""
     max_pieces: Annotated[int, Field(ge=1, le=65536)] = 64
     """Most pieces the model is cut into."""
-    shapes: dict[Name, list[Count]] = {}
-    """Input -> shape to warm up at, for inputs with free dimensions."""
+    shapes: dict[Name, Annotated[list[Count], BeforeValidator(sizes_of)]] = {}
+    """Input -> shape to warm up at, or axis -> its size, for inputs with free dimensions."""
     values: dict[Name, Annotated[float, Field(allow_inf_nan=False)]] = {}
     """Input -> number it must hold when warming up, such as a sampling rate."""
     exits: list[Name] = []
@@ -173,6 +184,8 @@ class ServerConfig:
 
     models: tuple[Name, ...] = ()
     """Repositories, .onnx files and names of models."""
+    shapes: tuple[Name, ...] = ()
+    """``[MODEL:]NAME=1x3x640x640``: over the shapes in the models' own settings."""
     preload: StrictBool = True
     """False: nothing is loaded at the start, whatever the models' own settings say; models come when asked for."""
     ready_when: Literal["all", "any"] = "all"
@@ -311,8 +324,9 @@ def read_server_config(path: Path, *, environment: Mapping[str, str] | None = No
             raw[key] = _below(path, raw[key])
     if isinstance(raw.get("models"), list):
         raw["models"] = tuple(_source(path, each) for each in raw["models"])
-    if isinstance(raw.get("allowed_hosts"), list):
-        raw["allowed_hosts"] = tuple(raw["allowed_hosts"])
+    for key in ("allowed_hosts", "shapes"):
+        if isinstance(raw.get(key), list):
+            raw[key] = tuple(raw[key])
     if raw.get("grpc_port") is False:
         raw["grpc_port"] = None
     raw["api_key"] = _key_in(raw, shown, os.environ if environment is None else environment)
@@ -480,9 +494,10 @@ def _below(path: Path, given: str) -> Path:
 def _source(path: Path, given: Any) -> Any:
     """A name that weft knows stays one; all else is a path."""
     from weft.models.packaged import PACKAGED
+    from weft.models.trained import TRAINED
     from weft.models.zoo import ZOO
 
-    if not isinstance(given, str) or given in ZOO or given in PACKAGED or not given:
+    if not isinstance(given, str) or given in (*ZOO, *TRAINED, *PACKAGED, ""):
         return given
     known_by_path = "/" in given or given.endswith((".onnx", PROGRAM_SUFFIX)) or os.path.exists(path.parent / given)
     return str(_below(path, given)) if known_by_path else given

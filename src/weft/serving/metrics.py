@@ -12,11 +12,11 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
-from pathlib import Path
 from typing import NamedTuple
 
 from weft.runtime.breaker import Breaker, breaker_of
 from weft.runtime.isolated.limits import WorkerCounts
+from weft.serving.held_memory import held_bytes
 from weft.serving.keys import REFUSALS as KEY_REFUSALS
 from weft.serving.keys import Caller
 from weft.serving.leaving import Leaving
@@ -275,11 +275,7 @@ def _workers(service: Service) -> WorkerCounts:
 
 def _resident_bytes() -> int | None:
     """Physical memory of this process, where the system tells."""
-    try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
-    except (OSError, IndexError, ValueError):
-        return None
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return held_bytes(os.getpid(), workers=False)
 
 
 def _budget_bytes(service: Service) -> float:

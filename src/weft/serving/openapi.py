@@ -284,7 +284,11 @@ SCHEMAS: dict[str, Json] = {
             **_each("requests success deadline_met deadline_missed preemptions aborts", _COUNT),
             failures=_map(_COUNT),
         ),
-        memory=_object(used_bytes=_COUNT, budget_bytes=_is(["integer", "null"], "null is no limit.")),
+        memory=_object(
+            held_bytes=_is(["integer", "null"], "Of the server and its workers; null where the system does not tell."),
+            used_bytes=_COUNT,
+            budget_bytes=_is(["integer", "null"], "null is no limit."),
+        ),
         models=_list(_ref("ModelState")),
     ),
     "ModelState": _object(

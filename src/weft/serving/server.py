@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from weft.errors import InputError, Overloaded, RequestError
+from weft.errors import InputError, Overloaded, RequestError, reason_of
 from weft.policies import Setting, make_request_policy
 from weft.policies.base import NO_BUFFER
 from weft.runtime.own_folder import make_folder, remove
@@ -68,7 +68,9 @@ class Server:
         cache = self._scratch or config.cache
         assert cache is not None
         try:
-            self._repository = Repository(config.models, cache / "models", programs=config.allow_programs)
+            self._repository = Repository(
+                config.models, cache / "models", programs=config.allow_programs, shapes=config.shapes
+            )
         except BaseException:
             self.backend.close()
             if self._scratch:
@@ -411,7 +413,9 @@ def tls_of(config: ServerConfig) -> ssl.SSLContext | None:
     try:
         context.load_cert_chain(config.tls_cert, config.tls_key)
     except (OSError, ssl.SSLError) as error:
-        raise InputError(f"{config.tls_cert}: cannot be used as a certificate with its key: {error}") from error
+        raise InputError(
+            f"{config.tls_cert}: cannot be used as a certificate with its key: {reason_of(error)}"
+        ) from error
     return context
 
 

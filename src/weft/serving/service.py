@@ -34,8 +34,10 @@ from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.cuda_memory import CudaMemory
 from weft.serving.dispatch import Dispatcher
 from weft.serving.errands import errand
+from weft.serving.held_memory import HeldMemory
 from weft.serving.history import History
 from weft.serving.hops import ANYONE, ClientRank, ServerEstimate
+from weft.serving.isolation import THREADS
 from weft.serving.json_helpers import JsonHelpers
 from weft.serving.keys import Caller, Keys
 from weft.serving.leaving import THRESHOLD
@@ -299,6 +301,7 @@ class Service:
         self.history = History(self.started_ns)
         """The last ten minutes; ``look_back`` adds to it."""
         self.keys = keys or Keys(config.api_key, config.keys_file)
+        self.held_memory = HeldMemory(workers=config.isolation != THREADS or config.device is not None)
         self.budget = ByteBudget(config.inflight_bytes)
         """What requests hold of all connections together."""
         self.json = JsonHelpers()

@@ -37,7 +37,11 @@ def state(service: Service) -> dict[str, Any]:
         "in_flight": dispatcher.pending,
         "window_s": WINDOW_NS / 1e9,
         "totals": _totals([*seen, service.refused], list(windows.values())),
-        "memory": {"used_bytes": service.library.used_bytes, "budget_bytes": service.library.budget_bytes},
+        "memory": {
+            "held_bytes": service.held_memory.now(),
+            "used_bytes": service.library.used_bytes,
+            "budget_bytes": service.library.budget_bytes,
+        },
         "models": [_model(service, slot, windows) for slot in slots],
     }
 

@@ -21,22 +21,22 @@ from weft.devices import Host, HostModel
 from weft.devices.conditions import Conditions
 from weft.devices.host import HOST, is_gpu, lane_cores, usable_cores
 from weft.engine.lane_queues import DEVICE_AHEAD
-from weft.errors import InputError
+from weft.errors import InputError, ShapeNeeded
 from weft.load import LoadResult, run_load
 from weft.models.stitched_files import file_and_task
 from weft.runtime.cuda.requirements import gpu_called
 from weft.runtime.lanes import ABORT_FROM_TICKS
 from weft.runtime.stitched import tasks_in
+from weft.serving.held_memory import held_bytes
 from weft.serving.isolation import THREADS
 from weft.serving.process import ServerProcess
 from weft.serving.refusals import QUEUE_FULL
-from weft.survey.memory import held_bytes
+from weft.shapes import Shapes, example, written
 from weft.survey.processor_time import ConditionsWatch
 from weft.survey.spans import SeenSpan, beside_each, hand_overs, losses, mean_times, read_spans, runs
 from weft.version import __version__, runtime_version
 from weft.workloads.requests import Workload, parse_workload, served_name
 
-Shapes = Mapping[str, Sequence[int]]
 Progress = Callable[[str, int, int], None]
 """Called with what is being measured, how many measurements are done, and of how many."""
 
@@ -53,8 +53,8 @@ BUSY, LEAST_RATE = 0.75, 0.2
 """The part of what lanes can do, when they are watched together; requests per second of a model, at least."""
 OVERHEADS, PAUSE_S = 25, 0.02
 """Single requests, to see what they take besides their segments, and the pause before each. Requests that arrive by
-themselves find a server that sleeps, and cold caches: of a 5.3 ms model on two cores of aarch64 they took 1.6 ms
-besides after pauses of 20 and of 60 ms, and at 10 to 40 requests/s; back to back, 1.2 ms (10th percentiles)."""
+themselves find a server that sleeps, and cold caches: of a 5.3 ms model on two busy cores of aarch64 they took 1.6 to
+1.7 ms besides after such pauses, 1.6 to 3.9 ms at 12 to 40 requests/s, 1.2 to 1.4 ms back to back (10th percentiles)."""
 NO_HURRY_MS = 1e7
 NOBODY_SURE = 2.0
 """How sure answers at exits must be while they are measured: no answer is, so that all requests go to the end."""
@@ -472,13 +472,22 @@ class _Survey:
         arguments += [] if self.isolation == THREADS else ["--isolation", self.isolation]
         arguments += ["--device", self.device] if is_gpu(self.device) else []
         sources = [str(self.repository)] if self.repository else [subject.file for subject in self.subjects]
+        arguments += [] if self.repository else self._stated_shapes()
         with ServerProcess(*sources, *arguments, "--cache", str(self.cache)) as server:
             yield server
 
+    def _stated_shapes(self) -> list[str]:
+        """Options that give the server the shapes to measure with; it cannot cut a model with free ones."""
+        return [
+            f"--shape={subject.name}:{name}={written(shape)}"
+            for subject in self.subjects
+            if subject.file == subject.source
+            for name, shape in subject.shapes.items()
+        ]
+
     def _held_bytes(self, server: ServerProcess) -> int | None:
         """Memory of the server, and of its workers where it has some; None where the system does not tell."""
-        alone = self.isolation == THREADS and not is_gpu(self.device)
-        return _resident_bytes(server.url) if alone else held_bytes(server.pid)
+        return held_bytes(server.pid, workers=self.isolation != THREADS or is_gpu(self.device))
 
     def _learn(self, server: ServerProcess) -> None:
         """What the server says of its models."""
@@ -486,7 +495,8 @@ class _Survey:
         for subject in self.subjects:
             found = models.get(subject.name)
             if found is None:
-                raise InputError(f"{subject.source}: the server could not measure it; give its shapes in NAME.toml")
+                self._free(server, subject)  # a shape that nobody gave is the usual reason
+                raise InputError(f"{subject.source}: the server could not cut and measure it; weft serve tells why")
             self.bodies[found["body"] or subject.name] = subject.name
             self.served[subject.name] = {**found, "shapes": self._free(server, subject)}
 
@@ -496,11 +506,9 @@ class _Survey:
         shapes = {each["name"]: [int(size) for size in each["shape"]] for each in metadata["inputs"]}
         for name, shape in shapes.items():
             if name not in subject.shapes and any(size < 0 for size in shape[1:]):
-                raise InputError(
-                    f"{subject.source}: its input {name!r} has free dimensions; say what is sent to it, "
-                    f"as --shape {subject.name}:{name}=1x..., or shapes in the workload"
-                )
-        return {name: [max(1, shape[0]), *shape[1:]] for name, shape in shapes.items() if shape}
+                problem = f"{subject.source}: its input {name!r} has the free shape {written(shape)}"
+                raise ShapeNeeded(problem, name, example(shape), model=subject.name)
+        return {name: (max(1, shape[0]), *shape[1:]) for name, shape in shapes.items() if shape}
 
     def _tell(self, what: str) -> None:
         if self.progress:
@@ -517,14 +525,6 @@ def _sizes(most: int) -> list[int]:
 def _get(url: str, path: str) -> Any:
     with urllib.request.urlopen(f"{url}/{path}", timeout=30) as answer:
         return json.load(answer)
-
-
-def _resident_bytes(url: str) -> int | None:
-    """Memory of the server's process; None where its system does not tell."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=30) as answer:
-        lines = answer.read().decode("utf-8", "replace").splitlines()
-    found = [line.split()[-1] for line in lines if line.startswith("process_resident_memory_bytes ")]
-    return round(float(found[0])) or None if found else None
 
 
 def _rounded(values: Sequence[float]) -> tuple[float, ...]:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from weft.devices.conditions import Conditions
 from weft.devices.host import usable_cores
-from weft.survey.memory import PROCESSES, read_text, with_offspring
+from weft.serving.held_memory import PROCESSES, read_text, with_offspring
 
 CORES = Path("/sys/devices/system/cpu")
 _IDLE, _WAITING, _STOLEN, _GUEST = 3, 4, 7, 8

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 from threading import Lock, Thread
 from typing import IO, NamedTuple
 
-from weft.errors import EvaluationError, TuneError
+from weft.errors import EvaluationError, TuneError, reason_of
 from weft.numbers.configuration import Configuration
 from weft.tuning.evaluation import Score, Scored, Subset
 
@@ -191,7 +191,7 @@ class CommandEvaluator:
                     start_new_session=True,
                 )
             except OSError as error:
-                raise EvaluationError(f"cannot start {line!r}: {error}") from error
+                raise EvaluationError(f"cannot start {line!r}: {reason_of(error)}") from error
             self._running.add(process)
         try:
             return _follow(process, self._timeout_s)
@@ -230,14 +230,14 @@ def _folder() -> TemporaryDirectory[str]:
     try:
         return TemporaryDirectory(prefix="weft-tune-")
     except OSError as error:
-        raise EvaluationError(f"cannot make a folder for the configuration file: {error}") from error
+        raise EvaluationError(f"cannot make a folder for the configuration file: {reason_of(error)}") from error
 
 
 def _write(path: Path, text: str) -> None:
     try:
         path.write_text(text, "utf-8")
     except OSError as error:
-        raise EvaluationError(f"cannot write the configuration file {path}: {error}") from error
+        raise EvaluationError(f"cannot write the configuration file {path}: {reason_of(error)}") from error
 
 
 def _pattern(text: str) -> re.Pattern[str]:

@@ -27,7 +27,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from weft.errors import TuneError, unknown_name
+from weft.errors import TuneError, reason_of, unknown_name
 from weft.jsonfile import first_problem, printable
 from weft.tuning.network import Network, Target
 from weft.tuning.objective import DEFAULT
@@ -75,9 +75,9 @@ def load_descriptor(path: str | Path) -> Descriptor:
     try:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise TuneError(f"{path}: cannot read the descriptor: {error}") from error
+        raise TuneError(f"{path}: cannot read the descriptor: {reason_of(error)}") from error
     except (ValueError, RecursionError) as error:
-        raise TuneError(f"{path}: not a TOML file: {error}") from error
+        raise TuneError(f"{path}: not a TOML file: {reason_of(error)}") from error
     return parse_descriptor(raw, str(path))
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
-from weft.errors import NumberError, TuneError, unknown_name
+from weft.errors import NumberError, TuneError, reason_of, unknown_name
 from weft.jsonfile import first_problem, printable
 from weft.numbers.format import BIN, EXP, FIXED, FLOAT, Format, Kind
 from weft.tuning.network import Role
@@ -166,4 +166,4 @@ def _read(name_or_path: str) -> str:
     try:
         return Path(name_or_path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a path with a zero in it
-        raise TuneError(f"{name_or_path}: cannot read the platform file: {error}") from error
+        raise TuneError(f"{name_or_path}: cannot read the platform file: {reason_of(error)}") from error

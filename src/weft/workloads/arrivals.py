@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from weft.errors import WorkloadError
+from weft.errors import WorkloadError, reason_of
 
 Floats = npt.NDArray[np.float64]
 Rng = np.random.Generator
@@ -95,7 +95,7 @@ def read_times(path: Path, column: str | None = None) -> Floats:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.reader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise WorkloadError(f"{path}: cannot read the trace: {error}") from error
+        raise WorkloadError(f"{path}: cannot read the trace: {reason_of(error)}") from error
     while rows and not any(rows[-1]):
         rows.pop()  # a file may end in blank lines
     if not rows:

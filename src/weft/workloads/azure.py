@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.errors import WorkloadError
+from weft.errors import WorkloadError, reason_of
 from weft.workloads.traces import CallerTrace, CountedTrace, TimedTrace
 
 MINUTE_S = 60.0
@@ -46,7 +46,7 @@ def _read(path: Path) -> CallerTrace:
             numbered = ((number, row) for number, row in enumerate(rows, start=2) if any(row))
             return _reader(str(path), header)(str(path), header, numbered)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise WorkloadError(f"{path}: cannot read the trace: {error}") from error
+        raise WorkloadError(f"{path}: cannot read the trace: {reason_of(error)}") from error
 
 
 def _reader(where: str, header: Sequence[str]) -> Reader:

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from weft.errors import WorkloadError
+from weft.errors import ShapeNeeded, WorkloadError, reason_of
 from weft.jsonfile import first_problem
+from weft.shapes import sizes_of
 from weft.workloads import arrivals
 from weft.workloads import exits as leaving
 
@@ -60,8 +61,8 @@ class Stream(BaseModel):
     priority: Literal[1, 3, 9] = 1
     """The weight of a request under prema."""
     seq_len: Annotated[int, Field(ge=1, le=65536)] = 16
-    shapes: dict[str, tuple[Annotated[int, Field(ge=1)], ...]] = {}
-    """Input -> shape of one sample's request, where the model has free dimensions."""
+    shapes: dict[str, Annotated[tuple[Annotated[int, Field(ge=1)], ...], BeforeValidator(sizes_of)]] = {}
+    """Input -> shape of one sample's request, or axis -> its size, where the model has free dimensions."""
     values: dict[str, Annotated[float, Field(allow_inf_nan=False)]] = {}
     """Input -> number that requests to a real server hold there, such as a sampling rate."""
     clients: Annotated[int, Field(ge=1, le=65536)] = 1
@@ -154,6 +155,12 @@ class Stream(BaseModel):
         """Whether it says where samples leave."""
         return bool(self.exit_rates or self.exit_record)
 
+    def as_option(self, *more: str) -> str:
+        """The stream as it is asked for on the command line, with what is missing."""
+        rate = [] if self.rate is None else [f"rate={self.rate:g}"]
+        due = [] if self.deadline_ms is None else [f"deadline={self.deadline_ms:g}"]
+        return f"-s {self.model}:{','.join([*rate, *due, *more])}"
+
     @property
     def early_exits(self) -> int:
         """How many exits before the end it asks for; 0 where it leaves that to the model's file."""
@@ -211,6 +218,18 @@ class Workload(BaseModel):
         ]
         whole = sum(part for part in parts if part)
         return tuple(part and self.total_rate * part / whole for part in parts)
+
+    def advice(self, stream: Stream, *, option: str, key: str) -> str:
+        """How to add what a stream lacks where it was asked for: a *key* in its file, or a part of its *option*."""
+        return f"{key} in its [[stream]]" if "folder" in self.model_fields_set else stream.as_option(option)
+
+    def shape_advice(self, stream: Stream, name: str, sizes: str) -> str:
+        """How to say what an input of a stream's model is sent."""
+        return self.advice(stream, option=f"shape={name}={sizes}", key=f'shapes = {{ "{name}" = "{sizes}" }}')
+
+    def advised(self, stream: Stream, error: ShapeNeeded) -> ShapeNeeded:
+        """An error about a stream's model, with advice for where the stream was asked for."""
+        return error.advising(f"say what is sent, as {self.shape_advice(stream, error.name, error.sizes)}")
 
     def scaled(self, factor: float) -> Workload:
         """This workload with every open stream arriving *factor* times as fast."""
@@ -300,12 +319,15 @@ class Workload(BaseModel):
 
 def read_workload(path: str | Path) -> Workload:
     """The workload a TOML file describes; every value is checked."""
+    if str(path).endswith(".onnx"):
+        stream = f'a file with [[stream]], model = "{path}", rate = 10 and deadline_ms = 100'
+        raise WorkloadError(f"{path} is a model, and a workload (TOML) is wanted: {stream}")
     try:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot read the workload: {error}") from error
+        raise WorkloadError(f"{path}: cannot read the workload: {reason_of(error)}") from error
     except tomllib.TOMLDecodeError as error:
-        raise WorkloadError(f"{path}: not a TOML file: {error}") from error
+        raise WorkloadError(f"{path}: not a TOML file: {reason_of(error)}") from error
     if "folder" in raw:
         raise WorkloadError(f"{path}: unknown key 'folder'")
     return parse_workload(raw | {"folder": str(Path(path).parent)}, str(path))

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from weft.errors import WorkloadError
+from weft.errors import WorkloadError, reason_of
 from weft.jsonfile import first_problem
 
 Floats = npt.NDArray[np.float64]
@@ -160,9 +160,9 @@ def read_traffic(path: str | Path) -> Traffic:
     try:
         raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot read the traffic: {error}") from error
+        raise WorkloadError(f"{path}: cannot read the traffic: {reason_of(error)}") from error
     except tomllib.TOMLDecodeError as error:
-        raise WorkloadError(f"{path}: not a TOML file: {error}") from error
+        raise WorkloadError(f"{path}: not a TOML file: {reason_of(error)}") from error
     try:
         return Traffic.model_validate(raw)
     except ValidationError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.errors import InputError
+from weft.errors import InputError, reason_of
 from weft.reports.tuning_picture import draw_search
 from weft.tuning.trials import Tuning
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
@@ -51,7 +51,7 @@ def _drawn(out: Path, search: Tuning) -> Figure:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise InputError(f"{out}: cannot write: {problem}") from problem
+        raise InputError(f"{out}: cannot write: {reason_of(problem)}") from problem
     for suffix in (".png", ".svg"):
         draw_search(search, path.with_suffix(suffix))
     return Figure(f"{FIGURE}: tuning the two convolutions of LeNet at 1 % (recorded)", path)

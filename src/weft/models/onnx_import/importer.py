@@ -18,7 +18,7 @@ from pathlib import Path
 import onnx
 import onnx.inliner
 
-from weft.errors import ModelError
+from weft.errors import ModelError, ShapeNeeded
 from weft.files import refuse_special_file
 from weft.models.layer import Layer, Model
 from weft.models.onnx_import.cuts import Subnets, block_ends, named_exits
@@ -28,6 +28,7 @@ from weft.models.onnx_import.tensors import MAX_ELEMENTS, Stored, Tensor, dtype_
 from weft.models.onnx_import.walk import walk
 from weft.models.onnx_import.widths import narrowed, widths_in, without_rounding
 from weft.models.stitched_files import only
+from weft.shapes import Dimension, describe_dimensions, settle
 
 _MOST_MACS = 2**62
 """Counts go into 64-bit arrays later; a model beyond this is damaged or mistyped."""
@@ -45,7 +46,7 @@ def import_onnx(
     exits: Sequence[str] | None = None,
     task: str = "",
 ) -> Model:
-    """The layers of an ONNX model. *shapes*: input name -> full shape, where the file leaves it open.
+    """The layers of an ONNX model. *shapes*: input -> full shape, or axis -> size, where the file leaves it open.
 
     A leading size that is open and not given is the batch and taken as 1; what stays unknown after that is told in
     the model's ``unknown_ops`` and ``guesses``. *exits*: the outputs that
@@ -62,6 +63,8 @@ def import_onnx(
         if task:
             shapes, title = only(proto, task, shapes or {}), name or task
         return _imported(proto, folder, title, shapes or {}, exits)
+    except ShapeNeeded as error:
+        raise error.of(_one_line(where)) from error
     except ModelError as error:
         raise ModelError(_one_line(f"{where}: {error}")) from error
     except RecursionError as error:
@@ -163,10 +166,11 @@ def graph_inputs(
     """The graph's inputs with their sizes settled; also settles the symbols of *inference*."""
     constants = {each.name for each in graph.initializer}
     declared = {each.name: each.type for each in graph.input if each.name not in constants}
-    if unknown := [name for name in shapes if name not in declared]:
-        known = ", ".join(declared) or "none"
-        raise ModelError(f"no input is called {unknown[0]!r}; the inputs are: {known}")
-    fixed = {name: _given(name, shapes[name], declared) for name in declared if name in shapes}
+    fixed = settle(shapes, {name: dimensions_of(kind) for name, kind in declared.items()})
+    for name, shape in fixed.items():
+        if math.prod(shape) > MAX_ELEMENTS:
+            text = "x".join(map(str, shape))
+            raise ModelError(f"input {name!r}: {text} is more than any machine holds; pass smaller sizes")
     inference.sizes = _symbols((declared[name], shape) for name, shape in fixed.items())
     result = {}
     for name, kind in declared.items():
@@ -177,22 +181,12 @@ def graph_inputs(
     return result
 
 
-def _given(name: str, shape: Sequence[int], declared: Mapping[str, onnx.TypeProto]) -> tuple[int, ...]:
-    """A shape from the user, once it is shown to fit what the file says of the input."""
-    text = "x".join(map(str, shape))
-    inputs = "; ".join(f"{each} {_written(kind)}" for each, kind in declared.items())
-    if any(not isinstance(size, int) or size < 0 for size in shape):
-        raise ModelError(f"input {name!r}: sizes must be at least 0, got {text}; the inputs are: {inputs}")
-    tensor = tensor_type(declared[name])
-    if tensor is not None and tensor.HasField("shape"):
-        dims = tensor.shape.dim
-        clash = any(size_of(dim) not in (None, size) for dim, size in zip(dims, shape, strict=False))
-        if len(dims) != len(shape) or clash:
-            wanted = _written(declared[name])
-            raise ModelError(f"input {name!r}: {text} does not fit {wanted}; the inputs are: {inputs}")
-    if math.prod(shape) > MAX_ELEMENTS:
-        raise ModelError(f"input {name!r}: {text} is more than any machine holds; pass smaller sizes")
-    return tuple(shape)
+def dimensions_of(kind: onnx.TypeProto) -> tuple[Dimension, ...] | None:
+    """What a type says of its dimensions: sizes, or the names of axes; None where it has no rank."""
+    tensor = tensor_type(kind)
+    if tensor is None or not tensor.HasField("shape"):
+        return None
+    return tuple(dim.dim_param or None if size_of(dim) is None else size_of(dim) for dim in tensor.shape.dim)
 
 
 def _defaulted(name: str, kind: onnx.TypeProto, inference: Inference) -> tuple[int, ...]:
@@ -201,23 +195,14 @@ def _defaulted(name: str, kind: onnx.TypeProto, inference: Inference) -> tuple[i
         return tuple(1 if size is None else size for size in inference.dims(kind) or ())
     dims = inference.dims(kind)
     if dims is None:
-        raise ModelError(f"input {name!r} declares no shape; pass --shape {name}=AxBxC")
+        raise ShapeNeeded(f"input {name!r} declares no shape", name, "AxBxC")
     if dims and dims[0] is None:
         dims[0] = 1
     if None in dims:
         letters = iter("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
         wanted = "x".join(next(letters, "N") if size is None else str(size) for size in dims)
-        raise ModelError(f"input {name!r} is {_written(kind)} in the file; pass --shape {name}={wanted}")
+        raise ShapeNeeded(f"input {name!r} is {describe_dimensions(dimensions_of(kind))} in the file", name, wanted)
     return tuple(size for size in dims if size is not None)
-
-
-def _written(kind: onnx.TypeProto) -> str:
-    """A declared shape for messages: ``[batch, 3, ?, 224]``."""
-    tensor = tensor_type(kind)
-    if tensor is None or not tensor.HasField("shape"):
-        return "of any shape"
-    sizes = ((size_of(dim), dim.dim_param or "?") for dim in tensor.shape.dim)
-    return f"[{', '.join(symbol if size is None else str(size) for size, symbol in sizes)}]"
 
 
 def _symbols(settled: Iterable[tuple[onnx.TypeProto, tuple[int, ...]]]) -> dict[str, int]:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.errors import BadRequest
+from weft.errors import BadRequest, reason_of
 from weft.runtime.cuda.captured import driver
 from weft.runtime.cuda.device import BorrowedFile, BorrowedTensor
 from weft.runtime.lent import HANDLE_BYTES, LendingTerms
@@ -42,7 +42,7 @@ class RegisteredFile(BorrowedFile):
                 raise BadRequest(f"the region cannot be registered with the GPU's driver (error {failed})")
         except (OSError, ValueError) as error:
             super().close()
-            raise BadRequest(f"the region cannot be mapped: {error}") from error
+            raise BadRequest(f"the region cannot be mapped: {reason_of(error)}") from error
         except BadRequest:
             super().close()
             raise

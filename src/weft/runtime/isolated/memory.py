@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from weft.errors import reason_of
 from weft.runtime.tensors import Array
 
 ALIGNED = 64
@@ -70,6 +71,6 @@ def taken(file: int) -> TensorMemory:
             raise UnfitMemory(f"a file of {size} bytes that may change its size")
         return TensorMemory(file, size)
     except OSError as error:
-        raise UnfitMemory(str(error)) from error
+        raise UnfitMemory(reason_of(error)) from error
     finally:
         os.close(file)

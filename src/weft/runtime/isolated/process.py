@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from weft.engine.lane_queues import MOST_AHEAD
-from weft.errors import WorkerDied
+from weft.errors import WorkerDied, reason_of
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.confinement import Confinement
@@ -395,7 +395,7 @@ class WorkerProcess:
         except ConnectionError:
             self.process.kill()  # it is gone; how it ended is seen where it is buried
         except OSError as error:
-            self.kill(f"it takes no more calls: {error}")
+            self.kill(f"it takes no more calls: {reason_of(error)}")
         return future.result()
 
     # Its end

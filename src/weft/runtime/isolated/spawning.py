@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Protocol
 
-from weft.errors import WorkerDied
+from weft.errors import WorkerDied, reason_of
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.confinement import Confinement, inherit_orphans
 from weft.runtime.isolated.engines import CPU, variables
@@ -103,7 +103,7 @@ class Template:
         try:
             return self._forked(file, confinement, scratch)
         except (OSError, EOFError) as error:
-            raise WorkerDied(f"it could not be started: {error}") from error
+            raise WorkerDied(f"it could not be started: {reason_of(error)}") from error
 
     def _forked(self, file: int, confinement: Confinement, scratch: str) -> Child:
         line = self._line or self._start()

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from weft.errors import ModelError, NotLearned
+from weft.errors import ModelError, NotLearned, reason_of
 from weft.runtime import cutting
 from weft.runtime.backend import LoadOptions, Progress
 from weft.runtime.exits import ExitSpec
@@ -96,7 +96,7 @@ def _workshop(path: Path, options: LoadOptions, cache: Path | None, say: Progres
     try:
         return _Workshop(path, options, caching.new_folder(cache), say, allowance)
     except OSError as error:
-        return _Workshop(path, options, caching.new_folder(None), say, allowance, [f"not cached: {error}"])
+        return _Workshop(path, options, caching.new_folder(None), say, allowance, [f"not cached: {reason_of(error)}"])
 
 
 def _place(path: Path, options: LoadOptions, cache: Path) -> Path:

@@ -10,11 +10,7 @@ from onnx import ValueInfoProto
 
 from weft.errors import ModelError, unknown_name
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
-
-Shapes = Mapping[str, tuple[int, ...]]
-Dimension = int | str | None
-"""A size, or a name for any size, or no name."""
-_NAMELESS = (None, "", "?")
+from weft.shapes import Dimension, Shapes, one_sample, settle, written
 
 _DATATYPE_OF = {
     "tensor(float)": "FP32",
@@ -51,34 +47,15 @@ def _size(dimension: Dimension) -> int:
 def warm_shapes(arguments: Sequence[Any], given: Shapes) -> tuple[dict[str, tuple[int, ...]], list[str]]:
     """The inputs' shapes at batch 1, and the names of those with a free dimension that nothing tells.
 
-    A free first dimension is 1 unless *given* says otherwise; a dimension's name has one size in all inputs.
+    A free first dimension is 1 unless *given* says otherwise; an axis has one size in all inputs.
     """
-    declared = {each.name: tuple(each.shape) for each in arguments}
-    for name, shape in given.items():
-        if name not in declared:
-            raise ModelError(unknown_name("input", name, declared))
-        _check(name, declared[name], shape)
-    sizes = {dimensions[0]: 1 for dimensions in declared.values() if dimensions}
-    for name, shape in given.items():
-        sizes |= dict(zip(declared[name], shape, strict=True))
-    found = {name: tuple(given.get(name, _filled(dimensions, sizes))) for name, dimensions in declared.items()}
+    declared: dict[str, tuple[Dimension, ...]] = {each.name: tuple(each.shape) for each in arguments}
+    settled = settle(given, declared)
+    for name, shape in settled.items():
+        if 0 in shape:
+            raise ModelError(f"shape {written(shape)} does not fit input {name!r}: a sample has sizes from 1")
+    found = {name: settled.get(name) or one_sample(dimensions, declared) for name, dimensions in declared.items()}
     return found, [name for name, shape in found.items() if -1 in shape]
-
-
-def _filled(dimensions: Sequence[Dimension], sizes: Mapping[Dimension, int]) -> tuple[int, ...]:
-    sizes = {dimension: size for dimension, size in sizes.items() if dimension not in _NAMELESS}
-    shape = [each if isinstance(each, int) else sizes.get(each, -1) for each in dimensions]
-    return tuple(1 if axis == 0 and size < 0 else size for axis, size in enumerate(shape))
-
-
-def _check(name: str, declared: Sequence[Dimension], shape: Sequence[int]) -> None:
-    fits = len(shape) == len(declared) and all(
-        size > 0 and (size == wanted or not isinstance(wanted, int))
-        for size, wanted in zip(shape, declared, strict=True)
-    )
-    if not fits:
-        shown = ", ".join(str(_size(each)) for each in declared)
-        raise ModelError(f"shape {tuple(shape)} does not fit input {name!r}, which is ({shown})")
 
 
 def sample(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +17,7 @@ from weft.costs.tiled import layer_times_s
 from weft.devices import GpuLikeness, Host, HostModel, Lanes, Npu, TiledNpu, check_activations, load_device
 from weft.engine.steering import Steered, Steering
 from weft.engine.tickets import Terms
-from weft.errors import WorkloadError
+from weft.errors import ShapeNeeded, WorkloadError
 from weft.kernels.request_loop import remaining_alone
 from weft.models.layer import Model
 from weft.models.sources import load_model
@@ -180,7 +181,8 @@ def _prepare_npu(workload: Workload, npu: Npu, cost: str) -> Case:
                 f"{stream.model}: exits need a device that computes one layer at a time (kind = 'tiled'); {npu.name} "
                 "fetches ahead and would have to know who leaves"
             )
-        profiles = _profiles(stream, npu, cost, workload.folder)
+        with _asked_in(workload, stream):
+            profiles = _profiles(stream, npu, cost, workload.folder)
         peaks.append((stream.model, profiles[-1].peak_activation_bytes))
         lowered = [lower(profile, npu) for profile in profiles]
         terms.append(_terms(stream, len(programs), clock))
@@ -201,7 +203,8 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
         if stream.profiles:
             raise WorkloadError(f"{stream.model}: profiles describe a device of kind 'npu', and {device.name} is tiled")
         terms.append(_terms(stream, len(layered), clock))
-        model = _model(stream, workload.folder)
+        with _asked_in(workload, stream):
+            model = _model(stream, workload.folder)
         rates = workload.exit_rates(index, len(model.exits))
         for batch in range(1, stream.max_batch + 1):
             times_s = layer_times_s(model, device, batch)
@@ -238,6 +241,15 @@ def _precise(program: Program, buffer: int) -> tuple[int, ...]:
 def remaining_alone_s(case: Case, program: Program) -> float:
     """Seconds from the first layer of a program to its end, with nothing beside it."""
     return _precise(program, case.setting.buffer)[0] * case.clock.tick_s
+
+
+@contextmanager
+def _asked_in(workload: Workload, stream: Stream) -> Iterator[None]:
+    """Advice on free shapes is given for the place where the stream is asked for."""
+    try:
+        yield
+    except ShapeNeeded as error:
+        raise workload.advised(stream, error) from error
 
 
 def _profiles(stream: Stream, npu: Npu, cost: str, folder: str) -> list[Profile]:

@@ -8,14 +8,15 @@ other node is said in the words of a draft (``onnx_ops``) or, where the caller a
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
 
-from weft.errors import ModelError, StitchError
+from weft.errors import ModelError, ShapeNeeded, StitchError
+from weft.shapes import settle
 from weft.stitching.net import Array, Net
 from weft.stitching.reading.draft import Foreign, NetDraft, Shape
 from weft.stitching.reading.onnx_folding import constant_node, fold
@@ -178,11 +179,13 @@ class _StoredArrays(dict[str, Array]):
 
 def _input_shapes(source: OnnxSource, batch: int | None, given: Mapping[str, Shape]) -> dict[str, Shape]:
     """The full shape of every input."""
-    if unknown := [name for name in given if name not in source.inputs]:
-        raise ModelError(f"it has no input {unknown[0]}; its inputs are {', '.join(source.inputs)}")
+    settled = settle(given, source.inputs)
     if batch is not None and batch < 1:
         raise ModelError(f"a batch of {batch} is no batch; give 1 or more")
-    shapes = {name: _input_shape(name, sizes, batch, given.get(name)) for name, sizes in source.inputs.items()}
+    # Rows that nobody gave are as many as *batch* says, which the others need not repeat.
+    open_rows = {name: (sizes[0], *settled[name][1:]) for name, sizes in source.inputs.items() if name in settled}
+    known = open_rows | {name: settled[name] for name in given if name in settled}
+    shapes = {name: _input_shape(name, known.get(name, sizes), batch) for name, sizes in source.inputs.items()}
     rows = {name: shape[0] for name, shape in shapes.items()}
     if len(set(rows.values())) > 1:
         counts = ", ".join(f"{name} {count}" for name, count in rows.items())
@@ -190,13 +193,7 @@ def _input_shapes(source: OnnxSource, batch: int | None, given: Mapping[str, Sha
     return shapes
 
 
-def _input_shape(name: str, sizes: tuple[int | str, ...], batch: int | None, given: Shape | None) -> Shape:
-    if given is not None:
-        if len(given) != len(sizes) or any(
-            isinstance(want, int) and want != got for want, got in zip(sizes, given, strict=True)
-        ):
-            raise ModelError(f"its input {name} is {list(sizes)}, not {list(given)}")
-        sizes = given
+def _input_shape(name: str, sizes: Sequence[int | str], batch: int | None) -> Shape:
     if len(sizes) < 2:
         raise ModelError(f"its input {name} has {len(sizes)} dimensions; rows of vectors or pictures can be stitched")
     rows = sizes[0]
@@ -208,9 +205,7 @@ def _input_shape(name: str, sizes: tuple[int | str, ...], batch: int | None, giv
     for place, size in enumerate(sizes[1:], 1):
         if isinstance(size, str):
             example = "x".join(str(each) if isinstance(each, int) else "224" for each in (rows, *sizes[1:]))
-            raise ModelError(
-                f"size {place} of its input {name} is open ({size}); give it, as in shapes = {name}={example}"
-            )
+            raise ShapeNeeded(f"size {place} of its input {name} is open ({size})", name, example)
         shape.append(size)
     if min(shape) < 1:
         raise ModelError(f"its input {name} has the shape {shape}")

@@ -20,7 +20,7 @@ import onnx.inliner
 from onnx import AttributeProto, TensorProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from weft.errors import ModelError
+from weft.errors import ModelError, reason_of
 from weft.runtime.metadata import STITCHED_KEY
 from weft.stitching.net import Array
 
@@ -163,7 +163,7 @@ def to_array(proto: onnx.TensorProto, folder: Path | None) -> Array:
             proto = copy
         return numpy_helper.to_array(proto)
     except OSError as error:
-        raise ModelError(f"the file of its tensor {proto.name} cannot be read: {error}") from error
+        raise ModelError(f"the file of its tensor {proto.name} cannot be read: {reason_of(error)}") from error
     except (ValueError, TypeError, KeyError, RuntimeError, onnx.checker.ValidationError) as error:
         raise ModelError(f"its tensor {proto.name} cannot be read; the file is damaged or incomplete") from error
 

@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import InputError, TuneError
-from weft.runtime.archive import array_names, read_arrays, written
+from weft.runtime.archive import array_names, read_arrays
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
+from weft.shapes import written
 
 Labels = npt.NDArray[Any]
 """The right class of each sample; for measures of a user's own, anything."""

@@ -22,8 +22,8 @@ import onnxruntime as ort
 from weft.errors import EvaluationError, TuneError, unknown_name
 from weft.models.weighted_layers import WeightedLayer
 from weft.numbers.configuration import Configuration
-from weft.runtime.archive import written
 from weft.runtime.tensors import Array
+from weft.shapes import written
 from weft.tuning.evaluation import Score, Scored, Subset
 from weft.tuning.network import ROLES, Network
 from weft.tuning.quantised.data import FEWEST, Labels, check_inputs

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import TuneError
-from weft.runtime.archive import written
 from weft.runtime.tensors import Array
+from weft.shapes import written
 from weft.tuning.quantised.metrics import Doubles, Function, Metric
 
 

@@ -19,8 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.errors import EvaluationError, TuneError, unknown_name
-from weft.runtime.archive import written
 from weft.runtime.tensors import Array
+from weft.shapes import written
 from weft.tuning.quantised.data import Labels, check_labels
 
 Doubles = npt.NDArray[np.float64]

@@ -19,7 +19,7 @@ from typing import BinaryIO, cast
 
 import numpy as np
 
-from weft.errors import EvaluationError, TuneError
+from weft.errors import EvaluationError, TuneError, reason_of
 from weft.runtime.tensors import Array
 from weft.tuning.quantised.plan import RoundingPlan
 from weft.tuning.quantised.runner import LayerFormats, SampleOrder
@@ -75,7 +75,8 @@ def _room() -> Iterator[None]:
         yield
     except OSError as error:
         raise TuneError(
-            f"cannot start worker processes: {error}; set TMPDIR to a folder with more room, or use one worker"
+            f"cannot start worker processes: {reason_of(error)}; "
+            "set TMPDIR to a folder with more room, or use one worker"
         ) from error
 
 
