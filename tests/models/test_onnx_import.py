@@ -44,8 +44,14 @@ def test_shapes_settle_symbols_everywhere():
     ("shapes", "message"),
     [
         ({}, r"input 'image' is \[batch, 3, height, width\] in the file; pass --shape image=1x3xAxB$"),
-        ({"imgae": (1, 2)}, r"unknown input 'imgae'; the inputs are: image \[batch, 3, height, width\]; mask \[batch, height\]$"),
-        ({"image": (1, 3, 5)}, r"1x3x5 does not fit input 'image'; the inputs are: image \[batch, 3, height, width\]; "),
+        (
+            {"imgae": (1, 2)},
+            r"unknown input 'imgae'; the inputs are: image \[batch, 3, height, width\]; mask \[batch, height\]$",
+        ),
+        (
+            {"image": (1, 3, 5)},
+            r"1x3x5 does not fit input 'image'; the inputs are: image \[batch, 3, height, width\]; ",
+        ),
         ({"image": (1, 4, 5, 7)}, "1x4x5x7 does not fit"),
         ({"image": (1, 3, -5, 7)}, "sizes must be at least 0, got 1x3x-5x7"),
         ({"image": (1, 3, 10**9, 10**9)}, "more than any machine holds"),
