@@ -54,7 +54,7 @@ BUSY, LEAST_RATE = 0.75, 0.2
 OVERHEADS, PAUSE_S = 25, 0.02
 """Single requests, to see what they take besides their segments, and the pause before each. Requests that arrive by
 themselves find a server that sleeps, and cold caches: of a 5.3 ms model on two busy cores of aarch64 they took 1.6 to
-1.7 ms besides after such pauses, 1.6 to 3.9 ms at 12 to 40 requests/s, 1.2 to 1.4 ms back to back (10th percentiles)."""
+1.7 ms besides after such pauses, 1.6 to 3.9 ms at 12 to 40 requests/s, 1.2 to 1.4 back to back (10th percentiles)."""
 NO_HURRY_MS = 1e7
 NOBODY_SURE = 2.0
 """How sure answers at exits must be while they are measured: no answer is, so that all requests go to the end."""
