@@ -143,7 +143,8 @@ def test_grpc_calls_are_in_the_access_log_with_their_codes(tmp_path: Path, caplo
         with pytest.raises(grpc.RpcError, match="no ModelInferRequest"):
             channel.unary_unary(f"/{proto.SERVICE}/ModelInfer")(b"\xff" * 40)
         garbage = channel.stream_stream(f"/{proto.SERVICE}/ModelStreamInfer")(iter([b"\xff" * 40, b""]))
-        assert b"cannot be parsed" in next(garbage) and next(garbage)
+        unreadable, nameless = garbage
+        assert b"cannot be parsed" in unreadable and nameless
     lines = [record.getMessage().split() for record in caplog.records if record.name == "weft.access"]
     assert sorted(
         words[1:4] for words in lines

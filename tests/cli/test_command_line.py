@@ -48,7 +48,7 @@ PROFILED = ("--device", "chip.toml", "--profile", "p.json", "-n", "3")
 def test_the_help_begins_with_what_to_type_and_groups_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     code, shown, _ = run(capsys, "--help")
     assert code == 0
-    places = [shown.index(text) for text in ("First type weft compare", "─ Run ─", "─ Plan ─", "─ Study ─")]
+    places = [shown.index(text) for text in ("Begin with weft plan", "─ Serve models", "─ What another", "─ Papers")]
     assert places == sorted(places)
     assert {name for names in GROUPS.values() for name in names} == set(COMMAND.commands)  # type: ignore[attr-defined]
 

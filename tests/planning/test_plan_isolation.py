@@ -71,10 +71,10 @@ def test_the_server_that_is_measured_has_workers_and_their_memory_counts(monkeyp
         def __exit__(self, *_: object) -> None: ...
 
     monkeypatch.setattr("weft.survey.measure.ServerProcess", Process)
-    monkeypatch.setattr("weft.survey.measure.held_bytes", lambda pid: 1000 + pid)
+    monkeypatch.setattr("weft.survey.measure.held_bytes", lambda pid, workers: 1000 + pid + workers)
     survey = _Survey((), (1,), 1, 1.0, Path("cut"), Path("staged"), None, isolation="process")
     with survey._server(2) as server:
-        assert survey._held_bytes(server) == 1007
+        assert survey._held_bytes(server) == 1008
     assert "--isolation process" in " ".join(started[0])
     with _Survey((), (1,), 1, 1.0, Path("cut"), Path("staged"), None)._server(2):
         assert "--isolation" not in started[1]
