@@ -104,9 +104,9 @@ def settled(policy: Policy) -> Policy:
 
 
 def _kept_at_mixes(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy]) -> Iterator[Policy]:
-    """The best of a *kind* of policies, kept at mixes that others reached, and who of them starved somebody, likewise.
+    """Policies to try with a band: the best of *kind* at mixes that rivals reached, and rivals that starved a stream.
 
-    Of every other kind the best one counts, if it is not far behind with the starved streams at their least shares.
+    Of every other kind only the best rival counts, unless it is far behind with starved streams at their least shares.
     """
     if _winner(tried, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
         return
@@ -146,7 +146,7 @@ def _winner(tried: Sequence[Tried], kind: type[Policy]) -> Tried:
 
 
 def _confirmed(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy], close: float = 0.0) -> list[Tried]:
-    """Try the winner again for longer, and all that come as *close* to it, until whoever wins was tried so.
+    """Repeat the winner's trial for more rounds, and those within *close* of it, until the winner has a long trial.
 
     Streams of a band may be ahead by a part of a round from the start, and where a stream is rare a round is long: 24
     rounds of work then end before the others have waited for it.

@@ -151,7 +151,7 @@ class Connection(asyncio.Protocol):
 
 
 def unreachable(url: str, error: OSError, server: str) -> str:
-    """Why nobody answers at *url*, and what to do; *server*: the command that would."""
+    """The error message for a refused connection to *url*; *server*: the command that starts what should listen."""
     numbers = set(re.findall(r"\[Errno ([0-9]+)\]", str(error)))  # a host of several addresses has one of each
     if numbers == {str(ECONNREFUSED)}:
         return f"nothing listens at {url.removeprefix('http://')}; start `{server}` first"

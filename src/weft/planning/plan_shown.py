@@ -37,7 +37,7 @@ def options_table(plan: Plan) -> ResultTable:
 
 
 def _late(plan: Plan) -> str:
-    """What becomes of late requests, and how other commands are told to do the same."""
+    """The rule for late requests, and the option that gives other commands the same rule."""
     if plan.deadlines == "strict":
         return "deadlines are strict, late requests are given up; weft sustain and compare do so with --late drop"
     return f"deadlines are soft, late requests: {plan.settings.late} unless an option says otherwise"

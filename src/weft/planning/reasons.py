@@ -57,7 +57,7 @@ def _won(asked: Asked, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
 
 
 def decided(ranking: Ranking) -> Iterator[str]:
-    """What told the winner from the others: the simplest of equals, then by which criterion the next one lost."""
+    """Why the winner was chosen: the simplest of equal options, then the criterion by which the runner-up lost."""
     equals = ranking.finalists[1 : 1 + ranking.equal]
     if equals:
         labels = "; ".join(map(_label, equals))

@@ -138,7 +138,7 @@ class Abreast(Policy):
         return None  # whoever ends a query where it is has to be waited for
 
     def _weights(self, works: list[_Work], now: int, hurried: bool) -> list[float]:
-        """What a unit of each one's work counts for; hurried: somebody may be in danger.
+        """The weight of a unit of work of each model; hurried: a request may miss its deadline.
 
         Then need and lack count for as much as the square of the requests that a unit of work answers: in overload not
         all can be on time, and a long request would be saved at the cost of many short ones. To the first power 6.5 %
