@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from machine import machine
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft_papers.gpu.lab import at_random, h200, run
 
 RESULTS = Path(__file__).parent / "results" / "abreast_margin.json"

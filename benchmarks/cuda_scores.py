@@ -17,18 +17,18 @@ from onnx import helper, numpy_helper
 from torch import Tensor
 from torch.nn import functional
 
-from weft.numbers.configuration import AnyFormat
-from weft.numbers.format import FLOAT32
-from weft.numbers.twos_complement import TwosComplement
-from weft.tuning.quantised.evaluator import OnnxEvaluator
-from weft.tuning.quantised.runner import LayerFormats, SampleOrder
+from weft_tune.numbers.configuration import AnyFormat
+from weft_tune.numbers.format import FLOAT32
+from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.quantised.evaluator import OnnxEvaluator
+from weft_tune.quantised.runner import LayerFormats, SampleOrder
 
 FIRST, AT_ONCE = 1024, 8192
 """Images: most configurations are given up after the first."""
 
 
 def rounded(x: Tensor, form: AnyFormat) -> Tensor:
-    """As ``weft.numbers.arrays.rounded``, to nearest, in doubles."""
+    """As ``weft_tune.numbers.arrays.rounded``, to nearest, in doubles."""
     if form == FLOAT32:
         return x
     wide = x.double()

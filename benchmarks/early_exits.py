@@ -21,7 +21,7 @@ from machine import machine
 from rich.console import Console
 from rich.table import Table
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.load import LoadResult, run_load
 from weft.models.trained import TRAINED, Trained
 from weft.runtime.exits import confidence

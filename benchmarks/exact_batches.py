@@ -29,8 +29,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from machine import machine
 
-from weft.errors import ModelError
-from weft.jsonfile import write_json
+from weft.base.errors import ModelError
+from weft.base.jsonfile import write_json
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.runtime.tensors import DATATYPES

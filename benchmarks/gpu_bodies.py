@@ -41,8 +41,8 @@ BODIES = {"body": range(TASKS), "coming": range(TASKS + 1), "going": [*range(2),
 
 
 def _written(architecture: str, folder: Path, task: int) -> None:
-    from weft.stitching.making.encoders import EncoderRecipe
-    from weft.stitching.onnx_writer import write_onnx
+    from weft_stitch.making.encoders import EncoderRecipe
+    from weft_stitch.onnx_writer import write_onnx
 
     write_onnx(
         EncoderRecipe(architecture, TASKS + 1, rank=RANKS[architecture]).graph(task),
@@ -51,7 +51,7 @@ def _written(architecture: str, folder: Path, task: int) -> None:
 
 
 def _stitched(architecture: str, folder: Path, name: str) -> None:
-    from weft.stitching.bodies.whole_run import stitch_body
+    from weft_stitch.bodies.whole_run import stitch_body
 
     files = [folder / f"{architecture}-{task}.onnx" for task in BODIES[name]]
     made = stitch_body(files, tolerance=1e-6, check=False, measure=False, threads=2)

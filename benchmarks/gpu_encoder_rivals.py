@@ -14,9 +14,9 @@ import triton
 import triton.language as tl
 from torch.nn import functional
 
-from weft.stitching.running.body_rows import RowTables
-from weft.stitching.running.fused_body import BodyLayer, BodyWeights, OwnHead, RowNorm, SharedProduct
-from weft.stitching.running.kernel_shapes import replay_seconds
+from weft_stitch.running.body_rows import RowTables
+from weft_stitch.running.fused_body import BodyLayer, BodyWeights, OwnHead, RowNorm, SharedProduct
+from weft_stitch.running.kernel_shapes import replay_seconds
 
 NAMES = ("asked", "mixed", "inner", "outer")
 """The products of a layer."""

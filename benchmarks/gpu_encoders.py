@@ -36,9 +36,9 @@ from gpu_encoder_rivals import (
 )
 from torch.nn import functional
 
-from weft.stitching.running.body_rows import PackedRows, TokenRequest, pack
-from weft.stitching.running.body_shapes import tune
-from weft.stitching.running.fused_body import (
+from weft_stitch.running.body_rows import PackedRows, TokenRequest, pack
+from weft_stitch.running.body_shapes import tune
+from weft_stitch.running.fused_body import (
     LIBRARY,
     BodyLayer,
     BodyWeights,
@@ -49,9 +49,9 @@ from weft.stitching.running.fused_body import (
     TileShape,
     launch_attention,
 )
-from weft.stitching.running.kernel_shapes import replay_seconds
-from weft.stitching.running.measuring import error, prepare, settle, times_ms
-from weft.stitching.running.rivals import Forked, RivalWay
+from weft_stitch.running.kernel_shapes import replay_seconds
+from weft_stitch.running.measuring import error, prepare, settle, times_ms
+from weft_stitch.running.rivals import Forked, RivalWay
 
 RESULTS = Path(__file__).parent / "results" / "gpu_encoders.json"
 LAYERS, WIDTH, HEADS, WORDS, POSITIONS, CLASSES = 12, 768, 12, 30522, 512, 3

@@ -22,8 +22,8 @@ from weft.devices.host import GpuCuts
 from weft.devices.shares import GpuLikeness
 from weft.engine.engine import Completion
 from weft.engine.lane_queues import DEVICE_AHEAD
-from weft.policies import Setting
-from weft.policies.base import Candidate, LaneState, Running, Start
+from weft.engine.policies import Setting
+from weft.engine.policies.base import Candidate, LaneState, Running, Start
 from weft.runtime.backend import Ended, StepEnd, StepOutput
 from weft.runtime.cuda.gpu import _new_stream
 from weft.runtime.cuda.partitions import LOW, Part, another_stream, bindings, cut

@@ -19,7 +19,7 @@ import torch
 from machine import machine
 from torch import nn
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.engine import device_named
 from weft.runtime.cuda.preparing import prepare_on

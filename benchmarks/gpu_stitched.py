@@ -1,6 +1,6 @@
 """What stitched models take on a GPU as weft serves them, beside the kernel that was written for them.
 
-32 ResNet50 that share 90 % of their channels (``weft.stitching.making.generator``, without training) are stitched into
+32 ResNet50 that share 90 % of their channels (``weft_stitch.making.generator``, without training) are stitched into
 one ONNX file with open rows, prepared as ``weft serve`` prepares it, and one round, a row of each model, is replayed in
 captured segments. In the same process and in turns with it: the form ``fused`` as one CUDA graph of torch, as
 ``stitch_gpu.py`` measures it.
@@ -34,16 +34,16 @@ from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.engine import device_named
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.rounds import StitchedDeviceModel
-from weft.stitching.described import described
-from weft.stitching.family import Family
-from weft.stitching.lowering import lower
-from weft.stitching.making.generator import FamilyRecipe
-from weft.stitching.metadata import metadata
-from weft.stitching.onnx_writer import write_onnx
-from weft.stitching.reading.alignment import align
-from weft.stitching.running.measuring import TimedWay, build, error, precision, prepare, times_ms
-from weft.stitching.running.rivals import Place, draw, make
-from weft.stitching.sharing import Sharing
+from weft_stitch.described import described
+from weft_stitch.family import Family
+from weft_stitch.lowering import lower
+from weft_stitch.making.generator import FamilyRecipe
+from weft_stitch.metadata import metadata
+from weft_stitch.onnx_writer import write_onnx
+from weft_stitch.reading.alignment import align
+from weft_stitch.running.measuring import TimedWay, build, error, precision, prepare, times_ms
+from weft_stitch.running.rivals import Place, draw, make
+from weft_stitch.sharing import Sharing
 
 RESULTS = Path(__file__).parent / "results" / "gpu_stitched.json"
 SHARED = 0.9

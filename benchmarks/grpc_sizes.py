@@ -29,7 +29,7 @@ from onnx import TensorProto, helper
 from processes import free_port, memory_bytes
 from verdicts import Verdict, show_table, show_verdicts
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.serving import proto
 from weft.serving.process import ServerProcess
 

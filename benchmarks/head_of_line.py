@@ -18,7 +18,7 @@ from machine import machine
 from rich.console import Console
 from rich.table import Table
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.load import StreamLoad, run_load
 from weft.serving.process import ServerProcess
 from weft.workloads.requests import parse_workload

@@ -31,8 +31,8 @@ from rich.console import Console
 from rich.table import Table
 from undisturbed import piece_s
 
+from weft.base.jsonfile import write_json
 from weft.devices import read_host
-from weft.jsonfile import write_json
 from weft.serving.process import ServerProcess
 
 WEFT = str(Path(sys.executable).parent / "weft")

@@ -29,7 +29,7 @@ from rich.table import Table
 from serving_overhead import Round, Target, binary_request, measure, write_network
 from undisturbed import PATIENCE_S, Undisturbed
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.serving.process import ServerProcess
 
 TARGET_US, TARGET_SHARE = 100.0, 0.02

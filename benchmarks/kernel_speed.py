@@ -55,7 +55,7 @@ def saturated(name: str, k: int) -> Callable[[], int]:
     """Rounds of *k* models on tpuv3-like; returns how many layers were issued."""
     import weft
     from weft.engine.compiled import compiled_order
-    from weft.policies import make_policy
+    from weft.engine.policies import make_policy
     from weft.simulation.saturated import make_setting
 
     npu = weft.load_npu("tpuv3-like").model_copy(update={"activation_buffer_mib": 1000.0})

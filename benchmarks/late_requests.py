@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from machine import machine
 
-from weft.jsonfile import write_json
-from weft.reports.requests import RequestReport
+from weft.base.jsonfile import write_json
+from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, prepare, simulate_requests
 from weft.simulation.sustain import sustain
 from weft.workloads.requests import parse_workload

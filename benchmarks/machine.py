@@ -7,7 +7,7 @@ import platform
 from importlib.metadata import version
 from pathlib import Path
 
-from weft.version import __version__
+from weft.base.version import __version__
 
 
 def machine(*packages: str) -> dict[str, object]:

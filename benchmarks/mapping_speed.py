@@ -21,14 +21,14 @@ from typing import Any
 
 from machine import machine
 
+from weft.base.jsonfile import write_json
 from weft.devices import load_soc
-from weft.jsonfile import write_json
-from weft.mapping.cpsat import contention_free
-from weft.mapping.problem import Problem
-from weft.mapping.profile_by_name import find_profile
-from weft.mapping.simulator import simulate
-from weft.mapping.solver import Options, Solution, solve
-from weft.mapping.z3_model import solve_z3
+from weft_map.cpsat import contention_free
+from weft_map.problem import Problem
+from weft_map.profile_by_name import find_profile
+from weft_map.simulator import simulate
+from weft_map.solver import Options, Solution, solve
+from weft_map.z3_model import solve_z3
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.mapping.soc_problems import synthetic

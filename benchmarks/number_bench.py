@@ -16,19 +16,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.models.classifiers import Labelled, data_of, model_path
-from weft.numbers.configuration import AnyFormat, Configuration
-from weft.numbers.format import BIN, FIXED
-from weft.tuning.baselines import BASELINES, Baseline
-from weft.tuning.exhaustive import exhaustive
-from weft.tuning.network import ROLES, Network, Role, Target
-from weft.tuning.quantised.evaluator import OnnxEvaluator
-from weft.tuning.quantised.int8 import classes, quantise_int8
-from weft.tuning.quantised.targets import find_targets
-from weft.tuning.search_space import first_scale
-from weft.tuning.trials import Tuning
-from weft.tuning.tuner import find_formats
 from weft_papers.libnumber.jobs import COVERING, ENUMERATED, SearchJob, enumerated, settings, started
 from weft_papers.libnumber.lab import (
     EXHAUSTIVE,
@@ -42,6 +31,17 @@ from weft_papers.libnumber.lab import (
     STRIPES,
 )
 from weft_papers.libnumber.recorded import Int8, ScoredRun, Widths
+from weft_tune.baselines import BASELINES, Baseline
+from weft_tune.exhaustive import exhaustive
+from weft_tune.network import ROLES, Network, Role, Target
+from weft_tune.numbers.configuration import AnyFormat, Configuration
+from weft_tune.numbers.format import BIN, FIXED
+from weft_tune.quantised.evaluator import OnnxEvaluator
+from weft_tune.quantised.int8 import classes, quantise_int8
+from weft_tune.quantised.targets import find_targets
+from weft_tune.search_space import first_scale
+from weft_tune.trials import Tuning
+from weft_tune.tuner import find_formats
 
 KINDS = {"mlp-m": "fc", "mlp-c": "fc", "lenet": "conv", "cuda-convnet": "conv"}
 """Fully connected layers of the MLPs, convolutions of the others, as in the chapter."""

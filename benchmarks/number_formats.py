@@ -22,16 +22,16 @@ from typing import Any
 from machine import machine
 from number_bench import CALIBRATION, SMALL_SHARE, NetworkBench, read_splits
 
-from weft.errors import InputError
-from weft.jsonfile import read_json, write_json
+from weft.base.errors import InputError
+from weft.base.jsonfile import read_json, write_json
 from weft.models.classifiers import NAMES, card, model_path
-from weft.numbers.configuration import Configuration, parse_configuration
-from weft.tuning.quantised.evaluator import OnnxEvaluator
-from weft.tuning.tuner import threshold_of
 from weft_papers import libnumber
 from weft_papers.libnumber import jobs as searches
 from weft_papers.libnumber.lab import LENET, OURS, SERIAL
 from weft_papers.libnumber.recorded import FORMAT, SHIPPED, run_json, targets_json, tuning_json
+from weft_tune.numbers.configuration import Configuration, parse_configuration
+from weft_tune.quantised.evaluator import OnnxEvaluator
+from weft_tune.tuner import threshold_of
 
 log = logging.getLogger("number_formats")
 RESULTS = Path(libnumber.__file__).parents[1] / "data" / "libnumber" / SHIPPED

@@ -18,12 +18,12 @@ import ml_dtypes
 import numpy as np
 from machine import machine
 
-from weft.jsonfile import write_json
-from weft.numbers.arrays import rounded
-from weft.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, Format
-from weft.numbers.loops import loop_for
-from weft.numbers.spelling import spell
-from weft.numbers.twos_complement import TwosComplement
+from weft.base.jsonfile import write_json
+from weft_tune.numbers.arrays import rounded
+from weft_tune.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, Format
+from weft_tune.numbers.loops import loop_for
+from weft_tune.numbers.spelling import spell
+from weft_tune.numbers.twos_complement import TwosComplement
 
 RESULTS = Path(__file__).parent / "results" / "number_speed.json"
 COUNT = 1 << 24

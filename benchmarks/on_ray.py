@@ -39,20 +39,20 @@ from machine import machine
 from processes import cpu_s
 from serving_overhead import FEATURES, write_network
 
-from weft.gates.gate import GateSettings
-from weft.gates.thread import GateThread
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
+from weft.http.client import Pool, call, parse_url, request_bytes
+from weft.http.hops import ServerEstimate, age_of
+from weft.http.messages import HttpExchange, HttpResponse
+from weft.http.server import HttpServer
 from weft.load import LoadResult, run_load
-from weft.load.client import Pool, call, parse_url, request_bytes
-from weft.placing.placement import PlacedMachine, PlacedModel, Placement, write_placement
-from weft.ray.local import LocalCluster
-from weft.ray.settings import KEY_VARIABLE
 from weft.serving.config import ServerConfig
-from weft.serving.hops import ServerEstimate, age_of
-from weft.serving.http import HttpServer
-from weft.serving.http_messages import HttpExchange, HttpResponse
 from weft.serving.routes import header_length, model_of, peeked
 from weft.workloads.requests import parse_workload
+from weft_cluster.gates.gate import GateSettings
+from weft_cluster.gates.thread import GateThread
+from weft_cluster.placing.placement import PlacedMachine, PlacedModel, Placement, write_placement
+from weft_cluster.ray.local import LocalCluster
+from weft_cluster.ray.settings import KEY_VARIABLE
 
 RESULTS = Path(__file__).parent / "results" / "on_ray.json"
 MACHINES, MODELS = ("one", "two", "three"), ("mlp", "chain", "short")

@@ -20,7 +20,7 @@ import numba
 import numpy as np
 
 import weft
-from weft.policies import POLICIES
+from weft.engine.policies import POLICIES
 from weft.simulation.requests import ONLINE, prepare, simulate_requests
 from weft.workloads.requests import Workload, parse_workload
 

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.load.answers import Answer
-from weft.load.client import Pool, parse_url
+from weft.http.answers import Answer
+from weft.http.client import Pool, parse_url
 from weft.load.report import BROKEN, LOST, OK, ranks
 from weft.load.timing import precise_loop
 

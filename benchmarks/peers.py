@@ -26,7 +26,7 @@ from open_loop import Ask, Seen, run_open_loop
 from peer_servers import PEERS, Model, Peer, Running, Weft, install, versions
 from verdicts import show_table, told
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.load.report import OK
 from weft.models.packaged import packaged_models
 

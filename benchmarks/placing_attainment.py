@@ -22,14 +22,14 @@ from machine import machine
 from matplotlib.figure import Figure
 from placing_mixes import cluster, demands
 
-from weft.cluster.attaining import Attaining
-from weft.jsonfile import write_json
-from weft.placing.bound import placing_bound
-from weft.placing.filling import Filling
-from weft.placing.problem import Floats, PlacingProblem
-from weft.placing.rivals.alpaserve import greedy
-from weft.placing.rivals.alpaserve_ilp import integer_programme
-from weft.placing.rivals.round_robin import round_robin
+from weft.base.jsonfile import write_json
+from weft_cluster.placing.bound import placing_bound
+from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.problem import Floats, PlacingProblem
+from weft_cluster.placing.rivals.alpaserve import greedy
+from weft_cluster.placing.rivals.alpaserve_ilp import integer_programme
+from weft_cluster.placing.rivals.round_robin import round_robin
+from weft_cluster.routing.attaining import Attaining
 
 RESULTS = Path(__file__).parent / "results"
 MODELS, OVERLAP, MEMORY_GIB = 24, 0.45, 16.0

@@ -23,16 +23,16 @@ from machine import machine
 from matplotlib.figure import Figure
 from placing_mixes import MEMORY_GIB, MIXES, cluster, demands, mixed_problem
 
-from weft.cluster.whole_run import place
-from weft.jsonfile import write_json
-from weft.placing.bound import placing_bound
-from weft.placing.fewest import fewest
-from weft.placing.filling import Filling
-from weft.placing.judging import OnTimeJudge
-from weft.placing.problem import PlacingProblem
-from weft.placing.rivals import RIVALS, Rival
-from weft.placing.rivals.alpaserve_ilp import integer_programme
-from weft.placing.rivals.spreading import on_fewest, serves_all
+from weft.base.jsonfile import write_json
+from weft_cluster.placing.bound import placing_bound
+from weft_cluster.placing.fewest import fewest
+from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.judging import OnTimeJudge
+from weft_cluster.placing.problem import PlacingProblem
+from weft_cluster.placing.rivals import RIVALS, Rival
+from weft_cluster.placing.rivals.alpaserve_ilp import integer_programme
+from weft_cluster.placing.rivals.spreading import on_fewest, serves_all
+from weft_cluster.routing.whole_run import place
 
 RESULTS = Path(__file__).parent / "results"
 OVERLAPS = (0.45, 1.0)

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.placing.demand import Demand, Need
-from weft.placing.machines import MachineGroup, MachineKind, Machines
-from weft.placing.problem import PlacingProblem
+from weft_cluster.placing.demand import Demand, Need
+from weft_cluster.placing.machines import MachineGroup, MachineKind, Machines
+from weft_cluster.placing.problem import PlacingProblem
 
 MIB = 2**20
 MEAN_LOAD = 0.25

@@ -25,7 +25,7 @@ from plan_reasons import check_reasons
 from processes import TICK_S
 from verdicts import Verdict, show_table, show_verdicts, told
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.planning.foreseen import planned_host
 from weft.planning.measured import MEASURED
 from weft.planning.plan import read_plan

@@ -35,8 +35,8 @@ from machine import machine
 from rich.console import Console
 from rich.table import Table
 
+from weft.base.jsonfile import write_json
 from weft.devices import Host
-from weft.jsonfile import write_json
 from weft.load import run_load
 from weft.planning.foreseen import foreseen, planned_host
 from weft.planning.layout import planned_workload

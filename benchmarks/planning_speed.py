@@ -21,8 +21,8 @@ from unittest.mock import patch
 from machine import machine
 from verdicts import Verdict, show_table, show_verdicts
 
+from weft.base.jsonfile import write_json
 from weft.cli.streams import parse_stream
-from weft.jsonfile import write_json
 from weft.planning import trials
 from weft.planning.whole_run import make_plan
 from weft.workloads.requests import parse_workload

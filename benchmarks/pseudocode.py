@@ -1,7 +1,7 @@
 """The baseline of the scheduler benchmark: Layerweaver's pseudo-code (Figs. 7 and 9), compiled as it is printed.
 
 Every candidate gets a copy of the schedule state with its list of layers in the buffer, and every
-fetch walks that list. The formulas are those of ``weft.policies.layerweaver``, so its choices are the
+fetch walks that list. The formulas are those of ``weft.engine.policies.layerweaver``, so its choices are the
 same; only the data structure is the paper's.
 """
 

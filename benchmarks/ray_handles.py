@@ -33,14 +33,14 @@ from machine import machine
 from on_ray import FEATURES, asked, placement_of, times_of, used_s
 from serving_overhead import write_network
 
-from weft.jsonfile import write_json
-from weft.load.client import Pool, parse_url, request_bytes
-from weft.placing.placement import write_placement
-from weft.ray.local import LocalCluster
-from weft.ray.settings import KEY_VARIABLE
-from weft.serving.http import HttpServer
-from weft.serving.http_messages import HttpExchange, HttpResponse
+from weft.base.jsonfile import write_json
+from weft.http.client import Pool, parse_url, request_bytes
+from weft.http.messages import HttpExchange, HttpResponse
+from weft.http.server import HttpServer
 from weft.serving.in_process import InProcessServer
+from weft_cluster.placing.placement import write_placement
+from weft_cluster.ray.local import LocalCluster
+from weft_cluster.ray.settings import KEY_VARIABLE
 
 RESULTS = Path(__file__).parent / "results" / "ray_handles.json"
 ROUNDS, EACH, SERVERS = 7, 200, 2

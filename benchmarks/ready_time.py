@@ -30,7 +30,7 @@ from modes import as_served, settings_known
 from verdicts import show_table, told
 from wheels import PackagedFile, fetch, model_files, without_twins
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.models.packaged import PACKAGED, packaged_models
 from weft.serving.process import ServerProcess
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from machine import machine
 
-from weft.jsonfile import write_json
-from weft.policies import POLICIES
+from weft.base.jsonfile import write_json
+from weft.engine.policies import POLICIES
 from weft.simulation.requests import Case, prepare, simulate_requests
 from weft.simulation.requests.refilling import KERNELS
 from weft.workloads.requests import parse_workload

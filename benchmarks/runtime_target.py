@@ -21,12 +21,12 @@ from machine import machine
 from text_lines import draw_lines
 
 import weft
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.models import classifiers
 from weft.models.packaged import packaged_models
 from weft.runtime.onnxruntime_cpu.sessions import open_session
-from weft.tuning.runtime_target.processor import described
-from weft.tuning.runtime_target.timing import in_turns
+from weft_tune.runtime_target.processor import described
+from weft_tune.runtime_target.timing import in_turns
 
 RESULTS = Path(__file__).parent / "results" / "runtime_target.json"
 OCR = "pp-ocr-rec"

@@ -26,11 +26,11 @@ from pseudocode import schedule
 
 import weft
 from weft.engine.compiled import layer_arrays
+from weft.engine.policies import Setting, described
+from weft.engine.policies.weft import Weft
 from weft.engine.trial import settled
 from weft.kernels.greedy import weave_greedy
 from weft.kernels.rollout import RolloutRules, RolloutStreams, weave_rollout
-from weft.policies import Setting, described
-from weft.policies.weft import Weft
 from weft.simulation.saturated import make_setting
 
 RESULTS = Path(__file__).parent / "results"

@@ -37,7 +37,7 @@ from processes import cpu_s
 from rich.console import Console
 from rich.table import Table
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.serving.process import ServerProcess
 
 CONNECTIONS = (1, 8, 32)

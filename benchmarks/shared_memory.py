@@ -42,7 +42,7 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.utils import shared_memory
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.serving.process import ServerProcess
 from weft.serving.regions import RegionPart
 

@@ -41,7 +41,7 @@ from modes import MODES, as_served, settings_for, settings_known, wait_until_lea
 from processes import free_port, memory_bytes
 from verdicts import Verdict, show_table, show_verdicts
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.load import LoadResult, StreamLoad, run_load
 from weft.serving.process import ServerProcess
 from weft.workloads.requests import parse_workload

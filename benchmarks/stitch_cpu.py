@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 from machine import machine
 
-from weft.jsonfile import write_json
-from weft.stitching.counts import count
-from weft.stitching.emit import plain_graph
-from weft.stitching.family import Family
-from weft.stitching.graph import Graph
-from weft.stitching.lowering import lower
-from weft.stitching.making.generator import Generated, generate
-from weft.stitching.planning.cost import Modelled
-from weft.stitching.planning.planner import ANYWHERE, Plan, lower_plan, plan
-from weft.stitching.reading.alignment import align
-from weft.stitching.running.racing import GraphRunner, GraphTimer, Times, race
-from weft.stitching.slabs import slabs
+from weft.base.jsonfile import write_json
+from weft_stitch.counts import count
+from weft_stitch.emit import plain_graph
+from weft_stitch.family import Family
+from weft_stitch.graph import Graph
+from weft_stitch.lowering import lower
+from weft_stitch.making.generator import Generated, generate
+from weft_stitch.planning.cost import Modelled
+from weft_stitch.planning.planner import ANYWHERE, Plan, lower_plan, plan
+from weft_stitch.reading.alignment import align
+from weft_stitch.running.racing import GraphRunner, GraphTimer, Times, race
+from weft_stitch.slabs import slabs
 
 RESULTS = Path(__file__).parent / "results" / "stitch_cpu.json"
 TARGET = 1.5

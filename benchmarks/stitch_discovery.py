@@ -21,9 +21,9 @@ from typing import Any
 
 from machine import machine
 
-from weft.jsonfile import write_json
-from weft.stitching.bodies.whole_run import stitch_body
-from weft.stitching.making.encoders import ENCODERS, EncoderRecipe
+from weft.base.jsonfile import write_json
+from weft_stitch.bodies.whole_run import stitch_body
+from weft_stitch.making.encoders import ENCODERS, EncoderRecipe
 
 RESULTS = Path(__file__).parent / "results" / "stitch_discovery.json"
 TUNED: dict[str, tuple[dict[str, Any], float]] = {

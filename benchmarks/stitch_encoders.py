@@ -22,11 +22,11 @@ import onnx
 from machine import machine
 from onnx import helper, numpy_helper
 
-from weft.jsonfile import write_json
-from weft.stitching.bodies.whole_run import BodyStitching, stitch_body
-from weft.stitching.making.encoders import ENCODERS, EncoderRecipe
-from weft.stitching.onnx_writer import to_onnx
-from weft.stitching.running.racing import least_seconds, opened
+from weft.base.jsonfile import write_json
+from weft_stitch.bodies.whole_run import BodyStitching, stitch_body
+from weft_stitch.making.encoders import ENCODERS, EncoderRecipe
+from weft_stitch.onnx_writer import to_onnx
+from weft_stitch.running.racing import least_seconds, opened
 
 RESULTS = Path(__file__).parent / "results" / "stitch_encoders.json"
 TUNED: dict[str, tuple[dict[str, Any], float]] = {

@@ -1,6 +1,6 @@
 """Stitched models on a GPU beside every other way to run them: time, weights and peak memory of each way.
 
-The models are weight-shared ones without training (``weft.stitching.making.generator``) with normalisations of their
+The models are weight-shared ones without training (``weft_stitch.making.generator``) with normalisations of their
 own; all ways of a configuration get the same inputs and take turns. Every way but those called eager is one CUDA
 graph. What is known of a configuration is written as soon as it is known, beside what the file had before.
 
@@ -41,14 +41,14 @@ if find_spec("pydantic") is None or find_spec("numba") is None:
     bare.__path__ = [str(SOURCE)]
     sys.modules["weft"] = bare
 
-from weft.stitching.family import Family
-from weft.stitching.graph import Graph
-from weft.stitching.making.generator import FamilyRecipe, Generated
-from weft.stitching.net import Net, Op, Port, assemble
-from weft.stitching.parts import part
-from weft.stitching.reading.alignment import align
-from weft.stitching.running.fused import Shape
-from weft.stitching.running.measuring import (
+from weft_stitch.family import Family
+from weft_stitch.graph import Graph
+from weft_stitch.making.generator import FamilyRecipe, Generated
+from weft_stitch.net import Net, Op, Port, assemble
+from weft_stitch.parts import part
+from weft_stitch.reading.alignment import align
+from weft_stitch.running.fused import Shape
+from weft_stitch.running.measuring import (
     REPLAYS,
     ROUNDS,
     Built,
@@ -62,7 +62,7 @@ from weft.stitching.running.measuring import (
     settle,
     times_ms,
 )
-from weft.stitching.running.rivals import (
+from weft_stitch.running.rivals import (
     BATCH,
     COMPILED,
     GROUPED,
@@ -75,7 +75,7 @@ from weft.stitching.running.rivals import (
     draw,
     make,
 )
-from weft.stitching.sharing import Block, ChannelSpace, Sharing
+from weft_stitch.sharing import Block, ChannelSpace, Sharing
 
 RESULTS = Path(__file__).parent / "results" / "stitch_gpu.json"
 EXACT = 1e-5

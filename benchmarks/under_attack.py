@@ -54,7 +54,7 @@ from undisturbed import PATIENCE_S as PATIENCE_AGAIN_S
 from undisturbed import Undisturbed
 from verdicts import Verdict, finite, show_table, show_verdicts, told
 
-from weft.jsonfile import write_json
+from weft.base.jsonfile import write_json
 from weft.load.report import OK
 from weft.serving.process import ServerProcess
 

@@ -4,8 +4,8 @@ from 48 to 6 MiB.
 Every rival gets the pieces that ``weft`` chose, and once more whole layers. Two comparisons are fair; both are made:
 
 - Every model has at least its least share of the throughput, as ``weft`` gives it. A rival that leaves a model less is
-  charged the time in which the model runs alone until it has its share (``weft.policies.bound.raised``). What such a
-  rival comes to without that is recorded beside it.
+  charged the time in which the model runs alone until it has its share (``weft.engine.policies.bound.raised``). What
+  such a rival comes to without that is recorded beside it.
 - Every model completes the same number of queries: who needs the shortest time.
 
 What is measured is schedules, so any machine will do.
@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 from machine import machine
 
 from weft import Saturated, estimate, load_model, load_npu
-from weft.costs.layer_costs import Profile
+from weft.base.jsonfile import write_json
 from weft.devices import Npu
-from weft.jsonfile import write_json
+from weft.devices.costs.layer_costs import Profile
+from weft.engine.policies.bound import least_share, raised
 from weft.models import Model
-from weft.policies.bound import least_share, raised
-from weft.reports.report import Report
 from weft.simulation import simulate
+from weft.simulation.report import Report
 
 RESULTS = Path(__file__).parent / "results"
 NPUS = {"tpuv3-like": 1, "nnpi-like": 16}

@@ -18,25 +18,25 @@ from onnx import helper, numpy_helper
 import weft
 from tests.serving.live import running
 from weft.cli.main import main
-from weft.costs.layer_costs import estimate, read_profile
-from weft.costs.pccs_fit import calibration_as_dict, fit_matrix, sample_matrix
 from weft.devices import Host, HostModel, load_npu, load_soc
-from weft.mapping.estimate import estimate as mapping_estimate
+from weft.devices.costs.layer_costs import estimate, read_profile
+from weft.devices.costs.pccs_fit import calibration_as_dict, fit_matrix, sample_matrix
 from weft.models.onnx_import import import_onnx
 from weft.models.onnx_import.widths import Widths, noted
 from weft.models.sources import load_model, load_models
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import FIXED
+from weft.planning.survey import Subject, survey
+from weft.planning.survey.measure import with_stitched
+from weft.planning.survey.memory_contention import host_soc
 from weft.serving.repository import Repository
-from weft.stitching.advice import ALONE, TOGETHER, Advice, ServedTimes, advise
-from weft.stitching.codes import coded, in_codes
-from weft.stitching.graph import Builder
-from weft.stitching.onnx_writer import to_onnx
-from weft.survey import Subject, survey
-from weft.survey.measure import with_stitched
-from weft.survey.memory_contention import host_soc
-from weft.tuning.export import write_export
-from weft.tuning.geometry import network_of
+from weft_map.estimate import estimate as mapping_estimate
+from weft_stitch.advice import ALONE, TOGETHER, Advice, ServedTimes, advise
+from weft_stitch.codes import coded, in_codes
+from weft_stitch.graph import Builder
+from weft_stitch.onnx_writer import to_onnx
+from weft_tune.export import write_export
+from weft_tune.geometry import network_of
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import FIXED
 
 NAMES = ("cats", "dogs")
 INPUTS, HIDDEN, CLASSES, SAMPLES = 16, 96, 3, 48

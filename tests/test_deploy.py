@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-import weft.tuning.quantised  # noqa: F401  (for what its import sets)
+import weft_tune.quantised  # noqa: F401  (for what its import sets)
 from tests import ROOT
 from weft.serving.config import ServerConfig
 from weft.serving.environment import API_KEY_FILE_VARIABLE, VARIABLES

@@ -8,8 +8,8 @@ import errno
 import pytest
 
 from tests.test_structure import MODULES, name_of, parsed
-from weft.errors import reason_of
-from weft.load.client import unreachable
+from weft.base.errors import reason_of
+from weft.http.client import unreachable
 
 OF_THE_SYSTEM = {"OSError", "ConnectionError", "FileNotFoundError", "PermissionError", "TimeoutError"}
 

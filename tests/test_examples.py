@@ -185,7 +185,7 @@ def test_the_demo_draws_a_timeline_for_each_npu(tmp_path: Path) -> None:
 
 def test_the_formats_page_names_every_key_of_a_device_and_a_report() -> None:
     from weft.devices import Npu
-    from weft.reports.report import Report, StreamReport
+    from weft.simulation.report import Report, StreamReport
 
     page = (ROOT / "docs/formats.md").read_text()
     keys = [
@@ -212,7 +212,7 @@ def test_the_example_of_a_server_file_is_one() -> None:
 
 
 def test_every_policy_has_its_place_on_the_policies_page() -> None:
-    from weft.policies import ON_SHARES, POLICIES
+    from weft.engine.policies import ON_SHARES, POLICIES
 
     page = (ROOT / "docs/policies.md").read_text()
     assert [name for name in (*POLICIES, *ON_SHARES) if f"`{name}`" not in page] == []

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import InputError, ModelError
-from weft.files import replacing, write_text
+from weft.base.errors import InputError, ModelError
+from weft.base.files import replacing, write_text
 from weft.models.onnx_import.importer import read_onnx
 from weft.runtime.onnxruntime_cpu.sessions import open_model
 from weft.serving.leaving import record_beside
-from weft.stitching.reading.onnx_program import takes_whole_numbers
+from weft_stitch.reading.onnx_program import takes_whole_numbers
 
-PRINTS = "from weft.files import write_text; print('printed'); write_text({path!r}, 'written '); print('too')"
+PRINTS = "from weft.base.files import write_text; print('printed'); write_text({path!r}, 'written '); print('too')"
 
 
 def shell(script: str, folder: Path, path: str = "/dev/stdout") -> str:
@@ -52,7 +52,7 @@ def test_a_pipe_is_written_to(tmp_path: Path) -> None:
 
 
 def test_what_a_shell_reads_from_is_written_to(tmp_path: Path) -> None:
-    write = "from sys import argv; from weft.files import write_text; write_text(argv[1], 'written')"
+    write = "from sys import argv; from weft.base.files import write_text; write_text(argv[1], 'written')"
     assert shell(f'{sys.executable} -c "{write}" >(cat); wait $!', tmp_path) == "written"
 
 

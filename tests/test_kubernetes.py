@@ -15,12 +15,12 @@ import pytest
 from tests import ROOT
 from tests.serving import live
 from tests.test_deploy import KNOWN, instructions, last_stage
-from weft.planning.across import KIND
-from weft.ray.settings import KEY_VARIABLE, parse_settings
 from weft.serving.config import ServerConfig, is_loopback
 from weft.serving.ending import GRACE_S
 from weft.serving.environment import settings_in
 from weft.serving.routes import PROBES
+from weft_cluster.plan_across import KIND
+from weft_cluster.ray.settings import KEY_VARIABLE, parse_settings
 
 yaml = pytest.importorskip("yaml", reason="reads manifests; openapi-spec-validator of .[dev] brings it")
 
@@ -264,7 +264,7 @@ def test_ray_knows_its_own_by_a_token_and_runs_as_nobody_in_particular() -> None
 
 def test_weft_on_ray_takes_what_the_manifest_says() -> None:
     application, _, container = on_ray()
-    assert application["import_path"] == "weft.ray:app"
+    assert application["import_path"] == "weft_cluster.ray:app"
     settings = parse_settings(application["args"])
     assert settings.gates == application["args"]["gates"]
     assert [each["containerPort"] for each in container["ports"]] == [settings.port, settings.grpc_port]

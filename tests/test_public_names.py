@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import weft
-import weft.mapping
+import weft_map
 from tests import ROOT
 from weft.simulation.requests import prepare, simulate_requests
 from weft.simulation.sustain import Question, sustain
@@ -18,7 +18,7 @@ from weft.workloads.requests import read_workload
 LONGEST = 160
 
 
-@pytest.mark.parametrize("module", [weft, weft.mapping])
+@pytest.mark.parametrize("module", [weft, weft_map])
 def test_all_names_exist_and_are_sorted(module: object) -> None:
     names = module.__all__  # type: ignore[attr-defined]
     assert all(hasattr(module, name) for name in names)

@@ -6,8 +6,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.errors import InputError, ModelError
-from weft.shapes import example, parse_shape, parse_shapes, parse_sizes, settle, sizes_of, written
+from weft.base.errors import InputError, ModelError
+from weft.base.shapes import (
+    example,
+    parse_shape,
+    parse_shapes,
+    parse_sizes,
+    settle,
+    sizes_of,
+    written,
+)
 
 WORDS = {"ids": ("batch", "seq"), "mask": ("batch", "seq"), "picture": ("batch", 3, "?", "?")}
 TEXTS = st.one_of(st.text(max_size=30), st.from_regex(r"[a-z.:]{0,6}=?[0-9x]{0,8}", fullmatch=True))

@@ -1,6 +1,6 @@
 """Train a small encoder and tune it for three tasks, three ways: the fine-tuned encoders that weft ships.
 
-    python training/encoders.py --out src/weft/stitching/making/data/encoders
+    python training/encoders.py --out src/weft_stitch/making/data/encoders
 
 The text are names of territories, languages and currencies in thirteen languages, out of the package Babel (which has
 them from Unicode's CLDR). A base learns two questions at once. Then *language* gets a head on the base as it is, *kind*
@@ -30,7 +30,7 @@ from babel import Locale
 from torch import nn
 from torch.nn import functional
 
-from weft.stitching.bodies.whole_run import BodyStitching, stitch_body
+from weft_stitch.bodies.whole_run import BodyStitching, stitch_body
 
 log = logging.getLogger("encoders")
 

@@ -1,6 +1,6 @@
 """Train small networks for related tasks and zip them: the weight-shared models that weft ships.
 
-    python training/zipping.py mnist --data DATA --out src/weft/stitching/making/data/zipped
+    python training/zipping.py mnist --data DATA --out src/weft_stitch/making/data/zipped
 
 trains one network per task, each from weights of its own, zips them at several sharing ratios, and writes those of one
 ratio (.onnx, their weights shared to the last bit) and the card (.json) with the accuracies of all.
@@ -24,14 +24,14 @@ from datasets import HELD_OUT, ORIGINS, Images, Origin, cifar10, mnist
 from datasets import Data as Pictures
 from torch.nn import functional
 
-from weft.stitching.making.generator import FamilyRecipe
-from weft.stitching.making.model_files import save_nets
-from weft.stitching.making.torch_training import Examples, train
-from weft.stitching.making.torch_zipping import Data, Zipped, zip_nets
-from weft.stitching.net import Net
-from weft.stitching.reading.alignment import align
-from weft.stitching.spaces import wire
-from weft.stitching.weights import unique_weights
+from weft_stitch.making.generator import FamilyRecipe
+from weft_stitch.making.model_files import save_nets
+from weft_stitch.making.torch_training import Examples, train
+from weft_stitch.making.torch_zipping import Data, Zipped, zip_nets
+from weft_stitch.net import Net
+from weft_stitch.reading.alignment import align
+from weft_stitch.spaces import wire
+from weft_stitch.weights import unique_weights
 
 log = logging.getLogger("zipping")
 

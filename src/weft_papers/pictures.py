@@ -12,8 +12,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 
-from weft.errors import InputError
-from weft.files import replacing
+from weft.base.errors import InputError
+from weft.base.files import replacing
 from weft_papers.base import Figure
 
 INK, MUTED, RULE = "#1f2933", "#66727f", "#d5dae0"

@@ -13,8 +13,8 @@ import pytest
 
 from tests.models.onnx_graphs import node, proto, tensor
 from weft.cli.main import main
-from weft.costs.layer_costs import read_profile
 from weft.devices import load_npu
+from weft.devices.costs.layer_costs import read_profile
 from weft.reports.trace import read_trace
 
 PROFILE = {

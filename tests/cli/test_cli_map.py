@@ -16,11 +16,11 @@ import pytest
 
 from tests import ROOT
 from weft.cli.main import main
-from weft.mapping import Schedule, map_models, simulate
-from weft.mapping.profiles import read_soc_profile
-from weft.mapping.scenario import Scenario, parse_scenario, prepare, read_scenario
 from weft.models.zoo import load
 from weft.reports.trace import read_trace
+from weft_map import Schedule, map_models, simulate
+from weft_map.profiles import read_soc_profile
+from weft_map.scenario import Scenario, parse_scenario, prepare, read_scenario
 
 PAIR = "--soc", "xavier", "--models", "vgg19,resnet152"
 
@@ -133,7 +133,7 @@ def test_progress_tells_compiling_from_searching(weft: Callable[..., Answer], mo
         stages.append(what)
         yield lambda *progress, **more: None
 
-    monkeypatch.setattr("weft.cli.map_show.progress_bar", told)
+    monkeypatch.setattr("weft_map.cli.map_show.progress_bar", told)
     assert weft("map", *PAIR).code == 0
     assert stages == ["loading kernels (the first use compiles them)", "searching"]
 
@@ -326,7 +326,7 @@ def test_a_profile_of_trtexec_goes_in_and_a_placement_comes_out(weft: Callable[.
 def test_what_trtexec_cannot_read_is_refused_before_the_search(
     weft: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.mapping.solver.solve", lambda *_: pytest.fail("it searches"))
+    monkeypatch.setattr("weft_map.solver.solve", lambda *_: pytest.fail("it searches"))
     answer = weft("map", *PAIR, "--devices", "m.txt")
     assert answer.code == 2 and answer.error.count("\n") == 1
     for word in ("does not name the layers of group", "--profiles estimated", ".onnx", ".json or .csv"):
@@ -459,10 +459,10 @@ def keys_of(value: Any) -> set[str]:
 
 def test_the_formats_page_names_every_key(mapped: Callable[..., dict[str, Any]]) -> None:
     from weft.devices.soc import Pccs, Soc, Unit
-    from weft.mapping.dynamic import DynamicLog, Event, Frame, PhaseLog, Update
-    from weft.mapping.export import LayerDevice
-    from weft.mapping.profiles import ProfileCost, ProfileGroup, SocProfile
-    from weft.mapping.scenario import ScenarioPhase, ScenarioTask
+    from weft_map.dynamic import DynamicLog, Event, Frame, PhaseLog, Update
+    from weft_map.export import LayerDevice
+    from weft_map.profiles import ProfileCost, ProfileGroup, SocProfile
+    from weft_map.scenario import ScenarioPhase, ScenarioTask
 
     page = (ROOT / "docs/formats.md").read_text()
     models = (Soc, Unit, Pccs, SocProfile, ProfileGroup, ProfileCost, Scenario, ScenarioTask, ScenarioPhase)

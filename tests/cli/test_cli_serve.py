@@ -15,9 +15,9 @@ import grpc
 import pytest
 
 from tests.serving import live
+from weft.base.errors import InputError
 from weft.cli.main import main
 from weft.cli.serve import _Loading, _settings
-from weft.errors import InputError
 from weft.serving import proto
 from weft.serving.config import ServerConfig
 from weft.serving.process import ServerProcess

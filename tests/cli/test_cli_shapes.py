@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from tests.cli.test_cli import refused, run
 from tests.models.onnx_graphs import node, proto, tensor
+from weft.base.errors import InputError, ModelError
 from weft.cli.streams import parse_stream
-from weft.errors import InputError, ModelError
-from weft.mapping.scenario import ScenarioTask
+from weft.planning.survey.measuring import subject
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.repository import Repository
-from weft.survey.measuring import subject
 from weft.workloads.requests import parse_workload
+from weft_map.scenario import ScenarioTask
 
 STREAM = "words.onnx:rate=5,deadline=100"
 

@@ -18,21 +18,21 @@ from onnx import TensorProto
 
 from tests import ROOT
 from tests.stitching.files import model, node, numbers
+from weft.base.errors import StitchError
 from weft.cli.main import main
 from weft.cli.printing import console
-from weft.cli.stitch_show import print_stitching
-from weft.errors import StitchError
-from weft.reports.stitching import percents, stitching_report
 from weft.runtime.stitched import tasks_in
-from weft.stitching import stitch
-from weft.stitching.counts import count
-from weft.stitching.forms import FORMS
-from weft.stitching.graph import Graph
-from weft.stitching.making.architectures import ARCHITECTURES
-from weft.stitching.making.generator import generate
-from weft.stitching.making.model_files import save_nets
-from weft.stitching.running.racing import Times
-from weft.stitching.whole_run import ROUNDS, Stitching
+from weft_stitch import stitch
+from weft_stitch.cli.stitch_show import print_stitching
+from weft_stitch.counts import count
+from weft_stitch.forms import FORMS
+from weft_stitch.graph import Graph
+from weft_stitch.making.architectures import ARCHITECTURES
+from weft_stitch.making.generator import generate
+from weft_stitch.making.model_files import save_nets
+from weft_stitch.pages.report import percents, stitching_report
+from weft_stitch.running.racing import Times
+from weft_stitch.whole_run import ROUNDS, Stitching
 
 QUICK = "--no-measure"
 
@@ -234,7 +234,7 @@ def test_what_is_shown_is_what_was_chosen_by(
         made_up = {name: size if rounds == ROUNDS else 1 / (1 + size) for name, size in sizes.items()}
         return {name: Times((seconds,), (seconds,)) for name, seconds in made_up.items()}
 
-    monkeypatch.setattr("weft.stitching.running.racing.race", race)
+    monkeypatch.setattr("weft_stitch.running.racing.race", race)
     found = ways(stitched(*alike))
     assert found["stitched"]["measured_s"] == found["stitched"]["weight_bytes"]
     assert found["stitched"]["weight_bytes"] == min(way["weight_bytes"] for way in found.values())
@@ -265,7 +265,7 @@ def test_the_command_and_the_function_choose_alike_by_a_clock(
         sizes = {name: 1e-6 * sum(count(graph).launches for graph in graphs) for name, graphs in contenders.items()}
         return {name: Times((seconds,), (seconds,)) for name, seconds in sizes.items()}
 
-    monkeypatch.setattr("weft.stitching.running.racing.race", race)
+    monkeypatch.setattr("weft_stitch.running.racing.race", race)
     assert weft("stitch", *alike, "-o", "typed.onnx", "--json", "typed.json").code == 0
     made = stitch(alike)
     made.to_onnx("called.onnx")

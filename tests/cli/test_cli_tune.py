@@ -24,18 +24,18 @@ import typer
 
 from tests import ROOT
 from tests.tuning.files import HIDDEN, INPUTS, points, save_data, save_model
+from weft.base.errors import TuneError
 from weft.cli.main import main
-from weft.cli.tune import SearchProgress, terminated_like_interrupted
-from weft.cli.tune_show import sentences
-from weft.errors import TuneError
-from weft.numbers.configuration import read_configuration
-from weft.tuning import Network, Target, find_formats, tune
-from weft.tuning.callable_evaluator import CallableEvaluator
-from weft.tuning.descriptor import load_descriptor
-from weft.tuning.packed import read_packed
-from weft.tuning.result import TuningResult
-from weft.tuning.trials import Progress
-from weft.tuning.whole_run import TuneProgress
+from weft_tune import Network, Target, find_formats, tune
+from weft_tune.callable_evaluator import CallableEvaluator
+from weft_tune.cli.tune import SearchProgress, terminated_like_interrupted
+from weft_tune.cli.tune_show import sentences
+from weft_tune.descriptor import load_descriptor
+from weft_tune.numbers.configuration import read_configuration
+from weft_tune.packed import read_packed
+from weft_tune.result import TuningResult
+from weft_tune.trials import Progress
+from weft_tune.whole_run import TuneProgress
 
 PATIENCE_S = 600
 """After that something that should have happened has not; nothing here is meant to come near it."""
@@ -120,7 +120,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Tuned:
 
 def rounded_by_hand(folder: Path, x: np.ndarray) -> np.ndarray:
     """Classes by the formats that were written, without the evaluator that chose them."""
-    from weft.numbers.arrays import rounded
+    from weft_tune.numbers.arrays import rounded
 
     formats, net = read_configuration(folder / "formats.txt"), points()
     for name in ("fc1", "fc2"):
@@ -206,8 +206,8 @@ def test_every_file_is_named_and_there(tuned: Tuned) -> None:
 
 
 def test_the_profile_is_lighter_and_can_be_simulated(tuned: Tuned) -> None:
-    from weft.costs.layer_costs import estimate, read_profile
     from weft.devices import load_npu
+    from weft.devices.costs.layer_costs import estimate, read_profile
     from weft.models.sources import load_model
 
     model = load_model(str(tuned.folder.parent / "points.onnx"), shapes={"x": (1, INPUTS)})
@@ -455,7 +455,7 @@ def test_a_search_that_is_stopped_before_it_began_promises_no_scores(
     def stopped(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weft.tuning.whole_run.carry_out", stopped)
+    monkeypatch.setattr("weft_tune.whole_run.carry_out", stopped)
     answer = weft("points.onnx", "--data", "samples.npz")
     assert (answer.code, answer.error) == (130, "weft: stopped before the search began\n")
 
@@ -595,18 +595,18 @@ def test_the_call_of_the_documentation_runs(weft: Run, tmp_path: Path, capsys: p
 
 
 def test_the_package_shows_the_names_of_the_page() -> None:
-    import weft.tuning
+    import weft_tune
 
     page = (ROOT / "docs/tuning.md").read_text()
-    assert [name for name in weft.tuning.__all__ if not re.search(rf"\b{name}\b", page)] == []
-    assert all(hasattr(weft.tuning, name) for name in weft.tuning.__all__) and weft.tune is weft.tuning.tune
+    assert [name for name in weft_tune.__all__ if not re.search(rf"\b{name}\b", page)] == []
+    assert all(hasattr(weft_tune, name) for name in weft_tune.__all__) and weft.tune is weft_tune.tune
 
 
 def test_the_torch_of_the_documentation_rounds_weights_and_inputs() -> None:
     torch = pytest.importorskip("torch")
-    from weft.numbers.arrays import rounded
-    from weft.numbers.configuration import Configuration
-    from weft.numbers.format import FIXED
+    from weft_tune.numbers.arrays import rounded
+    from weft_tune.numbers.configuration import Configuration
+    from weft_tune.numbers.format import FIXED
 
     (code,) = [each for each in blocks("python") if "named_modules" in each]
     names: dict[str, Any] = {}
@@ -623,8 +623,8 @@ def test_the_torch_of_the_documentation_rounds_weights_and_inputs() -> None:
 
 def test_the_page_names_every_option_platform_and_baseline() -> None:
     from weft.cli.app import app
-    from weft.tuning.options import EXPORTS, METHODS
-    from weft.tuning.platform import platforms
+    from weft_tune.options import EXPORTS, METHODS
+    from weft_tune.platform import platforms
 
     page = (ROOT / "docs/tuning.md").read_text()
     command = typer.main.get_command(app).commands["tune"]  # type: ignore[attr-defined]

@@ -14,13 +14,13 @@ import pytest
 import typer
 
 from tests.cli.test_cli import DEVICE, PROFILE, WORKLOAD, refused, run
+from weft.base.errors import InputError
+from weft.base.files import replacing, write_text
 from weft.cli import common, printing
 from weft.cli.app import GROUPS, app
 from weft.cli.command import in_options
 from weft.cli.main import INTERRUPTED
 from weft.cli.plans import told_in_options
-from weft.errors import InputError
-from weft.files import replacing, write_text
 from weft.serving.config import ServerConfig
 
 COMMAND = typer.main.get_command(app)
@@ -318,7 +318,7 @@ def test_importing_the_entry_point_imports_nothing_slow() -> None:
     rooms = {name.partition(".")[0] for name in done.stdout.split()}
     assert not rooms & {"typer", "rich", "numpy", "pydantic", "numba", "onnx"}
     assert {name for name in done.stdout.split() if name.startswith("weft")} == {
-        "weft", "weft.cli", "weft.cli.main", "weft.errors", "weft.version",
+        "weft", "weft.cli", "weft.cli.main", "weft.base.errors", "weft.base.version",
     }  # fmt: skip
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft.cluster.cluster import Cluster, Node, NodeModel
-from weft.placing.demand import Need
+from weft_cluster.placing.demand import Need
+from weft_cluster.routing.cluster import Cluster, Node, NodeModel
 
 
 def small_cluster(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.cluster.router import ROUTERS, Estimate, Replica, RoutedRequest, check_router, expected
-from weft.errors import InputError
+from weft.base.errors import InputError
+from weft_cluster.routing.router import ROUTERS, Estimate, Replica, RoutedRequest, check_router, expected
 
 IDLE = Estimate()
 PAIR = (Replica(0, 10, 4, until=0.5), Replica(1, 10, 4, until=1.0))

@@ -7,13 +7,13 @@ import pytest
 
 from tests.cluster.cases import small_cluster
 from tests.kernels.jit import said_with_the_jit_off
-from weft.cluster import compiled, plain
-from weft.cluster.lowered import lower_cluster
-from weft.cluster.router import ROUTERS
-from weft.cluster.setting import ClusterSetting, Failure
-from weft.cluster.tally import in_ticks
 from weft.kernels import request_state as k
 from weft.workloads.traffic import Day, Surge, generated
+from weft_cluster.routing import compiled, plain
+from weft_cluster.routing.lowered import lower_cluster
+from weft_cluster.routing.router import ROUTERS
+from weft_cluster.routing.setting import ClusterSetting, Failure
+from weft_cluster.routing.tally import in_ticks
 
 COLUMNS = [k.ARRIVED, k.COMPLETED, k.VIOLATED, k.DROPPED, k.REFUSED, k.LATENCY_SUM, k.LATENCY_MAX]
 DOWN = (Failure("m1", 0.3, 0.25), Failure("m2", 0.4, 9.0))

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import DATA
-from weft.costs import COSTS, cost_model, maestro_cycles, pipelined_cycles, roofline_cycles, scalesim_cycles
+from weft.base.errors import InputError
 from weft.devices import Npu, load_npu
-from weft.errors import InputError
+from weft.devices.costs import COSTS, cost_model, maestro_cycles, pipelined_cycles, roofline_cycles, scalesim_cycles
 from weft.models.layer import Gemm
 
 TABLES = DATA / "npu"

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from weft.base.errors import InputError
 from weft.cli.main import main
-from weft.costs.explore import Exploration, design_points, explore, pareto_front
-from weft.costs.tiled import layer_times_s
 from weft.devices import Board, TiledNpu, load_device, load_platform, presets
-from weft.errors import InputError
+from weft.devices.costs.explore import Exploration, design_points, explore, pareto_front
+from weft.devices.costs.tiled import layer_times_s
 from weft.models.layer import Gemm, Layer, Model
 from weft.models.sources import load_model
 

@@ -10,9 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.costs.layer_costs import LayerCost, Profile, cut, estimate, read_profile, spill, write_profile
+from weft.base.errors import InputError, ModelError, ProfileError, WorkloadError
 from weft.devices import Npu
-from weft.errors import InputError, ModelError, ProfileError, WorkloadError
+from weft.devices.costs.layer_costs import (
+    LayerCost,
+    Profile,
+    cut,
+    estimate,
+    read_profile,
+    spill,
+    write_profile,
+)
 from weft.models.layer import Gemm, Layer, Model
 
 HZ = 1e9

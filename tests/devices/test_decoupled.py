@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from tests.engine.naive import Held, in_turn, play, scenes, small_npu
 from tests.engine.naive import prefetchable as naive_prefetchable
-from weft.costs.layer_costs import LayerCost, Profile
-from weft.costs.program import Clock, lower
+from weft.base.errors import DeviceError, ProfileError
 from weft.devices import Npu, load_npu
+from weft.devices.costs.layer_costs import LayerCost, Profile
+from weft.devices.costs.program import Clock, lower
 from weft.devices.decoupled import DeviceClocks, LayerTimes, Resident, fetch_end, issue, prefetchable
-from weft.errors import DeviceError, ProfileError
 
 MIB = 2**20
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from weft.costs.layer_costs import LayerCost, Profile
-from weft.costs.program import Clock
+from weft.base.errors import DeviceError
 from weft.devices import Npu, check_activations, load_device, load_npu, parse_npu, presets
-from weft.errors import DeviceError
+from weft.devices.costs.layer_costs import LayerCost, Profile
+from weft.devices.costs.program import Clock
 from weft.simulation import simulate
 from weft.workloads import Saturated
 

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.cuda.nets import chain
+from weft.base.errors import DeviceError, InputError
 from weft.devices import load_any, read_host, write_host
 from weft.devices.host import is_gpu, is_measured
 from weft.engine.lane_queues import DEVICE_AHEAD
-from weft.errors import DeviceError, InputError
+from weft.planning.survey.measure import _Survey
+from weft.planning.survey.measuring import measure
 from weft.runtime.cuda.device import TWIN_CUTS
 from weft.simulation.requests import prepare, simulate_requests
-from weft.survey.measure import _Survey
-from weft.survey.measuring import measure
 from weft.workloads.requests import parse_workload
 
 TWIN = "cuda:twin"
@@ -25,7 +25,7 @@ TWIN = "cuda:twin"
 def test_a_gpu_is_measured_as_the_server_runs_it_and_can_be_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("weft.survey.measure.WARM_S", 0.05)
+    monkeypatch.setattr("weft.planning.survey.measure.WARM_S", 0.05)
     model = chain(tmp_path / "chain.onnx")
     (tmp_path / "chain.toml").write_text("max_batch = 2\ngrain_ms = 0.0001\n")
     measured = measure([model], device=TWIN, seconds=0.2, cache=tmp_path / "cache")

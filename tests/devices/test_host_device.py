@@ -14,22 +14,30 @@ from hypothesis import strategies as st
 from tests import DATA
 from tests.cli.test_cli import refused, run
 from tests.serving import live
-from weft.costs.program import Program
-from weft.devices import Host, Lanes, load_any, load_npu, load_simulated, parse_host, read_host
+from weft.base.errors import DeviceError, WorkloadError
+from weft.devices import (
+    Host,
+    Lanes,
+    load_any,
+    load_npu,
+    load_simulated,
+    parse_host,
+    read_host,
+)
+from weft.devices.costs.program import Program
 from weft.devices.host import write_host
 from weft.engine import Engine, SaturatedStreams, SimulatedHost
 from weft.engine.admission import Refusal
+from weft.engine.policies import Setting, make_policy
+from weft.engine.policies.base import NO_BUFFER, Candidate, Start
 from weft.engine.simulated_host import Crowd, DrawnWork
 from weft.engine.tickets import WaitingLine
-from weft.errors import DeviceError, WorkloadError
-from weft.policies import Setting, make_policy
-from weft.policies.base import NO_BUFFER, Candidate, Start
+from weft.planning.survey import SeenSpan, Subject, losses, survey
+from weft.planning.survey.measure import _Survey, failures
+from weft.planning.survey.spans import _met, hand_overs, read_spans, runs
 from weft.serving.refusals import refused as refused_with
 from weft.simulation.requests import prepare, simulate_requests
 from weft.simulation.sustain import Question, sustain
-from weft.survey import SeenSpan, Subject, losses, survey
-from weft.survey.measure import _Survey, failures
-from weft.survey.spans import _met, hand_overs, read_spans, runs
 from weft.workloads.requests import parse_workload
 
 SAVED = DATA / "host" / "two_models.json"
@@ -350,8 +358,8 @@ def test_what_makes_no_sense_on_a_host_is_refused(capsys, workload_file, argumen
 
 
 def test_a_real_model_is_measured_under_its_server_and_served_by_the_simulator(tmp_path, monkeypatch):
-    monkeypatch.setattr("weft.survey.measure.ROUNDS", 1)
-    monkeypatch.setattr("weft.survey.measure.WARM_S", 0.05)
+    monkeypatch.setattr("weft.planning.survey.measure.ROUNDS", 1)
+    monkeypatch.setattr("weft.planning.survey.measure.WARM_S", 0.05)
     path = live.mlp(tmp_path / "net.onnx")
     (tmp_path / "net.toml").write_text("max_batch = 2\n")
     host = survey([Subject(str(path))], lanes=2, seconds=0.2)

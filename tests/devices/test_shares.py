@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from weft.base.errors import DeviceError, WorkloadError
 from weft.devices import load_any, load_device, read_host, write_host
 from weft.devices.gpu_pairs import GpuPairs, PairError, fitted, left_out, read_pairs
 from weft.devices.host import GpuCuts, Host
 from weft.devices.shares import Contention, GpuLikeness, Share, Shares, ladder
-from weft.errors import DeviceError, WorkloadError
 from weft.simulation.comparison import compare_requests
 from weft.simulation.requests import prepare, simulate_requests
 from weft.workloads.requests import Workload

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.costs.tiled import EDGES, READINGS, TiledChoice, choices, layer_times_s, lookup_table
+from weft.base.errors import DeviceError, InputError
 from weft.devices import (
     TiledNpu,
     as_toml,
@@ -24,12 +24,12 @@ from weft.devices import (
     platforms,
     presets,
 )
+from weft.devices.costs.tiled import EDGES, READINGS, TiledChoice, choices, layer_times_s, lookup_table
 from weft.devices.tiled import Batching, Edges, Elementwise, PReading
-from weft.errors import DeviceError, InputError
+from weft.engine.policies import POLICIES
 from weft.kernels.tiled import ProductWork, time_s, work
 from weft.models.layer import Gemm, Layer, Model
 from weft.models.sources import load_model
-from weft.policies import POLICIES
 from weft.simulation.requests import prepare, simulate_requests
 from weft.workloads.requests import parse_workload
 

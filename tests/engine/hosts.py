@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 
 from tests.engine.ahead import AheadBackend
 from tests.engine.naive import program
-from weft.costs.program import Program
+from weft.base.errors import RequestError
+from weft.devices.costs.program import Program
 from weft.engine import Completion, SimulatedHost, request_engine
 from weft.engine.lateness import SOFT
+from weft.engine.policies import Candidate, Option, Policy, Setting, Start, make_policy
+from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE
 from weft.engine.steering import Steered, Steering
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
-from weft.errors import RequestError
-from weft.policies import Candidate, Option, Policy, Setting, Start, make_policy
-from weft.policies.base import NO_BUFFER, NO_DEADLINE
 from weft.runtime.exits import ExitSpec
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.model import CpuModel

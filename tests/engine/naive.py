@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from weft.costs.layer_costs import LayerCost, Profile
-from weft.costs.program import Program
 from weft.devices import Npu
+from weft.devices.costs.layer_costs import LayerCost, Profile
+from weft.devices.costs.program import Program
 
 Layers = Sequence[tuple[int, int]]
 """Fetch and compute ticks of each layer."""

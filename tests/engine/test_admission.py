@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.engine.hosts import Kind, Load, Machine, Order, run_load
-from weft.errors import Expired
+from weft.base.errors import Expired
 
 URGENT = {"strict": True, "priority": 9}
 

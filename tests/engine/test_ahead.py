@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.hosts import Kind, Load, Order, kind, run_load
-from weft.costs.program import Program
+from weft.devices.costs.program import Program
 from weft.devices.lanes import Lanes
+from weft.engine.policies import Candidate, Setting, Start
+from weft.engine.policies.base import NO_BUFFER
 from weft.engine.simulated_host import Crowd, DrawnWork, SimulatedHost
-from weft.policies import Candidate, Setting, Start
-from weft.policies.base import NO_BUFFER
 
 
 def test_the_next_segment_of_a_batch_is_decided_on_while_one_runs():

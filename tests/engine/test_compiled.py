@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from weft.costs.layer_costs import LayerCost, Profile
 from weft.devices import load_npu
-from weft.policies import POLICIES, Start, View
-from weft.policies.layerweaver import Layerweaver
+from weft.devices.costs.layer_costs import LayerCost, Profile
+from weft.engine.policies import POLICIES, Start, View
+from weft.engine.policies.layerweaver import Layerweaver
 from weft.simulation import simulate
 from weft.workloads import Saturated
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.engine.hosts import ListedFeed, Load, Order, WatchedHost, kind, loads
 from weft.engine import request_engine
 from weft.engine.lateness import SOFT
-from weft.policies import POLICIES, make_policy
+from weft.engine.policies import POLICIES, make_policy
 
 SERVING = [name for name, policy in POLICIES.items() if policy.traits.serves_requests]
 

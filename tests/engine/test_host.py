@@ -16,9 +16,9 @@ from tests.engine.hosts import Kind, ListedFeed, Load, Order, Ran, WatchedHost, 
 from tests.engine.naive import program
 from tests.engine.workloads import SERVING
 from weft.engine import SimulatedHost, request_engine
+from weft.engine.policies import POLICIES, make_policy
+from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE, Candidate, Policy, Setting, Start
 from weft.engine.tickets import Ticket
-from weft.policies import POLICIES, make_policy
-from weft.policies.base import NO_BUFFER, NO_DEADLINE, Candidate, Policy, Setting, Start
 
 PROMPT = [name for name in SERVING if POLICIES[name].waits is Policy.waits]
 """Those that do not wait for a batch to be filled longer than its stream says."""

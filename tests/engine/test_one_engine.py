@@ -19,13 +19,13 @@ import weft.simulation.requests
 import weft.simulation.saturated
 from tests.engine.hosts import MS, Kind, Load, Machine, Order, Sent, WatchedHost, kind, run_load
 from tests.engine.workloads import SERVING
+from weft.base.errors import InvalidStart
 from weft.engine import Arrivals, Ending, Engine, request_engine
 from weft.engine.arrivals import DROPPED, REFUSED
 from weft.engine.lateness import SOFT
+from weft.engine.policies import POLICIES, Start, make_policy, make_request_policy
 from weft.engine.steering import ExitShares, Steered, Steering
 from weft.engine.tickets import WaitingLine
-from weft.errors import InvalidStart
-from weft.policies import POLICIES, Start, make_policy, make_request_policy
 from weft.runtime.lanes import ABORT_FROM_TICKS
 from weft.serving.leaving import EXIT
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.engine.hosts import SOFT, Kind, Load, Order, Ran, run_load
 from tests.engine.workloads import SERVING
-from weft.policies import POLICIES
+from weft.engine.policies import POLICIES
 
 REFILLING = [name for name in SERVING if POLICIES[name].traits.refills]
 

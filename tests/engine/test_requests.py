@@ -10,12 +10,12 @@ import pytest
 from tests.engine.hosts import ListedFeed, Order
 from tests.engine.naive import program
 from tests.engine.workloads import Flow, case_of, flow, serve
+from weft.base.errors import InputError
 from weft.devices.decoupled import DeviceClocks
 from weft.engine import SimulatedHost, request_engine, requests
+from weft.engine.policies import Candidate, Policy, Setting, View, make_policy
+from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE
 from weft.engine.tickets import Terms
-from weft.errors import InputError
-from weft.policies import Candidate, Policy, Setting, View, make_policy
-from weft.policies.base import NO_BUFFER, NO_DEADLINE
 from weft.simulation.requests import estimates, request_trace, simulate_requests
 
 DROPPED, REFUSED = -1, -2

@@ -8,15 +8,15 @@ from random import Random
 import pytest
 
 from tests.engine.naive import program
-from weft.costs.layer_costs import Profile, estimate
+from weft.base.errors import WorkloadError
 from weft.devices import Npu, load_npu
+from weft.devices.costs.layer_costs import Profile, estimate
 from weft.engine import trial
+from weft.engine.policies import Setting, make_policy
+from weft.engine.policies.weft import Weft
 from weft.engine.trial import settled
-from weft.errors import WorkloadError
 from weft.models.packaged import PACKAGED, packaged_models
 from weft.models.sources import load_model
-from weft.policies import Setting, make_policy
-from weft.policies.weft import Weft
 from weft.simulation import simulate
 from weft.simulation.saturated import make_setting
 from weft.workloads import Saturated

@@ -12,11 +12,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tests.engine.naive import program, small_npu
-from weft.costs.program import Clock, Program
+from weft.devices.costs.program import Clock, Program
 from weft.engine import Arrivals, Ending, Engine, Requests, SimulatedNpu
+from weft.engine.policies import POLICIES, Candidate, Option, Setting, make_policy
+from weft.engine.policies.base import UNBOUNDED_ROUNDS
 from weft.engine.tickets import Terms
-from weft.policies import POLICIES, Candidate, Option, Setting, make_policy
-from weft.policies.base import UNBOUNDED_ROUNDS
 from weft.simulation.requests import ONLINE, Case, estimates
 from weft.workloads.requests import Stream, Workload
 

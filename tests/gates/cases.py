@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.serving.live import PATIENCE_S
-from weft.gates.gate import GateSettings
-from weft.gates.thread import GateThread
-from weft.placing.placement import PlacedMachine, PlacedModel, Placement
+from weft.http.messages import HttpExchange, HttpResponse
+from weft.http.server import HttpServer
 from weft.serving.config import ServerConfig
-from weft.serving.http import HttpServer
-from weft.serving.http_messages import HttpExchange, HttpResponse
+from weft_cluster.gates.gate import GateSettings
+from weft_cluster.gates.thread import GateThread
+from weft_cluster.placing.placement import PlacedMachine, PlacedModel, Placement
 
 Script = Callable[[HttpExchange], "HttpResponse | None"]
 """What a server answers to a request for a result; nothing: it keeps its client waiting."""
@@ -134,8 +134,8 @@ def gated(where: Placement, urls: dict[str, list[str]], **settings: Any) -> Iter
 
 GATE = """
 import json, sys
-from weft.gates.thread import GateThread
-from weft.placing.placement import PlacedMachine
+from weft_cluster.gates.thread import GateThread
+from weft_cluster.placing.placement import PlacedMachine
 from weft.serving.config import ServerConfig
 servers = {url: PlacedMachine.model_validate(each) for url, each in json.loads(sys.stdin.readline()).items()}
 gate = GateThread([], ServerConfig(http_port=0, grpc_port=None))

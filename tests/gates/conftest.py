@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.serving.live import PATIENCE_S
-from weft.gates import link
+from weft_cluster.gates import link
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.gates.cases import PAIR, placement
-from weft.cluster.router import Replica
-from weft.errors import InputError
-from weft.gates.board import BELIEVED_NS, UNHEARD_NS, RoutingBoard
-from weft.serving.hops import ServerEstimate, age_of, estimate_in
+from weft.base.errors import InputError
+from weft.http.hops import ServerEstimate, age_of, estimate_in
+from weft_cluster.gates.board import BELIEVED_NS, UNHEARD_NS, RoutingBoard
+from weft_cluster.routing.router import Replica
 
 MS = 1_000_000
 

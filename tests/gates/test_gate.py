@@ -16,9 +16,9 @@ from tests.cli.test_cli import refused, run
 from tests.gates.cases import PAIR, answering, ask, gated, infer, known, placement, scripted, until
 from tests.serving import live
 from tests.serving.clients import certificate
-from weft.gates import board, link
-from weft.gates.metrics import FAMILIES
 from weft.serving.telemetry import OpenTelemetry
+from weft_cluster.gates import board, link
+from weft_cluster.gates.metrics import FAMILIES
 
 OK, BUSY, LATE = answering(200), answering(503, '{"error": "full"}'), answering(504, '{"error": "late"}')
 

@@ -26,7 +26,7 @@ from tests.runtime.cuda.test_stitched_models import check as check_mix
 from tests.runtime.cuda.test_stitched_models import samples
 from tests.runtime.special_models import SPECIAL, Special
 from tests.serving.test_serve_stitched import stitched
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.models.packaged import PACKAGED, packaged_models
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda.engine import CudaEngine
@@ -173,8 +173,8 @@ def test_a_body_from_python_answers_as_on_the_cpu(encoders: list[Path], precisio
     import torch
 
     from tests.stitching.encoders import TOKENS
-    from weft.stitching.bodies.whole_run import stitch_body
-    from weft.stitching.running.body_serving import FusedEncoder
+    from weft_stitch.bodies.whole_run import stitch_body
+    from weft_stitch.running.body_serving import FusedEncoder
 
     made = stitch_body(encoders, tolerance=1e-6, check=False, measure=False)
     there, here = FusedEncoder(made, "cuda", getattr(torch, precision)), FusedEncoder(made, "cpu")

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 
 from tests.engine.naive import greedy_order, in_turn, play, profiles, program, scenes
 from tests.kernels.jit import said_with_the_jit_off
-from weft.costs.layer_costs import estimate
-from weft.costs.program import Program, lower
 from weft.devices import load_npu
+from weft.devices.costs.layer_costs import estimate
+from weft.devices.costs.program import Program, lower
 from weft.devices.decoupled import DeviceClocks, issue
 from weft.engine import Engine, SaturatedStreams, SimulatedNpu
 from weft.engine.compiled import compiled_order, replayed
+from weft.engine.policies import Option, Setting, make_policy
 from weft.models import zoo
-from weft.policies import Option, Setting, make_policy
 from weft.simulation import simulate
 from weft.workloads import Saturated
 

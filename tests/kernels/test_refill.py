@@ -19,16 +19,16 @@ from tests.engine.naive import program
 from tests.engine.workloads import Flow
 from tests.engine.workloads import case_of as request_case
 from tests.kernels.jit import said_with_the_jit_off
-from weft.costs.program import Clock
 from weft.devices import TiledNpu
+from weft.devices.costs.program import Clock
 from weft.engine.lateness import SOFT
+from weft.engine.policies import Policy, Setting
+from weft.engine.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
+from weft.engine.policies.batching import Adaptive, Serial
+from weft.engine.policies.fluid import Fluid
+from weft.engine.policies.top_up import TopUp
 from weft.engine.tickets import Terms
 from weft.kernels import request_state as counted
-from weft.policies import Policy, Setting
-from weft.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
-from weft.policies.batching import Adaptive, Serial
-from weft.policies.fluid import Fluid
-from weft.policies.top_up import TopUp
 from weft.simulation.requests import Case, Tally, plain, refilling, simulate_requests
 from weft.simulation.requests.refilling import KERNELS
 from weft.workloads.requests import Stream, Workload

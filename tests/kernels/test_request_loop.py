@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 from tests.engine.naive import profile, small_npu
 from tests.engine.workloads import COMPILED, Flow, case_of, cases, flow
 from tests.kernels.jit import said_with_the_jit_off
-from weft.costs.layer_costs import write_profile
-from weft.costs.program import Clock
+from weft.devices.costs.layer_costs import write_profile
+from weft.devices.costs.program import Clock
 from weft.engine.lateness import SOFT
+from weft.engine.policies import Option
 from weft.kernels import request_state as kernel
 from weft.kernels.buffer import NEVER
-from weft.policies import Option
 from weft.simulation.requests import Case, Tally, prepare, simulate_requests, weaving
 from weft.workloads.requests import Stream, Workload
 

@@ -32,14 +32,15 @@ from tests.engine.workloads import Flow, case_of
 from tests.kernels import test_kernels
 from tests.kernels import test_refill as test_refill_kernel
 from tests.kernels.jit import said_with_the_jit_off
-from weft import kernels, policies
+from weft import kernels
+from weft.engine import policies
 from weft.engine.lateness import SOFT
+from weft.engine.policies import Setting
+from weft.engine.policies.batching import LazyBatching, Serial
+from weft.engine.policies.fluid import Fluid
+from weft.engine.policies.top_up import TopUp
 from weft.kernels import compiling, rules
 from weft.kernels.compiling import borrowed
-from weft.policies import Setting
-from weft.policies.batching import LazyBatching, Serial
-from weft.policies.fluid import Fluid
-from weft.policies.top_up import TopUp
 from weft.simulation.requests import plain, simulate_requests
 
 RULES: dict[str, FunctionType] = {name: rule for name, rule in vars(rules).items() if isinstance(rule, FunctionType)}

@@ -17,10 +17,10 @@ import pytest
 
 from tests.load.test_load import documented
 from tests.serving.live import PATIENCE_S, Live, running
+from weft.base.errors import WorkloadError
 from weft.cli.main import main
-from weft.errors import WorkloadError
+from weft.http.client import parse_url
 from weft.load import run_load
-from weft.load.client import parse_url
 from weft.load.payload import build_payload
 from weft.load.samples import read_samples
 from weft.models.trained import TRAINED

@@ -31,11 +31,11 @@ from onnx import TensorProto, helper
 from tests import ROOT
 from tests.engine.naive import small_npu
 from tests.serving.live import LeapingLoop
+from weft.base.errors import InputError, ModelError, ShapeNeeded, WeftError, WorkloadError
 from weft.cli import bench
-from weft.errors import InputError, ModelError, ShapeNeeded, WeftError, WorkloadError
+from weft.http.answers import Answer, AnswerParser, NotHttp
+from weft.http.client import parse_url
 from weft.load import BROKEN, LOST, LoadResult, drive, run_load
-from weft.load.answers import Answer, AnswerParser, NotHttp
-from weft.load.client import parse_url
 from weft.load.payload import build_payload, input_shape, read_inputs
 from weft.load.report import stream_load
 from weft.runtime.tensors import TensorSpec

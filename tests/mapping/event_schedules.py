@@ -6,7 +6,7 @@ from itertools import product
 from math import inf, isfinite
 from typing import NamedTuple
 
-from weft.mapping.problem import Problem
+from weft_map.problem import Problem
 
 TINY_S = 1e-13
 

@@ -10,8 +10,8 @@ from math import inf
 from random import Random
 
 from weft.devices.soc import BandwidthSharing, Pccs, Soc, Unit
-from weft.mapping.problem import Group, Problem, Task, UnitCost
-from weft.mapping.schedule import Schedule
+from weft_map.problem import Group, Problem, Task, UnitCost
+from weft_map.schedule import Schedule
 
 PCCS = Pccs(normal_bw=20.0, intensive_bw=70.0, mrmc_pct=5.0, pbw=100.0, tbwdc=60.0, cbp=45.0, rate_n=0.9)
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from weft.devices.soc import BandwidthSharing, Contention, Pccs, Soc, Unit
-from weft.mapping.problem import Group, Problem, Task, UnitCost
+from weft_map.problem import Group, Problem, Task, UnitCost
 
 XAVIER_GPU = Pccs(normal_bw=38.1, intensive_bw=96.2, mrmc_pct=4.9, pbw=127.5, tbwdc=87.2, cbp=45.3, rate_n=1.11)
 XAVIER_DLA = Pccs(normal_bw=0.0, intensive_bw=27.9, mrmc_pct=0.0, pbw=127.5, tbwdc=22.0, cbp=71.0, rate_n=0.35)
@@ -33,7 +33,7 @@ def steady_solver() -> Iterator[None]:
     """For the solver time passes only when it looks at the clock: a limit is so much work, on every machine."""
     looks = count()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.mapping.solver.perf_counter", lambda: LOOK_S * next(looks))
+        patch.setattr("weft_map.solver.perf_counter", lambda: LOOK_S * next(looks))
         yield
 
 

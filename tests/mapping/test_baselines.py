@@ -8,13 +8,13 @@ from random import Random
 import pytest
 
 from weft.devices.soc import BandwidthSharing, Pccs, Soc, Unit
-from weft.mapping.baselines import BASELINES
-from weft.mapping.baselines.chains import chains_of, finishes
-from weft.mapping.baselines.h2h import computation_first, data_locality
-from weft.mapping.baselines.herald import breadth_first, depth_first
-from weft.mapping.problem import Group, Problem, Task, UnitCost
-from weft.mapping.quick_run import run_mapping
-from weft.mapping.simulator import check_schedule, simulate
+from weft_map.baselines import BASELINES
+from weft_map.baselines.chains import chains_of, finishes
+from weft_map.baselines.h2h import computation_first, data_locality
+from weft_map.baselines.herald import breadth_first, depth_first
+from weft_map.problem import Group, Problem, Task, UnitCost
+from weft_map.quick_run import run_mapping
+from weft_map.simulator import check_schedule, simulate
 
 FAST = [name for name in BASELINES if name != "contention-blind"]
 TIGHT = Pccs(normal_bw=20.0, intensive_bw=90.0, mrmc_pct=5.0, pbw=120.0, tbwdc=60.0, cbp=50.0, rate_n=1.0)

@@ -12,13 +12,13 @@ from math import isfinite
 import pytest
 
 from tests.mapping.test_baselines import TIGHT, group, model, pair, random_problem, soc
-from weft.errors import InputError, WorkloadError
-from weft.mapping.cpsat import BlindResult, contention_free, placed, queued
-from weft.mapping.problem import Problem, UnitCost
-from weft.mapping.schedule import Schedule, Units
-from weft.mapping.simulator import simulate
-from weft.mapping.switches import most_switches
-from weft.mapping.z3_model import solve_z3
+from weft.base.errors import InputError, WorkloadError
+from weft_map.cpsat import BlindResult, contention_free, placed, queued
+from weft_map.problem import Problem, UnitCost
+from weft_map.schedule import Schedule, Units
+from weft_map.simulator import simulate
+from weft_map.switches import most_switches
+from weft_map.z3_model import solve_z3
 
 NEAR = 2e-5
 """Part of a value that may be lost to whole ticks."""

@@ -18,15 +18,15 @@ from threading import Thread
 
 import pytest
 
+from weft.base.errors import ProfileError, WorkloadError
 from weft.devices import load_soc
-from weft.errors import ProfileError, WorkloadError
-from weft.mapping import Options, Problem, simulate, solve
-from weft.mapping.background_planner import LOST, MOST_RESTARTS, News, Planner
-from weft.mapping.dynamic import DynamicLog, Frame, best_naive, log_as_dict, run_dynamic
-from weft.mapping.limits import TaskLimits
-from weft.mapping.problem import Group
-from weft.mapping.profile_by_name import find_profile
-from weft.mapping.scenario import Scenario, parse_scenario, prepare_phases
+from weft_map import Options, Problem, simulate, solve
+from weft_map.background_planner import LOST, MOST_RESTARTS, News, Planner
+from weft_map.dynamic import DynamicLog, Frame, best_naive, log_as_dict, run_dynamic
+from weft_map.limits import TaskLimits
+from weft_map.problem import Group
+from weft_map.profile_by_name import find_profile
+from weft_map.scenario import Scenario, parse_scenario, prepare_phases
 
 XAVIER = load_soc("xavier")
 TIES = 2e-4
@@ -415,7 +415,7 @@ def test_a_scenario_without_phases_or_with_an_unknown_task_is_refused() -> None:
 
 
 def test_the_log_is_drawn(planner: Planner, tmp_path: Path) -> None:
-    from weft.reports.mapping_dynamic import draw_dynamic
+    from weft_map.pages.dynamic import draw_dynamic
 
     log = run(planner, scenario_of((VGG, 0.3), (ALEX, 0.3)))
     figure = draw_dynamic(log, tmp_path / "log.png")

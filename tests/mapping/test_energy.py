@@ -10,12 +10,12 @@ import pytest
 
 from tests.mapping.test_baselines import group, model, pair, random_problem, soc
 from tests.mapping.test_cpsat import rows
-from weft.errors import ProfileError, WorkloadError
-from weft.mapping.alone import least_energy_j, shortest
-from weft.mapping.energy import least_latency, pareto
-from weft.mapping.problem import Group, Problem, UnitCost
-from weft.mapping.simulator import simulate
-from weft.mapping.switches import check_switches, fewest_stretches, most_switches
+from weft.base.errors import ProfileError, WorkloadError
+from weft_map.alone import least_energy_j, shortest
+from weft_map.energy import least_latency, pareto
+from weft_map.problem import Group, Problem, UnitCost
+from weft_map.simulator import simulate
+from weft_map.switches import check_switches, fewest_stretches, most_switches
 
 SWITCH_J, MOVE_W = 2e-3, 5.0
 

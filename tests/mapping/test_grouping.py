@@ -7,13 +7,13 @@ from itertools import pairwise
 import pytest
 
 from tests.models.onnx_graphs import ints, node, read, tensor, weight
+from weft.base.errors import InputError, ModelError, ProfileError
 from weft.devices.soc import Soc, load_soc
-from weft.errors import InputError, ModelError, ProfileError
-from weft.mapping.estimate import estimate, kernels
-from weft.mapping.grouping import group_layers
-from weft.mapping.problem import Problem
 from weft.models.layer import Gemm, Layer, Model
 from weft.models.zoo import ZOO, load
+from weft_map.estimate import estimate, kernels
+from weft_map.grouping import group_layers
+from weft_map.problem import Problem
 
 CNNS = [name for name in ZOO if not name.startswith(("bert", "xlnet", "ncf"))]
 

@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from weft.base.errors import ModelError, ProfileError
+from weft.base.jsonfile import write_json
 from weft.devices.soc import Soc, load_soc
-from weft.errors import ModelError, ProfileError
-from weft.jsonfile import write_json
-from weft.mapping.problem import Problem
-from weft.mapping.profile_by_name import find_profile, shipped_profiles
-from weft.mapping.profiles import (
+from weft.models.layer import Gemm, Layer, Model
+from weft.models.zoo import export
+from weft_map.problem import Problem
+from weft_map.profile_by_name import find_profile, shipped_profiles
+from weft_map.profiles import (
     ProfileCost,
     ProfileGroup,
     SocProfile,
@@ -25,9 +27,7 @@ from weft.mapping.profiles import (
     read_soc_profile,
     write_soc_profile,
 )
-from weft.mapping.trtexec import read_entries, read_trtexec
-from weft.models.layer import Gemm, Layer, Model
-from weft.models.zoo import export
+from weft_map.trtexec import read_entries, read_trtexec
 
 XAVIER, ORIN, SNAPDRAGON = (load_soc(name) for name in ("xavier-agx", "agx-orin", "snapdragon-865"))
 SOCS = {soc.name: soc for soc in (XAVIER, ORIN, SNAPDRAGON)}

@@ -13,14 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.mapping.naive_soc import integrate, random_case
+from weft.base.errors import InvalidStart, WorkloadError
 from weft.devices.soc import Soc, Unit
 from weft.engine import Engine
-from weft.errors import InvalidStart, WorkloadError
-from weft.mapping.executor import SimulatedSoc, ticks
-from weft.mapping.problem import Group, Problem, Task, UnitCost
-from weft.mapping.schedule import Outcome, Schedule, Stint, Transfer
-from weft.mapping.simulator import Chains, Planned, simulate
-from weft.policies.base import NO_BUFFER, Policy, Setting, Start, View
+from weft.engine.policies.base import NO_BUFFER, Policy, Setting, Start, View
+from weft_map.executor import SimulatedSoc, ticks
+from weft_map.problem import Group, Problem, Task, UnitCost
+from weft_map.schedule import Outcome, Schedule, Stint, Transfer
+from weft_map.simulator import Chains, Planned, simulate
 
 MS = 1e-3
 GPU, DLA = 0, 1

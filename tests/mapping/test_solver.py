@@ -13,15 +13,15 @@ import pytest
 
 from tests.mapping.event_schedules import best_value
 from tests.mapping.soc_problems import LOOK_S, XAVIER, arbitrary, steady_solver, synthetic
-from weft.errors import WorkloadError
-from weft.mapping.baselines import BASELINES
-from weft.mapping.limits import TaskLimits, energy_j
-from weft.mapping.prices import best_sets, priced, simple_sets
-from weft.mapping.problem import Group, Problem, Task, UnitCost
-from weft.mapping.quick_run import run_mapping
-from weft.mapping.search import Search, rules
-from weft.mapping.simulator import simulate
-from weft.mapping.solver import Options, load_kernels, solve
+from weft.base.errors import WorkloadError
+from weft_map.baselines import BASELINES
+from weft_map.limits import TaskLimits, energy_j
+from weft_map.prices import best_sets, priced, simple_sets
+from weft_map.problem import Group, Problem, Task, UnitCost
+from weft_map.quick_run import run_mapping
+from weft_map.search import Search, rules
+from weft_map.simulator import simulate
+from weft_map.solver import Options, load_kernels, solve
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -120,7 +120,7 @@ def test_the_solution_is_proved_beats_every_baseline_and_says_what_it_assumes(ob
 
 
 def test_a_proof_that_assumes_something_says_so_and_a_strict_one_assumes_nothing(monkeypatch):
-    monkeypatch.setattr("weft.mapping.solver.RECHECK", 500)  # far less than this problem takes without the assumption
+    monkeypatch.setattr("weft_map.solver.RECHECK", 500)  # far less than this problem takes without the assumption
     quick, strict = (solve(synthetic(4, 3, 6), Options(strict=strict)).certificate for strict in (False, True))
     assert quick.proved and "nowhere later" in quick.assumes
     assert strict.proved and not strict.assumes and strict.states > quick.states
@@ -287,8 +287,8 @@ class Compiled(event.Listener):
 
 names = []
 event.register("numba:compile", Compiled())
-from weft.kernels import soc_search
-from weft.mapping.solver import load_kernels, solve
+from weft_map.kernels import soc_search
+from weft_map.solver import load_kernels, solve
 from tests.mapping.soc_problems import synthetic
 
 load_kernels()

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.classifiers import NAMES, card, data_of, model_path, validation
 from weft.models.onnx_import import import_onnx
 

@@ -15,9 +15,17 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from tests.models.onnx_graphs import BOOL, F32, graph, ints, node, proto, read, scalar, tensor, unshaped, weight
+from weft.base.errors import ModelError
 from weft.cli.main import main
-from weft.errors import ModelError
-from weft.models import Exit, Gemm, Layer, Model, import_onnx, subnets, with_exits
+from weft.models import (
+    Exit,
+    Gemm,
+    Layer,
+    Model,
+    import_onnx,
+    subnets,
+    with_exits,
+)
 from weft.models.exits import exit_shares
 from weft.models.sources import load_model
 from weft.models.zoo import ZOO, load

@@ -9,12 +9,12 @@ from onnx import helper
 from tests.models.exporter_graphs import BOOL, F32, I64, Sketch, info
 from tests.models.onnx_graphs import node, proto, tensor, weight
 from tests.models.runtime_shapes import agree
-from weft.costs.layer_costs import estimate
-from weft.costs.program import Clock, one_at_a_time
+from weft.base.errors import ModelError, ProfileError
 from weft.devices import load_npu
-from weft.errors import ModelError, ProfileError
-from weft.mapping.grouping import group_layers
+from weft.devices.costs.layer_costs import estimate
+from weft.devices.costs.program import Clock, one_at_a_time
 from weft.models.onnx_import import import_onnx
+from weft_map.grouping import group_layers
 
 
 def products(s: Sketch) -> list[str]:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.models.damage import changed, spliced
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.onnx_import import import_onnx
 from weft.models.onnx_import.fold import RULES
 from weft.models.onnx_import.ops import COUNTERS

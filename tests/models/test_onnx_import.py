@@ -23,7 +23,7 @@ from tests.models.onnx_graphs import (
     unshaped,
     weight,
 )
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.layer import Gemm, Model
 from weft.models.onnx_import import import_onnx
 from weft.models.packaged import PACKAGED, packaged_models

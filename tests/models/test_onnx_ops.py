@@ -19,7 +19,7 @@ from tests.models.onnx_graphs import (
     tensor,
     weight,
 )
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.layer import Gemm
 
 # Convolutions

@@ -21,7 +21,7 @@ from tests.models.onnx_graphs import (
     unshaped,
     weight,
 )
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.layer import Gemm, Model
 
 # Order and names

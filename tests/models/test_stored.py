@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
+from weft.base.errors import ModelError
 from weft.cli.main import main
-from weft.errors import ModelError
 from weft.models import classifiers, stored
 from weft.models.sources import load_model
 from weft.models.trained import TRAINED

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 import pytest
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.onnx_import import import_onnx
 from weft.models.sources import load_model
 from weft.models.trained import TRAINED, Trained

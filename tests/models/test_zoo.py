@@ -13,7 +13,7 @@ import onnxruntime
 import pytest
 
 from tests import DATA
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models import zoo
 from weft.models.zoo import weights
 from weft.models.zoo.graph import GraphBuilder

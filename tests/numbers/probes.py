@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from weft.numbers import plain
-from weft.numbers.configuration import AnyFormat
+from weft_tune.numbers import plain
+from weft_tune.numbers.configuration import AnyFormat
 
 SPECIAL = np.array([0.0, -0.0, np.inf, -np.inf, 1e-45, -1e-45, 1e-38, -1e-38, 3.4028235e38, -3.4028235e38], np.float32)
 

@@ -6,12 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.errors import NumberError
-from weft.numbers.arrays import code_table
-from weft.numbers.configuration import Configuration, parse_configuration, read_configuration, write_configuration
-from weft.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32, Format
-from weft.numbers.spelling import label, parse_format, spell
-from weft.numbers.twos_complement import TwosComplement
+from weft.base.errors import NumberError
+from weft_tune.numbers.arrays import code_table
+from weft_tune.numbers.configuration import Configuration, parse_configuration, read_configuration, write_configuration
+from weft_tune.numbers.format import (
+    BIN,
+    EXP,
+    FIXED,
+    FLOAT,
+    FLOAT16,
+    FLOAT32,
+    Format,
+)
+from weft_tune.numbers.spelling import label, parse_format, spell
+from weft_tune.numbers.twos_complement import TwosComplement
 
 
 def test_the_formats_that_the_chapter_names():

@@ -9,8 +9,8 @@ import pytest
 from gfloat import Domain, FormatInfo, RoundMode, decode_ndarray, round_ndarray
 
 from tests.numbers.probes import assert_same_bits, hard_values
-from weft.numbers.arrays import code_table, encode, rounded
-from weft.numbers.format import EXP, FIXED, FLOAT, FLOAT16, Format
+from weft_tune.numbers.arrays import code_table, encode, rounded
+from weft_tune.numbers.format import EXP, FIXED, FLOAT, FLOAT16, Format
 
 MODES = {
     "nearest-even": RoundMode.TiesToEven,

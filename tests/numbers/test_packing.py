@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.errors import NumberError
-from weft.numbers.arrays import encode
-from weft.numbers.format import FIXED
-from weft.numbers.packing import code_type, pack, packed_bytes, unpack
+from weft.base.errors import NumberError
+from weft_tune.numbers.arrays import encode
+from weft_tune.numbers.format import FIXED
+from weft_tune.numbers.packing import code_type, pack, packed_bytes, unpack
 
 
 def packed_by_integers(codes: list[int], bits: int) -> bytes:

@@ -12,14 +12,22 @@ from hypothesis import strategies as st
 
 from tests.kernels.jit import said_with_the_jit_off
 from tests.numbers.probes import assert_same_bits, hard_values
-from weft.errors import NumberError
-from weft.kernels.numbers import LOOPS
-from weft.numbers import plain
-from weft.numbers.arrays import code_table, decode, encode, fits_float32, rounded
-from weft.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32, Format
-from weft.numbers.loops import loop_for
-from weft.numbers.rounding import ROUNDINGS
-from weft.numbers.twos_complement import TwosComplement
+from weft.base.errors import NumberError
+from weft_tune.kernels.numbers import LOOPS
+from weft_tune.numbers import plain
+from weft_tune.numbers.arrays import code_table, decode, encode, fits_float32, rounded
+from weft_tune.numbers.format import (
+    BIN,
+    EXP,
+    FIXED,
+    FLOAT,
+    FLOAT16,
+    FLOAT32,
+    Format,
+)
+from weft_tune.numbers.loops import loop_for
+from weft_tune.numbers.rounding import ROUNDINGS
+from weft_tune.numbers.twos_complement import TwosComplement
 
 NAN = float("nan")
 

@@ -6,11 +6,11 @@ import math
 
 import pytest
 
-from weft.errors import NumberError
-from weft.numbers.configuration import parse_configuration
-from weft.numbers.format import EXP, FIXED, FLOAT, FLOAT16, FLOAT32
-from weft.numbers.scalar import Number, wider
-from weft.numbers.twos_complement import TwosComplement
+from weft.base.errors import NumberError
+from weft_tune.numbers.configuration import parse_configuration
+from weft_tune.numbers.format import EXP, FIXED, FLOAT, FLOAT16, FLOAT32
+from weft_tune.numbers.scalar import Number, wider
+from weft_tune.numbers.twos_complement import TwosComplement
 
 
 def test_a_value_is_stored_in_its_format():

@@ -9,9 +9,9 @@ from importlib import resources
 import pytest
 
 from tests.papers.reproductions import check_published, check_whole
-from weft.costs.tiled import layer_times_s, lookup_table
+from weft.base.errors import InputError
 from weft.devices import load_platform
-from weft.errors import InputError
+from weft.devices.costs.tiled import layer_times_s, lookup_table
 from weft_papers import PAPERS
 from weft_papers.base import published
 from weft_papers.fluid_batching import (

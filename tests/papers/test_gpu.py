@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.papers.reproductions import check, check_whole
+from weft.base.errors import InputError
 from weft.devices.shares import Share
-from weft.errors import InputError
 from weft_papers.gpu import against_orion, five_models, lab, recorded, reproduce, side_by_side, timeline, urgent_beside
 from weft_papers.gpu.sources import MEASURED, NOW, sources
 

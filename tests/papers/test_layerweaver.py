@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.papers.reproductions import check
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.reports.trace import Span, Trace
 from weft_papers import PAPERS
 from weft_papers.base import Figure, Reproduction, Row, Table, beside, published

@@ -13,16 +13,9 @@ import pytest
 
 from tests import ROOT
 from tests.papers.reproductions import check, check_published, check_whole
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.models.classifiers import model_path, validation
 from weft.models.zoo import load
-from weft.numbers.configuration import AnyFormat, Configuration
-from weft.numbers.format import EXP, FIXED
-from weft.numbers.twos_complement import TwosComplement
-from weft.tuning.callable_evaluator import CallableEvaluator
-from weft.tuning.network import Network, Target
-from weft.tuning.quantised.targets import find_targets
-from weft.tuning.tuner import find_formats
 from weft_papers import libnumber
 from weft_papers.base import published
 from weft_papers.libnumber import (
@@ -70,6 +63,13 @@ from weft_papers.libnumber.recorded import (
     targets_json,
     tuning_json,
 )
+from weft_tune.callable_evaluator import CallableEvaluator
+from weft_tune.network import Network, Target
+from weft_tune.numbers.configuration import AnyFormat, Configuration
+from weft_tune.numbers.format import EXP, FIXED
+from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.quantised.targets import find_targets
+from weft_tune.tuner import find_formats
 
 sys.path.append(str(ROOT / "benchmarks"))
 from number_bench import KINDS, NetworkBench, Splits, read_splits

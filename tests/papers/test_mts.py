@@ -11,8 +11,7 @@ import pytest
 
 from tests import ROOT
 from tests.papers.reproductions import check_published, check_whole
-from weft.errors import InputError
-from weft.stitching.making.zipped import ZippedCard, ZippedRatio, ZippedTask
+from weft.base.errors import InputError
 from weft_papers import PAPERS
 from weft_papers.base import published
 from weft_papers.mts import (
@@ -33,6 +32,7 @@ from weft_papers.mts import (
 )
 from weft_papers.mts.lab import APART, FORMS, SHARINGS, TASKS, EvaluatedModels, counted, heads, in_groups, memory_bytes
 from weft_papers.mts.recorded import HALF, IN_GROUPS, SHIPPED, SINGLE, BenchRecord, read
+from weft_stitch.making.zipped import ZippedCard, ZippedRatio, ZippedTask
 
 PAPER = published(NUMBERS)
 TINY = {

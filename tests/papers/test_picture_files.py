@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft_papers.pictures import canvas, save
 
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from tests.papers.reproductions import check_whole
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft_papers import PAPERS
 from weft_papers.base import published
 from weft_papers.layerweaver_plus import fig5_throughput, fig6_tails, fig7_deadlines, lab, reproduce, sensitivity

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from ortools.linear_solver import pywraplp
 
-from weft.placing.demand import Demand, Need
-from weft.placing.machines import Machines, parse_machines
-from weft.placing.problem import PlacingProblem
+from weft_cluster.placing.demand import Demand, Need
+from weft_cluster.placing.machines import Machines, parse_machines
+from weft_cluster.placing.problem import PlacingProblem
 
 GIB = 2**30
 

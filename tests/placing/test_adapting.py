@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from weft.cli.main import main
-from weft.placing.change import parse_change
+from weft_cluster.placing.change import parse_change
 
 MACHINES = """
 [kinds.gpu]

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import PlacingError
-from weft.placing.change import PlacementChange, difference, in_order, parse_change
-from weft.placing.checking import broken_limits
-from weft.placing.demand import Demand, Need
-from weft.placing.filling import Filling
-from weft.placing.machines import MachineGroup, MachineKind, Machines
-from weft.placing.placement import Objective, Placement
-from weft.placing.problem import PlacingProblem, Shares
-from weft.placing.rivals.spreading import levelled
-from weft.placing.settling import adapted
-from weft.placing.summary import make_placement
+from weft.base.errors import PlacingError
+from weft_cluster.placing.change import PlacementChange, difference, in_order, parse_change
+from weft_cluster.placing.checking import broken_limits
+from weft_cluster.placing.demand import Demand, Need
+from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.machines import MachineGroup, MachineKind, Machines
+from weft_cluster.placing.placement import Objective, Placement
+from weft_cluster.placing.problem import PlacingProblem, Shares
+from weft_cluster.placing.rivals.spreading import levelled
+from weft_cluster.placing.settling import adapted
+from weft_cluster.placing.summary import make_placement
 
 GB = 10**9
 

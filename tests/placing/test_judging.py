@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from tests.placing.problems import demand, machines
-from weft.cluster.whole_run import place
-from weft.errors import InputError
-from weft.placing.checking import broken_limits
-from weft.placing.demand import Demand
-from weft.placing.filling import Filling
-from weft.placing.judging import OnTimeJudge
-from weft.placing.moves import improve
-from weft.placing.problem import PlacingProblem
+from weft.base.errors import InputError
+from weft_cluster.placing.checking import broken_limits
+from weft_cluster.placing.demand import Demand
+from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.judging import OnTimeJudge
+from weft_cluster.placing.moves import improve
+from weft_cluster.placing.problem import PlacingProblem
+from weft_cluster.routing.whole_run import place
 
 
 def model(name: str, compute: float, memory: float, *, rate: float = 50.0, deadline_s: float = 0.2) -> Demand:

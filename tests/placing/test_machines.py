@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from weft.errors import PlacingError
-from weft.placing.machines import ClusterMachine, parse_machines, read_machines
+from weft.base.errors import PlacingError
+from weft_cluster.placing.machines import ClusterMachine, parse_machines, read_machines
 
 FILE = """
 [kinds.h200]

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 
 from tests.planning.machines import host
-from weft.costs.layer_costs import estimate
+from weft.base.errors import PlacingError, WorkloadError
 from weft.devices import load_npu
+from weft.devices.costs.layer_costs import estimate
 from weft.devices.host import write_host
-from weft.errors import PlacingError, WorkloadError
 from weft.models.sources import load_model
-from weft.placing.machines import Machines, parse_machines
-from weft.placing.needs import demands_of
 from weft.workloads.requests import Workload, parse_workload
+from weft_cluster.placing.machines import Machines, parse_machines
+from weft_cluster.placing.needs import demands_of
 
 
 def workload(*streams: dict[str, Any], **more: Any) -> Workload:

@@ -11,9 +11,9 @@ from tests.cli.test_cli import refused, run
 from tests.planning.machines import brief, host
 from tests.planning.plans import scaling
 from weft.devices.host import write_host
-from weft.placing.placement import read_placement
 from weft.planning.layout import planned_workload
 from weft.planning.plan import read_plan
+from weft_cluster.placing.placement import read_placement
 
 __all__ = ["brief"]
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from tests.placing.problems import demand, machines
-from weft.cluster.whole_run import place
-from weft.errors import PlacingError
-from weft.placing.folder import check_place, write_folder
-from weft.placing.placement import Placement, parse_placement, read_placement
-from weft.placing.placement_shown import in_words, tables
-from weft.placing.problem import PlacingProblem
-from weft.placing.summary import filled
+from weft.base.errors import PlacingError
+from weft_cluster.placing.folder import check_place, write_folder
+from weft_cluster.placing.placement import Placement, parse_placement, read_placement
+from weft_cluster.placing.placement_shown import in_words, tables
+from weft_cluster.placing.problem import PlacingProblem
+from weft_cluster.placing.summary import filled
+from weft_cluster.routing.whole_run import place
 
 DEMANDS = [demand("camera", 0.6, 0.1), demand("speech", 0.1, 0.6), demand("search", 0.5, 0.5, replicas=2)]
 

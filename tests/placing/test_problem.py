@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.placing.problems import demand, machines
-from weft.placing.checking import broken_limits
-from weft.placing.filling import Filling
-from weft.placing.problem import PlacingProblem
+from weft_cluster.placing.checking import broken_limits
+from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.problem import PlacingProblem
 
 share = st.floats(0, 1)
 

@@ -11,9 +11,9 @@ from tests.models.onnx_graphs import node, proto, tensor
 from tests.planning.machines import host
 from tests.planning.plans import scaling
 from tests.serving.test_serve_stitched import NAMES, stitched
+from weft.base.errors import InputError, ModelError, WorkloadError
 from weft.cli.streams import parse_stream
 from weft.devices.host import usable_cores
-from weft.errors import InputError, ModelError, WorkloadError
 from weft.planning.asked import Asked, ask
 from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.staging import stage

@@ -9,7 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.planning.machines import arrangement, asked, brief, host
-from weft.planning.bounds import Bound, blocking, bound_of, fastest_s, lane_factor, lane_speed, late_alone, least_row_s
+from weft.planning.bounds import (
+    Bound,
+    blocking,
+    bound_of,
+    fastest_s,
+    lane_factor,
+    lane_speed,
+    late_alone,
+    least_row_s,
+)
 from weft.planning.choice import choose
 from weft.planning.trials import OptionTrial
 from weft.simulation.run_length import RunLength

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.planning.machines import arrangement, asked, brief, host
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.planning import finals as last
 from weft.planning.candidates import arrangements, batch_limits, request_policies
 from weft.planning.choice import Chosen, choose

@@ -18,8 +18,8 @@ from weft.devices.conditions import Conditions, age_in_words, worst_of
 from weft.devices.host import read_host, write_host
 from weft.planning import timed_now as timed
 from weft.planning.plan import parse_plan, read_plan
-from weft.survey.measure import Subject
-from weft.survey.processor_time import ConditionsWatch, ProcessorTime, clock_mhz, processor_time
+from weft.planning.survey.measure import Subject
+from weft.planning.survey.processor_time import ConditionsWatch, ProcessorTime, clock_mhz, processor_time
 
 __all__ = ["brief"]
 

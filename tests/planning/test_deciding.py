@@ -17,7 +17,7 @@ from weft.planning.deciding import ERROR, ORDERS, Scores, decide
 from weft.planning.finals import SETS, Finalist, Ranking, finals, rank
 from weft.planning.reasons import decided, reasons
 from weft.planning.trials import keeps, simulated, trial_of
-from weft.reports.requests import RequestReport
+from weft.simulation.request_report import RequestReport
 
 __all__ = ["brief"]
 

@@ -15,10 +15,10 @@ from tests.planning.machines import arrangement, asked, brief, host
 from tests.planning.plans import plan_of, predicted, scaling, workload
 from tests.planning.test_beside import run_of
 from tests.runtime.exit_nets import conv_net
+from weft.base.errors import DeviceError, InputError, WorkloadError
 from weft.cli.streams import parse_stream
 from weft.devices import Host
 from weft.devices.host import parse_host, write_host
-from weft.errors import DeviceError, InputError, WorkloadError
 from weft.load.payload import sent_threshold
 from weft.planning.alone import times_alone
 from weft.planning.asked import Asked, ask
@@ -30,10 +30,10 @@ from weft.planning.folder import ModelToServe
 from weft.planning.layout import planned_workload
 from weft.planning.measured import LaneShape, measurement_key
 from weft.planning.plan import Prediction, read_plan
+from weft.planning.survey.measure import _Survey
 from weft.planning.whole_run import check_deadlines, check_exits
 from weft.serving.repository import Repository
 from weft.simulation.requests import prepare, simulate_requests
-from weft.survey.measure import _Survey
 from weft.workloads.requests import parse_workload
 
 __all__ = ["brief"]

@@ -17,8 +17,8 @@ from tests.tuning.test_runtime_fastest import known_times
 from weft.devices.host import write_host
 from weft.planning.asked import Asked
 from weft.planning.drift import drift
-from weft.planning.eight_bits import KEPT, with_int8
 from weft.planning.plan import read_plan
+from weft_tune.plan_int8 import KEPT, with_int8
 
 __all__ = ["brief"]
 
@@ -56,7 +56,7 @@ def test_a_model_that_is_faster_in_8_bits_takes_the_place_of_the_one_that_was_gi
 def test_what_was_found_is_kept_and_made_again_where_the_samples_are_others(monkeypatch):
     known_times(monkeypatch, 1.0)
     before = in_eight_bits(STREAM)
-    monkeypatch.setattr("weft.tuning.runtime_target.fastest.find_fastest", None)  # who asks for more fails
+    monkeypatch.setattr("weft_tune.runtime_target.fastest.find_fastest", None)  # who asks for more fails
     assert in_eight_bits(STREAM).remarks == before.remarks
     known_times(monkeypatch, 3.0)
     save_data(Path("samples.npz"), points(50))

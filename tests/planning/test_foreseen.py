@@ -9,8 +9,8 @@ import pytest
 
 from tests.planning.machines import host
 from tests.planning.plans import plan_of, scaling, workload, written
+from weft.base.errors import PlanError
 from weft.cli.main import main
-from weft.errors import PlanError
 from weft.planning.folder import ModelToServe
 from weft.planning.foreseen import foreseen, planned_host
 from weft.planning.plan import ModelChoice, Plan, PlanOption, PlanSettings

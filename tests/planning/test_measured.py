@@ -10,8 +10,8 @@ import pytest
 
 from tests.planning.machines import host
 from tests.planning.plans import scaling
+from weft.base.errors import InputError
 from weft.devices import Host
-from weft.errors import InputError
 from weft.planning.asked import Asked, AskedModel
 from weft.planning.measured import MEASURED, LaneShape, lane_shapes, measured_hosts, measurement_key
 from weft.serving.config import ModelConfig

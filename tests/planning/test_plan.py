@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from weft.errors import PlanError
+from weft.base.errors import PlanError
 from weft.planning.plan import _PARTS, PlanOption, PlanSettings, parse_plan, read_plan, write_plan_file
 
 MODEL = {"name": "camera", "file": "models/camera/1/model.onnx", "sha256": "0" * 64, "bytes": 10}

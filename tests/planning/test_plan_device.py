@@ -21,6 +21,7 @@ from tests.planning.test_early_exits import asked_for
 from tests.planning.test_measured import Surveyor, question
 from tests.runtime.cuda.nets import chain, drawn, wanted
 from tests.serving.live import PATIENCE_S, save
+from weft.base.version import runtime_version
 from weft.devices import Host, read_host
 from weft.devices.host import write_host
 from weft.engine.lane_queues import DEVICE_AHEAD
@@ -28,7 +29,6 @@ from weft.planning.asked import Asked
 from weft.planning.beside import beside
 from weft.planning.candidates import arrangements
 from weft.planning.drift import drift
-from weft.planning.eight_bits import with_int8
 from weft.planning.folder import ModelToServe, plan_settings
 from weft.planning.measured import LaneShape, measured_hosts, measurement_key
 from weft.planning.plan import PlanSettings, Prediction, read_plan
@@ -37,8 +37,8 @@ from weft.planning.segment_length import longer_segments
 from weft.planning.whole_run import make_plan
 from weft.runtime.twins import TWIN
 from weft.serving.process import ServerProcess
-from weft.version import runtime_version
 from weft.workloads.requests import read_workload
+from weft_tune.plan_int8 import with_int8
 
 __all__ = ["brief", "question"]
 
@@ -88,7 +88,7 @@ def answer(url: str, model: str, feed: dict[str, Any]) -> Any:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 def test_models_are_measured_on_a_device_planned_for_it_and_served_by_it(brief, capsys, place, monkeypatch):
-    monkeypatch.setattr("weft.survey.measure.WARM_S", 0.05)
+    monkeypatch.setattr("weft.planning.survey.measure.WARM_S", 0.05)
     made = make_plan(read_workload("load.toml"), seconds=0.2, cache="kept")
     made.write("plan")
     assert options_table(made.plan).title == "camera / words on the twin of a GPU" and TWIN in repr(made)

@@ -17,8 +17,8 @@ from weft.planning.candidates import arrangements
 from weft.planning.folder import plan_settings
 from weft.planning.measured import LaneShape, measured_hosts, measurement_key
 from weft.planning.plan import read_plan
+from weft.planning.survey.measure import _Survey
 from weft.planning.whole_run import memory_of
-from weft.survey.measure import _Survey
 
 __all__ = ["brief", "question"]
 
@@ -70,8 +70,8 @@ def test_the_server_that_is_measured_has_workers_and_their_memory_counts(monkeyp
 
         def __exit__(self, *_: object) -> None: ...
 
-    monkeypatch.setattr("weft.survey.measure.ServerProcess", Process)
-    monkeypatch.setattr("weft.survey.measure.held_bytes", lambda pid, workers: 1000 + pid + workers)
+    monkeypatch.setattr("weft.planning.survey.measure.ServerProcess", Process)
+    monkeypatch.setattr("weft.planning.survey.measure.held_bytes", lambda pid, workers: 1000 + pid + workers)
     survey = _Survey((), (1,), 1, 1.0, Path("cut"), Path("staged"), None, isolation="process")
     with survey._server(2) as server:
         assert survey._held_bytes(server) == 1008

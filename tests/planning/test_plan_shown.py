@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import weft
-from weft.planning.plan import Plan, PlanMachine, PlannedModel, PlanOption, PlanReasons, PlanSettings, Prediction
+from weft.planning.plan import (
+    Plan,
+    PlanMachine,
+    PlannedModel,
+    PlanOption,
+    PlanReasons,
+    PlanSettings,
+    Prediction,
+)
 from weft.planning.plan import StreamPrediction as Stream
 from weft.planning.plan_shown import options_table, tables
 

@@ -11,9 +11,9 @@ from tests.cli.test_cli import run
 from tests.planning.machines import arrangement, asked, brief, host
 from tests.planning.plans import scaling
 from tests.planning.test_early_exits import asked_for
+from weft.base.errors import WorkloadError
 from weft.devices import Host
 from weft.devices.host import write_host
-from weft.errors import WorkloadError
 from weft.planning.bounds import least_row_s
 from weft.planning.choice import choose
 from weft.planning.measured import LaneShape, measurement_key

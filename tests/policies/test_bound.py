@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.naive import play, program, scenes
-from weft.policies import bound
-from weft.policies.bound import (
+from weft.engine.policies import bound
+from weft.engine.policies.bound import (
     EVENING,
     Prices,
     QueryDemand,

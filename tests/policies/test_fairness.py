@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.naive import largest_lag, largest_share, profile, profiles, program, small_npu
-from weft.costs.layer_costs import LayerCost, Profile, estimate
+from weft.base.errors import WorkloadError
 from weft.devices import load_npu
-from weft.errors import WorkloadError
+from weft.devices.costs.layer_costs import LayerCost, Profile, estimate
+from weft.engine.policies import POLICIES, Band, make_policy
+from weft.engine.policies.fairness import ROUND, may_go
+from weft.engine.policies.in_order import InOrder
 from weft.models import zoo
-from weft.policies import POLICIES, Band, make_policy
-from weft.policies.fairness import ROUND, may_go
-from weft.policies.in_order import InOrder
 from weft.simulation import simulate
 from weft.simulation.saturated import make_setting
 from weft.workloads import Saturated

@@ -10,15 +10,24 @@ import pytest
 from hypothesis import given, settings
 
 from tests.engine.hosts import Kind, ListedFeed, Load, Order, kind, loads
+from weft.base.errors import InputError, InvalidStart
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
 from weft.engine import SimulatedHost, request_engine
+from weft.engine.policies import (
+    ON_SHARES,
+    Candidate,
+    Option,
+    Policy,
+    Setting,
+    Start,
+    View,
+    make_policy,
+)
+from weft.engine.policies.abreast import Abreast
+from weft.engine.policies.base import NO_DEADLINE, LaneState, Traits
+from weft.engine.policies.ways import STAY, open_ways, ways
 from weft.engine.simulated_host import Crowd, DrawnWork
-from weft.errors import InputError, InvalidStart
-from weft.policies import ON_SHARES, Candidate, Option, Policy, Setting, Start, View, make_policy
-from weft.policies.abreast import Abreast
-from weft.policies.base import NO_DEADLINE, LaneState, Traits
-from weft.policies.ways import STAY, open_ways, ways
 
 COMPUTE = GpuLikeness(speeds={84: 0.7, 48: 0.42}, kernel_us=40, memory=0.1)
 MEMORY = GpuLikeness(speeds={84: 0.97, 48: 0.88}, kernel_us=10, memory=0.6)

@@ -9,12 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.naive import greedy_order, play, program, scenes
-from weft.costs.program import Program
+from weft.base.errors import InputError, InvalidStart
+from weft.devices.costs.program import Program
 from weft.devices.decoupled import DeviceClocks, Resident
 from weft.engine import Engine, SaturatedStreams, SimulatedNpu
-from weft.errors import InputError, InvalidStart
-from weft.policies import Candidate, Policy, Setting, Start, View, make_policy
-from weft.policies.layerweaver import Layerweaver, idle_of
+from weft.engine.policies import Candidate, Policy, Setting, Start, View, make_policy
+from weft.engine.policies.layerweaver import Layerweaver, idle_of
 
 
 def head(stream: int, fetch: int, compute: int, *, query: int = 0, layer: int = 0, last_issued: int = -1) -> Candidate:

@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.naive import BYTES_PER_S, Times, in_turn, largest_lag, play, profiles
-from weft.costs.layer_costs import Profile
-from weft.costs.program import Program
 from weft.devices import Npu
-from weft.policies import POLICIES, make_policy
-from weft.policies.bound import demand_of, mix_prices, prices
+from weft.devices.costs.layer_costs import Profile
+from weft.devices.costs.program import Program
+from weft.engine.policies import POLICIES, make_policy
+from weft.engine.policies.bound import demand_of, mix_prices, prices
 from weft.reports.trace import Span, read_trace, write_trace
 from weft.simulation import Run, simulate
 from weft.simulation.saturated import make_setting

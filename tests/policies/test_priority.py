@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from tests.engine.hosts import Load, Order, kind, run_load
 from tests.engine.naive import program
 from tests.policies.test_punctual import NOW, flood, head, view
-from weft.errors import InputError
-from weft.policies import Candidate, Setting, make_policy
+from weft.base.errors import InputError
+from weft.engine.policies import Candidate, Setting, make_policy
 
 
 def chosen(*heads: Candidate, **options: int) -> int:

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from tests.engine.hosts import Kind, Load, Order, kind, run_load
 from tests.engine.naive import program
+from weft.base.errors import InputError
 from weft.devices.decoupled import DeviceClocks
-from weft.errors import InputError
-from weft.policies import Candidate, Policy, Setting, View, make_policy
-from weft.policies.base import Running
+from weft.engine.policies import Candidate, Policy, Setting, View, make_policy
+from weft.engine.policies.base import Running
 
 NOW = 1_000
 

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.workloads import SERVING, Served, case_of, cases, flow, serve_case
+from weft.base.errors import InputError
 from weft.devices.decoupled import DeviceClocks, issue
 from weft.engine import Offer, Requests
 from weft.engine.batches import most_batches
 from weft.engine.lateness import LATE, late_work
-from weft.errors import InputError
+from weft.engine.policies import POLICIES, make_policy
+from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, Setting
 from weft.kernels import request_state as k
-from weft.policies import POLICIES, make_policy
-from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Setting
 from weft.simulation.requests import Case, simulate_requests
 
 

@@ -9,13 +9,13 @@ import pytest
 
 from tests.engine.hosts import Kind, ListedFeed, Load, Order, Ran, WatchedHost
 from tests.kernels.test_refill import case_of, compiled
+from weft.base.errors import InputError
 from weft.devices import load_device
 from weft.engine import request_engine
-from weft.errors import InputError
+from weft.engine.policies.batching import Adaptive
+from weft.engine.policies.fluid import Fluid
+from weft.engine.policies.top_up import TopUp, leaving
 from weft.kernels import request_state as counted
-from weft.policies.batching import Adaptive
-from weft.policies.fluid import Fluid
-from weft.policies.top_up import TopUp, leaving
 from weft.simulation.requests import Case, Tally, prepare
 from weft.workloads.requests import Stream, Workload
 

@@ -22,9 +22,9 @@ import pytest
 from tests.gates.cases import placement, until
 from tests.serving import live
 from tests.test_examples import free_port
-from weft.placing.placement import write_placement
-from weft.ray.local import APPLICATION, LocalCluster
-from weft.ray.settings import KEY_VARIABLE
+from weft_cluster.placing.placement import write_placement
+from weft_cluster.ray.local import APPLICATION, LocalCluster
+from weft_cluster.ray.settings import KEY_VARIABLE
 
 if find_spec("ray") is None:
     pytest.skip("pip install 'weft[ray]' brings Ray", allow_module_level=True)
@@ -121,7 +121,7 @@ def test_a_gate_is_killed_and_models_change_places_without_an_error(tmp_path: Pa
     settings = {"placement": str(tmp_path / "before"), "gates": 2, "port": port, "grpc_port": None}
     with LocalCluster(2, **settings) as cluster:
         from ray import serve  # reads the environment, which the cluster has set
-        from weft.ray import app
+        from weft_cluster.ray import app
 
         clients = [Client(range(port, port + 16), model) for model in ("camera", "sound") * 2]
         go_on(clients)

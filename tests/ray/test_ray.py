@@ -13,12 +13,12 @@ import pytest
 
 from tests import ROOT
 from tests.gates.cases import PAIR, placement
-from weft.errors import InputError, PlacingError
-from weft.placing.placement import Placement, write_placement
-from weft.ray.directory import FORGOTTEN_S, REFUSED_S, SETTLED_S, Directory
-from weft.ray.local import LocalCluster
-from weft.ray.scaling import BANDWIDTH, COMPUTE, ServerLoad, UtilisationPolicy, needed, predicted
-from weft.ray.settings import parse_settings, sources_of
+from weft.base.errors import InputError, PlacingError
+from weft_cluster.placing.placement import Placement, write_placement
+from weft_cluster.ray.directory import FORGOTTEN_S, REFUSED_S, SETTLED_S, Directory
+from weft_cluster.ray.local import LocalCluster
+from weft_cluster.ray.scaling import BANDWIDTH, COMPUTE, ServerLoad, UtilisationPolicy, needed, predicted
+from weft_cluster.ray.settings import parse_settings, sources_of
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'weft[ray]' brings Ray")
 
@@ -68,17 +68,18 @@ def test_a_machine_serves_its_plan_or_the_files_of_its_models_or_models_by_name(
 
 
 def test_without_ray_one_is_told_how_to_get_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("weft.ray.local.find_spec", lambda name: None)
+    monkeypatch.setattr("weft_cluster.ray.local.find_spec", lambda name: None)
     with pytest.raises(InputError, match=r"pip install 'weft\[ray\]'"):
         LocalCluster(3, placement=written(tmp_path))
 
 
 def test_the_room_imports_nothing_of_ray_before_the_application_is_asked_for():
-    code = "import sys, weft.ray, weft.ray.local, weft.ray.scaling, weft.gates.gate; print('ray' in sys.modules)"
+    modules = "weft_cluster.ray, weft_cluster.ray.local, weft_cluster.ray.scaling, weft_cluster.gates.gate"
+    code = f"import sys, {modules}; print('ray' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
     with pytest.raises(AttributeError, match="nothing"):
-        __import__("weft.ray").ray.nothing  # noqa: B018
+        __import__("weft_cluster.ray").ray.nothing  # noqa: B018
 
 
 def test_weft_alone_brings_no_ray():
@@ -240,8 +241,8 @@ def test_the_application_is_one_that_serve_takes(tmp_path):
     code = (
         "from ray.serve._private.api import call_user_app_builder_with_args_if_necessary as built\n"
         "from ray.serve._private.build_app import build_app\n"
-        "import weft.ray\n"
-        f"app = build_app(built(weft.ray.app, {where!r}), name='weft')\n"
+        "import weft_cluster.ray\n"
+        f"app = build_app(built(weft_cluster.ray.app, {where!r}), name='weft')\n"
         "found = {each.name: each for each in app.deployments}\n"
         "print(sorted(found), app.ingress_deployment_name)\n"
         "left = found['weft-left']\n"
@@ -258,7 +259,7 @@ def test_a_cluster_that_does_not_start_says_why_in_a_line(tmp_path, monkeypatch)
     def fail(cluster: LocalCluster) -> None:
         raise RuntimeError("the head node is not there\nand more of it")
 
-    monkeypatch.setattr("weft.ray.local.find_spec", lambda name: True)
+    monkeypatch.setattr("weft_cluster.ray.local.find_spec", lambda name: True)
     monkeypatch.setattr(LocalCluster, "_start", fail)
     with pytest.raises(InputError, match=r"^Ray did not start: RuntimeError: the head node is not there$"):
         LocalCluster(3, placement=written(tmp_path)).__enter__()

@@ -9,9 +9,9 @@ import pytest
 
 from weft.devices import load_npu
 from weft.load.report import OK, stream_load
-from weft.reports.comparison_page import _milliseconds
-from weft.reports.run_tables import request_comparison_table, requests_table
+from weft.simulation.comparison_page import _milliseconds
 from weft.simulation.requests import prepare, simulate_requests
+from weft.simulation.run_tables import request_comparison_table, requests_table
 from weft.workloads.requests import parse_workload
 
 

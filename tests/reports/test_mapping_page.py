@@ -16,17 +16,18 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
 from tests.mapping.naive_soc import random_case
+from weft.base.errors import InputError
 from weft.devices.soc import Soc, Unit
-from weft.errors import InputError
-from weft.mapping.problem import Group, Problem, Task, UnitCost
-from weft.mapping.schedule import Outcome, Schedule
-from weft.mapping.simulator import simulate
 from weft.reports.html import write_html
-from weft.reports.mapping_numbers import demand_of, mapping_report, outcome_trace, report_of, steps_of
-from weft.reports.mapping_page import explain, page_data, write_mapping_page
-from weft.reports.mapping_picture import draw_mapping
-from weft.reports.perfetto import SOC, TASKS, write_outcome_perfetto, write_perfetto
+from weft.reports.perfetto import write_perfetto
 from weft.reports.trace import read_trace, write_trace
+from weft_map.pages.numbers import demand_of, mapping_report, outcome_trace, report_of, steps_of
+from weft_map.pages.page import explain, page_data, write_mapping_page
+from weft_map.pages.perfetto import SOC, TASKS, write_outcome_perfetto
+from weft_map.pages.picture import draw_mapping
+from weft_map.problem import Group, Problem, Task, UnitCost
+from weft_map.schedule import Outcome, Schedule
+from weft_map.simulator import simulate
 
 MS = 1e-3
 GPU, DLA = 0, 1

@@ -13,16 +13,16 @@ import pytest
 
 from tests.reports.test_mapping_page import beside as outcome
 from tests.reports.test_timeline_exports import alternating, page_data
-from weft.numbers.spelling import parse_format
-from weft.reports import comparison_page
-from weft.reports.comparison_page import NONE, write_comparison_page, write_request_comparison_page
 from weft.reports.html import write_html
-from weft.reports.mapping_page import write_mapping_page
 from weft.reports.page import PALETTE, whole_page
-from weft.reports.report import Report, StreamReport
-from weft.reports.requests import RequestReport, RequestStream
 from weft.reports.words import format_meaning, group_meaning, layer_meaning
 from weft.serving import dashboard, docs_page
+from weft.simulation import comparison_page
+from weft.simulation.comparison_page import NONE, write_comparison_page, write_request_comparison_page
+from weft.simulation.report import Report, StreamReport
+from weft.simulation.request_report import RequestReport, RequestStream
+from weft_map.pages.page import write_mapping_page
+from weft_tune.numbers.spelling import parse_format
 
 TEMPLATES = ("timeline.html", "comparison.html", "mapping.html", "tuning.html", "plan.html")
 FC = "fully connected layer: a matrix product"

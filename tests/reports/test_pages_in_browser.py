@@ -12,9 +12,9 @@ from tests.reports.test_pages import NASTY, report
 from tests.reports.test_timeline_exports import REPORT, alternating
 from tests.serving.test_dashboard import Browser, needs_chromium
 from tests.serving.test_docs_page import until
-from weft.reports.comparison_page import write_comparison_page
 from weft.reports.html import write_html
-from weft.reports.mapping_page import write_mapping_page
+from weft.simulation.comparison_page import write_comparison_page
+from weft_map.pages.page import write_mapping_page
 
 pytestmark = needs_chromium
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.engine.workloads import case_of, flow
 from weft.kernels import request_state as k
-from weft.reports.requests import PERCENTILES, bin_edges, cdf, percentiles
+from weft.simulation.request_report import PERCENTILES, bin_edges, cdf, percentiles
 from weft.simulation.requests import simulate_requests
 
 

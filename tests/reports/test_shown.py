@@ -10,15 +10,15 @@ import pytest
 import weft
 from tests.tuning.test_report import searched
 from weft.cli import printing
-from weft.reports.report import Report, StreamReport
-from weft.reports.requests import RequestReport, RequestStream
-from weft.reports.run_tables import comparison_table, copies_of, report_table, request_comparison_table
-from weft.reports.stitching_shown import tables as stitching_tables
 from weft.reports.tables import ResultTable, TableRow, as_html, number
-from weft.reports.tuning_shown import tables as tuning_tables
-from weft.stitching.making.generator import generate
-from weft.stitching.making.model_files import save_nets
-from weft.tuning.result import OtherMethod, TuningResult
+from weft.simulation.report import Report, StreamReport
+from weft.simulation.request_report import RequestReport, RequestStream
+from weft.simulation.run_tables import comparison_table, copies_of, report_table, request_comparison_table
+from weft_stitch.making.generator import generate
+from weft_stitch.making.model_files import save_nets
+from weft_stitch.pages.tables import tables as stitching_tables
+from weft_tune.pages.tables import tables as tuning_tables
+from weft_tune.result import OtherMethod, TuningResult
 
 TABLE = ResultTable("a < b", ("name", "x"), (TableRow(("<i>", "1")), TableRow(("best", "2"), best=True)), 1, ("a & b",))
 

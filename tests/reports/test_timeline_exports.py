@@ -14,10 +14,10 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from weft.costs.layer_costs import LayerCost, Profile
+from weft.base.errors import InputError
 from weft.devices import Npu, parse_npu
-from weft.errors import InputError
-from weft.policies import POLICIES
+from weft.devices.costs.layer_costs import LayerCost, Profile
+from weft.engine.policies import POLICIES
 from weft.reports.html import model_colours, write_html
 from weft.reports.occupancy import Occupancy, occupancy
 from weft.reports.page import PALETTE, json_ready

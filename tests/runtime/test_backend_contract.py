@@ -18,8 +18,16 @@ from tests.runtime.isolated.contract import ContractBackend
 from tests.runtime.process_backend import ProcessBackend
 from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
-from weft.errors import InputError, ModelError, UnfitInputs
-from weft.runtime.backend import Backend, BatchPart, DeviceLane, LoadedModel, LoadOptions, Step, StepEnd
+from weft.base.errors import InputError, ModelError, UnfitInputs
+from weft.runtime.backend import (
+    Backend,
+    BatchPart,
+    DeviceLane,
+    LoadedModel,
+    LoadOptions,
+    Step,
+    StepEnd,
+)
 from weft.runtime.backends import BACKENDS, make_backend
 
 SEGMENT_S = 0.001

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.errors import Overloaded
+from weft.base.errors import Overloaded
 from weft.runtime.breaker import Breaker, Endurance
 
 S = 1_000_000_000

@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from tests.models.onnx_graphs import F32, I64, node, proto, tensor
 from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S
 from tests.runtime.exit_nets import CLASSES, EXITS, SIDE, Alone, conv_net, samples, token_net
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.cutting import BANDWIDTH_BYTES_PER_S, CUT_COST_S, arrange, choose_cuts
 from weft.runtime.exits import Counted, ExitSpec, confidence, join, keep
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare

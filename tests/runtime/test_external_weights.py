@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.serving import live
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime import external
 from weft.runtime.backend import LoadOptions
 from weft.runtime.external import external_files, external_tensors

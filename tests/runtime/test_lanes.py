@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 
 from tests.engine.hosts import PATIENCE_S
 from weft.engine import Completion
-from weft.policies import Candidate, Start
+from weft.engine.policies import Candidate, Start
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.lanes import ABORT_FROM_TICKS, INLINE_TICKS, LaneExecutor
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend

@@ -11,7 +11,7 @@ import pytest
 
 from weft.engine import Completion
 from weft.engine.lane_queues import MOST_AHEAD, SHORT_TICKS, awaited, has_room, lane_for
-from weft.policies import Candidate, Start
+from weft.engine.policies import Candidate, Start
 from weft.runtime.backend import Ended, StepEnd, StepOutput
 from weft.runtime.lanes import ABORT_FROM_TICKS, LaneExecutor
 

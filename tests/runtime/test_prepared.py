@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from tests.models.onnx_graphs import BOOL, F32, I64, node, proto, tensor
 from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
 from weft.runtime.external import external_files

@@ -17,7 +17,7 @@ from onnx import ModelProto, helper, numpy_helper, parser
 
 from tests.runtime.row_cases import CAUTIOUS, KEEPS, MIXES, OTHER_VERSIONS, WEIGHTS
 from tests.runtime.special_models import MOODS, SPECIAL, Special, drawn, graph, ints
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.onnxruntime_cpu.node_times import Tracer
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.runtime.onnxruntime_cpu.sessions import open_session

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.runtime.neighbours import problems
 from tests.runtime.row_graphs import KEEPING, MIXING, random_model
 from tests.runtime.special_models import SPECIAL, Special
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 
 SIZE = 4

@@ -13,7 +13,7 @@ from tests.runtime.clocks import ANY_LENGTH_S
 from tests.runtime.exit_nets import EXITS, conv_net
 from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, turning
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.backend import LoadOptions
 from weft.runtime.onnxruntime_cpu import preparing
 from weft.runtime.onnxruntime_cpu.allowance import Allowance

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.policies.base import NO_DEADLINE
+from weft.engine.policies.base import NO_DEADLINE
 from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepEnd
 from weft.serving.config import ServerConfig
 from weft.serving.server import Server

@@ -23,8 +23,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.engine.hosts import MS, PATIENCE_S, Machine, Sent, count
 from tests.runtime.clocks import ANY_LENGTH_S, said_times
 from tests.serving.live import heavy, mlp, save
-from weft.errors import BadRequest, Cancelled, Expired, Failed, Overloaded
-from weft.policies import POLICIES, Candidate
+from weft.base.errors import BadRequest, Cancelled, Expired, Failed, Overloaded
+from weft.engine.policies import POLICIES, Candidate
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare

@@ -8,7 +8,7 @@ import numpy as np
 
 from tests.engine.hosts import Machine
 from tests.serving.test_dispatch import at_rest
-from weft.errors import WorkerDied
+from weft.base.errors import WorkerDied
 from weft.serving.streams import ServedModel
 
 Make = Any

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests import ROOT
+from weft.base.errors import InputError
 from weft.cli.serve import _settings
-from weft.errors import InputError
 from weft.serving.config import ServerConfig
 from weft.serving.environment import VARIABLES, near_misses, settings_in, variable
 

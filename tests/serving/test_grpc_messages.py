@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import BadRequest, RequestError, TooLarge
+from weft.base.errors import BadRequest, RequestError, TooLarge
 from weft.serving import grpc_messages, proto
 from weft.serving.grpc_messages import MAX_FIELDS, QUICK_BYTES, InferMessage, parse_infer, parse_small, read_infer
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.errors import BadRequest, Forbidden
+from weft.base.errors import BadRequest, Forbidden
 from weft.serving.config import ServerConfig
 from weft.serving.hosts import HostNames, check_origin, name_in, names_of
 

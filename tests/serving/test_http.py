@@ -20,9 +20,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import InputError
-from weft.serving.http import ClientLimits, Handler, HttpServer
-from weft.serving.http_messages import HttpExchange, HttpResponse
+from weft.base.errors import InputError
+from weft.http.messages import HttpExchange, HttpResponse
+from weft.http.server import ClientLimits, Handler, HttpServer
 
 GET = b"GET /a HTTP/1.1\r\nHost: h\r\n\r\n"
 PATIENCE_S = 600.0  # no test waits for it; it only ends a hanging one
@@ -32,7 +32,7 @@ PATIENCE_S = 600.0  # no test waits for it; it only ends a hanging one
 def lingering() -> Iterator[None]:
     """However slow the machine is, a refused client has the time to send on and to read why."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.serving.http._LINGER_S", PATIENCE_S)
+        patch.setattr("weft.http.server._LINGER_S", PATIENCE_S)
         yield
 
 

@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.serving.test_http import GET, PATIENCE_S, VALID, Bench, Later, echo, error_of, run, trickle
-from weft.errors import OverBudget
-from weft.serving import listening
-from weft.serving.budget import UNCOUNTED_BYTES, ByteBudget
-from weft.serving.http import ClientLimits
-from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
-from weft.serving.progress import Progress
+from weft.base.errors import OverBudget
+from weft.http import listening
+from weft.http.budget import UNCOUNTED_BYTES, ByteBudget
+from weft.http.messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
+from weft.http.progress import Progress
+from weft.http.server import ClientLimits
 
 MB = 2**20
 
@@ -28,7 +28,7 @@ MB = 2**20
 @pytest.fixture(scope="module", autouse=True)
 def lingering() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.serving.http._LINGER_S", PATIENCE_S)
+        patch.setattr("weft.http.server._LINGER_S", PATIENCE_S)
         yield
 
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from tests.serving.test_http import GET, Bench, Later, error_of, run
-from weft.serving import http
-from weft.serving.http import _PIECE_BYTES, _POURED_BYTES, ClientLimits, HttpServer
-from weft.serving.http_messages import HttpExchange, HttpResponse
-from weft.serving.long_bodies import PIECE_BYTES, LongBody
+from weft.http import server as http
+from weft.http.long_bodies import PIECE_BYTES, LongBody
+from weft.http.messages import HttpExchange, HttpResponse
+from weft.http.server import _PIECE_BYTES, _POURED_BYTES, ClientLimits, HttpServer
 from weft.serving.server import fastest_loop
 
 LONG = 8 * _POURED_BYTES + 12_345

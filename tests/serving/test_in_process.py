@@ -22,7 +22,7 @@ import pytest
 
 import weft
 from tests.serving import live
-from weft.errors import BadRequest, Expired, InputError, NotFound, Overloaded
+from weft.base.errors import BadRequest, Expired, InputError, NotFound, Overloaded
 from weft.runtime.tensors import TensorSpec
 from weft.serving import in_process
 from weft.serving.array_requests import answer_of, request_of

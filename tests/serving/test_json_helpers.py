@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.serving.test_wire_fuzz import BODIES, INPUTS, JSON, MODEL, OUTPUTS, TYPED, fits, grpc_request
-from weft.errors import BadRequest, Failed, Overloaded
+from weft.base.errors import BadRequest, Failed, Overloaded
 from weft.serving import grpc_wire, json_helpers, json_worker, proto
 from weft.serving.json_helpers import JsonHelpers, is_large
 from weft.serving.wire import InferRequest, InferResponse, Wanted, decode, encode

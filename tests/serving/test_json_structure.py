@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests import ROOT
 from tests.serving.test_wire_fuzz import JSON, MODEL
-from weft.errors import BadRequest, RequestError, TooLarge
+from weft.base.errors import BadRequest, RequestError, TooLarge
 from weft.serving import json_structure
 from weft.serving.json_structure import LIMITS, Structure, check_keys, check_parts, exact_structure
 from weft.serving.wire import decode

@@ -14,9 +14,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft.errors import InputError, OverQuota, Unauthorised
+from weft.base.errors import InputError, OverQuota, Unauthorised
 from weft.serving.config import ServerConfig
-from weft.serving.keys import ANYBODY, LOOK_EVERY_S, OWN, Caller, KeyConfig, Keys, read_keys
+from weft.serving.keys import (
+    ANYBODY,
+    LOOK_EVERY_S,
+    OWN,
+    Caller,
+    KeyConfig,
+    Keys,
+    read_keys,
+)
 from weft.serving.server import Server, _Signals, serve
 
 TWO = """

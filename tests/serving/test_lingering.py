@@ -13,8 +13,8 @@ import pytest
 
 from tests.serving.test_http import PATIENCE_S, Bench, Client, run
 from tests.serving.test_http_long import Loop, loops
-from weft.serving import lingering
-from weft.serving.http import ClientLimits, HttpResponse
+from weft.http import lingering
+from weft.http.server import ClientLimits, HttpResponse
 
 HEAD = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 200000000\r\n\r\n"
 FLOOD = 64 << 20
@@ -24,7 +24,7 @@ LIMITS = ClientLimits(body_bytes=100)
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.serving.http._LINGER_S", PATIENCE_S)
+    monkeypatch.setattr("weft.http.server._LINGER_S", PATIENCE_S)
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serving.live import Live, heavy, mlp, running
-from weft.errors import RequestError
+from weft.base.errors import RequestError
 from weft.serving import metrics
 from weft.serving.statistics import LATENCY_BOUNDS_NS, Statistics
 from weft.serving.wire import decode

@@ -18,7 +18,7 @@ from tests.cli.test_cli import run
 from tests.serving import live
 from tests.serving.test_serve_life import process
 from tests.serving.test_serve_models import send
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.serving import proto
 from weft.serving.process import ServerProcess
 from weft.serving.readiness import EMPTY, MOST_TOLD, NONE_LEFT, told

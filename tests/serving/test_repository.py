@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import InputError, ModelError, NotFound
+from weft.base.errors import InputError, ModelError, NotFound
 from weft.models.packaged import PACKAGED
 from weft.models.zoo import weights
+from weft.runtime.metadata import servable
 from weft.serving import repository as module
 from weft.serving.config import ModelConfig
 from weft.serving.repository import ModelEntry, Repository
-from weft.stitching.metadata import servable
 
 
 @pytest.fixture

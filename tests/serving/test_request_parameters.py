@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from weft.errors import BadRequest
-from weft.policies.base import NO_DEADLINE
+from weft.base.errors import BadRequest
+from weft.engine.policies.base import NO_DEADLINE
 from weft.serving.request_parameters import MOST_WHOLE, ModelTerms, due_of, whole
 
 NOW = 2**59

@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.hosts import MS
 from tests.serving.test_dispatch import at_rest
-from weft.errors import BadRequest, Expired, Overloaded, WorkerDied
+from weft.base.errors import BadRequest, Expired, Overloaded, WorkerDied
 from weft.runtime.breaker import Breaker, Endurance
 from weft.runtime.lent import LendingTerms, LentTensor
 from weft.serving import second_tries

@@ -19,7 +19,7 @@ import pytest
 from tests.runtime.cuda.nets import chain, choosing, drawn, wanted
 from tests.serving import live
 from tests.serving.test_serve_models import until
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.runtime import backends
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.limits import WorkerLimits

@@ -22,9 +22,9 @@ from onnx import helper
 from tests.serving import live
 from tests.serving.test_serve_life import Background
 from tests.serving.test_serve_models import send, until
+from weft.http.hops import ANYONE, ClientRank
 from weft.serving import proto
 from weft.serving.config import ServerConfig
-from weft.serving.hops import ANYONE, ClientRank
 
 INFER = "/v2/models/mlp/infer"
 KEYS = """

@@ -22,9 +22,9 @@ from tests.engine.hosts import MS, Machine, Sent, Staged, compute_here, count
 from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S
 from tests.runtime.exit_nets import CLASSES, EXITS, Alone, conv_net, samples, token_net
 from tests.serving.live import Live, running
+from weft.base.errors import Cancelled, InputError
+from weft.engine.policies import POLICIES
 from weft.engine.steering import CALM, FULL, ExitShares, Pressure, Steering
-from weft.errors import Cancelled, InputError
-from weft.policies import POLICIES
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.serving.leaving import CONFIDENCE, EXIT, Leaving

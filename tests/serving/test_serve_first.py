@@ -14,7 +14,7 @@ from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
 from tests.serving.test_serve_life import Background, factor_of, load, some_input, times, unload
 from tests.serving.test_serve_models import assert_same_bits, chain, infer, model, plain, send, session, state, until
-from weft.errors import ModelError, NotLearned
+from weft.base.errors import ModelError, NotLearned
 from weft.runtime.onnxruntime_cpu.whole import REMARK
 from weft.serving import learning
 from weft.serving.config import ServerConfig

@@ -11,7 +11,7 @@ from tests.runtime.cuda.test_programs import drawn, wanted
 from tests.runtime.cuda.torch_nets import images
 from tests.serving import live
 from tests.serving.test_serve_device import asked
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.runtime.twins import TWIN
 from weft.serving.repository import Repository
 

@@ -15,10 +15,10 @@ from tests.engine.hosts import Machine
 from tests.serving import live
 from tests.serving.test_serve_life import times
 from tests.serving.test_serve_models import Refused, infer, model, send, state, until
-from weft.errors import Expired, InputError
+from weft.base.errors import Expired, InputError
+from weft.http.messages import HttpExchange
 from weft.serving import library
 from weft.serving.config import ServerConfig
-from weft.serving.http_messages import HttpExchange
 from weft.serving.server import Server
 
 

@@ -18,7 +18,7 @@ from tests.runtime.cuda.nets import chain, choosing, drawn, leaving, wanted
 from tests.serving import live
 from tests.serving.test_serve_device import asked, worker_of
 from tests.serving.test_serve_models import until
-from weft.errors import BadRequest, InputError
+from weft.base.errors import BadRequest, InputError
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import TWIN_CUTS
 from weft.runtime.cuda.engine import CudaEngine

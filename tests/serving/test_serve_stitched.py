@@ -20,8 +20,16 @@ from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from tests.serving import live
 from tests.serving.test_serve_models import Refused, infer, model, packed, send, state
 from tests.stitching.nets import macs, run, tiny
+from weft.base.errors import (
+    BadRequest,
+    Cancelled,
+    Expired,
+    InputError,
+    ModelError,
+    NotFound,
+    Overloaded,
+)
 from weft.cli.serve import _announce
-from weft.errors import BadRequest, Cancelled, Expired, InputError, ModelError, NotFound, Overloaded
 from weft.models.sources import load_model
 from weft.runtime.metadata import STITCHED_KEY
 from weft.runtime.onnxruntime_cpu.model import CpuModel
@@ -31,11 +39,11 @@ from weft.serving.repository import Repository
 from weft.serving.streams import ServedModel
 from weft.serving.tickets import ClientTicket, MixedWork
 from weft.simulation.prediction import predict
-from weft.stitching.lowering import lower
-from weft.stitching.metadata import metadata
-from weft.stitching.net import Net
-from weft.stitching.onnx_writer import write_onnx
-from weft.stitching.reading.alignment import align
+from weft_stitch.lowering import lower
+from weft_stitch.metadata import metadata
+from weft_stitch.net import Net
+from weft_stitch.onnx_writer import write_onnx
+from weft_stitch.reading.alignment import align
 
 NETS = tiny().nets
 NAMES = [net.name for net in NETS]

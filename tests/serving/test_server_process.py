@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.serving import live
 from tests.serving.test_serve_models import until
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.serving import process
 from weft.serving.process import LINES_KEPT, ServerProcess
 

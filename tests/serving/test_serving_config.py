@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.serving.config import (
     ModelConfig,
     ServerConfig,

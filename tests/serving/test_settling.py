@@ -26,8 +26,9 @@ import pytest
 import weft
 from tests.serving.live import PATIENCE_S, Live, mlp, running
 from tests.serving.test_serve_models import until
-from weft.errors import Expired
-from weft.serving import encoding, grpc_wire, in_process, proto, routes
+from weft.base.errors import Expired
+from weft.http import encoding
+from weft.serving import grpc_wire, in_process, proto, routes
 from weft.serving.region_tensors import RequestRegions
 from weft.serving.service import Service
 from weft.serving.shared_memory import FOLDER

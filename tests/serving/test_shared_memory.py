@@ -27,11 +27,11 @@ import pytest
 from tests.serving import live
 from tests.serving.clients import CLIENTS, KINDS, Client, expected, told, utils, values, x
 from tests.serving.test_serve_models import until
-from weft.errors import AlreadyRegistered, BadRequest, Forbidden, NotFound, OverBudget, TooLarge
+from weft.base.errors import AlreadyRegistered, BadRequest, Forbidden, NotFound, OverBudget, TooLarge
+from weft.http.budget import ByteBudget
 from weft.runtime.lent import Lender, LentTensor
 from weft.runtime.tensors import TensorSpec
 from weft.serving import grpc_wire, proto
-from weft.serving.budget import ByteBudget
 from weft.serving.cuda_memory import CudaMemory
 from weft.serving.json_helpers import is_large
 from weft.serving.keys import Caller, KeyConfig

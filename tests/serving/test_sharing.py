@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from weft.devices.host import GpuCuts
 from weft.devices.seen_speeds import LEAST, MOST, WAITS, Pair, SeenSpeeds
 from weft.devices.shares import GpuLikeness
-from weft.policies.ways import open_ways, ways
+from weft.engine.policies.ways import open_ways, ways
 from weft.serving.sharing import TOLD_TICKS, UNCUT, UNMEASURED, GpuSharing, RanOn, sharing_for
 from weft.serving.statistics import SHARES_KEPT, ShareTimes
 

@@ -27,10 +27,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.serving.live import PATIENCE_S, Gate, Live, mlp, running
 from tests.serving.test_serve_models import until
-from weft.errors import InputError
+from weft.base.errors import InputError
+from weft.base.version import __version__
 from weft.serving import proto
 from weft.serving.telemetry import OpenTelemetry, Telemetry, make_telemetry
-from weft.version import __version__
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.errors import BadRequest, ModelError
+from weft.base.errors import BadRequest, ModelError
 from weft.runtime.tensors import TensorSpec
 from weft.serving.classification import class_count, classified, labels_beside
 

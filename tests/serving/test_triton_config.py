@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from weft.errors import BadRequest, RequestError, Unsupported
+from weft.base.errors import BadRequest, RequestError, Unsupported
 from weft.serving.config import ModelConfig
 from weft.serving.triton_config import asked_settings, parameters_of
 

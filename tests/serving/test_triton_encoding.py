@@ -8,9 +8,9 @@ import zlib
 import numpy as np
 import pytest
 
-from weft.serving import encoding
-from weft.serving.encoding import packed, wanted_encoding
-from weft.serving.http_messages import HttpResponse
+from weft.http import encoding
+from weft.http.encoding import packed, wanted_encoding
+from weft.http.messages import HttpResponse
 
 
 @pytest.mark.parametrize(

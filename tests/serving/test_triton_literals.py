@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pytest
 
-from weft.errors import BadRequest
+from weft.base.errors import BadRequest
 from weft.runtime.tensors import TensorSpec
 from weft.serving import json_literals, routes
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Wanted, decode, encode

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from weft.errors import BadRequest, RequestError, Unsupported
+from weft.base.errors import BadRequest, RequestError, Unsupported
 from weft.serving.log_settings import FORMAT, LogSettings
 from weft.serving.recorder import LaneSpan, Recorder
 from weft.serving.trace_settings import TraceSettings

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import BadRequest, TooLarge
-from weft.serving import unpacking
-from weft.serving.unpacking import SLICE_BYTES, STEP_BYTES, Unpacker
+from weft.base.errors import BadRequest, TooLarge
+from weft.http import unpacking
+from weft.http.unpacking import SLICE_BYTES, STEP_BYTES, Unpacker
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from tests.serving import live
 from tests.serving.test_serve_models import Refused, infer
-from weft.errors import UnfitInputs
+from weft.base.errors import UnfitInputs
 from weft.runtime.onnxruntime_cpu import memory_limit, run_errors
 from weft.runtime.onnxruntime_cpu.memory_limit import UNKNOWN
 from weft.runtime.onnxruntime_cpu.sessions import open_model

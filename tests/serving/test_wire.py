@@ -13,7 +13,7 @@ from numpy.testing import assert_array_equal
 from tritonclient.grpc import InferResult, model_config_pb2, service_pb2
 from tritonclient.utils import serialize_byte_tensor
 
-from weft.errors import BadRequest, Failed
+from weft.base.errors import BadRequest, Failed
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving import grpc_wire, proto
 from weft.serving.regions import RegionPart

@@ -13,10 +13,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.testing import assert_array_equal
 
-from weft.errors import BadRequest
+from weft.base.errors import BadRequest
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving import grpc_wire, proto
-from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Wanted, decode, encode, to_binary
+from weft.serving.wire import (
+    InferRequest,
+    InferResponse,
+    ModelSpec,
+    Wanted,
+    decode,
+    encode,
+    to_binary,
+)
 
 MODEL = ModelSpec(
     "fuzzed",

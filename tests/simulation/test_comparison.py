@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 import weft
-from weft.costs.layer_costs import LayerCost, Profile
+from weft.base.errors import DeviceError, InputError, WorkloadError
 from weft.devices import Host, HostModel, TiledNpu, load_device
-from weft.errors import DeviceError, InputError, WorkloadError
+from weft.devices.costs.layer_costs import LayerCost, Profile
+from weft.planning.survey.measuring import subjects_of
 from weft.simulation.comparison import compare, compare_requests
 from weft.simulation.loads import AS_WRITTEN, PAPER_RATIOS, SustainedLoads, check_asked, sustain
 from weft.simulation.requests import simulate_requests
 from weft.simulation.run_length import FRESH_SEED, USUAL, lasting, lasting_at_least
 from weft.simulation.sustain import Question, Sustained
-from weft.survey.measuring import subjects_of
 from weft.workloads import Saturated
 from weft.workloads.requests import Workload, parse_workload
 

@@ -7,10 +7,10 @@ import json
 import pytest
 
 from tests.serving import live
+from weft.base.errors import InputError
 from weft.cli.main import main
-from weft.errors import InputError
+from weft.engine.policies import POLICIES
 from weft.load import run_load
-from weft.policies import POLICIES
 from weft.simulation.prediction import predict
 from weft.workloads.requests import parse_workload
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.naive import BYTES_PER_S, profile, small_npu
-from weft.costs.layer_costs import write_profile
+from weft.devices.costs.layer_costs import write_profile
 from weft.simulation.requests import Case, prepare, simulate_requests
 from weft.workloads.requests import Stream, Workload
 

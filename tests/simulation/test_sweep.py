@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from weft.costs.layer_costs import estimate
+from weft.base.errors import WorkloadError
 from weft.devices import load_npu
-from weft.errors import WorkloadError
+from weft.devices.costs.layer_costs import estimate
 from weft.models.zoo import load
 from weft.simulation import simulate
 from weft.simulation.sweep import GridPoint, Sweep, sweep_aimt

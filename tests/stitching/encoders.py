@@ -10,7 +10,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.stitching.making.encoders import EncoderRecipe
+from weft_stitch.making.encoders import EncoderRecipe
 
 TOKENS = 50
 """Lines in the tables of tiny encoders."""

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from weft.stitching.discovery.evidence import Evidence
-from weft.stitching.discovery.partition import NONE, Partition
-from weft.stitching.family import Family, FamilyLayer
-from weft.stitching.net import Net, Op, Port, Window, assemble
-from weft.stitching.sharing import Sharing
-from weft.stitching.spaces import Wiring, role, wire
+from weft_stitch.discovery.evidence import Evidence
+from weft_stitch.discovery.partition import NONE, Partition
+from weft_stitch.family import Family, FamilyLayer
+from weft_stitch.net import Net, Op, Port, Window, assemble
+from weft_stitch.sharing import Sharing
+from weft_stitch.spaces import Wiring, role, wire
 
 BLOCKS = ("conv", "residual", "project", "loop", "dense", "depthwise", "excite")
 """What a random network is made of."""

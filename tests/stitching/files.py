@@ -9,10 +9,10 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from weft.stitching.emit import plain_graph
-from weft.stitching.net import Net
-from weft.stitching.onnx_writer import to_onnx
-from weft.stitching.reading.onnx_reader import read_net
+from weft_stitch.emit import plain_graph
+from weft_stitch.net import Net
+from weft_stitch.onnx_writer import to_onnx
+from weft_stitch.reading.onnx_reader import read_net
 
 node = helper.make_node
 

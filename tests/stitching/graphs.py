@@ -8,9 +8,9 @@ import numpy as np
 import onnxruntime
 
 from tests.stitching.nets import run
-from weft.stitching.graph import Graph
-from weft.stitching.net import Net
-from weft.stitching.onnx_writer import to_onnx
+from weft_stitch.graph import Graph
+from weft_stitch.net import Net
+from weft_stitch.onnx_writer import to_onnx
 
 CLOSE = 1e-5
 

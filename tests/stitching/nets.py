@@ -7,8 +7,8 @@ import math
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from weft.stitching.making.generator import Generated, generate
-from weft.stitching.net import Net, Op, Window
+from weft_stitch.making.generator import Generated, generate
+from weft_stitch.net import Net, Op, Window
 
 TINY = ("tinynet", "tiny-sigmoid", "tiny-vgg", "tiny-dense", "tiny-mobile")
 """Between them they have every kind of operation but islands."""

@@ -12,9 +12,9 @@ import onnxruntime
 import typer
 from typer.core import TyperCommand
 
-from weft.cli.stitch import command
-from weft.errors import WeftError
+from weft.base.errors import WeftError
 from weft.runtime.stitched import tasks_in
+from weft_stitch.cli.stitch import command
 
 STITCHED = "stitched"
 NOT_RUNNABLE = "not runnable"

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import StitchError
-from weft.stitching.family import Family
-from weft.stitching.making.generator import generate
-from weft.stitching.net import Net, Op, Port, Window, assemble
-from weft.stitching.reading.alignment import align
+from weft.base.errors import StitchError
+from weft_stitch.family import Family
+from weft_stitch.making.generator import generate
+from weft_stitch.net import Net, Op, Port, Window, assemble
+from weft_stitch.reading.alignment import align
 
 RNG = np.random.default_rng(0)
 

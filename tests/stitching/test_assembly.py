@@ -13,32 +13,33 @@ import onnx
 import pytest
 import torch
 
-import weft.stitching
+import weft
+import weft_stitch
 from tests import ROOT
 from tests.stitching.files import model, node, numbers
 from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import images, tiny
-from weft.errors import StitchError
+from weft.base.errors import StitchError
 from weft.runtime.metadata import FAMILY_KEY, STITCHED_KEY
-from weft.stitching import Stitched, generate, stitch
-from weft.stitching.assembly import assemble, uniform
-from weft.stitching.counts import count
-from weft.stitching.discovery import discover
-from weft.stitching.emit import plain_graph
-from weft.stitching.forms import FORMS
-from weft.stitching.making.model_files import save_nets
-from weft.stitching.net import Net
-from weft.stitching.parts import kinds, part
-from weft.stitching.planning.budget import BudgetLimits, stitch_groups
-from weft.stitching.planning.cost import Modelled
-from weft.stitching.planning.groups import Unmet
-from weft.stitching.planning.signatures import signature
-from weft.stitching.reading.alignment import align
-from weft.stitching.running.checking import largest_difference
-from weft.stitching.sharing_map import write_sharing
-from weft.stitching.spaces import wire
-from weft.stitching.summary import SLABBED
-from weft.stitching.weights import unique_weights
+from weft_stitch import Stitched, generate, stitch
+from weft_stitch.assembly import assemble, uniform
+from weft_stitch.counts import count
+from weft_stitch.discovery import discover
+from weft_stitch.emit import plain_graph
+from weft_stitch.forms import FORMS
+from weft_stitch.making.model_files import save_nets
+from weft_stitch.net import Net
+from weft_stitch.parts import kinds, part
+from weft_stitch.planning.budget import BudgetLimits, stitch_groups
+from weft_stitch.planning.cost import Modelled
+from weft_stitch.planning.groups import Unmet
+from weft_stitch.planning.signatures import signature
+from weft_stitch.reading.alignment import align
+from weft_stitch.running.checking import largest_difference
+from weft_stitch.sharing_map import write_sharing
+from weft_stitch.spaces import wire
+from weft_stitch.summary import SLABBED
+from weft_stitch.weights import unique_weights
 
 SIZE = 20
 """Channels of the layer that the formulas are tried on."""
@@ -365,7 +366,7 @@ def test_the_check_runs_models_a_batch_at_a_time_and_nets_without_a_file(nets, f
 
 def test_its_names_are_those_of_the_page():
     page = (ROOT / "docs/stitching.md").read_text()
-    assert [name for name in weft.stitching.__all__ if not re.search(rf"\b{name}\b", page)] == []
+    assert [name for name in weft_stitch.__all__ if not re.search(rf"\b{name}\b", page)] == []
 
 
 def test_what_is_made_is_shown_in_a_line(nets):
@@ -377,11 +378,11 @@ def test_what_is_made_is_shown_in_a_line(nets):
 
 
 def test_its_names_exist_and_are_sorted():
-    assert all(hasattr(weft.stitching, name) for name in weft.stitching.__all__)
-    assert list(weft.stitching.__all__) == sorted(weft.stitching.__all__)
-    assert weft.stitch is weft.stitching.stitch
+    assert all(hasattr(weft_stitch, name) for name in weft_stitch.__all__)
+    assert list(weft_stitch.__all__) == sorted(weft_stitch.__all__)
+    assert weft.stitch is weft_stitch.stitch
     with pytest.raises(AttributeError, match="no attribute 'stich'"):
-        weft.stitching.stich  # noqa: B018
+        weft_stitch.stich  # noqa: B018
 
 
 def test_stitching_needs_numpy_alone():
@@ -390,9 +391,9 @@ def test_stitching_needs_numpy_alone():
     code = f"""
 import sys, types
 package = types.ModuleType("weft")
-package.__path__ = [{str(Path(weft.stitching.__file__).parent.parent)!r}]
+package.__path__ = [{str(Path(weft_stitch.__file__).parent.parent)!r}]
 sys.modules["weft"] = package
-from weft.stitching import generate, stitch
+from weft_stitch import generate, stitch
 made = stitch(generate("tinynet", 2).nets, form="split", measure=False, check=False)
 assert made.after.weight_bytes < made.before.weight_bytes
 print([name for name in {heavy} if name in sys.modules])

@@ -16,12 +16,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 import weft
 from tests.stitching.encoders import answers, as_tagger, sentences, tiny_encoders, together
-from weft.errors import StitchError
+from weft.base.errors import StitchError
 from weft.runtime.stitched import tasks_in
-from weft.stitching.bodies.whole_run import BodyStitching, stitch_body
-from weft.stitching.making import encoders
-from weft.stitching.making.encoders import EncoderRecipe, EncoderSize
-from weft.stitching.onnx_writer import to_onnx
+from weft_stitch.bodies.whole_run import BodyStitching, stitch_body
+from weft_stitch.making import encoders
+from weft_stitch.making.encoders import EncoderRecipe, EncoderSize
+from weft_stitch.onnx_writer import to_onnx
 
 node = helper.make_node
 
@@ -235,8 +235,8 @@ def test_the_library_makes_a_body_of_models_that_take_whole_numbers(tmp_path):
 
 
 def test_pictures_become_a_body_where_one_asks_for_it(tmp_path):
-    from weft.stitching.making.generator import generate
-    from weft.stitching.making.model_files import save_nets
+    from weft_stitch.making.generator import generate
+    from weft_stitch.making.model_files import save_nets
 
     files = save_nets(generate("tinynet", 2, sharing=1.0, permute=False, norm="shared").nets, tmp_path, dynamic=True)
     made = weft.stitch(files, body=True, measure=False)

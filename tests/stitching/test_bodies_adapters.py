@@ -16,9 +16,9 @@ from torch import nn
 import weft
 from tests.stitching.encoders import sentences, together
 from tests.stitching.test_bodies_torch import WIDTH, Encoder, exported
-from weft.errors import InputError, StitchError
-from weft.stitching.bodies.safetensors import read_safetensors
-from weft.stitching.bodies.whole_run import BodyStitching
+from weft.base.errors import InputError, StitchError
+from weft_stitch.bodies.safetensors import read_safetensors
+from weft_stitch.bodies.whole_run import BodyStitching
 
 SETTINGS = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["taken"], "fan_in_fan_out": False}
 KINDS = {"float32": "F32", "float16": "F16", "float64": "F64", "uint16": "BF16"}
@@ -136,7 +136,7 @@ def test_an_adapter_needs_its_base(tmp_path: Path) -> None:
         weft.stitch([folder])
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(StitchError, match="safe_serialization"):
-        from weft.stitching.bodies.adapters import read_adapter
+        from weft_stitch.bodies.adapters import read_adapter
 
         read_adapter(folder)
 

@@ -11,7 +11,7 @@ import pytest
 from onnx import numpy_helper
 
 from tests.stitching.encoders import TOKENS, answers, sentences, tiny_encoders, together
-from weft.stitching.bodies.whole_run import BodyStitching, stitch_body
+from weft_stitch.bodies.whole_run import BodyStitching, stitch_body
 
 Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
 LINES = "words"

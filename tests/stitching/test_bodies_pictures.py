@@ -17,7 +17,7 @@ from torch.nn import functional
 import weft
 from tests.stitching.encoders import answers, together
 from tests.stitching.test_bodies import distinct_bytes
-from weft.stitching.bodies.whole_run import BodyStitching
+from weft_stitch.bodies.whole_run import BodyStitching
 
 torch.set_num_threads(1)
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from tests.stitching.encoders import answers, sentences, together
-from weft.stitching.bodies.whole_run import stitch_body
+from weft_stitch.bodies.whole_run import stitch_body
 
 torch.set_num_threads(1)
 WIDTH, HEADS = 32, 4

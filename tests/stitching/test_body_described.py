@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tests.stitching.encoders import tiny_encoders
-from weft.errors import StitchError
+from weft.base.errors import StitchError
 from weft.runtime.metadata import BODY_KEY
-from weft.stitching.bodies.described import rebuilt
-from weft.stitching.bodies.whole_run import stitch_body
-from weft.stitching.reading.onnx_stitched import _told, read_body
-from weft.stitching.running.body_reading import read_encoder
+from weft_stitch.bodies.described import rebuilt
+from weft_stitch.bodies.whole_run import stitch_body
+from weft_stitch.reading.onnx_stitched import _told, read_body
+from weft_stitch.running.body_reading import read_encoder
 
 Told = tuple[dict[str, Any], Callable[[str], Any]]
 

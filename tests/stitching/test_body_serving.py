@@ -13,9 +13,9 @@ from torch.nn import functional
 
 from tests.stitching.encoders import answers, tiny_encoders
 from tests.stitching.test_bodies_near import LINES, changed, other_columns, other_lines
-from weft.errors import StitchError
-from weft.stitching.bodies.whole_run import stitch_body
-from weft.stitching.running.body_serving import FusedEncoder
+from weft.base.errors import StitchError
+from weft_stitch.bodies.whole_run import stitch_body
+from weft_stitch.running.body_serving import FusedEncoder
 
 
 def stitched(folder, *, tolerance=0.0, **recipe):

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from tests.stitching.nets import tiny
-from weft.stitching.discovery import discover
-from weft.stitching.forms import FORMS
-from weft.stitching.lowering import formed, lower
-from weft.stitching.planning.planner import MIXED, lower_plan
-from weft.stitching.reading.alignment import align
-from weft.stitching.running.clock import GraphClock, plan_for
-from weft.stitching.running.rivals import Place
+from weft_stitch.discovery import discover
+from weft_stitch.forms import FORMS
+from weft_stitch.lowering import formed, lower
+from weft_stitch.planning.planner import MIXED, lower_plan
+from weft_stitch.reading.alignment import align
+from weft_stitch.running.clock import GraphClock, plan_for
+from weft_stitch.running.rivals import Place
 
 
 def test_the_plan_is_the_fastest_of_what_was_timed():

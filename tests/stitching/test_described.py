@@ -14,25 +14,25 @@ from hypothesis import strategies as st
 from tests.stitching.families import TANGLED, random_family
 from tests.stitching.graphs import assert_close
 from tests.stitching.nets import TINY, images, run, tiny
-from weft.errors import StitchError
+from weft.base.errors import StitchError
 from weft.runtime.metadata import FAMILY_KEY
-from weft.stitching import stitch
-from weft.stitching.described import described
-from weft.stitching.emit import plain_graph
-from weft.stitching.family import Family
-from weft.stitching.graph import Graph
-from weft.stitching.layouts import tidy
-from weft.stitching.lowering import lower
-from weft.stitching.metadata import metadata
-from weft.stitching.net import Net, Op, assemble
-from weft.stitching.onnx_writer import write_onnx
-from weft.stitching.parts import part
-from weft.stitching.reading.alignment import align
-from weft.stitching.reading.onnx_stitched import read_stitched
-from weft.stitching.rebuilding import rebuilt
-from weft.stitching.running.module import StitchedModule, torch
-from weft.stitching.sharing import Sharing
-from weft.stitching.slabs import slabs
+from weft_stitch import stitch
+from weft_stitch.described import described
+from weft_stitch.emit import plain_graph
+from weft_stitch.family import Family
+from weft_stitch.graph import Graph
+from weft_stitch.layouts import tidy
+from weft_stitch.lowering import lower
+from weft_stitch.metadata import metadata
+from weft_stitch.net import Net, Op, assemble
+from weft_stitch.onnx_writer import write_onnx
+from weft_stitch.parts import part
+from weft_stitch.reading.alignment import align
+from weft_stitch.reading.onnx_stitched import read_stitched
+from weft_stitch.rebuilding import rebuilt
+from weft_stitch.running.module import StitchedModule, torch
+from weft_stitch.sharing import Sharing
+from weft_stitch.slabs import slabs
 
 FORMS = ("mts", "split", "half", "separate")
 LAST_DIGIT = 2e-7

@@ -13,16 +13,16 @@ from hypothesis import strategies as st
 
 from tests.stitching.families import BLOCKS, Drawing, Planted, changed, family_of, pairs, plant, random_family, stored
 from tests.stitching.nets import TINY, tiny
-from weft.errors import StitchError
-from weft.stitching.discovery import discover
-from weft.stitching.discovery.comparison import verify
-from weft.stitching.discovery.partition import NONE, Partition
-from weft.stitching.family import Family
-from weft.stitching.net import Op
-from weft.stitching.reading.alignment import align
-from weft.stitching.sharing import Block, ChannelSpace, Sharing
-from weft.stitching.sharing_map import read_sharing, write_sharing
-from weft.stitching.spaces import wire
+from weft.base.errors import StitchError
+from weft_stitch.discovery import discover
+from weft_stitch.discovery.comparison import verify
+from weft_stitch.discovery.partition import NONE, Partition
+from weft_stitch.family import Family
+from weft_stitch.net import Op
+from weft_stitch.reading.alignment import align
+from weft_stitch.sharing import Block, ChannelSpace, Sharing
+from weft_stitch.sharing_map import read_sharing, write_sharing
+from weft_stitch.spaces import wire
 
 
 @st.composite

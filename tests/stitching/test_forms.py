@@ -12,19 +12,19 @@ from hypothesis import strategies as st
 from tests.stitching.families import TANGLED
 from tests.stitching.graphs import Runner, assert_close, execute, separately
 from tests.stitching.nets import TINY, _unary, images, macs, tiny
-from weft.errors import StitchError
-from weft.stitching.counts import count
-from weft.stitching.emit import plain_graph
-from weft.stitching.forms.channelwise import keeps_zero
-from weft.stitching.graph import DYNAMIC, Builder
-from weft.stitching.layouts import COMPACT, STACKED, STITCHED, Channels, Layout, tidy
-from weft.stitching.lowering import formed, lower
-from weft.stitching.net import Net, Op, Port, Value, Window, assemble
-from weft.stitching.planning.planner import ANYWHERE
-from weft.stitching.reading.alignment import align
-from weft.stitching.sharing import Block, ChannelSpace, Sharing
-from weft.stitching.spaces import wire
-from weft.stitching.weights import channels, pieces, unique_weights
+from weft.base.errors import StitchError
+from weft_stitch.counts import count
+from weft_stitch.emit import plain_graph
+from weft_stitch.forms.channelwise import keeps_zero
+from weft_stitch.graph import DYNAMIC, Builder
+from weft_stitch.layouts import COMPACT, STACKED, STITCHED, Channels, Layout, tidy
+from weft_stitch.lowering import formed, lower
+from weft_stitch.net import Net, Op, Port, Value, Window, assemble
+from weft_stitch.planning.planner import ANYWHERE
+from weft_stitch.reading.alignment import align
+from weft_stitch.sharing import Block, ChannelSpace, Sharing
+from weft_stitch.spaces import wire
+from weft_stitch.weights import channels, pieces, unique_weights
 
 ANY_BATCH = ("mts", "split", "half", "separate")
 NORMS = ("per_task", "shared", "folded")

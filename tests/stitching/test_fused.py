@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 from tests.stitching.families import TANGLED, TANGLES, Drawing, family_of, plant, random_family
 from tests.stitching.graphs import assert_close, separately
 from tests.stitching.nets import images
-from weft.errors import StitchError
-from weft.stitching.counts import count
-from weft.stitching.discovery import discover
-from weft.stitching.emit import plain_graph
-from weft.stitching.fused_plain import activated, plain
-from weft.stitching.lowering import lower
-from weft.stitching.making.generator import generate
-from weft.stitching.net import Op, Port, Window, assemble
-from weft.stitching.packing import Activation, columns, pack
-from weft.stitching.reading.alignment import align
-from weft.stitching.running.fused import FusedConv, Shape
-from weft.stitching.running.module import StitchedModule
-from weft.stitching.sharing import Block, ChannelSpace
-from weft.stitching.spaces import wire
-from weft.stitching.weights import unique_weights
+from weft.base.errors import StitchError
+from weft_stitch.counts import count
+from weft_stitch.discovery import discover
+from weft_stitch.emit import plain_graph
+from weft_stitch.fused_plain import activated, plain
+from weft_stitch.lowering import lower
+from weft_stitch.making.generator import generate
+from weft_stitch.net import Op, Port, Window, assemble
+from weft_stitch.packing import Activation, columns, pack
+from weft_stitch.reading.alignment import align
+from weft_stitch.running.fused import FusedConv, Shape
+from weft_stitch.running.module import StitchedModule
+from weft_stitch.sharing import Block, ChannelSpace
+from weft_stitch.spaces import wire
+from weft_stitch.weights import unique_weights
 
 RELU = Activation("Relu")
 
@@ -396,7 +396,7 @@ def test_a_residual_of_which_somebody_keeps_a_view_is_not_written_over():
 
 def test_more_weights_than_places_can_count_are_refused(monkeypatch):
     planted = random_family(["conv"], 2, 0)
-    monkeypatch.setattr("weft.stitching.forms.fused.LARGEST", 100)
+    monkeypatch.setattr("weft_stitch.forms.fused.LARGEST", 100)
     with pytest.raises(
         StitchError, match=r"conv\d: the form 'fused' cannot do it, its \d+ weights are more than the 100"
     ):

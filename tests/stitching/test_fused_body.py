@@ -11,10 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import StitchError
-from weft.stitching.running import body_plain, fused_body
-from weft.stitching.running.body_rows import TokenRequest, pack
-from weft.stitching.running.fused_body import (
+from weft.base.errors import StitchError
+from weft_stitch.running import body_plain, fused_body
+from weft_stitch.running.body_rows import TokenRequest, pack
+from weft_stitch.running.fused_body import (
     PLAINEST,
     BodyLayer,
     BodyWeights,
@@ -194,7 +194,7 @@ def test_rows_that_do_not_hold_the_requests_are_refused():
 
 @pytest.mark.parametrize("rank", [0, RANK])
 def test_there_are_tiles_for_small_products_too(rank):
-    from weft.stitching.running import body_shapes
+    from weft_stitch.running import body_shapes
 
     assert body_shapes.shapes(product(128, 128, rank=rank), 64, False)
     assert body_shapes.shapes(product(32, 32, rank=rank), 64, False) == [PLAINEST]

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from tests.models.damage import changed, spliced
 from tests.stitching.files import model, node, numbers
-from weft.errors import ModelError, StitchError
-from weft.stitching.emit import plain_graph
-from weft.stitching.onnx_writer import to_onnx
-from weft.stitching.reading.onnx_reader import read_net
+from weft.base.errors import ModelError, StitchError
+from weft_stitch.emit import plain_graph
+from weft_stitch.onnx_writer import to_onnx
+from weft_stitch.reading.onnx_reader import read_net
 
 
 def small_file() -> bytes:

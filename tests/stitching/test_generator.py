@@ -10,11 +10,11 @@ import onnxruntime as ort
 import pytest
 
 from tests.stitching.nets import TINY, images, macs, run, tiny
-from weft.errors import StitchError
-from weft.stitching.making.architectures import ARCHITECTURES, plan
-from weft.stitching.making.generator import FamilyRecipe, generate, save
-from weft.stitching.reading.alignment import align
-from weft.stitching.spaces import wire
+from weft.base.errors import StitchError
+from weft_stitch.making.architectures import ARCHITECTURES, plan
+from weft_stitch.making.generator import FamilyRecipe, generate, save
+from weft_stitch.reading.alignment import align
+from weft_stitch.spaces import wire
 
 
 def parameters(net):

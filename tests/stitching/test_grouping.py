@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 
 from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import images, tiny
-from weft.errors import StitchError
-from weft.stitching.counts import count
-from weft.stitching.lowering import lower
-from weft.stitching.parts import kinds, part
-from weft.stitching.planning.cost import Modelled
-from weft.stitching.planning.grouping import SIZES, Grouping, group, interpolated
-from weft.stitching.planning.groups import NOTHING, GroupCost, Unmet, Wish, size
-from weft.stitching.planning.planner import lower_plan, plan
-from weft.stitching.reading.alignment import align
+from weft.base.errors import StitchError
+from weft_stitch.counts import count
+from weft_stitch.lowering import lower
+from weft_stitch.parts import kinds, part
+from weft_stitch.planning.cost import Modelled
+from weft_stitch.planning.grouping import SIZES, Grouping, group, interpolated
+from weft_stitch.planning.groups import NOTHING, GroupCost, Unmet, Wish, size
+from weft_stitch.planning.planner import lower_plan, plan
+from weft_stitch.reading.alignment import align
 
 
 class Costs:

@@ -12,8 +12,8 @@ from tests.stitching.outcomes import STITCHED, outcome
 from tests.tuning.onnx_nets import chain
 from tests.tuning.test_export import CASES, formats, network_of
 from weft.cli.main import main
-from weft.stitching.graph import Builder
-from weft.tuning.export import export
+from weft_stitch.graph import Builder
+from weft_tune.export import export
 
 STEM = node("Conv", ["x", "stem"], ["s"])
 """Something to stitch: four channels of three."""

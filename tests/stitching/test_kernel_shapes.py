@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from tests.stitching.nets import tiny
-from weft.stitching.lowering import lower
-from weft.stitching.reading.alignment import align
-from weft.stitching.running import kernel_shapes
-from weft.stitching.running.fused import FusedConv, Shape
-from weft.stitching.running.kernel_shapes import FLOAT_SHAPES, shapes
-from weft.stitching.running.module import StitchedModule, torch
+from weft_stitch.lowering import lower
+from weft_stitch.reading.alignment import align
+from weft_stitch.running import kernel_shapes
+from weft_stitch.running.fused import FusedConv, Shape
+from weft_stitch.running.kernel_shapes import FLOAT_SHAPES, shapes
+from weft_stitch.running.module import StitchedModule, torch
 
 
 class Bench:
@@ -30,7 +30,7 @@ class Bench:
         self.trials = [(each, torch.zeros(3, 4, 4, each.packed.inputs), None) for each in self.layers]
         self.compiled: list[Any] = []
         self.timed: list[Shape] = []
-        monkeypatch.setattr("weft.stitching.running.kernel.fused_kernel", self)
+        monkeypatch.setattr("weft_stitch.running.kernel.fused_kernel", self)
         monkeypatch.setattr(kernel_shapes, "replay_seconds", self.seconds)
         self.layer = self.layers[0]
 

@@ -11,15 +11,15 @@ from onnx import TensorProto, helper
 
 from tests.stitching import files as stitch_files
 from tests.stitching.files import assert_close, assert_reads_as_itself, inputs_of, kinds, model, node, numbers, run
-from weft.errors import ModelError, StitchError
+from weft.base.errors import ModelError, StitchError
 from weft.models.packaged import packaged_models
-from weft.stitching import onnx_writer
-from weft.stitching.counts import count
-from weft.stitching.emit import plain_graph
-from weft.stitching.graph import Builder
-from weft.stitching.onnx_writer import to_onnx, write_onnx
-from weft.stitching.planning.cost import Modelled
-from weft.stitching.reading.onnx_reader import read_net
+from weft_stitch import onnx_writer
+from weft_stitch.counts import count
+from weft_stitch.emit import plain_graph
+from weft_stitch.graph import Builder
+from weft_stitch.onnx_writer import to_onnx, write_onnx
+from weft_stitch.planning.cost import Modelled
+from weft_stitch.reading.onnx_reader import read_net
 
 W = numbers(8, 4, 3, 3)
 B = numbers(8, seed=1)

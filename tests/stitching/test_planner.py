@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 
 from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import TINY, images, tiny
-from weft.errors import StitchError
-from weft.stitching.emit import plain_graph
-from weft.stitching.graph import DYNAMIC, Builder, Graph
-from weft.stitching.lowering import formed, lower
-from weft.stitching.planning.balance import Contest
-from weft.stitching.planning.cost import CPU, H200, Machine, Modelled, machine
-from weft.stitching.planning.planner import ANYWHERE, MIXED, Plan, lower_plan, plan
-from weft.stitching.planning.segments import segments
-from weft.stitching.planning.signatures import signature
-from weft.stitching.reading.alignment import align
-from weft.stitching.running.racing import GraphRunner, GraphTimer, race
+from weft.base.errors import StitchError
+from weft_stitch.emit import plain_graph
+from weft_stitch.graph import DYNAMIC, Builder, Graph
+from weft_stitch.lowering import formed, lower
+from weft_stitch.planning.balance import Contest
+from weft_stitch.planning.cost import CPU, H200, Machine, Modelled, machine
+from weft_stitch.planning.planner import ANYWHERE, MIXED, Plan, lower_plan, plan
+from weft_stitch.planning.segments import segments
+from weft_stitch.planning.signatures import signature
+from weft_stitch.reading.alignment import align
+from weft_stitch.running.racing import GraphRunner, GraphTimer, race
 
 LAUNCHES = Machine("launches", 1.0, 10**9, 1e30, (1, 1, 1), 1e30)
 """A machine on which only the number of steps counts."""

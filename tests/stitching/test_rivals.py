@@ -15,12 +15,20 @@ from tests import ROOT
 from tests.stitching.families import pairs
 from tests.stitching.graphs import assert_close, separately
 from tests.stitching.nets import images, tiny
-from weft.errors import StitchError
-from weft.stitching.discovery import discover
-from weft.stitching.parts import part
-from weft.stitching.reading.alignment import align
-from weft.stitching.running.measuring import TimedWay, build, error, precision, prepare, reference, times_ms
-from weft.stitching.running.rivals import COMPILED, WAYS, Place, by_batch, draw, make
+from weft.base.errors import StitchError
+from weft_stitch.discovery import discover
+from weft_stitch.parts import part
+from weft_stitch.reading.alignment import align
+from weft_stitch.running.measuring import (
+    TimedWay,
+    build,
+    error,
+    precision,
+    prepare,
+    reference,
+    times_ms,
+)
+from weft_stitch.running.rivals import COMPILED, WAYS, Place, by_batch, draw, make
 
 sys.path.append(str(ROOT / "benchmarks"))
 import stitch_gpu

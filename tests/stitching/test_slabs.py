@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import TINY, images, tiny
-from weft.stitching.graph import DYNAMIC, Builder, Graph
-from weft.stitching.lowering import lower
-from weft.stitching.reading.alignment import align
-from weft.stitching.slabs import possible, slabs
+from weft_stitch.graph import DYNAMIC, Builder, Graph
+from weft_stitch.lowering import lower
+from weft_stitch.reading.alignment import align
+from weft_stitch.slabs import possible, slabs
 
 
 class Convolution:

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.stitching.families import Drawing, family_of
-from weft.errors import StitchError
-from weft.stitching.net import Op, Port, Value, assemble
-from weft.stitching.spaces import role, wire
+from weft.base.errors import StitchError
+from weft_stitch.net import Op, Port, Value, assemble
+from weft_stitch.spaces import role, wire
 
 
 @dataclass(frozen=True)

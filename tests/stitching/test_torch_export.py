@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn import functional
 
 from tests.stitching.files import assert_close, kinds, run
-from weft.errors import ModelError, StitchError
-from weft.stitching.emit import plain_graph
-from weft.stitching.net import Net
-from weft.stitching.onnx_writer import to_onnx
-from weft.stitching.reading.alignment import align
-from weft.stitching.reading.onnx_reader import read_net
-from weft.stitching.reading.torch_reader import read_module
-from weft.stitching.running.module import StitchedModule
+from weft.base.errors import ModelError, StitchError
+from weft_stitch.emit import plain_graph
+from weft_stitch.net import Net
+from weft_stitch.onnx_writer import to_onnx
+from weft_stitch.reading.alignment import align
+from weft_stitch.reading.onnx_reader import read_net
+from weft_stitch.reading.torch_reader import read_module
+from weft_stitch.running.module import StitchedModule
 
 torch.set_num_threads(1)
 

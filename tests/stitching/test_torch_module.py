@@ -12,15 +12,15 @@ import torch
 
 from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import TINY, images, tiny
-from weft.errors import StitchError
-from weft.stitching import stitch
-from weft.stitching.forms import FORMS
-from weft.stitching.graph import Builder
-from weft.stitching.lowering import lower
-from weft.stitching.reading.alignment import align
-from weft.stitching.running import operators
-from weft.stitching.running.kernel_shapes import tune
-from weft.stitching.running.module import StitchedModule
+from weft.base.errors import StitchError
+from weft_stitch import stitch
+from weft_stitch.forms import FORMS
+from weft_stitch.graph import Builder
+from weft_stitch.lowering import lower
+from weft_stitch.reading.alignment import align
+from weft_stitch.running import operators
+from weft_stitch.running.kernel_shapes import tune
+from weft_stitch.running.module import StitchedModule
 
 torch.set_num_threads(1)
 

@@ -11,19 +11,27 @@ import pytest
 import torch
 
 from tests.stitching.nets import TINY, images, run, tiny
-from weft.errors import StitchError
+from weft.base.errors import StitchError
 from weft.models.trained import TRAINED
-from weft.stitching.discovery import discover
-from weft.stitching.making.generator import FamilyRecipe
-from weft.stitching.making.merging import Filters, common, damped, difference, greedy, merge, pair
-from weft.stitching.making.model_files import save_nets
-from weft.stitching.making.torch_training import Examples, accuracy, forward, tables, train
-from weft.stitching.making.torch_zipping import Data, zip_nets
-from weft.stitching.making.zipped import ZIPPED, card
-from weft.stitching.reading.alignment import align
-from weft.stitching.reading.onnx_reader import read_net
-from weft.stitching.spaces import wire
-from weft.stitching.weights import unique_weights
+from weft_stitch.discovery import discover
+from weft_stitch.making.generator import FamilyRecipe
+from weft_stitch.making.merging import (
+    Filters,
+    common,
+    damped,
+    difference,
+    greedy,
+    merge,
+    pair,
+)
+from weft_stitch.making.model_files import save_nets
+from weft_stitch.making.torch_training import Examples, accuracy, forward, tables, train
+from weft_stitch.making.torch_zipping import Data, zip_nets
+from weft_stitch.making.zipped import ZIPPED, card
+from weft_stitch.reading.alignment import align
+from weft_stitch.reading.onnx_reader import read_net
+from weft_stitch.spaces import wire
+from weft_stitch.weights import unique_weights
 
 torch.set_num_threads(1)
 

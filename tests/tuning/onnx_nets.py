@@ -12,9 +12,9 @@ from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
 from tests.models.onnx_graphs import graph, node, tensor
-from weft.numbers.arrays import rounded
-from weft.numbers.configuration import Configuration
-from weft.tuning.quantised.opened import Opened
+from weft_tune.numbers.arrays import rounded
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.quantised.opened import Opened
 
 CLASSES = 5
 

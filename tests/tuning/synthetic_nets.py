@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weft.errors import EvaluationError
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import Format
-from weft.tuning.evaluation import Score, Scored, Subset
-from weft.tuning.network import Network, Target
+from weft.base.errors import EvaluationError
+from weft_tune.evaluation import Score, Scored, Subset
+from weft_tune.network import Network, Target
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import Format
 
 CHUNK = 50
 

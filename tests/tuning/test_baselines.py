@@ -6,16 +6,16 @@ import math
 
 import pytest
 
-from weft.errors import TuneError
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import FIXED, FLOAT32
-from weft.numbers.twos_complement import TwosComplement
-from weft.tuning.baselines import BASELINES, relaxed_ristretto, ristretto, stripes
-from weft.tuning.baselines.ristretto import integer_length
-from weft.tuning.baselines.stripes import covering
-from weft.tuning.callable_evaluator import CallableEvaluator
-from weft.tuning.evaluation import Evaluator, Score, Subset
-from weft.tuning.network import Network, Target
+from weft.base.errors import TuneError
+from weft_tune.baselines import BASELINES, relaxed_ristretto, ristretto, stripes
+from weft_tune.baselines.ristretto import integer_length
+from weft_tune.baselines.stripes import covering
+from weft_tune.callable_evaluator import CallableEvaluator
+from weft_tune.evaluation import Evaluator, Score, Subset
+from weft_tune.network import Network, Target
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import FIXED, FLOAT32
+from weft_tune.numbers.twos_complement import TwosComplement
 
 CONV = Target("conv", weights=500, inputs=784, weight_max=0.579, input_max=0.996, macs=288000)
 FC = Target("fc", weights=2000, inputs=200, weight_max=0.165, input_max=5.06, macs=2000)

@@ -9,9 +9,9 @@ import numpy as np
 import onnx
 import pytest
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.classifiers import model_path, validation
-from weft.tuning.quantised.int8 import classes, quantise_int8
+from weft_tune.quantised.int8 import classes, quantise_int8
 
 LENET = model_path("lenet")
 WEIGHTS = 20 * 25 + 50 * 20 * 25 + 500 * 800 + 10 * 500

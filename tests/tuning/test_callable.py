@@ -6,11 +6,11 @@ import threading
 
 import pytest
 
-from weft.errors import EvaluationError, TuneError
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import FIXED
-from weft.tuning.callable_evaluator import CallableEvaluator
-from weft.tuning.evaluation import Evaluator, Score, Subset
+from weft.base.errors import EvaluationError, TuneError
+from weft_tune.callable_evaluator import CallableEvaluator
+from weft_tune.evaluation import Evaluator, Score, Subset
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import FIXED
 
 
 def of_width(bits: int) -> Configuration:

@@ -15,11 +15,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.errors import EvaluationError, TuneError
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import EXP, FIXED
-from weft.tuning.command_evaluator import KEPT_BYTES, TOLD_CHARACTERS, CommandEvaluator
-from weft.tuning.evaluation import Score
+from weft.base.errors import EvaluationError, TuneError
+from weft_tune.command_evaluator import KEPT_BYTES, TOLD_CHARACTERS, CommandEvaluator
+from weft_tune.evaluation import Score
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import EXP, FIXED
 
 COARSE = Configuration({"conv1.weight": FIXED(4, -1), "conv1.input": EXP(3)})
 FINE = Configuration({"conv1.weight": FIXED(8, -1)})
@@ -71,8 +71,8 @@ def test_a_folder_with_a_blank_and_a_quote_in_its_name_is_no_obstacle(tmp_path: 
     odd.mkdir()
     code = f"import tempfile; tempfile.tempdir = {str(odd)!r}\n" + textwrap.dedent(
         f"""
-        from weft.numbers.configuration import Configuration
-        from weft.tuning.command_evaluator import CommandEvaluator
+        from weft_tune.numbers.configuration import Configuration
+        from weft_tune.command_evaluator import CommandEvaluator
         command = 'test -f {{config}} && echo Accuracy: 1'
         print(CommandEvaluator(command, {SCORE!r}).evaluate(Configuration({{}}), 'full').value)
         """
@@ -162,7 +162,7 @@ def test_after_its_time_a_command_is_stopped_with_all_it_started(
     """Time stands still until the command has begun what must be stopped; then every look at the clock takes 0.2 s."""
     ticks = count(1)
     monkeypatch.setattr(
-        "weft.tuning.command_evaluator.time",
+        "weft_tune.command_evaluator.time",
         SimpleNamespace(monotonic=lambda: 0.2 * next(ticks) if (tmp_path / "go").exists() else 0.0),
     )
     command = "echo loading; sleep 1000 & echo $! > child; echo $$ > self; touch go; wait; true {config}"
@@ -254,8 +254,8 @@ def test_control_c_stops_the_commands_and_leaves_no_file(tmp_path: Path, how: st
     code = f"""
         import signal
         signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background a shell has it ignored
-        from weft.numbers.configuration import Configuration
-        from weft.tuning.command_evaluator import CommandEvaluator
+        from weft_tune.numbers.configuration import Configuration
+        from weft_tune.command_evaluator import CommandEvaluator
         COARSE = Configuration({{}})
         evaluator = CommandEvaluator("echo $$ > pid; exec sleep 1000; true {{config}}", {SCORE!r}, workers=1)
         try:
@@ -271,8 +271,8 @@ def test_control_c_that_tears_a_lock_of_pythons_is_heard_all_the_same(tmp_path: 
     """The signal may come when a Condition's lock is taken and the ``with`` that gives it back is not yet entered."""
     code = f"""
         import signal, threading
-        from weft.numbers.configuration import Configuration
-        from weft.tuning.command_evaluator import CommandEvaluator
+        from weft_tune.numbers.configuration import Configuration
+        from weft_tune.command_evaluator import CommandEvaluator
         enter = threading.Condition.__enter__
 
         def torn(condition):
@@ -302,8 +302,8 @@ def test_control_c_that_comes_just_before_the_wait_is_heard_all_the_same(tmp_pat
     code = f"""
         import _thread, signal, threading, time
         from pathlib import Path
-        from weft.numbers.configuration import Configuration
-        from weft.tuning.command_evaluator import CommandEvaluator
+        from weft_tune.numbers.configuration import Configuration
+        from weft_tune.command_evaluator import CommandEvaluator
 
         def interrupt():
             while not Path("pid").exists():
@@ -331,8 +331,8 @@ def test_control_c_while_a_command_is_being_started_leaves_none(tmp_path: Path) 
     code = f"""
         import os, signal, subprocess, time
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        from weft.numbers.configuration import Configuration
-        from weft.tuning.command_evaluator import CommandEvaluator
+        from weft_tune.numbers.configuration import Configuration
+        from weft_tune.command_evaluator import CommandEvaluator
 
         class Popen(subprocess.Popen):
             def __init__(self, *args, **settings):

@@ -10,12 +10,12 @@ import torch
 
 from tests import ROOT
 from weft.models.classifiers import NAMES, model_path, validation
-from weft.numbers.arrays import rounded
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32
-from weft.numbers.twos_complement import TwosComplement
-from weft.tuning.quantised.evaluator import OnnxEvaluator
-from weft.tuning.quantised.targets import find_targets
+from weft_tune.numbers.arrays import rounded
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32
+from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.quantised.evaluator import OnnxEvaluator
+from weft_tune.quantised.targets import find_targets
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import cuda_scores

@@ -13,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from weft.errors import EvaluationError, TuneError
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import FIXED
-from weft.tuning import database
-from weft.tuning.database import Database, opened
-from weft.tuning.evaluation import Score
+from weft.base.errors import EvaluationError, TuneError
+from weft_tune import database
+from weft_tune.database import Database, opened
+from weft_tune.evaluation import Score
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import FIXED
 
 ONE, TWO = Configuration({"a.weight": FIXED(4)}), Configuration({"a.weight": FIXED(5)})
 
@@ -108,10 +108,10 @@ def test_a_damaged_file_is_named(tmp_path: Path):
 WRITER = """
 import sys
 from pathlib import Path
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import FIXED
-from weft.tuning.database import Database
-from weft.tuning.evaluation import Score
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import FIXED
+from weft_tune.database import Database
+from weft_tune.evaluation import Score
 with Database(Path(sys.argv[1])) as scores:
     for bits in range(2, 33):
         scores.keep(sys.argv[2], "full", Configuration({"a.weight": FIXED(bits)}), 0.0, Score(bits / 32))

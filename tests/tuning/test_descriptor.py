@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from weft.errors import TuneError
-from weft.tuning.descriptor import (
+from weft.base.errors import TuneError
+from weft_tune.descriptor import (
     DescribedLayer,
     Descriptor,
     as_toml,
@@ -18,7 +18,7 @@ from weft.tuning.descriptor import (
     network_of,
     parse_descriptor,
 )
-from weft.tuning.network import Network, Target
+from weft_tune.network import Network, Target
 
 LENET = """
 name = "lenet"

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from weft.costs.layer_costs import estimate, read_profile, write_profile
 from weft.devices import load_npu
+from weft.devices.costs.layer_costs import estimate, read_profile, write_profile
 from weft.models.layer import Gemm, Layer, Model
 from weft.models.sources import load_model
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import EXP, FIXED
 from weft.simulation import simulate
-from weft.tuning.geometry import network_of
-from weft.tuning.objective import parse_objective
-from weft.tuning.on_device import Latency, latency_s, tuned_model
 from weft.workloads import Saturated
+from weft_tune.geometry import network_of
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import EXP, FIXED
+from weft_tune.objective import parse_objective
+from weft_tune.on_device import Latency, latency_s, tuned_model
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def test_latency_falls_with_the_bits_and_is_remembered(npu, dense, monkeypatch):
     latency = Latency(dense, network, npu)
     whole, narrow = latency(Configuration({})), latency(weights(network, FIXED(4)))
     assert narrow < whole / 2
-    monkeypatch.setattr("weft.tuning.on_device.latency_s", None)  # not asked again
+    monkeypatch.setattr("weft_tune.on_device.latency_s", None)  # not asked again
     assert latency(weights(network, FIXED(4, bias=3))) == narrow
 
 

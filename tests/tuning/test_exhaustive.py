@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.tuning.synthetic_nets import SyntheticNet
-from weft.errors import TuneError
-from weft.tuning import find_formats
-from weft.tuning.exhaustive import exhaustive
-from weft.tuning.objective import parse_objective
-from weft.tuning.platform import Platform, parse_platform
-from weft.tuning.search.bias import BiasRule
-from weft.tuning.search_space import TuningSetting, space_of
+from weft.base.errors import TuneError
+from weft_tune import find_formats
+from weft_tune.exhaustive import exhaustive
+from weft_tune.objective import parse_objective
+from weft_tune.platform import Platform, parse_platform
+from weft_tune.search.bias import BiasRule
+from weft_tune.search_space import TuningSetting, space_of
 
 
 def small(*formats: str) -> Platform:

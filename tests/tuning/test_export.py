@@ -9,18 +9,26 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.tuning.onnx_nets import NETS, samples, save, tangle
-from weft.errors import TuneError
+from weft.base.errors import TuneError
 from weft.models.classifiers import model_path, validation
 from weft.models.weighted_layers import find_layers, flat, load_flat
-from weft.numbers.arrays import rounded
-from weft.numbers.configuration import Configuration, parse_configuration
-from weft.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32, Format
-from weft.numbers.twos_complement import TwosComplement
-from weft.tuning.export import FORMATS, export, write_export
-from weft.tuning.network import Network, Target
-from weft.tuning.quantised.opened import open_for_tuning
-from weft.tuning.quantised.runner import LayerFormats, PlanRunner, SampleOrder
-from weft.tuning.quantised.stages import make_plan
+from weft_tune.export import FORMATS, export, write_export
+from weft_tune.network import Network, Target
+from weft_tune.numbers.arrays import rounded
+from weft_tune.numbers.configuration import Configuration, parse_configuration
+from weft_tune.numbers.format import (
+    BIN,
+    EXP,
+    FIXED,
+    FLOAT,
+    FLOAT16,
+    FLOAT32,
+    Format,
+)
+from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.quantised.opened import open_for_tuning
+from weft_tune.quantised.runner import LayerFormats, PlanRunner, SampleOrder
+from weft_tune.quantised.stages import make_plan
 
 RUNNABLE = ("qdq", "packed", "simulated")
 
@@ -300,7 +308,7 @@ def test_the_file_says_which_formats_it_has(lenet, tmp_path):
 
 
 def test_weights_beside_a_file_that_is_linked_to_stand_beside_the_file(lenet, tmp_path, monkeypatch):
-    monkeypatch.setattr("weft.tuning.export.MOST_BYTES_IN_FILE", 100)
+    monkeypatch.setattr("weft_tune.export.MOST_BYTES_IN_FILE", 100)
     (tmp_path / "far").mkdir()
     (tmp_path / "link.onnx").symlink_to("far/tuned.onnx")
     sizes = []

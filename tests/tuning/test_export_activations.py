@@ -8,13 +8,21 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from weft.errors import TuneError
-from weft.numbers.arrays import code_table, rounded
-from weft.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32, Format
-from weft.numbers.twos_complement import TwosComplement
-from weft.tuning.export import activations
-from weft.tuning.export.emitter import Emitter
-from weft.tuning.export.types import typed
+from weft.base.errors import TuneError
+from weft_tune.export import activations
+from weft_tune.export.emitter import Emitter
+from weft_tune.export.types import typed
+from weft_tune.numbers.arrays import code_table, rounded
+from weft_tune.numbers.format import (
+    BIN,
+    EXP,
+    FIXED,
+    FLOAT,
+    FLOAT16,
+    FLOAT32,
+    Format,
+)
+from weft_tune.numbers.twos_complement import TwosComplement
 
 FORMS = [
     *(FIXED(bits, bias) for bits in (2, 3, 4, 5, 8, 9, 16, 17, 25, 32) for bias in (-5, 0, 3, 90)),

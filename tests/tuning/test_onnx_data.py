@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.errors import TuneError
+from weft.base.errors import TuneError
 from weft.runtime.tensors import TensorSpec
-from weft.tuning.quantised.data import check_inputs, check_labels, read_data
+from weft_tune.quantised.data import check_inputs, check_labels, read_data
 
 IMAGE = TensorSpec("image", "FP32", (-1, 1, 4, 4))
 N = 12

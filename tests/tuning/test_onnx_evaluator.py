@@ -19,14 +19,14 @@ from tests.tuning.onnx_nets import (
     samples,
     save,
 )
-from weft.errors import EvaluationError, TuneError
+from weft.base.errors import EvaluationError, TuneError
 from weft.models import classifiers
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import EXP, FIXED
-from weft.tuning.network import ROLES, Network, Target
-from weft.tuning.quantised.evaluator import OnnxEvaluator
-from weft.tuning.quantised.opened import open_for_tuning
-from weft.tuning.quantised.targets import find_targets
+from weft_tune.network import ROLES, Network, Target
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import EXP, FIXED
+from weft_tune.quantised.evaluator import OnnxEvaluator
+from weft_tune.quantised.opened import open_for_tuning
+from weft_tune.quantised.targets import find_targets
 
 COUNT = 700
 COARSE = Configuration({"conv1.weight": FIXED(3, 1), "conv2.input": FIXED(3), "fc.weight": EXP(3, 7)})

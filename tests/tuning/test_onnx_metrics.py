@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft.errors import EvaluationError, TuneError
-from weft.tuning.quantised.metrics import fingerprint, make_metric
+from weft.base.errors import EvaluationError, TuneError
+from weft_tune.quantised.metrics import fingerprint, make_metric
 
 LOGITS = np.array([[3, 1, 2], [1, 3, 2], [2, 2, 1], [2, 2, 1], [0, np.nan, 1]], np.float32)
 LABELS = np.array([0, 2, 0, 1, 2])

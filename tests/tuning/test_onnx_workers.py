@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from tests.tuning.onnx_nets import chain, nearly_right, samples, save
-from weft.errors import EvaluationError, TuneError
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import FIXED
-from weft.tuning.quantised.evaluator import OnnxEvaluator
-from weft.tuning.quantised.runner import SampleOrder
-from weft.tuning.quantised.targets import find_targets
+from weft.base.errors import EvaluationError, TuneError
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import FIXED
+from weft_tune.quantised.evaluator import OnnxEvaluator
+from weft_tune.quantised.runner import SampleOrder
+from weft_tune.quantised.targets import find_targets
 
 COUNT = 500
 CONFIGURATIONS = [
@@ -82,8 +82,8 @@ def test_a_killed_process_is_reported_and_replaced(made, side_by_side):
 
 SCRIPT = """
 import sys, pickle, signal
-from weft.numbers.configuration import Configuration
-from weft.tuning.quantised.evaluator import OnnxEvaluator
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.quantised.evaluator import OnnxEvaluator
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started the tests may have it ignored
 # no guard around the script's own work, as people write it

@@ -10,14 +10,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.errors import InputError, TuneError
+from weft.base.errors import InputError, TuneError
 from weft.models.classifiers import model_path
-from weft.numbers.arrays import rounded
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32, Format
-from weft.numbers.twos_complement import TwosComplement
-from weft.tuning.network import Network, Target
-from weft.tuning.packed import MAGIC, read_packed, weights_of, write_packed
+from weft_tune.network import Network, Target
+from weft_tune.numbers.arrays import rounded
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import (
+    BIN,
+    EXP,
+    FIXED,
+    FLOAT,
+    FLOAT16,
+    FLOAT32,
+    Format,
+)
+from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.packed import MAGIC, read_packed, weights_of, write_packed
 
 FORMS = [
     FIXED(2, 3), FIXED(3), FIXED(7, -4), FIXED(16), FIXED(32, 1), EXP(2), EXP(5, 9), EXP(9), FLOAT(5), FLOAT(8, 40),

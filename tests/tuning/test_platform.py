@@ -6,9 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from weft.errors import TuneError
-from weft.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32, Format
-from weft.tuning.platform import Unbiased, as_wide, load_platform, parse_platform, platforms
+from weft.base.errors import TuneError
+from weft_tune.numbers.format import (
+    BIN,
+    EXP,
+    FIXED,
+    FLOAT,
+    FLOAT16,
+    FLOAT32,
+    Format,
+)
+from weft_tune.platform import Unbiased, as_wide, load_platform, parse_platform, platforms
 
 
 def spelled(choices: tuple[Unbiased, ...]) -> list[str]:

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from weft.errors import EvaluationError, InputError
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import EXP, FIXED, FLOAT16
-from weft.numbers.spelling import spell
-from weft.reports.tuning_page import write_tuning_page
-from weft.reports.tuning_picture import draw_search, move_text, phase_spans
-from weft.tuning import Network, Target, Tuning, find_formats
-from weft.tuning.baselines.stripes import stripes
-from weft.tuning.callable_evaluator import CallableEvaluator
-from weft.tuning.evaluation import Subset
-from weft.tuning.result import OtherMethod, TuningResult, kept_places
-from weft.tuning.trials import Trial
+from weft.base.errors import EvaluationError, InputError
+from weft_tune import Network, Target, Tuning, find_formats
+from weft_tune.baselines.stripes import stripes
+from weft_tune.callable_evaluator import CallableEvaluator
+from weft_tune.evaluation import Subset
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import EXP, FIXED, FLOAT16
+from weft_tune.numbers.spelling import spell
+from weft_tune.pages.page import write_tuning_page
+from weft_tune.pages.picture import draw_search, move_text, phase_spans
+from weft_tune.result import OtherMethod, TuningResult, kept_places
+from weft_tune.trials import Trial
 
 
 def network(layers: int = 2) -> Network:

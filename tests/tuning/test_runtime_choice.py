@@ -8,9 +8,17 @@ from typing import Any
 
 import pytest
 
-from weft.tuning.runtime_target.choice import FLOAT16, FLOAT32, HARMFUL, INT8, SLOWER, FastestVariant, choose
-from weft.tuning.runtime_target.qdq import QdqWay
-from weft.tuning.runtime_target.timing import Turns
+from weft_tune.runtime_target.choice import (
+    FLOAT16,
+    FLOAT32,
+    HARMFUL,
+    INT8,
+    SLOWER,
+    FastestVariant,
+    choose,
+)
+from weft_tune.runtime_target.qdq import QdqWay
+from weft_tune.runtime_target.timing import Turns
 
 Variant = tuple[frozenset[str], QdqWay | None]
 """The layers in 8 bits and how; all of them in float16, if it is not said how."""

@@ -14,11 +14,11 @@ import pytest
 
 import weft
 from tests.tuning.files import points, save_data, save_model
+from weft.base.errors import InputError, TuneError
 from weft.cli.main import main
-from weft.cli.tune_target import fastest_sentences
-from weft.errors import InputError, TuneError
-from weft.tuning.quantised.likeness import agreement, closeness
-from weft.tuning.runtime_target.timing import Turns
+from weft_tune.cli.tune_target import fastest_sentences
+from weft_tune.quantised.likeness import agreement, closeness
+from weft_tune.runtime_target.timing import Turns
 
 
 def known_times(monkeypatch: pytest.MonkeyPatch, eight_bits_s: float) -> None:
@@ -34,8 +34,8 @@ def known_times(monkeypatch: pytest.MonkeyPatch, eight_bits_s: float) -> None:
         made = {node.op_type for node in written.model.graph.node} if written else set()
         return eight_bits_s if "QuantizeLinear" in made else 4.0 if "Cast" in made else 2.0
 
-    monkeypatch.setattr("weft.tuning.runtime_target.bench.in_turns", in_turns)
-    monkeypatch.setattr("weft.tuning.runtime_target.bench.layer_times", layer_times)
+    monkeypatch.setattr("weft_tune.runtime_target.bench.in_turns", in_turns)
+    monkeypatch.setattr("weft_tune.runtime_target.bench.layer_times", layer_times)
 
 
 @pytest.fixture

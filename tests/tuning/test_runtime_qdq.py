@@ -12,13 +12,13 @@ from onnx import ModelProto, numpy_helper
 
 from tests.models.onnx_graphs import node, tensor
 from tests.tuning.onnx_nets import NETS, chain, draw, model_of, residual, samples, save
-from weft.tuning.quantised.opened import open_for_tuning
-from weft.tuning.runtime_target.bench import RuntimeBench
-from weft.tuning.runtime_target.choice import WAYS
-from weft.tuning.runtime_target.places import eight_bit_places
-from weft.tuning.runtime_target.prepared import prepare_model
-from weft.tuning.runtime_target.qdq import QdqWay
-from weft.tuning.runtime_target.ranges import TensorRange, lost
+from weft_tune.quantised.opened import open_for_tuning
+from weft_tune.runtime_target.bench import RuntimeBench
+from weft_tune.runtime_target.choice import WAYS
+from weft_tune.runtime_target.places import eight_bit_places
+from weft_tune.runtime_target.prepared import prepare_model
+from weft_tune.runtime_target.qdq import QdqWay
+from weft_tune.runtime_target.ranges import TensorRange, lost
 
 COUNT = 24
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from weft.tuning.runtime_target.layer_times import middle
-from weft.tuning.runtime_target.processor import described
-from weft.tuning.runtime_target.timing import TURN_S, Turns, in_turns
+from weft_tune.runtime_target.layer_times import middle
+from weft_tune.runtime_target.processor import described
+from weft_tune.runtime_target.timing import TURN_S, Turns, in_turns
 
 
 class Runner:

@@ -7,24 +7,24 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from weft.errors import EvaluationError
-from weft.numbers.configuration import Configuration
-from weft.numbers.format import FIXED, Format
-from weft.tuning.callable_evaluator import CallableEvaluator
-from weft.tuning.database import Database
-from weft.tuning.evaluation import Evaluator, Score, Scored, Subset
-from weft.tuning.judge import Judge, Point
-from weft.tuning.network import Network, Target
-from weft.tuning.objective import parse_objective
-from weft.tuning.platform import Platform, Unbiased, parse_platform
-from weft.tuning.search.bias import BiasRule, raised
-from weft.tuning.search.coarse import coarse, rungs
-from weft.tuning.search.exchange import exchanged
-from weft.tuning.search.fine import fine
-from weft.tuning.search.recovery import climbed, recovered
-from weft.tuning.search.repair import repaired
-from weft.tuning.search_space import space_of
-from weft.tuning.trials import Phase
+from weft.base.errors import EvaluationError
+from weft_tune.callable_evaluator import CallableEvaluator
+from weft_tune.database import Database
+from weft_tune.evaluation import Evaluator, Score, Scored, Subset
+from weft_tune.judge import Judge, Point
+from weft_tune.network import Network, Target
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import FIXED, Format
+from weft_tune.objective import parse_objective
+from weft_tune.platform import Platform, Unbiased, parse_platform
+from weft_tune.search.bias import BiasRule, raised
+from weft_tune.search.coarse import coarse, rungs
+from weft_tune.search.exchange import exchanged
+from weft_tune.search.fine import fine
+from weft_tune.search.recovery import climbed, recovered
+from weft_tune.search.repair import repaired
+from weft_tune.search_space import space_of
+from weft_tune.trials import Phase
 
 NET = Network("net", (Target("small", 10, 10, 1.0, 1.0), Target("large", 1000, 10, 1.0, 1.0)))
 FIXED_ONLY = parse_platform({"name": "fixed", "formats": ["FIXED 2..8"]}, "test")

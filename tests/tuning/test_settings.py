@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from weft.numbers.configuration import Configuration, parse_configuration
-from weft.numbers.format import EXP, FIXED
-from weft.tuning.moves import (
+from weft_tune.moves import (
     MOST_RAISED,
     biases_lowered,
     biases_raised,
@@ -16,9 +14,11 @@ from weft.tuning.moves import (
     retyped,
     types_changed,
 )
-from weft.tuning.network import Network, Target
-from weft.tuning.platform import Unbiased, load_platform, parse_platform
-from weft.tuning.search_space import SearchSpace, TuningSetting, first_scale, space_of
+from weft_tune.network import Network, Target
+from weft_tune.numbers.configuration import Configuration, parse_configuration
+from weft_tune.numbers.format import EXP, FIXED
+from weft_tune.platform import Unbiased, load_platform, parse_platform
+from weft_tune.search_space import SearchSpace, TuningSetting, first_scale, space_of
 
 LENET = Network("lenet", (Target("conv1", 500, 784, 0.579, 0.996), Target("conv2", 25000, 2880, 0.165, 5.06)))
 """The chapter's example."""

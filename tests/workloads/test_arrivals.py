@@ -8,8 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.errors import WorkloadError
-from weft.workloads.arrivals import BLOCK, bursty, gamma, poisson, read_times, trace, uniform
+from weft.base.errors import WorkloadError
+from weft.workloads.arrivals import (
+    BLOCK,
+    bursty,
+    gamma,
+    poisson,
+    read_times,
+    trace,
+    uniform,
+)
 from weft.workloads.requests import Stream, Workload
 
 RATE = 250.0

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from weft.base.errors import WorkloadError
 from weft.devices import load_device
-from weft.errors import WorkloadError
 from weft.simulation.requests import prepare, simulate_requests
 from weft.workloads.exits import ExitRecord, from_rates, read_record
 from weft.workloads.requests import Workload, parse_workload, read_workload

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from weft.errors import WorkloadError
+from weft.base.errors import WorkloadError
 from weft.workloads.azure import read_trace
 from weft.workloads.traces import CountedTrace, TimedTrace
 from weft.workloads.traffic import Surge, Traffic, as_toml, read_traffic

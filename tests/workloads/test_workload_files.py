@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.engine.naive import profile, small_npu
-from weft.costs.layer_costs import write_profile
-from weft.errors import ProfileError, WorkloadError
+from weft.base.errors import ProfileError, WorkloadError
+from weft.devices.costs.layer_costs import write_profile
 from weft.simulation.requests import prepare
 from weft.workloads.requests import parse_workload, read_workload
 

@@ -6,31 +6,26 @@ import logging
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
-from importlib import import_module
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
+from weft.base.registry import Entry, registered
+from weft.base.version import __version__
 from weft.cli.command import Command
 from weft.cli.printing import console
-from weft.version import __version__
 
-GROUPS = {
-    "Serve models on this machine": ("plan", "serve", "bench", "profile", "models"),
-    "What another policy, load or device would do": (
-        "compare",
-        "simulate",
-        "sustain",
-        "timeline",
-        "explore",
-        "devices",
-    ),
-    "More models than one machine carries": ("place", "ray", "cluster", "traffic"),
-    "Models on a SoC, with shared weights, with fewer bits": ("map", "stitch", "tune"),
-    "Papers": ("reproduce",),
-}
-"""Commands, each a module of its name, by the problems that the table in the README has."""
+GROUPS = (
+    "Serve models on this machine",
+    "What another policy, load or device would do",
+    "More models than one machine carries",
+    "Models on a SoC, with shared weights, with fewer bits",
+    "Papers",
+)
+"""Groups of commands, by the problems that the table in the README has; those of other people's tools come after."""
+OTHERS = "Tools"
+"""The group of commands that name none."""
 
 
 class Interrupted(Exception):
@@ -38,30 +33,47 @@ class Interrupted(Exception):
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name, each imported when it is asked for: most runs need one of them."""
+    """The registered commands by name, each imported when it is asked for: most runs need one of them."""
 
     def __iter__(self) -> Iterator[str]:
-        return (name for names in GROUPS.values() for name in names)
+        return iter(_by_group())
 
     def __len__(self) -> int:
-        return sum(map(len, GROUPS.values()))
+        return len(_by_group())
 
     def __getitem__(self, name: str) -> Any:
-        for group, names in GROUPS.items():
-            if name in names:
-                return _command(name, group)
-        raise KeyError(name)
+        return _command(_by_group()[name])
+
+
+def _by_group() -> dict[str, Entry]:
+    """Commands in the order of their groups; a name with a space is a command of another one."""
+    entries = {name: entry for name, entry in registered("commands").items() if " " not in name}
+    order = {group: place for place, group in enumerate(GROUPS)}
+    return dict(sorted(entries.items(), key=lambda item: order.get(group_of(item[1]), len(order))))
+
+
+def group_of(entry: Entry) -> str:
+    return str(entry.about.get("group", OTHERS))
 
 
 @cache
-def _command(name: str, group: str) -> Any:
-    module, parent = import_module(f"weft.cli.{name}"), typer.Typer(add_completion=False)
+def _command(entry: Entry) -> Any:
+    module, parent = entry.load(), typer.Typer(add_completion=False)
     parent.callback()(lambda: None)
     if hasattr(module, "app"):
-        parent.add_typer(module.app, name=name, rich_help_panel=group)
+        add_subcommands(module.app, entry.name)
+        parent.add_typer(module.app, name=entry.name, rich_help_panel=group_of(entry))
     else:
-        parent.command(name, cls=Command, rich_help_panel=group)(module.command)
-    return typer.main.get_command(parent).commands[name]  # type: ignore[attr-defined]
+        parent.command(entry.name, cls=Command, rich_help_panel=group_of(entry))(module.command)
+    return typer.main.get_command(parent).commands[entry.name]  # type: ignore[attr-defined]
+
+
+def add_subcommands(app: typer.Typer, name: str) -> None:
+    """Add the commands that tools register below another, as ``models generate`` below ``models``."""
+    for path, entry in registered("commands").items():
+        above, space, below = path.partition(" ")
+        if space and above == name:
+            app.command(below, cls=Command)(entry.load().command)
 
 
 class _Root(TyperGroup):

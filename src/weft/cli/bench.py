@@ -7,12 +7,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.base.errors import WorkloadError
 from weft.cli import common
 from weft.cli.common import how, out, what
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, write_result
+from weft.cli.printing import (
+    add_row,
+    console,
+    number,
+    plain_table,
+    progress_bar,
+    say,
+    write_result,
+)
 from weft.cli.streams import asked_workload
 from weft.cli.unused import refuse_unused
-from weft.errors import WorkloadError
 from weft.reports.tables import largest_notes, mark_largest
 
 if TYPE_CHECKING:

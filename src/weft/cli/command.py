@@ -9,8 +9,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
+from weft.base.errors import WeftError
 from weft.cli.unused import given_options, is_given
-from weft.errors import WeftError
 
 _UNITS = r"(?:_s|_ms|_j|_bytes|_gb_s)?"
 """What an argument may have behind the name of its option."""

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from weft.base.errors import InputError, ModelError, ShapeNeeded, WorkloadError
+from weft.base.files import check_file, check_folder
 from weft.cli.printing import STANDARD_OUTPUT, console, progress_bar, warn_of_gaps
-from weft.errors import InputError, ModelError, ShapeNeeded, WorkloadError
-from weft.files import check_file, check_folder
 
 if TYPE_CHECKING:
-    from weft.costs.layer_costs import Profile
     from weft.devices import Npu
-    from weft.policies import Option
+    from weft.devices.costs.layer_costs import Profile
+    from weft.engine.policies import Option
     from weft.workloads import Saturated
 
 
@@ -130,7 +130,7 @@ def _soc_names() -> Iterable[str]:
 
 
 def _policy_names() -> Iterable[str]:
-    from weft.policies import POLICIES
+    from weft.engine.policies import POLICIES
 
     return POLICIES
 
@@ -196,7 +196,7 @@ def read_profiles(
     shapes: Sequence[str] | None,
 ) -> list[Profile]:
     """Profiles of the named models on the device, then those read from files."""
-    from weft.costs.layer_costs import estimate, read_profile
+    from weft.devices.costs.layer_costs import estimate, read_profile
     from weft.models.sources import load_models
 
     names = split_names(models)
@@ -228,7 +228,7 @@ def split_names(text: str, needed_by: str = "") -> list[str]:
 
 def parse_shapes(texts: Sequence[str] | None, models: Sequence[str]) -> dict[str, dict[str, tuple[int, ...]]]:
     """The shapes that were given with ``--shape``: model -> input or axis -> sizes."""
-    from weft.shapes import parse_shapes
+    from weft.base.shapes import parse_shapes
     from weft.workloads.requests import served_name
 
     try:

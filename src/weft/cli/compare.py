@@ -91,7 +91,7 @@ def command(
     _print(made)
     write_result(json_file, made.as_dict())
     if html:
-        from weft.reports.comparison_page import write_comparison_page
+        from weft.simulation.comparison_page import write_comparison_page
 
         pairs = [(each.report, each.trace) for each in made.runs]
         write_comparison_page(html, pairs, title=made.title, in_pieces=made.in_pieces)
@@ -135,7 +135,7 @@ def _compare_requests(
         say(f"cut short at --segments {segments}; {segments / share:.0f} are all of the workload", style="dim")
     write_result(json_file, made.as_dict())
     if html:
-        from weft.reports.comparison_page import write_request_comparison_page
+        from weft.simulation.comparison_page import write_request_comparison_page
 
         write_request_comparison_page(html, made.reports, title=made.title)
         told("page", html)

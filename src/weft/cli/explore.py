@@ -6,15 +6,25 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from weft.base.errors import InputError
 from weft.cli import common
 from weft.cli.command import Command
 from weft.cli.common import complete_models, how, parse_shapes, shapes_of_several, what
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, told, warn_of_gaps, write_result
-from weft.errors import InputError
+from weft.cli.printing import (
+    add_row,
+    console,
+    number,
+    plain_table,
+    progress_bar,
+    say,
+    told,
+    warn_of_gaps,
+    write_result,
+)
 
 if TYPE_CHECKING:
-    from weft.costs.explore import Exploration
     from weft.devices import Board
+    from weft.devices.costs.explore import Exploration
     from weft.models.layer import Model
 
 app = typer.Typer(help="Search for the hardware that suits a model.", no_args_is_help=True)
@@ -54,9 +64,9 @@ def explore_npu(
     toml: common.DeviceFile = None,
 ) -> None:
     """Find the tiled NPU <T_R, T_P, T_C> with the highest throughput over the batch sizes."""
-    from weft.costs.explore import explore
+    from weft.base.files import write_text
     from weft.devices import as_toml, load_platform
-    from weft.files import write_text
+    from weft.devices.costs.explore import explore
 
     if top < 1:
         raise InputError(f"--top {top}: list at least one design")
@@ -78,7 +88,7 @@ def explore_npu(
         )
     _print(found, models, top)
     if figure:
-        from weft.reports.designs import draw_designs
+        from weft.simulation.designs import draw_designs
 
         draw_designs(found, figure)
         told("figure", figure)
@@ -133,7 +143,7 @@ def _parse_bandwidth(text: str | None, board: Board) -> float | None:
 
 
 def _print(found: Exploration, models: list[Model], top: int) -> None:
-    from weft.costs.tiled import lookup_table
+    from weft.devices.costs.tiled import lookup_table
 
     board, device = found.platform, found.device()
     names = ", ".join(found.models)

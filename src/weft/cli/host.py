@@ -5,15 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
+from weft.base.errors import InputError
 from weft.cli.common import complete_devices, how, what
-from weft.cli.printing import add_row, console, counted, number, plain_table, progress_bar, say
-from weft.errors import InputError
+from weft.cli.printing import (
+    add_row,
+    console,
+    counted,
+    number,
+    plain_table,
+    progress_bar,
+    say,
+)
 
 if TYPE_CHECKING:
     from weft.devices import Host, Npu
     from weft.devices.host import GpuCuts
+    from weft.planning.survey import Subject
     from weft.simulation.requests import Device
-    from weft.survey import Subject
     from weft.workloads.requests import Workload
 
 SECONDS = 5.0
@@ -40,7 +48,7 @@ Asked = Mapping[str, tuple[int, ...]]
 
 def subject(source: str, shapes: Asked | None = None) -> Subject:
     """A model to measure; packaged ones bring the shapes of what is sent to them."""
-    from weft.survey.measuring import subject
+    from weft.planning.survey.measuring import subject
 
     return subject(source, shapes)
 
@@ -53,7 +61,7 @@ def measure(
     cache: str | None = None,
 ) -> Host:
     """This machine, or a GPU of it, with these models, or with those of a workload."""
-    from weft.survey.measuring import measure
+    from weft.planning.survey.measuring import measure
 
     with progress_bar("measuring", 1) as advance:
         return measure(

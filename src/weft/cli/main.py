@@ -44,8 +44,8 @@ def _leave(at_once: bool) -> None:
 def _run(arguments: Sequence[str] | None) -> None:
     if arguments is None:
         gc.set_threshold(SELDOM)
+    from weft.base.errors import WeftError
     from weft.cli.app import Interrupted, app
-    from weft.errors import WeftError
 
     try:
         app(args=list(arguments) if arguments is not None else None, prog_name="weft", obj=arguments is None)

@@ -8,17 +8,26 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from weft.cli import common, fetch, generate
+from weft.cli import common, fetch
 from weft.cli.command import Command
 from weft.cli.common import complete_models, file_option, model_names, out, parse_shapes, what
-from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, told, warn_of_gaps, write_result
+from weft.cli.printing import (
+    add_row,
+    console,
+    number,
+    plain_table,
+    progress_bar,
+    say,
+    told,
+    warn_of_gaps,
+    write_result,
+)
 from weft.cli.unused import refuse_parameters_of_others, refuse_unused
 
 if TYPE_CHECKING:
     from weft.models import Model
 
 app = typer.Typer(help="List, inspect and export models.", no_args_is_help=True)
-app.command("generate", cls=Command)(generate.command)
 app.command("fetch", cls=Command)(fetch.command)
 
 
@@ -169,8 +178,8 @@ def export(
 ) -> None:
     """Write a zoo model as a real ONNX file with seeded random weights, a trained one with its exit record and some
     test images, or one of an installed package as it is."""
-    from weft.errors import ModelError, unknown_name
-    from weft.files import replacing
+    from weft.base.errors import ModelError, unknown_name
+    from weft.base.files import replacing
     from weft.models import zoo
     from weft.models.packaged import PACKAGED, packaged_file
     from weft.models.trained import TRAINED

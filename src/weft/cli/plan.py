@@ -6,20 +6,27 @@ import os
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from weft.cli.common import JsonFile, Shapes, complete_models, folder_option, how, parse_bytes, what
+from weft.base.errors import PlanError, WorkloadError
+from weft.cli.common import (
+    JsonFile,
+    Shapes,
+    complete_models,
+    folder_option,
+    how,
+    parse_bytes,
+    what,
+)
 from weft.cli.plans import stage_bars, told_in_options
 from weft.cli.printing import print_table, progress_bar, say, told, write_result
 from weft.cli.streams import asked_workload
 from weft.cli.unused import refuse_unused
-from weft.errors import PlanError, WorkloadError
 
 if TYPE_CHECKING:
     from weft.devices.conditions import Conditions
-    from weft.planning.across import PlansAcross
     from weft.planning.whole_run import MadePlan
     from weft.workloads.requests import Workload
 
@@ -93,18 +100,19 @@ def command(
     """
     from weft.devices.conditions import worst_of
     from weft.devices.host import usable_cores
-    from weft.planning.across import PlansAcross, plan_across
-    from weft.planning.whole_run import make_plan
+    from weft.planning.folder import check_place
+    from weft.planning.whole_run import make_plan, plan_option
 
     if check is not None:
         _check(context, check)
         return
     asked = _workload(workload, streams, shape)
-    if output is not None:
-        _check_place(output, machines is not None)
+    across = None if machines is None else plan_option("machines")
+    if output is not None:  # refused before minutes of measuring
+        (check_place if across is None else across.check_place)(output)
     began = datetime.now(UTC)
     with told_in_options(context), stage_bars() as show:
-        made = (make_plan if machines is None else partial(plan_across, count=machines))(
+        made: Any = (make_plan if across is None else partial(across.plan_across, count=machines))(
             asked,
             cores=cores,
             memory_bytes=parse_bytes("--memory", memory),
@@ -122,8 +130,8 @@ def command(
         )
     if output is not None:
         made.write(output)
-    if isinstance(made, PlansAcross):
-        _print_across(made, output)
+    if across is not None:
+        across.print_plans(made, output)
         _print_conditions(worst_of(each.plan.measured for each in made.plans.values()), began, device or ())
         write_result(json_file, made.placement.model_dump(mode="json"))
         return
@@ -136,14 +144,6 @@ def _workload(path: str | None, streams: list[str] | None, shapes: list[str] | N
     if (path is None) == (not streams):
         raise WorkloadError("say what to plan for: a workload file, or -s MODEL.onnx:rate=10,deadline=100")
     return asked_workload(path, streams, shapes)
-
-
-def _check_place(output: str, across: bool) -> None:
-    """Refuse a folder that holds something else than a plan, or a placement, before minutes of measuring."""
-    from weft.placing.folder import check_place as check_placement
-    from weft.planning.folder import check_place
-
-    (check_placement if across else check_place)(output)
 
 
 def _check(context: typer.Context, folder: str) -> None:
@@ -179,20 +179,6 @@ def _timed(folder: str, changes: list[str]) -> list[str]:
         if not model.differs:
             say(str(model), style="dim", soft_wrap=True)
     return timed.differences
-
-
-def _print_across(made: PlansAcross, output: str | None) -> None:
-    from weft.placing.placement_shown import in_words, machines_table
-
-    print_table(machines_table(made.placement))
-    for sentence in in_words(made.placement):
-        say(sentence, soft_wrap=True)
-    if output is None:
-        say("nothing was written: -o FOLDER writes the placement, and a plan for each machine")
-        return
-    told("placement", output, f"{os.path.join(output, 'report.html')} shows it")
-    for name in made.plans:
-        say(f"{'then':<9} weft serve {os.path.join(output, name)}   on {name}", soft_wrap=True)
 
 
 def _print_conditions(measured: Conditions | None, began: datetime, devices: Sequence[str]) -> None:

@@ -9,9 +9,9 @@ from typing import Any, Protocol, TypeVar
 
 import typer
 
+from weft.base.errors import WeftError
 from weft.cli.command import naming_options
 from weft.cli.printing import Advance, progress_bar
-from weft.errors import WeftError
 
 Value = TypeVar("Value")
 

@@ -39,7 +39,7 @@ console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 def write_result(path: str | None, value: Mapping[str, Any]) -> None:
     """Write *value* as JSON where ``--json`` says, if anywhere."""
-    from weft.jsonfile import as_json, write_json
+    from weft.base.jsonfile import as_json, write_json
 
     if path == STANDARD_OUTPUT:
         sys.stdout.write(as_json(value))

@@ -8,15 +8,23 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from weft.base.errors import InputError
 from weft.cli import common, host
 from weft.cli.common import complete_models, file_option, parse_shapes
-from weft.cli.printing import add_row, console, plain_table, progress_bar, say, told, warn_of_gaps
+from weft.cli.printing import (
+    add_row,
+    console,
+    plain_table,
+    progress_bar,
+    say,
+    told,
+    warn_of_gaps,
+)
 from weft.cli.unused import refuse_parameters_of_others, refuse_unused
-from weft.errors import InputError
 
 if TYPE_CHECKING:
-    from weft.costs.layer_costs import Profile
     from weft.devices import Npu
+    from weft.devices.costs.layer_costs import Profile
 
 _MEASURED = "this machine runs the models as its server does, at every batch size that pays; leave it out"
 ON_HOST = dict.fromkeys(("batch", "seq_len", "tables", "cost"), _MEASURED)
@@ -47,8 +55,8 @@ def command(
     ] = None,
 ) -> None:
     """Price a model's layers on a device, or measure what the server runs on host or cuda:0. -o keeps it."""
-    from weft.costs.layer_costs import estimate, write_profile
     from weft.devices import is_measured, write_host
+    from weft.devices.costs.layer_costs import estimate, write_profile
     from weft.models.sources import each_in, load_models
 
     shapes = parse_shapes(shape, models)

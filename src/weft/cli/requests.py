@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from weft.base.errors import InputError
 from weft.cli.common import parse_options
 from weft.cli.host import workload_device
 from weft.cli.printing import (
@@ -18,12 +19,11 @@ from weft.cli.printing import (
     say,
     write_result,
 )
-from weft.errors import InputError
 
 if TYPE_CHECKING:
-    from weft.policies import Option
-    from weft.reports.requests import RequestReport
+    from weft.engine.policies import Option
     from weft.simulation.prediction import Figures
+    from weft.simulation.request_report import RequestReport
     from weft.simulation.requests import Device
     from weft.workloads.requests import Workload
 
@@ -42,9 +42,9 @@ def simulate_workload(
 ) -> None:
     """Run one workload file under one policy; print, and write what was asked for. *cost*: None for the usual one."""
     from weft.cli.timeline import write_exports
-    from weft.costs import DEFAULT_COST
+    from weft.devices.costs import DEFAULT_COST
     from weft.engine.lateness import check_late
-    from weft.policies import check_policy
+    from weft.engine.policies import check_policy
     from weft.simulation.requests import prepare, request_trace, simulate_requests
     from weft.workloads.requests import read_workload
 
@@ -77,7 +77,7 @@ def _check_cost(workload: Workload, device: Device) -> None:
 
 
 def print_requests(report: RequestReport) -> None:
-    from weft.reports.run_tables import busy, requests_table
+    from weft.simulation.run_tables import busy, requests_table
 
     table = requests_table(report)
     print_table(table._replace(notes=table.notes[1:]))

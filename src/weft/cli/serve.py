@@ -13,11 +13,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from weft.cli.common import PolicyOptions, Shapes, complete_policies, how, in_panel, parse_bytes, parse_options, what
+from weft.base.errors import InputError, WeftError
+from weft.cli.common import (
+    PolicyOptions,
+    Shapes,
+    complete_policies,
+    how,
+    in_panel,
+    parse_bytes,
+    parse_options,
+    what,
+)
 from weft.cli.plans import arguments_of, told_in_options
 from weft.cli.printing import add_row, console, counted, plain_table, say
 from weft.cli.unused import refuse_unused
-from weft.errors import InputError, WeftError
 
 if TYPE_CHECKING:
     from weft.runtime.backend import LoadedModel

@@ -6,15 +6,23 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
+from weft.base.errors import InputError
 from weft.cli import common
-from weft.cli.common import complete_policies, how, make_workload, parse_options, read_profiles, split_names, what
+from weft.cli.common import (
+    complete_policies,
+    how,
+    make_workload,
+    parse_options,
+    read_profiles,
+    split_names,
+    what,
+)
 from weft.cli.host import AnyDevice, LaneCount, named_npu
 from weft.cli.printing import console, number, print_table, progress_bar, say, write_result
 from weft.cli.unused import PROFILES_ONLY, is_given, refuse_parameters_of_others, refuse_unused
-from weft.errors import InputError
 
 if TYPE_CHECKING:
-    from weft.reports.report import Report
+    from weft.simulation.report import Report
 
 
 class Ways(NamedTuple):
@@ -163,7 +171,7 @@ def command(
 
 
 def print_report(report: Report) -> None:
-    from weft.reports.run_tables import report_table
+    from weft.simulation.run_tables import report_table
 
     print_table(report_table(report)._replace(notes=()))
     console.print(

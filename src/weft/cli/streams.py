@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from weft.base.errors import ModelError, WorkloadError
+from weft.base.shapes import parse_shape
 from weft.cli.common import as_number, model_names, parse_shapes
-from weft.errors import ModelError, WorkloadError
-from weft.shapes import parse_shape
 
 if TYPE_CHECKING:
     from weft.workloads.requests import Workload

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
+from weft.base.errors import InputError
 from weft.cli import common
 from weft.cli.common import how, split_names, what
 from weft.cli.host import SECONDS, AnyDevice, Cache, LaneCount, Seconds, workload_device
 from weft.cli.printing import print_table, progress_bar, told, write_result
-from weft.errors import InputError
 
 
 def command(

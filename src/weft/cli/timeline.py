@@ -21,7 +21,7 @@ def command(
     figure: FigureFile = None,
 ) -> None:
     """Draw a trace that was written before."""
-    from weft.errors import InputError
+    from weft.base.errors import InputError
     from weft.reports.trace import read_trace
 
     if not (html or perfetto or figure):

@@ -38,7 +38,7 @@ def traffic_fit(
     json_file: common.JsonFile = None,
 ) -> None:
     """Find the popularity, burstiness and daily wave of a recorded trace, and how like it generated traffic is."""
-    from weft.files import write_text
+    from weft.base.files import write_text
     from weft.workloads.azure import read_trace
     from weft.workloads.traffic import as_toml
     from weft.workloads.traffic_fit import fit

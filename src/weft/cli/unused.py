@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import typer
 
-from weft.errors import InputError
+from weft.base.errors import InputError
 
 STATED = ("COMMANDLINE", "ENVIRONMENT")
 """Where a value comes from that somebody gave."""

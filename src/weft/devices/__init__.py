@@ -1,11 +1,29 @@
 """Descriptions of hardware: frozen values read from TOML, and the presets that ship with the package."""
 
 from weft.devices.gpu_pairs import gpus
-from weft.devices.host import HOST, Host, HostModel, is_measured, parse_host, read_host, write_host
+from weft.devices.host import (
+    HOST,
+    Host,
+    HostModel,
+    is_measured,
+    parse_host,
+    read_host,
+    write_host,
+)
 from weft.devices.lanes import Lanes
 from weft.devices.npu import Npu, check_activations, load_npu, parse_npu, presets
 from weft.devices.shares import Contention, GpuLikeness, Share, Shares
-from weft.devices.soc import BandwidthSharing, Pccs, Soc, Unit, load_any, load_soc, parse_soc, soc_as_toml, socs
+from weft.devices.soc import (
+    BandwidthSharing,
+    Pccs,
+    Soc,
+    Unit,
+    load_any,
+    load_soc,
+    parse_soc,
+    soc_as_toml,
+    socs,
+)
 from weft.devices.tiled import (
     Board,
     PeShape,

@@ -1,6 +1,6 @@
 """What else a machine did while it was measured: processor time of other processes, stolen time, clock, repeats.
 
-``weft.survey.processor_time`` reads it; here are the value that hosts and plans keep, and its words.
+``weft.planning.survey.processor_time`` reads it; here are the value that hosts and plans keep, and its words.
 """
 
 from __future__ import annotations

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
+from weft.base.errors import DeviceError
+from weft.base.jsonfile import first_problem, read_json
 from weft.devices.host import GpuCuts, Host, HostModel
 from weft.devices.shares import Contention, GpuLikeness, Shares
-from weft.errors import DeviceError
-from weft.jsonfile import first_problem, read_json
 
 Floats = npt.NDArray[np.float64]
 Amount = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]

@@ -1,6 +1,6 @@
 """This machine as a device: lanes that are threads, and the models as its server cuts and runs them, measured.
 
-``weft.survey`` measures; the file it writes (JSON, docs/formats.md) is read here. Nothing here runs anything.
+``weft.planning.survey`` measures; the file it writes (JSON, docs/formats.md) is read here. Nothing here runs anything.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
+from weft.base.errors import DeviceError, unknown_name
+from weft.base.jsonfile import first_problem, printable, read_json, write_json
 from weft.devices.conditions import Conditions
 from weft.devices.lanes import Lanes
 from weft.devices.measured import times_at
 from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
-from weft.errors import DeviceError, unknown_name
-from weft.jsonfile import first_problem, printable, read_json, write_json
 
 HOST = "host"
 """The name that means this machine."""

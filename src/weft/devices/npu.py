@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
+from weft.base.errors import DeviceError, reason_of, unknown_name
+from weft.base.jsonfile import first_problem, printable
 from weft.devices.lanes import Lanes
-from weft.errors import DeviceError, reason_of, unknown_name
-from weft.jsonfile import first_problem, printable
 
 MIB = 2**20
 FOLDERS = {"device": "presets", "platform": "platforms"}

@@ -3,7 +3,7 @@
 Two models of contention. ``pccs`` (Xu et al., MICRO 2021) is fitted per unit: three regions by a unit's own
 demand, a drop that starts at some total demand and ends at some external one. ``sharing`` needs no fit: whoever
 asks for more than the memory gives is served in proportion. Both are plain arithmetic here; the compiled
-twin is ``weft.kernels.contention``.
+twin is ``weft_map.kernels.contention``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_validator
 
+from weft.base.errors import DeviceError, unknown_name
+from weft.base.jsonfile import first_problem, printable, read_json
 from weft.devices.gpu_pairs import gpus
 from weft.devices.host import Host, is_calibration, is_measured
 from weft.devices.npu import Npu, Positive, presets, read_description, shipped_of_kind
 from weft.devices.tiled import TiledNpu, load_device
-from weft.errors import DeviceError, unknown_name
-from weft.jsonfile import first_problem, printable, read_json
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
 Amount = Annotated[float, Field(ge=0, le=1e9, allow_inf_nan=False)]

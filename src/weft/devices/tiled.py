@@ -2,7 +2,7 @@
 
 ``T_C`` processing elements, each a tree of ``T_P`` multipliers, stream ``T_R`` rows at a time; the three
 tiles are double-buffered on chip (Fluid Batching, sections II-C and III-A). A ``Board`` is the board
-such a design must fit. Descriptions only: what a layer costs is in ``weft.costs.tiled``.
+such a design must fit. Descriptions only: what a layer costs is in ``weft.devices.costs.tiled``.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
+from weft.base.errors import DeviceError, unknown_name
+from weft.base.jsonfile import first_problem, printable
 from weft.devices.gpu_pairs import gpus, read_pairs
 from weft.devices.host import Host, is_measured, read_host
 from weft.devices.lanes import Lanes
 from weft.devices.npu import Count, Npu, Positive, parse_npu, read_description, shipped
-from weft.errors import DeviceError, unknown_name
-from weft.jsonfile import first_problem, printable
 
 Batching = Literal["fluid", "r", "p", "fc", "none"]
 PReading = Literal["straddle", "refetch", "groups", "broadcast"]

@@ -14,9 +14,9 @@ from typing import Literal, NamedTuple
 
 from weft.devices.decoupled import DeviceClocks
 from weft.engine.batches import Abortable, Batcher
+from weft.engine.policies.base import NO_DEADLINE, Candidate, Policy, Running, View
 from weft.engine.queues import Queues, StreamQueue
 from weft.engine.tickets import Batch, Ticket, due
-from weft.policies.base import NO_DEADLINE, Candidate, Policy, Running, View
 
 Rests = Callable[[], Sequence[tuple[Candidate, int]]]
 """What a device was given, and how many ticks each is expected to take from now on."""

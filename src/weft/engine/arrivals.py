@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from weft.engine.engine import Completion
+from weft.engine.policies.base import NO_DEADLINE
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
-from weft.policies.base import NO_DEADLINE
 
 DROPPED, REFUSED = -1, -2
 

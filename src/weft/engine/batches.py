@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain, islice
 
+from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Running
 from weft.engine.queues import Queues, StreamQueue
 from weft.engine.tickets import Batch, Ticket
-from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Running
 
 Abortable = Callable[[], tuple[Running, ...]]
 """What runs on a device, if one of them could be stopped to make room."""

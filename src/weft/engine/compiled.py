@@ -11,21 +11,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from weft.costs.program import Program
+from weft.base.errors import WorkloadError
+from weft.devices.costs.program import Program
 from weft.engine.engine import Engine
+from weft.engine.policies.aimt import AiMt
+from weft.engine.policies.base import Policy, Setting
+from weft.engine.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
+from weft.engine.policies.layerweaver import Layerweaver
+from weft.engine.policies.weft import Weft
 from weft.engine.saturated import SaturatedStreams
 from weft.engine.simulated_npu import SimulatedNpu
-from weft.errors import WorkloadError
 from weft.kernels.aimt import weave_aimt
 from weft.kernels.band import KernelBand
 from weft.kernels.greedy import weave_greedy
 from weft.kernels.replay import replay
 from weft.kernels.rollout import RolloutRules, RolloutStreams, weave_rollout
-from weft.policies.aimt import AiMt
-from weft.policies.base import Policy, Setting
-from weft.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
-from weft.policies.layerweaver import Layerweaver
-from weft.policies.weft import Weft
 
 Ints = npt.NDArray[np.int64]
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from weft.base.errors import InvalidStart
 from weft.devices.decoupled import DeviceClocks, LayerTimes
-from weft.errors import InvalidStart
-from weft.policies.base import Candidate, LaneState, Policy, Running, Start, View
+from weft.engine.policies.base import Candidate, LaneState, Policy, Running, Start, View
 
 
 class Offer(NamedTuple):

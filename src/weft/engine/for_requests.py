@@ -10,9 +10,9 @@ from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from weft.engine.engine import Engine, Executor
+from weft.engine.policies.base import NO_DEADLINE, Policy
 from weft.engine.requests import Requests
 from weft.engine.tickets import Feed
-from weft.policies.base import NO_DEADLINE, Policy
 
 
 class RequestExecutor(Executor, Protocol):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-from weft.policies.base import Candidate
+from weft.engine.policies.base import Candidate
 
 DEVICE_AHEAD = 1
 """How many segments the lane of a GPU takes besides the one that it computes."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from weft.base.errors import InputError, unknown_name
 from weft.devices.decoupled import DeviceClocks, issue
-from weft.errors import InputError, unknown_name
-from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Setting
+from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Setting
 
 SOFT = ("weave", "keep", "demote")
 """Rules under which every request is answered, however late."""

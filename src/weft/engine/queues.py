@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import log
 
+from weft.engine.policies.base import NO_DEADLINE, Candidate
 from weft.engine.steering import Steered
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine, due
-from weft.policies.base import NO_DEADLINE, Candidate
 
 LATELY_TICKS = 50_000_000
 """What a stream was given counts half after so many ticks: 50 ms of a machine's clock."""

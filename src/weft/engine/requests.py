@@ -16,10 +16,10 @@ from weft.engine.admission import Admission, Refusal, Rests
 from weft.engine.batches import Abortable, Batcher, Rooms, most_batches
 from weft.engine.engine import Completion, Offer
 from weft.engine.lateness import late_work, woven
+from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, Policy
 from weft.engine.queues import Queues, StreamQueue, StrictDeadlines
 from weft.engine.steering import Steered
 from weft.engine.tickets import Batch, Feed, Terms, Ticket
-from weft.policies.base import NO_DEADLINE, Candidate, LateWork, Policy
 
 QUEUE_PLACES = 1 << 16
 

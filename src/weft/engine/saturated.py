@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from weft.devices.decoupled import DeviceClocks
 from weft.engine.engine import Completion, Offer
-from weft.policies.base import Candidate, Setting
-from weft.policies.fairness import Band, may_go
+from weft.engine.policies.base import Candidate, Setting
+from weft.engine.policies.fairness import Band, may_go
 
 DONE = 1 << 62
 """Progress of a stream that has issued all the queries it was given: never behind, never to go."""

@@ -17,7 +17,15 @@ from typing import NamedTuple, Protocol
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
 from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
-from weft.policies.base import IDLE_LANE, NO_DEADLINE, Candidate, LaneState, Running, Setting, Start
+from weft.engine.policies.base import (
+    IDLE_LANE,
+    NO_DEADLINE,
+    Candidate,
+    LaneState,
+    Running,
+    Setting,
+    Start,
+)
 
 AT_ONCE = 1e-6
 """Ticks of work that count as none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from weft.devices.decoupled import DeviceClocks, LayerTimes, issue
 from weft.engine.engine import Completion
-from weft.policies.base import Candidate, LaneState, Running, Setting, Start
+from weft.engine.policies.base import Candidate, LaneState, Running, Setting, Start
 
 
 class SimulatedNpu:

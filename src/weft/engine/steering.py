@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from weft.errors import InputError
+from weft.base.errors import InputError
 
 CALM, FULL = 0.25, 0.75
 """Parts of its spare time that a request spends in the queue: at the first the threshold begins to sink, from the

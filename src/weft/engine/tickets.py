@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from weft.engine.engine import Completion
-from weft.policies.base import NO_DEADLINE
+from weft.engine.policies.base import NO_DEADLINE
 
 
 class Terms(NamedTuple):

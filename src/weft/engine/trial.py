@@ -17,8 +17,16 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.engine.compiled import compiled_order, replayed
-from weft.policies.base import Policy, Setting
-from weft.policies.bound import Prices, QueryDemand, demand_of, least_share, mix_prices, prices, raised
+from weft.engine.policies.base import Policy, Setting
+from weft.engine.policies.bound import (
+    Prices,
+    QueryDemand,
+    demand_of,
+    least_share,
+    mix_prices,
+    prices,
+    raised,
+)
 
 ROUNDS = 24
 """Rounds of a trial, if the run has as many."""

@@ -1,4 +1,4 @@
-"""AI-MT's two-threshold rule, compiled; twin of ``weft.policies.aimt``."""
+"""AI-MT's two-threshold rule, compiled; twin of ``weft.engine.policies.aimt``."""
 
 from __future__ import annotations
 

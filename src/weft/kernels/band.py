@@ -1,4 +1,4 @@
-"""The fairness rule, compiled: which streams a band holds back; twin of ``weft.policies.fairness.may_go``."""
+"""The fairness rule, compiled: which streams a band holds back; twin of ``weft.engine.policies.fairness.may_go``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which head of requests goes next, by each policy that has a compiled loop: twins of ``weft.policies``.
+"""Which head of requests goes next, by each policy that has a compiled loop: twins of ``weft.engine.policies``.
 
 What a policy decides by stands in ``rules``; here is over which heads it looks. Each function becomes part of the loop.
 """

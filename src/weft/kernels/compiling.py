@@ -26,7 +26,8 @@ _njit: Any = numba.njit
 _config: Any = numba.config
 
 _log = logging.getLogger("weft.kernels")
-_IMPORTS = re.compile(r"^\s*(?:from|import) weft\.kernels(?:\.(\w+)| import (\w+))", re.MULTILINE)
+_IMPORTS = re.compile(r"^\s*(?:from|import) (weft\w*\.kernels)(?:\.(\w+)| import (\w+))", re.MULTILINE)
+"""Kernels are in packages called so, of the core and of tools."""
 
 
 class _Announcement(event.Listener):
@@ -123,15 +124,15 @@ Whoever calls the loop must keep it alive: a loop borrows what it was given, not
 
 @lru_cache
 def stamp(module: str) -> str:
-    """Changes with the source of a module of this package or of any that it imports from here."""
+    """Changes with the source of a module of kernels, or of any that it imports."""
     sources = sorted(f"{name}\n{text}" for name, text in _sources(module, {}).items())
     return sha256("\n".join(sources).encode()).hexdigest()
 
 
 def _sources(module: str, found: dict[str, str]) -> dict[str, str]:
     found[module] = getsource(import_module(module))
-    for path, name in _IMPORTS.findall(found[module]):
-        imported = f"weft.kernels.{path or name}"
+    for package, path, name in _IMPORTS.findall(found[module]):
+        imported = f"{package}.{path or name}"
         if imported not in found:
             _sources(imported, found)
     return found

@@ -1,4 +1,4 @@
-"""Layerweaver's greedy choice, compiled; twin of ``weft.policies.layerweaver``.
+"""Layerweaver's greedy choice, compiled; twin of ``weft.engine.policies.layerweaver``.
 
 Two loops: one for any number of streams, and one for two streams, the common case, whose candidates
 stay in registers. What a candidate costs and which goes first is in ``rules``.

@@ -1,4 +1,4 @@
-"""The ``weft`` policy, compiled; twin of ``weft.policies.weft`` run by ``weft.engine.Engine``.
+"""The ``weft`` policy, compiled; twin of ``weft.engine.policies.weft`` run by ``weft.engine.Engine``.
 
 Two storeys: ``weave_rollout`` issues layers, ``_play`` plays one candidate out. A play writes its
 issues behind the real ones in ``before`` and ``peak`` and is forgotten by not advancing ``n``.
@@ -217,6 +217,6 @@ def _catch_up(streams, buffer, front, issues, clocks):
 
 @inlined
 def _may_go(stream, behind, streams, front, max_lag):
-    """The fairness rule; twin of ``weft.policies.fairness.may_go``."""
+    """The fairness rule; twin of ``weft.engine.policies.fairness.may_go``."""
     gain = streams.gains[front.position[stream]]
     return stream == behind or within_lag(front.progress[stream], gain, front.progress[behind], max_lag)

@@ -1,4 +1,4 @@
-"""The products of a tiled NPU, counted and priced: what ``weft.costs.tiled`` describes, compiled.
+"""The products of a tiled NPU, counted and priced: what ``weft.devices.costs.tiled`` describes, compiled.
 
 Sizes are whole numbers held as floats: exact to 2^53, and they do not wrap around beyond it. The plain twin
 enumerates the loop nest tile by tile (tests/devices/test_tiled.py).

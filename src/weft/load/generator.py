@@ -27,9 +27,9 @@ from typing import Any, NamedTuple, ParamSpec
 
 import numpy as np
 
-from weft.errors import InputError, ShapeNeeded, WorkloadError, reason_of, unknown_name
-from weft.load.answers import Answer
-from weft.load.client import Pool, call, parse_url, request_bytes, unreachable
+from weft.base.errors import InputError, ShapeNeeded, WorkloadError, reason_of, unknown_name
+from weft.http.answers import Answer
+from weft.http.client import Pool, call, parse_url, request_bytes, unreachable
 from weft.load.payload import (
     BINARY,
     DEADLINES,

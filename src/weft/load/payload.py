@@ -15,11 +15,11 @@ from urllib.parse import quote
 
 import numpy as np
 
-from weft.errors import InputError, ShapeNeeded, WorkloadError, unknown_name
-from weft.load.client import ServerAddress, request_bytes
+from weft.base.errors import InputError, ShapeNeeded, WorkloadError, unknown_name
+from weft.base.shapes import example, written
+from weft.http.client import ServerAddress, request_bytes
 from weft.load.samples import Ints, Samples, read_samples
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
-from weft.shapes import example, written
 from weft.workloads.requests import Stream
 from weft.workloads.requests import served_name as served_name
 

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.load.answers import Answer
+from weft.base.shapes import written
+from weft.http.answers import Answer
 from weft.load.samples import Ints
 from weft.runtime.tensors import DATATYPES, Array
-from weft.shapes import written
 from weft.workloads.exits import MOST_EXITS
 
 EXIT = "weft_exit"

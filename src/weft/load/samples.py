@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.errors import InputError, WorkloadError
+from weft.base.errors import InputError, WorkloadError
+from weft.base.shapes import written
 from weft.runtime.archive import array_names, read_arrays
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
-from weft.shapes import written
 
 Ints = npt.NDArray[np.int64]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 
 LEAST_BYTES = 1024
 """Smaller tensors, such as shapes and scales, are equal by chance."""

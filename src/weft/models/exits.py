@@ -14,7 +14,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
-from weft.errors import ModelError, unknown_name
+from weft.base.errors import ModelError, unknown_name
 from weft.models.layer import Exit, Gemm, Layer, Model
 
 HEADS = ("fc", "conv")

@@ -1,6 +1,6 @@
 """Models as the scheduler sees them: layers in execution order and how much work each one is.
 
-Nothing here reads files (see ``onnx_import``) or knows a device (see ``weft.costs``). Counts are
+Nothing here reads files (see ``onnx_import``) or knows a device (see ``weft.devices.costs``). Counts are
 for one sample; a batch is applied where a profile is made.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 
 Shapes = Mapping[str, tuple[int, ...]]
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from weft.errors import ModelError, unknown_name
+from weft.base.errors import ModelError, unknown_name
 from weft.models.exits import with_exits
 from weft.models.layer import Model
 from weft.models.onnx_import import import_onnx

@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from weft.errors import ModelError, unknown_name
+from weft.base.errors import ModelError, unknown_name
 
 if TYPE_CHECKING:
     import onnx

@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from weft.errors import ModelError, unknown_name
+from weft.base.errors import ModelError, unknown_name
+from weft.base.registry import registered
 
 _PACKAGE = Path(__file__).parents[1]
 _PATIENCE_S = 60.0
@@ -57,8 +58,15 @@ def folder() -> Path:
 
 def place(file: str) -> Path:
     """Where *file*, named from the package on, lies or would lie after it was fetched."""
-    shipped = _PACKAGE / file
+    shipped = _shipped(file)
     return shipped if shipped.exists() else folder() / file
+
+
+def _shipped(file: str) -> Path:
+    """Where a checkout or a whole wheel has a file: files keep the names that they had before tools were packages."""
+    room, _, inside = file.partition("/")
+    tool = registered("modules").get(room)
+    return _PACKAGE / file if tool is None else _PACKAGE.with_name(tool.target) / inside
 
 
 def located(file: str) -> Path:
@@ -97,7 +105,7 @@ def _read(source: str, file: str) -> bytes:
     from http.client import HTTPException
     from urllib.request import urlopen
 
-    where = f"{source.rstrip('/')}/src/weft/{file}"
+    where = f"{source.rstrip('/')}/src/{_shipped(file).relative_to(_PACKAGE.parent).as_posix()}"
     try:
         if source.startswith(("http://", "https://")):
             with urlopen(where, timeout=_PATIENCE_S) as answer:

@@ -17,7 +17,7 @@ import onnx
 from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, inliner, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from weft.errors import ModelError, TuneError
+from weft.base.errors import ModelError, TuneError
 
 Floats = npt.NDArray[np.float32]
 

@@ -11,8 +11,9 @@ from math import ceil
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.base.errors import InputError, ModelError, WorkloadError, unknown_name
+from weft.base.shapes import Dimension, Shapes, describe_dimensions, example, settle
 from weft.devices.host import usable_cores
-from weft.errors import InputError, ModelError, WorkloadError, unknown_name
 from weft.load.samples import read_samples
 from weft.models.packaged import PACKAGED
 from weft.models.stitched_files import file_and_task
@@ -26,7 +27,6 @@ from weft.runtime.tensors import TensorSpec
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.isolation import THREADS
 from weft.serving.repository import ModelEntry, Repository
-from weft.shapes import Dimension, Shapes, describe_dimensions, example, settle
 from weft.workloads.requests import Stream, Workload
 
 OBJECTIVES = {

@@ -18,11 +18,11 @@ import numpy as np
 
 from weft.devices import Host, HostModel
 from weft.devices.lanes import LEAST_SPEED
+from weft.engine.policies import POLICIES, Policy
 from weft.planning.alone import times_alone
 from weft.planning.asked import Asked, SentStream
 from weft.planning.candidates import Arrangement
 from weft.planning.early_exits import reaching
-from weft.policies import POLICIES, Policy
 from weft.workloads.requests import Stream
 
 SLACK = 1.15

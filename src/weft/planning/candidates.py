@@ -8,9 +8,9 @@ from typing import Any
 
 from weft.devices import Host
 from weft.engine.lateness import SOFT
+from weft.engine.policies import POLICIES, Option
 from weft.planning.asked import Asked
 from weft.planning.plan import AS_GIVEN, ModelChoice, PlanSettings
-from weft.policies import POLICIES, Option
 from weft.simulation.comparison import batching
 from weft.workloads.requests import Workload
 

@@ -13,7 +13,7 @@ from itertools import islice
 from math import ceil
 from typing import Literal, Protocol
 
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.planning.asked import Asked
 from weft.planning.bounds import CHANCE
 from weft.planning.candidates import Arrangement

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from weft.errors import InputError, PlanError
+from weft.base.errors import InputError, PlanError
 from weft.planning.folder import changed_models, digest_of
 from weft.planning.layout import MODELS, SETTINGS_FILE, planned_workload
 from weft.planning.machine import these_versions, this_machine

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.errors import WorkloadError, unknown_name
+from weft.base.errors import WorkloadError, unknown_name
 from weft.runtime.stated import stated_exits, stated_outputs
 from weft.serving.config import ModelConfig
 from weft.workloads.requests import Stream, Workload, parse_workload

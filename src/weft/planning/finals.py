@@ -19,8 +19,16 @@ from weft.planning.deciding import Decision, Loss, Scores, criteria, decide
 from weft.planning.foreseen import stream_predictions
 from weft.planning.helpers import Helpers, Promise
 from weft.planning.plan import Prediction
-from weft.planning.trials import LOWEST, OptionTrial, keeps, kept_at, largest_step, missed_in, simulated
-from weft.reports.requests import RequestReport
+from weft.planning.trials import (
+    LOWEST,
+    OptionTrial,
+    keeps,
+    kept_at,
+    largest_step,
+    missed_in,
+    simulated,
+)
+from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, RequestRun
 from weft.simulation.run_length import FRESH_SEED, LONG, USUAL, RunLength
 

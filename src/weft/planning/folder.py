@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weft.base.errors import PlanError, unknown_name
+from weft.base.files import replacing_folder, write_text
 from weft.devices.host import Host, write_host
-from weft.errors import PlanError, unknown_name
-from weft.files import replacing_folder, write_text
 from weft.planning.layout import (
     DATA,
     HOST_FILE,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weft.base.errors import PlanError
 from weft.devices import Host, read_host
-from weft.errors import PlanError
 from weft.planning.layout import HOST_FILE
 from weft.planning.plan import Plan, Prediction, StreamPrediction
-from weft.reports.requests import RequestReport
+from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import prepare, simulate_requests
 from weft.workloads.requests import Workload
 

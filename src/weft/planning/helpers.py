@@ -23,7 +23,6 @@ Found = TypeVar("Found")
 
 MOST = 3
 """More have nothing to do: so few runs do not depend on each other."""
-_START = "from weft.planning.helpers import main; main()"
 
 
 class Promise(Generic[Found]):
@@ -43,8 +42,9 @@ class Promise(Generic[Found]):
 class Helpers:
     """Computes what is begun, with some processes or alone."""
 
-    def __init__(self, processes: int = 0) -> None:
-        """processes: besides this one."""
+    def __init__(self, processes: int = 0, module: str = __name__) -> None:
+        """processes: besides this one. module: what each of them imports while it starts."""
+        self._module = module
         self._waiting: deque[Promise[Any]] = deque()
         self._closed = False
         self._changed = Condition()
@@ -98,7 +98,7 @@ class Helpers:
     def _start(self) -> None:
         # in a group of its own, for Ctrl-C is ours to handle; not -m: nothing it pickles is of a module called __main__
         process = subprocess.Popen(
-            [sys.executable, "-c", _START],
+            [sys.executable, "-c", f"from {__name__} import main; main({self._module!r})"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -136,11 +136,11 @@ def _send(stream: IO[bytes], message: Any) -> None:
     stream.flush()
 
 
-def main() -> None:
-    """A helping process: compute what standard input asks for until it ends."""
+def main(module: str) -> None:
+    """A helping process: import a module, then compute what standard input asks for until it ends."""
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not stand between answers
-    import_module("weft.planning.finals")
+    import_module(module)
     _send(answers, "ready")
     with suppress(EOFError):
         while True:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from weft.errors import PlanError
+from weft.base.errors import PlanError
 from weft.workloads.requests import Workload, read_workload
 
 PLAN_FILE, SETTINGS_FILE, WORKLOAD_FILE = "plan.json", "weft.toml", "workload.toml"

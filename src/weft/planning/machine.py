@@ -7,10 +7,10 @@ import platform
 from datetime import UTC, datetime
 from pathlib import Path
 
+from weft.base.version import __version__, runtime_version
 from weft.devices.host import usable_cores
 from weft.planning.plan import PlanMachine
 from weft.runtime.cuda.requirements import gpu_called
-from weft.version import __version__, runtime_version
 
 
 def this_machine(device: str | None = None) -> PlanMachine:

@@ -13,18 +13,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
+from weft.base.errors import DeviceError, InputError
 from weft.devices import Host
 from weft.devices.host import HOST, read_host, usable_cores, write_host
-from weft.errors import DeviceError, InputError
 from weft.planning.asked import Asked, AskedModel
 from weft.planning.folder import digest_of
 from weft.planning.machine import processor_here, these_versions
 from weft.planning.served_files import files_to_serve
 from weft.planning.staging import stage
+from weft.planning.survey import Subject, survey_lanes
 from weft.runtime.cuda.requirements import gpu_called
 from weft.runtime.external import external_files
 from weft.serving.isolation import THREADS
-from weft.survey import Subject, survey_lanes
 
 SECONDS = 1.5
 """How long all models are watched together; one at a time, a third of it for each batch size."""
@@ -47,7 +47,7 @@ class LaneShape(NamedTuple):
 
 
 class LaneSurvey(Protocol):
-    """Measures models with several numbers of lanes; ``weft.survey.survey_lanes``."""
+    """Measures models with several numbers of lanes; ``weft.planning.survey.survey_lanes``."""
 
     def __call__(
         self,

@@ -1,6 +1,6 @@
 """A plan as a page that opens from a file: the prediction, all options, why this one, and its busiest second.
 
-The page is ``reports/plan.html``; here its data is made.
+The page is ``plan.html`` beside this module; here its data is made.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from weft.reports.page import page_text
 
 def plan_page(plan: Plan, asked: Asked, busiest: BusyStretch, measured_on: str) -> str:
     """The page of a plan; *measured_on*: the machine and time of the measurement, in words."""
-    return page_text("plan.html", {**page_data(plan, asked), "busiest": _stretch(busiest), "host": measured_on})
+    return page_text(
+        "plan.html", {**page_data(plan, asked), "busiest": _stretch(busiest), "host": measured_on}, "weft.planning"
+    )
 
 
 def page_data(plan: Plan, asked: Asked) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -21,11 +21,11 @@ from pydantic import (
     model_validator,
 )
 
+from weft.base.errors import PlanError
+from weft.base.jsonfile import first_problem, printable, read_json, write_json
 from weft.devices.conditions import Conditions
-from weft.errors import PlanError
-from weft.jsonfile import first_problem, printable, read_json, write_json
 from weft.planning.layout import PLAN_FILE
-from weft.shown import Shown
+from weft.reports.shown import Shown
 
 Text = Annotated[str, AfterValidator(printable)]
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
@@ -213,8 +213,6 @@ class PlanReasons(BaseModel, extra="forbid", frozen=True):
 
 class Plan(Shown, BaseModel, extra="forbid", frozen=True):
     """All that was decided. The field names are the keys of ``plan.json``."""
-
-    shown_by: ClassVar[str] = "weft.planning.plan_shown"
 
     format: Literal[1] = 1
     made: Text

@@ -45,7 +45,7 @@ def _late(plan: Plan) -> str:
 
 def figure(plan: Plan) -> Figure:
     """Latency beside deadline, and the largest load, of each option."""
-    from weft.reports.plan_picture import options_figure
+    from weft.planning.plan_picture import options_figure
 
     shown = _shown(plan)
     times = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.equal_weights import shared_share, weight_digests
 from weft.planning.asked import AskedModel
 

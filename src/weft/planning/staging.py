@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from weft.errors import PlanError
-from weft.files import write_text
+from weft.base.errors import PlanError
+from weft.base.files import write_text
 from weft.planning.folder import ModelToServe
 from weft.planning.toml_text import as_toml
 from weft.runtime.external import external_files

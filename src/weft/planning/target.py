@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from weft.base.errors import InputError
 from weft.devices import HOST, Host, read_host
 from weft.devices.host import is_gpu
-from weft.errors import InputError
 from weft.runtime.cuda.requirements import check
 from weft.runtime.twins import TWIN
 from weft.workloads.requests import Workload

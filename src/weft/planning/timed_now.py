@@ -9,19 +9,19 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from weft.base.errors import PlanError
 from weft.devices import Host, HostModel
 from weft.devices.conditions import Conditions
 from weft.devices.host import HOST
-from weft.errors import PlanError
 from weft.planning.folder import changed_models
 from weft.planning.foreseen import planned_host
 from weft.planning.layout import MODELS, planned_workload
 from weft.planning.measured import CUT, default_cache
 from weft.planning.plan import Plan, read_plan
+from weft.planning.survey import Subject
+from weft.planning.survey.measure import time_models
 from weft.runtime.cuda.requirements import gpu_called
 from weft.serving.repository import Repository
-from weft.survey import Subject
-from weft.survey.measure import time_models
 
 SECONDS = 2.0
 """How long all models are watched, in turns."""
@@ -31,7 +31,7 @@ SAME_TIME = 1.2
 
 
 class Timing(Protocol):
-    """Times models in turns on one lane; ``weft.survey.measure.time_models``."""
+    """Times models in turns on one lane; ``weft.planning.survey.measure.time_models``."""
 
     def __call__(
         self,

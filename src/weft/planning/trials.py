@@ -13,7 +13,7 @@ from math import floor, inf, log
 from weft.planning.asked import Asked
 from weft.planning.bounds import SLACK, Bound, bound_of
 from weft.planning.candidates import Arrangement
-from weft.reports.requests import RequestReport
+from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, RequestRun, prepare, simulate_requests
 from weft.simulation.run_length import SHORT, USUAL, RunLength, lasting
 from weft.workloads.requests import Workload

@@ -9,15 +9,15 @@ from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from weft.base.errors import InputError, WorkloadError
+from weft.base.registry import find
 from weft.devices import Host
 from weft.devices.conditions import Conditions, worst_of
-from weft.errors import InputError, WorkloadError
 from weft.planning.alone import times_alone
 from weft.planning.asked import LIMIT, Asked, AskedModel, ask
 from weft.planning.busiest import BusyStretch, busiest
 from weft.planning.candidates import Arrangement, arrangements
 from weft.planning.choice import Chosen, choose
-from weft.planning.eight_bits import with_int8
 from weft.planning.finals import FINALISTS, Finalist, finals, long_run
 from weft.planning.folder import ModelToServe, planned_model, source_digests, write_plan
 from weft.planning.helpers import Helpers
@@ -128,10 +128,15 @@ def make_plan(
     )
     options = arrangements(asked, hosts)
     memory = partial(memory_of, asked)
-    with Helpers(processes - 1) as helpers:
+    with Helpers(processes - 1, finals.__module__) as helpers:
         chosen = choose(asked, options, memory, lambda done, of: told(PlanProgress("choosing", "", done, of)))
         conditions = worst_of(host.conditions for host in hosts)
         return _made(asked, with_longer_segments(asked, chosen, memory), told, helpers, conditions)
+
+
+def plan_option(name: str) -> Any:
+    """What a tool registers for an option of ``weft plan``; InputError where the tool, or what it needs, is missing."""
+    return find("plan_options", name, "option that a tool adds to weft plan").load()
 
 
 def measured_for(
@@ -150,7 +155,7 @@ def measured_for(
     target = plan_target(devices, workload)
     asked = ask(workload, kept / CUT, device=target.device, **asking)
     if int8:
-        asked = with_int8(asked, kept, lambda what: told(PlanProgress("making int8", what)))
+        asked = plan_option("int8")(asked, kept, lambda what: told(PlanProgress("making int8", what)))
     hosts = _hosts(asked, target, kept, seconds, told, fresh)
     check_exits(asked, hosts)
     check_deadlines(asked, hosts)

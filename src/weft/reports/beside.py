@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 from urllib.parse import quote
 
-from weft.errors import InputError
-from weft.files import write_text
+from weft.base.errors import InputError
+from weft.base.files import write_text
 
 KINDS = {
     "plan": "Plan",

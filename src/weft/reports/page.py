@@ -1,7 +1,7 @@
 """What all pages for people share: one style, one script, one palette, put inline into pages that need no network.
 
-A page is a template beside this module and data for it. To make one, write ``NAME.html`` like this, and call
-``write_page(path, "NAME.html", data)``:
+A page is a template and data for it. To make one, write ``NAME.html`` like this into the package whose results it
+shows, and call ``write_page(path, "NAME.html", data, __package__)`` there:
 
 - ``<meta name="weft-page" content="NAME" data-beside="[]">`` near its beginning says what kind of page it is (one of
   ``KINDS`` of ``reports.beside``, which keeps links to the pages beside it up to date; ``linksBeside()`` shows them);
@@ -32,7 +32,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any
 
-from weft.files import write_text
+from weft.base.files import write_text
 from weft.reports.beside import link_pages
 
 PALETTE = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#8f8f8f", "#b8a400")
@@ -45,9 +45,9 @@ DATA_MARK = "/*weft-data*/"
 _PART = re.compile(r"/\*weft:([\w.]+)\*/")
 
 
-def write_page(path: Path | str, template: str, data: Mapping[str, Any]) -> None:
+def write_page(path: Path | str, template: str, data: Mapping[str, Any], package: str = "weft.reports") -> None:
     """Write a page with its data; it and the pages of other kinds in its folder then link to each other."""
-    write_text(path, page_text(template, data))
+    write_text(path, page_text(template, data, package))
     link_pages(Path(path))
 
 

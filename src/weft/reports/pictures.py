@@ -6,8 +6,8 @@ from pathlib import Path
 
 from matplotlib.figure import Figure as Figure
 
-from weft.errors import InputError
-from weft.files import replacing
+from weft.base.errors import InputError
+from weft.base.files import replacing
 
 SUFFIXES = (".png", ".svg")
 

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.reports.html import model_colours
 from weft.reports.occupancy import Intervals, Occupancy, occupancy
 from weft.reports.pictures import picture_path, save

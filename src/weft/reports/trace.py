@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.errors import InputError
-from weft.jsonfile import read_json, write_json
+from weft.base.errors import InputError
+from weft.base.jsonfile import read_json, write_json
 
 FORMAT = 1
 LAST_S = 1e9

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.errors import InputError
+from weft.base.errors import InputError
 
 
 def array_names(path: str | Path) -> list[str]:

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+from weft.base.errors import ModelError, unknown_name
 from weft.devices.shares import GpuLikeness
-from weft.errors import ModelError, unknown_name
 from weft.runtime.exits import KINDS, ExitSpec, Kind
 from weft.runtime.lent import Lender
 from weft.runtime.stitched import TaskSpec

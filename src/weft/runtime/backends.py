@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
 
-from weft.errors import InputError, unknown_name
+from weft.base.errors import InputError, unknown_name
 from weft.runtime.backend import Backend
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.twins import is_twin

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NoReturn
 
-from weft.errors import Overloaded
+from weft.base.errors import Overloaded
 from weft.runtime.backend import LoadedModel
 
 State = Literal["closed", "trying", "open"]

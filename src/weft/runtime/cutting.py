@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, ValueInfoProto, helper
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.values import unsteady
 
 BANDWIDTH_BYTES_PER_S = 5e9

@@ -20,8 +20,8 @@ import numpy as np
 from google.protobuf.message import Message
 from onnx import ModelProto, TensorProto, helper
 
-from weft.errors import ModelError
-from weft.files import kind_of
+from weft.base.errors import ModelError
+from weft.base.files import kind_of
 from weft.runtime.tensors import Array
 from weft.runtime.wire_format import Bytes, Glance, fields
 

@@ -25,7 +25,7 @@ from typing import Protocol
 from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine.engine import Completion
 from weft.engine.lane_queues import BatchKey, at_home, awaited, has_room, known, lane_for
-from weft.policies.base import IDLE_LANE, NO_DEADLINE, Candidate, LaneState, Running, Start
+from weft.engine.policies.base import IDLE_LANE, NO_DEADLINE, Candidate, LaneState, Running, Start
 from weft.runtime.backend import Backend, DeviceLane, Ended, StartedStep, StepEnd, StepOutput
 
 log = logging.getLogger("weft.engine")

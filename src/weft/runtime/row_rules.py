@@ -16,7 +16,15 @@ import numpy as np
 from onnx import NodeProto, helper
 
 from weft.models.onnx_import.attributes import Attributes
-from weft.runtime.owners import Mixed, Owners, Shape, along, collapsed, joined, shrunk
+from weft.runtime.owners import (
+    Mixed,
+    Owners,
+    Shape,
+    along,
+    collapsed,
+    joined,
+    shrunk,
+)
 from weft.runtime.tensors import Array
 
 

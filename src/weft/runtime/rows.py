@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from weft.errors import first_line
+from weft.base.errors import first_line
 from weft.models.onnx_import.attributes import Attributes
 from weft.runtime.owners import Mixed, Owners, Shape, collapsed, joined, numbered
 from weft.runtime.row_rules import ASKED, ELEMENTWISE, LOTS, Case, whom

@@ -8,11 +8,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, ValueInfoProto, helper
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
+from weft.base.shapes import Dimension
 from weft.models.onnx_import.importer import dimensions_of
 from weft.runtime.exits import METADATA_KEY
 from weft.runtime.tensors import DATATYPES, TensorSpec
-from weft.shapes import Dimension
 
 _NAMES = {kind: name for name, kind in DATATYPES.items() if name != "BYTES"}
 

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 import numpy as np
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from weft.errors import ModelError
-from weft.jsonfile import first_problem, printable
+from weft.base.errors import ModelError
+from weft.base.jsonfile import first_problem, printable
 from weft.runtime.metadata import PROGRAM_SUFFIX, STITCHED_KEY, STITCHED_VERSION
 from weft.runtime.tensors import Array, TensorSpec
 from weft.runtime.wire_format import Glance, fields

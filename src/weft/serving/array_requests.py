@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from weft.errors import BadRequest
+from weft.base.errors import BadRequest
 from weft.runtime.lent import Input
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving.wire import (

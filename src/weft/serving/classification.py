@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.errors import BadRequest, ModelError, reason_of, unknown_name
+from weft.base.errors import BadRequest, ModelError, reason_of, unknown_name
 from weft.runtime.tensors import Array, TensorSpec
 
 MOST_LABEL_BYTES = 16 << 20

@@ -29,13 +29,13 @@ from pydantic import (
     create_model,
 )
 
+from weft.base.errors import InputError
+from weft.base.files import kind_of
+from weft.base.jsonfile import first_problem, printable
+from weft.base.shapes import sizes_of
 from weft.devices.host import is_gpu, usable_cores
-from weft.errors import InputError
-from weft.files import kind_of
-from weft.jsonfile import first_problem, printable
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
 from weft.runtime.metadata import PROGRAM_SUFFIX
-from weft.shapes import sizes_of
 
 LARGEST_FILE_BYTES = 1 << 20
 """Settings are short; more than this is some other file."""

@@ -9,7 +9,7 @@ import base64
 import binascii
 from collections.abc import Callable, Collection, Mapping
 
-from weft.errors import BadRequest, Forbidden, RequestError
+from weft.base.errors import BadRequest, Forbidden, RequestError
 from weft.runtime.lent import HANDLE_BYTES, Lender, LendingTerms
 from weft.serving.regions import OFF, REGION_NUMBERS, Regions, whole
 

@@ -13,14 +13,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from threading import get_ident
 
-from weft.costs.program import Program
+from weft.base.errors import (
+    Cancelled,
+    Expired,
+    Failed,
+    InputError,
+    Overloaded,
+    RequestError,
+    first_line,
+)
+from weft.devices.costs.program import Program
 from weft.devices.decoupled import LayerTimes
 from weft.engine.engine import Completion
 from weft.engine.for_requests import request_engine
+from weft.engine.policies import Candidate, Option, Setting, make_request_policy, policy_called
+from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.engine.tickets import Batch, Ticket
-from weft.errors import Cancelled, Expired, Failed, InputError, Overloaded, RequestError, first_line
-from weft.policies import Candidate, Option, Setting, make_request_policy, policy_called
-from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.runtime.backend import Backend
 from weft.runtime.breaker import breaker_of
 from weft.runtime.lanes import Lane, LaneExecutor, LaneTask

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.serving.config import API_KEY_VARIABLE, ServerConfig, check_setting, one_line, read_api_key
 
 PREFIX = "WEFT_"

@@ -8,7 +8,7 @@ from typing import Any
 
 import grpc
 
-from weft.errors import RequestError
+from weft.base.errors import RequestError
 
 NOT_RECEIVED = "NOT_RECEIVED"
 """Stands for a status code where gRPC ended a call before its message had arrived: larger than ``max_body_bytes``,

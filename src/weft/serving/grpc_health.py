@@ -14,7 +14,7 @@ from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
-from weft.errors import NotFound, Overloaded
+from weft.base.errors import NotFound, Overloaded
 from weft.serving import proto
 from weft.serving.service import Service
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from google.protobuf.message import DecodeError
 
-from weft.errors import BadRequest, TooLarge
+from weft.base.errors import BadRequest, TooLarge
 from weft.serving import proto
 from weft.serving.wire import LARGE_BYTES, MAX_ID_CHARS
 

@@ -26,9 +26,9 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or its core writes lines of i
 
 import grpc
 
-from weft.errors import InputError, NotFound, RequestError, Unauthorised, Unsupported
+from weft.base.errors import InputError, NotFound, RequestError, Unauthorised, Unsupported
+from weft.http.budget import UNCOUNTED_BYTES
 from weft.serving import grpc_messages, grpc_wire, proto
-from weft.serving.budget import UNCOUNTED_BYTES
 from weft.serving.grpc_calls import NOT_RECEIVED, LostAnswers, RefusedCall, UnaryCall, refuse, serialized
 from weft.serving.grpc_health import SERVICE as HEALTH
 from weft.serving.grpc_health import Health, HealthCheckRequest

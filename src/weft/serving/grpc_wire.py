@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from google.protobuf import json_format
 
-from weft.errors import BadRequest, Failed
+from weft.base.errors import BadRequest, Failed
 from weft.runtime.lent import Input
 from weft.runtime.tensors import Array
 from weft.serving import proto, wire

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from weft.errors import BadRequest, Forbidden
+from weft.base.errors import BadRequest, Forbidden
 from weft.serving.config import ServerConfig, is_loopback
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")

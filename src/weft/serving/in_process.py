@@ -25,7 +25,7 @@ from typing import Any, Self, TypeVar
 
 import numpy.typing as npt
 
-from weft.errors import BadRequest, InputError, Overloaded, RequestError, unknown_name
+from weft.base.errors import BadRequest, InputError, Overloaded, RequestError, unknown_name
 from weft.runtime.tensors import Array
 from weft.serving import metrics
 from weft.serving.array_requests import answer_of, request_of

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.backend import Backend
 from weft.runtime.backends import isolating, make_backend, on_device
 from weft.runtime.breaker import Endurance

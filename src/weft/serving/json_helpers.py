@@ -18,7 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from weft.errors import Cancelled, Failed, Overloaded, RequestError
+from weft.base.errors import Cancelled, Failed, Overloaded, RequestError
 from weft.runtime.isolated.spawning import bare_environment
 from weft.runtime.tensors import Array
 from weft.serving import json_worker

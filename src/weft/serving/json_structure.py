@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any, NamedTuple
 
-from weft.errors import BadRequest, TooLarge
+from weft.base.errors import BadRequest, TooLarge
 
 
 class Structure(NamedTuple):

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from weft.errors import RequestError
+from weft.base.errors import RequestError
 from weft.runtime.tensors import Array
 from weft.serving import wire
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec

@@ -19,9 +19,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from weft.errors import InputError, OverQuota, Unauthorised
+from weft.base.errors import InputError, OverQuota, Unauthorised
+from weft.http.hops import ANYONE, ClientRank
 from weft.serving.config import Count, Name, one_line, read_toml, valid_key
-from weft.serving.hops import ANYONE, ClientRank
 
 log = logging.getLogger("weft.server")
 

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from weft.errors import ModelError, NotLearned, WeftError, first_line
+from weft.base.errors import ModelError, NotLearned, WeftError, first_line
 from weft.serving.errands import errand
 from weft.serving.repository import ModelEntry
 from weft.serving.slots import ModelSlot, signature

@@ -12,9 +12,9 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from weft.base.errors import ModelError, WorkloadError
+from weft.base.files import refuse_special_file
 from weft.engine.steering import ExitShares, Steered, Steering
-from weft.errors import ModelError, WorkloadError
-from weft.files import refuse_special_file
 from weft.runtime.exits import ExitSpec, Kind, confidence
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec

@@ -16,8 +16,8 @@ from functools import partial
 from itertools import takewhile
 from pathlib import Path
 
+from weft.base.errors import LoadFailed, ModelError, NotFound, Overloaded, WeftError
 from weft.engine.steering import Steering
-from weft.errors import LoadFailed, ModelError, NotFound, Overloaded, WeftError
 from weft.runtime.backend import Backend, LoadedModel, LoadOptions
 from weft.serving.classification import labels_beside
 from weft.serving.config import ModelConfig

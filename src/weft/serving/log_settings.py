@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from weft.errors import BadRequest, Unsupported
+from weft.base.errors import BadRequest, Unsupported
 
 FORMAT = "%(asctime)s %(name)s %(message)s"
 LOGGER = "weft"

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from weft.base.version import __version__
 from weft.runtime.tensors import DATATYPES
 from weft.serving.log_settings import FORMATS as LOG_FORMATS
 from weft.serving.log_settings import MOST_VERBOSE
 from weft.serving.request_parameters import MOST_WHOLE
 from weft.serving.service import Service
 from weft.serving.wire import MAX_ID_CHARS
-from weft.version import __version__
 
 Json = dict[str, Any]
 

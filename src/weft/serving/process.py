@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from weft.errors import InputError
+from weft.base.errors import InputError
 
 STOP_S = 60.0
 """How long it may take to answer what it has accepted."""

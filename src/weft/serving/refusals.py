@@ -6,9 +6,9 @@ deadline that passed in ``dispatch``. ``metrics`` lists the names of all of them
 
 from __future__ import annotations
 
+from weft.base.errors import Expired, Overloaded, RequestError
 from weft.engine.admission import Refusal
 from weft.engine.tickets import WaitingLine
-from weft.errors import Expired, Overloaded, RequestError
 from weft.serving.streams import ServedModel
 
 QUEUE_FULL = "exceeds its maximum queue size"

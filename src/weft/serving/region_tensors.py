@@ -15,10 +15,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from weft.errors import BadRequest, TooLarge
+from weft.base.errors import BadRequest, TooLarge
+from weft.http.budget import UNCOUNTED_BYTES, ByteBudget
 from weft.runtime.lent import LentTensor
 from weft.runtime.tensors import Array
-from weft.serving.budget import UNCOUNTED_BYTES, ByteBudget
 from weft.serving.regions import Region, RegionPart
 from weft.serving.wire import (
     Fitted,

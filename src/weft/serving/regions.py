@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
-from weft.errors import AlreadyRegistered, BadRequest, NotFound, RequestError, TooLarge
+from weft.base.errors import AlreadyRegistered, BadRequest, NotFound, RequestError, TooLarge
 from weft.runtime.lent import LendingTerms
 
 REGION, OFFSET, BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"

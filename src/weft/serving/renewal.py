@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from weft.errors import RequestError
+from weft.base.errors import RequestError
 from weft.serving.config import ServerConfig
 from weft.serving.library import Library
 from weft.serving.slots import ModelSlot

@@ -21,17 +21,16 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.errors import InputError, ModelError, NotFound, unknown_name
-from weft.files import kind_at, kind_of
+from weft.base.errors import InputError, ModelError, NotFound, unknown_name
+from weft.base.files import kind_at, kind_of
+from weft.base.shapes import Shape, parse_shapes
+from weft.base.version import __version__
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_file
 from weft.models.trained import TRAINED
-from weft.runtime.metadata import PROGRAM_SUFFIX
+from weft.runtime.metadata import PROGRAM_SUFFIX, servable
 from weft.runtime.stitched import tasks_in
 from weft.serving.config import ModelConfig, one_line, read_model_config
-from weft.shapes import Shape, parse_shapes
-from weft.stitching.metadata import servable
-from weft.version import __version__
 
 MODEL_FILE, SETTINGS_FILE, TRITON_FILE = "model.onnx", "weft.toml", "config.pbtxt"
 SUFFIXES = (".onnx", PROGRAM_SUFFIX)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from weft.errors import BadRequest
+from weft.base.errors import BadRequest
 
 MOST_WHOLE = 2**64 - 1
 """Triton keeps ``timeout`` and ``priority`` in 64 bits without a sign."""

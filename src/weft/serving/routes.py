@@ -16,19 +16,20 @@ from urllib.parse import parse_qs, unquote
 
 import orjson
 
-from weft.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
-from weft.serving import dashboard, docs_page, encoding, json_literals, metrics, openapi, state
-from weft.serving.budget import ByteBudget
-from weft.serving.hops import AGE, RANK, ClientRank, age_of, rank_of
+from weft.base.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
+from weft.http import encoding
+from weft.http.budget import ByteBudget
+from weft.http.hops import AGE, RANK, ClientRank, age_of, rank_of
+from weft.http.messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
+from weft.http.unpacking import ENCODINGS, Unpacker
+from weft.serving import dashboard, docs_page, json_literals, metrics, openapi, state
 from weft.serving.hosts import HostNames, check_origin, names_of
-from weft.serving.http_messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
 from weft.serving.json_helpers import has_strings, is_large
 from weft.serving.json_structure import check_keys, check_parts, own_keys
 from weft.serving.keys import Caller
 from weft.serving.regions import RegionTable
 from weft.serving.service import InferCall, Service, internal
 from weft.serving.telemetry import PARENT
-from weft.serving.unpacking import ENCODINGS, Unpacker
 from weft.serving.wire import LARGE_BYTES, InferResponse, ModelSpec, decode, encode
 
 log = logging.getLogger("weft.http")

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from weft.errors import (
+from weft.base.errors import (
     BadRequest,
     Failed,
     Overloaded,

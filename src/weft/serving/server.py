@@ -13,9 +13,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import Any
 
-from weft.errors import InputError, Overloaded, RequestError, reason_of
-from weft.policies import Setting, make_request_policy
-from weft.policies.base import NO_BUFFER
+from weft.base.errors import InputError, Overloaded, RequestError, reason_of
+from weft.engine.policies import Setting, make_request_policy
+from weft.engine.policies.base import NO_BUFFER
+from weft.http.messages import HttpExchange, HttpResponse
+from weft.http.server import ClientLimits, HttpServer
 from weft.runtime.own_folder import make_folder, remove
 from weft.serving.allocation import IDLE_BYTES, give_freed_memory_back, keep_freed_memory
 from weft.serving.config import ServerConfig
@@ -24,8 +26,6 @@ from weft.serving.ending import AT_ONCE_S, GRACE_S, LastResort
 from weft.serving.errands import errand
 from weft.serving.grpc_service import GrpcFace, credentials
 from weft.serving.history import STEP_S
-from weft.serving.http import ClientLimits, HttpServer
-from weft.serving.http_messages import HttpExchange, HttpResponse
 from weft.serving.isolation import backend_of
 from weft.serving.keys import Keys
 from weft.serving.library import Library

@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from weft.errors import (
+from weft.base.errors import (
     BadRequest,
     Cancelled,
     Expired,
@@ -27,16 +27,17 @@ from weft.errors import (
     Overloaded,
     RequestError,
 )
+from weft.base.version import __version__
+from weft.http.budget import ByteBudget
+from weft.http.hops import ANYONE, ClientRank, ServerEstimate
 from weft.runtime.lent import Lender
 from weft.runtime.tensors import Array
-from weft.serving.budget import ByteBudget
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.cuda_memory import CudaMemory
 from weft.serving.dispatch import Dispatcher
 from weft.serving.errands import errand
 from weft.serving.held_memory import HeldMemory
 from weft.serving.history import History
-from weft.serving.hops import ANYONE, ClientRank, ServerEstimate
 from weft.serving.isolation import THREADS
 from weft.serving.json_helpers import JsonHelpers
 from weft.serving.keys import Caller, Keys
@@ -56,7 +57,6 @@ from weft.serving.tickets import ClientTicket, Reply
 from weft.serving.trace_settings import TraceSettings
 from weft.serving.triton_config import asked_settings, parameters_of
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Parameter, SharedTensors
-from weft.version import __version__
 
 log = logging.getLogger("weft.server")
 

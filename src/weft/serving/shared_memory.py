@@ -15,7 +15,7 @@ import stat
 import sys
 from collections.abc import Mapping
 
-from weft.errors import BadRequest, Forbidden, Overloaded, RequestError
+from weft.base.errors import BadRequest, Forbidden, Overloaded, RequestError
 from weft.runtime.lent import LendingTerms, read_fully
 from weft.serving.regions import OFF, REGION_NUMBERS, Regions, whole
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
 
+from weft.base.errors import InputError
 from weft.devices.host import GpuCuts
 from weft.devices.shares import GpuLikeness
-from weft.errors import InputError
-from weft.policies import policy_called
+from weft.engine.policies import policy_called
 
 UNMEASURED = GpuLikeness(speeds={4096: 1.0}, kernel_us=10.0, memory=0.5)
 """What a model is taken to be like that was not measured on shares: it fills the GPU, and wants half of the memory."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.backend import LoadedModel
 from weft.runtime.breaker import breaker_of
 from weft.serving.config import ModelConfig

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from weft.base.version import __version__
 from weft.runtime.backend import LoadedModel
 from weft.serving.recorder import LaneSpan
 from weft.serving.service import Service
 from weft.serving.sharing import UNCUT
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import WINDOW_NS, RecentWindow, Statistics
-from weft.version import __version__
 
 LONGEST_NS = 60_000_000_000
 """A timeline goes back no further."""

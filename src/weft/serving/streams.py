@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from weft.costs.program import Program
+from weft.base.errors import BadRequest
+from weft.devices.costs.program import Program
 from weft.devices.shares import GpuLikeness
+from weft.engine.policies.base import NO_DEADLINE, Candidate
 from weft.engine.requests import Requests
 from weft.engine.tickets import Terms, WaitingLine
-from weft.errors import BadRequest
-from weft.policies.base import NO_DEADLINE, Candidate
 from weft.runtime.backend import LoadedModel
 from weft.runtime.lanes import INLINE_TICKS
 from weft.runtime.lent import Input

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from weft.errors import InputError, RequestError
-from weft.version import __version__
+from weft.base.errors import InputError, RequestError
+from weft.base.version import __version__
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from weft.base.errors import Expired, RequestError, UnfitInputs
+from weft.engine.policies.base import NO_DEADLINE
 from weft.engine.tickets import Ticket
-from weft.errors import Expired, RequestError, UnfitInputs
-from weft.policies.base import NO_DEADLINE
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.exits import join
 from weft.runtime.lent import Input

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from weft.errors import BadRequest, Unsupported
+from weft.base.errors import BadRequest, Unsupported
 
 OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
 ENDLESS = -1

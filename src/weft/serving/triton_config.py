@@ -12,8 +12,8 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from weft.errors import BadRequest, Unsupported
-from weft.jsonfile import first_problem
+from weft.base.errors import BadRequest, Unsupported
+from weft.base.jsonfile import first_problem
 from weft.serving.config import ModelConfig, TaskConfig, one_line
 
 PREFIX = "weft_"

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from weft.errors import BadRequest, Failed, unknown_name
+from weft.base.errors import BadRequest, Failed, unknown_name
 from weft.runtime.lent import Input
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.serving import json_literals

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from weft.costs import DEFAULT_COST
-from weft.costs.layer_costs import Profile, estimate
+from weft.base.errors import InputError
 from weft.devices import Host, Npu, load_device, load_npu
+from weft.devices.costs import DEFAULT_COST
+from weft.devices.costs.layer_costs import Profile, estimate
 from weft.engine.lateness import check_late
-from weft.errors import InputError
+from weft.engine.policies import ON_SHARES, POLICIES, Option, check_policy
 from weft.models.layer import Model
 from weft.models.sources import load_model
-from weft.policies import ON_SHARES, POLICIES, Option, check_policy
-from weft.reports.report import Report
-from weft.reports.requests import RequestReport
-from weft.reports.run_tables import comparison_table, request_comparison_table
 from weft.reports.tables import ResultTable, as_html
+from weft.simulation.report import Report
+from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, Device, prepare, simulate_requests
+from weft.simulation.run_tables import comparison_table, request_comparison_table
 from weft.simulation.saturated import Run, simulate
 from weft.simulation.sweep import sweep_aimt
 from weft.workloads import Saturated
@@ -86,7 +86,7 @@ class Comparison:
 
     def plot(self) -> Figure:
         """Throughput by policy, and what no policy can exceed."""
-        from weft.reports.run_pictures import comparison_figure
+        from weft.simulation.run_pictures import comparison_figure
 
         return comparison_figure(self.title, self.reports)
 
@@ -122,7 +122,7 @@ class RequestComparison:
 
     def plot(self) -> Figure:
         """The deadlines that each stream missed under each policy."""
-        from weft.reports.run_pictures import request_comparison_figure
+        from weft.simulation.run_pictures import request_comparison_figure
 
         return request_comparison_figure(self.title, self.reports)
 

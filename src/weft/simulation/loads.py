@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from weft.base.errors import DeviceError, InputError, WorkloadError
 from weft.devices import Host, TiledNpu, load_device
 from weft.engine.lateness import check_late
-from weft.errors import DeviceError, InputError, WorkloadError
-from weft.policies import POLICIES, check_policy
+from weft.engine.policies import POLICIES, check_policy
 from weft.reports.tables import ResultTable, TableRow, as_html, number
 from weft.simulation.comparison import host_settings, request_names
 from weft.simulation.requests import ONLINE, Device, prepare
@@ -85,7 +85,7 @@ class SustainedLoads:
 
     def plot(self) -> Figure:
         """The throughput at the largest load, by policy and ratio."""
-        from weft.reports.loads import loads_figure
+        from weft.simulation.loads_picture import loads_figure
 
         return loads_figure(self.labels, self.policies, [answer.stp for answer in self.answers])
 

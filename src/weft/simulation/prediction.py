@@ -20,19 +20,19 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from weft.costs.program import Program
+from weft.base.errors import InputError
+from weft.base.jsonfile import first_problem, read_json
+from weft.devices.costs.program import Program
 from weft.devices.host import GpuCuts, like_at
 from weft.devices.shares import GpuLikeness, Shares
 from weft.engine import Arrivals, Completion, SimulatedHost, request_engine
 from weft.engine.lane_queues import DEVICE_AHEAD
+from weft.engine.policies import Option, Setting, make_request_policy, policy_called
+from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.engine.simulated_host import Crowd, DrawnWork
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
-from weft.errors import InputError
-from weft.jsonfile import first_problem, read_json
 from weft.load.payload import served_name
 from weft.load.report import ranks
-from weft.policies import Option, Setting, make_request_policy, policy_called
-from weft.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.workloads.exits import check_rates
 
 Floats = npt.NDArray[np.float64]

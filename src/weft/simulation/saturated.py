@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from weft.costs.layer_costs import Profile, spill_together
-from weft.costs.program import MAX_TICKS, Clock, lower
+from weft.base.errors import WorkloadError
+from weft.base.version import __version__
 from weft.devices import Npu, check_activations
+from weft.devices.costs.layer_costs import Profile, spill_together
+from weft.devices.costs.program import MAX_TICKS, Clock, lower
 from weft.engine.compiled import compiled_order, replayed
 from weft.engine.engine import Engine
+from weft.engine.policies import Option, Policy, Setting, described, make_policy
 from weft.engine.saturated import SaturatedStreams
 from weft.engine.simulated_npu import SimulatedNpu
 from weft.engine.trial import settled
-from weft.errors import WorkloadError
-from weft.policies import Option, Policy, Setting, described, make_policy
-from weft.reports.report import Report, report
 from weft.reports.trace import Trace
-from weft.version import __version__
+from weft.simulation.report import Report, report
 from weft.workloads import Saturated
 
 if TYPE_CHECKING:

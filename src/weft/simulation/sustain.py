@@ -15,10 +15,10 @@ from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from weft.base.errors import WorkloadError
 from weft.devices import Host, load_device
-from weft.errors import WorkloadError
-from weft.policies import Option
-from weft.reports.requests import RequestReport
+from weft.engine.policies import Option
+from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, Device, prepare, simulate_requests
 from weft.simulation.run_length import FRESH_SEED, USUAL, lasting_at_least
 from weft.simulation.workers import QuietProcesses

@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft.costs.layer_costs import Profile
+from weft.base.errors import WorkloadError
 from weft.devices import Npu
+from weft.devices.costs.layer_costs import Profile
+from weft.engine.policies.aimt import AiMt
 from weft.engine.trial import TrialJudge
-from weft.errors import WorkloadError
-from weft.policies.aimt import AiMt
 from weft.simulation.saturated import make_setting
 from weft.workloads import Saturated
 

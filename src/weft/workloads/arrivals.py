@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from weft.errors import WorkloadError, reason_of
+from weft.base.errors import WorkloadError, reason_of
 
 Floats = npt.NDArray[np.float64]
 Rng = np.random.Generator

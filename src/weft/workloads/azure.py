@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from weft.errors import WorkloadError, reason_of
+from weft.base.errors import WorkloadError, reason_of
 from weft.workloads.traces import CallerTrace, CountedTrace, TimedTrace
 
 MINUTE_S = 60.0

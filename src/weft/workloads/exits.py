@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.errors import WorkloadError
+from weft.base.errors import WorkloadError
 from weft.workloads.arrivals import BLOCK
 
 Floats = npt.NDArray[np.float64]

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from weft.errors import ShapeNeeded, WorkloadError, reason_of
-from weft.jsonfile import first_problem
-from weft.shapes import sizes_of
+from weft.base.errors import ShapeNeeded, WorkloadError, reason_of
+from weft.base.jsonfile import first_problem
+from weft.base.shapes import sizes_of
 from weft.workloads import arrivals
 from weft.workloads import exits as leaving
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from weft.errors import WorkloadError
+from weft.base.errors import WorkloadError
 
 DEFAULT_MAX_LAG = 0.25
 MOST_LAG = 1e6

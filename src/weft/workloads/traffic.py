@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from weft.errors import WorkloadError, reason_of
-from weft.jsonfile import first_problem
+from weft.base.errors import WorkloadError, reason_of
+from weft.base.jsonfile import first_problem
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

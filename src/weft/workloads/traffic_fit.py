@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.errors import WorkloadError
+from weft.base.errors import WorkloadError
 from weft.workloads.traces import CallerTrace, CountedTrace, TimedTrace, grouped
 from weft.workloads.traffic import Traffic
 

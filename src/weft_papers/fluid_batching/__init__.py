@@ -9,9 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from weft.base.errors import InputError
+from weft.base.version import __version__
 from weft.devices import load_platform
-from weft.errors import InputError
-from weft.version import __version__
 from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick, published, run_steps
 from weft_papers.fluid_batching import (
     fig7_traffic,

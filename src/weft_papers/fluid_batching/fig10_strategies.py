@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from weft.costs.tiled import layer_times_s
 from weft.devices import TiledNpu, load_platform
+from weft.devices.costs.tiled import layer_times_s
 from weft.devices.tiled import Batching
 from weft.models.exits import subnets
 from weft_papers import pictures

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from weft.costs.explore import Exploration, explore
+from weft.base.errors import DeviceError
 from weft.devices import TiledNpu, load_device, load_platform
+from weft.devices.costs.explore import Exploration, explore
 from weft.devices.tiled import Batching
-from weft.errors import DeviceError
 from weft.models.exits import exit_shares
 from weft.models.layer import Model
 from weft.models.sources import load_model

@@ -10,8 +10,8 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypeVar
 
 from weft.devices import TiledNpu
-from weft.policies import Option
-from weft.reports.requests import RequestReport
+from weft.engine.policies import Option
+from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, prepare, simulate_requests
 from weft.simulation.sustain import Question
 from weft.simulation.workers import QuietProcesses

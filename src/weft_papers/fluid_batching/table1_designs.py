@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.costs.explore import Exploration
-from weft.costs.tiled import layer_times_s, lookup_table
 from weft.devices import Board, TiledNpu, load_platform
+from weft.devices.costs.explore import Exploration
+from weft.devices.costs.tiled import layer_times_s, lookup_table
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.fluid_batching.hardware import (

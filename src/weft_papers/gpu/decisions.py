@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 from statistics import mean, median
 
-from weft.policies import Start, View
-from weft.policies.abreast import Abreast
+from weft.engine.policies import Start, View
+from weft.engine.policies.abreast import Abreast
 from weft.simulation.requests.plain import serve
 from weft_papers.base import Exhibit, Row
 from weft_papers.gpu.lab import FIVE, at_random, case_of, endless

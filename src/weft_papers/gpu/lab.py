@@ -11,9 +11,9 @@ from statistics import mean
 from typing import Any
 
 from weft.devices import Host, load_device
-from weft.policies import Option, policy_called
-from weft.policies.base import LateWork
-from weft.reports.requests import RequestReport
+from weft.engine.policies import Option, policy_called
+from weft.engine.policies.base import LateWork
+from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, prepare, simulate_requests
 from weft.workloads.requests import Workload
 

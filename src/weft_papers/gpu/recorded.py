@@ -11,8 +11,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.errors import InputError
-from weft.jsonfile import read_json
+from weft.base.errors import InputError
+from weft.base.jsonfile import read_json
 
 Rows = Mapping[str, Mapping[str, Mapping[str, Any]]]
 """Row -> rule -> what it came to."""

@@ -13,10 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft.mapping.baselines import BASELINES
-from weft.mapping.baselines.blind import without_contention
-from weft.mapping.problem import Group, Problem, Task, UnitCost
-from weft.mapping.quick_run import ends_s
+from weft_map.baselines import BASELINES
+from weft_map.baselines.blind import without_contention
+from weft_map.problem import Group, Problem, Task, UnitCost
+from weft_map.quick_run import ends_s
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.haxconn.experiments import experiments

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from weft.mapping.schedule import Outcome, Schedule
-from weft.mapping.simulator import simulate
-from weft.reports.mapping_numbers import report_of
-from weft.reports.mapping_picture import draw_mapping
+from weft_map.pages.numbers import report_of
+from weft_map.pages.picture import draw_mapping
+from weft_map.schedule import Outcome, Schedule
+from weft_map.simulator import simulate
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.haxconn.lab import XAVIER, Laboratory, models
 

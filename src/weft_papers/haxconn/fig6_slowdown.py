@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.mapping.schedule import Outcome, Schedule
-from weft.mapping.simulator import simulate
-from weft.reports.mapping_numbers import report_of
+from weft_map.pages.numbers import report_of
+from weft_map.schedule import Outcome, Schedule
+from weft_map.simulator import simulate
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.haxconn.lab import COLOURS, NETWORKS, OURS, XAVIER, CaseNetwork, Laboratory, SocCase, total_ms

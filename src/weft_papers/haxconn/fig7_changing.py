@@ -11,7 +11,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from weft.mapping.solver import NAIVE, Improvement, Options, Solution, solve
+from weft_map.solver import NAIVE, Improvement, Options, Solution, solve
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.haxconn.experiments import Experiment, experiments

@@ -10,12 +10,12 @@ from typing import NamedTuple
 
 from weft.devices import load_soc
 from weft.devices.soc import Pccs, Soc, Unit
-from weft.mapping.limits import TaskLimits
-from weft.mapping.problem import Group, Problem, Task
-from weft.mapping.profile_by_name import find_profile
-from weft.mapping.profiles import Origin, SocProfile
-from weft.mapping.schedule import Outcome
-from weft.mapping.solver import Certificate, Options, solve
+from weft_map.limits import TaskLimits
+from weft_map.problem import Group, Problem, Task
+from weft_map.profile_by_name import find_profile
+from weft_map.profiles import Origin, SocProfile
+from weft_map.schedule import Outcome
+from weft_map.solver import Certificate, Options, solve
 from weft_papers.base import Tick
 from weft_papers.fluid_batching.lab import Bench
 

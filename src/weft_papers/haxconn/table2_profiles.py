@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from weft.mapping.profiles import ProfileGroup, SocProfile
+from weft_map.profiles import ProfileGroup, SocProfile
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.haxconn.lab import CHIPS, NETWORKS, ORIN, XAVIER, chip, profile, total_ms

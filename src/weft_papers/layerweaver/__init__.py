@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from weft.costs import cost_model
-from weft.errors import InputError
-from weft.version import __version__
+from weft.base.errors import InputError
+from weft.base.version import __version__
+from weft.devices.costs import cost_model
 from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Table, published, run_steps
 from weft_papers.layerweaver import fig14_pairs, fig17_timelines, fig19_scaling, ours, sensitivity, table1_alone
 from weft_papers.layerweaver.lab import MODELS, PAIRS, Scene, aimt_options, scenes

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.lines import Line2D
 
-from weft.reports.report import Report
+from weft.simulation.report import Report
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import (

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
-from weft.costs.program import Clock
+from weft.devices.costs.program import Clock
 from weft.reports.trace import Floats, Trace
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
 
-from weft.costs.layer_costs import Profile, estimate
-from weft.costs.program import Clock, lower
 from weft.devices import Npu, load_npu
+from weft.devices.costs.layer_costs import Profile, estimate
+from weft.devices.costs.program import Clock, lower
+from weft.engine.policies import Option
+from weft.engine.policies.bound import QueryDemand, demand_of, prices
 from weft.models import Model
 from weft.models.zoo import load
-from weft.policies import Option
-from weft.policies.bound import QueryDemand, demand_of, prices
-from weft.reports.report import Report
 from weft.simulation import Run, simulate
+from weft.simulation.report import Report
 from weft.simulation.sweep import Sweep, sweep_aimt
 from weft.workloads import Saturated
 

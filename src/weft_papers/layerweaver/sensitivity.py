@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.costs import COSTS
+from weft.devices.costs import COSTS
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.layerweaver.lab import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.costs.program import Clock
+from weft.devices.costs.program import Clock
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import (

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from weft.errors import InputError
-from weft.version import __version__
+from weft.base.errors import InputError
+from weft.base.version import __version__
 from weft_papers.base import Paper, Progress, Reproduction, Step, published, run_steps
 from weft_papers.layerweaver_plus import fig5_throughput, fig6_tails, fig7_deadlines, sensitivity
 from weft_papers.layerweaver_plus.lab import (

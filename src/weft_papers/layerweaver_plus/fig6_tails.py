@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.axes import Axes
 
-from weft.reports.requests import Floats, cdf
+from weft.simulation.request_report import Floats, cdf
 from weft.simulation.requests import RequestRun
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick

@@ -13,7 +13,7 @@ from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
-from weft.policies import Option
+from weft.engine.policies import Option
 from weft.simulation.requests import Case, RequestRun, prepare, simulate_requests
 from weft.simulation.sustain import Question, Sustained, sustain_all
 from weft.workloads.requests import Stream, Workload

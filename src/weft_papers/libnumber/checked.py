@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.models.classifiers import model_path, validation
-from weft.numbers.configuration import Configuration
-from weft.tuning.quantised.evaluator import OnnxEvaluator
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.libnumber.lab import (
@@ -30,6 +28,8 @@ from weft_papers.libnumber.lab import (
     percent,
 )
 from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.quantised.evaluator import OnnxEvaluator
 
 FIGURE = "checked now"
 METHODS = (OURS, RISTRETTO, STRIPES)

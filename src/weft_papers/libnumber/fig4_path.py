@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.errors import InputError, reason_of
-from weft.reports.tuning_picture import draw_search
-from weft.tuning.trials import Tuning
+from weft.base.errors import InputError, reason_of
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.libnumber.lab import LENET, shown
 from weft_papers.libnumber.recorded import SearchRecord
+from weft_tune.pages.picture import draw_search
+from weft_tune.trials import Tuning
 
 FIGURE = "Fig. III.4"
 

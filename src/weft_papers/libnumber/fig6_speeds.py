@@ -15,9 +15,6 @@ from matplotlib.axes import Axes
 from weft.models.classifiers import model_path
 from weft.models.layer import Model
 from weft.models.onnx_import import import_onnx
-from weft.numbers.configuration import Configuration
-from weft.tuning.geometry import LayerWork, work_of
-from weft.tuning.speed import Speedup, bit_serial, bit_serial_ideal, word_packing
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean
@@ -34,6 +31,9 @@ from weft_papers.libnumber.lab import (
     percent,
 )
 from weft_papers.libnumber.recorded import NetRecord, SearchRecord
+from weft_tune.geometry import LayerWork, work_of
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.speed import Speedup, bit_serial, bit_serial_ideal, word_packing
 
 FIGURE = "Fig. III.6"
 ON_FPGA = (OURS, RISTRETTO, STRIPES)

@@ -6,13 +6,6 @@ import inspect
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from weft.numbers.configuration import Configuration
-from weft.tuning.baselines.stripes import covering
-from weft.tuning.network import ROLES, Network
-from weft.tuning.objective import DEFAULT
-from weft.tuning.platform import Platform, parse_platform
-from weft.tuning.search.bias import BIAS_RULES, BiasRule
-from weft.tuning.tuner import find_formats
 from weft_papers.libnumber.lab import (
     BIAS_RULE,
     BOTH,
@@ -30,6 +23,13 @@ from weft_papers.libnumber.lab import (
     WHOLE,
 )
 from weft_papers.libnumber.recorded import Option
+from weft_tune.baselines.stripes import covering
+from weft_tune.network import ROLES, Network
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.objective import DEFAULT
+from weft_tune.platform import Platform, parse_platform
+from weft_tune.search.bias import BIAS_RULES, BiasRule
+from weft_tune.tuner import find_formats
 
 SERIAL_MARGIN = 0.01
 """The margin of the comparison on bit-serial hardware, and of what is varied."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from weft.errors import InputError
-from weft.numbers.configuration import Configuration
-from weft.numbers.spelling import label
-from weft.tuning.network import Network
-from weft.tuning.objective import total_bits
+from weft.base.errors import InputError
 from weft_papers.base import printed_data
 from weft_papers.layerweaver.lab import mean
+from weft_tune.network import Network
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.spelling import label
+from weft_tune.objective import total_bits
 
 PAPER = "libnumber"
 MARGINS = (0.07, 0.01)

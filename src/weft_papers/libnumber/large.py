@@ -14,11 +14,6 @@ from typing import NamedTuple
 
 from weft.models.layer import Gemm, Layer, Model
 from weft.models.zoo import load
-from weft.numbers.configuration import AnyFormat, Configuration
-from weft.numbers.format import EXP, FIXED
-from weft.tuning.geometry import LayerWork, work_of
-from weft.tuning.network import Network, Target
-from weft.tuning.speed import bit_serial, bit_serial_ideal, word_packing
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean, mean
@@ -34,6 +29,11 @@ from weft_papers.libnumber.lab import (
     sizes,
 )
 from weft_papers.libnumber.recorded import SearchRecord
+from weft_tune.geometry import LayerWork, work_of
+from weft_tune.network import Network, Target
+from weft_tune.numbers.configuration import AnyFormat, Configuration
+from weft_tune.numbers.format import EXP, FIXED
+from weft_tune.speed import bit_serial, bit_serial_ideal, word_packing
 
 FIGURE = "Table III.4"
 LIBNUMBER = "libnumber"

@@ -12,12 +12,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from weft.errors import InputError
-from weft.jsonfile import read_json
-from weft.numbers.configuration import Configuration, parse_configuration
-from weft.tuning.network import Network, Target
-from weft.tuning.trials import Kept, Trial, Tuning
+from weft.base.errors import InputError
+from weft.base.jsonfile import read_json
 from weft_papers.libnumber.lab import NETS, OURS, REPAIRED, sizes
+from weft_tune.network import Network, Target
+from weft_tune.numbers.configuration import Configuration, parse_configuration
+from weft_tune.trials import Kept, Trial, Tuning
 
 FORMAT = 1
 SHIPPED = "results.json"

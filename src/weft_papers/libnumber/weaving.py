@@ -11,12 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from weft.costs.layer_costs import Profile, estimate
 from weft.devices import Npu
+from weft.devices.costs.layer_costs import Profile, estimate
 from weft.models.layer import Model
 from weft.models.zoo import load
 from weft.simulation import simulate
-from weft.tuning.on_device import tuned_model
 from weft.workloads import Saturated
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
@@ -24,6 +23,7 @@ from weft_papers.layerweaver.lab import device
 from weft_papers.libnumber.fig6_speeds import model_of
 from weft_papers.libnumber.lab import COLOURS, MARGINS, OURS, TITLES, percent, shown
 from weft_papers.libnumber.recorded import SearchRecord
+from weft_tune.on_device import tuned_model
 
 FIGURE = "weaving"
 COMPUTING, FETCHING = "cuda-convnet", "mlp-c"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from weft.errors import InputError
-from weft.version import __version__
+from weft.base.errors import InputError
+from weft.base.version import __version__
 from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick, published, run_steps
 from weft_papers.mts import (
     counting,

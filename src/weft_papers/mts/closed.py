@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
-from weft.stitching.counts import ITEM_BYTES
-from weft.stitching.sharing import ChannelSpace
 from weft_papers.mts.lab import APART, EvaluatedModels, heads
+from weft_stitch.counts import ITEM_BYTES
+from weft_stitch.sharing import ChannelSpace
 
 # By the sharing ratio
 

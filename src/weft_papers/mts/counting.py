@@ -9,12 +9,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.stitching.counts import Counts
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.mts import closed, panels
 from weft_papers.mts.lab import APART, FORMS, TASKS, TITLES, EvaluatedModels, counted, in_groups, memory_bytes
 from weft_papers.mts.recorded import HALF, BenchRecord, MeasuredWay
+from weft_stitch.counts import Counts
 
 FIGURE = "counted"
 ALL = ("separate", *FORMS)

@@ -10,16 +10,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from weft.stitching.counts import count
-from weft.stitching.emit import plain_graph
-from weft.stitching.graph import Graph
-from weft.stitching.planning.cost import Modelled
-from weft.stitching.planning.planner import Plan, lower_plan, plan
-from weft.stitching.running.racing import Times, race
-from weft.stitching.slabs import slabs
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.mts.lab import COLOURS, EvaluatedModels, lowered, models
+from weft_stitch.counts import count
+from weft_stitch.emit import plain_graph
+from weft_stitch.graph import Graph
+from weft_stitch.planning.cost import Modelled
+from weft_stitch.planning.planner import Plan, lower_plan, plan
+from weft_stitch.running.racing import Times, race
+from weft_stitch.slabs import slabs
 
 FIGURE = "CPU"
 TASKS = (2, 4, 8)

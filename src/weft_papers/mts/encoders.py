@@ -13,11 +13,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from weft.errors import InputError
-from weft.jsonfile import read_json
-from weft.stitching.making.encoders import ENCODERS
+from weft.base.errors import InputError
+from weft.base.jsonfile import read_json
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
+from weft_stitch.making.encoders import ENCODERS
 
 FIGURE = "encoders"
 SHIPPED = "encoders.json"

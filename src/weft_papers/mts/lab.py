@@ -10,15 +10,15 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import NamedTuple
 
-from weft.stitching.counts import Counts, count
-from weft.stitching.emit import plain_graph
-from weft.stitching.family import Family
-from weft.stitching.graph import Graph
-from weft.stitching.lowering import formed, lower
-from weft.stitching.making.generator import FamilyRecipe
-from weft.stitching.making.sketch import CLASSES
-from weft.stitching.reading.alignment import align
-from weft.stitching.sharing import Sharing
+from weft_stitch.counts import Counts, count
+from weft_stitch.emit import plain_graph
+from weft_stitch.family import Family
+from weft_stitch.graph import Graph
+from weft_stitch.lowering import formed, lower
+from weft_stitch.making.generator import FamilyRecipe
+from weft_stitch.making.sketch import CLASSES
+from weft_stitch.reading.alignment import align
+from weft_stitch.sharing import Sharing
 
 TASKS = (4, 8, 16, 32)
 SHARINGS = (0.9, 0.8, 0.7, 0.6)

@@ -13,11 +13,11 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from weft.errors import InputError
-from weft.jsonfile import read_json
-from weft.stitching.planning.grouping import Grouping, group, interpolated
-from weft.stitching.planning.groups import GroupCost
+from weft.base.errors import InputError
+from weft.base.jsonfile import read_json
 from weft_papers.mts.lab import APART, LABELS, SHARED, TASKS, EvaluatedModels
+from weft_stitch.planning.grouping import Grouping, group, interpolated
+from weft_stitch.planning.groups import GroupCost
 
 SHIPPED = "h200.json"
 IN_GROUPS = "mts in groups"

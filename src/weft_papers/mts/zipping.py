@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from weft.stitching.making.zipped import ZIPPED, ZippedCard, ZippedRatio, card
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.layerweaver.lab import mean
+from weft_stitch.making.zipped import ZIPPED, ZippedCard, ZippedRatio, card
 
 FIGURE = "III"
 SHARING = 0.9

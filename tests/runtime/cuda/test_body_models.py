@@ -20,20 +20,20 @@ from tests.stitching.encoders import TOKENS, Feed, answers, sentences, tiny_enco
 from tests.stitching.test_bodies_adapters import adapter, factors, merged
 from tests.stitching.test_bodies_near import changed, other_columns, scaled_rows
 from tests.stitching.test_body_serving import exported
-from weft.errors import NotLearned, StitchError, UnfitInputs
+from weft.base.errors import NotLearned, StitchError, UnfitInputs
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda import preparing, torch_bodies
 from weft.runtime.cuda.model import ModelOnHost
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.torch_bodies import FORM, IN_PLACE, DeviceBody, EncoderModel
 from weft.runtime.metadata import BODY_KEY
-from weft.stitching.bodies.whole_run import stitch_body
-from weft.stitching.reading.onnx_stitched import read_body
-from weft.stitching.running import body_serving, body_shapes
-from weft.stitching.running.body_ladder import BodyLadder
-from weft.stitching.running.body_reading import read_encoder
-from weft.stitching.running.body_slots import LEAST_SPARE, SlottedBody, digests
-from weft.stitching.running.fused_body import Early, FusedBody, TileShape
+from weft_stitch.bodies.whole_run import stitch_body
+from weft_stitch.reading.onnx_stitched import read_body
+from weft_stitch.running import body_serving, body_shapes
+from weft_stitch.running.body_ladder import BodyLadder
+from weft_stitch.running.body_reading import read_encoder
+from weft_stitch.running.body_slots import LEAST_SPARE, SlottedBody, digests
+from weft_stitch.running.fused_body import Early, FusedBody, TileShape
 
 FOUR = LoadOptions(max_batch=4)
 
@@ -427,7 +427,7 @@ def test_where_the_form_cannot_be_had_onnx_runtime_runs_it(
     elif reason == "bf16":
         options = LoadOptions(precision="bf16")
     else:
-        monkeypatch.setattr("weft.stitching.running.body_serving.find_spec", lambda name: None)
+        monkeypatch.setattr("weft_stitch.running.body_serving.find_spec", lambda name: None)
         monkeypatch.setattr(Counting, "kind", "cuda")
     assert reason in on_host(file, options)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.runtime.cuda.nets import WIDTH, chain, choosing, drawn, leaving, wanted
 from tests.runtime.special_models import SPECIAL
-from weft.errors import ModelError, NotLearned
+from weft.base.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.cuda import segments
 from weft.runtime.cuda.device import HostDevice

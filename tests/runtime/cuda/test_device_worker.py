@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from tests.runtime.cuda.nets import chain, drawn, wanted
-from weft.errors import BadRequest, WorkerDied, WorkerStarting
+from weft.base.errors import BadRequest, WorkerDied, WorkerStarting
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.engines import device_files, programs

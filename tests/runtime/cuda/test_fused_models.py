@@ -14,7 +14,7 @@ import pytest
 from tests.runtime.cuda.test_stitched_models import CUT, Steady, begin, check, opened, samples, through
 from tests.stitching.families import Drawing, plant
 from tests.stitching.nets import tiny
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda import torch_rounds
 from weft.runtime.cuda.device import HostDevice
@@ -26,14 +26,14 @@ from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft.runtime.twins import TWIN
-from weft.stitching.described import described
-from weft.stitching.family import Family
-from weft.stitching.lowering import lower
-from weft.stitching.metadata import metadata
-from weft.stitching.onnx_writer import write_onnx
-from weft.stitching.reading.alignment import align
-from weft.stitching.running import served
-from weft.stitching.sharing import Sharing
+from weft_stitch.described import described
+from weft_stitch.family import Family
+from weft_stitch.lowering import lower
+from weft_stitch.metadata import metadata
+from weft_stitch.onnx_writer import write_onnx
+from weft_stitch.reading.alignment import align
+from weft_stitch.running import served
+from weft_stitch.sharing import Sharing
 
 SAME = "in the form fused: a row of each model takes 1 ms so, and 1 with ONNX Runtime"
 

@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from tests.runtime.cuda.nets import chain, drawn, wanted
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.cuda.precision import BF16, converted, difference, is_half
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.runtime.cuda.torch_nets import TOKENS, Writing, images, saved, words
-from weft.errors import ModelError, NotLearned
+from weft.base.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda.device import LEFT, TWIN_CUTS, HostDevice
 from weft.runtime.cuda.model import DeviceModel

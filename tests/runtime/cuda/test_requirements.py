@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from weft.errors import InputError
+from weft.base.errors import InputError
 from weft.runtime.cuda import requirements
 from weft.serving.config import ServerConfig
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from weft.errors import InputError, ModelError
+from weft.base.errors import InputError, ModelError
 from weft.runtime.isolated import devices
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.serving.config import ServerConfig

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.serving.test_serve_stitched import NETS, alone, answer, needs_rows, pictures, said, stitched
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda import onnx_files, segments
 from weft.runtime.cuda.device import HostDevice

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.errors import ModelError, UnfitInputs
+from weft.base.errors import ModelError, UnfitInputs
 from weft.runtime.isolated import memory, packets
 from weft.runtime.isolated.described import ModelDescription, heard, told
 from weft.runtime.isolated.packets import Garbled, Laid, Line

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft.errors import Failed, WorkerDied
+from weft.base.errors import Failed, WorkerDied
 from weft.runtime.isolated.residency import CLAIM_S, Residency
 
 

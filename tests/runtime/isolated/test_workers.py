@@ -23,7 +23,15 @@ from tests.runtime.test_backend_contract import Heard, drawn, ended, plain
 from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
 from tests.serving.test_serve_models import until
-from weft.errors import Failed, ModelError, Overloaded, RequestError, UnfitInputs, WorkerDied, WorkerStarting
+from weft.base.errors import (
+    Failed,
+    ModelError,
+    Overloaded,
+    RequestError,
+    UnfitInputs,
+    WorkerDied,
+    WorkerStarting,
+)
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.breaker import Endurance
 from weft.runtime.isolated import memory, packets, process

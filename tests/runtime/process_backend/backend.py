@@ -21,8 +21,8 @@ from typing import Any
 from tests.runtime import clocks
 from tests.runtime.process_backend import worker
 from tests.runtime.process_backend.messages import TOLD, Begin, Call, Free, Halt, Over, Reply, Sent, restored
+from weft.base.errors import Failed
 from weft.devices.measured import times_at
-from weft.errors import Failed
 from weft.runtime.backend import (
     BatchPart,
     DeviceLane,

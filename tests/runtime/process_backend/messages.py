@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from weft import errors
+from weft.base import errors
 from weft.runtime.backend import LoadedModel
 
 TOLD = tuple(LoadedModel.__annotations__)

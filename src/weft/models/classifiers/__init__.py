@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.stored import NetworkCard, located, pixels
 
 _DATA = {"mlp-m": "mnist", "lenet": "mnist", "mlp-c": "cifar10", "cuda-convnet": "cifar10"}

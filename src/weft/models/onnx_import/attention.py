@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.layer import Layer
 from weft.models.onnx_import.drafts import ImportedNode, LayerDraft, draft
 from weft.models.onnx_import.products import need, sized_gemm

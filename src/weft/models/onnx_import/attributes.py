@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 
 
 @dataclass(frozen=True, slots=True)

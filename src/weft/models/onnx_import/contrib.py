@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import onnx
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.layer import Gemm
 from weft.models.onnx_import.drafts import ImportedNode, LayerDraft, draft
 from weft.models.onnx_import.products import conv, need, recurrent, sized_gemm

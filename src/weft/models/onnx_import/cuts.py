@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import onnx
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.layer import Exit
 from weft.models.onnx_import.drafts import LayerDraft
 from weft.models.onnx_import.tensors import Tensor

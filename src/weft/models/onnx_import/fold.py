@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.onnx_import.attributes import Attributes
 from weft.models.onnx_import.tensors import Array
 

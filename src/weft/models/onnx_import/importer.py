@@ -18,8 +18,9 @@ from pathlib import Path
 import onnx
 import onnx.inliner
 
-from weft.errors import ModelError, ShapeNeeded
-from weft.files import refuse_special_file
+from weft.base.errors import ModelError, ShapeNeeded
+from weft.base.files import refuse_special_file
+from weft.base.shapes import Dimension, describe_dimensions, settle
 from weft.models.layer import Layer, Model
 from weft.models.onnx_import.cuts import Subnets, block_ends, named_exits
 from weft.models.onnx_import.drafts import LayerDraft
@@ -28,7 +29,6 @@ from weft.models.onnx_import.tensors import MAX_ELEMENTS, Stored, Tensor, dtype_
 from weft.models.onnx_import.walk import walk
 from weft.models.onnx_import.widths import narrowed, widths_in, without_rounding
 from weft.models.stitched_files import only
-from weft.shapes import Dimension, describe_dimensions, settle
 
 _MOST_MACS = 2**62
 """Counts go into 64-bit arrays later; a model beyond this is damaged or mistyped."""

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.layer import Gemm
 from weft.models.onnx_import.drafts import ImportedNode, LayerDraft, draft
 from weft.models.onnx_import.shape_rules import broadcast, operand

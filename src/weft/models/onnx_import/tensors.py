@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 
 MAX_ELEMENTS = 2**48
 """No machine holds a tensor of more values; a file that asks for one is damaged."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import onnx
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.onnx_import.attributes import Attributes
 from weft.models.onnx_import.drafts import ImportedNode, LayerDraft, repeated
 from weft.models.onnx_import.fusion import fuse

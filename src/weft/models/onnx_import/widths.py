@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import onnx
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.layer import Layer
 from weft.models.onnx_import.walk import names_read
 

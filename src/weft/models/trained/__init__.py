@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from weft.errors import ModelError
-from weft.files import replacing
+from weft.base.errors import ModelError
+from weft.base.files import replacing
 from weft.models.stored import NetworkCard, located, pixels
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from onnx import ModelProto
 
-from weft.errors import ModelError, unknown_name
+from weft.base.errors import ModelError, unknown_name
 from weft.models.layer import Model
 from weft.models.onnx_import import import_onnx
 from weft.models.zoo import inception, inception4, language, recommendation, residual, vision

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.zoo import weights
 
 BATCH = "batch"

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from weft.models.zoo.graph import GraphBuilder, GraphValue
-from weft.models.zoo.inception import COLUMN, ROW, chain, concat, fork, pooled, shrunk
+from weft.models.zoo.inception import (
+    COLUMN,
+    ROW,
+    chain,
+    concat,
+    fork,
+    pooled,
+    shrunk,
+)
 
 
 def inception_v4(g: GraphBuilder, *, resolution: int, classes: int) -> None:

@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.zoo.graph import GraphBuilder, GraphValue
 
 BERT_VOCABULARY, BERT_POSITIONS, BERT_TOKEN_TYPES = 30522, 512, 2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.models.onnx_import.importer import TABLES
 from weft.models.zoo.graph import GraphBuilder
 

@@ -20,8 +20,8 @@ import onnx
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper
 
-from weft.errors import ModelError
-from weft.files import replacing
+from weft.base.errors import ModelError
+from weft.base.files import replacing
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights done and the bytes in all."""

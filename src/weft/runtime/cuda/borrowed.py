@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from weft.errors import BadRequest, reason_of
+from weft.base.errors import BadRequest, reason_of
 from weft.runtime.cuda.captured import driver
 from weft.runtime.cuda.device import BorrowedFile, BorrowedTensor
 from weft.runtime.lent import HANDLE_BYTES, LendingTerms

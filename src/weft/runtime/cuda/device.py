@@ -21,8 +21,8 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper
 
+from weft.base.errors import BadRequest
 from weft.devices.host import GpuCuts
-from weft.errors import BadRequest
 from weft.runtime.lent import Borrowed, LendingTerms, read_fully
 from weft.runtime.tensors import Array
 

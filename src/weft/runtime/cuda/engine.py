@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from weft.base.errors import ModelError
 from weft.devices.host import GpuCuts
-from weft.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.cuda.device import Device, HostDevice, lacks_memory
 from weft.runtime.cuda.lane import CudaLane

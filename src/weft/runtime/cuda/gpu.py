@@ -29,7 +29,15 @@ from weft.runtime.cuda.borrowed import IpcMemory, RegisteredFile
 from weft.runtime.cuda.captured import check_replayable, driver, kernels_in
 from weft.runtime.cuda.device import REPEATS, BorrowedTensor, Mark, Movable, Tensor
 from weft.runtime.cuda.movable import GpuMovable
-from weft.runtime.cuda.partitions import LOW, NoPartitions, Part, another_stream, bindings, cut, follow
+from weft.runtime.cuda.partitions import (
+    LOW,
+    NoPartitions,
+    Part,
+    another_stream,
+    bindings,
+    cut,
+    follow,
+)
 from weft.runtime.cuda.torch_types import TYPES, as_torch
 from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.tensors import Array

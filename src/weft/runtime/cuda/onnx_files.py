@@ -16,7 +16,7 @@ from typing import Any
 import onnx
 from onnx import ModelProto
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime import cutting
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda import node_costs

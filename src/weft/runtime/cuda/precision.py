@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
 

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Protocol
 
-from weft.errors import ModelError, NotLearned
+from weft.base.errors import ModelError, NotLearned
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.model import DeviceModel, ModelOnHost

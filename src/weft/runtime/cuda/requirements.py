@@ -9,7 +9,7 @@ import ctypes
 from importlib.metadata import PackageNotFoundError, distribution
 from importlib.util import find_spec
 
-from weft.errors import InputError
+from weft.base.errors import InputError
 
 INSTALL = "pip uninstall onnxruntime, then pip install onnxruntime-gpu (docs/gpu.md)"
 TWICE = (

@@ -18,7 +18,15 @@ import onnxruntime as ort
 from onnx import ModelProto, TensorProto, helper, numpy_helper
 from onnx.external_data_helper import load_external_data_for_model
 
-from weft.runtime.cuda.device import FLOATS, HOST_KIND, Device, Movable, Tensor, numpy_type, places
+from weft.runtime.cuda.device import (
+    FLOATS,
+    HOST_KIND,
+    Device,
+    Movable,
+    Tensor,
+    numpy_type,
+    places,
+)
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.onnxruntime_cpu.sessions import EXTERNAL_OVER_BYTES, WEIGHTS
 from weft.runtime.tensors import Array

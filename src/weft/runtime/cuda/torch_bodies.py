@@ -4,7 +4,7 @@ A batch lies in memory for so many tokens, whoever they are of, and is captured 
 file that differs from one that is served in some of its models only, as one does to which a model was added, takes
 over what lies on the device, and nothing is captured again.
 
-Kernels and what they read are the affair of ``weft.stitching``, a room after this one; ``MAKER`` is imported by name.
+Kernels and what they read are the affair of ``weft_stitch``, a room after this one; ``MAKER`` is imported by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from weakref import WeakSet
 import numpy as np
 import torch
 
-from weft.errors import ModelError, NotLearned, UnfitInputs, WeftError
+from weft.base.errors import ModelError, NotLearned, UnfitInputs, WeftError
 from weft.runtime.backend import BatchPart, LoadOptions, StepOutput
 from weft.runtime.cuda.device import Device, Tensor, as_array, lacks_memory
 from weft.runtime.cuda.model import DeviceModel
@@ -40,7 +40,7 @@ from weft.runtime.onnxruntime_cpu.whole import named_exits, whole_blueprint, wit
 from weft.runtime.stitched import usual_shapes
 from weft.runtime.tensors import DATATYPES, Array
 
-MAKER = "weft.stitching.running.body_serving"
+MAKER = "weft_stitch.running.body_serving"
 FORM = "with one body, by kernels of its own"
 IN_PLACE = "in place, with nothing captured again"
 _TYPES = {FP32: torch.float32, FP16: torch.float16}

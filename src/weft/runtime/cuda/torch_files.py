@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.model import DeviceModel

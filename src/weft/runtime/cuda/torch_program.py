@@ -17,7 +17,7 @@ import torch
 from torch.fx.node import Node, map_aggregate
 from torch.utils._pytree import tree_unflatten
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.cuda.node_costs import guess_s
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 

@@ -1,6 +1,6 @@
 """Stitched files in torch: rounds of a form that one kernel computes for all tasks, cut and captured as other programs.
 
-The form and its modules are the affair of ``weft.stitching``, a room after this one; ``MAKER`` is imported by name.
+The form and its modules are the affair of ``weft_stitch``, a room after this one; ``MAKER`` is imported by name.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.node_costs import guess_s
@@ -29,7 +29,7 @@ from weft.runtime.cuda.torch_types import as_torch
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 
-MAKER = "weft.stitching.running.served"
+MAKER = "weft_stitch.running.served"
 TIMED_ON = "cuda"
 """The kind of device on which shapes of the kernel are tried."""
 _END = -1

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from weft.base.errors import ModelError
 from weft.devices.shares import GpuLikeness
-from weft.errors import ModelError
 from weft.runtime import cutting
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda import node_costs

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from weft.errors import BadRequest, ModelError
+from weft.base.errors import BadRequest, ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.breaker import Breaker
 from weft.runtime.isolated.ear import Ear

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.errors import BadRequest
+from weft.base.errors import BadRequest
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.isolated import memory
 from weft.runtime.lent import Borrowed, LendingTerms

@@ -6,9 +6,9 @@ from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from weft.base.errors import BadRequest, ModelError, NotLearned, UnfitInputs
 from weft.devices.host import GpuCuts
 from weft.devices.shares import GpuLikeness
-from weft.errors import BadRequest, ModelError, NotLearned, UnfitInputs
 from weft.runtime.backend import LoadedModel
 from weft.runtime.exits import ExitSpec, Kind
 from weft.runtime.stitched import TaskSpec

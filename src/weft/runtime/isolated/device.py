@@ -11,8 +11,8 @@ from base64 import b64encode
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from weft.base.errors import WorkerDied, WorkerStarting
 from weft.engine.lane_queues import DEVICE_AHEAD
-from weft.errors import WorkerDied, WorkerStarting
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.cutting import DEVICE_GRAIN_S
 from weft.runtime.isolated.backend import IsolatingBackend

@@ -10,8 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from weft.errors import ModelError
-from weft.runtime.backend import DeviceLane, Ended, LoadedModel, LoadOptions, Progress, StartedStep, Step
+from weft.base.errors import ModelError
+from weft.runtime.backend import (
+    DeviceLane,
+    Ended,
+    LoadedModel,
+    LoadOptions,
+    Progress,
+    StartedStep,
+    Step,
+)
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.group import WorkerGroup
 from weft.runtime.isolated.lane import IsolatingLane

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from weft.errors import Failed, ModelError, NotLearned, WorkerDied, WorkerStarting
+from weft.base.errors import Failed, ModelError, NotLearned, WorkerDied, WorkerStarting
 from weft.runtime.backend import LoadOptions
 from weft.runtime.external import external_files
 from weft.runtime.isolated.confinement import Confinement

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from weft.errors import reason_of
+from weft.base.errors import reason_of
 from weft.runtime.tensors import Array
 
 ALIGNED = 64

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from weft.base.errors import RequestError
 from weft.devices.measured import times_at
 from weft.devices.shares import GpuLikeness
-from weft.errors import RequestError
 from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepEnd, StepOutput
 from weft.runtime.breaker import Breaker
 from weft.runtime.isolated.group import KeptModel, WorkerGroup

@@ -20,8 +20,8 @@ from concurrent.futures import Executor, Future
 from functools import partial
 from typing import Any, Protocol
 
+from weft.base.errors import WorkerDied, reason_of
 from weft.engine.lane_queues import MOST_AHEAD
-from weft.errors import WorkerDied, reason_of
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.confinement import Confinement

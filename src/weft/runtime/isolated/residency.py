@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from weft.errors import Failed, WorkerDied
+from weft.base.errors import Failed, WorkerDied
 
 AGAIN_S = 0.005
 """When a step is worth another try, if all that is there is being computed."""

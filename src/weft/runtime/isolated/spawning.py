@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Protocol
 
-from weft.errors import WorkerDied, reason_of
+from weft.base.errors import WorkerDied, reason_of
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.confinement import Confinement, inherit_orphans
 from weft.runtime.isolated.engines import CPU, variables

@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from weft.errors import BadRequest
+from weft.base.errors import BadRequest
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.isolated.confinement import Confinement, call_yourself, confine
 from weft.runtime.isolated.described import description, told

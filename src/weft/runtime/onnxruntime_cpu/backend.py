@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from weft.errors import BadRequest, ModelError
+from weft.base.errors import BadRequest, ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.lent import Lender
 from weft.runtime.onnxruntime_cpu.allowance import Allowance

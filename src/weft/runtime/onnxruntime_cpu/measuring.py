@@ -18,14 +18,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from weft.errors import ModelError
+from weft.base.errors import ModelError
+from weft.base.shapes import Shapes
 from weft.runtime.exits import Counted
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.samples import sample
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.rows import Verdict
 from weft.runtime.tensors import Array, TensorSpec
-from weft.shapes import Shapes
 
 Clock = Callable[[], float]
 Feed = dict[str, Array]

@@ -21,7 +21,7 @@ import numpy as np
 import onnx
 from onnx import ModelProto
 
-from weft.errors import ModelError, NotLearned, reason_of
+from weft.base.errors import ModelError, NotLearned, reason_of
 from weft.runtime import cutting
 from weft.runtime.backend import LoadOptions, Progress
 from weft.runtime.exits import ExitSpec
@@ -32,13 +32,7 @@ from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
 from weft.runtime.onnxruntime_cpu.node_times import Tracer, profile
 from weft.runtime.onnxruntime_cpu.samples import sample, warm_shapes
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model, open_session, release_memory
-from weft.runtime.onnxruntime_cpu.whole import (
-    named_exits,
-    open_whole,
-    says_independent,
-    whole_blueprint,
-    with_tasks,
-)
+from weft.runtime.onnxruntime_cpu.whole import named_exits, open_whole, says_independent, whole_blueprint, with_tasks
 from weft.runtime.own_folder import LOCK, remove
 from weft.runtime.rows import INDEPENDENT, Verdict, judged
 from weft.runtime.stitched import TaskSpec, usual_shapes

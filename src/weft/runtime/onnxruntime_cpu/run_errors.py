@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from weft.errors import UnfitInputs
+from weft.base.errors import UnfitInputs
 from weft.runtime.onnxruntime_cpu.memory_limit import memory_limit_bytes
 from weft.runtime.onnxruntime_cpu.sessions import RAISED, first_line
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from onnx import ValueInfoProto
 
-from weft.errors import ModelError, unknown_name
+from weft.base.errors import ModelError, unknown_name
+from weft.base.shapes import Dimension, Shapes, one_sample, settle, written
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
-from weft.shapes import Dimension, Shapes, one_sample, settle, written
 
 _DATATYPE_OF = {
     "tensor(float)": "FP32",

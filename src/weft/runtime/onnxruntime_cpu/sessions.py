@@ -22,9 +22,9 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state
 
-from weft import errors
-from weft.errors import ModelError
-from weft.files import kind_at
+from weft.base import errors
+from weft.base.errors import ModelError
+from weft.base.files import kind_at
 from weft.runtime.external import embed_tensors, external_tensors, read_weights
 from weft.runtime.onnxruntime_cpu.memory_limit import machine_memory_bytes
 from weft.runtime.tensors import Array

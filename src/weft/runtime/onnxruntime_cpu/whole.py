@@ -9,7 +9,7 @@ from typing import Any
 
 from onnx import ModelProto, ValueInfoProto
 
-from weft.errors import ModelError, unknown_name
+from weft.base.errors import ModelError, unknown_name
 from weft.runtime import cutting, stitched
 from weft.runtime.backend import LoadOptions, check_once
 from weft.runtime.exits import METADATA_KEY

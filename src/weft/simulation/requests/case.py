@@ -11,20 +11,29 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from weft.costs.layer_costs import Profile, estimate, read_profile
-from weft.costs.program import MAX_TICKS, Clock, Program, lower, one_at_a_time
-from weft.costs.tiled import layer_times_s
-from weft.devices import GpuLikeness, Host, HostModel, Lanes, Npu, TiledNpu, check_activations, load_device
+from weft.base.errors import ShapeNeeded, WorkloadError
+from weft.devices import (
+    GpuLikeness,
+    Host,
+    HostModel,
+    Lanes,
+    Npu,
+    TiledNpu,
+    check_activations,
+    load_device,
+)
+from weft.devices.costs.layer_costs import Profile, estimate, read_profile
+from weft.devices.costs.program import MAX_TICKS, Clock, Program, lower, one_at_a_time
+from weft.devices.costs.tiled import layer_times_s
+from weft.engine.policies import Policy, Setting
+from weft.engine.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
+from weft.engine.policies.bound import alone_ticks
 from weft.engine.steering import Steered, Steering
 from weft.engine.tickets import Terms
-from weft.errors import ShapeNeeded, WorkloadError
 from weft.kernels.request_loop import remaining_alone
 from weft.models.layer import Model
 from weft.models.sources import load_model
 from weft.models.stitched_files import file_and_task
-from weft.policies import Policy, Setting
-from weft.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
-from weft.policies.bound import alone_ticks
 from weft.runtime.stitched import tasks_in
 from weft.workloads.requests import Stream, Workload
 

@@ -12,9 +12,9 @@ from itertools import cycle, islice
 import numpy as np
 
 from weft.devices import Host
+from weft.engine.policies import Setting
+from weft.engine.policies.base import Candidate
 from weft.engine.simulated_host import Crowd, DrawnWork, SimulatedHost
-from weft.policies import Setting
-from weft.policies.base import Candidate
 from weft.simulation.requests.case import Case
 
 DRAWS = 3

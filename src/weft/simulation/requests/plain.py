@@ -13,12 +13,12 @@ from weft.devices import Host, Npu
 from weft.devices.decoupled import LayerTimes
 from weft.engine.arrivals import Arrivals
 from weft.engine.for_requests import RequestExecutor, request_engine
+from weft.engine.policies import Policy, Setting
+from weft.engine.policies.base import Candidate
 from weft.engine.simulated_host import SimulatedHost
 from weft.engine.simulated_npu import SimulatedNpu
 from weft.engine.tickets import Terms, Ticket
 from weft.kernels import request_state as k
-from weft.policies import Policy, Setting
-from weft.policies.base import Candidate
 from weft.simulation.requests import host
 from weft.simulation.requests.case import Case, Ints, estimates
 from weft.simulation.requests.tally import Tally

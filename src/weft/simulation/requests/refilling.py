@@ -10,13 +10,13 @@ from weft.devices import TiledNpu
 from weft.engine.arrivals import Ending
 from weft.engine.batches import most_batches
 from weft.engine.lateness import late_work
+from weft.engine.policies import Policy
+from weft.engine.policies.batching import Adaptive, LazyBatching, Serial
+from weft.engine.policies.fluid import Fluid
+from weft.engine.policies.top_up import UNDER_WAY, TopUp, leaving
 from weft.engine.requests import QUEUE_PLACES
 from weft.kernels import refill as k
 from weft.kernels import request_state as counted
-from weft.policies import Policy
-from weft.policies.batching import Adaptive, LazyBatching, Serial
-from weft.policies.fluid import Fluid
-from weft.policies.top_up import UNDER_WAY, TopUp, leaving
 from weft.simulation.requests.case import Case, Ints, estimates
 from weft.simulation.requests.tally import MOST_RECORDED, Tally
 from weft.simulation.requests.weaving import late_rule

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from weft.base.version import __version__
 from weft.devices import Host, Npu
 from weft.engine.lateness import check_late
+from weft.engine.policies import Option, Setting, make_request_policy, policy_called
 from weft.kernels import request_state as k
-from weft.policies import Option, Setting, make_request_policy, policy_called
-from weft.reports.requests import RequestReport, stream_report
 from weft.reports.trace import Trace
+from weft.simulation.request_report import RequestReport, stream_report
 from weft.simulation.requests import plain, refilling, weaving
 from weft.simulation.requests.case import Case, Device
 from weft.simulation.requests.tally import Tally
-from weft.version import __version__
 
 if TYPE_CHECKING:
     from weft.reports.pictures import Figure

@@ -10,18 +10,18 @@ import numpy.typing as npt
 from weft.engine.arrivals import Ending
 from weft.engine.batches import most_batches
 from weft.engine.lateness import late_work
+from weft.engine.policies import Policy
+from weft.engine.policies.base import LateWork
+from weft.engine.policies.edf import EarliestDeadline
+from weft.engine.policies.in_order import Fifo
+from weft.engine.policies.layerweaver import Layerweaver
+from weft.engine.policies.layerweaver_plus import LayerweaverPlus
+from weft.engine.policies.prema import Prema
+from weft.engine.policies.weft_plus import WeftPlus
 from weft.engine.requests import QUEUE_PLACES
 from weft.kernels import request_loop
 from weft.kernels import request_state as k
 from weft.kernels.buffer import NEVER
-from weft.policies import Policy
-from weft.policies.base import LateWork
-from weft.policies.edf import EarliestDeadline
-from weft.policies.in_order import Fifo
-from weft.policies.layerweaver import Layerweaver
-from weft.policies.layerweaver_plus import LayerweaverPlus
-from weft.policies.prema import Prema
-from weft.policies.weft_plus import WeftPlus
 from weft.simulation.requests.case import Case, Ints, estimates
 from weft.simulation.requests.tally import MOST_RECORDED, Tally
 

@@ -1,0 +1,217 @@
+"""The registry of tools: what weft and the packages beside it bring, as plain data.
+
+A tool is a package with a file ``tool.toml`` that names its commands, public names, policies, backends, devices, kinds
+of models, pages and planning options (docs/tools.md). weft itself is the first of them, and its own tools are listed in
+its file; other people's packages name theirs by an entry point of the group ``weft.tools``. To list tools, their files
+are read and nothing is imported: what a tool registers is imported when it is used.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
+from importlib import import_module
+from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.base.errors import InputError, unknown_name
+
+API = 1
+"""The version of ``tool.toml`` and of what it may register; a tool for another version is left out."""
+
+FILE = "tool.toml"
+CORE = "weft"
+"""The package whose file is read first and lists weft's own tools."""
+ENTRY_POINTS = "weft.tools"
+VARIABLE = "WEFT_TOOLS"
+"""``own``: other people's tools are left out, here and in every process that inherits the variable."""
+OWN = "own"
+
+SECTIONS: Mapping[str, frozenset[str]] = {
+    "commands": frozenset({"group"}),
+    "names": frozenset(),
+    "modules": frozenset(),
+    "policies": frozenset(),
+    "share_policies": frozenset(),
+    "backends": frozenset(),
+    "devices": frozenset({"example"}),
+    "model_kinds": frozenset({"devices"}),
+    "pages": frozenset(),
+    "plan_options": frozenset({"help"}),
+}
+"""What a tool may register -> the keys that an entry may have besides its ``target``."""
+_KEYS = {"api", "name", "summary", "extra", "needs", "tools", *SECTIONS}
+
+
+class Entry(NamedTuple):
+    """Something that a tool registers."""
+
+    tool: Tool
+    name: str
+    target: str
+    """``module`` or ``module:attribute``."""
+    about: Mapping[str, Any]
+    """The other keys of the entry."""
+
+    def load(self) -> Any:
+        """Import the target; InputError with the command that installs what is missing."""
+        module, _, attribute = self.target.partition(":")
+        try:
+            loaded = import_module(module)
+        except ModuleNotFoundError as error:
+            raise InputError(self.tool.lacks(error.name or module)) from error
+        try:
+            return getattr(loaded, attribute) if attribute else loaded
+        except AttributeError as error:
+            raise InputError(f"tool {self.tool.name!r} registers {self.target}, which it does not have") from error
+
+
+class Tool(NamedTuple):
+    """A package and what it registers."""
+
+    package: str
+    name: str
+    summary: str
+    extra: str
+    """What ``pip install`` is told to install what it needs, as ``weft[map]``; empty: nothing more is needed."""
+    needs: tuple[str, ...]
+    """Modules without which it does not work."""
+    own: bool
+    """Whether it is weft's own."""
+    sections: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    """Section -> name -> entry."""
+
+    def missing(self) -> tuple[str, ...]:
+        """Modules that it needs and that are not installed; nothing is imported."""
+        return tuple(name for name in self.needs if name not in sys.modules and PathFinder.find_spec(name) is None)
+
+    def lacks(self, module: str) -> str:
+        """What to tell whoever uses it while a module is missing."""
+        install = f"; pip install '{self.extra}'" if self.extra else "; install it"
+        return f"{self.name} needs {module}, which is not installed{install}"
+
+    def entries(self, section: str) -> Iterator[Entry]:
+        for name, about in self.sections.get(section, {}).items():
+            yield Entry(self, name, about["target"], {key: value for key, value in about.items() if key != "target"})
+
+
+class Registry(NamedTuple):
+    """All tools, and why others were left out."""
+
+    tools: tuple[Tool, ...]
+    problems: tuple[str, ...]
+    """A line each."""
+
+
+@cache
+def registry() -> Registry:
+    """The tools of this installation: weft, weft's own, then other people's by name."""
+    core, own_packages = _core()
+    tools, problems = [core], list[str]()
+    for package in own_packages:
+        _admit(tools, problems, package, partial(_read, _beside(package), package, own=True))
+    if os.environ.get(VARIABLE) != OWN:
+        for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
+            _admit(tools, problems, point.name, partial(_of_entry_point, point))
+    return Registry(tuple(tools), tuple(problems))
+
+
+def use_own_tools() -> None:
+    """Leave out other people's tools from now on, in this process and in those it starts."""
+    os.environ[VARIABLE] = OWN
+    registry.cache_clear()
+
+
+def registered(section: str) -> dict[str, Entry]:
+    """Name -> entry of one section, those of weft first."""
+    return {entry.name: entry for tool in registry().tools for entry in tool.entries(section)}
+
+
+def find(section: str, name: str, what: str) -> Entry:
+    """The entry of a name; InputError that lists what there is. *what*: what the entries are called."""
+    entries = registered(section)
+    if name not in entries:
+        raise InputError(unknown_name(what, name, list(entries)))
+    return entries[name]
+
+
+def others() -> tuple[Tool, ...]:
+    """Other people's tools."""
+    return tuple(tool for tool in registry().tools if not tool.own)
+
+
+def _core() -> tuple[Tool, Sequence[str]]:
+    path = Path(__file__).parents[1] / FILE
+    return _read(path, CORE, own=True), tomllib.loads(path.read_text("utf-8"))["tools"]
+
+
+def _beside(package: str) -> Path:
+    """The file of a package that is installed, or lies, where weft does."""
+    return Path(__file__).parents[2] / package / FILE
+
+
+def _of_entry_point(point: EntryPoint) -> Tool:
+    spec = PathFinder.find_spec(point.module.partition(".")[0])
+    if spec is None or not spec.submodule_search_locations:
+        raise ValueError(f"its package {point.module} is not there")
+    tool = _read(Path(next(iter(spec.submodule_search_locations))) / FILE, point.module, own=False)
+    if tool.name != point.name:
+        raise ValueError(f"its {FILE} calls it {tool.name!r}")
+    return tool
+
+
+def _admit(tools: list[Tool], problems: list[str], name: str, read: Callable[[], Tool]) -> None:
+    """Add a tool, or a line on why it is left out: a broken tool must not keep the others from working."""
+    try:
+        tool = read()
+        _check_names(tool, tools)
+    except FileNotFoundError as error:
+        if not name.startswith(f"{CORE}_"):  # a distribution may leave out some of weft's own tools
+            problems.append(f"tool {name!r} is left out: there is no {error.filename}")
+    except (OSError, ValueError) as error:  # TOML and text that cannot be decoded are ValueErrors
+        problems.append(f"tool {name!r} is left out: {error}")
+    else:
+        tools.append(tool)
+
+
+def _check_names(tool: Tool, earlier: Sequence[Tool]) -> None:
+    """ValueError where a name is taken; the first tool that registers it has it."""
+    for other in earlier:
+        if other.name == tool.name:
+            raise ValueError(f"{other.package} has that name already")
+        for section in SECTIONS:
+            if taken := sorted(set(tool.sections.get(section, {})) & set(other.sections.get(section, {}))):
+                raise ValueError(f"{other.name} has {taken[0]!r} among its {section} already")
+
+
+def _read(path: Path, package: str, *, own: bool) -> Tool:
+    """A tool from its file; ValueError that says what is wrong."""
+    told = tomllib.loads(path.read_text("utf-8"))
+    if told.get("api") != API:
+        raise ValueError(f"it is made for version {told.get('api')} of the registry, and this weft has {API}")
+    if strange := sorted(set(told) - _KEYS):
+        raise ValueError(f"{strange[0]!r} is not known in {FILE}; there are {', '.join(sorted(_KEYS))}")
+    name, needs = told.get("name"), told.get("needs", [])
+    if not isinstance(name, str) or not name:
+        raise ValueError("it has no name")
+    if not isinstance(needs, list) or not all(isinstance(module, str) for module in needs):
+        raise ValueError("needs must be a list of modules")
+    sections = {section: _entries(section, told[section]) for section in SECTIONS if section in told}
+    return Tool(package, name, str(told.get("summary", "")), str(told.get("extra", "")), tuple(needs), own, sections)
+
+
+def _entries(section: str, told: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(told, dict):
+        raise ValueError(f"{section} must be a table")
+    entries = {name: {"target": about} if isinstance(about, str) else about for name, about in told.items()}
+    for name, about in entries.items():
+        if not isinstance(about, dict) or not isinstance(about.get("target"), str):
+            raise ValueError(f"{section}.{name} must name its target, as module or module:attribute")
+        if strange := sorted(set(about) - {"target"} - SECTIONS[section]):
+            raise ValueError(f"{section}.{name} has {strange[0]!r}, which is not known there")
+    return entries

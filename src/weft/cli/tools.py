@@ -1,0 +1,40 @@
+"""``weft tools``: which tools there are, what they register, and why others were left out."""
+
+from __future__ import annotations
+
+import typer
+
+from weft.base.registry import SECTIONS, Tool, registry
+from weft.cli import common
+from weft.cli.printing import add_row, console, plain_table, write_result
+
+
+def command(json_file: common.JsonFile = None) -> None:
+    """List the tools of this installation, and what each needs and adds."""
+    found = registry()
+    table = plain_table("tools", ("tool", "what it does", "commands", "from", "state"), left=5)
+    for tool in found.tools:
+        add_row(table, tool.name, tool.summary, ", ".join(_names(tool, "commands")), _origin(tool), _state(tool))
+    console.print(table)
+    for problem in found.problems:
+        typer.echo(f"weft: {problem}", err=True)
+    write_result(json_file, {"tools": [_as_dict(tool) for tool in found.tools], "problems": list(found.problems)})
+
+
+def _names(tool: Tool, section: str) -> list[str]:
+    return [entry.name for entry in tool.entries(section)]
+
+
+def _origin(tool: Tool) -> str:
+    return "weft" if tool.own else tool.package
+
+
+def _state(tool: Tool) -> str:
+    missing = tool.missing()
+    return tool.lacks(", ".join(missing)) if missing else "ready"
+
+
+def _as_dict(tool: Tool) -> dict[str, object]:
+    sections = {section: names for section in SECTIONS if (names := _names(tool, section))}
+    about = {"name": tool.name, "summary": tool.summary, "package": tool.package, "own": tool.own}
+    return {**about, "extra": tool.extra, "missing": list(tool.missing()), "registers": sections}

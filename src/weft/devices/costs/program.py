@@ -1,0 +1,215 @@
+"""A profile lowered to a device's clock: whole ticks, so that ties are real ties and runs repeat exactly.
+
+A tick is the time the memory channel takes for a byte, or a fraction of it on a slow channel. Sizes
+are therefore counted in ticks too: a layer of ``fetch`` ticks occupies ``fetch`` ticks of the buffer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+
+from weft.base.errors import DeviceError, ProfileError
+from weft.devices import Npu
+from weft.devices.costs.layer_costs import LayerCost, Profile, cut
+from weft.models.layer import Model
+
+COARSEST_TICK_S = 2e-11
+MAX_CHUNKS = 4096
+MAX_TICKS = 2**61
+MAX_BUFFER_TICKS = 2**52
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How ticks relate to bytes and seconds on one device."""
+
+    ticks_per_byte: int
+    bytes_per_s: float
+    buffer: int
+    """Capacity of the weight buffer in ticks."""
+
+    @classmethod
+    def of(cls, npu: Npu) -> Clock:
+        bandwidth = npu.bandwidth_bytes_per_s
+        per_byte = max(1, math.ceil(1 / (COARSEST_TICK_S * bandwidth)))
+        buffer = npu.weight_buffer_bytes * per_byte
+        if buffer > MAX_BUFFER_TICKS:
+            raise DeviceError(
+                f"{npu.name}: a channel of {npu.bandwidth_gb_s:g} GB/s takes too long to fill a buffer of "
+                f"{npu.weight_buffer_mib:g} MiB for the clock; check both"
+            )
+        return cls(per_byte, bandwidth, buffer)
+
+    @classmethod
+    def nanoseconds(cls) -> Clock:
+        """The clock of a device without a memory channel of its own to count by."""
+        return cls(1, 1e9, MAX_BUFFER_TICKS)
+
+    @property
+    def tick_s(self) -> float:
+        return 1 / (self.bytes_per_s * self.ticks_per_byte)
+
+    def ticks(self, seconds: float) -> int:
+        return round(seconds * self.bytes_per_s * self.ticks_per_byte)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """One model's layers in ticks, in execution order."""
+
+    model: str
+    names: tuple[str, ...]
+    fetch: tuple[int, ...]
+    compute: tuple[int, ...]
+    weight_bytes: tuple[int, ...]
+    exits: tuple[int, ...] = ()
+    """The numbers of layers after which samples may leave, in order; the end is not among them."""
+    exit_rates: tuple[float, ...] = ()
+    """Share of the samples that leave at each, the end last; empty where that is not known."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def total_fetch(self) -> int:
+        return sum(self.fetch)
+
+    @cached_property
+    def total_compute(self) -> int:
+        return sum(self.compute)
+
+    @cached_property
+    def largest_fetch(self) -> int:
+        return max(self.fetch)
+
+    @cached_property
+    def work(self) -> tuple[int, ...]:
+        """The longer of the two resources' times, per layer: what a run's length is counted in."""
+        return tuple(map(max, self.fetch, self.compute))
+
+    @cached_property
+    def remaining(self) -> tuple[int, ...]:
+        """Work from each layer to the end: Layerweaver+'s estimate of the time left alone (dissertation, V.2)."""
+        return tuple(accumulate(reversed(self.work)))[::-1]
+
+    @cached_property
+    def total_work(self) -> int:
+        return sum(self.work)
+
+    def inherent_idle(self, buffer: int) -> int:
+        """Ticks per query that the channel must stand still: a layer computes longer than the buffer takes to fill."""
+        return sum(max(0, busy - (buffer - size)) for size, busy in zip(self.fetch, self.compute, strict=True))
+
+    @property
+    def compute_bound(self) -> bool:
+        """Whether the model lies on the compute side of the device's balance point."""
+        return self.total_compute > self.total_fetch
+
+    def cut(self, most: int, cost: int = 0) -> Program:
+        """This program with every layer of more than *most* ticks of weights in nearly equal pieces of at most that.
+
+        Pieces are whole bytes. cost: ticks of computing that every piece but the first adds to its layer.
+        """
+        per_byte = [fetch // size if size else 1 for fetch, size in zip(self.fetch, self.weight_bytes, strict=True)]
+        counts = [
+            max(1, -(-size // max(1, most // ticks))) for size, ticks in zip(self.weight_bytes, per_byte, strict=True)
+        ]
+        extra = [0 if part == 0 else cost for count in counts for part in range(count)]
+        compute, sizes = _parted(self.compute, counts), _parted(self.weight_bytes, counts)
+        each = [ticks for ticks, count in zip(per_byte, counts, strict=True) for _ in range(count)]
+        return replace(
+            self,
+            names=tuple(piece for name, count in zip(self.names, counts, strict=True) for piece in _named(name, count)),
+            fetch=tuple(size * ticks for size, ticks in zip(sizes, each, strict=True)),
+            compute=tuple(busy + more for busy, more in zip(compute, extra, strict=True)),
+            weight_bytes=sizes,
+            exits=tuple(sum(counts[:layers]) for layers in self.exits),
+        )
+
+
+def _parted(values: Sequence[int], counts: Sequence[int]) -> tuple[int, ...]:
+    """Each value in as many nearly equal parts as its count says; their sum is the value."""
+    return tuple(
+        value * (part + 1) // count - value * part // count
+        for value, count in zip(values, counts, strict=True)
+        for part in range(count)
+    )
+
+
+def _named(name: str, count: int) -> list[str]:
+    return [name] if count == 1 else [f"{name}[{part + 1}/{count}]" for part in range(count)]
+
+
+def lower(profile: Profile, npu: Npu) -> Program:
+    """The profile in ticks; a layer larger than the weight buffer becomes chunks that fit."""
+    clock = Clock.of(npu)
+    pieces = [piece for layer in profile.layers for piece in _chunks(layer, npu)]
+    program = Program(
+        profile.model,
+        tuple(piece.name for piece in pieces),
+        tuple(piece.weight_bytes * clock.ticks_per_byte for piece in pieces),
+        tuple(clock.ticks(piece.compute_s) for piece in pieces),
+        tuple(piece.weight_bytes for piece in pieces),
+    )
+    if program.total_work == 0:
+        raise ProfileError(f"{profile.model}: no layer takes a measurable time on {npu.name}")
+    return program
+
+
+def one_at_a_time(
+    model: Model,
+    times_s: Sequence[float],
+    clock: Clock,
+    *,
+    exit_rates: tuple[float, ...] = (),
+    decision_s: float = 0.0,
+    by_layer: bool = True,
+) -> Program:
+    """A model in ticks on a device that computes one layer at a time, weights and all.
+
+    A schedulable layer is one that multiplies, with the others around it; or, not *by_layer*, everything between two
+    exits. Before each of them the scheduler takes *decision_s*.
+    """
+    if not model.layers:
+        raise ProfileError(f"{model.name}: nothing in it takes time, so there is nothing to schedule")
+    ends = {each.after for each in model.exits}
+    pieces: list[list[int]] = [[]]
+    for index, layer in enumerate(model.layers):
+        begins = by_layer and layer.gemm and any(model.layers[i].gemm for i in pieces[-1])
+        if pieces[-1] and (index in ends or begins):
+            pieces.append([])
+        pieces[-1].append(index)
+    compute = tuple(max(1, clock.ticks(math.fsum(times_s[i] for i in piece) + decision_s)) for piece in pieces)
+    nothing = (0,) * len(pieces)
+    return Program(
+        model.name,
+        tuple(_called(model, piece) for piece in pieces),
+        nothing,
+        compute,
+        nothing,
+        tuple(count for count, piece in enumerate(pieces) if piece[0] in ends),
+        exit_rates,
+    )
+
+
+def _called(model: Model, piece: Sequence[int]) -> str:
+    """A piece by the layer that multiplies, or by its first and last."""
+    weighty = [index for index in piece if model.layers[index].gemm] or list(piece)
+    first, last = model.layers[weighty[0]].name, model.layers[weighty[-1]].name
+    return first if first == last else f"{first}..{last}"
+
+
+def _chunks(layer: LayerCost, npu: Npu) -> Sequence[LayerCost]:
+    if layer.weight_bytes <= npu.weight_buffer_bytes:
+        return (layer,)
+    count = -(-layer.weight_bytes // npu.chunk_bytes)
+    if count > MAX_CHUNKS:
+        raise DeviceError(
+            f"{npu.name}: layer {layer.name!r} has {layer.weight_bytes} weight bytes and would stream through the "
+            f"buffer in {count} chunks of {npu.chunk_bytes} bytes; enlarge weight_buffer_mib or chunk_mib"
+        )
+    return cut(layer, npu.chunk_bytes)

@@ -1,0 +1,208 @@
+"""What a layer costs on a tiled NPU: a product (R x P) @ (P x C) cut into tiles that stay until their sum is complete.
+
+The loop nest (Fluid Batching, sections II-C and III-A; output stationary, every operand in off-chip memory)::
+
+    for each group:  for each tile of T_R rows:  for each pass over the T_C PEs:  for each T_P of the reduction:
+        load rows x T_P inputs for every sample in the pass, T_P weights for every PE; one row per cycle
+
+A batch of b is B_P lanes of B_R samples each: the samples of a lane lie below each other and share its weights, the
+lanes lie side by side and fetch theirs each; B_P = b - B_R + 1 (equation 1), so mixtures leave slots empty, which
+cost time and weights but no activations. Off-chip traffic runs beside the computing of the layer (a roofline).
+
+The arithmetic is compiled (``weft.kernels.tiled``): a search prices millions of such settings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.base.errors import InputError
+from weft.devices.tiled import Edges, PReading, TiledNpu
+from weft.kernels import tiled as kernel
+from weft.models.layer import Layer, Model
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+STATES_OF_K_BITS = 2
+"""The look-up table stores which of three settings the stackable PEs take."""
+
+
+READINGS: dict[PReading, int] = {
+    "straddle": kernel.STRADDLE,
+    "refetch": kernel.REFETCH,
+    "groups": kernel.GROUPS,
+    "broadcast": kernel.BROADCAST,
+}
+EDGES: dict[Edges, int] = {
+    "added": kernel.EDGES_ADDED,
+    "within": kernel.EDGES_WITHIN,
+    "none": kernel.EDGES_NONE,
+}
+
+
+class Best(NamedTuple):
+    """The best time of every design and product, and the shape and B_R that lead to it."""
+
+    times_s: Floats
+    """Seconds: one row per design, one column per product."""
+    shape: Ints
+    b_r: Ints
+
+
+class TiledChoice(NamedTuple):
+    """How a layer takes a batch, and what that costs."""
+
+    at_once: int
+    """Samples the layer takes at a time: the batch, or 1 where it runs sample by sample."""
+    b_r: int
+    """Samples below each other."""
+    k: float
+    """The setting of the stackable PEs."""
+    time_s: float
+    """The time that the whole batch takes."""
+
+    @property
+    def b_p(self) -> int:
+        """Samples side by side."""
+        return self.at_once - self.b_r + 1
+
+
+@dataclass(frozen=True, slots=True)
+class LookupTable:
+    """What the Fluid Batching Engine stores (its control block), and the times its choices lead to."""
+
+    model: str
+    device: str
+    layers: tuple[str, ...]
+    """The layers that are products; the others need no entry."""
+    rows: tuple[tuple[TiledChoice, ...], ...]
+    """Batch size - 1 -> a choice per layer."""
+
+    @property
+    def max_batch(self) -> int:
+        return len(self.rows)
+
+    @property
+    def bits_per_entry(self) -> int:
+        return math.ceil(math.log2(self.max_batch)) + STATES_OF_K_BITS
+
+    @property
+    def storage_bits(self) -> int:
+        """L x B_max entries of B_R and k."""
+        return len(self.layers) * self.max_batch * self.bits_per_entry
+
+
+def layer_times_s(model: Model, device: TiledNpu, batch: int) -> tuple[float, ...]:
+    """The time of every layer of the model for a batch, each at its best."""
+    return tuple(choice.time_s for choice in choices(model, device, batch))
+
+
+def choices(model: Model, device: TiledNpu, batch: int) -> tuple[TiledChoice, ...]:
+    """The best (B_R, k) of every layer at that batch size; a layer that is no product has nothing to choose."""
+    if batch < 1:
+        raise InputError(f"{model.name}: a batch has at least one sample, not {batch}")
+    found = [_without_product(layer, device, batch) for layer in model.layers]
+    shapes = np.array([[shape[1:] for shape in device.shapes]], dtype=np.float64)
+    for mode, indices in by_mode(model.layers, device).items():
+        best = best_times(products([model.layers[index] for index in indices]), shapes, device, mode, batch)
+        for place, index in enumerate(indices):
+            k = device.shapes[best.shape[0, place]].k
+            found[index] = TiledChoice(mode.at_once(batch), int(best.b_r[0, place]), k, float(best.times_s[0, place]))
+    return tuple(found)
+
+
+def best_times(products: Floats, shapes: Floats, device: TiledNpu, mode: Mode, batch: int) -> Best:
+    """Price products on many designs at once, for a whole batch.
+
+    products: see ``products``; shapes: (designs, shapes, 3), the tiles each may take. Of *device* the clock, the
+    bandwidth and the options count.
+    """
+    at_once = mode.at_once(batch)
+    size = (shapes.shape[0], products.shape[0])
+    times, chosen = np.empty(size), np.zeros((*size, 2), dtype=np.int64)
+    costs = 1 / device.clock_hz, device.element_bytes / device.bandwidth_bytes_per_s
+    readings = READINGS[device.p_reading], EDGES[device.edges]
+    kernel.best_times(products, shapes, at_once, mode.splits(at_once), readings, costs, times, chosen)
+    return Best(times * (batch // at_once), chosen[..., 0], chosen[..., 1])
+
+
+def lookup_table(model: Model, device: TiledNpu, max_batch: int = 8) -> LookupTable:
+    """The choices of every product at every batch size up to *max_batch*."""
+    if max_batch < 1:
+        raise InputError(f"{model.name}: a look-up table holds batches from 1, not up to {max_batch}")
+    kept = [index for index, layer in enumerate(model.layers) if layer.gemm]
+    rows = [choices(model, device, batch) for batch in range(1, max_batch + 1)]
+    return LookupTable(
+        model.name,
+        device.name,
+        tuple(model.layers[index].name for index in kept),
+        tuple(tuple(row[index] for index in kept) for row in rows),
+    )
+
+
+class Mode(NamedTuple):
+    """How a device lets a layer take a batch."""
+
+    together: bool
+    """False: sample by sample."""
+    below: bool = True
+    """Samples may lie below each other."""
+    beside: bool = False
+    """Samples may lie side by side."""
+
+    def at_once(self, batch: int) -> int:
+        """Samples the layer takes at a time."""
+        return batch if self.together else 1
+
+    def splits(self, at_once: int) -> tuple[int, int]:
+        """The highest and the lowest B_R."""
+        return at_once if self.below else 1, 1 if self.beside else at_once
+
+
+def mode_of(layer: Layer, device: TiledNpu) -> Mode:
+    """Products of two activations have a right-hand side of their own per sample: they never share one lane."""
+    shared = layer.reuses_weights
+    match device.batching:
+        case "fluid":
+            return Mode(together=True, below=shared, beside=True)
+        case "p":
+            return Mode(together=True, below=False, beside=True)
+        case "r":
+            return Mode(together=shared)
+        case "fc":
+            return Mode(together=shared and layer.kind != "conv")
+        case "none":
+            return Mode(together=False)
+
+
+def by_mode(layers: Sequence[Layer], device: TiledNpu) -> dict[Mode, list[int]]:
+    """The indices of the products among the layers, by how they take a batch."""
+    found: dict[Mode, list[int]] = {}
+    for index, layer in enumerate(layers):
+        if layer.gemm:
+            found.setdefault(mode_of(layer, device), []).append(index)
+    return found
+
+
+def products(layers: Sequence[Layer]) -> Floats:
+    """Rows, depth, columns and groups of the layers' products, a row each."""
+    return np.array([(gemm.m, gemm.k, gemm.n, gemm.groups) for layer in layers if (gemm := layer.gemm)], np.float64)
+
+
+def other_time_s(layer: Layer, device: TiledNpu, batch: int) -> float:
+    """The time of a layer that is no product."""
+    if device.elementwise == "free":
+        return 0.0
+    elements = batch * (layer.input_elements + layer.output_elements)
+    return elements * device.element_bytes / device.bandwidth_bytes_per_s
+
+
+def _without_product(layer: Layer, device: TiledNpu, batch: int) -> TiledChoice:
+    return TiledChoice(batch, batch, 1.0, 0.0 if layer.gemm else other_time_s(layer, device, batch))

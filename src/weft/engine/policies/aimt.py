@@ -1,0 +1,43 @@
+"""AI-MT (ISCA'20) at layer granularity, as Layerweaver describes and tunes it.
+
+Two thresholds steer: with little room left in the buffer, run what computes shortest; with little
+ready compute, rebuild it; otherwise spend it on a memory-intensive layer, whichever waited longest
+(the paper says "randomly": the longest-waiting is a random choice that repeats).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.base.errors import InputError
+from weft.engine.policies.base import Candidate, Policy, Start, View
+from weft.kernels import rules
+
+
+@dataclass(frozen=True)
+class AiMt(Policy):
+    """Thresholds are shares of the weight buffer; ``weft compare --sweep`` finds the best pair."""
+
+    compute_threshold: float = 0.2
+    """Rebuild ready compute below this share of the time it takes to fill the buffer."""
+    memory_threshold: float = 0.1
+    """Evict when a smaller share of the buffer than this is free."""
+
+    def __post_init__(self) -> None:
+        for name in ("compute_threshold", "memory_threshold"):
+            if not 0 <= getattr(self, name) <= 10:
+                raise InputError(f"{name} = {getattr(self, name)} must be a share from 0 to 10")
+
+    @property
+    def thresholds(self) -> tuple[int, int]:
+        """The thresholds for compute and for memory, in ticks."""
+        buffer = self.setting.buffer
+        return round(self.compute_threshold * buffer), round(self.memory_threshold * buffer)
+
+    def decide(self, view: View) -> Start:
+        free, distance = view.device.free(self.setting.buffer), view.device.distance
+
+        def key(c: Candidate) -> tuple[tuple[int, int], int]:
+            return rules.aimt_key(c.fetch, c.compute, c.last_issued, free, distance, *self.thresholds), c.stream
+
+        return Start(min(view.candidates, key=key))

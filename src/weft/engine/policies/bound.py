@@ -1,0 +1,177 @@
+"""What no schedule can beat: the two-resource bound on throughput, its prices and its mix.
+
+Per query stream i keeps the PE array busy for C_i and the channel for M_i; alone it needs T_i. With
+x_i queries per tick, system throughput is sum x_i T_i under sum x_i C_i <= 1 and sum x_i M_i <= 1: a
+linear program in two constraints, solved here by looking at its corners.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import combinations
+
+import numpy as np
+
+from weft.devices.costs.program import Program
+
+LEAST_SHARE = 0.1
+"""No stream gets less than this share of what slicing the time equally would give it."""
+
+EVENING = 0.001
+"""Throughput that may be given up to divide the time equally."""
+
+_SETTLE_LAYERS = 200_000
+
+
+def least_share(streams: int) -> float:
+    """The least share of the system throughput that each of so many streams is due."""
+    return LEAST_SHARE / streams
+
+
+def raised(shares: Sequence[float]) -> list[float]:
+    """Shares of the throughput if streams below their least share had the device to themselves until they have it.
+
+    That is what a schedule that starves somebody would come to if it did not: while one stream runs alone the
+    throughput is 1, and all shares are earned in the rest of the time.
+    """
+    least, rest = least_share(len(shares)), 1.0
+    for _ in shares:  # the less of the time is left, the more streams are below
+        low = [share for share in shares if share * rest < least]
+        rest = (1 - len(low) * least) / (1 - sum(low))
+    return [max(least, share * rest) for share in shares]
+
+
+@dataclass(frozen=True, slots=True)
+class QueryDemand:
+    """What one query of a stream asks of the device, in ticks."""
+
+    compute: int
+    memory: int
+    alone: float
+    """Time per query when the model has the device to itself, back to back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prices:
+    """Throughput lost per tick that a resource stands idle (the program's dual variables)."""
+
+    compute: float
+    memory: float
+
+    @property
+    def bound(self) -> float:
+        """The largest system throughput any schedule can reach."""
+        return self.compute + self.memory
+
+    def of(self, demand: QueryDemand) -> float:
+        """What that much of both resources is worth."""
+        return self.compute * demand.compute + self.memory * demand.memory
+
+    def queries(self, program: Program, layers: int) -> float:
+        """Queries that so many layers issued in order are; the one in flight counts by its share at these prices."""
+        whole, begun = divmod(layers, len(program))
+        total = self.of(QueryDemand(program.total_compute, program.total_fetch, 0.0))
+        done = self.of(QueryDemand(sum(program.compute[:begun]), sum(program.fetch[:begun]), 0.0))
+        return whole + (done / total if total else 0.0)
+
+
+def demand_of(program: Program, buffer: int) -> QueryDemand:
+    return QueryDemand(program.total_compute, program.total_fetch, alone_ticks(program, buffer))
+
+
+@lru_cache(maxsize=256)  # one run asks for the same few models many times
+def alone_ticks(program: Program, buffer: int) -> float:
+    """Steady-state ticks per query of a model that runs alone with eager prefetch.
+
+    Measured between two completions, the first late enough that the buffer has filled.
+    """
+    from weft.kernels.replay import replay  # a server has all policies and compiles nothing
+
+    layers = len(program)
+    settle = 4 + -(-buffer // max(1, program.total_fetch))
+    settle = min(settle, max(4, _SETTLE_LAYERS // layers))
+    queries = 2 * settle
+    times = np.empty((queries * layers, 4), np.int64)
+    replay(
+        np.array(program.fetch, np.int64),
+        np.array(program.compute, np.int64),
+        np.array([0, layers], np.int64),
+        buffer,
+        np.zeros(queries * layers, np.int64),
+        times,
+    )
+    ends = times[layers - 1 :: layers, 3]
+    return float(ends[-1] - ends[settle - 1]) / (queries - settle)
+
+
+def prices(demands: Sequence[QueryDemand]) -> Prices:
+    """The dual corner: the cheapest prices at which no stream is worth more than what it uses."""
+    corners = [(max(d.alone / d.compute for d in demands), 0.0)] if all(d.compute for d in demands) else []
+    if all(d.memory for d in demands):
+        corners.append((0.0, max(d.alone / d.memory for d in demands)))
+    for a, b in combinations(demands, 2):
+        area = a.compute * b.memory - b.compute * a.memory
+        if area:
+            corner = (
+                (a.alone * b.memory - b.alone * a.memory) / area,
+                (a.compute * b.alone - b.compute * a.alone) / area,
+            )
+            if min(corner) >= 0 and _covers(corner, demands):
+                corners.append(corner)
+    return Prices(*min(corners, key=sum))
+
+
+def _covers(corner: tuple[float, float], demands: Sequence[QueryDemand]) -> bool:
+    return all(corner[0] * d.compute + corner[1] * d.memory >= d.alone * (1 - 1e-12) for d in demands)
+
+
+def mix_prices(demands: Sequence[QueryDemand], mix: Sequence[float]) -> Prices:
+    """Prices when the proportion of queries is given: the busier resource carries the whole bound."""
+    worth = sum(part * d.alone for part, d in zip(mix, demands, strict=True))
+    compute = sum(part * d.compute for part, d in zip(mix, demands, strict=True))
+    memory = sum(part * d.memory for part, d in zip(mix, demands, strict=True))
+    return Prices(worth / compute, 0.0) if compute >= memory else Prices(0.0, worth / memory)
+
+
+def best_mix(demands: Sequence[QueryDemand]) -> tuple[float, ...]:
+    """Queries per tick of each stream at the optimum, every stream keeping its least share."""
+    least = [least_share(len(demands)) / d.alone for d in demands]
+    room_c = 1 - sum(rate * d.compute for rate, d in zip(least, demands, strict=True))
+    room_m = 1 - sum(rate * d.memory for rate, d in zip(least, demands, strict=True))
+    best, extra = -1.0, [0.0] * len(demands)
+    for chosen, rates in _corners(demands, room_c, room_m):
+        worth = sum(rate * demands[i].alone for i, rate in zip(chosen, rates, strict=True))
+        if worth > best * (1 + 1e-12):
+            best, extra = worth, [0.0] * len(demands)
+            for i, rate in zip(chosen, rates, strict=True):
+                extra[i] = rate
+    return _evened([rate + more for rate, more in zip(least, extra, strict=True)], demands)
+
+
+def _evened(rates: Sequence[float], demands: Sequence[QueryDemand]) -> tuple[float, ...]:
+    """Equal shares of the time instead, where that costs no more than EVENING of the throughput."""
+    equal = [1 / (len(demands) * max(d.compute, d.memory)) for d in demands]
+    worth, even_worth = (sum(x * d.alone for x, d in zip(mix, demands, strict=True)) for mix in (rates, equal))
+    return tuple(equal if even_worth >= (1 - EVENING) * worth else rates)
+
+
+def _corners(
+    demands: Sequence[QueryDemand], room_c: float, room_m: float
+) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    """Streams and their rates at every corner of the program with these capacities."""
+    corners: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
+    for i, d in enumerate(demands):
+        limits = [room / need for room, need in ((room_c, d.compute), (room_m, d.memory)) if need]
+        corners.append(((i,), (min(limits),)))
+    for (i, a), (j, b) in combinations(enumerate(demands), 2):
+        area = a.compute * b.memory - b.compute * a.memory
+        if area:
+            rates = (
+                (room_c * b.memory - room_m * b.compute) / area,
+                (room_m * a.compute - room_c * a.memory) / area,
+            )
+            if min(rates) >= 0:
+                corners.append(((i, j), rates))
+    return corners

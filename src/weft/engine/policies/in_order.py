@@ -1,0 +1,74 @@
+"""Policies that never interleave layers: whole queries, one after another.
+
+They differ in whose query is next and in how far fetching may run ahead.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from weft.engine.policies.base import UNBOUNDED_ROUNDS, Candidate, Policy, Start, View
+from weft.engine.policies.fairness import Band
+from weft.kernels import rules
+
+
+@dataclass(frozen=True)
+class InOrder(Policy):
+    """Whole queries: a mix is kept to the round, because no query is cut for it."""
+
+    @property
+    def band(self) -> Band | None:
+        return Band(self.setting.mix, max(1.0, self.setting.max_lag)) if self.setting.mix else None
+
+
+@dataclass(frozen=True)
+class Fifo(InOrder):
+    """One model at a time with eager prefetch: by arrival; where all queries wait from the start, model by model."""
+
+    def decide(self, view: View) -> Start:
+        return Start(min(view.candidates, key=self._turn))
+
+    def _turn(self, candidate: Candidate) -> tuple[int, int, int, int]:
+        turn = candidate.query // self.setting.rounds
+        return rules.fifo_key(_resumes(candidate), candidate.arrival, turn, candidate.stream)
+
+
+@dataclass(frozen=True)
+class Fair(InOrder):
+    """One model at a time, every model the same share of the time (Layerweaver, section IV-B)."""
+
+    def decide(self, view: View) -> Start:
+        return Start(min(view.candidates, key=lambda c: (_resumes(c), self._share(c), c.stream)))
+
+    def _share(self, candidate: Candidate) -> int:
+        """What its stream was given so far."""
+        if self.setting.rounds == UNBOUNDED_ROUNDS:  # requests come and go: whoever had least
+            return candidate.served
+        return self.share(candidate.stream, candidate.query)
+
+    def share(self, stream: int, queries: int) -> int:
+        """How often a stream that never runs dry had its part of the time, after so many queries."""
+        programs = self.setting.programs
+        served = queries * programs[stream].total_work
+        everything = self.setting.rounds * sum(program.total_work for program in programs)
+        return served * len(programs) // everything
+
+
+@dataclass(frozen=True)
+class RoundRobin(InOrder):
+    """A query of every model in turn, with eager prefetch: the next model's weights arrive under this one's compute."""
+
+    def decide(self, view: View) -> Start:
+        return Start(min(view.candidates, key=lambda c: (_resumes(c), c.query, c.stream)))
+
+
+@dataclass(frozen=True)
+class DoubleBuffer(InOrder):
+    """``fifo``, but a layer's fetch waits until the layer before it computes: AI-MT's baseline."""
+
+    def decide(self, view: View) -> Start:
+        return Start(Fifo(self.setting).decide(view).candidate, not_before=view.device.array_began)
+
+
+def _resumes(candidate: Candidate) -> int:
+    return rules.resumes(candidate.layer, candidate.last_issued)

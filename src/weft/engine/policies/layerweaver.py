@@ -1,0 +1,91 @@
+"""Layerweaver (HPCA'21, section III-D): issue the layer that leaves the two resources idle the least.
+
+The published formulas with the corrections of docs/design.md: compute idle counts the stall of a
+full buffer, and memory idle is charged only where the choice causes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from weft.devices.decoupled import DeviceClocks, issue, prefetchable
+from weft.engine.policies.base import Candidate, Policy, Start, View
+from weft.engine.policies.in_order import Fifo
+from weft.kernels import rules
+
+
+class Idle(NamedTuple):
+    """What issuing one candidate would cost, in ticks."""
+
+    candidate: Candidate
+    compute: int
+    """The array waits for the weights."""
+    memory: int
+    """The channel waits for space that another order would have left it."""
+    potential: int
+    """The array may wait for the largest layer if that comes next."""
+    inherent: bool
+    """The layer computes longer than the rest of the buffer takes to fill, wherever it is placed."""
+    distance: int
+
+    @property
+    def total(self) -> int:
+        return self.compute + self.memory + self.potential
+
+    @property
+    def rank(self) -> tuple[int, int]:
+        return rules.weave_key(self.total, self.inherent, self.distance)
+
+
+@dataclass(frozen=True)
+class Layerweaver(Policy):
+    """The greedy choice with both starvation rules; falls back to ``fifo`` where weaving cannot pay."""
+
+    failsafe: bool = True
+    """Run one model at a time when all models lie on the same side of the balance point."""
+
+    @property
+    def disabled(self) -> bool:
+        """Whether the failsafe holds for good, because all models lie on one side."""
+        sides = {program.compute_bound for program in self.setting.programs}
+        return self.failsafe and len(sides) == 1
+
+    @property
+    def remark(self) -> str:
+        side = "compute" if self.setting.programs[0].compute_bound else "memory"
+        return f"failsafe: all models are {side}-bound here, so they run one at a time" if self.disabled else ""
+
+    def decide(self, view: View) -> Start:
+        if self.failsafe and self.one_sided(view.heads):
+            return Fifo(self.setting).decide(view)
+        return Start(min(self.unstarved(view), key=lambda idle: idle.rank).candidate)
+
+    def one_sided(self, heads: Iterable[Candidate]) -> bool:
+        """Whether all that runs now lies on one side of the balance point."""
+        return len({self.setting.programs[head.program].compute_bound for head in heads}) == 1
+
+    def unstarved(self, view: View) -> list[Idle]:
+        """All candidates priced, or only the models that must go on to reach layers of the other kind."""
+        largest = max(program.largest_fetch for program in self.setting.programs)
+        costs = [idle_of(candidate, view.device, self.setting.buffer, largest) for candidate in view.candidates]
+        return self._unstarved(costs)
+
+    def _unstarved(self, costs: list[Idle]) -> list[Idle]:
+        wants_weights = all(idle.compute > 0 for idle in costs)
+        wants_space = all(idle.memory > 0 for idle in costs)
+        return [idle for idle in costs if rules.goes_on(wants_weights, wants_space, self._compute_bound(idle))] or costs
+
+    def _compute_bound(self, idle: Idle) -> bool:
+        return self.setting.programs[idle.candidate.program].compute_bound
+
+
+def idle_of(candidate: Candidate, before: DeviceClocks, buffer: int, largest: int) -> Idle:
+    """Price one candidate against the device's present state."""
+    _, times = issue(before, candidate.fetch, candidate.compute, buffer)
+    ahead = prefetchable(before, candidate.fetch, buffer, times.fetch_end)
+    return Idle(
+        candidate,
+        *rules.idle(candidate.fetch, candidate.compute, times.fetch_end, ahead, before.array_free, buffer, largest),
+    )

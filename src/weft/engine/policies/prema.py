@@ -1,0 +1,33 @@
+"""PREMA (HPCA'20): tokens grow with priority and waiting; among those with enough, the shortest rest goes.
+
+Tokens are priority x (1 + time waited / time alone), where waiting excludes being served. That is the
+token's value at any moment, so it does not depend on how often anybody looks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from weft.engine.policies.base import Candidate, Policy, Start, Traits, View
+from weft.kernels import rules
+
+
+@dataclass(frozen=True)
+class Prema(Policy):
+    """Preempts at every layer; thresholds are the priority levels 1, 3 and 9."""
+
+    traits: ClassVar[Traits] = Traits(for_deadlines=True)
+
+    def decide(self, view: View) -> Start:
+        now = view.device.channel_free
+        tokens = [_tokens(c, now) for c in view.candidates]
+        reached = max(rules.level(own, c.whole) for own, c in zip(tokens, view.candidates, strict=True))
+        rich = [c for own, c in zip(tokens, view.candidates, strict=True) if own >= reached * c.whole]
+        return Start(min(rich, key=lambda c: c.remaining))
+
+
+def _tokens(candidate: Candidate, now: int) -> int:
+    """Tokens times the query's time alone."""
+    whole = candidate.whole
+    return rules.tokens(candidate.priority, whole, rules.waited(now, candidate.arrival, whole, candidate.remaining))

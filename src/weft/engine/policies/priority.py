@@ -1,0 +1,38 @@
+"""Priority classes: the highest class goes first, the earliest deadline first within it.
+
+Who waits climbs: a request that has waited ``patience`` times its own length counts as one class higher,
+so that a low class is slow under load but never starves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from weft.base.errors import InputError
+from weft.engine.policies.base import Candidate, LateWork, Policy, Start, Traits, View
+from weft.kernels import rules
+
+
+@dataclass(frozen=True)
+class PriorityClasses(Policy):
+    """Classes are a third of a priority apart: 9, 3 and 1."""
+
+    traits: ClassVar[Traits] = Traits(for_deadlines=True, late_work=LateWork.AMONG_OTHERS)
+
+    patience: int = 20
+    """How many times its own length a request waits before it climbs a class."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.patience <= 1_000_000:
+            raise InputError(f"patience = {self.patience} must be from 1 to 1000000")
+
+    def decide(self, view: View) -> Start:
+        now = max(view.device.channel_free, view.device.array_free)
+        return Start(min(view.candidates, key=lambda c: (-self._rank(c, now), rules.edf_key(c.deadline, c.arrival))))
+
+    def _rank(self, candidate: Candidate, now: int) -> int:
+        """Priority, times three for every class it has climbed."""
+        waited = rules.waited(now, candidate.arrival, candidate.whole, candidate.remaining)
+        climbed = waited // max(1, candidate.whole * self.patience)
+        return candidate.priority * int(3 ** min(climbed, 40))

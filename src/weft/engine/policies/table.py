@@ -1,0 +1,45 @@
+"""Policies by the names that a user may write, as tools register them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping
+
+from weft.base.registry import Entry, registered
+from weft.engine.policies.base import Policy
+
+
+class PolicyTable(MutableMapping[str, type[Policy]]):
+    """A section of the registry; a policy is imported when it is asked for. A script may add its own."""
+
+    def __init__(self, section: str) -> None:
+        self._section = section
+        self._known: dict[str, Entry | type[Policy]] | None = None
+
+    @property
+    def _policies(self) -> dict[str, Entry | type[Policy]]:
+        if self._known is None:
+            self._known = dict(registered(self._section))
+        return self._known
+
+    def __getitem__(self, name: str) -> type[Policy]:
+        policy = self._policies[name]
+        if isinstance(policy, Entry):
+            policy = self._policies[name] = _loaded(policy)
+        return policy
+
+    def __setitem__(self, name: str, policy: type[Policy]) -> None:
+        self._policies[name] = policy
+
+    def __delitem__(self, name: str) -> None:
+        del self._policies[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._policies)
+
+    def __len__(self) -> int:
+        return len(self._policies)
+
+
+def _loaded(entry: Entry) -> type[Policy]:
+    policy: type[Policy] = entry.load()
+    return policy

@@ -1,0 +1,173 @@
+"""Our own policy: look ahead, and pay for idle time what it is worth.
+
+The dual prices of the two-resource bound say how much throughput a tick of idle array or idle
+channel costs; the gap of a steady schedule to its bound is exactly its priced idle time. So ``weft``
+plays out every candidate for a few dozen layers under two simple rules, keeps the play with the
+least priced idle time, and issues its first layers. The fairness rule keeps the streams at the mix
+the bound wants (or the one the user asked for), each stream with a least share: none starves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import ClassVar
+
+from weft.base.errors import InputError
+from weft.devices.decoupled import DeviceClocks, issue
+from weft.engine.policies.aimt import AiMt
+from weft.engine.policies.base import Candidate, Policy, Start, Traits, View
+from weft.engine.policies.bound import QueryDemand, alone_ticks, best_mix, mix_prices, prices
+from weft.engine.policies.fairness import Band, may_go
+from weft.engine.policies.in_order import RoundRobin
+from weft.engine.policies.layerweaver import Layerweaver
+from weft.kernels import rules
+
+PRICE_UNIT = 2**20
+NEARER = 16
+"""Layers per stream of the second rollouts that are tried."""
+THRESHOLDS = tuple(product((0.05, 0.2, 0.4, 0.6, 0.9), (0.0, 0.1, 0.5)))
+"""Pairs that ``aimt`` is tried with, coarser than a sweep's: it is seldom the best, and then by little."""
+
+
+@dataclass(frozen=True)
+class Weft(Policy):
+    """Rollouts over priced idle time. Keeps the rest of its last plan, so every run needs an object of its own."""
+
+    traits: ClassVar[Traits] = Traits(serves_requests=False, cuts=(1, 2, 4, 8, 16))
+
+    horizon: int = 32
+    """Layers per stream that each candidate is played out for."""
+    commit: int = 8
+    """Layers of the best play that are issued before looking again."""
+    trial: bool = True
+    """Try other horizons, other policies' rules and smaller pieces before the run, and go on with the best."""
+    _plan: deque[int] = field(default_factory=deque, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.commit <= self.horizon <= 4096:
+            raise InputError(
+                f"horizon = {self.horizon}, commit = {self.commit}: must be 1 <= commit <= horizon <= 4096"
+            )
+
+    def contenders(self) -> Iterator[Policy]:
+        """Rollouts near and far, and what others would do."""
+        yield self
+        if not self.trial or type(self) is not Weft:  # a subclass decides for itself
+            return
+        if self.commit <= NEARER != self.horizon:
+            yield replace(self, horizon=NEARER)
+        yield Layerweaver(self.setting, failsafe=False)
+        yield from (AiMt(self.setting, *thresholds) for thresholds in THRESHOLDS)
+        yield RoundRobin(self.setting)
+        if self.setting.mix and Layerweaver(self.setting).disabled:
+            yield Layerweaver(self.setting)  # model by model, as far as the band allows
+
+    @property
+    def length(self) -> int:
+        """Layers of a play."""
+        return self.horizon * len(self.setting.programs)
+
+    @cached_property
+    def _demands(self) -> list[QueryDemand]:
+        """What a query takes of each resource; the channel's idle time that no order avoids counts as taken."""
+        buffer = self.setting.buffer
+        return [
+            QueryDemand(
+                program.total_compute, program.total_fetch + program.inherent_idle(buffer), alone_ticks(whole, buffer)
+            )
+            for program, whole in zip(self.setting.programs, self.setting.uncut, strict=True)
+        ]
+
+    @cached_property
+    def band(self) -> Band:
+        """The asked-for mix, the one that a trial found, or the one at which the bound is reached."""
+        asked = super().band
+        if asked:
+            return asked
+        rates = best_mix(self._demands)
+        return Band(tuple(rate / min(rates) for rate in rates), self.setting.max_lag)
+
+    @cached_property
+    def prices(self) -> tuple[int, int]:
+        """Price of an idle tick of the array and of the channel, in whole units; never free."""
+        dual = mix_prices(self._demands, self.setting.mix) if self.setting.mix else prices(self._demands)
+        unit = max(1, min(PRICE_UNIT, (1 << 60) // self._longest_play))
+        return max(1, round(dual.compute * unit)), max(1, round(dual.memory * unit))
+
+    @property
+    def _longest_play(self) -> int:
+        """More ticks than any play lasts, so that its price stays a 64-bit number."""
+        programs = self.setting.programs
+        return self.setting.buffer + self.length * max(max(p.fetch) + max(p.compute) for p in programs)
+
+    @cached_property
+    def distances(self) -> tuple[int, int]:
+        """Decoupling distances the priced rule stays between: the next layer is covered, the buffer not full."""
+        largest = max(program.largest_fetch for program in self.setting.programs)
+        return largest // 2, self.setting.buffer * 9 // 10
+
+    def decide(self, view: View) -> Start:
+        on_offer = {candidate.stream: candidate for candidate in view.candidates}
+        if not self._plan or self._plan[0] not in on_offer:
+            self._plan.clear()
+            self._plan.extend(self._best_play(view)[: self.commit])
+        return Start(on_offer[self._plan.popleft()])
+
+    def _best_play(self, view: View) -> list[int]:
+        greedy = Layerweaver(self.setting, failsafe=False)
+        by: tuple[Callable[[View], Start], ...] = (greedy.decide, self._decide_priced)
+        plays = [self._play(view, candidate, rule) for candidate in view.candidates for rule in by]
+        return min(plays, key=lambda play: play[0])[1]
+
+    def _play(self, view: View, head: Candidate, rule: Callable[[View], Start]) -> tuple[int, list[int]]:
+        """Priced idle time of issuing *head* and then playing on by *rule*, and the streams in order."""
+        began = view.device
+        fetched = computed = 0
+        streams: list[int] = []
+        for _ in range(self.length):
+            device, _ = issue(view.device, head.fetch, head.compute, self.setting.buffer)
+            fetched += head.fetch
+            computed += head.compute
+            streams.append(head.stream)
+            view = self._after(view, head, device)
+            head = rule(view).candidate
+        compute_price, memory_price = self.prices
+        array_idle = view.device.array_free - began.array_free - computed
+        channel_idle = view.device.channel_free - began.channel_free - fetched
+        return compute_price * array_idle + memory_price * channel_idle, streams
+
+    def _after(self, view: View, issued: Candidate, device: DeviceClocks) -> View:
+        """What a policy would see next."""
+        program = self.setting.programs[issued.stream]
+        layer = (issued.layer + 1) % len(program)
+        follower = Candidate.of_stream(program, stream=issued.stream, query=issued.query + (layer == 0), layer=layer)
+        heads = tuple(follower if head.stream == issued.stream else head for head in view.heads)
+        progress = list(view.progress)
+        progress[issued.stream] += self.gains[issued.stream][issued.layer]
+        allowed = may_go(progress, [self.gains[h.stream][h.layer] for h in heads], self.band.max_lag_units)
+        candidates = tuple(head for head in heads if allowed[head.stream])
+        return View(device, heads, candidates, tuple(progress))
+
+    @cached_property
+    def gains(self) -> tuple[tuple[int, ...], ...]:
+        """Progress each layer makes within the band."""
+        return self.band.gains(self.setting.programs)
+
+    def _decide_priced(self, view: View) -> Start:
+        """Least priced idle time now, with the decoupling distance kept where both resources can go on."""
+        compute_price, memory_price = self.prices
+        shortest, longest = self.distances
+
+        def cost(head: Candidate) -> tuple[int, int, int]:
+            _, times = issue(view.device, head.fetch, head.compute, self.setting.buffer)
+            idle = rules.priced_idle(
+                head.fetch, head.compute, times.fetch_end, times.fetch_start, view.device.array_free,
+                compute_price, memory_price, shortest, longest,
+            )  # fmt: skip
+            return idle, view.progress[head.stream], head.stream
+
+        return Start(min(view.candidates, key=cost))

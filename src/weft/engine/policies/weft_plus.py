@@ -1,0 +1,43 @@
+"""Our deadline policy: Layerweaver+'s two modes with a better sense of time.
+
+A woven request does not have the device to itself, so its rest is taken to last ``stretch`` percent of
+its time alone, for every request and not only for the one due first; and a request counts as late as soon
+as it cannot make it any more, so that hopeless ones stop taking time from those that can.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from weft.base.errors import InputError
+from weft.engine.policies.base import NO_DEADLINE, Start, Traits, View
+from weft.engine.policies.layerweaver import Layerweaver
+from weft.engine.policies.layerweaver_plus import LayerweaverPlus
+from weft.kernels import rules
+
+
+@dataclass(frozen=True)
+class WeftPlus(LayerweaverPlus):
+    """Weave; rescue whoever is shortest of time; let go of whoever cannot be rescued."""
+
+    traits: ClassVar[Traits] = replace(LayerweaverPlus.traits, foresight=100)
+
+    stretch: int = 200
+    """How long a woven rest is taken to last, in percent of its time alone."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.stretch <= 10_000:
+            raise InputError(f"stretch = {self.stretch} must be a percentage from 0 to 10000")
+
+    def decide(self, view: View) -> Start:
+        woven = self.throughput_choice(view)
+        end = self.end_after(woven, view)
+        one_sided = self.failsafe and Layerweaver(self.setting).one_sided(view.heads)
+        stretch = 100 if one_sided else self.stretch  # nothing is woven, so nothing is stretched
+        slack = {
+            c: rules.slack(c.deadline, end, c.remaining, stretch) for c in view.candidates if c.deadline < NO_DEADLINE
+        }
+        if slack and min(slack.values()) < 0:
+            return Start(min(slack, key=lambda c: slack[c]))
+        return Start(woven)

@@ -1,0 +1,35 @@
+"""Results that show themselves: as tables in a notebook, and as a picture by ``plot()``.
+
+What a result looks like is registered (``pages`` in ``tool.toml``): the module that has its ``tables`` and its
+``figure`` is imported when somebody wants to see it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from weft.base.registry import registered
+from weft.reports.tables import as_html
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class Shown:
+    """A result for whose type, or one it is derived from, a page is registered."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return as_html(*_page_of(self).tables(self))
+
+    def plot(self) -> Figure:
+        """Draw the result."""
+        figure: Figure = _page_of(self).figure(self)
+        return figure
+
+
+def _page_of(result: Shown) -> Any:
+    pages = registered("pages")
+    names = (f"{kind.__module__}:{kind.__qualname__}" for kind in type(result).__mro__)
+    return next(pages[name] for name in names if name in pages).load()

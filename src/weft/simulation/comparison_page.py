@@ -1,0 +1,229 @@
+"""Policies side by side as one page: a table, bars of what matters, and the timeline of whichever one looks at.
+
+The page is ``comparison.html`` beside this module. Here its data is made: what stands in the table as text, charts as
+numbers by policy and model, and the traces, of which ``timeline.js`` draws the one that is chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from weft.reports.html import trace_data
+from weft.reports.page import write_page
+from weft.reports.trace import Trace
+from weft.simulation.report import Report
+from weft.simulation.request_report import RequestReport, RequestStream
+
+MOST_SPANS = 20_000
+"""Layers of each timeline; what came after is left out, or a page of ten policies could not be opened."""
+
+STP = "System throughput: what was computed, as its models' time alone, per unit of time; 1 is one model at a time"
+ANTT = "Average normalised turnaround time: the mean of the streams' slowdowns"
+SLOWDOWN = "A query's mean latency over its time when its model has the device to itself"
+NONE = "\N{EN DASH}"
+"""Stands for a figure that is not known."""
+MISSED = "Share of the requests that were late, dropped or refused"
+
+
+def write_comparison_page(
+    path: Path | str,
+    runs: Sequence[tuple[Report, Trace]],
+    *,
+    title: str,
+    in_pieces: Sequence[Report] = (),
+) -> None:
+    """Write the page of several policies that kept the same models busy.
+
+    in_pieces: the same policies with every layer in pieces, in the same order, where one of them chose to do so.
+    """
+    reports = [report for report, _ in runs]
+    best = max(range(len(reports)), key=lambda place: reports[place].stp)
+    data = _page(title, reports, best, _saturated_table(reports, in_pieces), _saturated_charts(reports))
+    told = dict.fromkeys(f"{report.policy}: {remark}" for report in reports for remark in _remarks(report))
+    bound = f"No schedule can exceed STP {reports[0].bound_stp:.3f}; 1 is one model at a time."
+    verdict = f"{reports[best].policy} has the highest STP"
+    traces = [_trace(report, trace) for report, trace in runs]
+    write_page(
+        path,
+        "comparison.html",
+        data | {"verdict": verdict, "told": [bound, *told], "traces": traces},
+        "weft.simulation",
+    )
+
+
+def write_request_comparison_page(path: Path | str, reports: Sequence[RequestReport], *, title: str) -> None:
+    """Write the page of several policies that served the same requests; a host's lanes have no timeline."""
+    best = min(range(len(reports)), key=lambda place: reports[place].worst_violation_rate)
+    data = _page(title, reports, best, _request_table(reports), _request_charts(reports))
+    verdict = f"{reports[best].policy} misses least of the stream that suffers most"
+    write_page(path, "comparison.html", data | {"verdict": verdict, "told": [], "traces": []}, "weft.simulation")
+
+
+def _page(
+    title: str,
+    reports: Sequence[Report] | Sequence[RequestReport],
+    best: int,
+    table: dict[str, Any],
+    charts: list[dict[str, Any]],
+) -> dict[str, Any]:
+    return {
+        "title": title,
+        "device": reports[0].device,
+        "policies": [report.policy for report in reports],
+        "models": list(dict.fromkeys(stream.model for stream in reports[0].streams)),
+        "best": best,
+        "table": table,
+        "charts": charts,
+    }
+
+
+# Models that never run dry
+
+
+def _saturated_table(reports: Sequence[Report], in_pieces: Sequence[Report]) -> dict[str, Any]:
+    heads = [
+        ("Policy", "text", ""),
+        ("STP", "", STP),
+        ("Of the bound", "", "Share of the STP that no schedule can exceed"),
+        ("ANTT", "", ANTT),
+        ("Worst slowdown", "", "The slowest query over its time alone"),
+        ("PE array busy", "", "Share of the time in which something is computed"),
+        ("DRAM busy", "", "Share of the time in which weights are fetched"),
+        ("Queries", "", "Completed, by stream"),
+    ]
+    rows = [_saturated_row(report) for report in reports]
+    if in_pieces:
+        part = in_pieces[0].pieces
+        heads.insert(
+            2, (f"STP in 1/{part}", "", f"With every layer in pieces of at most 1/{part} of the weight buffer")
+        )
+        for row, other in zip(rows, in_pieces, strict=True):
+            row.insert(2, _number(other.stp))
+    return {"heads": heads, "rows": rows}
+
+
+def _saturated_row(report: Report) -> list[str]:
+    return [
+        report.policy,
+        _number(report.stp),
+        _percent(report.fraction_of_bound),
+        _number(report.antt, 2),
+        _number(report.max_slowdown, 2),
+        _percent(report.pe_utilisation),
+        _percent(report.dram_utilisation),
+        " / ".join(str(stream.queries) for stream in report.streams),
+    ]
+
+
+def _remarks(report: Report) -> list[str]:
+    """What a table does not say: the report's own remark, and which streams never got through a query."""
+    starved = [f"no query of {stream.model} was completed" for stream in report.streams if not stream.queries]
+    return [*([report.remark] if report.remark else []), *starved]
+
+
+def _saturated_charts(reports: Sequence[Report]) -> list[dict[str, Any]]:
+    return [
+        _chart("STP", STP, "number", [[(-1, report.stp)] for report in reports], limit=reports[0].bound_stp),
+        _chart(
+            "Slowdown by model",
+            SLOWDOWN,
+            "times",
+            _by_model(reports, [[stream.slowdown for stream in report.streams] for report in reports]),
+        ),
+        _chart("PE array busy", "", "share", [[(-1, report.pe_utilisation)] for report in reports], limit=1.0),
+        _chart("DRAM busy", "", "share", [[(-1, report.dram_utilisation)] for report in reports], limit=1.0),
+    ]
+
+
+def _trace(report: Report, trace: Trace) -> dict[str, Any]:
+    """The beginning of a trace, and how many layers followed."""
+    columns = {
+        column.name: getattr(trace, column.name)[:MOST_SPANS]
+        for column in fields(trace)
+        if column.name not in ("streams", "layers", "settings")
+    }
+    return trace_data(replace(trace, **columns), report.as_dict()) | {"left_out": max(0, len(trace) - MOST_SPANS)}
+
+
+# Requests
+
+
+def _request_table(reports: Sequence[RequestReport]) -> dict[str, Any]:
+    streams = reports[0].streams
+    heads = [
+        ("Policy", "text", ""),
+        ("Missed", "", MISSED),
+        *((f"{stream.model} missed", "", MISSED) for stream in streams),
+        *((f"{stream.model} p99", "", "99 of 100 requests took no longer") for stream in streams),
+        ("Load", "", "Share of the lanes' time in which they compute"),
+    ]
+    rows = [
+        [
+            report.policy,
+            _percent(report.violation_rate),
+            *(_percent(stream.violation_rate) for stream in report.streams),
+            *(_milliseconds(stream) for stream in report.streams),
+            _percent(report.load),
+        ]
+        for report in reports
+    ]
+    return {"heads": heads, "rows": rows}
+
+
+def _request_charts(reports: Sequence[RequestReport]) -> list[dict[str, Any]]:
+    def each(value: Callable[[RequestStream], float | None]) -> list[list[tuple[int, float | None]]]:
+        return _by_model(reports, [[value(stream) for stream in report.streams] for report in reports])
+
+    load = [[(-1, report.load)] for report in reports]
+    return [
+        _chart("Missed by model", MISSED, "share", each(lambda stream: stream.violation_rate)),
+        _chart(
+            "p99 of the deadline, by model",
+            "Latency that 99 of 100 requests do not exceed, as a share of their deadline",
+            "share",
+            each(lambda stream: None if stream.p99_s is None else stream.p99_s / stream.deadline_s),
+            limit=1.0,
+        ),
+        _chart("Load", "Share of the lanes' time in which they compute", "share", load, limit=1.0),
+    ]
+
+
+# Both
+
+
+def _by_model(
+    reports: Sequence[Report] | Sequence[RequestReport], values: Sequence[Sequence[float | None]]
+) -> list[list[tuple[int, float | None]]]:
+    models = list(dict.fromkeys(stream.model for stream in reports[0].streams))
+    places = [models.index(stream.model) for stream in reports[0].streams]
+    return [list(zip(places, each, strict=True)) for each in values]
+
+
+def _chart(
+    title: str,
+    meaning: str,
+    show: str,
+    bars: Sequence[Sequence[tuple[int, float | None]]],
+    *,
+    limit: float | None = None,
+) -> dict[str, Any]:
+    """Bars of every policy: the model's place, or -1 where it is of all of them, and the value."""
+    return {"title": title, "meaning": meaning, "show": show, "bars": bars, "limit": limit}
+
+
+def _number(value: float | None, digits: int = 3) -> str:
+    return NONE if value is None else f"{value:.{digits}f}"
+
+
+def _percent(share: float | None) -> str:
+    return NONE if share is None else f"{100 * share:.1f} %"
+
+
+def _milliseconds(stream: RequestStream) -> str:
+    if stream.p99_s is None:
+        return NONE
+    few = f" (max of {stream.p99_max_of})" if stream.p99_max_of else ""
+    return f"{stream.p99_s * 1e3:.1f} ms{few} of {stream.deadline_s * 1e3:g}"

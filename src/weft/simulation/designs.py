@@ -1,0 +1,63 @@
+"""A picture of a design-space search: every design, and the fronts among which a choice is left."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from weft.devices.costs.explore import Exploration
+from weft.devices.costs.tiled import Floats
+from weft.reports.page import PALETTE
+from weft.reports.pictures import save
+
+FRONT, CLOUD, BEST = PALETTE[0], "#c4c4c4", PALETTE[5]
+
+
+def draw_designs(found: Exploration, path: str | Path) -> None:
+    """Draw a search as a PNG or SVG file, by the suffix of *path*."""
+    figure = Figure(figsize=(14.5, 4.4), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    _draw_map(figure, left, found)
+    _draw_front(middle, found.latency_s * 1e3, found.throughput, found.latency_front, found.best)
+    middle.set(xlabel="latency of one sample alone, ms", ylabel=f"samples/s at batch {found.max_batch}")
+    front_ms, front_rate = found.latency_s[found.latency_front] * 1e3, found.throughput[found.latency_front]
+    # most designs are many times worse and would press the front into a corner
+    middle.set(
+        xlim=(0.95 * front_ms.min(), 1.25 * front_ms.max()), ylim=(0.8 * front_rate.min(), 1.05 * front_rate.max())
+    )
+    middle.set_title("alone or in batches, near the front")
+    _draw_front(right, found.dsps, found.scores, found.size_front, found.best)
+    right.set(xlabel="DSPs (T_P x T_C)", ylabel="score, GOP/s over the batch sizes", title="size")
+    right.legend(loc="lower right")
+    for axes in (left, middle, right):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.set_title(axes.get_title(), loc="left", fontweight="bold")
+        axes.set_title("", loc="center")
+    figure.suptitle(f"{', '.join(found.models)} on {found.platform.name}: {len(found)} designs", x=0.01, ha="left")
+    save(figure, path)
+
+
+def _draw_map(figure: Figure, axes: Axes, found: Exploration) -> None:
+    share = found.scores / found.scores[found.best]
+    order = np.argsort(share)
+    t_p, t_c = found.tile.t_p, found.tile.t_c
+    points = axes.scatter(t_p[order], t_c[order], c=share[order], s=7, cmap="viridis", vmin=0, vmax=1, rasterized=True)
+    best = found.device()
+    axes.plot(best.t_p, best.t_c, "*", color=BEST, markersize=15, markeredgecolor="white")
+    axes.annotate(
+        f"<{best.t_r}, {best.t_p}, {best.t_c}>", (best.t_p, best.t_c), xytext=(9, 6), textcoords="offset points"
+    )
+    axes.set(xscale="log", yscale="log", xlabel="T_P, width of a MAC tree", ylabel="T_C, PEs", title="every design")
+    figure.colorbar(points, ax=axes, label="score, share of the best")
+
+
+def _draw_front(axes: Axes, costs: Floats, values: Floats, front: Sequence[int], best: int) -> None:
+    axes.scatter(costs, values, s=4, color=CLOUD, rasterized=True, label="designs")
+    axes.plot(costs[front], values[front], drawstyle="steps-post", color=FRONT, marker=".", label="Pareto front")
+    axes.plot(costs[best], values[best], "*", color=BEST, markersize=15, markeredgecolor="white", label="best score")
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)

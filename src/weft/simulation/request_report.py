@@ -1,0 +1,146 @@
+"""What became of the requests: violations, percentiles, throughput and goodput.
+
+Latencies are counted in bins of 0.2 %, so that a report takes the same memory for a thousand requests
+as for a billion; violations are counted exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.kernels import request_state as k
+from weft.reports.shown import Shown
+from weft.reports.tables import largest_of
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestStream:
+    """One stream's requests, warm-up left out. Times in seconds."""
+
+    model: str
+    deadline_s: float
+    offered_per_s: float
+    arrived: int
+    completed: int
+    dropped: int
+    """Given up because they were late."""
+    refused: int
+    """No place in the queue."""
+    violated: int
+    """Late, dropped or refused."""
+    violation_rate: float
+    mean_batch: float
+    deepest_queue: int
+    mean_latency_s: float | None
+    p50_s: float | None
+    p90_s: float | None
+    p99_s: float | None
+    p999_s: float | None
+    max_latency_s: float | None
+    cdf_s: tuple[float, ...]
+    """Latency that 1 %, 2 %, ... 100 % of the completed requests do not exceed; empty if none completed."""
+    p99_max_of: int | None = None
+    """How many requests p99 is the largest of, where they are fewer than 100; else None."""
+
+    def __repr__(self) -> str:
+        return f"RequestStream({self.model}: {self.arrived} arrived, {self.violation_rate:.2%} late)"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestReport(Shown):
+    """A run of requests. The field names are the keys of the JSON (docs/formats.md)."""
+
+    device: str
+    policy: str
+    late: str
+    stp: float
+    """Standalone time's worth of requests completed per unit of time."""
+    goodput_stp: float
+    """The same worth of the requests completed in time."""
+    offered_stp: float
+    """The same worth of the requests that arrived."""
+    violation_rate: float
+    worst_violation_rate: float
+    """The violation rate of the stream that suffers most."""
+    pe_utilisation: float
+    dram_utilisation: float
+    makespan_s: float
+    decisions: int
+    streams: tuple[RequestStream, ...]
+    load: float | None = None
+    """Share of the lanes' time in which they compute; of hosts, which have neither array nor channel."""
+
+    def __repr__(self) -> str:
+        return f"RequestReport({self.policy} on {self.device}: STP {self.stp:.3f}, {self.violation_rate:.2%} late)"
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report as JSON tells it, without what the device does not have."""
+        left_out = {"load"} if self.load is None else {"pe_utilisation", "dram_utilisation"}
+        kept = {key: value for key, value in asdict(self).items() if key not in left_out}
+        return {"format": 1, **kept, "streams": [asdict(stream) for stream in self.streams]}
+
+
+@cache
+def bin_edges() -> Ints:
+    """Smallest latency of every bin, in ticks."""
+    index = np.arange(k.BINS, dtype=np.int64)
+    shift = np.maximum((index >> k.MANTISSA_BITS) - 1, 0)
+    edges: Ints = (index - (shift << k.MANTISSA_BITS)) << np.minimum(shift, 52)
+    return edges
+
+
+def percentiles(histogram: Ints, percents: Sequence[float], largest: int) -> list[int]:
+    """Latencies in ticks that so many percent of the requests do not exceed, to the upper edges of their bins."""
+    filled = np.flatnonzero(histogram)
+    counted = np.cumsum(histogram[filled])
+    reached = np.searchsorted(counted, np.ceil(counted[-1] * np.asarray(percents) / 100))
+    found: list[int] = np.minimum(bin_edges()[filled[reached] + 1], largest).tolist()
+    return found
+
+
+def cdf(histogram: Ints, tick_s: float) -> tuple[Floats, Floats]:
+    """Latencies in seconds and the share of requests that do not exceed them."""
+    filled = np.flatnonzero(histogram)
+    shares: Floats = np.cumsum(histogram[filled]) / max(1, int(histogram.sum()))
+    return (bin_edges()[filled + 1] * tick_s).astype(np.float64), shares
+
+
+def stream_report(
+    model: str, counts: Sequence[int], histogram: Ints, *, deadline_s: float, tick_s: float, span_s: float
+) -> RequestStream:
+    arrived, completed, violated = counts[k.ARRIVED], counts[k.COMPLETED], counts[k.VIOLATED]
+    ticks = percentiles(histogram, (*PERCENTILES, *range(1, 101)), counts[k.LATENCY_MAX]) if completed else []
+    latencies_s = [each * tick_s for each in ticks]
+    tail: Sequence[float | None] = latencies_s[: len(PERCENTILES)] or [None] * len(PERCENTILES)
+    return RequestStream(
+        model=model,
+        deadline_s=deadline_s,
+        offered_per_s=arrived / span_s,
+        arrived=arrived,
+        completed=completed,
+        dropped=counts[k.DROPPED],
+        refused=counts[k.REFUSED],
+        violated=violated,
+        violation_rate=violated / arrived if arrived else 0.0,
+        mean_batch=completed / counts[k.BATCHES] if counts[k.BATCHES] else 0.0,
+        deepest_queue=counts[k.DEEPEST],
+        mean_latency_s=counts[k.LATENCY_SUM] * tick_s / completed if completed else None,
+        p50_s=tail[0],
+        p90_s=tail[1],
+        p99_s=tail[2],
+        p999_s=tail[3],
+        max_latency_s=counts[k.LATENCY_MAX] * tick_s if completed else None,
+        cdf_s=tuple(latencies_s[len(PERCENTILES) :]),
+        p99_max_of=largest_of(completed),
+    )

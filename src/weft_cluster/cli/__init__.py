@@ -1,0 +1,1 @@
+"""The commands ``weft place``, ``weft cluster`` and ``weft ray``."""

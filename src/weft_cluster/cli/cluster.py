@@ -1,0 +1,138 @@
+"""``weft cluster``: a placement under simulated requests, routed in one way or several; and how a real one stands."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.base.errors import InputError
+from weft.cli import common
+from weft.cli.command import Command
+from weft.cli.common import how, split_names, what
+from weft.cli.printing import number, print_table, progress_bar, write_result
+from weft_cluster.cli.cluster_show import servers_table
+
+if TYPE_CHECKING:
+    from weft.reports.tables import ResultTable
+    from weft_cluster.routing.simulate import ClusterRun
+
+
+app = typer.Typer(help="Several machines: simulated, or as they stand.", no_args_is_help=True)
+
+
+@app.command("simulate", cls=Command)
+def simulate(
+    placement: Annotated[str, typer.Argument(help="The folder of a placement (weft place -o).")],
+    workload: Annotated[str, typer.Argument(help="The workload that was placed (TOML).")],
+    machines: Annotated[str, what("--machines", "-m", metavar="FILE", help="The machines it was placed on (TOML).")],
+    traffic: Annotated[
+        str | None, what("--traffic", metavar="FILE", help="Its wave, surges and cv (weft traffic fit); not its rates.")
+    ] = None,
+    rate: Annotated[float, what("--rate", help="Times the rates of the workload.")] = 1.0,
+    slow: Annotated[
+        str | None, what("--slow", metavar="SHARE:SPEED", help="Machines that are slower, as 0.1:0.5.")
+    ] = None,
+    fail: Annotated[
+        str | None, what("--fail", metavar="SHARE:SECONDS", help="Machines that go down once, and for how long.")
+    ] = None,
+    routers: Annotated[
+        str, how("--routers", help="slack, two-choices, two-in-flight, two-aged, random, round-robin: a,b,c.")
+    ] = "slack,two-choices,random",
+    gates: Annotated[int, how("--gates", help="How many routers there are.")] = 1,
+    hop_ms: Annotated[float, how("--hop-ms", help="From a router to a machine.")] = 0.5,
+    report_ms: Annotated[float, how("--report-ms", help="How often machines say what they have to do.")] = 20.0,
+    age_ms: Annotated[float, how("--age-ms", help="How old that is when routers hear of it.")] = 0.0,
+    policy: Annotated[
+        str | None, how("--policy", "-p", show_default="as weft place predicts", help="What machines decide by.")
+    ] = None,
+    seconds: Annotated[float, how("--seconds", help="How long to simulate.")] = 60.0,
+    seed: Annotated[int, how("--seed", min=0, help="Of all that is drawn.")] = 0,
+    json_file: common.JsonFile = None,
+) -> None:
+    """Simulate the machines of a placement behind a router: how many requests are on time."""
+    from weft.workloads.requests import read_workload
+    from weft.workloads.traffic import read_traffic
+    from weft_cluster.placing.judging import POLICY
+    from weft_cluster.placing.machines import read_machines
+    from weft_cluster.placing.needs import demands_of
+    from weft_cluster.placing.placement import read_placement
+    from weft_cluster.routing.cluster import placed
+    from weft_cluster.routing.setting import ClusterSetting
+    from weft_cluster.routing.simulate import simulate_cluster
+    from weft_cluster.routing.trouble import failures, slowed
+
+    there = read_machines(machines)
+    cluster = placed(read_placement(placement), there.kinds, demands_of(read_workload(workload), there))
+    day = None if traffic is None else read_traffic(traffic)
+    cluster = cluster.asked(rate, None if day is None else day.cv)
+    if slow is not None:
+        cluster = slowed(cluster, *_pair("--slow", slow), seed)
+    warmup_s = min(1.0, seconds / 10)
+    down = () if fail is None else failures(cluster, *_pair("--fail", fail), seconds, seed, from_s=warmup_s)
+    names = split_names(routers, "--routers")
+    settings = [
+        ClusterSetting(
+            router=name, policy=policy or POLICY, gates=gates, hop_s=hop_ms / 1e3, report_s=report_ms / 1e3,
+            age_s=age_ms / 1e3, failures=down, warmup_s=warmup_s,
+        )
+        for name in names
+    ]  # fmt: skip
+    runs = []
+    with progress_bar("simulating", len(names)) as advance:
+        for setting in settings:
+            runs.append(simulate_cluster(cluster, setting, duration_s=seconds, day=day, seed=seed))
+            advance()
+    print_table(_table(repr(cluster).removeprefix("Cluster(").removesuffix(")"), runs))
+    write_result(json_file, _as_dict(runs))
+
+
+@app.command("status", cls=Command)
+def status(
+    url: Annotated[str, typer.Argument(help="The address of a gate.")] = "http://127.0.0.1:8100",
+    api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
+    json_file: common.JsonFile = None,
+) -> None:
+    """Show the servers behind a gate: who takes requests, what stands before another one, how those before ended."""
+    from weft_cluster.gates.status import cluster_status
+
+    told = cluster_status(url, api_key)
+    print_table(servers_table(f"{url}: {told['gate']}", told))
+    write_result(json_file, {"format": 1, **told})
+
+
+def _pair(option: str, text: str) -> tuple[float, float]:
+    share, _, value = text.partition(":")
+    try:
+        found = float(share), float(value)
+    except ValueError:
+        raise InputError(f"{option} {text!r} is not of the form 0.1:0.5") from None
+    if not (0 <= found[0] <= 1 and 0 < found[1] < float("inf")):
+        raise InputError(f"{option} {text}: a share lies between 0 and 1, and what follows is above 0")
+    return found
+
+
+def _table(title: str, runs: list[ClusterRun]) -> ResultTable:
+    from weft.reports.tables import ResultTable, TableRow
+
+    best = max(run.attainment for run in runs)
+    rows = tuple(
+        TableRow(
+            (
+                run.setting.router,
+                f"{run.attainment:.3%}",
+                *(f"{int(count.sum())}" for count in (run.late, run.refused, run.lost)),
+                number(run.mean_latency_s, 2, scale=1e3),
+                f"{run.busy.mean():.1%}",
+                f"{run.busy.max():.1%}",
+            ),
+            run.attainment == best,
+        )
+        for run in runs
+    )
+    columns = ("router", "on time", "late", "refused", "lost", "mean ms", "busy", "busiest")
+    return ResultTable(title, columns, rows)
+
+
+def _as_dict(runs: list[ClusterRun]) -> dict[str, Any]:
+    return {"format": 1, "duration_s": runs[0].duration_s, "runs": [run.as_dict() for run in runs]}

@@ -1,0 +1,75 @@
+"""``weft place``: which models share which machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from weft.cli.common import JsonFile, folder_option, how, what
+from weft.cli.plans import stage_bars, told_in_options
+from weft.cli.printing import write_result
+from weft.cli.unused import refuse_unused
+from weft_cluster.cli.place_show import print_placement
+
+if TYPE_CHECKING:
+    from weft_cluster.placing.placement import Objective
+
+
+def command(
+    context: typer.Context,
+    workload: Annotated[str, typer.Argument(help="A workload file (TOML).")],
+    machines: Annotated[str, what("--machines", "-m", metavar="FILE", help="The machines there are (TOML).")],
+    output: Annotated[
+        str | None,
+        folder_option("--output", "-o", replaced=True, panel=None, help="The folder to write: the placement, a page."),
+    ] = None,
+    objective: Annotated[
+        str, what("--objective", help="What it is best at: machines (fewest), cost, load or attainment.")
+    ] = "machines",
+    target: Annotated[float, what("--target", help="Share of requests that shall be on time, as simulated.")] = 0.99,
+    before: Annotated[
+        str | None,
+        what("--from", metavar="FOLDER", help="Adapt this placement to what changed, and load as little as can be."),
+    ] = None,
+    lost: Annotated[
+        list[str] | None, what("--lost", metavar="MACHINE", help="With --from: a machine that is gone; repeatable.")
+    ] = None,
+    hysteresis: Annotated[
+        float, how("--hysteresis", help="With --from: how far below its cap a machine ends up that has to change.")
+    ] = 0.1,
+    fluid: Annotated[bool, how("--fluid", help="Simulate nothing: only loads, memory and deadlines count.")] = False,
+    seed: Annotated[int, how("--seed", help="Of the sampled arrivals.")] = 0,
+    json_file: JsonFile = None,
+) -> None:
+    """Place models on machines: how many replicas, at which share of the rate, where; with a bound beside the answer.
+
+    [bold]weft place workload.toml --machines cluster.toml -o placement/[/bold]. See docs/place.md.
+    """
+    from weft.workloads.requests import read_workload
+    from weft_cluster.placing.folder import check_place, write_folder
+    from weft_cluster.placing.machines import read_machines
+    from weft_cluster.routing.whole_run import place
+
+    if output is not None:
+        check_place(output)
+    asked, there = read_workload(workload), read_machines(machines)
+    if before is not None:
+        from weft_cluster.cli.place_change import adapt_placement
+
+        adapt_placement(context, before, asked, there, lost or (), hysteresis, not fluid, seed, output, json_file)
+        return
+    refuse_unused(context, "a new placement", dict.fromkeys(("lost", "hysteresis"), "add --from FOLDER"))
+    with told_in_options(context), stage_bars() as show:
+        placement = place(
+            asked,
+            there,
+            objective=cast("Objective", objective),
+            target=None if fluid else target,
+            seed=seed,
+            on_progress=lambda stage: show(stage),
+        )
+    if output is not None:
+        write_folder(placement, output)
+    print_placement(placement, output)
+    write_result(json_file, placement.model_dump(mode="json"))

@@ -1,0 +1,53 @@
+"""``weft place --from``: a placement adapted to what has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import typer
+
+from weft.cli.plans import told_in_options
+from weft.cli.printing import print_table, say, write_result
+from weft.cli.unused import refuse_unused
+from weft_cluster.cli.place_show import SHOWN, print_placement
+
+if TYPE_CHECKING:
+    from weft.workloads.requests import Workload
+    from weft_cluster.placing.machines import Machines
+
+
+def adapt_placement(
+    context: typer.Context,
+    before: str,
+    workload: Workload,
+    machines: Machines,
+    lost: Sequence[str],
+    hysteresis: float,
+    judged: bool,
+    seed: int,
+    output: str | None,
+    json_file: str | None,
+) -> None:
+    """Adapt the placement of a folder, write the new one with its change, and tell of both."""
+    from weft_cluster.placing.adapting import adapt
+    from weft_cluster.placing.change import write_change
+    from weft_cluster.placing.change_shown import change_in_words, loads_table
+    from weft_cluster.placing.folder import write_folder
+    from weft_cluster.placing.placement import read_placement
+
+    kept = "the objective and the target are those of the placement; leave it out"
+    refuse_unused(context, "--from", dict.fromkeys(("objective", "target"), kept))
+    with told_in_options(context):
+        found = adapt(
+            read_placement(before), workload, machines, lost=lost, hysteresis=hysteresis, judged=judged, seed=seed
+        )
+    if output is not None:
+        write_folder(found.placement, output, partial(write_change, found.change))
+    if found.change.loads:
+        print_table(loads_table(found.change, SHOWN))
+    say(change_in_words(found.change), soft_wrap=True)
+    print_placement(found.placement, output)
+    parts = {"placement": found.placement, "change": found.change}
+    write_result(json_file, {name: part.model_dump(mode="json") for name, part in parts.items()})

@@ -1,0 +1,111 @@
+"""``weft ray``: a placement as a cluster on this machine."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from weft.base.errors import InputError, unknown_name
+from weft.cli import common
+from weft.cli.command import Command
+from weft.cli.common import how, what
+from weft.cli.printing import print_table, progress_bar, say, write_result
+from weft_cluster.cli.cluster_show import servers_table
+
+if TYPE_CHECKING:
+    from weft_cluster.ray.local import LocalCluster
+
+app = typer.Typer(help="Several machines, run by Ray.", no_args_is_help=True)
+
+BACK_S = 60.0
+"""How long a lost machine is waited for after the run."""
+KILL_AT = 0.4
+"""When a node is killed, as a share of the run."""
+
+
+@app.callback()
+def _group() -> None:
+    """Several machines, run by Ray."""
+
+
+@app.command("up", cls=Command)
+def up(
+    placement: Annotated[str, typer.Argument(help="The folder of a placement (weft place -o, weft plan --machines).")],
+    models: Annotated[str, what("--models", metavar="FOLDER", help="Where NAME.onnx of each model is.")] = "",
+    nodes: Annotated[int, what("--nodes", min=1, max=64, help="Nodes on this machine.")] = 3,
+    gates: Annotated[int, how("--gates", min=1, max=64, help="How many gates, on a node each.")] = 1,
+    port: Annotated[int, how("--port", min=0, max=65535, help="Of the first gate; gRPC has one 1000 higher.")] = 8100,
+    router: Annotated[str, how("--router", help="As in weft cluster simulate --routers.")] = "slack",
+    lanes: Annotated[int | None, how("--lanes", min=1, show_default="as planned, or 1", help="Of each server.")] = None,
+    bench: Annotated[
+        str | None, what("--bench", metavar="WORKLOAD", help="Send a workload through a gate, report, and end.")
+    ] = None,
+    kill: Annotated[
+        str | None, what("--kill", metavar="MACHINE", help="Kill the node of this machine on the way.")
+    ] = None,
+    json_file: common.JsonFile = None,
+) -> None:
+    """Start a cluster on this machine: nodes of Ray, a server for each machine of a placement, and gates."""
+    from weft_cluster.ray.local import LocalCluster
+
+    if (kill or json_file) and bench is None:
+        raise InputError("--kill and --json are for a run; name its workload with --bench")
+    ports = {"port": port, "grpc_port": 0 if port == 0 else port + 1000}
+    settings = {"placement": placement, "models": models, "gates": gates, "router": router, **ports}
+    cluster = LocalCluster(nodes, **settings, server={} if lanes is None else {"lanes": lanes})
+    if kill is not None and kill not in cluster.machines:
+        raise InputError(unknown_name("machine", kill, cluster.machines))
+    with progress_bar("starting"):
+        cluster.__enter__()
+    try:
+        if bench is None:
+            _stay(cluster)
+        else:
+            write_result(json_file, _driven(cluster, bench, kill))
+    finally:
+        cluster.stop()
+
+
+def _stay(cluster: LocalCluster) -> None:
+    """Until Ctrl-C or SIGTERM."""
+    for url in cluster.urls:
+        say(f"gate      {url}")
+    print_table(servers_table(f"{len(cluster.machines)} machines", cluster.told()))
+    say("weft bench WORKLOAD --url with a gate's address drives it; Ctrl-C ends it", style="dim")
+    ended = threading.Event()
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    ended.wait()
+
+
+def _driven(cluster: LocalCluster, workload: str, kill: str | None) -> dict[str, Any]:
+    """A run through the first gate, with a node lost on the way, and what is told of it."""
+    from weft.cli.bench import print_load
+    from weft.load import run_load
+    from weft.workloads.requests import read_workload
+
+    asked, url = read_workload(workload), cluster.urls[0]
+    lost = None if kill is None else cluster.lose_later(kill, KILL_AT * asked.duration_s)
+    with progress_bar("sending", max(1, round(asked.duration_s))) as advance:
+        result = run_load(
+            asked, url, progress=lambda gone, answers, _: advance(f"{answers} answers; seconds", round(gone))
+        )
+    if lost is not None:
+        with progress_bar("waiting for the machine that was lost"):
+            lost.wait(BACK_S)
+    print_load(result)
+    told = cluster.told()
+    print_table(servers_table(f"{url}: {_summary(told)}", told))
+    if lost is not None:
+        say(f"node      {lost.report()}")
+    return {**result.as_dict(), "cluster": told, "lost": None if lost is None else lost.as_dict()}
+
+
+def _summary(told: dict[str, Any]) -> str:
+    counts = told["counts"]
+    named = {"tried_again": "tried again", "unmeetable": "refused at once", "lost": "lost", "nowhere": "found nobody"}
+    return ", ".join(f"{counts.get(key, 0)} {text}" for key, text in named.items())

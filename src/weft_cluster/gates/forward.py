@@ -1,0 +1,237 @@
+"""A request on its way through a gate: to a server, perhaps to a second one, and its answer back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import sys
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Protocol
+
+from weft.base.errors import Expired, Failed, Overloaded, RequestError
+from weft.http.answers import Answer
+from weft.http.client import request_bytes
+from weft.http.hops import AGE, ANYONE, ClientRank, age_of, estimate_in
+from weft.http.messages import HttpExchange, HttpResponse
+from weft.serving.request_parameters import RequestDue
+from weft.serving.routes import refusal
+from weft.serving.telemetry import PARENT, Telemetry
+
+if TYPE_CHECKING:
+    from weft_cluster.gates.board import RoutingBoard
+    from weft_cluster.gates.link import Link
+    from weft_cluster.routing.router import Replica
+
+log = logging.getLogger("weft.gate")
+
+MACHINE = "Weft-Machine"
+"""The header of an answer that says where it was computed."""
+LATE_S = 0.02
+"""How long after its deadline a strict request waits for its server's own word."""
+
+_PASSED_ON = (
+    "accept-encoding", "content-encoding", "content-type", "inference-header-content-length", "tracestate",
+)  # fmt: skip
+_HANDED_BACK = re.compile(
+    rb"\r\n(content-encoding|content-type|inference-header-content-length|retry-after|vary)[ \t]*:[ \t]*([^\r\n]*)",
+    re.IGNORECASE,
+)
+_ELSEWHERE = frozenset({503, 504})
+"""Answers of a server that cannot take a request in time; another may."""
+
+
+class GateState(Protocol):
+    """What a request finds at its gate."""
+
+    board: RoutingBoard
+    links: dict[int, Link]
+    """By their places on the board."""
+    tries: int
+    """Servers that may be asked for a result, one after another."""
+    counts: Counter[str]
+    """What became of requests here rather than at a server."""
+    refused: Counter[str]
+    """Model -> requests that got no result for want of time or room."""
+    telemetry: Telemetry
+
+
+class Forward:
+    """One request, sent on until it is answered or nobody can be asked any more.
+
+    Inference changes nothing, so a request that a server refused, or was lost with, goes to another one, once.
+    """
+
+    keep_bytes = sys.maxsize
+
+    __slots__ = (
+        "_age", "_due", "_exchange", "_gate", "_hop", "_link", "_model", "_rank", "_replica", "_sent_ns", "_timer",
+        "_tries",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        gate: GateState,
+        exchange: HttpExchange,
+        model: str,
+        due: RequestDue | None = None,
+        rank: ClientRank = ANYONE,
+    ) -> None:
+        """due: when it is, if it is for a result; rank: what its client's key gives it."""
+        self._gate, self._exchange, self._model, self._due = gate, exchange, model, due
+        self._age, self._rank = age_of(exchange.headers) or 0, rank
+        self._hop = gate.telemetry.passes(model, exchange.headers.get(PARENT, ""))
+        self._link: Link | None = None
+        self._replica: Replica | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tries = self._sent_ns = 0
+
+    def go(self) -> None:
+        """Send it to where it is answered first, or refuse it at once."""
+        try:
+            self._go()
+        except RequestError as error:
+            self._hop.end({"weft.refused": error.reason, "http.response.status_code": error.status})
+            self._count(error.status)
+            raise
+
+    def _go(self) -> None:
+        gate, now = self._gate, time.monotonic_ns()
+        if self._strict and self._due and gate.board.hopeless(self._model, self._due.at, now):
+            gate.counts["unmeetable"] += 1
+            left_ms = (self._due.at - now) / 1e6
+            said = f"{self._model}: its deadline cannot be met on any machine; {left_ms:.1f} ms are left"
+            raise Expired(said, reason="unmeetable")
+        if not self._send(now, None):
+            gate.counts["nowhere"] += 1
+            raise Overloaded(f"{self._model}: no machine that has it takes requests now; send it again later")
+        self._exchange.gone = self._left
+        if self._due and self._due.strict:
+            left_s = max(0, self._due.at - now) / 1e9
+            self._timer = asyncio.get_running_loop().call_later(left_s + LATE_S, self._expire)
+
+    @property
+    def _strict(self) -> bool:
+        return self._due is not None and self._due.strict
+
+    def _send(self, now: int, but: int | None) -> bool:
+        found = self._gate.board.choose(self._model, now, but, self._due.at if self._due and not self._tries else None)
+        if found is None or (self._tries and self._due and self._due.strict and found.expected > self._due.at):
+            return False
+        self._tries += 1
+        self._replica, link = found.replica, self._gate.links[found.replica.machine]
+        self._link, self._sent_ns = link, now
+        self._gate.board.sent(self._model, found.replica, now)
+        link.pool.send(self, self._tries)
+        return True
+
+    # What the connection tells us.
+
+    def request(self, number: int) -> bytes:
+        exchange, link = self._exchange, self._link
+        assert link is not None
+        age_us = (self._age + time.monotonic_ns() - exchange.received_ns) // 1000
+        headers = exchange.headers
+        lines = [f"{name}: {headers[name]}\r\n" for name in _PASSED_ON if name in headers]
+        part_of = f"{PARENT}: {self._hop.parent}\r\n" if self._hop.parent else ""
+        rank = "" if self._rank == ANYONE else self._rank.header()
+        head = f"{''.join(lines)}{part_of}{rank}{AGE}: {age_us}\r\n"
+        target = exchange.target
+        path = target.raw_path[1:] + (f"?{target.query}" if target.query else "")
+        method = "POST" if exchange.method == "POST" else "GET"
+        return request_bytes(link.target, method, path, key=link.key, head=head, body=exchange.body)
+
+    def sent(self, number: int, now_s: float) -> None:
+        """It left; what it costs was counted when it was sent off."""
+
+    def answered(self, number: int, answer: Answer, now_s: float) -> None:
+        link, now = self._ended()
+        link.heard_ns = now
+        told = estimate_in(answer.head)
+        if told is not None:
+            self._gate.board.heard(link.place, self._model, told, now, link.way_ns)
+        link.counts["ok" if answer.status == 200 else "refused" if answer.status in _ELSEWHERE else "failed"] += 1
+        link.took_ns += now - self._sent_ns
+        elsewhere = answer.status == 503 or (answer.status == 504 and self._strict)
+        if elsewhere and self._again(now, link.place):
+            return
+        if answer.status == 401:
+            log.error("%s at %s does not take this gate's key", link.machine, link.target.url)
+            self._respond(refusal(Failed(f"{link.machine} does not take this gate's key; see the gate's log")))
+            return
+        self._respond(_response(answer, link.shown))
+
+    def broken(self, number: int, why: str, now_s: float) -> None:
+        link, now = self._ended()
+        link.counts["lost"] += 1
+        link.suspect()
+        if self._again(now, link.place) or self._again(now, None):
+            return
+        self._gate.counts["lost"] += 1
+        said = f"{self._model}: {link.machine} was lost with it, and nobody else can answer in time: {why}"
+        self._respond(refusal(Overloaded(said)))
+
+    def _ended(self) -> tuple[Link, int]:
+        link, self._link = self._link, None
+        assert link is not None
+        self._gate.board.ended(link.place)
+        return link, time.monotonic_ns()
+
+    def _again(self, now: int, but: int | None) -> bool:
+        """Try another server, where that can still be in time."""
+        if self._tries >= self._gate.tries or not self._exchange.open or not self._send(now, but):
+            return False
+        self._gate.counts["tried_again"] += 1
+        return True
+
+    # How it ends otherwise.
+
+    def _left(self) -> None:
+        """Its client went away."""
+        self._forget()
+        self._hop.end({"weft.tries": self._tries})
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._forget()
+        self._gate.counts["expired"] += 1
+        self._respond(refusal(Expired(f"{self._model}: its deadline passed before it was done")))
+
+    def _forget(self) -> None:
+        """Nobody waits for the server any more."""
+        link = self._link
+        if link is not None:
+            self._ended()
+            link.counts["left"] += 1
+            link.pool.abandon(self)
+        self._stop_timer()
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _respond(self, response: HttpResponse) -> None:
+        self._stop_timer()
+        self._exchange.respond(response)
+        self._count(response.status)
+        machine = dict(response.headers).get(MACHINE, "")
+        self._hop.end(
+            {"weft.machine": machine, "weft.tries": self._tries, "http.response.status_code": response.status}
+        )
+
+    def _count(self, status: int) -> None:
+        if self._due is not None and status in _ELSEWHERE:
+            self._gate.refused[self._model] += 1
+
+
+def _response(answer: Answer, machine: str) -> HttpResponse:
+    """An answer as it goes on to the client."""
+    kind, headers = "application/json", [(MACHINE, machine)]
+    for name, value in _HANDED_BACK.findall(answer.head):
+        if name.lower() == b"content-type":
+            kind = value.decode("latin-1")
+        else:
+            headers.append((name.decode("latin-1"), value.decode("latin-1")))
+    return HttpResponse(answer.status, answer.body, kind, tuple(headers))

@@ -1,0 +1,276 @@
+"""A gate: the protocol over HTTP and gRPC before the servers of a placement.
+
+Its face is that of the server (``serving.http``): the same limits, keys and refusals. It computes nothing and keeps no
+queue: a request goes on at once (``forward``), to the server that ``board`` chooses, over a connection that is kept
+(``link``). What is not inference is asked of any server that has the model.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from weft.base.errors import Forbidden, NotFound, RequestError, unknown_name
+from weft.base.version import __version__
+from weft.http.budget import ByteBudget
+from weft.http.client import parse_url
+from weft.http.hops import ANYONE, age_of, rank_of
+from weft.http.messages import HttpExchange, HttpResponse, Passage, RequestTarget
+from weft.http.server import HttpServer
+from weft.reports.page import whole_page
+from weft.serving.config import ServerConfig
+from weft.serving.hosts import HostNames, check_origin, names_of
+from weft.serving.keys import Caller, Keys
+from weft.serving.request_parameters import ModelTerms, RequestDue, due_of
+from weft.serving.routes import (
+    OPEN,
+    PROBES,
+    SMALL_BODY_BYTES,
+    VITAL,
+    header_length,
+    model_of,
+    peeked,
+    refusal,
+)
+from weft.serving.server import grpc_tls_of, limits_of, tls_of
+from weft.serving.telemetry import make_telemetry
+from weft_cluster.gates import metrics
+from weft_cluster.gates.board import RoutingBoard
+from weft_cluster.gates.forward import Forward
+from weft_cluster.gates.grpc_face import GateGrpc
+from weft_cluster.gates.link import Link
+from weft_cluster.placing.placement import PlacedMachine
+
+if TYPE_CHECKING:
+    import ssl
+
+log = logging.getLogger("weft.gate")
+
+CONNECTIONS = 256
+"""Kept to each server, at most."""
+PEEKED_BYTES = 64 * 1024
+"""JSON up to this is read for its deadline: what is longer would keep others waiting."""
+PAST = 32
+"""So many servers that are gone are remembered."""
+HTML = "text/html; charset=utf-8"
+EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateSettings:
+    """How a gate sends requests on; how it is asked is a ``ServerConfig``."""
+
+    router: str = "slack"
+    """One of ``cluster.router.ROUTERS``."""
+    gates: int = 1
+    """How many gates divide the requests."""
+    tries: int = 2
+    """Servers that may be asked for a result, one after another; 1: what is refused or lost is not tried again."""
+    key: str | None = None
+    """What the servers want."""
+    context: ssl.SSLContext | None = None
+    """For servers under https, instead of the system's certificates."""
+    name: str = "gate"
+
+
+USUAL_SETTINGS = GateSettings()
+
+
+class Gate:
+    """A gate on the running event loop."""
+
+    def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = USUAL_SETTINGS) -> None:
+        """models: those that it is not ready without."""
+        self.config, self.settings = face, settings
+        self.board = RoutingBoard(models, router=settings.router, gates=settings.gates)
+        self.tries = settings.tries
+        self.links: dict[int, Link] = {}
+        """By their places on the board."""
+        self.counts: Counter[str] = Counter()
+        """What became of requests here rather than at a server."""
+        self.refused: Counter[str] = Counter()
+        """Model -> requests that got no result for want of time or room."""
+        self._past: deque[dict[str, Any]] = deque(maxlen=PAST)
+        """What there was to say of servers that are no more."""
+        self.keys = Keys(face.api_key, face.keys_file)
+        self.port: int | None = None
+        self.grpc_port: int | None = None
+        self._hosts = HostNames(names_of(face))
+        self._draining = False
+        self._grpc: GateGrpc | None = None
+        self.telemetry = make_telemetry(face.otlp)
+        self.budget = ByteBudget(face.inflight_bytes)
+        self._http = HttpServer(self.handle, limits_of(face), gate=self.judge, budget=self.budget, vital=VITAL)
+
+    async def start(self, more: int = 0) -> int:
+        """Listen, on ports that are so many higher than those it was told; returns the port. OSError where that cannot
+        be, RuntimeError where gRPC cannot."""
+        config = self.config
+        self.port = await self._http.start(config.host, config.http_port + more, tls_of(config))
+        if config.grpc_port is not None:
+            self._grpc = GateGrpc(self, config.max_body_bytes)
+            calls = config.grpc_port and config.grpc_port + more
+            self.grpc_port = await self._grpc.start(config.host, calls, grpc_tls_of(config))
+        return self.port
+
+    async def stop(self) -> None:
+        """Take no new connections, and end when all is answered that came, or comes, on those that are open."""
+        self._draining = True
+        calls = [self._grpc.stop(self.config.drain_s)] if self._grpc else []
+        await asyncio.gather(self._http.drain(self.config.drain_s), *calls)
+        self._http.close()
+        await asyncio.gather(*(link.close() for link in self.links.values()))
+        await asyncio.to_thread(self.telemetry.close)
+
+    async def know(self, servers: Mapping[str, PlacedMachine]) -> None:
+        """From now on these are the servers: URL -> its machine. Those that were known stay as they are, and those
+        that are gone are forgotten once they have answered what they have."""
+        known = {(link.target.url, link.placed): link for link in self.links.values()}
+        wanted = sorted(servers.items(), key=lambda item: (item[1].name, item[0]))
+        for url, machine in wanted:
+            if (url, machine) not in known:
+                self._join(url, machine)
+        for key, link in known.items():
+            link.want(key in wanted)
+            if key not in wanted and not self.board.estimates[link.place].in_flight:
+                self._past.append(self._row(link))
+                del self.links[link.place]
+                self.board.remove(link.place)
+                await link.close()
+
+    def _join(self, url: str, machine: PlacedMachine) -> None:
+        target, place = parse_url(url, self.settings.context), self.board.add(machine)
+        self.links[place] = Link(machine, target, place, self._changed, key=self.settings.key, connections=CONNECTIONS)
+
+    def _changed(self, link: Link) -> None:
+        self.board.stands(link.place, up=link.up)
+        log.info("%s at %s %s", link.machine, link.target.url, "takes requests" if link.up else "takes none")
+
+    # By its head
+
+    def judge(self, method: str, target: RequestTarget, headers: dict[str, str]) -> HttpResponse | Passage:
+        """Let a request in, or say why not."""
+        try:
+            path = target.raw_path
+            if path not in PROBES:
+                self._hosts.check(headers)
+            caller = None if path in OPEN else self.keys.known(headers)
+            if "origin" in headers:
+                check_origin(method, headers)
+            model, infers = model_of(path)
+            if model and model not in self.board.models:
+                raise NotFound(unknown_name("model", model, self.board.models))
+            if model and infers and method == "POST":
+                return _Let(self._infer, model, self.config.max_body_bytes, caller)
+            if method not in ("GET", "HEAD") and path != "/v2/repository/index":
+                raise Forbidden(f"a gate passes on requests for results; {method[:20]} {path[:200]!r} is for a server")
+            return _Let(self._ask if model else self._own(path), model, SMALL_BODY_BYTES, None)
+        except RequestError as error:
+            return refusal(error)
+
+    def _own(self, path: str) -> Callable[[HttpExchange, str], None]:
+        answer = self._pages.get(path)
+        if answer is None:
+            raise NotFound(f"no such path: {path[:200]!r}")
+        return lambda exchange, _: exchange.respond(answer(self))
+
+    def handle(self, exchange: HttpExchange) -> None:
+        """Answer a request that was let in, now or later."""
+        let = exchange.passage
+        assert isinstance(let, _Let)
+        try:
+            let.answer(exchange, let.model)
+        except RequestError as error:
+            exchange.respond(refusal(error))
+
+    # Requests for a model
+
+    def _infer(self, exchange: HttpExchange, model: str) -> None:
+        let = exchange.passage
+        own = let.caller.rank if isinstance(let, _Let) and let.caller else ANYONE
+        Forward(self, exchange, model, self._due(exchange, model), rank_of(exchange.headers).within(own)).go()
+
+    def _ask(self, exchange: HttpExchange, model: str) -> None:
+        Forward(self, exchange, model).go()
+
+    def _due(self, exchange: HttpExchange, model: str) -> RequestDue:
+        """When it is due, as far as can be seen from here: of large or packed JSON only its server knows."""
+        headers = exchange.headers
+        length = header_length(headers)
+        large = (len(exchange.body) if length is None else length) > PEEKED_BYTES
+        parameters = {} if large or "content-encoding" in headers else peeked(exchange.body, length)
+        terms = next((link.terms[model] for link in self.links.values() if model in link.terms), ModelTerms())
+        return due_of(parameters, exchange.received_ns - (age_of(headers) or 0), terms)
+
+    # All else
+
+    def _ready(self) -> HttpResponse:
+        why = "the gate is going down" if self._draining else ""
+        if missing := self.board.missing:
+            why = f"nobody takes requests for {', '.join(missing[:5])}"
+        return _json({"ready": not why} | ({"reason": why} if why else {}), 503 if why else 200)
+
+    def _index(self) -> HttpResponse:
+        missing = self.board.missing
+        states = {model: "UNAVAILABLE" if model in missing else "READY" for model in self.board.models}
+        return _json([{"name": name, "version": "", "state": state, "reason": ""} for name, state in states.items()])
+
+    def told(self) -> dict[str, Any]:
+        """How the cluster stands, as this gate sees it."""
+        return {
+            "gate": self.settings.name,
+            "missing": self.board.missing,
+            "counts": dict(self.counts),
+            "refused": dict(self.refused),
+            "servers": [self._row(link) for _, link in sorted(self.links.items())],
+            "past": list(self._past),
+        }
+
+    def _row(self, link: Link) -> dict[str, Any]:
+        return {
+            "machine": link.machine,
+            "url": link.target.url,
+            "up": link.up,
+            "in_flight": self.board.estimates[link.place].in_flight,
+            "ahead_ms": self.board.ahead(link.place) / 1e6,
+            "way_ms": link.way_ns / 1e6,
+            "ended": dict(link.counts),
+            "mean_ms": link.took_ns / 1e6 / max(1, sum(link.counts.values())),
+        }
+
+    _pages: Mapping[str, Callable[[Gate], HttpResponse]] = {
+        "/": lambda gate: HttpResponse(200, whole_page("cluster.html", "weft_cluster.gates").encode(), HTML),
+        "/v2": lambda gate: _json({"name": "weft", "version": __version__, "extensions": list(EXTENSIONS)}),
+        "/v2/health/live": lambda gate: _json({"live": True}),
+        "/v2/health/ready": lambda gate: gate._ready(),
+        "/v2/repository/index": lambda gate: gate._index(),
+        "/weft/cluster": lambda gate: _json(gate.told()),
+        "/metrics": lambda gate: HttpResponse(200, metrics.text(gate.told()).encode(), metrics.CONTENT_TYPE),
+    }
+
+
+class _Let:
+    """A request that was let in: who answers it, and whom it counts for until it is over."""
+
+    __slots__ = ("answer", "body_bytes", "caller", "model")
+
+    def __init__(
+        self, answer: Callable[[HttpExchange, str], None], model: str, body_bytes: int, caller: Caller | None
+    ) -> None:
+        self.answer, self.model, self.body_bytes, self.caller = answer, model, body_bytes, caller
+        if caller is not None:
+            caller.begin()
+
+    def end(self) -> None:
+        if self.caller is not None:
+            self.caller.end()
+
+
+def _json(found: Any, status: int = 200) -> HttpResponse:
+    return HttpResponse(status, orjson.dumps(found))

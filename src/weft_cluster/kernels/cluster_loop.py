@@ -1,0 +1,347 @@
+"""A cluster, compiled: a router in front of machines that each serve requests by ``request_loop``.
+
+Twin of ``weft_cluster.routing.plain``. Time goes in periods. At the start of one, gates learn what machines reported
+some periods ago, and carry it on by what they have sent since; during it they route by that and by what they send; at
+its end every machine has served what came. Machines do not wait for each other within a period, so each runs through it
+at a time. A machine's clock is that of the gates: what the way takes is in ``besides`` and in its deadlines.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft.kernels.buffer import NEVER
+from weft.kernels.compiling import borrowed, inlined, part, untyped_loop
+from weft.kernels.request_loop import serve_until
+from weft.kernels.request_state import (
+    ARRAY,
+    ARRIVED,
+    BEGUN,
+    CHANNEL,
+    DROPPED,
+    FETCHED,
+    HEAD,
+    ISSUES,
+    LATE,
+    LAYER,
+    LENGTH,
+    NONE,
+    PLACES,
+    POINTER,
+    PUNCTUAL,
+    SIZE,
+    USED,
+    VIOLATED,
+    LoopLog,
+    LoopRules,
+    LoopState,
+    LoopTerms,
+)
+from weft_cluster.kernels import routing_rules as rules
+from weft_cluster.kernels.cluster_state import (
+    IN_FLIGHT,
+    NUMBER,
+    PERIOD,
+    RANDOM,
+    REQUEST,
+    ROUND_ROBIN,
+    SLACK,
+    TWO_CHOICES,
+    TWO_IN_FLIGHT,
+    UP,
+    WAITING,
+    WORK_ARRAY,
+    WORK_CHANNEL,
+)
+
+aged = inlined(rules.aged)
+carried = inlined(rules.carried)
+finish = inlined(rules.finish)
+place_of_turn = inlined(rules.place_of_turn)
+other_place = inlined(rules.other_place)
+
+
+@untyped_loop
+def run(end, models, terms, served, state, log, heads, tables, how, cluster, requests):
+    """Run the periods that begin before *end*; NONE: one that lasts until all is done.
+
+    Returns whether all machines could be served: False where one has more layers ahead than it has places for.
+    """
+    models, terms, state, log, heads = borrowed((models, terms, state, log, heads))
+    tables, cluster, requests = borrowed((tables, cluster, requests))
+    nobody = np.zeros(len(tables.compute), np.bool_)
+    while cluster.at[PERIOD] * how.period < end:
+        period = cluster.at[PERIOD]
+        until = (period + 1) * how.period if end < NONE else NONE
+        _fail(served, state, tables, cluster, period)
+        _learn(how, cluster, period)
+        first = cluster.at[REQUEST]
+        last = _route(tables, how, cluster, requests, period, until)
+        _sort(tables, requests, first, last)
+        for machine in range(len(tables.begin) - 1):
+            if not cluster.up[machine]:
+                _lose_arrivals(machine, until, served, state, tables, requests)
+            elif not _serve(machine, until, models, terms, served, state, log, heads, tables, requests, nobody):
+                return False
+            _report(machine, until, state, terms, models, tables, how, cluster, period + 1)
+        cluster.at[PERIOD] = period + 1
+        cluster.at[REQUEST] = last
+        if end == NONE:
+            break
+    return True
+
+
+# Machines come and go
+
+
+@part
+def _fail(served, state, tables, cluster, period):
+    """Machines that go down lose all they have; those that come back are empty."""
+    for row in range(len(tables.failures)):
+        machine, begin, end = tables.failures[row, 0], tables.failures[row, 1], tables.failures[row, 2]
+        if begin == period:
+            cluster.up[machine] = False
+            for stream in range(tables.begin[machine], tables.begin[machine + 1]):
+                _lose_all(served, state, stream)
+        elif end == period:
+            cluster.up[machine] = True
+            _restart(state, machine)
+
+
+@part
+def _lose_all(served, state, stream):
+    """Everything that waits or runs of a stream is lost."""
+    for place in range(state.under_way[stream, PLACES]):
+        if state.jobs[stream, place, USED] == 1:
+            for i in range(state.jobs[stream, place, SIZE]):
+                _lose(served, state, stream, state.members[stream, place, i])
+            state.jobs[stream, place, USED] = 0
+    state.under_way[stream, BEGUN] = state.under_way[stream, PLACES] = state.under_way[stream, PUNCTUAL] = 0
+    _lose_ring(served, state, stream, state.queue, state.queue_at)
+    _lose_ring(served, state, stream, state.late, state.late_at)
+
+
+@part
+def _lose_ring(served, state, stream, ring, at):
+    for i in range(at[stream, LENGTH]):
+        _lose(served, state, stream, ring[stream, (at[stream, HEAD] + i) % ring.shape[1]])
+    at[stream, HEAD] = at[stream, LENGTH] = 0
+
+
+@inlined
+def _lose(served, state, stream, arrival):
+    if arrival >= served.warm:
+        state.counts[stream, VIOLATED] += 1
+        state.counts[stream, DROPPED] += 1
+
+
+@part
+def _lose_arrivals(machine, until, served, state, tables, requests):
+    """What comes to a machine that is down is lost."""
+    for stream in range(tables.begin[machine], tables.begin[machine + 1]):
+        for i in range(requests.known[stream, HEAD], requests.known[stream, LENGTH]):
+            arrival = requests.by_stream[i]
+            if arrival >= served.warm:
+                state.counts[stream, ARRIVED] += 1
+            _lose(served, state, stream, arrival)
+    if until < NONE:
+        state.clocks[machine, CHANNEL] = until
+
+
+@inlined
+def _restart(state, machine):
+    """A device that was given nothing yet."""
+    clocks = state.clocks[machine]
+    clocks[ARRAY] = clocks[FETCHED] = clocks[ISSUES] = clocks[POINTER] = 0
+    state.before[machine, 0], state.peak[machine, 0] = 0, NEVER
+
+
+# Gates route
+
+
+@part
+def _learn(how, cluster, period):
+    """What gates know at the start of a period: the newest report they have, carried on by what they sent since."""
+    ring, now = how.lag + 1, period * how.period
+    newest = max(0, period - how.lag)
+    for gate in range(how.gates):
+        for machine in range(cluster.reports.shape[1]):
+            report = cluster.reports[newest % ring, machine]
+            array, channel, waiting = report[WORK_ARRAY], report[WORK_CHANNEL], report[WAITING]
+            for each in range(newest, period):
+                sent = cluster.sent[gate, each % ring, machine]
+                array = carried(array, sent[WORK_ARRAY] * how.gates, how.period)
+                channel = carried(channel, sent[WORK_CHANNEL] * how.gates, how.period)
+            ahead = cluster.ahead[gate, machine]
+            ahead[WORK_ARRAY], ahead[WORK_CHANNEL], ahead[WAITING] = array, channel, waiting
+            ahead[IN_FLIGHT] = cluster.reports[period % ring, machine, WAITING]
+            cluster.as_of[gate, machine] = now
+            cluster.sent[gate, period % ring, machine, :] = 0
+
+
+@part
+def _route(tables, how, cluster, requests, period, until):
+    """Send every request of a period to a stream; the first that is not of it."""
+    i = cluster.at[REQUEST]
+    up = cluster.reports[max(0, period - how.lag) % (how.lag + 1)]
+    while i < len(requests.time) and requests.time[i] < until:
+        model, now, gate = requests.model[i], requests.time[i], (cluster.at[NUMBER] + i) % how.gates
+        first, count = tables.first[model], tables.first[model + 1] - tables.first[model]
+        turn = cluster.turns[gate, model]
+        cluster.turns[gate, model] = turn + 1
+        place = 0
+        if count > 1:
+            if how.router == SLACK:
+                place = _earliest(tables, cluster, up, first, count, gate, turn, now)
+            elif how.router == ROUND_ROBIN:
+                place = _by_share(tables, up, first, count, place_of_turn(turn))
+            else:
+                place = _by_share(tables, up, first, count, requests.draws[i, 0])
+                if how.router != RANDOM:
+                    other = other_place(requests.draws[i, 1], count, place)
+                    place = _better(tables, how, cluster, up, first, gate, now, place, other)
+        stream = tables.stream[first + place]
+        requests.routed[i] = stream
+        _note(tables, how, cluster, period, gate, stream, now)
+        i += 1
+    return i
+
+
+@inlined
+def _expected(tables, cluster, gate, stream, now):
+    """When a request of a stream would be answered, as a gate knows it."""
+    machine = tables.machine[stream]
+    ahead, as_of = cluster.ahead[gate, machine], cluster.as_of[gate, machine]
+    return finish(
+        now,
+        aged(ahead[WORK_ARRAY], as_of, now),
+        aged(ahead[WORK_CHANNEL], as_of, now),
+        tables.compute[stream],
+        tables.fetch[stream],
+        tables.besides[stream],
+    )
+
+
+@part
+def _earliest(tables, cluster, up, first, count, gate, turn, now):
+    """The place where a request would be answered first; of equals the next in turn."""
+    best, least = turn % count, NONE
+    for step in range(count):
+        place = (turn + step) % count
+        stream = tables.stream[first + place]
+        if up[tables.machine[stream], UP] == 1:
+            end = _expected(tables, cluster, gate, stream, now)
+            if end < least:
+                best, least = place, end
+    return best
+
+
+@part
+def _by_share(tables, up, first, count, draw):
+    """The place whose share a draw falls into, or the next that runs."""
+    place = 0
+    while place < count - 1 and tables.until[first + place] <= draw:
+        place += 1
+    for step in range(count):
+        each = (place + step) % count
+        if up[tables.machine[tables.stream[first + each]], UP] == 1:
+            return each
+    return place
+
+
+@part
+def _better(tables, how, cluster, up, first, gate, now, place, other):
+    """The better of two places: by the requests that wait there, or by when it would be answered."""
+    one, two = tables.stream[first + place], tables.stream[first + other]
+    if up[tables.machine[two], UP] == 0:
+        return place
+    if how.router == TWO_CHOICES or how.router == TWO_IN_FLIGHT:
+        column = WAITING if how.router == TWO_CHOICES else IN_FLIGHT
+        here = cluster.ahead[gate, tables.machine[one], column]
+        there = cluster.ahead[gate, tables.machine[two], column]
+    else:
+        here, there = _expected(tables, cluster, gate, one, now), _expected(tables, cluster, gate, two, now)
+    return other if there < here else place
+
+
+@part
+def _note(tables, how, cluster, period, gate, stream, now):
+    """What was sent counts from now on; each gate takes the others to do as it does."""
+    machine = tables.machine[stream]
+    ahead, as_of = cluster.ahead[gate, machine], cluster.as_of[gate, machine]
+    sent = cluster.sent[gate, period % (how.lag + 1), machine]
+    compute, fetch = tables.compute[stream], tables.fetch[stream]
+    ahead[WORK_ARRAY] = aged(ahead[WORK_ARRAY], as_of, now) + compute * how.gates
+    ahead[WORK_CHANNEL] = aged(ahead[WORK_CHANNEL], as_of, now) + fetch * how.gates
+    ahead[IN_FLIGHT] += 1
+    cluster.as_of[gate, machine] = now
+    sent[WORK_ARRAY] += compute
+    sent[WORK_CHANNEL] += fetch
+
+
+# Machines serve
+
+
+@part
+def _sort(tables, requests, first, last):
+    """Lay the times of a period's requests out stream by stream."""
+    many, known = requests.many, requests.known
+    many[:] = 0
+    for i in range(first, last):
+        many[requests.routed[i]] += 1
+    end = 0
+    for stream in range(len(many)):
+        known[stream, HEAD] = known[stream, LENGTH] = end
+        end += many[stream]
+    for i in range(first, last):
+        stream = requests.routed[i]
+        requests.by_stream[known[stream, LENGTH]] = requests.time[i]
+        known[stream, LENGTH] += 1
+
+
+@part
+def _serve(machine, until, models, terms, served, state, log, heads, tables, requests, nobody):
+    """Let a machine serve until then; whether it came so far."""
+    a, b = tables.begin[machine], tables.begin[machine + 1]
+    clocks = state.clocks[machine]
+    if a == b:
+        return True
+    own = LoopTerms(
+        terms.base[a:b], terms.deadline[a:b], terms.max_batch[a:b], terms.timeout[a:b], terms.priority[a:b],
+        terms.think[a:b], terms.bins[a:b],
+    )  # fmt: skip
+    its = LoopState(
+        clocks, state.before[machine], state.peak[machine],
+        state.queue[a:b], state.queue_at[a:b], state.late[a:b], state.late_at[a:b],
+        state.returning[a:b], state.returning_at[a:b],
+        state.jobs[a:b], state.members[a:b], state.under_way[a:b], state.counts[a:b], state.histogram,
+    )  # fmt: skip
+    by = LoopRules(
+        served.policy, served.late, served.foresight, served.stretch, served.failsafe,
+        tables.buffer[machine], tables.largest[machine], served.warm, served.end,
+    )  # fmt: skip
+    written = LoopLog(log.issues[machine], log.answers[machine])
+    done = serve_until(
+        until, models, own, by, its, written, heads, requests.by_stream, requests.known[a:b], nobody[a:b]
+    )
+    return done or clocks[CHANNEL] >= until
+
+
+@part
+def _report(machine, now, state, terms, models, tables, how, cluster, period):
+    """What a machine says of itself at the start of a period: the work before a request that is on time."""
+    clocks, report = state.clocks[machine], cluster.reports[period % (how.lag + 1), machine]
+    array, channel, waiting = max(0, clocks[ARRAY] - now), max(0, clocks[CHANNEL] - now), 0
+    for stream in range(tables.begin[machine], tables.begin[machine + 1]):
+        first = models.first[terms.base[stream]]
+        queued = state.queue_at[stream, LENGTH]
+        array += queued * tables.rest_compute[first]
+        channel += queued * tables.rest_fetch[first]
+        waiting += queued + state.late_at[stream, LENGTH] + state.under_way[stream, BEGUN]
+        for place in range(state.under_way[stream, PLACES]):
+            job = state.jobs[stream, place]
+            if job[USED] == 1 and job[LATE] == 0:
+                array += tables.rest_compute[job[LAYER]]
+                channel += tables.rest_fetch[job[LAYER]]
+    report[WORK_ARRAY], report[WORK_CHANNEL], report[WAITING] = array, channel, waiting
+    report[UP] = 1 if cluster.up[machine] else 0

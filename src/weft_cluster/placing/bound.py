@@ -1,0 +1,156 @@
+"""What no placement can do better than: a linear programme over machines that are alike.
+
+It lets models be divided at will, and parts of machines be opened where all are alike. What remains are the two loads
+and the memory of each group, and that a model needs as many copies as its load fills machines, each with all weights on
+a machine of its own. Deadlines count where a kind cannot meet them at all, not between neighbours.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft_cluster.placing.alike import AlikeMachines, alike_machines
+from weft_cluster.placing.placement import Objective
+from weft_cluster.placing.problem import PlacingProblem
+
+ALMOST = 1e-6
+"""What a solution of the programme may be off by."""
+ALMOST_FULL = 0.9
+"""Where neither loads nor memory are used up so far, it is copies that need machines of their own."""
+MIB = 2**20
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacingBound:
+    """The best that could be, in the unit of its objective, and what stands in the way of better."""
+
+    value: float
+    by: str
+    """load, memory or copies."""
+    groups: tuple[AlikeMachines, ...]
+    opened: tuple[float, ...]
+    """How many machines of each group the programme opens."""
+    shares: tuple[dict[int, float], ...]
+    """Of each group: number of a model -> the share of its requests that go there."""
+
+
+def placing_bound(problem: PlacingProblem, objective: Objective, stretch: float = 1.0) -> PlacingBound | None:
+    """The bound for an objective; None where not even the relaxed demands, times *stretch*, can be served."""
+    programme = _Programme(problem, objective, stretch)
+    if not programme.solved():
+        return None
+    value = programme.value
+    if objective == "machines":
+        value = float(math.ceil(value - ALMOST))
+    return PlacingBound(value, programme.tightest(), programme.groups, programme.opened, programme.shares)
+
+
+class _Programme:
+    """The linear programme: x, a model's share in a group; y, its copies there; n, machines opened there."""
+
+    def __init__(self, problem: PlacingProblem, objective: Objective, stretch: float) -> None:
+        from ortools.linear_solver import pywraplp  # costs a twentieth of a second
+
+        self.groups = alike_machines(problem)
+        whole = objective in ("machines", "cost") and len(self.groups) > 1
+        self._solver = pywraplp.Solver.CreateSolver("SCIP" if whole else "GLOP")
+        self._problem, self._objective, self._stretch = problem, objective, stretch
+        goal = self._solver.Objective()
+        goal.SetOptimizationDirection(objective in ("load", "attainment"))
+        fixed = objective in ("load", "attainment")
+        variable = self._solver.IntVar if whole else self._solver.NumVar
+        self._n = [variable(len(group) if fixed else 0, len(group), "") for group in self.groups]
+        self._x: list[dict[int, Any]] = [{} for _ in self.groups]
+        if not fixed:
+            for group, n in zip(self.groups, self._n, strict=True):
+                goal.SetCoefficient(n, group.what.price if objective == "cost" else 1.0)
+        self._add_models([self._add_group(place) for place in range(len(self.groups))])
+
+    def _limit(self, each: float, group: int) -> Any:
+        """A row that every machine opened in a group gives so much room in."""
+        row = self._solver.Constraint(-self._solver.infinity(), 0)
+        row.SetCoefficient(self._n[group], -each)
+        return row
+
+    def _cap(self, group: AlikeMachines) -> float:
+        return 1.0 if self._objective == "attainment" else group.what.busy_cap
+
+    def _add_group(self, place: int) -> list[Any]:
+        """What models take from a group: two loads and the memory."""
+        group = self.groups[place]
+        sizes = (self._cap(group), self._cap(group), group.what.memory_bytes / MIB)
+        return [self._limit(size, place) for size in sizes]
+
+    def _add_models(self, limits: list[list[Any]]) -> None:
+        """Every model is served: whole, as far as can be (attainment), or many times over (load)."""
+        problem, solver, goal = self._problem, self._solver, self._solver.Objective()
+        whole = sum(demand.rate for demand in problem.demands)
+        times = solver.NumVar(0, solver.infinity(), "")
+        least = {"load": 0.0, "attainment": 0.0}.get(self._objective, 1.0)
+        if self._objective == "load":
+            goal.SetCoefficient(times, 1.0)
+        for model, demand in enumerate(problem.demands):
+            shares = solver.Constraint(least, 0.0 if self._objective == "load" else 1.0)
+            if self._objective == "load":
+                shares.SetCoefficient(times, -1.0)
+            copies = solver.Constraint(0.0 if self._objective == "attainment" else demand.replicas, solver.infinity())
+            for place, group in enumerate(self.groups):
+                if problem.allowed[group.members[0], model]:
+                    x = self._x[place][model] = self._add_share(model, place, limits[place], copies)
+                    shares.SetCoefficient(x, 1.0)
+                    if self._objective == "attainment":
+                        goal.SetCoefficient(x, demand.rate / whole)
+
+    def _add_share(self, model: int, place: int, limits: list[Any], copies: Any) -> Any:
+        """A model in a group: its share, and as many copies as carry it."""
+        problem, solver, group = self._problem, self._solver, self.groups[place]
+        rows = problem.rows[group.kind, :, model] * self._stretch
+        x, y = solver.NumVar(0, solver.infinity(), ""), solver.NumVar(0, len(group), "")
+        taken = (float(rows[0]), float(rows[1]), float(problem.bytes[group.kind, model] / MIB))
+        for limit, of, much in zip(limits, (x, x, y), taken, strict=True):
+            limit.SetCoefficient(of, much)
+        copies.SetCoefficient(y, 1.0)
+        fills = float(rows.max() / self._cap(group))
+        enough = solver.Constraint(0, solver.infinity())
+        enough.SetCoefficient(y, 1.0)
+        enough.SetCoefficient(x, -fills if self._objective == "load" else -max(1.0, fills))
+        if fills > 1 or problem.demands[model].replicas > 1:
+            self._limit(1.0, place).SetCoefficient(y, 1.0)
+        return x
+
+    def solved(self) -> bool:
+        """Whether there is a solution, which the others then tell of."""
+        return bool(self._solver.Solve() == self._solver.OPTIMAL)
+
+    @property
+    def value(self) -> float:
+        return float(self._solver.Objective().Value())
+
+    @property
+    def shares(self) -> tuple[dict[int, float], ...]:
+        return tuple(
+            {model: value for model, x in its.items() if (value := float(x.solution_value())) > ALMOST}
+            for its in self._x
+        )
+
+    @property
+    def opened(self) -> tuple[float, ...]:
+        return tuple(float(n.solution_value()) for n in self._n)
+
+    def tightest(self) -> str:
+        """What is used up most of what the opened machines have."""
+        used, there = {"load": 0.0, "memory": 0.0}, {"load": 0.0, "memory": 0.0}
+        for place, group in enumerate(self.groups):
+            kind, n, shares = group.kind, self.opened[place], self.shares[place]
+            loads = [share * self._problem.rows[kind, :, model] for model, share in shares.items()]
+            used["load"] += float(np.sum(loads, axis=0).max()) if loads else 0.0
+            used["memory"] += sum(share * float(self._problem.bytes[kind, model]) for model, share in shares.items())
+            there["load"] += n * self._cap(group)
+            there["memory"] += n * group.what.memory_bytes
+        found = {key: used[key] / there[key] if there[key] else 0.0 for key in used}
+        tightest = max(found, key=lambda key: found[key])
+        return tightest if found[tightest] > ALMOST_FULL else "copies"

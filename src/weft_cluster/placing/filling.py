@@ -1,0 +1,94 @@
+"""A placement in the making: what is on every machine, and how much more of a model each could take."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft_cluster.placing.problem import ROUNDING, Bools, Floats, PlacingProblem, Shares
+
+
+class Filling:
+    """Shares of models on machines, and what they take there; every test looks at all machines at once."""
+
+    def __init__(self, problem: PlacingProblem, shares: Shares = ()) -> None:
+        machines = len(problem.machines)
+        self.problem = problem
+        self.shares: list[dict[int, float]] = [{} for _ in range(machines)]
+        """Of each machine: number of a model -> the share of its requests that go there."""
+        self._homes: dict[int, set[int]] = {}
+        self.loads = np.zeros((machines, 2))
+        """(machine, row): the two loads."""
+        self.bytes = np.zeros(machines)
+        self.longest_s = np.zeros(machines)
+        """(machine): the longest segment of its models."""
+        self.tightest_s = np.full(machines, np.inf)
+        """(machine): the least that one of its models can wait for."""
+        self.open = np.ones(machines, np.bool_)
+        """(machine): whether something may be put there."""
+        self._caps, self._room = problem.cap[problem.kind_of], problem.room_bytes[problem.kind_of]
+        for machine, models in enumerate(shares):
+            for model, share in models.items():
+                self.add(machine, model, share)
+
+    def could_join(self, model: int) -> Bools:
+        """(machine): whether the model may be there, however little of it: memory, deadlines, rules."""
+        problem, kinds = self.problem, self.problem.kind_of
+        joins: Bools = self.bytes + problem.bytes[kinds, model] <= self._room
+        joins &= self.longest_s <= problem.slack_s[kinds, model]
+        joins &= problem.segment_s[kinds, model] <= self.tightest_s
+        joins[self.where(model)] = True
+        joins &= self.open & problem.allowed[:, model]
+        return joins
+
+    def room(self, model: int) -> Floats:
+        """(machine): the largest share of the model that could be added there, at most 1; 0 where it may not be."""
+        rows = self.problem.rows[self.problem.kind_of, :, model]
+        free = np.maximum(self._caps[:, None] - self.loads, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            most = np.where(rows > 0, free / rows, np.inf).min(axis=1)
+        return np.where(self.could_join(model), np.minimum(most + ROUNDING, 1.0), 0.0)
+
+    def where(self, model: int) -> list[int]:
+        """The machines that have the model."""
+        return sorted(self._homes.get(model, ()))
+
+    def replicas(self, model: int) -> int:
+        """On how many machines the model is, or in how many zones where its replicas shall be that far apart."""
+        machines = self.where(model)
+        apart = self.problem.demands[model].apart == "zone"
+        return len(set(self.problem.zone_of[machines].tolist())) if apart else len(machines)
+
+    def add(self, machine: int, model: int, share: float) -> None:
+        """Put a share of a model on a machine, more of it if it is there already."""
+        problem, kind = self.problem, self.problem.kind_of[machine]
+        self.loads[machine] += share * problem.rows[kind, :, model]
+        if model not in self.shares[machine]:
+            self.bytes[machine] += problem.bytes[kind, model]
+            self.longest_s[machine] = max(self.longest_s[machine], problem.segment_s[kind, model])
+            self.tightest_s[machine] = min(self.tightest_s[machine], problem.slack_s[kind, model])
+            self._homes.setdefault(model, set()).add(machine)
+        self.shares[machine][model] = self.shares[machine].get(model, 0.0) + share
+
+    def take(self, machine: int, model: int) -> float:
+        """Take a model off a machine; the share that was there."""
+        share = self.shares[machine].pop(model)
+        self._homes[model].discard(machine)
+        rest, self.shares[machine] = self.shares[machine], {}
+        self.loads[machine], self.bytes[machine] = 0.0, 0.0
+        self.longest_s[machine], self.tightest_s[machine] = 0.0, np.inf
+        for other, part in rest.items():
+            self.add(machine, other, part)
+        return share
+
+    @property
+    def used(self) -> Bools:
+        """(machine): whether something is there."""
+        return np.array([bool(models) for models in self.shares], np.bool_)
+
+    def served(self) -> Floats:
+        """(model): the share of its requests that go anywhere."""
+        found = np.zeros(len(self.problem.demands))
+        for models in self.shares:
+            for model, share in models.items():
+                found[model] += share
+        return found

@@ -1,0 +1,114 @@
+"""How many requests a filled machine would answer on time: weft's own simulator on sampled arrivals.
+
+How a machine and a request are simulated is in ``pieces``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.devices import Npu, load_npu
+from weft.engine.policies import Setting, make_request_policy
+from weft.engine.policies.base import UNBOUNDED_ROUNDS
+from weft.engine.tickets import Terms
+from weft.kernels import request_state as k
+from weft.simulation.requests import Case, weaving
+from weft.workloads.requests import Stream, Workload
+from weft_cluster.placing.demand import Demand
+from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.machines import MOST_MACHINES, MachineKind
+from weft_cluster.placing.pieces import CLOCK, LONGEST_S, buffer_of, pieces_of
+
+POLICY, LATE = "weft+", "weave"
+"""What decides on a machine, and what becomes of requests that are late."""
+REQUESTS = 2000
+"""How many requests a machine is judged by."""
+
+
+@cache
+def _device() -> Npu:
+    """A device of the kind that is simulated; nothing of it is looked at."""
+    return load_npu("tpuv3-like")
+
+
+class RequestCount(NamedTuple):
+    """Requests of a model on a machine, and how many were late."""
+
+    arrived: int
+    late: int
+
+    @property
+    def on_time(self) -> float:
+        """The share that was not late."""
+        return 1.0 - self.late / self.arrived if self.arrived else 1.0
+
+
+class OnTimeJudge:
+    """Simulates the machines of one problem, each once for the same models and shares."""
+
+    def __init__(self, seed: int = 0, requests: int = REQUESTS) -> None:
+        self._seed, self._requests = seed, requests
+        self._known: dict[tuple[int, frozenset[tuple[int, float]]], dict[int, RequestCount]] = {}
+
+    def machine(self, filling: Filling, machine: int) -> Mapping[int, RequestCount]:
+        """Number of a model -> what became of its requests on one machine."""
+        if not filling.shares[machine]:
+            return {}
+        problem, kind = filling.problem, filling.problem.machines[machine].kind
+        key = machine, frozenset(filling.shares[machine].items())
+        if key not in self._known:
+            shares = {problem.demands[model]: share for model, share in filling.shares[machine].items()}
+            seed = self._seed * MOST_MACHINES + machine  # machines do not see the same arrivals
+            case = machine_case(kind, problem.kinds[kind], shares, self._requests, seed)
+            tally = weaving.serve(case, make_request_policy(POLICY, case.setting), LATE, None, False)
+            counted = [RequestCount(int(row[k.ARRIVED]), int(row[k.VIOLATED])) for row in tally.counts]
+            self._known[key] = dict(zip(filling.shares[machine], counted, strict=True))
+        return self._known[key]
+
+    def attainment(self, filling: Filling, machines: Iterable[int]) -> float:
+        """Share of the requests on time on these machines; what goes nowhere is not among them."""
+        rates = on_time = 0.0
+        for machine in machines:
+            for model, counted in self.machine(filling, machine).items():
+                rate = filling.shares[machine][model] * filling.problem.demands[model].rate
+                rates += rate
+                on_time += rate * counted.on_time
+        return on_time / rates if rates else 1.0
+
+    def share_on_time(self, filling: Filling) -> float:
+        """Share of all requests that are on time; those that go nowhere are not."""
+        rates = np.array([demand.rate for demand in filling.problem.demands])
+        served = min(1.0, float(filling.served() @ rates / rates.sum()))
+        return served * self.attainment(filling, np.flatnonzero(filling.used).tolist())
+
+
+def machine_case(
+    kind: str, what: MachineKind, shares: Mapping[Demand, float], requests: int = REQUESTS, seed: int = 0
+) -> Case:
+    """A machine with shares of models on it, ready to be simulated."""
+    pieces = [pieces_of(demand.needs[kind], what.overlap) for demand in shares]
+    programs = tuple(each.program(demand.model) for each, demand in zip(pieces, shares, strict=True))
+    dues = [
+        each.due(demand.deadline_s - demand.needs[kind].alone_s) for each, demand in zip(pieces, shares, strict=True)
+    ]
+    streams = tuple(
+        Stream(
+            model=demand.model,
+            arrival="poisson" if demand.cv == 1 else "gamma",
+            cv=demand.cv,
+            rate=share * demand.rate,
+            deadline_ms=due * CLOCK.tick_s * 1e3,
+            max_batch=1,
+        )
+        for (demand, share), due in zip(shares.items(), dues, strict=True)
+    )
+    duration = min(requests / sum(share * demand.rate for demand, share in shares.items()), LONGEST_S)
+    setting = Setting(programs, buffer_of(programs), UNBOUNDED_ROUNDS)
+    workload = Workload(stream=streams, duration_s=duration, warmup_s=duration / 20, seed=seed)
+    terms = tuple(Terms(number, due, 1, 0, 1) for number, due in enumerate(dues))
+    alone_s = tuple(demand.needs[kind].alone_s for demand in shares)
+    return Case(workload, _device(), CLOCK, setting, setting, terms, alone_s)

@@ -1,0 +1,40 @@
+"""Put all demands on a given set of machines, or say what is left."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from weft_cluster.placing.balancing import Piece, balance, divide, pieces
+from weft_cluster.placing.bound import PlacingBound
+from weft_cluster.placing.exact import is_small, pack_exactly
+from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.problem import Bools, PlacingProblem
+from weft_cluster.placing.resharing import reshare
+
+LITTLE = 0.1
+"""The share of a load that may be left for dividing anew to be worth a try."""
+
+
+def pack(problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None) -> tuple[Filling, list[Piece]]:
+    """All models on the opened machines, divided where they do not fit whole; and what is left.
+
+    wanted: among which machines models are best divided.
+    """
+    filling, left = pack_evenly(problem, opened, wanted)
+    sizes = problem.rows.max(axis=(0, 1))
+    missing = sum(piece.share * sizes[piece.model] for piece in left)
+    if left and missing <= LITTLE * np.sum(sizes):
+        filling, left = reshare(filling)
+    if left and is_small(problem, opened) and (exact := pack_exactly(problem, opened)):
+        return exact, []
+    return filling, left
+
+
+def pack_evenly(
+    problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None
+) -> tuple[Filling, list[Piece]]:
+    """The same, one model after another, each where it adds least."""
+    filling = Filling(problem)
+    filling.open[:] = opened
+    left = balance(filling, pieces(problem, wanted))
+    return filling, divide(filling, balance(filling, left) if wanted else left)

@@ -1,0 +1,156 @@
+"""A placement: which models are on which machine, at which share of their requests, and what that comes to.
+
+``placement.json`` of a placement folder holds one (docs/formats.md). Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
+
+from weft.base.errors import PlacingError
+from weft.base.jsonfile import first_problem, printable, read_json, write_json
+from weft.reports.shown import Shown
+
+PLACEMENT_FILE = "placement.json"
+"""What a placement is called in its folder."""
+
+Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Part = Annotated[float, Field(gt=0, le=1 + 1e-6, allow_inf_nan=False)]
+Bytes = Annotated[int, Field(ge=0, le=2**62)]
+Objective = Literal["machines", "load", "attainment", "cost"]
+Limit = Literal["compute", "bandwidth", "other", "memory", "deadline"]
+
+
+class PlacedModel(BaseModel, extra="forbid", frozen=True):
+    """A model on a machine."""
+
+    model: Name
+    share: Part
+    """Of all requests for the model, those that go here."""
+    rate: NotNegative
+    """These, per second."""
+    compute: NotNegative = 0.0
+    """Share of the machine's time that they compute..."""
+    bandwidth: NotNegative = 0.0
+    """... keep its memory channel busy..."""
+    other: NotNegative = 0.0
+    """... and take of what overlaps with nothing."""
+    memory_bytes: Bytes = 0
+    """What the model holds of the machine's memory."""
+    attainment: Share | None = None
+    """Share of them that is predicted to be on time; None: not simulated."""
+
+
+class PlacedMachine(BaseModel, extra="forbid", frozen=True):
+    """A machine and what is on it."""
+
+    name: Name
+    kind: Name
+    zone: Name
+    models: Annotated[tuple[PlacedModel, ...], Field(min_length=1)]
+    compute: NotNegative
+    """Share of the time that it computes..."""
+    bandwidth: NotNegative
+    """... that its memory channel is busy..."""
+    other: NotNegative
+    """... and that goes to what overlaps with nothing."""
+    overlap: Share = 0.0
+    """How much of computing and the memory channel overlaps, of what could at best."""
+    busy: NotNegative
+    """All three, with that overlap."""
+    busy_cap: Share
+    memory_bytes: Bytes
+    memory_limit_bytes: Bytes
+    limit: Limit
+    """What is nearest to its end here."""
+    limited_by: Name
+    """The model that takes most of that."""
+    attainment: Share | None = None
+
+    @property
+    def compute_load(self) -> float:
+        """Computing, and what does not overlap with it: with the next, what the cap is about."""
+        return self.compute + (1 - self.overlap) * self.bandwidth + self.other
+
+    @property
+    def bandwidth_load(self) -> float:
+        """The memory channel, and what does not overlap with it."""
+        return self.bandwidth + (1 - self.overlap) * self.compute + self.other
+
+
+class UnservedModel(BaseModel, extra="forbid", frozen=True):
+    """Requests that no machine was found for."""
+
+    model: Name
+    share: Part
+    rate: NotNegative
+    why: Annotated[str, AfterValidator(printable)]
+    """What would be needed."""
+
+
+class Placement(Shown, BaseModel, extra="forbid", frozen=True):
+    """Where every model goes."""
+
+    format: Literal[1] = 1
+    objective: Objective = "machines"
+    machines: tuple[PlacedMachine, ...]
+    """Those that have models."""
+    idle: tuple[Name, ...] = ()
+    """Those that have none."""
+    unserved: tuple[UnservedModel, ...] = ()
+    value: NotNegative
+    """What it comes to: machines, times the asked rates, share on time, or price."""
+    bound: NotNegative
+    """What no placement can do better than."""
+    bound_by: Name = "load"
+    """What makes the bound: load, memory, single models."""
+    attainment: Share | None = None
+    """Share of all requests that is predicted to be on time; None: not simulated."""
+    notes: tuple[Annotated[str, AfterValidator(printable)], ...] = ()
+    """What else is to be said of it, in sentences."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Placement:
+        names = [machine.name for machine in self.machines] + list(self.idle)
+        if len(set(names)) < len(names):
+            raise ValueError(f"machine {next(name for name in names if names.count(name) > 1)!r} is there twice")
+        return self
+
+    @property
+    def gap(self) -> float:
+        """How far the value is from the bound, as a share of the bound; 0 where nothing better can be."""
+        return abs(self.value - self.bound) / self.bound if self.bound else 0.0
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Every model that is placed, once."""
+        return tuple(dict.fromkeys(each.model for machine in self.machines for each in machine.models))
+
+    def where(self, model: str) -> dict[str, float]:
+        """Machine -> the share of a model's requests that goes there."""
+        return {machine.name: each.share for machine in self.machines for each in machine.models if each.model == model}
+
+
+def read_placement(path: str | Path) -> Placement:
+    """The placement of a folder, or of a file."""
+    file = Path(path) / PLACEMENT_FILE if Path(path).is_dir() else Path(path)
+    return parse_placement(read_json(file, PlacingError), str(file))
+
+
+def parse_placement(raw: Any, where: str) -> Placement:
+    """The placement that parsed JSON describes; *where* opens the message if it is none."""
+    try:
+        return Placement.model_validate(raw)
+    except ValidationError as error:
+        schemas = (Placement, PlacedMachine, PlacedModel, UnservedModel)
+        raise PlacingError(f"{where}: {first_problem(error, *schemas)}") from error
+
+
+def write_placement(placement: Placement, path: str | Path) -> None:
+    """Write ``placement.json`` at a path."""
+    write_json(path, placement.model_dump(mode="json"))

@@ -1,0 +1,110 @@
+"""A placement as tables: its machines, and what goes nowhere."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from weft.reports.tables import ResultTable, TableRow, number
+from weft_cluster.placing.machines import GIB
+from weft_cluster.placing.placement import PlacedMachine, Placement
+
+if TYPE_CHECKING:
+    from weft.reports.pictures import Figure
+
+MOST_DRAWN = 60
+"""How many machines a picture has."""
+MOST_NAMES = 4
+"""How many models of a machine a row names."""
+UNITS = {"machines": "machines", "cost": "cost", "load": "times the rates", "attainment": "on time"}
+
+
+def figure(placement: Placement) -> Figure:
+    """Every machine's two loads and its memory."""
+    from weft_cluster.placing.placement_picture import machines_figure
+
+    shown = placement.machines[:MOST_DRAWN]
+    return machines_figure(
+        f"{len(placement.machines)} machines",
+        [machine.name for machine in shown],
+        {
+            "computing": [machine.compute_load for machine in shown],
+            "memory channel": [machine.bandwidth_load for machine in shown],
+            "memory": [machine.memory_bytes / machine.memory_limit_bytes for machine in shown],
+        },
+        [machine.busy_cap for machine in shown],
+    )
+
+
+def tables(placement: Placement) -> tuple[ResultTable, ...]:
+    """All there is to see."""
+    return (machines_table(placement), *([unserved_table(placement)] if placement.unserved else []))
+
+
+def machines_table(placement: Placement, most: int | None = None) -> ResultTable:
+    """A row for each machine, up to *most* of them."""
+    shown = placement.machines[:most]
+    left = len(placement.machines) - len(shown)
+    return ResultTable(
+        "",
+        ("machine", "zone", "models", "limit", "compute", "bandwidth", "busy", "of", "memory", "on time"),
+        tuple(map(_row, shown)),
+        left=4,
+        notes=(f"and {left} more machines",) if left else (),
+    )
+
+
+def _row(machine: PlacedMachine) -> TableRow:
+    names = [each.model if each.share > 0.999 else f"{each.model} {percent(each.share, 0)}" for each in machine.models]
+    more = len(names) - MOST_NAMES
+    held, room = machine.memory_bytes / GIB, machine.memory_limit_bytes / GIB
+    return TableRow(
+        (
+            machine.name,
+            machine.zone,
+            ", ".join(names[:MOST_NAMES]) + (f" and {more} more" if more > 0 else ""),
+            f"{machine.limit} ({machine.limited_by})",
+            percent(machine.compute, 0),
+            percent(machine.bandwidth, 0),
+            percent(machine.busy, 0),
+            percent(machine.busy_cap, 0),
+            f"{held:.1f} of {room:.0f} GiB",
+            number(machine.attainment, 2, scale=100, suffix=" %"),
+        )
+    )
+
+
+def unserved_table(placement: Placement) -> ResultTable:
+    """What goes nowhere, and what would be needed."""
+    rows = [TableRow((each.model, each.why, percent(each.share), f"{each.rate:.4g}")) for each in placement.unserved]
+    return ResultTable("not served", ("model", "needs", "share", "requests/s"), tuple(rows), left=2)
+
+
+def in_words(placement: Placement) -> list[str]:
+    """What it comes to, beside its bound, in sentences."""
+    unit = UNITS[placement.objective]
+    better = "at most" if placement.objective in ("load", "attainment") else "at least"
+    found = f"{placement.value:.4g} {unit}"
+    if placement.unserved:
+        found = f"{found}, which do not serve all"
+    elif placement.value != placement.bound:
+        found += (
+            f"; {better} {placement.bound:.4g} for any placement ({placement.bound_by}), {percent(placement.gap)} away"
+        )
+    else:
+        found += f"; no placement can do better ({placement.bound_by})"
+    words = [found]
+    if placement.attainment is not None:
+        told = f"{percent(placement.attainment, 2)} of the requests are predicted to be on time"
+        judged = [
+            (machine.attainment, machine.name) for machine in placement.machines if machine.attainment is not None
+        ]
+        if judged:
+            worst, name = min(judged)
+            told += f", and {percent(worst, 2)} of those to {name}, the worst"
+        words.append(told)
+    return [*words, *placement.notes]
+
+
+def percent(share: float, digits: int = 1) -> str:
+    """A share as people read it."""
+    return f"{100 * share:.{digits}f} %"

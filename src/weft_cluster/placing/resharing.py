@@ -1,0 +1,178 @@
+"""Divide models anew between machines: a linear programme over where they are, and where they might also go.
+
+Packing decides who is on which machine, one after another, and may end with a rest that fits nowhere although room is
+left: on one machine computing, on another the memory channel. Here all shares move at once, so that both fill up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from weft_cluster.placing.balancing import Piece
+from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.problem import ROUNDING, Floats, PlacingProblem
+
+CANDIDATES = 4
+"""How many more machines a model might go to."""
+ELSEWHERE = 1e-3
+"""What it costs to send requests to a machine that did not have the model, in machines."""
+LEAST_SHARE = 1e-7
+"""Shares below are taken for rounding."""
+SMALL_SHARE = 0.01
+"""Shares below are put elsewhere if there is room where the model is anyway."""
+ROUNDS = 4
+"""How often models are divided anew, each time with other machines that they might also go to..."""
+PROGRESS = 0.05
+"""... as long as the rest shrinks by this share of it."""
+OF_A_REPLICA = 0.2
+"""The least that a replica gets, as a part of an equal share."""
+
+
+def reshare(filling: Filling) -> tuple[Filling, list[Piece]]:
+    """A filling with the same machines open that leaves as little as can be; and what it leaves."""
+    left = _missing(filling)
+    for _ in range(ROUNDS):
+        programme = _SharesProgramme(filling)
+        programme.serve_once()
+        if not programme.solved():
+            break
+        filling = programme.filling(1.0)
+        before, left = left, _missing(filling)
+        if not left or _sum(left) > (1 - PROGRESS) * _sum(before):
+            break
+    return _tidied(filling), left
+
+
+def reshare_for_load(filling: Filling) -> tuple[float, Filling]:
+    """The largest multiple of all rates that the filling's machines carry when divided anew; and the filling for it."""
+    most = 0.0
+    for _ in range(ROUNDS):
+        programme = _SharesProgramme(filling)
+        times = programme.serve_many_times()
+        if not programme.solved() or (reached := float(times.solution_value())) <= (1 + PROGRESS / 10) * most:
+            break
+        most, filling = reached, programme.filling(reached)
+    return most, filling
+
+
+def _sum(pieces: list[Piece]) -> float:
+    return sum(piece.share for piece in pieces)
+
+
+def _tidied(filling: Filling) -> Filling:
+    """The filling without small shares, where the model's other machines have room for them."""
+    small = [
+        (machine, model)
+        for machine, models in enumerate(filling.shares)
+        for model, share in models.items()
+        if share < SMALL_SHARE and filling.problem.demands[model].replicas == 1
+    ]
+    for machine, model in small:
+        share = filling.take(machine, model)
+        rooms = filling.room(model)
+        others = [other for other in filling.where(model) if rooms[other] >= share]
+        filling.add(others[0] if others else machine, model, share)
+    return filling
+
+
+def _missing(filling: Filling) -> list[Piece]:
+    rests = 1.0 - filling.served()
+    return [Piece(model, float(rests[model])) for model in np.flatnonzero(rests > LEAST_SHARE).tolist()]
+
+
+class _SharesProgramme:
+    """The linear programme: the share of each model on each machine where it is or might be."""
+
+    def __init__(self, filling: Filling) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self._solver = solver = pywraplp.Solver.CreateSolver("GLOP")
+        self._filling, problem = filling, filling.problem
+        self._goal = solver.Objective()
+        caps = problem.cap[problem.kind_of].tolist()
+        self._limits = [[solver.Constraint(-solver.infinity(), cap) for _ in range(2)] for cap in caps]
+        self._wholes = [solver.Constraint(0.0, 0.0) for _ in problem.demands]
+        self._shares: dict[tuple[int, int], Any] = {}
+        for machine, models in enumerate(filling.shares):
+            for model, share in models.items():
+                replicas = problem.demands[model].replicas
+                least = OF_A_REPLICA / replicas if replicas > 1 else 0.0
+                missing = filling.replicas(model) < replicas  # what they shall get is not given to those there are
+                self._add(machine, model, min(least, share), share if missing else solver.infinity())
+        for machine, model in _candidates(filling):
+            self._goal.SetCoefficient(self._add(machine, model, 0.0, solver.infinity()), ELSEWHERE)
+
+    def _add(self, machine: int, model: int, least: float, most: float) -> Any:
+        problem = self._filling.problem
+        self._shares[machine, model] = share = self._solver.NumVar(least, most, "")
+        self._wholes[model].SetCoefficient(share, 1.0)
+        for row, limit in enumerate(self._limits[machine]):
+            limit.SetCoefficient(share, float(problem.rows[problem.kind_of[machine], row, model]))
+        return share
+
+    def serve_once(self) -> None:
+        """Every model once, except for a rest that is as small as can be."""
+        self._goal.SetMinimization()
+        sizes = self._filling.problem.rows.max(axis=(0, 1))
+        for whole, size in zip(self._wholes, sizes.tolist(), strict=True):
+            rest = self._solver.NumVar(0.0, 1.0, "")
+            whole.SetBounds(1.0, 1.0)
+            whole.SetCoefficient(rest, 1.0)
+            self._goal.SetCoefficient(rest, size + 10 * ELSEWHERE)
+
+    def serve_many_times(self) -> Any:
+        """Every model equally many times, and that as large as can be; the variable that says how many."""
+        self._goal.Clear()
+        self._goal.SetMaximization()
+        times = self._solver.NumVar(0.0, self._solver.infinity(), "")
+        self._goal.SetCoefficient(times, 1.0)
+        for whole in self._wholes:
+            whole.SetCoefficient(times, -1.0)
+        return times
+
+    def solved(self) -> bool:
+        return bool(self._solver.Solve() == self._solver.OPTIMAL)
+
+    def filling(self, times: float) -> Filling:
+        """What the solution says of a *times*-th of it."""
+        found = Filling(self._filling.problem)
+        found.open[:] = self._filling.open
+        for (machine, model), each in self._shares.items():
+            if (share := float(each.solution_value()) / times) > LEAST_SHARE:
+                found.add(machine, model, share)
+        served = found.served()
+        for model in np.flatnonzero((served < 1) & (served > 1 - len(found.shares) * LEAST_SHARE)).tolist():
+            most = max(found.where(model), key=lambda machine: found.shares[machine][model])
+            found.add(most, model, float(1 - served[model]))  # what was taken for rounding
+        return found
+
+
+def _candidates(filling: Filling) -> list[tuple[int, int]]:
+    """Machines where models that use one resource could join others that use the other, as far as memory goes."""
+    problem, trial = filling.problem, Filling(filling.problem, filling.shares)
+    trial.open[:] = filling.open
+    caps = problem.cap[problem.kind_of]
+    lean = (filling.loads[:, 0] - filling.loads[:, 1]) / caps
+    free = 1 - filling.loads.max(axis=1) / caps
+    found, leans = [], _leans(problem)
+    for model in np.argsort(-np.abs(leans).mean(axis=0), kind="stable").tolist():
+        if problem.demands[model].replicas > 1 or problem.demands[model].machine is not None:
+            continue
+        joins = trial.could_join(model)
+        joins[trial.where(model)] = False
+        score = np.where(joins, free - lean * leans[problem.kind_of, model], -np.inf)
+        for machine in np.argsort(-score, kind="stable")[:CANDIDATES].tolist():
+            if joins[machine]:
+                trial.add(machine, model, 0.0)
+                found.append((machine, model))
+                free[machine] -= ROUNDING  # so that not all choose the same
+    return found
+
+
+def _leans(problem: PlacingProblem) -> Floats:
+    """(kind, model): how much more it computes than it moves, from 1 to -1."""
+    both = problem.rows.sum(axis=1)
+    leans: Floats = (problem.rows[:, 0] - problem.rows[:, 1]) / np.where(both > 0, both, 1.0)
+    return leans

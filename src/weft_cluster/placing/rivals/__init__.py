@@ -1,0 +1,35 @@
+"""Other people's placements, from their published rules, to be judged as ours is.
+
+Each is a function of the problem. ``RIVALS`` use as few machines as they can; ``SPREADERS`` use all that there are. All
+keep to memory, deadlines and rules, are given the two loads of a machine where their own rules do not say how time adds
+up, and may divide a model's requests.
+"""
+
+from __future__ import annotations
+
+from weft_cluster.placing.rivals.alpaserve import beam, greedy
+from weft_cluster.placing.rivals.alpaserve_ilp import integer_programme
+from weft_cluster.placing.rivals.gpulets import elastic
+from weft_cluster.placing.rivals.habits import like_with_like, one_resource
+from weft_cluster.placing.rivals.nexus import squishy
+from weft_cluster.placing.rivals.round_robin import round_robin
+from weft_cluster.placing.rivals.spreading import Rival, on_fewest
+
+SPREADERS: dict[str, Rival] = {
+    "round-robin": round_robin,
+    "alpaserve-greedy": greedy,
+    "alpaserve-beam": beam,
+    "alpaserve-ilp": integer_programme,
+}
+"""Who fills all machines that there are."""
+
+RIVALS: dict[str, Rival] = {
+    **{name: on_fewest(method) for name, method in SPREADERS.items()},
+    "one-resource": one_resource,
+    "like-with-like": like_with_like,
+    "nexus": squishy,
+    "gpulets": elastic,
+}
+"""Who looks for the fewest machines."""
+
+__all__ = ["RIVALS", "SPREADERS", "Rival"]

@@ -1,0 +1,141 @@
+"""GPUlets (Choi et al., ATC 2022): a machine in at most two slices, the smallest that pay, checked for interference.
+
+A slice of a share p of a machine computes 1/p times as long; memory is not divided. Each model gets the smaller of the
+slice where more of the machine stops paying and the one that its rate needs, in the free piece that fits best; models
+also share slices in time. Models in the two slices of a machine slow each other down by a linear function of their use
+of L2 and DRAM, whose constants are the published ones (a 2080 Ti). L2 is taken to be used as DRAM is, which is what a
+demand tells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.problem import ROUNDING, PlacingProblem
+from weft_cluster.placing.rivals.spreading import free_to_go, new_homes, serial_loads
+
+SIZES = (0.2, 0.4, 0.6, 0.8, 1.0)
+OWN_L2, OTHER_L2, OWN_DRAM, OTHER_DRAM, BASE = 0.113, 0.716, 0.355, 0.088, 0.895
+LEAST = 1e-3
+"""The smallest share of a model that is worth a place."""
+
+
+@dataclass(slots=True, eq=False)
+class Slice:
+    """A part of a machine, and who shares it in time."""
+
+    machine: int
+    size: float
+    shares: dict[int, float] = field(default_factory=dict)
+
+
+class Slices:
+    """All slices of all machines, and how busy they are by the rules of the paper."""
+
+    def __init__(self, problem: PlacingProblem, smallest: float) -> None:
+        self.problem, self.filling = problem, Filling(problem)
+        self.sizes = [size for size in SIZES if size >= smallest]
+        self.on: list[list[Slice]] = [[] for _ in problem.machines]
+        self._dram = problem.memory / serial_loads(problem)
+
+    def load(self, kind: int, model: int, size: float) -> float:
+        """Share of its time that a slice needs for all requests of a model, undisturbed."""
+        problem = self.problem
+        return float(problem.compute[kind, model] / size + problem.memory[kind, model] + problem.other[kind, model])
+
+    def knee(self, kind: int, model: int) -> float:
+        """The slice size beyond which the rate grows least for what it takes."""
+        whole = self.load(kind, model, 1.0)
+        return max(self.sizes, key=lambda size: whole / self.load(kind, model, size) - size)
+
+    def slower(self, kind: int, model: int, one: Slice) -> float:
+        """How many times as long a model takes in a slice beside the other one of its machine."""
+        own = float(self._dram[kind, model])
+        others = [each for each in self.on[one.machine] if each is not one]
+        beside = [float(self._dram[kind, other]) for each in others for other in each.shares]
+        return max([1.0, *(BASE + (OWN_L2 + OWN_DRAM) * own + (OTHER_L2 + OTHER_DRAM) * other for other in beside)])
+
+    def busy(self, one: Slice) -> float:
+        """How busy a slice is; infinite where a model of it would be late."""
+        kind, demands = int(self.problem.kind_of[one.machine]), self.problem.demands
+        found = 0.0
+        for model, share in one.shares.items():
+            load = self.load(kind, model, one.size) * self.slower(kind, model, one)
+            if load / demands[model].rate > demands[model].deadline_s:
+                return np.inf
+            found += share * load
+        return found
+
+    def most(self, one: Slice, model: int, share: float) -> float:
+        """The largest part of *share* with which a slice and its neighbour are still within the cap; 0: none."""
+        kind = int(self.problem.kind_of[one.machine])
+        cap, before = float(self.problem.cap[kind]), self.on[one.machine]
+        needed = self.load(kind, model, one.size) * self.slower(kind, model, one)
+        part = min(share, (cap - self.busy(one)) / needed)
+        if part < min(share, LEAST):
+            return 0.0
+        one.shares[model], self.on[one.machine] = part, [*(each for each in before if each is not one), one]
+        kept = all(self.busy(each) <= cap + ROUNDING for each in self.on[one.machine])
+        self.on[one.machine] = before
+        del one.shares[model]
+        return part if kept else 0.0
+
+    def candidates(self, machine: int, needed: float) -> Iterator[Slice]:
+        """Slices that a machine has, and a new one: as large as needed, or all that one slice has left."""
+        yield from self.on[machine]
+        if not self.on[machine]:
+            yield Slice(machine, needed)
+        elif len(self.on[machine]) == 1 and self.on[machine][0].size < 1:
+            yield Slice(machine, 1 - self.on[machine][0].size)
+
+    def put(self, one: Slice, model: int, share: float) -> None:
+        if one not in self.on[one.machine]:
+            self.on[one.machine].append(one)
+        one.shares[model] = share
+        self.filling.add(one.machine, model, share)
+
+
+def elastic(problem: PlacingProblem) -> Filling:
+    """Elastic partitioning, with the smallest slices that need fewest machines; all five sizes are tried."""
+    found = [_partitioned(Slices(problem, smallest)) for smallest in SIZES]
+    return min(found, key=lambda filling: (-filling.served().sum().round(3), filling.used.sum()))
+
+
+def _partitioned(slices: Slices) -> Filling:
+    """Largest models first, each in slices until all its requests have a place."""
+    problem, kind = slices.problem, int(slices.problem.kind_of[0])
+    for model in np.lexsort((-serial_loads(problem)[kind], free_to_go(problem))).tolist():
+        parts = problem.demands[model].replicas
+        for _ in range(parts):
+            rest = 1 / parts
+            while rest > ROUNDING and (placed := _place(slices, model, rest)):
+                rest -= placed
+    return slices.filling
+
+
+def _place(slices: Slices, model: int, share: float) -> float:
+    """Put as much of a share as one slice takes: where most of it fits, in the smallest piece, in use if can be."""
+    best: tuple[tuple[float, float, float, float], Slice] | None = None
+    opened = False
+    for machine in np.flatnonzero(new_homes(slices.filling, model)).tolist():
+        fresh, kind = not slices.on[machine], int(slices.problem.kind_of[machine])
+        if fresh and opened:
+            continue  # empty machines are tried once
+        opened |= fresh
+        cap = float(slices.problem.cap[kind])
+        needed = next((size for size in slices.sizes if share * slices.load(kind, model, size) <= cap), SIZES[-1])
+        needed = min(needed, slices.knee(kind, model))
+        for one in slices.candidates(machine, needed):
+            part = slices.most(one, model, share)
+            order = (-float(fresh), part, -one.size, float(bool(one.shares)))
+            if part > 0 and (best is None or order > best[0]):
+                best = order, one
+    if best is None:
+        return 0.0
+    (_, part, _, _), one = best
+    slices.put(one, model, part)
+    return part

@@ -1,0 +1,143 @@
+"""What a filling comes to: the value that is written, read and shown (``placement``), and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from weft.base.errors import PlacingError, unknown_name
+from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.judging import OnTimeJudge
+from weft_cluster.placing.placement import Limit, Objective, PlacedMachine, PlacedModel, Placement, UnservedModel
+from weft_cluster.placing.problem import ROUNDING, PlacingProblem
+from weft_cluster.placing.refusals import what_would_serve
+
+ALL_BUT = 1e-6
+"""The share of a model's requests that may be lost to rounding."""
+
+
+def placed_machines(filling: Filling, judge: OnTimeJudge | None = None) -> tuple[PlacedMachine, ...]:
+    """Every machine that has models, with what they take of it, and how they fare there where a judge says it."""
+    return tuple(_machine(filling, machine, judge) for machine in np.flatnonzero(filling.used).tolist())
+
+
+def idle_machines(filling: Filling) -> tuple[str, ...]:
+    """The names of those that have none."""
+    return tuple(filling.problem.machines[machine].name for machine in np.flatnonzero(~filling.used).tolist())
+
+
+def unserved_models(filling: Filling) -> tuple[UnservedModel, ...]:
+    """What of each model goes nowhere, and what would be needed."""
+    missing = np.minimum(1.0 - filling.served(), 1.0)
+    return tuple(
+        UnservedModel(
+            model=demand.model,
+            share=float(missing[number]),
+            rate=float(missing[number]) * demand.rate,
+            why=what_would_serve(filling.problem, number, float(missing[number])),
+        )
+        for number, demand in enumerate(filling.problem.demands)
+        if missing[number] > ALL_BUT
+    )
+
+
+def _machine(filling: Filling, machine: int, judge: OnTimeJudge | None) -> PlacedMachine:
+    problem, kind = filling.problem, int(filling.problem.kind_of[machine])
+    limit, who = _limit(filling, machine)
+    models = tuple(_model(filling, machine, model, judge) for model in filling.shares[machine])
+    return PlacedMachine(
+        **problem.machines[machine]._asdict(),
+        models=models,
+        compute=sum(each.compute for each in models),
+        bandwidth=sum(each.bandwidth for each in models),
+        other=sum(each.other for each in models),
+        overlap=problem.kinds[problem.machines[machine].kind].overlap,
+        busy=float(filling.loads[machine].max()),
+        busy_cap=float(problem.cap[kind]),
+        memory_bytes=sum(each.memory_bytes for each in models),
+        memory_limit_bytes=int(problem.room_bytes[kind]),
+        limit=limit,
+        limited_by=problem.demands[who].model,
+        attainment=None if judge is None else judge.attainment(filling, [machine]),
+    )
+
+
+def _model(filling: Filling, machine: int, model: int, judge: OnTimeJudge | None) -> PlacedModel:
+    problem, kind = filling.problem, int(filling.problem.kind_of[machine])
+    demand, share = problem.demands[model], filling.shares[machine][model]
+    return PlacedModel(
+        model=demand.model,
+        share=share,
+        rate=share * demand.rate,
+        compute=share * float(problem.compute[kind, model]),
+        bandwidth=share * float(problem.memory[kind, model]),
+        other=share * float(problem.other[kind, model]),
+        memory_bytes=int(problem.bytes[kind, model]),
+        attainment=None if judge is None else judge.machine(filling, machine)[model].on_time,
+    )
+
+
+def _limit(filling: Filling, machine: int) -> tuple[Limit, int]:
+    """What is nearest to its end on a machine, and the model that takes most of it."""
+    problem, shares, kind = filling.problem, filling.shares[machine], int(filling.problem.kind_of[machine])
+    numbers, parts = list(shares), np.array(list(shares.values()))
+    takes: dict[Limit, list[float]] = {
+        "compute": (parts * problem.rows[kind, 0, numbers] / problem.cap[kind]).tolist(),
+        "bandwidth": (parts * problem.rows[kind, 1, numbers] / problem.cap[kind]).tolist(),
+        "memory": (problem.bytes[kind, numbers] / problem.room_bytes[kind]).tolist(),
+    }
+    used = {key: sum(each) for key, each in takes.items()}
+    waits = [_waiting(problem, kind, one, numbers) for one in numbers]
+    used["deadline"], takes["deadline"] = max(waits), waits
+    limit = max(used, key=lambda key: used[key])
+    who = numbers[int(np.argmax(takes[limit]))]
+    own, other = (problem.compute if limit == "compute" else problem.memory)[kind], problem.other[kind]
+    if limit in ("compute", "bandwidth") and parts @ other[numbers] > parts @ own[numbers]:
+        limit = "other"  # what overlaps with nothing
+    return limit, who
+
+
+def _waiting(problem: PlacingProblem, kind: int, model: int, beside: list[int]) -> float:
+    """The longest segment of a model's neighbours, as a share of what it can wait for."""
+    longest = max((float(problem.segment_s[kind, other]) for other in beside if other != model), default=0.0)
+    return longest / max(float(problem.slack_s[kind, model]), ROUNDING) if longest else 0.0
+
+
+def filled(placement: Placement, problem: PlacingProblem) -> Filling:
+    """A placement on a problem's machines again, whether it keeps to the limits or not (``checking``)."""
+    machines = {machine.name: number for number, machine in enumerate(problem.machines)}
+    models = {demand.model: number for number, demand in enumerate(problem.demands)}
+    found = Filling(problem)
+    for machine in placement.machines:
+        if machine.name not in machines:
+            raise PlacingError(f"the placement has models on it: {unknown_name('machine', machine.name, machines)}")
+        for each in machine.models:
+            if each.model not in models:
+                raise PlacingError(f"{machine.name} has it placed: {unknown_name('model', each.model, models)}")
+            found.add(machines[machine.name], models[each.model], each.share)
+    return found
+
+
+def make_placement(
+    filling: Filling,
+    objective: Objective,
+    *,
+    value: float,
+    bound: float,
+    bound_by: str,
+    judge: OnTimeJudge | None = None,
+    notes: Iterable[str] = (),
+) -> Placement:
+    """The finished placement; *judge* says what is on time, where anybody does."""
+    return Placement(
+        objective=objective,
+        machines=placed_machines(filling, judge),
+        idle=idle_machines(filling),
+        unserved=unserved_models(filling),
+        value=value,
+        bound=bound,
+        bound_by=bound_by,
+        attainment=None if judge is None else judge.share_on_time(filling),
+        notes=tuple(notes),
+    )

@@ -1,0 +1,92 @@
+"""Plans for several machines like this one: the models are measured here and divided, then each machine is planned."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from weft.base.errors import InputError
+from weft.devices import Host
+from weft.planning.machine import this_machine
+from weft.planning.measured import SECONDS
+from weft.planning.whole_run import MadePlan, OnProgress, make_plan, measured_for
+from weft.workloads.requests import Workload
+from weft_cluster.placing.folder import write_folder
+from weft_cluster.placing.machines import GIB, MOST_MACHINES, parse_machines
+from weft_cluster.placing.needs import demands_of
+from weft_cluster.placing.placement import PlacedMachine, Placement
+from weft_cluster.routing.whole_run import place
+
+KIND = "machine"
+"""What machines like this one are called; each has its number."""
+
+
+@dataclass(frozen=True, eq=False)
+class PlansAcross:
+    """Which models each machine has, and how it serves them."""
+
+    placement: Placement
+    plans: dict[str, MadePlan]
+    """Machine -> its plan."""
+
+    def write(self, folder: str | Path) -> None:
+        """Write a folder with the placement, and in it a folder for ``weft serve`` on each machine."""
+
+        def write_plans(inside: Path) -> None:
+            for name, made in self.plans.items():
+                made.write(inside / name)
+
+        write_folder(self.placement, folder, write_plans)
+
+
+def plan_across(workload: Workload, count: int, **how: Any) -> PlansAcross:
+    """Divide a workload among *count* machines like this one, so that most requests are on time, and plan for each.
+
+    how: as for ``make_plan``.
+    """
+    if not 1 <= count <= MOST_MACHINES:
+        raise InputError(f"machines = {count} must be from 1 to {MOST_MACHINES}")
+    host = _measured(workload, **how)
+    memory_bytes = how.get("memory_bytes") or this_machine().memory_bytes
+    like_this = {"memory_gib": memory_bytes / GIB, "overlap": 0.0}
+    machines = parse_machines({"kinds": {KIND: like_this}, "machine": [{"kind": KIND, "count": count}]})
+    placement = place(demands_of(workload, machines, {KIND: host}), machines, objective="attainment")
+    plans = {machine.name: make_plan(workload_of(machine, workload), **how) for machine in placement.machines}
+    return PlansAcross(placement, plans)
+
+
+def _measured(
+    workload: Workload,
+    *,
+    devices: Sequence[str | Host] = (),
+    seconds: float = SECONDS,
+    cache: str | Path | None = None,
+    int8: bool = False,
+    processes: int = 1,
+    on_progress: OnProgress | None = None,
+    **asking: Any,
+) -> Host:
+    """This machine with as many lanes and threads as carry most of the workload."""
+    told = on_progress or (lambda progress: None)
+    asked, hosts = measured_for(workload, devices, seconds, cache, told, int8=int8, **asking)
+
+    def load(host: Host) -> float:
+        return (
+            sum((rate or 0.0) * host.model(stream.served_name).total_s(1) for stream, rate, _ in asked.sent)
+            / host.lanes
+        )
+
+    return min(hosts, key=load)
+
+
+def workload_of(machine: PlacedMachine, workload: Workload) -> Workload:
+    """The part of a workload that goes to a machine."""
+    shares = {each.model: each.share for each in machine.models}
+    streams = tuple(
+        stream.model_copy(update={"rate": rate and rate * shares[stream.served_name]})
+        for stream, rate in zip(workload.stream, workload.rates, strict=True)
+        if stream.served_name in shares
+    )
+    return workload.model_copy(update={"stream": streams, "total_rate": None, "ratio": None})

@@ -1,0 +1,18 @@
+"""weft on Ray: ``weft_cluster.ray:app`` is the application of ``serve run`` and of Serve's files.
+
+Ray starts servers and gates where a placement says, watches and restarts them, and adds copies of machines that are
+asked for more than they carry. Requests do not pass through it: clients speak to ``gates``, and gates to servers.
+Nothing of Ray is imported before ``app`` is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    if name != "app":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from weft_cluster.ray.application import app
+
+    return app

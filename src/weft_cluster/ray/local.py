@@ -1,0 +1,192 @@
+"""A cluster of several nodes on this machine, for trying out: Ray's own, with weft on it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import threading
+import time
+from dataclasses import dataclass
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Any, Self
+
+from weft.base.errors import InputError, WeftError, first_line
+from weft_cluster.placing.placement import read_placement
+
+STARTING_S = 300.0
+"""How long servers may take to be ready."""
+NODE_CPUS = 2
+QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 2}
+"""A node that is lost is given up after some three seconds; by Ray's own settings it takes half a minute."""
+GATE = "weft-gate"
+"""What the head has, so that the first gate is there: nodes with servers may be killed."""
+GATE_ACTOR = {"num_cpus": 0, "resources": {GATE: 0.001}}
+APPLICATION = "weft"
+
+
+@dataclass
+class LostNode:
+    """What became of a machine whose node was killed, in seconds since it was."""
+
+    machine: str
+    after_s: float
+    """When that was, since the run began."""
+    noticed_s: float | None = None
+    """Its server was not asked any more."""
+    back_s: float | None = None
+    """Another one took requests in its place."""
+
+    watch: threading.Thread | None = None
+    """Ends when it is served again, or is given up."""
+
+    def wait(self, seconds: float) -> None:
+        """Until it is served again, but no longer than that."""
+        if self.watch is not None:
+            self.watch.join(seconds)
+
+    def report(self) -> str:
+        noticed = "not noticed" if self.noticed_s is None else f"noticed after {self.noticed_s * 1e3:.0f} ms"
+        back = "not back yet" if self.back_s is None else f"served again after {self.back_s:.1f} s"
+        return f"that of {self.machine} was killed at {self.after_s:.1f} s: {noticed}, {back}"
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"machine": self.machine, "after_s": self.after_s, "noticed_s": self.noticed_s, "back_s": self.back_s}
+
+
+class LocalCluster:
+    """Nodes on loopback, a server on each, and gates; ``with`` starts and ends it.
+
+    A node has room for a second server, so that one that is lost finds a place elsewhere.
+    """
+
+    def __init__(self, nodes: int, **settings: Any) -> None:
+        """settings: those of ``RaySettings``."""
+        if find_spec("ray") is None:
+            raise InputError("Ray is not installed; pip install 'weft[ray]'")
+        self._nodes, self.settings = nodes, {"host": "127.0.0.1", "gate_actor": GATE_ACTOR, **settings}
+        self.machines = [machine.name for machine in read_placement(settings["placement"]).machines]
+        if nodes * NODE_CPUS < len(self.machines):
+            room = f"{nodes} nodes have room for {nodes * NODE_CPUS} machines"
+            raise InputError(f"{room}, and the placement has {len(self.machines)}; start more nodes")
+        self._ended = threading.Event()
+        self._cluster: Any = None
+        self._handle: Any = None
+
+    def __enter__(self) -> Self:
+        try:
+            self._start()
+        except WeftError:
+            self.stop()
+            raise
+        except Exception as error:  # Ray raises kinds of its own
+            self.stop()
+            raise InputError(f"Ray did not start: {type(error).__name__}: {first_line(error)}") from error
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def _start(self) -> None:
+        _set_environment()  # Ray reads it once, when it is imported
+        from ray.cluster_utils import Cluster
+
+        import ray
+        from ray import serve
+        from weft_cluster.ray.application import app
+
+        head = {"num_cpus": 0, "resources": {GATE: 1}, "_system_config": QUICK}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        for _ in range(self._nodes):
+            more = {"resources": {GATE: 1}} if self.settings.get("gates", 1) > 1 else {}
+            self._cluster.add_node(num_cpus=NODE_CPUS, **more)
+        ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
+        serve.start(proxy_location="Disabled")
+        self._handle = serve.run(app(self.settings), name=APPLICATION, route_prefix=None)
+        self._wait()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End all of it."""
+        self._ended.set()
+        if self._cluster is None:
+            return
+        import ray
+        from ray import serve
+
+        if ray.is_initialized():
+            serve.shutdown()
+            ray.shutdown()
+        self._cluster.shutdown()
+
+    def _wait(self) -> None:
+        """Until every model is served."""
+        end_s = time.monotonic() + STARTING_S
+        while not (told := self.told())["gates"] or told["missing"] or len(told["servers"]) < len(self.machines):
+            if time.monotonic() > end_s:
+                raise InputError(f"not ready after {STARTING_S:g} s: nobody serves {', '.join(told['missing'])}")
+            time.sleep(0.2)
+
+    def told(self) -> dict[str, Any]:
+        """How it stands, as a gate sees it, and where all gates are."""
+        found: dict[str, Any] = self._handle.told.remote().result()
+        return found
+
+    @property
+    def urls(self) -> list[str]:
+        """Where gates are."""
+        gates: list[str] = self.told()["gates"]
+        return gates
+
+    def where(self, machine: str) -> tuple[int, str]:
+        """The process of a machine's server, and its node."""
+        from ray import serve
+
+        found: tuple[int, str] = serve.get_deployment_handle(f"weft-{machine}", APPLICATION).where.remote().result()
+        return found
+
+    def gate_pid(self) -> int:
+        """The process of a gate; of the only one, where there is one."""
+        found: tuple[int, str] = self._handle.where.remote().result()
+        return found[0]
+
+    def lose_later(self, machine: str, after_s: float) -> LostNode:
+        """Kill a machine's node after a while, beside whatever else is done, and watch what becomes of it."""
+        lost = LostNode(machine, after_s)
+
+        def kill_and_watch() -> None:
+            time.sleep(after_s)
+            before = {server["url"] for server in self.told()["servers"] if server["machine"] == machine}
+            self.kill_node(machine)
+            began_s = time.monotonic()
+            while None in (lost.noticed_s, lost.back_s) and not self._ended.is_set():
+                up = {each["url"] for each in self.told()["servers"] if each["machine"] == machine and each["up"]}
+                passed_s = time.monotonic() - began_s
+                if lost.noticed_s is None and not up & before:
+                    lost.noticed_s = passed_s
+                if lost.back_s is None and up - before:
+                    lost.back_s = passed_s
+                if passed_s > STARTING_S:
+                    return
+                time.sleep(0.05)
+
+        lost.watch = threading.Thread(target=kill_and_watch, name="a node is lost", daemon=True)
+        lost.watch.start()
+        return lost
+
+    def kill_node(self, machine: str) -> None:
+        """End the node that a machine's server is on, with all that runs there, without a word."""
+        _, node_id = self.where(machine)
+        for node in list(self._cluster.worker_nodes):
+            if node.node_id == node_id:
+                self._cluster.remove_node(node, allow_graceful=False)
+
+
+def _set_environment() -> None:
+    """A token for all nodes, unless there is one; nothing is reported to anybody."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

@@ -1,0 +1,72 @@
+"""How many servers a machine of a placement needs: by what is asked of both its resources, not by what waits.
+
+A queue tells that it is too late. What requests take of the array and of the memory channel is known beforehand
+(``placing``), so the rate at which they come says how busy a server will be. ``needed`` is a pure function; ``policy``
+is what Ray calls with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from weft_cluster.placing.placement import PlacedMachine
+
+COMPUTE, BANDWIDTH = "weft_compute", "weft_bandwidth"
+"""What a server's two predicted loads are called among its metrics."""
+LOWER = 0.1
+"""A server is given up only if the others stay so far below the cap, so that rates that waver add and remove none."""
+
+
+class ServerLoad(NamedTuple):
+    """What is asked of a server's resources, as shares of its time, with what does not overlap; above 1: too much."""
+
+    compute: float
+    bandwidth: float
+
+
+def predicted(machine: PlacedMachine, rates: Mapping[str, float], refused: Mapping[str, float]) -> ServerLoad:
+    """The loads of a machine whose models answer so many requests per second, had it got those that gates refused."""
+    compute = bandwidth = other = 0.0
+    for each in machine.models:
+        asked = rates.get(each.model, 0.0) + refused.get(each.model, 0.0)
+        times = asked / each.rate if each.rate else 0.0
+        compute, bandwidth, other = (
+            compute + times * each.compute,
+            bandwidth + times * each.bandwidth,
+            other + times * each.other,
+        )
+    beside = 1 - machine.overlap
+    return ServerLoad(compute + beside * bandwidth + other, bandwidth + beside * compute + other)
+
+
+def needed(loads: Sequence[ServerLoad], cap: float) -> int:
+    """How many servers keep all below the cap that so many have now; one at least."""
+    if not loads:
+        return 1
+    asked = max(sum(load.compute for load in loads), sum(load.bandwidth for load in loads))
+    count = max(1, math.ceil(asked / cap - 1e-9))
+    if count >= len(loads):
+        return count
+    return min(len(loads), max(1, math.ceil(asked / max(cap - LOWER, cap / 2) - 1e-9)))
+
+
+class UtilisationPolicy:
+    """Ray's autoscaling by predicted loads; *busy_cap* is how busy a server may be."""
+
+    def __init__(self, busy_cap: float = 0.8) -> None:
+        self._cap = busy_cap
+
+    def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
+        compute, bandwidth = (_last(context.raw_metrics or {}, name) for name in (COMPUTE, BANDWIDTH))
+        loads = [ServerLoad(compute[each], bandwidth.get(each, 0.0)) for each in compute]
+        if len(loads) < context.current_num_replicas:  # some have not said anything yet
+            return context.target_num_replicas, {}
+        least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
+        return min(most, max(least, needed(loads, self._cap))), {}
+
+
+def _last(told: Mapping[str, Any], name: str) -> dict[Any, float]:
+    """What each server said last; its rates are those of ten seconds, and need no further mean."""
+    return {replica: series[-1].value for replica, series in told.get(name, {}).items() if series}

@@ -1,0 +1,96 @@
+"""What weft on Ray is told: the arguments of ``serve run weft_cluster.ray:app`` and of its YAML (docs/ray.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
+
+from weft.base.errors import InputError, PlacingError, unknown_name
+from weft.base.jsonfile import first_problem
+from weft.serving.config import ServerConfig
+from weft.serving.in_process import PLAN_FILE
+from weft_cluster.placing.placement import PlacedMachine
+from weft_cluster.routing.router import ROUTERS, check_router
+
+KEY_VARIABLE = "WEFT_CLUSTER_KEY"
+"""The variable of the environment that holds what gates and servers know each other by."""
+
+
+def _known(settings: dict[str, Any]) -> dict[str, Any]:
+    names = [each.name for each in fields(ServerConfig)]
+    for key in settings:
+        if key not in names:
+            raise ValueError(unknown_name("setting", key, names))
+    return settings
+
+
+def _router(name: str) -> str:
+    try:
+        check_router(name)
+    except InputError as error:
+        raise ValueError(str(error)) from error
+    return name
+
+
+ServerKeys = Annotated[dict[str, Any], AfterValidator(_known)]
+
+
+class RaySettings(BaseModel, extra="forbid", frozen=True):
+    """All of it; a placement is enough."""
+
+    placement: str
+    """The folder of a placement (``weft place -o``, ``weft plan --machines -o``), or its file."""
+    models: str = ""
+    """A folder that every machine has, with NAME.onnx for each model; where left out that of the placement."""
+    gates: Annotated[int, Field(ge=1, le=1000)] = 1
+    """One on a node at most."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 8100
+    """Of gates; the next ones are tried where it is taken. Serve's own proxy has 8000."""
+    grpc_port: Annotated[int, Field(ge=0, le=65535)] | None = 9100
+    """The same for gRPC; none where it is null."""
+    host: str = ""
+    """What gates and servers listen on; the node's address where left out."""
+    router: Annotated[str, AfterValidator(_router)] = next(iter(ROUTERS))
+    copies: Annotated[int, Field(ge=1, le=1000)] = 1
+    """Most servers that a machine of the placement may become under load."""
+    busy_cap: Annotated[float, Field(gt=0, le=1)] = 0.8
+    """How busy a server may be before there are more."""
+    actors: dict[str, dict[str, Any]] = {}
+    """Kind of machine -> what Ray shall reserve for each: ``{"num_gpus": 1}``."""
+    gate_actor: dict[str, Any] = {"num_cpus": 0}
+    """The same for each gate."""
+    server: ServerKeys = {}
+    """Settings of every server, as in the file of ``weft serve --config``."""
+    gate: ServerKeys = {}
+    """The same for gates: api_key, keys_file, tls_cert, ..."""
+    ca_file: str = ""
+    """Whose certificates servers have, where they are given some (``server.tls_cert``)."""
+
+
+def parse_settings(raw: Mapping[str, Any]) -> RaySettings:
+    """The settings that a mapping describes; InputError if it is none."""
+    try:
+        return RaySettings.model_validate(dict(raw))
+    except ValidationError as error:
+        raise InputError(f"weft_cluster.ray: {first_problem(error, RaySettings)}") from error
+
+
+def sources_of(machine: PlacedMachine, settings: RaySettings) -> list[str]:
+    """What a server of a machine serves: its own plan, or the files of its models, or models by their names."""
+    folder = Path(settings.placement)
+    folder = folder if folder.is_dir() else folder.parent
+    if not settings.models and (folder / machine.name / PLAN_FILE).is_file():
+        return [os.path.abspath(folder / machine.name)]
+    files = Path(settings.models) if settings.models else folder
+    found = []
+    for each in machine.models:
+        if "/" in each.model or each.model.startswith("."):
+            raise PlacingError(f"{machine.name}: {each.model!r} is not a name for a model")
+        file = files / f"{each.model}.onnx"
+        found.append(os.path.abspath(file) if settings.models or file.is_file() else each.model)
+    return found

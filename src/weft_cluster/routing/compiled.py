@@ -1,0 +1,201 @@
+"""The compiled run of a cluster (``kernels.cluster_loop``), fed with requests block by block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.base.errors import InputError
+from weft.engine.batches import most_batches
+from weft.engine.lateness import late_work
+from weft.kernels import request_state as k
+from weft.kernels.buffer import NEVER
+from weft.simulation.requests import ONLINE, estimates
+from weft.simulation.requests.weaving import late_rule
+from weft_cluster.kernels import cluster_loop
+from weft_cluster.kernels import cluster_state as c
+from weft_cluster.routing.lowered import LoweredCluster
+from weft_cluster.routing.router import ROUTERS
+from weft_cluster.routing.setting import ClusterSetting
+from weft_cluster.routing.tally import ClusterTally, TickedRequests
+
+Ints = npt.NDArray[np.int64]
+
+QUEUE_PLACES = 1024
+"""Requests of a model that may wait on a machine, and as many late ones; more are refused."""
+LAYERS_AHEAD = 4096
+"""Places for pieces that a machine was given; many more than fit in its buffer."""
+
+
+def serve(
+    lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[TickedRequests], *, record: bool = False
+) -> ClusterTally:
+    """Run a cluster until all requests are answered; *record*: keep where each went."""
+    run = _CompiledRun(lowered, setting)
+    period, left, routed = lowered.period, TickedRequests.none(), []
+    for block in chain(blocks, [None]):
+        requests = left if block is None else block.after(left)
+        whole = 0 if not len(requests.time) else int(requests.time[-1]) // period + (block is None)
+        sent = run.until(whole * period, requests)  # a period's last requests may be in the next block
+        left = requests.rest(len(sent))
+        routed += [sent] if record else []
+    run.until(k.NONE, left)
+    return run.tally(np.concatenate(routed) if record else np.empty(0, np.int64))
+
+
+class _CompiledRun:
+    """A run on its way."""
+
+    def __init__(self, lowered: LoweredCluster, setting: ClusterSetting) -> None:
+        self._models, self._terms, self._rules = _static(lowered, setting)
+        self._tables = _tables(lowered, self._models, self._terms)
+        self._how = c.ClusterRules(list(ROUTERS).index(setting.router), setting.gates, lowered.period, setting.lag)
+        nodes, batches = len(lowered.policies), most_batches(late_work(lowered.policies[0], setting.late))
+        self._state = _fresh_machines(lowered, batches)
+        self._cluster = _fresh_gates(nodes, len(lowered.replicas), setting)
+        self._log = k.LoopLog(np.empty((nodes, 0, 8), np.int64), np.empty((nodes, 0, 3), np.int64))
+        most = int(np.diff(lowered.begin).max()) * (batches + 2)
+        self._heads = k.LoopHeads(np.empty((most, 6), np.int64), np.empty(most, np.int64), np.empty(most, np.bool_))
+
+    def until(self, end: int, requests: TickedRequests) -> Ints:
+        """Run the periods that begin before *end*; NONE: until all is done. Returns where requests went."""
+        streams, at = len(self._tables.compute), self._cluster.at
+        block = c.ClusterRequests(
+            *requests,
+            np.empty(len(requests.time), np.int64),
+            np.empty(len(requests.time), np.int64),
+            np.empty(streams, np.int64),
+            np.empty((streams, 2), np.int64),
+        )
+        at[c.REQUEST] = 0
+        if not cluster_loop.run(
+            end, self._models, self._terms, self._rules, self._state, self._log, self._heads,
+            self._tables, self._how, self._cluster, block,
+        ):  # fmt: skip
+            raise InputError("a machine was given more pieces ahead than are kept; give its models longer segments")
+        at[c.NUMBER] += at[c.REQUEST]
+        return block.routed[: at[c.REQUEST]]
+
+    def tally(self, routed: Ints) -> ClusterTally:
+        state, clocks = self._state, self._state.clocks
+        return ClusterTally(
+            state.counts, state.histogram[0], clocks[:, k.COMPUTED].copy(), clocks[:, k.ARRAY].copy(), routed
+        )
+
+
+def _static(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models, k.LoopTerms, k.LoopRules]:
+    """All machines' programs and terms one after another; what a rule says of one machine is in the tables."""
+    programs = [program for policy in lowered.policies for program in policy.setting.programs]
+    remaining = [rests for policy in lowered.policies for rests in estimates(policy)]
+    policy = lowered.policies[0]
+
+    def joined(columns: Iterable[Sequence[int]]) -> Ints:
+        return np.concatenate([np.array(column, np.int64) for column in columns])
+
+    def each(name: str) -> Ints:
+        return np.array([getattr(term, name) for term in lowered.terms], np.int64)
+
+    models = k.Models(
+        joined(program.fetch for program in programs),
+        joined(program.compute for program in programs),
+        joined(remaining),
+        np.cumsum([0, *map(len, programs)], dtype=np.int64),
+        np.array([program.compute_bound for program in programs]),
+    )
+    base = np.arange(len(programs), dtype=np.int64)
+    terms = k.LoopTerms(
+        base,
+        each("deadline"),
+        each("max_batch"),
+        each("timeout"),
+        each("priority"),
+        each("think"),
+        np.zeros(len(programs), np.int64),
+    )
+    rules = k.LoopRules(
+        policy=ONLINE[type(policy)],
+        late=late_rule(policy, setting.late),
+        foresight=policy.foresight,
+        stretch=getattr(policy, "stretch", 100),
+        failsafe=int(getattr(policy, "failsafe", True)),
+        buffer=0,
+        largest=0,
+        warm=lowered.warm,
+        end=0,
+    )
+    return models, terms, rules
+
+
+def _tables(lowered: LoweredCluster, models: k.Models, terms: k.LoopTerms) -> c.ClusterTables:
+    replicas, streams = list(chain(*lowered.replicas)), np.array(list(chain(*lowered.streams)), np.int64)
+
+    def by_stream(name: str) -> Ints:
+        found = np.empty(len(streams), np.int64)
+        found[streams] = [getattr(replica, name) for replica in replicas]
+        return found
+
+    return c.ClusterTables(
+        first=np.cumsum([0, *map(len, lowered.streams)], dtype=np.int64),
+        stream=streams,
+        until=np.array([replica.until for replica in replicas]),
+        machine=by_stream("machine"),
+        begin=np.array(lowered.begin, np.int64),
+        compute=by_stream("compute"),
+        fetch=by_stream("fetch"),
+        besides=by_stream("besides"),
+        rest_compute=_rests(models.compute, models.first),
+        rest_fetch=_rests(models.fetch, models.first),
+        buffer=np.array([policy.setting.buffer for policy in lowered.policies], np.int64),
+        largest=np.array(
+            [max((p.largest_fetch for p in policy.setting.programs), default=0) for policy in lowered.policies],
+            np.int64,
+        ),
+        failures=np.array(lowered.failures, np.int64).reshape(-1, 3),
+    )
+
+
+def _rests(values: Ints, first: Ints) -> Ints:
+    """Sums from each layer to the end of its program."""
+    before = np.concatenate([[0], np.cumsum(values)])
+    ends = np.repeat(before[first[1:]], np.diff(first))
+    return np.asarray(ends - before[:-1])
+
+
+def _fresh_machines(lowered: LoweredCluster, batches: int) -> k.LoopState:
+    nodes, streams = len(lowered.policies), len(lowered.terms)
+    before, peak = np.empty((nodes, LAYERS_AHEAD), np.int64), np.empty((nodes, LAYERS_AHEAD), np.int64)
+    before[:, 0], peak[:, 0] = 0, NEVER
+
+    def zeros(*shape: int) -> Ints:
+        return np.zeros(shape, np.int64)
+
+    return k.LoopState(
+        zeros(nodes, 9), before, peak,
+        np.empty((streams, QUEUE_PLACES), np.int64), zeros(streams, 2),
+        np.empty((streams, QUEUE_PLACES), np.int64), zeros(streams, 2),
+        zeros(streams, 1), zeros(streams, 2),
+        zeros(streams, batches, 8), zeros(streams, batches, 1), zeros(streams, 3),
+        zeros(streams, 10), zeros(1, k.BINS),
+    )  # fmt: skip
+
+
+def _fresh_gates(nodes: int, models: int, setting: ClusterSetting) -> c.ClusterState:
+    ring, gates = setting.lag + 1, setting.gates
+
+    def zeros(*shape: int) -> Ints:
+        return np.zeros(shape, np.int64)
+
+    reports = zeros(ring, nodes, 4)
+    reports[:, :, c.UP] = 1
+    return c.ClusterState(
+        zeros(3),
+        reports,
+        zeros(gates, ring, nodes, 2),
+        zeros(gates, nodes, 4),
+        zeros(gates, nodes),
+        np.ones(nodes, np.bool_),
+        zeros(gates, models),
+    )

@@ -1,0 +1,221 @@
+"""The plain run of a cluster: an engine for every machine, and a router. ``compiled`` is its twin."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from weft.engine.arrivals import DROPPED, Arrivals
+from weft.engine.for_requests import request_engine
+from weft.engine.policies.base import NO_DEADLINE
+from weft.engine.simulated_npu import SimulatedNpu
+from weft.engine.tickets import Terms, Ticket
+from weft.kernels import request_state as k
+from weft.simulation.requests import estimates
+from weft.simulation.requests.plain import bin_of
+from weft_cluster.routing.lowered import LoweredCluster
+from weft_cluster.routing.router import ROUTERS, Estimate, Replica, RoutedRequest
+from weft_cluster.routing.setting import ClusterSetting
+from weft_cluster.routing.tally import ClusterTally, TickedRequests
+
+
+def serve(lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[TickedRequests]) -> ClusterTally:
+    """Run a cluster until all requests are answered."""
+    machines = [_Machine(lowered, node, setting.late) for node in range(len(lowered.policies))]
+    gates = [_Gate(lowered, setting, len(machines)) for _ in range(setting.gates)]
+    requests = enumerate((*each, draws) for block in blocks for *each, draws in zip(*block, strict=True))
+    waiting = next(requests, None)
+    reports = [[machine.report(0) for machine in machines]]
+    routed: list[int] = []
+    period = 0
+    while waiting is not None:
+        _fail(lowered, machines, period)
+        for gate in gates:
+            gate.learn(period, reports)
+        until = (period + 1) * lowered.period
+        while waiting is not None and waiting[1][0] < until:
+            number, (now, model, draws) = waiting
+            routed.append(gates[number % setting.gates].route(int(model), int(now), tuple(map(float, draws))))
+            machines[_node(lowered, routed[-1])].take(routed[-1], int(now))
+            waiting = next(requests, None)
+        for machine in machines:
+            machine.run(until)
+        reports.append([machine.report(until) for machine in machines])
+        period += 1
+    _fail(lowered, machines, period)
+    for machine in machines:
+        machine.run(NO_DEADLINE)
+    return _tallied(lowered, machines, routed)
+
+
+def _node(lowered: LoweredCluster, stream: int) -> int:
+    return next(node for node, first in enumerate(lowered.begin[1:]) if stream < first)
+
+
+def _fail(lowered: LoweredCluster, machines: Sequence[_Machine], period: int) -> None:
+    for node, begin, end in lowered.failures:
+        if begin == period:
+            machines[node].stop()
+        elif end == period:
+            machines[node].start(period * lowered.period)
+
+
+class _Gate:
+    """A router with what it knows: reports, and what it sent."""
+
+    def __init__(self, lowered: LoweredCluster, setting: ClusterSetting, machines: int) -> None:
+        self._lowered, self._lag, self._gates = lowered, setting.lag, setting.gates
+        self._router = ROUTERS[setting.router]
+        self._turns = [0] * len(lowered.replicas)
+        self._sent: list[list[list[int]]] = []
+        """By period and machine: work for the array and for the channel."""
+        self._machines = machines
+        self._estimates: list[Estimate] = []
+
+    def learn(self, period: int, reports: Sequence[Sequence[Estimate]]) -> None:
+        """A period begins: take the newest report there is, and carry it on."""
+        newest = max(0, period - self._lag)
+        self._estimates = [
+            known._replace(in_flight=now.waiting) for known, now in zip(reports[newest], reports[period], strict=True)
+        ]
+        for sent in self._sent[newest:]:
+            self._estimates = [
+                known.carried(compute * self._gates, fetch * self._gates, self._lowered.period)
+                for known, (compute, fetch) in zip(self._estimates, sent, strict=True)
+            ]
+        self._sent.append([[0, 0] for _ in range(self._machines)])
+
+    def route(self, model: int, now: int, draws: tuple[float, ...]) -> int:
+        """The stream that a request goes to."""
+        request = RoutedRequest(self._lowered.replicas[model], self._turns[model], (draws[0], draws[1]))
+        self._turns[model] += 1
+        place = self._router(self._estimates, request, now)
+        self._note(request.replicas[place], now)
+        return self._lowered.streams[model][place]
+
+    def _note(self, replica: Replica, now: int) -> None:
+        self._estimates[replica.machine] = self._estimates[replica.machine].sent(replica, now, self._gates)
+        sent = self._sent[-1][replica.machine]
+        sent[0] += replica.compute
+        sent[1] += replica.fetch
+
+
+class _Sent(Arrivals):
+    """Requests that become known as they are sent, in order."""
+
+    def __init__(self, terms: Sequence[Terms]) -> None:
+        super().__init__(terms, [iter(()) for _ in terms], end=NO_DEADLINE)
+        self.coming: deque[tuple[int, int]] = deque()
+
+    def take(self, now: int) -> Iterator[Ticket]:
+        while self.coming and self.coming[0][1] <= now:
+            yield self._ticket(*self.coming.popleft())
+
+    def next_arrival(self) -> int:
+        return self.coming[0][1] if self.coming else NO_DEADLINE
+
+    def exhausted(self) -> bool:
+        return not self.coming
+
+
+class _Machine:
+    """One engine at a time: when the machine goes down it is lost, and another one begins when it comes back."""
+
+    def __init__(self, lowered: LoweredCluster, node: int, late: str) -> None:
+        self._policy, self._first, self._late = lowered.policies[node], lowered.begin[node], late
+        self._terms = lowered.terms[self._first : lowered.begin[node + 1]]
+        self.endings: list[tuple[int, int, int]] = []
+        """Stream, arrival and end of each request; of lost ones DROPPED in its place."""
+        self.computed = 0
+        self._up = False
+        self.start(0)
+
+    def start(self, now: int) -> None:
+        """Begin with nothing."""
+        self._up = True
+        self._feed, self._executor = _Sent(self._terms), SimulatedNpu(self._policy.setting)
+        self._engine, self._source = request_engine(
+            self._policy, self._feed, self._executor, estimates(self._policy), late=self._late
+        )
+        for term in self._terms:
+            self._source.open(term)
+        self._executor.idle_until(now)
+
+    def stop(self) -> None:
+        """Lose everything."""
+        self._up = False
+        for stream in range(len(self._terms)):
+            queue = self._source.queues[stream]
+            tickets = [*queue.waiting, *queue.late, *(ticket for batch in queue.batches for ticket in batch.members)]
+            self.endings += [(self._first + stream, ticket.arrival, DROPPED) for ticket in tickets]
+        self.finish()
+        self._feed = _Sent(self._terms)
+
+    def finish(self) -> None:
+        """Write down what the engine has done."""
+        self.endings += [(self._first + each.stream, each.arrival, each.end) for each in self._feed.answers]
+        self.computed += sum(head.compute for head, _ in self._executor.log)
+
+    @property
+    def through(self) -> int:
+        """When all is done that it was last given."""
+        return self._executor.ready().array_free
+
+    def take(self, stream: int, now: int) -> None:
+        """A request was sent here."""
+        self._feed.coming.append((stream - self._first, now))
+
+    def run(self, until: int) -> None:
+        """Serve until then."""
+        if not self._up:
+            self.endings += [(self._first + stream, arrival, DROPPED) for stream, arrival in self._feed.coming]
+            self._feed.coming.clear()
+        elif until == NO_DEADLINE:
+            self._engine.run()
+            self.finish()
+        else:
+            while self._executor.now() < until:
+                if not self._engine.step():
+                    self._executor.idle_until(min(self._source.next_event(), until))
+            self._engine.account()
+
+    def report(self, now: int) -> Estimate:
+        """What it says of itself: the work before a request that is on time."""
+        if not self._up:
+            return Estimate(up=False, as_of=now)
+        device = self._executor.ready()
+        array, channel, waiting = max(0, device.array_free - now), max(0, device.channel_free - now), 0
+        for stream in range(len(self._terms)):
+            queue, program = self._source.queues[stream], self._policy.setting.programs[stream]
+            array += len(queue.waiting) * program.total_compute
+            channel += len(queue.waiting) * program.total_fetch
+            waiting += len(queue.waiting) + len(queue.late) + len(queue.batches)
+            for batch in queue.batches:
+                if not batch.late:
+                    array += sum(program.compute[batch.layer :])
+                    channel += sum(program.fetch[batch.layer :])
+        return Estimate(array, channel, waiting, True, now)
+
+
+def _tallied(lowered: LoweredCluster, machines: Sequence[_Machine], routed: list[int]) -> ClusterTally:
+    counts, histogram = np.zeros((len(lowered.terms), 10), np.int64), np.zeros(k.BINS, np.int64)
+    for stream, arrival, end in (ending for machine in machines for ending in machine.endings):
+        if arrival < lowered.warm:
+            continue
+        row = counts[stream]
+        row[k.ARRIVED] += 1
+        if end < 0:
+            row[k.VIOLATED] += 1
+            row[k.DROPPED if end == DROPPED else k.REFUSED] += 1
+            continue
+        latency = end - arrival
+        row[k.COMPLETED] += 1
+        row[k.LATENCY_SUM] += latency
+        row[k.LATENCY_MAX] = max(row[k.LATENCY_MAX], latency)
+        row[k.VIOLATED] += latency > lowered.terms[stream].deadline
+        histogram[bin_of(latency)] += 1
+    busy = np.array([machine.computed for machine in machines], np.int64)
+    through = np.array([machine.through for machine in machines], np.int64)
+    return ClusterTally(counts, histogram, busy, through, np.array(routed, np.int64))

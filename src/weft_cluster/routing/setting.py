@@ -1,0 +1,88 @@
+"""How a cluster is run: who routes by what knowledge, how far machines are, and which of them fail when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from math import ceil
+from typing import NamedTuple
+
+from weft.base.errors import InputError, PlacingError, unknown_name
+from weft.engine.lateness import SOFT
+from weft.engine.policies import POLICIES
+from weft.simulation.requests import ONLINE
+from weft_cluster.placing.judging import POLICY
+from weft_cluster.routing.cluster import Cluster, Node
+from weft_cluster.routing.router import check_router
+
+
+class Failure(NamedTuple):
+    """A machine is down for some time; what it has then is lost, and what comes meanwhile."""
+
+    machine: str
+    start_s: float
+    length_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSetting:
+    """What is not the placement's business."""
+
+    router: str = "slack"
+    policy: str = POLICY
+    late: str = "weave"
+    gates: int = 1
+    """Routers that take requests in turn; each knows what it sent itself, and takes the others to do the same."""
+    hop_s: float = 0.0005
+    """From a gate to a machine, and as long back..."""
+    zone_hops_s: Mapping[str, float] = field(default_factory=dict)
+    """... unless the machine is in one of these zones."""
+    report_s: float = 0.02
+    """How often machines say what they have to do."""
+    age_s: float = 0.0
+    """How old that is when gates hear of it."""
+    failures: tuple[Failure, ...] = ()
+    knows_speeds: bool = True
+    """Whether gates know what requests really take on each machine; else what they should."""
+    warmup_s: float = 1.0
+    """Requests that arrive earlier are served but not counted."""
+
+    def __post_init__(self) -> None:
+        check_router(self.router)
+        known = [name for name, kind in POLICIES.items() if kind in ONLINE]
+        if self.policy not in known:
+            raise InputError(unknown_name("policy for machines of a cluster", self.policy, known))
+        if self.late not in SOFT:
+            raise InputError(unknown_name("rule for late requests", self.late, SOFT))
+        if self.gates < 1:
+            raise InputError(f"gates = {self.gates} must be at least 1")
+        times = {"hop_s": self.hop_s, "age_s": self.age_s, "warmup_s": self.warmup_s, **self.zone_hops_s}
+        for name, value in times.items():
+            if not value >= 0:
+                raise InputError(f"{name} = {value} must be at least 0")
+        if not self.report_s >= 1e-6:
+            raise InputError(f"report_s = {self.report_s} must be at least 1e-6")
+
+    @property
+    def lag(self) -> int:
+        """Periods that a report is old when it is first used."""
+        return ceil(self.age_s / self.report_s - 1e-9)
+
+    def hop_of(self, node: Node) -> float:
+        return self.zone_hops_s.get(node.zone, self.hop_s)
+
+    def check(self, cluster: Cluster) -> None:
+        """Refuse what names machines or zones that are not there."""
+        zones, names = {node.zone for node in cluster.nodes}, {node.name for node in cluster.nodes}
+        for zone in self.zone_hops_s:
+            if zone not in zones:
+                raise PlacingError(unknown_name("zone", zone, zones))
+        for failure in self.failures:
+            if failure.machine not in names:
+                raise PlacingError(unknown_name("machine", failure.machine, names))
+            if not (failure.start_s >= 0 and failure.length_s > 0):
+                raise InputError(f"{failure.machine}: a failure begins at 0 s or later and lasts, not {failure}")
+        for one, other in pairwise(sorted(self.failures)):
+            if one.machine == other.machine and one.start_s + one.length_s + self.report_s > other.start_s:
+                raise InputError(f"{one.machine} fails at {other.start_s:g} s, and was not up again; let it come back")

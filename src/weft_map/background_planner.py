@@ -1,0 +1,194 @@
+"""A solver beside the running system: one process on one core that searches while schedules are in use.
+
+``Planner.plan`` gives it a problem and returns at once; ``news`` says what it has found since. A new problem replaces
+the last one. A process that dies is noticed, said so, and replaced a few times for each problem; it ends with the
+planner. Threads write to it and read from it, so nobody waits for a process that is busy.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Condition, Thread
+from time import perf_counter
+from types import TracebackType
+from typing import IO, NamedTuple
+
+from weft.base.errors import WeftError
+from weft.devices.soc import Soc, Unit
+from weft_map.planner_worker import PlanJob, PlanReport, receive, send
+from weft_map.problem import Group, Problem, Task, UnitCost
+from weft_map.solver import Options
+
+MOST_RESTARTS = 3
+"""So often a planner's process is started again for one problem."""
+LOST = "lost"
+"""Kind of a message that the planner writes itself: its process has ended."""
+
+
+class News(NamedTuple):
+    """Something the planner's process said, and when it arrived."""
+
+    at_s: float
+    found: PlanReport
+
+
+class Planner:
+    """Plans one problem at a time, elsewhere."""
+
+    def __init__(self, now: Callable[[], float] = perf_counter, *, core: int | None = None) -> None:
+        """now: the clock that stamps news. core: where the process runs; the last one we may use if left out."""
+        self._now = now
+        self._core = _last_core() if core is None else core
+        self._changed = Condition()
+        self._news: deque[News] = deque()
+        self._job: PlanJob | None = None
+        """What is searched for; None once it has ended."""
+        self._number = 0
+        self._ready = False
+        """Whether the process reads what it is sent."""
+        self.restarts = 0
+        """How often the process was started again for the present problem."""
+        self._start()
+
+    def plan(self, problem: Problem, options: Options) -> int:
+        """Search for this problem from now on; returns the number that its news carry."""
+        with self._changed:
+            self._number += 1
+            self._job = PlanJob(self._number, problem, options)
+            self._news = deque(each for each in self._news if each.found.kind == LOST)
+            if self._given_up:
+                self._start()
+            self.restarts = 0
+            self._hand_over()
+        return self._number
+
+    def news(self) -> list[News]:
+        """What was said about the present problem since the last time, in order; a dead process is replaced."""
+        with self._changed:
+            said, self._news = list(self._news), deque()
+            kinds = {each.found.kind for each in said}
+            if kinds & {"ended", "failed"}:
+                self._job = None
+            if LOST in kinds:
+                said += self._replace()
+            return said
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until there is news; False where there was none in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: bool(self._news), timeout_s)
+
+    def warm_up(self) -> None:
+        """Have the process load and, the first time, compile all it needs."""
+        self.plan(_small_problem(), Options())
+        while self.searching:
+            self.wait()
+            for _, found in self.news():
+                if found.kind == "failed" or (found.kind == LOST and not self.searching):
+                    raise WeftError(f"the planner cannot be started: {found.message}")
+
+    @property
+    def searching(self) -> bool:
+        """Whether there is more to come, as far as news() has said."""
+        return self._job is not None
+
+    @property
+    def _given_up(self) -> bool:
+        return self.restarts > MOST_RESTARTS
+
+    @property
+    def process_id(self) -> int:
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        self._writer.join()
+
+    def __enter__(self) -> Planner:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    def _start(self) -> None:
+        # in a group of its own, for Ctrl-C is ours to handle
+        # not -m: what it pickles must not be of a module called __main__
+        start = f"from weft_map.planner_worker import main; main({self._core})"
+        self._ready = False
+        self._process = process = subprocess.Popen(
+            [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
+        )
+        assert process.stdin is not None
+        self._jobs: SimpleQueue[PlanJob | None] = SimpleQueue()
+        self._reader = Thread(target=self._read, args=(process, self._jobs), daemon=True)
+        self._writer = Thread(target=_write, args=(process.stdin, self._jobs), daemon=True)
+        self._reader.start()
+        self._writer.start()
+
+    def _read(self, process: subprocess.Popen[bytes], jobs: SimpleQueue[PlanJob | None]) -> None:
+        """Read, in a thread, what the process says until it ends."""
+        assert process.stdout is not None
+        with suppress(EOFError), process.stdout as stream:
+            while True:
+                self._hear(receive(stream))
+        code = process.wait()
+        jobs.put(None)
+        with self._changed:
+            self._ready = False
+            how = f"by signal {-code}" if code < 0 else f"with code {code}"
+            self._put(PlanReport(self._number, LOST, message=f"the planner's process ended {how}"))
+
+    def _hear(self, found: PlanReport) -> None:
+        with self._changed:
+            if found.kind == "ready":
+                self._ready = True
+                self._hand_over()
+            elif found.job == self._number:
+                self._put(found)
+
+    def _put(self, found: PlanReport) -> None:
+        self._news.append(News(self._now(), found))
+        self._changed.notify_all()
+
+    def _hand_over(self) -> None:
+        """Send the job, if the process is there to read it; if not, it gets it as soon as it is."""
+        if self._ready and self._job is not None:
+            self._jobs.put(self._job)
+
+    def _replace(self) -> list[News]:
+        """Start another process, unless that was tried often enough; says so then."""
+        self.restarts += 1
+        if not self._given_up:
+            self._start()
+            return []
+        self._job = None
+        why = f"the planner's process has died {self.restarts} times; no more is searched for these models now"
+        return [News(self._now(), PlanReport(self._number, LOST, message=why))]
+
+
+def _write(stream: IO[bytes], jobs: SimpleQueue[PlanJob | None]) -> None:
+    """Send jobs, in a thread, however long the process takes to read them, until it has ended."""
+    with suppress(BrokenPipeError), stream:  # it has ended; its reader will say so
+        while (job := jobs.get()) is not None:
+            send(stream, job)
+
+
+def _last_core() -> int | None:
+    return max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+def _small_problem() -> Problem:
+    """Enough for all that is compiled or loaded to be needed once."""
+    soc = Soc(name="small", bandwidth_gb_s=100.0, units=(Unit(name="gpu"), Unit(name="dla")))
+    costs = {"gpu": UnitCost(1e-3, 60.0, out_s=1e-5), "dla": UnitCost(1.5e-3, 30.0, out_s=1e-5)}
+    groups = tuple(Group(f"g{n}", costs) for n in range(3))
+    return Problem(soc, (Task("a", groups), Task("b", groups)))

@@ -1,0 +1,287 @@
+"""``weft map``: place several models on the units of one SoC; from options or from a scenario file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from weft.base.errors import InputError, unknown_name
+from weft.cli import common
+from weft.cli.command import Command, InOptions
+from weft.cli.common import (
+    complete_models,
+    complete_socs,
+    file_option,
+    how,
+    parse_shapes,
+    split_names,
+    what,
+)
+from weft.cli.printing import progress_bar, say, told
+from weft.cli.unused import given_options
+from weft_map.cli import calibrate, map_dynamic
+
+if TYPE_CHECKING:
+    from weft.models.layer import Model
+    from weft_map.scenario import MappingCase, Scenario
+
+
+class _Group(InOptions, TyperGroup):
+    """Takes ``weft map scenario.toml`` for ``weft map --scenario scenario.toml``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0].endswith(".toml"):
+            args = ["--scenario", *args]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0].endswith(".toml"):
+            raise InputError(f"write {args[0]} before the options, or after --scenario")
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Group,
+    invoke_without_command=True,
+    no_args_is_help=True,
+    help="Place the layers of several models on the units of one SoC: the best schedule, and how sure that is.\n\n"
+    "[bold]weft map --soc xavier --models googlenet,resnet101[/bold], or [bold]weft map scenario.toml[/bold].\n\n"
+    "See docs/mapping.md.",
+)
+app.command("calibrate", cls=Command)(calibrate.command)
+app.command("dynamic", cls=Command)(map_dynamic.command)
+
+Unit = Annotated[list[str], typer.Option("--unit", help="UNIT=FILE, as gpu=gpu.json; one for each unit.")]
+SocName = Annotated[
+    str, typer.Option("--soc", "-s", autocompletion=complete_socs, help="A SoC (weft devices list) or a TOML file.")
+]
+
+
+@app.callback()
+def command(
+    context: typer.Context,
+    soc: Annotated[
+        str | None, what("--soc", "-s", autocompletion=complete_socs, help="xavier, orin, snapdragon, or a TOML file.")
+    ] = None,
+    models: Annotated[
+        str | None,
+        what(
+            "--models", "-m", autocompletion=complete_models, help="Zoo names, .onnx files or profiles (.json): a,b,c"
+        ),
+    ] = None,
+    scenario: Annotated[
+        str | None, what("--scenario", help="Take all of this from a TOML file; options given here win.")
+    ] = None,
+    phase: Annotated[int | None, what("--phase", help="Of a scenario with phases: which one, from 1.")] = None,
+    objective: Annotated[
+        str | None,
+        how("--objective", metavar="GOAL", show_default="latency", help="latency, the least, or throughput, the most."),
+    ] = None,
+    after: Annotated[list[str] | None, what("--after", help="B=A: b begins when a is through; repeatable.")] = None,
+    repeat: Annotated[list[str] | None, what("--repeat", help="A=2: a runs twice in a row; repeatable.")] = None,
+    max_switches: Annotated[int | None, how("--max-switches", help="Changes of unit of a model at most.")] = None,
+    energy_budget: Annotated[
+        float | None, how("--energy-budget", help="Joules of all models together at most.")
+    ] = None,
+    time_limit: Annotated[float | None, how("--time-limit", show_default="60", help="Seconds to search.")] = None,
+    seed: Annotated[int | None, how("--seed", show_default="0", help="Seed of the search.")] = None,
+    cp_sat: Annotated[bool, how("--cp-sat", help="Ask CP-SAT first, for a start and a bound; up to 10 s.")] = False,
+    strict: Annotated[bool, how("--strict", help="Go on until the proof takes nothing for granted.")] = False,
+    z3: Annotated[bool, how("--z3", help="Let Z3 try too, as HaX-CoNN does; needs the extra z3.")] = False,
+    profiles: Annotated[
+        str | None, what("--profiles", metavar="KIND", help="Only measured, derived or estimated profiles.")
+    ] = None,
+    max_groups: Annotated[
+        int | None, what("--max-groups", help="Merge groups of a model until there are no more.")
+    ] = None,
+    shape: common.Shapes = None,
+    json_file: common.JsonFile = None,
+    html: common.HtmlFile = None,
+    figure: common.FigureFile = None,
+    perfetto: common.PerfettoFile = None,
+    trace: common.TraceFile = None,
+    devices: Annotated[
+        str | None,
+        file_option(
+            "--devices",
+            suffixes=(".json", ".csv", ".txt"),
+            help="Write every layer's unit: .json, .csv, or .txt for trtexec.",
+        ),
+    ] = None,
+) -> None:
+    from weft_map.cli.map_show import beside_z3, print_solution, solve_shown, write_files
+    from weft_map.export import check_device_list
+
+    if context.invoked_subcommand is not None:
+        if given := given_options(context):
+            raise InputError(
+                f"{', '.join(given.values())}: weft map {context.invoked_subcommand} takes none of the options "
+                "before its name; write its own behind it"
+            )
+        return
+    stated: dict[str, Any] = {
+        "soc": soc,
+        "objective": objective,
+        "max_switches": max_switches,
+        "energy_budget_j": energy_budget,
+        "time_limit_s": time_limit,
+        "seed": seed,
+        "cp_sat": cp_sat or None,
+        "strict": strict or None,
+        "profiles": profiles,
+        "max_groups": max_groups,
+    }
+    if models is not None:
+        stated["task"] = _tasks(models, after, repeat, shape)
+    elif after or repeat or shape:
+        raise InputError("--after, --repeat and --shape go with --models; a scenario has keys for them")
+    with progress_bar("reading"):
+        case = _prepare(_scenario(scenario, stated), phase)
+    if devices:
+        check_device_list(devices, case.problem)
+    solution = solve_shown(case)
+    if z3:
+        solution = beside_z3(case, solution)
+    print_solution(case, solution)
+    write_files(
+        case, solution, json_file=json_file, html=html, figure=figure, perfetto=perfetto, trace=trace, devices=devices
+    )
+
+
+def _scenario(path: str | None, given: Mapping[str, Any]) -> Scenario:
+    from weft_map.scenario import parse_scenario, read_scenario
+
+    stated = {key: value for key, value in given.items() if value is not None}
+    if path is None:
+        if "soc" not in stated or "task" not in stated:
+            raise InputError("name a SoC and models (--soc xavier --models googlenet,resnet101), or a scenario file")
+        return parse_scenario(stated, "options")
+    if "task" in stated:
+        raise InputError(f"--models and the tasks of {path} do not go together; give one of them")
+    read = read_scenario(path).model_dump()
+    if "soc" in stated:
+        stated["soc"] = str(Path(stated["soc"]).absolute()) if stated["soc"].endswith(".toml") else stated["soc"]
+    return parse_scenario(read | stated, path)
+
+
+def _prepare(scenario: Scenario, phase: int | None) -> MappingCase:
+    from weft_map.scenario import prepare, prepare_phases
+
+    count = len(scenario.phase)
+    if phase is None:
+        if count > 1:
+            raise InputError(f"the scenario has {count} phases; say which with --phase, or run weft map dynamic")
+        return prepare_phases(scenario)[0] if count else prepare(scenario)
+    if not 1 <= phase <= count:
+        raise InputError(f"--phase {phase}: the scenario has {count} phases, from 1")
+    return prepare_phases(scenario)[phase - 1]
+
+
+def _tasks(
+    models: str, after: Sequence[str] | None, repeat: Sequence[str] | None, shapes: Sequence[str] | None
+) -> list[dict[str, Any]]:
+    from weft_map.scenario import parse_scenario
+
+    given = split_names(models)
+    if not given:
+        raise InputError("--models names nothing; give at least one model")
+    names = parse_scenario({"soc": "any", "task": [{"model": each} for each in given]}, "--models").names
+    waits = _pairs("--after", after, names)
+    counts = {name: _count(name, texts[-1]) for name, texts in _pairs("--repeat", repeat, names).items()}
+    sizes = parse_shapes(shapes, given)
+    return [
+        {
+            "model": model,
+            "name": name,
+            "after": [_known("--after", each, names) for text in waits.get(name, ()) for each in text.split("+")],
+            "repeats": counts.get(name, 1),
+            "shapes": sizes.get(model),
+        }
+        for model, name in zip(given, names, strict=True)
+    ]
+
+
+def _pairs(option: str, texts: Sequence[str] | None, names: Sequence[str]) -> dict[str, list[str]]:
+    """What options of the form TASK=VALUE say, by task."""
+    found: dict[str, list[str]] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise InputError(f"{option} {text!r} is not of the form {'B=A' if option == '--after' else 'A=2'}")
+        found.setdefault(_known(option, name, names), []).append(value)
+    return found
+
+
+def _known(option: str, name: str, names: Sequence[str]) -> str:
+    if name not in names:
+        raise InputError(f"{option}: {unknown_name('task', name, names)}")
+    return name
+
+
+def _count(name: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise InputError(f"--repeat {name}={text}: give a whole number from 1")
+    return int(text)
+
+
+@app.command("import-trt", cls=Command)
+def import_trt(
+    unit: Unit,
+    model: Annotated[
+        str,
+        typer.Option("--model", "-m", help="The .onnx file that was profiled, or just a name; then give --demands."),
+    ],
+    output: Annotated[
+        str, file_option("--output", "-o", panel=None, suffixes=(".json",), help="The profile to write (.json).")
+    ],
+    soc: SocName = "xavier",
+    demands: Annotated[
+        str | None, typer.Option("--demands", help="JSON: unit -> name of a kernel or layer -> GB/s.")
+    ] = None,
+    max_groups: Annotated[
+        int | None, typer.Option("--max-groups", help="Merge groups until there are no more.")
+    ] = None,
+) -> None:
+    """Make a profile from the files that trtexec --exportProfile wrote, one for each unit."""
+    from weft.devices import load_soc
+    from weft_map.profiles import write_soc_profile
+    from weft_map.trtexec import read_trtexec
+
+    files = {}
+    for text in unit:
+        name, equals, path = text.partition("=")
+        if not equals or not name or not path:
+            raise InputError(f"--unit {text!r} is not of the form gpu=gpu.json")
+        if name in files:
+            raise InputError(f"--unit {name} is given twice; give one file for each unit")
+        files[name] = path
+    found = load_soc(soc)
+    profile = read_trtexec(files, _model(model), found, demands=_demands(demands), max_groups=max_groups)
+    write_soc_profile(profile, output)
+    totals = [(name, profile.total_s(name)) for name in profile.units]
+    times = ", ".join(f"{name} {total * 1e3:.3f} ms" if total else f"{name} in part" for name, total in totals)
+    say(f"{profile.model} on {profile.soc}: {len(profile.groups)} groups; {times}")
+    told("profile", output)
+
+
+def _model(name: str) -> Model | str:
+    """The model with its layers where it is a file, else its name: names of the zoo's layers are not TensorRT's."""
+    from weft.models.sources import load_model
+
+    return load_model(name) if name.endswith(".onnx") else name
+
+
+def _demands(path: str | None) -> dict[str, dict[str, float]] | None:
+    from weft.base.errors import ProfileError
+    from weft.base.jsonfile import read_json
+
+    if path is None:
+        return None
+    raw = read_json(path, ProfileError)
+    if not isinstance(raw, dict) or not all(isinstance(each, dict) for each in raw.values()):
+        raise ProfileError(f'{path}: demands are an object of objects, as {{"gpu": {{"conv1": 41.5}}}}')
+    return raw

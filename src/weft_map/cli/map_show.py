@@ -1,0 +1,267 @@
+"""What ``weft map`` shows: the search as it goes, the schedules side by side, the mapping, the certificate, files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import ceil, isfinite
+from typing import TYPE_CHECKING
+
+from weft.base.errors import InputError
+from weft.base.version import __version__
+from weft.cli.printing import (
+    Advance,
+    add_row,
+    console,
+    number,
+    plain_table,
+    progress_bar,
+    say,
+    told,
+    write_result,
+)
+
+if TYPE_CHECKING:
+    from weft_map.problem import Objective
+    from weft_map.scenario import MappingCase
+    from weft_map.schedule import Outcome
+    from weft_map.solver import Certificate, Improvement, Solution
+
+DRAWN = 3
+"""Baselines drawn beside our own schedule, the best of them."""
+ORIGINS = {
+    "derived": "derived: published totals, shared out over the groups by the network's structure, not measured",
+    "estimated": "estimated: a roofline from the SoC's description; nothing was measured",
+}
+NOTHING = 1e-6
+"""A smaller share is rounding."""
+WORTH_SAYING = 5e-4
+"""A smaller gain by idling is not put into words."""
+
+
+def solve_shown(case: MappingCase) -> Solution:
+    """Search, and say how far it is where somebody watches."""
+    from weft_map.solver import load_kernels, solve
+
+    with progress_bar("loading kernels (the first use compiles them)"):
+        load_kernels()
+    with progress_bar("searching") as advance:
+        return solve(case.problem, case.options, _teller(advance, case.options.objective))
+
+
+def beside_z3(case: MappingCase, solution: Solution) -> Solution:
+    """The solution with Z3's schedule among the baselines."""
+    from weft_map.z3_solution import solve_like_the_paper
+
+    if case.options.objective != "latency":
+        raise InputError("--z3 looks for the least latency only; leave out --objective throughput")
+    with progress_bar("asking Z3"):
+        theirs = solve_like_the_paper(case.problem, case.options.limits, case.options.time_limit_s)
+    verdict = "proved its schedule best" if theirs.certificate.proved else "proved nothing"
+    line = f"Z3, whose steps may wait for any time, {verdict} in {theirs.certificate.seconds:.1f} s"
+    say(line)
+    return replace(solution, baselines={**solution.baselines, **theirs.baselines}, within=(*solution.within, "z3"))
+
+
+def _teller(advance: Advance, objective: Objective) -> Callable[[Improvement], None]:
+    def tell(found: Improvement) -> None:
+        known = isfinite(found.bound) and found.bound != 0
+        gap = f", at most {abs(found.value / found.bound - 1):.1%} from the best" if known else ""
+        advance(f"{_value(found.value, objective)} by {found.schedule.made_by} after {found.seconds:.2f} s{gap}")
+
+    return tell
+
+
+def _value(value: float, objective: Objective) -> str:
+    return f"{value * 1e3:.3f} ms" if objective == "latency" else f"a sum of 1/T of {value:.1f}/s"
+
+
+def print_solution(case: MappingCase, solution: Solution) -> None:
+    _print_schedules(case, solution)
+    console.print()
+    _print_mapping(case, solution)
+    console.print()
+    for line in [*_energy_lines(case, solution), *certificate_lines(solution.certificate), *_idling_lines(solution)]:
+        say(line)
+
+
+def _energy_lines(case: MappingCase, solution: Solution) -> list[str]:
+    from weft_map.limits import energy_j
+
+    budget_j = case.options.limits.energy_budget_j
+    if budget_j is None:
+        return []
+    return [f"energy {energy_j(case.problem, solution.schedule):.6g} J of {budget_j:.6g} J"]
+
+
+def _idling_lines(solution: Solution) -> list[str]:
+    """What pauses of any length bring, which lie outside the class."""
+    if solution.idled is None:
+        return []
+    objective = solution.certificate.objective
+    ours, idled = (abs(outcome.value(objective)) for outcome in (solution.outcome, solution.idled))
+    if abs(idled / ours - 1) < WORTH_SAYING:
+        return []
+    return [f"with pauses of any length the same mapping comes to {_value(idled, objective)} ({idled / ours - 1:+.2%})"]
+
+
+def _print_schedules(case: MappingCase, solution: Solution) -> None:
+
+    problem, objective = case.problem, case.options.objective
+    names, goal = " + ".join(task.name for task in problem.tasks), {"latency": "least", "throughput": "most"}[objective]
+    columns = ("schedule", "makespan ms", "sum of 1/T, 1/s", "to best baseline", "slow-down", "moves")
+    table = plain_table(f"{names} on {problem.soc.name}: {goal} {objective}", columns)
+    best = solution.best_baseline
+    rival = solution.baselines[best] if best else None
+    add_row(table, _title(solution), *_numbers(solution.outcome, rival, objective), style="bold")
+    for name in sorted(solution.baselines, key=lambda name: solution.baselines[name].value(objective)):
+        outcome = solution.baselines[name]
+        add_row(
+            table,
+            name if name in solution.within else f"{name} (breaks the limits)",
+            *_numbers(outcome, rival, objective),
+        )
+    console.print(table)
+
+
+def _title(solution: Solution) -> str:
+    made_by = solution.schedule.made_by
+    return "weft" if made_by in ("", "weft") else f"weft (that of {made_by})"
+
+
+def _numbers(outcome: Outcome, rival: Outcome | None, objective: Objective) -> tuple[str, ...]:
+    from weft_map.pages.numbers import report_of
+
+    report = report_of(outcome)
+    change = "-"
+    if rival and rival.makespan_s:
+        ratio = outcome.value(objective) / rival.value(objective) - 1
+        change = f"{100 * ratio:+.1f} %" if round(100 * ratio, 1) else "same"
+    slow_down = 1 + report.contention_s / report.work_s if report.work_s else 1.0
+    return (
+        number(report.makespan_s, scale=1e3),
+        number(report.throughput, 1),
+        change,
+        number(slow_down),
+        str(report.moves),
+    )
+
+
+def _print_mapping(case: MappingCase, solution: Solution) -> None:
+    from weft_map.export import segment_line, segments
+
+    problem = case.problem
+    its = segments(problem, solution.schedule)
+    table = plain_table("mapping, groups from 0", ("task", "profile", "groups", "through ms", "units"), left=2)
+    table.columns[-1].justify, table.columns[-1].no_wrap = "left", False
+    for n, task in enumerate(problem.tasks):
+        profile = case.profiles[task.name]
+        ways = [segment_line(problem, [s for s in its if (s.task, s.run) == (n, run)]) for run in range(task.repeats)]
+        if len(set(ways)) == 1:
+            ways = ways[:1]
+        for run, way in enumerate(ways):
+            name = task.name if len(ways) == 1 else f"{task.name}, run {run + 1}"
+            through = number(solution.outcome.finish_s[n], scale=1e3) if run == len(ways) - 1 else ""
+            add_row(table, name, profile.origin, str(len(task.groups)), through, way)
+    console.print(table)
+    for origin in dict.fromkeys(profile.origin for profile in case.profiles.values()):
+        if origin in ORIGINS:
+            say(ORIGINS[origin], style="yellow")
+
+
+def certificate_lines(certificate: Certificate) -> list[str]:
+    """What is known about the schedule, in two or three lines."""
+    spent = f"{certificate.seconds:.2f} s, {certificate.states:,} states"
+    if certificate.proved:
+        slack = f" to {certificate.gap:.2g}" if certificate.gap else ""
+        lines = [f"optimal{slack} among event-aligned schedules, proved ({spent})"]
+        if certificate.assumes:
+            lines.append("the proof takes dominance for granted; --strict goes on without it")
+    else:
+        bound = _value(certificate.bound, certificate.objective)
+        lines = [
+            f"not proved optimal: the best event-aligned schedule is at most "
+            f"{_better(certificate, certificate.bound):.1%} better (bound {bound}); {certificate.ended} after {spent}"
+        ]
+    margin = _better(certificate, certificate.any_idling_bound)
+    if margin < NOTHING:
+        return [*lines, "no schedule of any kind is better"]
+    up = ceil(1e3 * margin) / 1e3
+    return [*lines, f"no schedule of any kind, whatever its pauses, is more than {up:.1%} better"]
+
+
+def _better(certificate: Certificate, bound: float) -> float:
+    """By how much *bound* is better, as a share of the makespan, or of the throughput."""
+    return abs(1 - bound / certificate.value) if certificate.value else 0.0
+
+
+# Files
+
+
+def write_files(
+    case: MappingCase,
+    solution: Solution,
+    *,
+    json_file: str | None,
+    html: str | None,
+    figure: str | None,
+    perfetto: str | None,
+    trace: str | None,
+    devices: str | None,
+) -> None:
+    """Write what was asked for, and say where it is."""
+    from weft_map.export import solution_as_dict
+    from weft_map.pages.numbers import mapping_report
+
+    report = {"report": mapping_report(solution.outcome)}
+    write_result(json_file, solution_as_dict(case, solution) | report)
+    if html:
+        _write_page(html, case, solution)
+    if figure:
+        from weft_map.pages.picture import draw_mapping
+
+        draw_mapping(_drawn(solution), figure)
+        told("figure", figure)
+    if perfetto:
+        from weft_map.pages.perfetto import write_outcome_perfetto
+
+        write_outcome_perfetto(solution.outcome, perfetto)
+        told("perfetto", perfetto)
+    if trace:
+        from weft.reports.trace import write_trace
+        from weft_map.pages.numbers import outcome_trace
+
+        write_trace(outcome_trace(solution.outcome), trace)
+        told("trace", trace)
+    if devices:
+        from weft_map.export import write_device_list
+
+        write_device_list(devices, solution.outcome, {name: its.model for name, its in case.profiles.items()})
+        told("devices", devices)
+
+
+def _write_page(path: str, case: MappingCase, solution: Solution) -> None:
+    from weft_map.export import finite
+    from weft_map.pages.page import write_mapping_page
+
+    notes = {
+        "objective": case.options.objective,
+        "in words": "; ".join([*certificate_lines(solution.certificate), *_idling_lines(solution)]),
+        **{f"profile of {name}": f"{its.origin}; {its.source}" for name, its in case.profiles.items()},
+        "version": __version__,
+    }
+    numbers = {key: finite(value) for key, value in solution.certificate.as_dict().items()}
+    write_mapping_page(path, _drawn(solution), objective=case.options.objective, notes=notes, certificate=numbers)
+    told("timeline", path)
+
+
+def _drawn(solution: Solution) -> list[Outcome]:
+    """Our schedule, then the best baselines that differ in what they come to, and the one on the GPU alone."""
+    objective = solution.certificate.objective
+    ours = replace(solution.outcome, schedule=replace(solution.schedule, made_by=_title(solution)))
+    others: dict[float, Outcome] = {}
+    differing = [outcome for outcome in solution.baselines.values() if outcome.schedule != solution.schedule]
+    for outcome in sorted(differing, key=lambda outcome: outcome.value(objective)):
+        others.setdefault(round(outcome.value(objective), 12), outcome)
+    last = [outcome for outcome in list(others.values())[DRAWN:] if outcome.schedule.made_by == "gpu-only"]
+    return [ours, *list(others.values())[:DRAWN], *last]

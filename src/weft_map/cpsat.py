@@ -1,0 +1,318 @@
+"""The problem without contention, solved by CP-SAT (ortools): a lower bound for the real one, and a place to start.
+
+Contention only makes steps longer, and a step that ends early hurts nobody: shrink every step of a contended
+schedule to its time alone and what is left is a schedule without contention. So no schedule, event-aligned or
+idling as it likes, beats the bound given here.
+
+All times become whole ticks, rounded down, so that the bound stays one; the schedule's own value is worked out
+afterwards in seconds. Throughput is not linear: each task's runs per second are bounded from above by chords of 1/T,
+so that the bound holds and lies some parts in ten thousand from the truth at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise, permutations
+from math import ceil, floor, inf, isfinite
+from typing import Any
+
+from weft.base.errors import InputError
+from weft_map.alone import shortest
+from weft_map.problem import Objective, Problem, Task
+from weft_map.schedule import Schedule, Units
+from weft_map.switches import check_switches, most_switches
+
+TICKS = 1 << 22
+"""Ticks in the longest time that is looked at; a step or a move loses less than one of them to rounding."""
+CHORDS = 48
+"""Pieces into which 1/T is cut."""
+REWARD = 1 << 20
+"""Steps into which the throughput of the best task, alone, is cut."""
+
+MOST_TURNS = 720
+"""Orders of whole tasks to start from."""
+
+Starts = tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BlindResult:
+    """A schedule for the problem without contention, and what none can beat."""
+
+    schedule: Schedule
+    """It has planned starts, as early as its order on each unit allows."""
+    value_s: float
+    """What the schedule comes to without contention: its makespan; for throughput the negated runs per second."""
+    bound_s: float
+    """No schedule, with or without contention, has a smaller value."""
+    proved: bool
+    """Whether nothing better is left to find; value and bound then differ by rounding only."""
+
+
+def contention_free(
+    problem: Problem,
+    objective: Objective,
+    *,
+    time_limit_s: float,
+    max_switches: int | None = None,
+    seed: int = 0,
+    hint: Schedule | None = None,
+    workers: int = 1,
+) -> BlindResult:
+    """The best schedule if nobody slowed anybody.
+
+    *max_switches* caps the changes of unit between the groups of a run. *hint* is a schedule to start from. With one
+    worker the result depends on the seed alone, except where the time limit cut the search short.
+    """
+    check_switches(problem, max_switches)
+    sat = _load()
+    alone = [shortest(problem, n, max_switches) for n in range(len(problem.tasks))]
+    mappings: list[Units] = [tuple(path for _, path in alone)]
+    if hint and (max_switches is None or most_switches(problem, hint.units) <= max_switches):
+        mappings.append(hint.units)
+    best = min((_plan(problem, objective, *way) for way in _openings(problem, mappings)), key=_value)
+    model = _CpModel(sat.CpModel(), problem, [spent for spent, _ in alone], max_switches)
+    model.aim(objective)
+    model.hint(best[1])
+    solver = _solver(sat, time_limit_s, seed, workers)
+    status = solver.solve(model.cp)
+    if status in (sat.OPTIMAL, sat.FEASIBLE):
+        best = min(best, _plan(problem, objective, *model.read(solver)), key=_value)
+    value, schedule = best
+    bound = min(value, model.bound(solver.best_objective_bound, objective))
+    return BlindResult(schedule, value, bound, status == sat.OPTIMAL)
+
+
+def placed(problem: Problem, units: Units, sequence: Sequence[int]) -> tuple[Starts, tuple[float, ...]]:
+    """Starts of all steps and ends of all tasks, without contention, if they are placed in this order of tasks."""
+    tables = problem.tables
+    free = [[0.0] * int(count) for count in tables.instances]
+    starts: list[list[float]] = [[] for _ in units]
+    ready, finish = [0.0] * len(units), [0.0] * len(units)
+    for n in sequence:
+        i = len(starts[n])
+        unit = units[n][i]
+        if i == 0:
+            ready[n] = max((finish[m] for m in tables.waits[n].nonzero()[0]), default=0.0)
+        lane = free[unit]
+        slot = lane.index(min(lane))
+        start = max(lane[slot], ready[n] + float(tables.move[n, i, units[n][i - 1] if i else -1, unit]))
+        starts[n].append(start)
+        ready[n] = lane[slot] = start + float(tables.time[n, i, unit])
+        finish[n] = ready[n] + float(tables.leave[n, unit])
+    return tuple(tuple(row) for row in starts), tuple(finish)
+
+
+def queued(problem: Problem, units: Units) -> list[int]:
+    """The order of tasks in which steps begin, without contention, if whoever can begin first does."""
+    tables = problem.tables
+    free = [[0.0] * int(count) for count in tables.instances]
+    done, ready, finish = [0] * len(units), [0.0] * len(units), [inf] * len(units)
+    sequence: list[int] = []
+
+    def begin(n: int) -> tuple[float, float, int]:
+        i = done[n]
+        if i == 0:
+            ready[n] = max((finish[m] for m in tables.waits[n].nonzero()[0]), default=0.0)
+        arrives = ready[n] + float(tables.move[n, i, units[n][i - 1] if i else -1, units[n][i]])
+        return max(arrives, min(free[units[n][i]])), arrives, n
+
+    while left := [n for n in range(len(units)) if done[n] < len(units[n])]:
+        start, _, n = min(begin(n) for n in left)
+        unit = units[n][done[n]]
+        ready[n] = start + float(tables.time[n, done[n], unit])
+        free[unit].remove(min(free[unit]))
+        free[unit].append(ready[n])
+        done[n] += 1
+        if done[n] == len(units[n]):
+            finish[n] = ready[n] + float(tables.leave[n, unit])
+        sequence.append(n)
+    return sequence
+
+
+def _openings(problem: Problem, mappings: Iterable[Units]) -> Iterator[tuple[Units, list[int]]]:
+    """Plans to start from: first come, first served, and one task after the other."""
+    turns = [turn for turn in islice(permutations(range(len(problem.tasks))), MOST_TURNS) if _in_turn(problem, turn)]
+    for units in mappings:
+        yield units, queued(problem, units)
+        for turn in turns:
+            yield units, [n for n in turn for _ in units[n]]
+
+
+def _in_turn(problem: Problem, turn: Sequence[int]) -> bool:
+    waits = problem.tables.waits
+    return not any(waits[n, m] for place, n in enumerate(turn) for m in turn[place:])
+
+
+def _plan(problem: Problem, objective: Objective, units: Units, sequence: Sequence[int]) -> tuple[float, Schedule]:
+    starts, finish = placed(problem, units, sequence)
+    value = max(finish) if objective == "latency" else -sum(map(_rate, problem.tasks, finish))
+    return value, Schedule(units, starts_s=starts, made_by="contention-free")
+
+
+def _value(plan: tuple[float, Schedule]) -> float:
+    return plan[0]
+
+
+def _load() -> Any:
+    try:
+        from ortools.sat.python import cp_model
+    except ImportError as error:
+        raise InputError(f"CP-SAT needs {error.name}, which is not installed; pip install ortools") from error
+    return cp_model
+
+
+def _solver(sat: Any, time_limit_s: float, seed: int, workers: int) -> Any:
+    solver = sat.CpSolver()
+    solver.parameters.max_time_in_seconds = time_limit_s
+    solver.parameters.random_seed = seed
+    solver.parameters.num_workers = workers
+    # paths and loads are linear; without their relaxation some proofs take twenty times as long
+    solver.parameters.linearization_level = 2
+    return solver
+
+
+def _rate(task: Task, finish_s: float) -> float:
+    """Runs per second; what takes no time counts as a picosecond."""
+    return task.repeats / max(finish_s, 1e-12)
+
+
+class _CpModel:
+    """The constraints, in ticks: one unit per step, flows from unit to unit, starts, ends, and who is where."""
+
+    def __init__(self, cp: Any, problem: Problem, alone_s: Sequence[float], max_switches: int | None) -> None:
+        self.cp = cp
+        self._problem, self._alone_s = problem, alone_s
+        # With all tasks in a row, each on its shortest way, none ends later than this, and in no optimum need it.
+        self._tick_s = max(sum(alone_s), 1e-9) / TICKS
+        self._best_rate = max(map(_rate, problem.tasks, alone_s))
+        self._on: list[list[dict[int, Any]]] = []
+        self._start: list[list[Any]] = []
+        self._busy: list[list[tuple[Any, Any]]] = [[] for _ in problem.units]
+        """Per unit: intervals, and the ticks they take if they are there."""
+        self._switches: list[list[Any]] = [[] for _ in problem.tasks]
+        self._finish = [self._chain(n) for n in range(len(alone_s))]
+        for n, waits in enumerate(problem.tables.waits):
+            if max_switches is not None:
+                self._cap(n, max_switches)
+            for m in waits.nonzero()[0]:
+                self.cp.add(self._start[n][0] - self._entry(n) >= self._finish[m])
+        for busy, count in zip(self._busy, problem.tables.instances, strict=True):
+            if count == 1:
+                self.cp.add_no_overlap([interval for interval, _ in busy])
+            else:
+                self.cp.add_cumulative([interval for interval, _ in busy], [1] * len(busy), int(count))
+
+    def aim(self, objective: Objective) -> None:
+        """Make the makespan small, or the throughput large."""
+        last = self.cp.new_int_var(0, TICKS, "")
+        for finish in self._finish:
+            self.cp.add(last >= finish)
+        for busy, count in zip(self._busy, self._problem.tables.instances, strict=True):
+            self.cp.add(sum(ticks for _, ticks in busy) <= int(count) * last)
+        if objective == "latency":
+            self.cp.minimize(last)
+        else:
+            self.cp.maximize(sum(self._reward(n) for n in range(len(self._finish))))
+
+    def hint(self, schedule: Schedule) -> None:
+        """Start from this plan."""
+        starts_s = schedule.starts_s or ()
+        for n, row in enumerate(schedule.units):
+            for i, unit in enumerate(row):
+                for other, chosen in self._on[n][i].items():
+                    self.cp.add_hint(chosen, other == unit)
+                self.cp.add_hint(self._start[n][i], min(TICKS, self._ticks(starts_s[n][i])))
+
+    def read(self, solver: Any) -> tuple[Units, list[int]]:
+        """The mapping found, and the order in which its steps begin."""
+        units = tuple(
+            tuple(next(unit for unit, chosen in step.items() if solver.boolean_value(chosen)) for step in row)
+            for row in self._on
+        )
+        steps = []
+        for n, row in enumerate(self._start):
+            for i, start in enumerate(row):
+                begin = solver.value(start)
+                end = begin + self._ticks(self._problem.tables.time[n, i, units[n][i]])
+                steps.append((begin, end, self._depth(n), i, n))
+        return units, [n for *_, n in sorted(steps)]
+
+    def bound(self, found: float, objective: Objective) -> float:
+        """What the solver and every task alone say together, a hair lowered for the arithmetic."""
+        if objective == "latency":
+            return max(found * self._tick_s, *self._alone_s) * (1 - 1e-12)
+        most = sum(map(_rate, self._problem.tasks, self._alone_s))
+        return -min(found * self._best_rate / REWARD, most) * (1 + 1e-12)
+
+    def _ticks(self, seconds: float) -> int:
+        return floor(seconds / self._tick_s)
+
+    def _chain(self, n: int) -> Any:
+        """Lay out a task; what comes back is when it is through."""
+        tables = self._problem.tables
+        self._on.append([])
+        self._start.append([])
+        end: Any = 0
+        for i in range(int(tables.steps[n])):
+            able = [u for u, seconds in enumerate(tables.time[n, i]) if isfinite(seconds)]
+            on = {u: self.cp.new_bool_var("") for u in able}
+            self.cp.add_exactly_one(on.values())
+            start = self.cp.new_int_var(0, TICKS, "")
+            self._on[n].append(on)
+            self._start[n].append(start)
+            self.cp.add(start >= end + (self._moved(n, i) if i else self._entry(n)))
+            spent = {u: self._ticks(tables.time[n, i, u]) for u in able}
+            for u, chosen in on.items():
+                interval = self.cp.new_optional_fixed_size_interval_var(start, spent[u], chosen, "")
+                self._busy[u].append((interval, spent[u] * chosen))
+            end = start + sum(spent[u] * chosen for u, chosen in on.items())
+        return end + sum(self._ticks(tables.leave[n, u]) * chosen for u, chosen in self._on[n][-1].items())
+
+    def _entry(self, n: int) -> Any:
+        """Ticks before the first step."""
+        enter = self._problem.tables.move[n, 0, -1]
+        return sum(self._ticks(enter[u]) * chosen for u, chosen in self._on[n][0].items())
+
+    def _moved(self, n: int, i: int) -> Any:
+        """Ticks between two steps: one flow per legal pair of units, of which one is taken."""
+        move = self._problem.tables.move[n, i]
+        before, here = self._on[n][i - 1], self._on[n][i]
+        flows = {(v, u): self.cp.new_bool_var("") for v in before for u in here if isfinite(move[v, u])}
+        for v, chosen in before.items():
+            self.cp.add(sum(flow for (source, _), flow in flows.items() if source == v) == chosen)
+        for u, chosen in here.items():
+            self.cp.add(sum(flow for (_, target), flow in flows.items() if target == u) == chosen)
+        if i % len(self._problem.tasks[n].groups):
+            self._switches[n].append(sum(flow for (v, u), flow in flows.items() if v != u))
+        return sum(self._ticks(move[pair]) * flow for pair, flow in flows.items())
+
+    def _cap(self, n: int, most: int) -> None:
+        """Allow at most so many switches in each run."""
+        between = len(self._problem.tasks[n].groups) - 1
+        for begin in range(0, len(self._switches[n]), between or 1):
+            self.cp.add(sum(self._switches[n][begin : begin + between]) <= most)
+
+    def _depth(self, n: int) -> int:
+        """How many tasks must end, one after the other, before this one."""
+        return max((1 + self._depth(int(m)) for m in self._problem.tables.waits[n].nonzero()[0]), default=0)
+
+    def _reward(self, n: int) -> Any:
+        """A variable that is at least the task's share of the throughput: chords of 1/T, one of which is taken."""
+        scale = REWARD / self._best_rate / self._tick_s * self._problem.tasks[n].repeats
+        # rounding makes a task shorter by less than two ticks a step, and one on its way out
+        least = max(1, self._ticks(self._alone_s[n]) - 2 * len(self._start[n]) - 1)
+        points = sorted({round(least * (TICKS / least) ** (k / CHORDS)) for k in range(CHORDS + 1)})
+        ended = self.cp.new_int_var(least, TICKS, "")
+        reward = self.cp.new_int_var(0, ceil(scale / least) + 1, "")
+        self.cp.add(ended >= self._finish[n])
+        pieces = []
+        for low, high in pairwise(points):
+            piece = self.cp.new_bool_var("")
+            top, drop = ceil(scale / low), ceil(scale / low) - ceil(scale / high)
+            self.cp.add_linear_constraint(ended, low, high).only_enforce_if(piece)
+            self.cp.add((high - low) * (reward - 1 - top) + drop * (ended - low) <= 0).only_enforce_if(piece)
+            pieces.append(piece)
+        self.cp.add_exactly_one(pieces)
+        return reward

@@ -1,0 +1,378 @@
+"""Models that come and go (D-HaX-CoNN): frames run on with the best naive schedule at once, and with better ones as a
+planner beside them finds these.
+
+``run_dynamic`` is the loop in real time: a frame takes the time its schedule comes to in the simulator. Phases of a
+scenario say which models run when. A phase that was there before begins with the best schedule known for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
+from time import perf_counter, sleep
+from typing import Any, NamedTuple, Protocol
+
+from weft.base.errors import WeftError
+from weft.base.version import __version__
+from weft_map.background_planner import LOST, News, Planner
+from weft_map.baselines import BASELINES
+from weft_map.limits import check_feasible, keeps_to
+from weft_map.problem import Objective, Problem
+from weft_map.quick_run import ends_s
+from weft_map.scenario import MappingCase, Scenario, prepare_phases
+from weft_map.schedule import Schedule, worth
+from weft_map.solver import NAIVE, Options, solve
+
+SHORTEST_FRAME_S = 1e-4
+"""A frame that takes less waits for the rest of it: no clock of ours is finer."""
+NEAR = 0.02
+"""A schedule is near the oracle from this share on."""
+TINY = 1e-6
+"""An improvement by a smaller share is none."""
+
+
+class PlanClock(Protocol):
+    def now_s(self) -> float: ...
+
+    def sleep_until(self, time_s: float) -> None: ...
+
+
+class RealClock:
+    """The time of this machine."""
+
+    def now_s(self) -> float:
+        return perf_counter()
+
+    def sleep_until(self, time_s: float) -> None:
+        while (left_s := time_s - perf_counter()) > 0:
+            sleep(left_s)
+
+
+class Frame(NamedTuple):
+    """One pass of all models of a phase. Times since the run began."""
+
+    start_s: float
+    phase: int
+    latency_s: float
+    version: int
+    """The schedule's number, from 0 in every phase."""
+    gap: float | None
+    """How far the schedule may be from the best, as a share of the bound, as far as known then; None: not known, or
+    the schedule is not within the limits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """A better schedule of a phase."""
+
+    phase: int
+    version: int
+    found_s: float
+    """When it arrived, since the phase began."""
+    used_s: float | None
+    """When the first frame with it began, since the run began; None: never."""
+    value: float
+    """Makespan in seconds, or runs per second."""
+    latency_s: float
+    gap: float | None
+    made_by: str
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseLog:
+    """A phase, in numbers. Values are makespans in seconds, or runs per second."""
+
+    tasks: tuple[str, ...]
+    start_s: float
+    end_s: float
+    frames: int
+    first_value: float
+    """The value of the schedule it began with."""
+    first_latency_s: float
+    first_made_by: str
+    last_value: float
+    last_latency_s: float
+    oracle_value: float | None
+    """The value of the best schedule, found without haste after the run."""
+    oracle_latency_s: float | None
+    oracle_proved: bool
+    improved_s: float | None
+    """How long the phase went on before the first better schedule came; None: there was none."""
+    near_s: float | None
+    """How long it went on before a schedule within 2 % of the oracle came; 0 where the first one is."""
+    proved_s: float | None
+    """How long it took until it was proved that nothing is better."""
+
+
+class Event(NamedTuple):
+    """Something that went wrong, and what the loop did about it."""
+
+    at_s: float
+    phase: int
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class DynamicLog:
+    """What happened. Times since the run began."""
+
+    soc: str
+    objective: Objective
+    seed: int
+    phases: tuple[PhaseLog, ...]
+    frames: tuple[Frame, ...]
+    updates: tuple[Update, ...]
+    events: tuple[Event, ...]
+
+    def __repr__(self) -> str:
+        return f"DynamicLog({self.soc}: {len(self.phases)} phases, {len(self.frames)} frames)"
+
+
+def log_as_dict(log: DynamicLog) -> dict[str, Any]:
+    """The log as a file tells it: frames as columns."""
+    frames = {key: [getattr(frame, key) for frame in log.frames] for key in Frame._fields}
+    return {
+        "format": 1,
+        "kind": "dynamic",
+        "version": __version__,
+        "soc": log.soc,
+        "objective": log.objective,
+        "seed": log.seed,
+        "phases": [{**asdict(phase), "tasks": list(phase.tasks)} for phase in log.phases],
+        "updates": [asdict(update) for update in log.updates],
+        "events": [event._asdict() for event in log.events],
+        "frames": frames,
+    }
+
+
+@dataclass(slots=True)
+class _BestKnown:
+    """The best that is known of one case, in whatever phase it was found."""
+
+    case: MappingCase
+    schedule: Schedule
+    value: float
+    latency_s: float
+    bound: float
+    proved: bool = False
+    fair: bool = True
+    """Whether the schedule is within the limits. Naive ones may not be; what a search finds is."""
+
+    def better(self, value: float) -> bool:
+        """Whether *value*, of a schedule within the limits, is better than what is known."""
+        if not self.fair:
+            return True
+        gain = self.value - value if self.case.options.objective == "latency" else value - self.value
+        return gain > TINY * abs(self.value)
+
+    @property
+    def gap(self) -> float | None:
+        if self.proved:
+            return 0.0
+        known = self.fair and isfinite(self.bound) and self.bound
+        return abs(self.value - self.bound) / abs(self.bound) if known else None
+
+    def sharpen(self, bound: float) -> None:
+        """Take a bound that says more."""
+        self.bound = (max if self.case.options.objective == "latency" else min)(self.bound, bound)
+
+
+@dataclass(slots=True)
+class _Phase:
+    """A phase as it runs."""
+
+    number: int
+    start_s: float
+    first: _BestKnown
+    """The best known schedule when the phase began."""
+    job: int | None = None
+    version: int = 0
+    frames: int = 0
+    unfair_frames: int = 0
+    """Frames whose schedule breaks the limits."""
+    end_s: float = 0.0
+    proved_s: float | None = None
+    last: tuple[float, float] = (0.0, 0.0)
+    """Value and latency of the last frame."""
+    updates: list[Update] = field(default_factory=list)
+
+
+def run_dynamic(
+    scenario: Scenario,
+    on_frame: Callable[[Frame], None] | None = None,
+    *,
+    clock: PlanClock | None = None,
+    planner: Planner | None = None,
+    oracle: bool = True,
+) -> DynamicLog:
+    """Run the phases of *scenario* one after another, in real time.
+
+    on_frame: told every frame as it begins. clock, planner: others than this machine's time and a planner of its own.
+    oracle: solve what the planner did not prove to the end afterwards, to compare with.
+    """
+    cases = prepare_phases(scenario)
+    for case in cases:
+        check_feasible(case.problem, case.options.limits)
+        best_naive(case.problem, case.options)  # compiled before the clock runs
+    clock = clock or RealClock()
+    with ExitStack() as stack:
+        if planner is None:
+            planner = stack.enter_context(Planner(clock.now_s))
+        planner.warm_up()
+        loop = _Loop(clock, planner, on_frame)
+        for case, phase in zip(cases, scenario.phase, strict=True):
+            loop.run_phase(case, phase.duration_s)
+    return loop.log(scenario, loop.oracles() if oracle else {})
+
+
+def best_naive(problem: Problem, options: Options) -> tuple[Schedule, float, float]:
+    """The best schedule that needs no search, its value and its latency; one within the limits if there is one."""
+    tried = [schedule for name in NAIVE for schedule in BASELINES[name](problem, options.objective)]
+    ended = [ends_s(problem, schedule) for schedule in tried]
+    unfair = [not keeps_to(problem, schedule, options.limits) for schedule in tried]
+    values = [worth(problem, each, options.objective) for each in ended]
+    best = min(range(len(tried)), key=lambda n: (unfair[n], values[n]))
+    return tried[best], abs(values[best]), max(ended[best])
+
+
+class _Loop:
+    """Frames after frames, and what became of them."""
+
+    def __init__(self, clock: PlanClock, planner: Planner, on_frame: Callable[[Frame], None] | None) -> None:
+        self._clock, self._planner, self._on_frame = clock, planner, on_frame
+        self._origin_s = self._end_s = self._free_s = clock.now_s()
+        self.known: dict[int, _BestKnown] = {}
+        """The best known schedule by the identity of its case: equal phases share it."""
+        self._phases: list[_Phase] = []
+        self._frames: list[Frame] = []
+        self._events: list[Event] = []
+
+    def run_phase(self, case: MappingCase, duration_s: float) -> None:
+        phase = self._begin(case)
+        known = self.known[id(case)]
+        self._end_s += duration_s
+        self._clock.sleep_until(min(self._free_s, self._end_s))  # the frame before this phase runs to its end
+        while (now_s := self._clock.now_s()) < self._end_s and self._free_s < self._end_s:
+            self._take(phase, known)
+            self._free_s = now_s + max(known.latency_s, SHORTEST_FRAME_S)
+            self._run_frame(phase, known, now_s - self._origin_s)
+            self._clock.sleep_until(min(self._free_s, self._end_s))
+        self._take(phase, known)
+        phase.end_s = self._end_s - self._origin_s
+        if phase.unfair_frames:
+            what = f"frames outside the limits, by {phase.first.schedule.made_by}: {phase.unfair_frames}"
+            self._events.append(Event(phase.start_s, phase.number, f"{what}; none within them was known yet"))
+
+    def _begin(self, case: MappingCase) -> _Phase:
+        known, start_s = self.known.get(id(case)), self._clock.now_s() - self._origin_s
+        job = None if known and known.proved else self._planner.plan(case.problem, case.options)
+        if known is None:
+            schedule, value, latency_s = best_naive(case.problem, case.options)
+            bound = float("-inf") if case.options.objective == "latency" else float("inf")
+            fair = keeps_to(case.problem, schedule, case.options.limits)
+            known = self.known[id(case)] = _BestKnown(case, schedule, value, latency_s, bound, fair=fair)
+        self._phases.append(
+            _Phase(len(self._phases), start_s, replace(known), job, last=(known.value, known.latency_s))
+        )
+        return self._phases[-1]
+
+    def _run_frame(self, phase: _Phase, known: _BestKnown, start_s: float) -> None:
+        for place, update in enumerate(phase.updates):
+            if update.version == phase.version and update.used_s is None:
+                phase.updates[place] = replace(update, used_s=start_s)
+        frame = Frame(start_s, phase.number, known.latency_s, phase.version, known.gap)
+        phase.frames, phase.last = phase.frames + 1, (known.value, known.latency_s)
+        phase.unfair_frames += not known.fair
+        self._frames.append(frame)
+        if self._on_frame:
+            self._on_frame(frame)
+
+    def _take(self, phase: _Phase, known: _BestKnown) -> None:
+        """What the planner has found since the last frame."""
+        for news in self._planner.news() if phase.job is not None else ():
+            found = news.found
+            if found.kind in (LOST, "failed"):
+                what = f"{found.message}; going on with schedule {phase.version} by {known.schedule.made_by}"
+                self._events.append(Event(news.at_s - self._origin_s, phase.number, what))
+            elif found.job == phase.job:
+                self._learn(phase, known, news)
+
+    def _learn(self, phase: _Phase, known: _BestKnown, news: News) -> None:
+        found, since_s = news.found, news.at_s - self._origin_s - phase.start_s
+        known.sharpen(found.bound)
+        if found.schedule is not None and known.better(found.value):
+            known.schedule, known.value, known.latency_s = found.schedule, found.value, found.makespan_s
+            known.fair = True
+            phase.version += 1
+            numbers = since_s, None, found.value, found.makespan_s, known.gap
+            phase.updates.append(Update(phase.number, phase.version, *numbers, found.schedule.made_by))
+        if found.kind == "ended" and found.proved and known.fair:
+            known.proved, known.bound, phase.proved_s = True, known.value, since_s
+
+    def oracles(self) -> dict[int, _BestKnown]:
+        """The best schedule of every case, within its limits, where there is one."""
+        found = {key: known if known.proved else self._oracle(known) for key, known in self.known.items()}
+        return {key: each for key, each in found.items() if each.fair}
+
+    def _oracle(self, known: _BestKnown) -> _BestKnown:
+        """The best of what is known and what a search without haste finds."""
+        try:
+            solved = _solved(known.case)
+        except WeftError as error:  # the frames ran; their log is worth having without it
+            number = max(phase.number for phase in self._phases if phase.first.case is known.case)
+            at_s = self._clock.now_s() - self._origin_s
+            self._events.append(Event(at_s, number, f"there is no oracle: {error}"))
+            return known
+        if known.better(solved.value):
+            return solved
+        best = replace(known, proved=solved.proved)
+        best.sharpen(solved.bound)
+        return best
+
+    def log(self, scenario: Scenario, oracles: dict[int, _BestKnown]) -> DynamicLog:
+        first = self._phases[0].first.case
+        return DynamicLog(
+            soc=first.problem.soc.name,
+            objective=first.options.objective,
+            seed=scenario.seed,
+            phases=tuple(_phase_log(phase, oracles.get(id(phase.first.case))) for phase in self._phases),
+            frames=tuple(self._frames),
+            updates=tuple(update for phase in self._phases for update in phase.updates),
+            events=tuple(sorted(self._events, key=lambda event: event.at_s)),
+        )
+
+
+def _solved(case: MappingCase) -> _BestKnown:
+    solution = solve(case.problem, case.options)
+    certificate = solution.certificate
+    latency_s = solution.outcome.makespan_s
+    return _BestKnown(case, solution.schedule, certificate.value, latency_s, certificate.bound, certificate.proved)
+
+
+def _phase_log(phase: _Phase, oracle: _BestKnown | None) -> PhaseLog:
+    first = phase.first
+    better = [update for update in phase.updates if first.better(update.value)]
+    near_s = None
+    if oracle:
+        tries = [(0.0, first.value)] if first.fair else []
+        tries += [(update.found_s, update.value) for update in phase.updates]
+        near_s = next((at_s for at_s, value in tries if abs(value / oracle.value - 1) <= NEAR), None)
+    return PhaseLog(
+        tasks=tuple(task.name for task in first.case.problem.tasks),
+        start_s=phase.start_s,
+        end_s=phase.end_s,
+        frames=phase.frames,
+        first_value=first.value,
+        first_latency_s=first.latency_s,
+        first_made_by=first.schedule.made_by,
+        last_value=phase.last[0],
+        last_latency_s=phase.last[1],
+        oracle_value=oracle.value if oracle else None,
+        oracle_latency_s=oracle.latency_s if oracle else None,
+        oracle_proved=bool(oracle and oracle.proved),
+        improved_s=better[0].found_s if better else None,
+        near_s=near_s,
+        proved_s=phase.proved_s if not first.proved else 0.0,
+    )

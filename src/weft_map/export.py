@@ -1,0 +1,285 @@
+"""Schedules in the words of others: stretches of groups, a device for every layer, trtexec's options, JSON."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from math import isfinite
+from pathlib import Path
+from shlex import quote
+from typing import Any, NamedTuple
+
+from weft.base.errors import InputError
+from weft.base.files import write_text
+from weft.base.jsonfile import write_json
+from weft.base.version import __version__
+from weft_map.limits import TaskLimits, energy_j, keeps_to
+from weft_map.problem import Group, Problem
+from weft_map.scenario import MappingCase
+from weft_map.schedule import Outcome, Schedule
+from weft_map.solver import Improvement, Solution
+
+SUFFIXES = (".json", ".csv", ".txt")
+"""How files of a device list end; .txt holds options of trtexec."""
+TRT_DEVICES = {"gpu": "GPU", "dla": "DLA"}
+TRT_PRECISIONS = {16: "--fp16", 8: "--int8"}
+"""Options of trtexec by the width of a SoC's values; without one the DLA is not used at all."""
+OTHERWISE = "or write the device list as .json or .csv"
+MOST_LAYERS = 100_000
+"""A group that gives its layers by number may have so many."""
+
+
+class UnitSegment(NamedTuple):
+    """Groups that a task runs in a row on one unit, in one run."""
+
+    task: int
+    run: int
+    unit: int
+    first: int
+    """Number of the group, from 0."""
+    last: int
+
+
+class LayerDevice(NamedTuple):
+    """Where one layer runs. The field names are the keys and the columns of the files."""
+
+    task: str
+    model: str
+    run: int
+    """Which run of the task, from 0; one that repeats may be placed differently each time."""
+    group: str
+    layer: str | None
+    """Its name, or its number where the profile numbers layers; none where it names only groups."""
+    unit: str
+    instance: int
+    """Which of the unit's instances, from 0: the core id."""
+
+
+def segments(problem: Problem, schedule: Schedule) -> tuple[UnitSegment, ...]:
+    """Every task's way through the units."""
+    found: list[UnitSegment] = []
+    for task, units in enumerate(schedule.units):
+        groups = len(problem.tasks[task].groups)
+        for step, unit in enumerate(units):
+            run, group = divmod(step, groups)
+            last = found[-1] if found else None
+            if last and group and (last.task, last.run, last.unit) == (task, run, unit):
+                found[-1] = last._replace(last=group)
+            else:
+                found.append(UnitSegment(task, run, unit, group, group))
+    return tuple(found)
+
+
+def segment_line(problem: Problem, its: Sequence[UnitSegment]) -> str:
+    """One run of one task, as "gpu 0-4 | dla 5-9"."""
+    parts = [
+        f"{problem.units[each.unit]} {each.first}" + (f"-{each.last}" if each.last > each.first else "") for each in its
+    ]
+    return " | ".join(parts)
+
+
+# A device for every layer
+
+
+def device_list(outcome: Outcome, models: Mapping[str, str] | None = None) -> list[LayerDevice]:
+    """The unit and the instance of every layer; models: task -> what it was made from."""
+    problem, models = outcome.problem, models or {}
+    instances = {(piece.task, piece.step): piece.instance for piece in outcome.pieces}
+    rows = []
+    for n, task in enumerate(problem.tasks):
+        for step, unit in enumerate(outcome.schedule.units[n]):
+            group = problem.step(n, step)
+            head = task.name, models.get(task.name, task.name), step // len(task.groups), group.name
+            place = problem.units[unit], instances[n, step]
+            rows += [LayerDevice(*head, layer, *place) for layer in _layers(group)]
+    return rows
+
+
+def _layers(group: Group) -> Sequence[str | None]:
+    numbered = re.fullmatch(r"(\d{1,9})-(\d{1,9})", group.layers[0]) if len(group.layers) == 1 else None
+    if numbered:
+        first, last = int(numbered[1]), int(numbered[2])
+        if first <= last < first + MOST_LAYERS:
+            return [str(number) for number in range(first, last + 1)]
+    return group.layers or (None,)
+
+
+def write_device_list(path: str | Path, outcome: Outcome, models: Mapping[str, str] | None = None) -> None:
+    """Write it as .json, as .csv, or as options of trtexec (.txt)."""
+    rows, suffix = device_list(outcome, models), Path(path).suffix.lower()
+    if suffix == ".json":
+        write_json(path, {"format": 1, "soc": outcome.problem.soc.name, "layers": [row._asdict() for row in rows]})
+        return
+    if suffix not in SUFFIXES:
+        raise InputError(f"{path}: a device list is written as {', '.join(SUFFIXES)}")
+    bits = outcome.problem.soc.element_bits
+    text = _csv(rows) if suffix == ".csv" else "\n".join(trtexec_options(rows, bits)) + "\n"
+    write_text(path, text)
+
+
+def _csv(rows: Sequence[LayerDevice]) -> str:
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(LayerDevice._fields)
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def check_device_list(path: str | Path, problem: Problem) -> None:
+    """Refuse, before any search, a device list that no schedule of *problem* could be written as."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise InputError(f"{path}: a device list ends in {', '.join(SUFFIXES)}")
+    if suffix != ".txt":
+        return
+    for task in problem.tasks:
+        for group in task.groups:
+            for unit in group.costs:
+                _check_trtexec_unit(task.name, unit)
+            for layer in _layers(group):
+                _check_trtexec_layer(task.name, group.name, layer)
+
+
+def trtexec_options(rows: Sequence[LayerDevice], element_bits: int) -> list[str]:
+    """A remark for each task, and the options that build its engine: ``--layerDeviceTypes=*:GPU,conv1:DLA``."""
+    precision = TRT_PRECISIONS.get(element_bits)
+    lines = [f"# add {precision}, or the precision that the profile was measured with"] if precision else []
+    for task in dict.fromkeys(row.task for row in rows):
+        ways: dict[str, list[int]] = {}
+        for run in sorted({row.run for row in rows if row.task == task}):
+            way = _trtexec_line([row for row in rows if (row.task, row.run) == (task, run)])
+            ways.setdefault(way, []).append(run)
+        for way, runs in ways.items():
+            which = f", run {', '.join(map(str, runs))}" if len(ways) > 1 else ""
+            lines += [f"# {task}{which}", way]
+    return lines
+
+
+def _trtexec_line(rows: Sequence[LayerDevice]) -> str:
+    cores = sorted({row.instance for row in rows if row.unit == "dla"})
+    if len(cores) > 1:
+        raise InputError(
+            f"{rows[0].task} uses the DLA cores {' and '.join(map(str, cores))}, and an engine of TensorRT uses one; "
+            "write the device list as .json or .csv"
+        )
+    core = f"--useDLACore={cores[0]} --allowGPUFallback " if cores else ""
+    # What the parser adds to the network has no name here; an exact name goes before the wildcard.
+    devices = {"*": "DLA" if all(row.unit == "dla" for row in rows) else "GPU"}
+    for row in rows:
+        _check_trtexec_unit(row.task, row.unit)
+        layer = _check_trtexec_layer(row.task, row.group, row.layer)
+        # a kernel of a profile that trtexec wrote joins the names of its layers
+        devices.update(dict.fromkeys(re.split(r"\s(?:\+|\|\|)\s", layer), TRT_DEVICES[row.unit]))
+    return core + quote(f"--layerDeviceTypes={','.join(f'{name}:{device}' for name, device in devices.items())}")
+
+
+def _check_trtexec_unit(task: str, unit: str) -> None:
+    if unit not in TRT_DEVICES:
+        raise InputError(
+            f"{task} may run on {unit}, and trtexec knows only {' and '.join(TRT_DEVICES)}; write the device list as "
+            ".json or .csv"
+        )
+
+
+def _check_trtexec_layer(task: str, group: str, layer: str | None) -> str:
+    if layer is None or layer.isdigit():
+        raise InputError(
+            f"{task}: the profile does not name the layers of group {group!r}, and trtexec goes by names; add "
+            f"--profiles estimated, name an .onnx file or a profile from weft map import-trt, {OTHERWISE}"
+        )
+    if set(layer) & set(",'\n"):
+        raise InputError(f"{task}: trtexec cannot read the layer name {layer!r}; rename it, {OTHERWISE}")
+    return layer
+
+
+# JSON
+
+
+def solution_as_dict(case: MappingCase, solution: Solution) -> dict[str, Any]:
+    """A solution as a file tells it; ``weft map --json`` adds the report."""
+    problem, options = case.problem, case.options
+    return {
+        "format": 1,
+        "kind": "mapping",
+        "version": __version__,
+        "soc": problem.soc.name,
+        "objective": options.objective,
+        "max_switches": options.limits.max_switches,
+        "energy_budget_j": options.limits.energy_budget_j,
+        "time_limit_s": options.time_limit_s,
+        "seed": options.seed,
+        "cp_sat": options.cp_sat,
+        "ties": options.ties,
+        "strict": options.strict,
+        "tasks": [_task(case, n) for n in range(len(problem.tasks))],
+        "schedule": outcome_as_dict(solution.outcome, options.limits),
+        "idled": outcome_as_dict(solution.idled, options.limits) if solution.idled else None,
+        "baselines": {name: outcome_as_dict(its, options.limits) for name, its in solution.baselines.items()},
+        "best_baseline": solution.best_baseline,
+        "gain": gain(case, solution),
+        "improvements": [improvement_as_dict(each) for each in solution.improvements],
+        "certificate": {key: finite(value) for key, value in solution.certificate.as_dict().items()},
+    }
+
+
+def _task(case: MappingCase, n: int) -> dict[str, Any]:
+    task = case.problem.tasks[n]
+    profile = case.profiles[task.name]
+    return {
+        "name": task.name,
+        "model": profile.model,
+        "origin": profile.origin,
+        "source": profile.source,
+        "after": list(task.after),
+        "repeats": task.repeats,
+        "groups": [group.name for group in task.groups],
+    }
+
+
+def outcome_as_dict(outcome: Outcome, limits: TaskLimits) -> dict[str, Any]:
+    """What a schedule does and what it comes to; units and tasks by name."""
+    problem, schedule = outcome.problem, outcome.schedule
+    names = [task.name for task in problem.tasks]
+    known = all(cost.energy_j is not None for task in problem.tasks for g in task.groups for cost in g.costs.values())
+    return {
+        "made_by": schedule.made_by,
+        "makespan_s": outcome.makespan_s,
+        "throughput": finite(outcome.throughput),
+        "finish_s": list(outcome.finish_s),
+        "energy_j": energy_j(problem, schedule) if known else None,
+        "keeps_limits": keeps_to(problem, schedule, limits),
+        "units": [[problem.units[unit] for unit in row] for row in schedule.units],
+        "starts_s": [list(row) for row in schedule.starts_s] if schedule.starts_s else None,
+        "order": [names[n] for n in schedule.order] if schedule.order else None,
+        "segments": [
+            {"task": names[s.task], "run": s.run, "unit": problem.units[s.unit], "first": s.first, "last": s.last}
+            for s in segments(problem, schedule)
+        ],
+    }
+
+
+def improvement_as_dict(found: Improvement) -> dict[str, Any]:
+    return {
+        "seconds": found.seconds,
+        "value": found.value,
+        "bound": finite(found.bound),
+        "made_by": found.schedule.made_by,
+    }
+
+
+def gain(case: MappingCase, solution: Solution) -> float | None:
+    """What the schedule gains over the best baseline: share of the makespan, or of the throughput."""
+    name = solution.best_baseline
+    if name is None:
+        return None
+    ours, theirs = solution.outcome, solution.baselines[name]
+    if case.options.objective == "latency":
+        return 1 - ours.makespan_s / theirs.makespan_s if theirs.makespan_s else 0.0
+    return ours.throughput / theirs.throughput - 1
+
+
+def finite(value: Any) -> Any:
+    """*value* as JSON can say it, which has no infinity."""
+    return None if isinstance(value, float) and not isfinite(value) else value

@@ -1,0 +1,1 @@
+"""The compiled search for mappings; each kernel has a plain twin in the package above."""

@@ -1,0 +1,272 @@
+"""Arithmetic over an outcome on a SoC: where each task's time went, how busy each unit was, what the memory was asked.
+
+A task's time from when it may begin to its finish is work (stand-alone time on the units chosen), contention, moves
+and waiting; nothing else. ``outcome_trace`` is the same as a trace: a move is a span's fetch, running its compute.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.base.version import __version__
+from weft.reports.trace import Span, Trace
+from weft_map.alone import shortest
+from weft_map.problem import Problem
+from weft_map.schedule import Outcome, Stint
+
+Floats = npt.NDArray[np.float64]
+
+CONTENDED = 1 + 1e-9
+"""A slow-down above this is contention, below it rounding."""
+
+
+class RanStep(NamedTuple):
+    """One step as it ran."""
+
+    task: int
+    step: int
+    unit: int
+    instance: int
+    moved_s: float
+    """When it left for its unit."""
+    ready_s: float
+    """When it was there."""
+    start_s: float
+    end_s: float
+    work_s: float
+    """What the step takes on its unit alone."""
+    pieces: tuple[Stint, ...]
+
+    @property
+    def slow_down(self) -> float:
+        """How many times longer the step took than alone."""
+        return (self.end_s - self.start_s) / self.work_s if self.work_s else 1.0
+
+
+class MemoryDemand(NamedTuple):
+    """What running groups ask the memory for, constant between two instants."""
+
+    times_s: Floats
+    """When each row below begins, and when the last one ends."""
+    gb_s: Floats
+    """[interval, task]: what each task asks for in each interval."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskReport:
+    """Where one task's time went."""
+
+    name: str
+    began_s: float
+    """When what it waits for was through."""
+    finish_s: float
+    alone_s: float
+    """The least time it can take with the SoC to itself."""
+    work_s: float
+    """Stand-alone time on the units chosen."""
+    contention_s: float
+    slow_down: float
+    """How many times longer its steps took because of contention."""
+    waiting_s: float
+    moving_s: float
+    moves: int
+    """How often the task changed its unit."""
+
+
+@dataclass(frozen=True, slots=True)
+class UnitReport:
+    """One instance of a unit."""
+
+    name: str
+    busy_s: float
+    idle_s: float
+    """How long the instance had nothing to do before the last task was through."""
+    busy_share: float
+    contention_s: float
+    """The part of the busy time that the same work would not take alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class MappingReport:
+    """What a schedule came to. The field names are the keys of the JSON."""
+
+    soc: str
+    made_by: str
+    makespan_s: float
+    throughput: float
+    """Runs per second, summed over the tasks."""
+    work_s: float
+    """Stand-alone time of all steps where they ran. With what contention takes and the units' idle time it is the
+    makespan times the number of units."""
+    contention_s: float
+    idle_s: float
+    contended_share: float
+    """The share of the makespan in which somebody is slowed down."""
+    moves: int
+    moving_s: float
+    waiting_s: float
+    memory_peak_gb_s: float
+    most_demand_gb_s: float
+    mean_demand_gb_s: float
+    above_peak_share: float
+    """The share of the makespan in which more is asked for than the memory has."""
+    tasks: tuple[TaskReport, ...]
+    units: tuple[UnitReport, ...]
+
+
+def mapping_report(outcome: Outcome) -> dict[str, Any]:
+    """The numbers of an outcome, ready for JSON, with the memory demand over time."""
+    demand = demand_of(outcome)
+    curve = {"times_s": demand.times_s.tolist(), "gb_s": demand.gb_s.sum(axis=1).tolist()}
+    numbers = asdict(report_of(outcome))
+    tables = {key: [dict(row) for row in numbers.pop(key)] for key in ("tasks", "units")}
+    return {"format": 1, **numbers, **tables, "demand": curve}
+
+
+def report_of(outcome: Outcome) -> MappingReport:
+    problem, makespan_s = outcome.problem, outcome.makespan_s
+    tasks, units, demand = _tasks(outcome), _units(outcome), demand_of(outcome)
+    lengths_s, total = np.diff(demand.times_s), demand.gb_s.sum(axis=1)
+    contended_s = _covered_s([piece for piece in outcome.pieces if piece.slow_down > CONTENDED])
+    peak = problem.soc.bandwidth_gb_s
+    return MappingReport(
+        soc=problem.soc.name,
+        made_by=outcome.schedule.made_by,
+        makespan_s=makespan_s,
+        throughput=outcome.throughput if min(outcome.finish_s) > 0 else 0.0,
+        work_s=sum(task.work_s for task in tasks),
+        contention_s=sum(task.contention_s for task in tasks),
+        idle_s=sum(unit.idle_s for unit in units),
+        contended_share=_share(contended_s, makespan_s),
+        moves=sum(task.moves for task in tasks),
+        moving_s=sum(task.moving_s for task in tasks),
+        waiting_s=sum(task.waiting_s for task in tasks),
+        memory_peak_gb_s=peak,
+        most_demand_gb_s=float(total.max(initial=0.0)),
+        mean_demand_gb_s=_share(float(total @ lengths_s), makespan_s),
+        above_peak_share=_share(float(lengths_s[total > peak * CONTENDED].sum()), makespan_s),
+        tasks=tasks,
+        units=units,
+    )
+
+
+def steps_of(outcome: Outcome) -> tuple[RanStep, ...]:
+    """Every step, by task."""
+    pieces: dict[tuple[int, int], list[Stint]] = defaultdict(list)
+    for piece in outcome.pieces:
+        pieces[piece.task, piece.step].append(piece)
+    moves = {(move.task, move.step): move for move in outcome.moves}
+    found: list[RanStep] = []
+    for (task, step), row in sorted(pieces.items()):
+        free_s = found[-1].end_s if step else _began_s(outcome, task)
+        ready_s = moves[task, step].end_s if (task, step) in moves else free_s
+        first, work_s = row[0], float(outcome.problem.tables.time[task, step, row[0].unit])
+        span = first.start_s, row[-1].end_s
+        found.append(RanStep(task, step, first.unit, first.instance, free_s, ready_s, *span, work_s, tuple(row)))
+    return tuple(found)
+
+
+def demand_of(outcome: Outcome) -> MemoryDemand:
+    """The memory demand of each task over time, from 0 to the makespan."""
+    ends_s = {0.0, outcome.makespan_s, *(time_s for p in outcome.pieces for time_s in (p.start_s, p.end_s))}
+    times_s = np.array(sorted(ends_s))
+    gb_s = np.zeros((len(times_s) - 1, len(outcome.problem.tasks)))
+    edges = np.searchsorted(times_s, [(piece.start_s, piece.end_s) for piece in outcome.pieces])
+    for piece, (first, last) in zip(outcome.pieces, edges.tolist(), strict=True):
+        gb_s[first:last, piece.task] += outcome.problem.tables.demand[piece.task, piece.step, piece.unit]
+    return MemoryDemand(times_s, gb_s)
+
+
+def lanes_of(problem: Problem) -> tuple[tuple[int, int], ...]:
+    """Every instance of every unit, as unit and instance."""
+    return tuple((unit, n) for unit, kind in enumerate(problem.soc.units) for n in range(kind.instances))
+
+
+def lane_name(problem: Problem, unit: int, instance: int) -> str:
+    kind = problem.soc.units[unit]
+    return kind.name if kind.instances == 1 else f"{kind.name} {instance}"
+
+
+def outcome_trace(outcome: Outcome) -> Trace:
+    """The outcome as a trace, for all that reads traces; the way out after a task's last step is not in it."""
+    problem = outcome.problem
+    steps = sorted(steps_of(outcome), key=lambda step: (step.moved_s, step.task, step.step))
+    spans = [_span(problem, step) for step in steps]
+    settings = {
+        "device": problem.soc.name,
+        "policy": outcome.schedule.made_by or "planned",
+        "bandwidth_bytes_per_s": problem.soc.bandwidth_gb_s * 1e9,
+        "units": list(problem.units),
+        "unit_of_span": [step.unit for step in steps],
+        "instance_of_span": [step.instance for step in steps],
+        "slow_down_of_span": [step.slow_down for step in steps],
+        "finish_s": list(outcome.finish_s),
+        "version": __version__,
+    }
+    return Trace.from_spans(spans, [task.name for task in problem.tasks], settings)
+
+
+def _span(problem: Problem, step: RanStep) -> Span:
+    task = problem.tasks[step.task]
+    times_s = step.moved_s, step.ready_s, step.start_s, step.end_s
+    name = problem.step(step.task, step.step).name
+    return Span(task.name, step.step // len(task.groups), name, *times_s, step.task, 0)
+
+
+def _began_s(outcome: Outcome, task: int) -> float:
+    waits = outcome.problem.tables.waits[task]
+    return max((outcome.finish_s[other] for other in np.flatnonzero(waits).tolist()), default=0.0)
+
+
+def _tasks(outcome: Outcome) -> tuple[TaskReport, ...]:
+    rows: list[list[RanStep]] = [[] for _ in outcome.problem.tasks]
+    for step in steps_of(outcome):
+        rows[step.task].append(step)
+    return tuple(_task(outcome, task, row) for task, row in enumerate(rows))
+
+
+def _task(outcome: Outcome, task: int, steps: list[RanStep]) -> TaskReport:
+    moves = [move for move in outcome.moves if move.task == task]
+    began_s, finish_s = _began_s(outcome, task), outcome.finish_s[task]
+    work_s, run_s = sum(step.work_s for step in steps), sum(step.end_s - step.start_s for step in steps)
+    return TaskReport(
+        name=outcome.problem.tasks[task].name,
+        began_s=began_s,
+        finish_s=finish_s,
+        alone_s=shortest(outcome.problem, task)[0],
+        work_s=work_s,
+        contention_s=run_s - work_s,
+        slow_down=run_s / work_s if work_s else 1.0,
+        waiting_s=sum(step.start_s - step.ready_s for step in steps),
+        moving_s=sum((move.end_s - move.start_s for move in moves), 0.0),
+        moves=sum(-1 != move.source != move.target != -1 for move in moves),
+    )
+
+
+def _units(outcome: Outcome) -> tuple[UnitReport, ...]:
+    found = []
+    for unit, instance in lanes_of(outcome.problem):
+        mine = [piece for piece in outcome.pieces if (piece.unit, piece.instance) == (unit, instance)]
+        busy_s = sum((piece.end_s - piece.start_s for piece in mine), 0.0)
+        work_s = sum(((piece.end_s - piece.start_s) / piece.slow_down for piece in mine), 0.0)
+        idle_s, share = max(0.0, outcome.makespan_s - busy_s), _share(busy_s, outcome.makespan_s)
+        found.append(UnitReport(lane_name(outcome.problem, unit, instance), busy_s, idle_s, share, busy_s - work_s))
+    return tuple(found)
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0
+
+
+def _covered_s(pieces: list[Stint]) -> float:
+    """How long at least one of them, in order of their start, runs."""
+    covered_s = until_s = 0.0
+    for piece in pieces:
+        covered_s += max(0.0, piece.end_s - max(piece.start_s, until_s))
+        until_s = max(until_s, piece.end_s)
+    return covered_s

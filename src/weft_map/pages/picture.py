@@ -1,0 +1,271 @@
+"""Outcomes on a SoC as a picture: schedules above each other on one time axis, each with its memory demand.
+
+A bar is a piece of a step: its hue is the task, its height the speed, and it is the darker the more it is slowed
+down; what contention takes is hatched. Arrows are moves, dotted lines wait. Drawn like the page of
+``mapping_page``, for print.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch, Rectangle
+
+from weft.base.errors import InputError
+from weft.reports.page import PALETTE
+from weft.reports.pictures import picture_path, save
+from weft.reports.timeline import GROUND, INK, LIMIT, MUTED, RULE, UNITS
+from weft_map.pages.numbers import (
+    CONTENDED,
+    RanStep,
+    demand_of,
+    lane_name,
+    lanes_of,
+    report_of,
+    steps_of,
+)
+from weft_map.schedule import Outcome, Stint, Transfer
+
+WIDE_INCHES, LANE_INCHES, DEMAND_INCHES, HEAD_INCHES, FOOT_INCHES = 12.0, 0.62, 0.62, 0.75, 0.6
+LEFT, RIGHT = 0.085, 0.925
+LEGEND_INCHES, LEGEND_COLUMNS, LONGEST_NAME = 0.2, 7, 24
+PITCH, TALL = 1.0, 0.7
+"""The distance from one lane to the next, and the height of a bar at full speed; tasks that wait stand above it."""
+PALEST = 0.62
+"""Share of white in the bar of a step that nothing slows down."""
+LOST_HATCH, MARKS = "/////", ("", "\\\\\\", "...", "|||", "---", "xxx")
+
+
+@dataclass(frozen=True, slots=True)
+class _Scale:
+    """What all schedules of a picture share."""
+
+    end: float
+    unit: str
+    per_second: float
+    slowest: float
+    most_gb_s: float
+
+    def tone(self, task: int, slow_down: float) -> str:
+        """A task's hue, paler the less it is slowed down."""
+        pale = PALEST * (1 - min(1.0, (slow_down - 1) / (self.slowest - 1)))
+        red, green, blue = ((1 - pale) * part + pale for part in to_rgb(_hue(task)))
+        return to_hex((red, green, blue))
+
+
+def draw_mapping(outcomes: Sequence[Outcome], path: Path | str, *, title: str | None = None) -> Figure:
+    """Draw *outcomes*, the first on top, as a PNG or SVG file, by the suffix of *path*."""
+    picture_path(path)
+    if not outcomes:
+        raise InputError("there is no outcome to draw; give at least one")
+    with matplotlib.rc_context(
+        {"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "hatch.linewidth": 0.5}
+    ):
+        figure = _figure(outcomes, title)
+        save(figure, path, dpi=160)
+    return figure
+
+
+def _figure(outcomes: Sequence[Outcome], title: str | None) -> Figure:
+    scale, problem = _scale(outcomes), outcomes[0].problem
+    lanes_inches = LANE_INCHES * len(lanes_of(problem))
+    block_inches = HEAD_INCHES + lanes_inches + DEMAND_INCHES
+    handles = _handles(outcomes[0], scale)
+    head_inches = HEAD_INCHES + LEGEND_INCHES * ((len(handles) - 1) // LEGEND_COLUMNS)
+    tall_inches = head_inches + block_inches * len(outcomes) + FOOT_INCHES
+    figure = Figure(figsize=(WIDE_INCHES, tall_inches), facecolor="white")
+    FigureCanvasAgg(figure)
+    top = tall_inches - head_inches
+
+    def axes(below: float, tall: float) -> Axes:
+        return figure.add_axes((LEFT, (top - below - tall) / tall_inches, RIGHT - LEFT, tall / tall_inches))
+
+    for number, outcome in enumerate(outcomes):
+        above = number * block_inches + HEAD_INCHES * 0.8
+        lanes, demand = axes(above, lanes_inches), axes(above + lanes_inches + 0.06, DEMAND_INCHES)
+        _draw_lanes(lanes, outcome, scale)
+        _draw_demand(demand, outcome, scale)
+        _draw_ends((lanes, demand), outcome, scale)
+        demand.tick_params(labelbottom=number == len(outcomes) - 1)
+    demand.set_xlabel(f"time ({scale.unit})", color=INK)
+    names = " + ".join(task.name for task in problem.tasks)
+    figure.text(
+        LEFT, 1 - 0.24 / tall_inches, title or f"{names} on {problem.soc.name}", size=12, weight="bold", color=INK
+    )
+    figure.legend(
+        handles=handles, ncols=LEGEND_COLUMNS, loc="upper left", frameon=False, fontsize=8, columnspacing=1.4,
+        bbox_to_anchor=(LEFT - 0.007, 1 - 0.32 / tall_inches),
+    )  # fmt: skip
+    return figure
+
+
+def _scale(outcomes: Sequence[Outcome]) -> _Scale:
+    end_s = max(outcome.makespan_s for outcome in outcomes)
+    unit, per_second = next((u for u in UNITS if end_s * u[1] >= 2), UNITS[-1])
+    slowest = max([1.02, *(piece.slow_down for outcome in outcomes for piece in outcome.pieces)])
+    peaks = [outcome.problem.soc.bandwidth_gb_s for outcome in outcomes]
+    asked = [float(demand_of(outcome).gb_s.sum(axis=1).max(initial=0.0)) for outcome in outcomes]
+    return _Scale((end_s or 1.0) * per_second, unit, per_second, slowest, max(*peaks, *asked))
+
+
+def _draw_lanes(axes: Axes, outcome: Outcome, scale: _Scale) -> None:
+    lanes, report = lanes_of(outcome.problem), report_of(outcome)
+    place = {lane: -PITCH * (index + 1) for index, lane in enumerate(lanes)}
+    for lane, bottom in place.items():
+        axes.axhspan(bottom, bottom + TALL, facecolor=GROUND, zorder=0)
+        busy = f"{100 * report.units[lanes.index(lane)].busy_share:.1f} %\nbusy"
+        right_of = axes.get_yaxis_transform()
+        axes.text(1.01, bottom + TALL / 2, busy, transform=right_of, va="center", color=INK, size=8)
+    for piece in outcome.pieces:
+        _draw_piece(axes, piece, place[piece.unit, piece.instance], scale)
+    steps = {(step.task, step.step): step for step in steps_of(outcome)}
+    for step in steps.values():
+        _draw_step(axes, outcome, step, place[step.unit, step.instance], scale)
+    for move in outcome.moves:
+        _draw_move(axes, move, steps, place, scale)
+    axes.set(xlim=(0, scale.end * 1.005), ylim=(-PITCH * len(lanes) - 0.03, 0))
+    axes.set_yticks(
+        [bottom + TALL / 2 for bottom in place.values()], [lane_name(outcome.problem, *lane) for lane in lanes]
+    )
+    axes.tick_params(axis="both", length=0, labelbottom=False, labelcolor=INK)
+    axes.spines[["top", "right", "left", "bottom"]].set_visible(False)
+
+
+def _hue(task: int) -> str:
+    return PALETTE[task % len(PALETTE)]
+
+
+def _dark(task: int) -> str:
+    return _darker(_hue(task), 0.75)
+
+
+def _darker(colour: str, share: float) -> str:
+    red, green, blue = (share * part for part in to_rgb(colour))
+    return to_hex((red, green, blue))
+
+
+def _draw_piece(axes: Axes, piece: Stint, bottom: float, scale: _Scale) -> None:
+    start, wide = piece.start_s * scale.per_second, (piece.end_s - piece.start_s) * scale.per_second
+    tall, tone = TALL / piece.slow_down, scale.tone(piece.task, piece.slow_down)
+    shade, mark = _darker(tone, 0.82), MARKS[piece.task % len(MARKS)]
+    axes.add_patch(Rectangle((start, bottom), wide, tall, facecolor=tone, edgecolor=shade, hatch=mark, linewidth=0))
+    if piece.slow_down > CONTENDED:
+        lost = Rectangle((start, bottom + tall), wide, TALL - tall, facecolor="none", edgecolor=LIMIT, linewidth=0)
+        lost.set_hatch(LOST_HATCH)
+        axes.add_patch(lost)
+
+
+def _draw_step(axes: Axes, outcome: Outcome, step: RanStep, bottom: float, scale: _Scale) -> None:
+    """A frame around a step with its name, and a dotted line while it waits for its unit."""
+    start, end = step.start_s * scale.per_second, step.end_s * scale.per_second
+    frame = Rectangle((start, bottom), end - start, TALL, facecolor="none", edgecolor=_dark(step.task), linewidth=0.8)
+    axes.add_patch(frame)
+    if step.start_s > step.ready_s:
+        waits = [step.ready_s * scale.per_second, start]
+        axes.plot(waits, [bottom + TALL + 0.1] * 2, linestyle=":", color=_dark(step.task), linewidth=1.4)
+        axes.plot(start, bottom + TALL + 0.1, marker="|", color=_dark(step.task), markersize=5)
+    _name_step(axes, outcome.problem.step(step.task, step.step).name, step, bottom, scale)
+
+
+def _name_step(axes: Axes, name: str, step: RanStep, bottom: float, scale: _Scale) -> None:
+    """Written into the widest piece of a step, with its slow-down, where they fit."""
+    widest = max(step.pieces, key=lambda piece: piece.end_s - piece.start_s)
+    start, end = widest.start_s * scale.per_second, widest.end_s * scale.per_second
+    room = (end - start) / scale.end * WIDE_INCHES * (RIGHT - LEFT) * 72 / 4.2  # a character: 4.2 points
+    if len(name) >= room:
+        return
+    pace = f"\n\u00d7{widest.slow_down:.2f}" if widest.slow_down > 1.005 and room > 6 else ""
+    tone = to_rgb(scale.tone(step.task, widest.slow_down))
+    ink = INK if float(np.dot((0.299, 0.587, 0.114), tone)) > 0.45 else "white"
+    height = bottom + TALL / widest.slow_down / 2
+    axes.text((start + end) / 2, height, name + pace, ha="center", va="center", size=6.5, color=ink, linespacing=1.05)
+
+
+def _draw_move(
+    axes: Axes,
+    move: Transfer,
+    steps: dict[tuple[int, int], RanStep],
+    place: dict[tuple[int, int], float],
+    scale: _Scale,
+) -> None:
+    """Where a task stands before its next unit: a bar while it is on its way, and an arrow from the unit it left."""
+    before, after = steps.get((move.task, move.step - 1)), steps.get((move.task, move.step))
+    start, end = move.start_s * scale.per_second, move.end_s * scale.per_second
+    at = after or before
+    assert at is not None
+    height = place[at.unit, at.instance] + TALL + 0.1
+    axes.plot([start, end], [height, height], color=_dark(move.task), linewidth=4, solid_capstyle="butt")
+    if before and after and before.unit != after.unit:
+        source = place[before.unit, before.instance]
+        down = source > place[after.unit, after.instance]
+        tail = (start, source if down else source + TALL)
+        arrow = {"arrowstyle": "-|>", "color": _dark(move.task), "linewidth": 1.1, "shrinkA": 0, "shrinkB": 0}
+        axes.annotate("", (start, height), tail, arrowprops=arrow)
+
+
+def _draw_demand(axes: Axes, outcome: Outcome, scale: _Scale) -> None:
+    demand, peak = demand_of(outcome), outcome.problem.soc.bandwidth_gb_s
+    times, base = demand.times_s * scale.per_second, np.zeros(len(demand.times_s))
+    for task in range(demand.gb_s.shape[1]):
+        top = base + np.append(demand.gb_s[:, task], 0.0)
+        fill = scale.tone(task, 1 + 0.35 * (scale.slowest - 1))
+        axes.fill_between(times, base, top, step="post", facecolor=fill, linewidth=0)
+        base = top
+    axes.axhline(peak, color=LIMIT, linewidth=1, linestyle=(0, (4, 2)))
+    axes.text(1.01, peak, f"{peak:g} peak", transform=axes.get_yaxis_transform(), va="center", color=LIMIT, size=8)
+    axes.set(xlim=(0, scale.end * 1.005), ylim=(0, 1.12 * scale.most_gb_s))
+    axes.set_ylabel("GB/s", color=INK)
+    axes.tick_params(colors=MUTED, length=3)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_ends(both: tuple[Axes, Axes], outcome: Outcome, scale: _Scale) -> None:
+    """A line where each task is through, with its name in a row where it meets no other."""
+    lanes, taken = both[0], [0.0] * len(outcome.finish_s)
+    for place, task in enumerate(sorted(range(len(taken)), key=lambda task: outcome.finish_s[task])):
+        end, last = outcome.finish_s[task] * scale.per_second, place == len(taken) - 1
+        for axes in both:
+            axes.axvline(end, color=_dark(task), linewidth=1.8 if last else 1.0, linestyle="-" if last else "--")
+        words = f"{_short(outcome.problem.tasks[task].name)} {end:.4g} {scale.unit}"
+        long = 5.0 * len(words) / 72 / WIDE_INCHES / (RIGHT - LEFT) * scale.end  # a character: 5 points
+        left = max(0.0, end - long)
+        row = next(row for row, until in enumerate(taken) if until <= left or row == len(taken) - 1)
+        taken[row] = left + long
+        lanes.annotate(
+            words, (left, 0) if left == 0 else (end, 0), (2 if left == 0 else -2, 3 + 9.5 * min(row, 2)), size=8,
+            ha="left" if left == 0 else "right", textcoords="offset points", weight="bold" if last else "normal",
+            color=_dark(task), annotation_clip=False,
+        )  # fmt: skip
+    name = outcome.schedule.made_by or "schedule"
+    lanes.annotate(
+        name, (0, 0), (0, 33), size=10, weight="bold", color=INK, textcoords="offset points", annotation_clip=False
+    )
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…"
+
+
+def _handles(outcome: Outcome, scale: _Scale) -> list[Patch | Line2D]:
+    """The entries of the legend."""
+    tasks = [
+        Patch(facecolor=_hue(n), hatch=MARKS[n % len(MARKS)], edgecolor=_dark(n), linewidth=0, label=_short(task.name))
+        for n, task in enumerate(outcome.problem.tasks)
+    ]
+    return [
+        *tasks,
+        Patch(facecolor=scale.tone(0, 1.0), edgecolor=_dark(0), label="slow-down 1.0"),
+        Patch(facecolor=scale.tone(0, scale.slowest), edgecolor=_dark(0), label=f"slow-down {scale.slowest:.2f}"),
+        Patch(facecolor="none", edgecolor=LIMIT, hatch=LOST_HATCH, linewidth=0, label="lost to contention"),
+        Line2D([], [], color=_dark(0), linewidth=4, label="on its way to a unit"),
+        Line2D([], [], color=_dark(0), linestyle=":", linewidth=1.4, label="waits for it"),
+    ]

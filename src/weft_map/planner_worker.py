@@ -1,0 +1,148 @@
+"""The planner's process: reads problems, searches, writes what it finds.
+
+Messages are pickled, each behind its length. A thread reads: a new problem interrupts the search for the last one, and
+the end of the input ends the process, so it does not outlive whoever started it.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import pickle
+import signal
+import struct
+from collections.abc import Callable
+from queue import SimpleQueue
+from threading import Thread
+from typing import IO, Any, NamedTuple
+
+from weft.base.errors import WeftError
+from weft_map.problem import Problem
+from weft_map.schedule import Schedule
+from weft_map.simulator import simulate
+from weft_map.solver import Improvement, Options, solve
+
+HEAD = struct.Struct("<Q")
+
+
+class PlanJob(NamedTuple):
+    """A problem to be solved."""
+
+    number: int
+    problem: Problem
+    options: Options
+
+
+class PlanReport(NamedTuple):
+    """What the worker says about a job."""
+
+    job: int
+    kind: str
+    """"ready" (for jobs), "better", "ended" or "failed"."""
+    seconds: float = 0.0
+    """Since the search began."""
+    value: float = 0.0
+    bound: float = 0.0
+    makespan_s: float = 0.0
+    schedule: Schedule | None = None
+    proved: bool = False
+    message: str = ""
+    """Why it failed, or what ended it."""
+
+
+def send(stream: IO[bytes], message: Any) -> None:
+    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    stream.write(HEAD.pack(len(body)) + body)
+    stream.flush()
+
+
+def receive(stream: IO[bytes]) -> Any:
+    """The next message; ``EOFError`` where there is none, or only the beginning of one."""
+    head = stream.read(HEAD.size)
+    body = stream.read(HEAD.unpack(head)[0]) if len(head) == HEAD.size else b""
+    if len(head) < HEAD.size or len(body) < HEAD.unpack(head)[0]:
+        raise EOFError
+    return pickle.loads(body)
+
+
+class Superseded(BaseException):  # nobody on the way may take it for a failure
+    """A newer problem has come."""
+
+
+class Worker:
+    """Solves one job at a time, and drops it for a newer one."""
+
+    def __init__(self, tell: Callable[[PlanReport], None]) -> None:
+        self._tell = tell
+        self._jobs: SimpleQueue[PlanJob] = SimpleQueue()
+        self._newest = -1
+        self._running: int | None = None
+        """The job that may be interrupted just now."""
+
+    def read(self, stream: IO[bytes]) -> None:
+        """Take jobs until the input ends, and the process with it."""
+        while True:
+            try:
+                job = receive(stream)
+            except (EOFError, OSError):
+                os._exit(0)
+            self._newest = job.number
+            self._jobs.put(job)
+            _thread.interrupt_main()
+
+    def interrupted(self, *_: object) -> None:
+        """Runs in the main thread, between two steps of whatever it does."""
+        if self._running is not None and self._running != self._newest:
+            self._running = None
+            raise Superseded
+
+    def work(self) -> None:
+        while True:
+            try:
+                self._solve(self._jobs.get())
+            except Superseded:
+                continue
+
+    def _solve(self, job: PlanJob) -> None:
+        try:
+            self._running = job.number
+            self.interrupted()
+            solution = solve(job.problem, job.options, lambda found: self._better(job, found))
+            self._running = None
+        except Exception as error:  # whatever is wrong with this job: the next one may be fine
+            self._running = None
+            self._tell(PlanReport(job.number, "failed", message=_in_a_line(error)))
+            return
+        known = solution.certificate
+        numbers = known.seconds, known.value, known.bound, solution.outcome.makespan_s
+        self._tell(PlanReport(job.number, "ended", *numbers, solution.schedule, known.proved, known.ended))
+
+    def _better(self, job: PlanJob, found: Improvement) -> None:
+        at_once = job.options.objective == "latency"
+        makespan_s = found.value if at_once else simulate(job.problem, found.schedule).makespan_s
+        numbers = found.seconds, found.value, found.bound, makespan_s
+        self._running = None  # whole messages only: nothing interrupts while one is written
+        self._tell(PlanReport(job.number, "better", *numbers, found.schedule))
+        self._running = job.number
+        self.interrupted()
+
+
+def _in_a_line(error: Exception) -> str:
+    said = " ".join(str(error).split())
+    return said if isinstance(error, WeftError) else f"{type(error).__name__}: {said}"
+
+
+def main(core: int | None) -> None:
+    """Warm up, then serve standard input and output until the input ends."""
+    jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a library prints must not stand between messages
+    if core is not None and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core})
+    worker = Worker(lambda found: send(answers, found))
+    signal.signal(signal.SIGINT, worker.interrupted)
+    Thread(target=worker.read, args=(jobs,), daemon=True).start()
+    try:
+        send(answers, PlanReport(-1, "ready"))
+        worker.work()
+    except BrokenPipeError:
+        os._exit(0)

@@ -1,0 +1,279 @@
+"""Profiles for mapping: what each group of a model costs on each unit of a SoC, as values and as files.
+
+A profile says where its numbers come from (``origin``): *measured* on the device, *derived* from published totals
+and the network's structure, or *estimated* from the network and the SoC's description alone. ``finding`` prefers
+them in that order. ``merge_groups`` makes a long profile short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError, field_validator
+from pydantic_core.core_schema import ValidationInfo
+
+from weft.base.errors import ProfileError, reason_of
+from weft.base.jsonfile import first_problem, printable, read_json, write_json
+from weft_map.problem import MAX_SECONDS, MAX_STEPS, Group, Task, UnitCost
+
+Origin = Literal["measured", "derived", "estimated"]
+
+MAX_FILE_BYTES = 32 << 20
+MAX_NAME = 400
+
+Name = Annotated[str, Field(min_length=1, max_length=4 * MAX_NAME), AfterValidator(printable)]
+Remark = Annotated[str, Field(max_length=4000), AfterValidator(printable)]
+Amount = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
+
+
+def _tuple(value: Any) -> Any:
+    """JSON has lists; strict unions of older pydantic refuse them where a tuple is meant."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _ascending(layers: tuple[str, ...] | str) -> tuple[str, ...] | str:
+    numbers = layers.split("-") if isinstance(layers, str) else []
+    if len(numbers) == 2 and all(each.isdecimal() for each in numbers) and int(numbers[0]) > int(numbers[1]):
+        raise ValueError("the first layer must not come after the last")
+    return layers
+
+
+Layers = Annotated[tuple[Name, ...] | Name, BeforeValidator(_tuple), AfterValidator(_ascending)]
+
+
+class ProfileCost(BaseModel, extra="forbid", frozen=True, strict=True):
+    """A group on one unit, alone on the SoC."""
+
+    time_s: Amount
+    demand_gb_s: Amount
+    """Memory traffic it asks for while it runs."""
+    in_s: Amount = 0.0
+    """What passes before the group, if the group before ran on another unit."""
+    out_s: Amount = 0.0
+    """What passes after the group, if the group after runs on another unit."""
+    energy_j: Amount | None = None
+
+
+class ProfileGroup(BaseModel, extra="forbid", frozen=True, strict=True):
+    """Layers that stay together."""
+
+    name: Name
+    layers: Layers = ()
+    """Their names, or the first and the last of them by number: "0-9"."""
+    leave: bool = True
+    """Whether the model may go to another unit after this group."""
+    costs: Annotated[dict[Name, ProfileCost], Field(min_length=1, max_length=64)]
+    """The group's cost by unit; a unit that is not named may not run it."""
+
+
+class SocProfile(BaseModel, extra="forbid", frozen=True, strict=True):
+    """A model on a SoC. The field names are the keys of the file."""
+
+    format: Literal[1] = 1
+    kind: Literal["soc-profile"] = "soc-profile"
+    model: Name
+    soc: Name
+    origin: Origin
+    source: Remark = ""
+    """Where the numbers come from, and what was assumed where nothing is published."""
+    precision: Name | None = None
+    groups: Annotated[tuple[ProfileGroup, ...], Field(min_length=1, max_length=MAX_STEPS, strict=False)]
+    entry_s: dict[Name, Amount] = {}
+    """What passes before the first group of a run, by unit."""
+    exit_s: dict[Name, Amount] = {}
+    """What passes after the last group of a run, by unit."""
+
+    def __repr__(self) -> str:
+        return f"SocProfile({self.model} on {self.soc}: {len(self.groups)} groups, {self.origin})"
+
+    @field_validator("groups")
+    @classmethod
+    def _own_names(cls, groups: tuple[ProfileGroup, ...]) -> tuple[ProfileGroup, ...]:
+        seen: set[str] = set()
+        for group in groups:
+            if group.name in seen:
+                raise ValueError(f"group {group.name!r} comes twice; each group needs a name of its own")
+            seen.add(group.name)
+        return groups
+
+    @field_validator("exit_s", "entry_s")
+    @classmethod
+    def _units_of_groups(cls, given: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        units = {unit for group in info.data.get("groups", ()) for unit in group.costs}
+        stranger = next((unit for unit in given if units and unit not in units), None)
+        if stranger is not None:
+            raise ValueError(f"no group runs on {stranger!r}; they run on {', '.join(sorted(units))}")
+        return given
+
+    @property
+    def units(self) -> tuple[str, ...]:
+        """Every unit that runs some group, in the order they are named."""
+        return tuple(dict.fromkeys(unit for group in self.groups for unit in group.costs))
+
+    def total_s(self, unit: str) -> float | None:
+        """The whole model on one unit, alone, without entry and exit; None where it cannot run some group."""
+        if any(unit not in group.costs for group in self.groups):
+            return None
+        return sum(group.costs[unit].time_s for group in self.groups)
+
+    def task(self, name: str | None = None, *, after: Sequence[str] = (), repeats: int = 1) -> Task:
+        """The model as something to be mapped, under its own name unless another is given."""
+        groups = tuple(_group(group) for group in self.groups)
+        entry, exit_ = dict(self.entry_s) or None, dict(self.exit_s) or None
+        return Task(name or self.model, groups, tuple(after), repeats, entry, exit_)
+
+
+def _group(group: ProfileGroup) -> Group:
+    costs = {unit: UnitCost(**cost.model_dump()) for unit, cost in group.costs.items()}
+    layers = (group.layers,) if isinstance(group.layers, str) else group.layers
+    return Group(group.name, costs, group.leave, layers)
+
+
+# Files
+
+
+def read_soc_profile(path: str | Path) -> SocProfile:
+    """The profile a JSON file holds."""
+    return parse_soc_profile(read_limited(path), str(path))
+
+
+def write_soc_profile(profile: SocProfile, path: str | Path) -> None:
+    """Write *profile* as JSON; what has its default value is left out."""
+    head = {"format": profile.format, "kind": profile.kind}
+    write_json(path, head | profile.model_dump(mode="json", exclude_defaults=True))
+
+
+def parse_soc_profile(raw: Any, where: str) -> SocProfile:
+    """The profile a parsed file holds; *where* opens the error."""
+    if not isinstance(raw, dict) or raw.get("kind") != "soc-profile":
+        kind = repr(raw.get("kind")) if isinstance(raw, dict) else "no object"
+        raise ProfileError(f'{where}: is {shortened(kind)}; a profile for mapping is an object of kind "soc-profile"')
+    try:
+        return SocProfile.model_validate(raw)
+    except ValidationError as error:
+        problem = _whose(raw, error) + first_problem(error, SocProfile, ProfileGroup, ProfileCost)
+        # A key of the file may hold anything.
+        raise ProfileError(f"{where}: {problem if problem.isprintable() else ascii(problem)[1:-1]}") from error
+
+
+def read_limited(path: str | Path) -> Any:
+    """The parsed file, if it is not too large for a profile."""
+    try:
+        size = Path(path).stat().st_size
+    except (OSError, ValueError) as error:  # ValueError: a path with a zero in it
+        raise ProfileError(f"{path!s}: cannot read the file: {reason_of(error)}") from error
+    if size > MAX_FILE_BYTES:
+        raise ProfileError(f"{path}: {size} bytes are too many for a profile; at most {MAX_FILE_BYTES}")
+    return read_json(path, ProfileError)
+
+
+def _whose(raw: Mapping[str, Any], error: ValidationError) -> str:
+    """The name of the group a complaint is about, where it is about one that has a name."""
+    place = error.errors(include_url=False)[0]["loc"]
+    if len(place) < 2 or place[0] != "groups" or not isinstance(place[1], int):
+        return ""
+    group = raw["groups"][place[1]]
+    name = group.get("name") if isinstance(group, dict) else None
+    return f"group {shortened(repr(name))}: " if isinstance(name, str) else ""
+
+
+def shortened(text: str) -> str:
+    """*text*, cut so that it fits into the line of an error."""
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def readable(name: str) -> str:
+    """A name from outside as a profile may hold it: on one line, and not of any length."""
+    plain = name if name.isprintable() else ascii(name)[1:-1]
+    return (plain if len(plain) <= MAX_NAME else plain[: MAX_NAME - 3] + "...") or "unnamed"
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """*names* with a number behind each that came before."""
+    taken, seen, made = set(names), set[str](), []
+    numbers: dict[str, int] = {}
+    for name in names:
+        fresh = name
+        while fresh in seen or (fresh != name and fresh in taken):
+            numbers[name] = numbers.get(name, 1) + 1
+            fresh = f"{name} #{numbers[name]}"
+        seen.add(fresh)
+        made.append(fresh)
+    return made
+
+
+# Fewer groups
+
+
+def merge_groups(profile: SocProfile, max_groups: int) -> SocProfile:
+    """*profile* with at most *max_groups* groups, made by joining neighbours, the least useful boundary first.
+
+    A boundary the model may not leave at goes first; then one whose sides run on the same units; and among those the
+    one with the least work on both sides less what a move across it costs. Ties go to the front of the model.
+    """
+    if max_groups < 1:
+        raise ProfileError(f"max_groups = {max_groups} must be at least 1")
+    groups = list(profile.groups)
+    if len(groups) <= max_groups:
+        return profile
+    ranks = [_usefulness(*pair) for pair in pairwise(groups)]
+    while len(groups) > max_groups:
+        place = ranks.index(min(ranks))
+        if not groups[place].costs.keys() & groups[place + 1].costs.keys():
+            raise ProfileError(
+                f"{profile.model}: cannot be merged to {max_groups} groups: no unit runs both "
+                f"{groups[place].name!r} and {groups[place + 1].name!r}; allow {len(groups)}"
+            )
+        groups[place : place + 2] = [_joined(groups[place], groups[place + 1])]
+        del ranks[place]
+        for side in (place - 1, place):
+            if 0 <= side < len(ranks):
+                ranks[side] = _usefulness(groups[side], groups[side + 1])
+    names = distinct([group.name for group in groups])
+    named = [group.model_copy(update={"name": name}) for group, name in zip(groups, names, strict=True)]
+    units = {unit for group in named for unit in group.costs}
+    ends = {
+        key: {unit: s for unit, s in getattr(profile, key).items() if unit in units} for key in ("entry_s", "exit_s")
+    }
+    return profile.model_copy(update={"groups": tuple(named), **ends})
+
+
+def _usefulness(left: ProfileGroup, right: ProfileGroup) -> tuple[bool, int, float]:
+    shared = left.costs.keys() & right.costs.keys()
+    lost = len(left.costs) + len(right.costs) - 2 * len(shared) if shared else 2 * MAX_STEPS
+    work = sum(min(cost.time_s for cost in side.costs.values()) for side in (left, right))
+    moves = [
+        left.costs[a].out_s + right.costs[b].in_s for a in sorted(left.costs) for b in sorted(right.costs) if a != b
+    ]
+    return left.leave, lost, work - min(moves, default=0.0)
+
+
+def _joined(left: ProfileGroup, right: ProfileGroup) -> ProfileGroup:
+    name = f"{readable(left.name.split(' .. ')[0])} .. {readable(right.name.split(' .. ')[-1])}"
+    try:
+        costs = {unit: _sum(left.costs[unit], right.costs[unit]) for unit in left.costs if unit in right.costs}
+        return ProfileGroup(name=name, layers=_all_layers(left, right), leave=right.leave, costs=costs)
+    except ValidationError as error:
+        raise ProfileError(f"group {shortened(name)!r}: {first_problem(error)}") from error
+
+
+def _sum(left: ProfileCost, right: ProfileCost) -> ProfileCost:
+    time_s = left.time_s + right.time_s
+    moved_gb = left.time_s * left.demand_gb_s + right.time_s * right.demand_gb_s
+    larger_gb_s = max(left.demand_gb_s, right.demand_gb_s)
+    demand_gb_s = min(larger_gb_s, moved_gb / time_s) if time_s else larger_gb_s  # min: against rounding
+    both = left.energy_j is not None and right.energy_j is not None
+    energy_j = (left.energy_j or 0.0) + (right.energy_j or 0.0) if both else None
+    return ProfileCost(time_s=time_s, demand_gb_s=demand_gb_s, in_s=left.in_s, out_s=right.out_s, energy_j=energy_j)
+
+
+def _all_layers(left: ProfileGroup, right: ProfileGroup) -> tuple[str, ...] | str:
+    if isinstance(left.layers, str) and isinstance(right.layers, str):
+        first, last = left.layers.split("-"), right.layers.split("-")
+        if len(first) == len(last) == 2:
+            return f"{first[0]}-{last[1]}"
+    sides = [(side.layers,) if isinstance(side.layers, str) else side.layers for side in (left, right)]
+    return (*sides[0], *sides[1])

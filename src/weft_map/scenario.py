@@ -1,0 +1,232 @@
+"""What a user wants mapped, as a TOML file or as the options of a command: a SoC, its tasks, and perhaps phases.
+
+A scenario names models; ``prepare`` finds their profiles and makes the problem. Phases (``weft_map.dynamic``)
+say which of the tasks run when. ``map_models`` is all of it in one call.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
+
+from weft.base.errors import ShapeNeeded, WorkloadError, reason_of, unknown_name
+from weft.base.jsonfile import first_problem, printable
+from weft.base.shapes import sizes_of
+from weft.devices.soc import Soc, load_soc
+from weft_map.limits import TaskLimits
+from weft_map.problem import MAX_STEPS, Objective, Problem
+from weft_map.profile_by_name import find_profile
+from weft_map.profiles import Origin, SocProfile, merge_groups
+from weft_map.solver import Improvement, Options, Solution, solve
+
+ESTIMATED_GROUPS = 16
+"""An estimated profile is merged to so many groups, unless the scenario says how many it wants."""
+
+Name = Annotated[str, Field(min_length=1, max_length=1600), AfterValidator(printable)]
+Names = Annotated[tuple[Name, ...], Field(strict=False)]
+Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False), BeforeValidator(sizes_of)]
+Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
+
+class ScenarioTask(BaseModel, extra="forbid", frozen=True, strict=True):
+    """A model to be run."""
+
+    model: Name
+    """A name of the zoo, an .onnx file or a profile (.json); files are relative to the scenario's."""
+    name: Name | None = None
+    """What the task is called; the model's name, with a number behind it where that is taken."""
+    after: Names = ()
+    """Tasks whose end it waits for."""
+    repeats: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
+    """Runs in a row."""
+    shapes: dict[Name, Shape] | None = None
+    """Input of the model -> shape, or axis -> size; with them its profile is estimated."""
+
+
+class ScenarioPhase(BaseModel, extra="forbid", frozen=True, strict=True):
+    """A stretch of time during which the same tasks run, again and again."""
+
+    tasks: Annotated[Names, Field(min_length=1)]
+    duration_s: Seconds
+
+
+class Scenario(BaseModel, extra="forbid", frozen=True, strict=True):
+    """What is to be mapped. The field names are the keys of the file."""
+
+    soc: Name
+    """A SoC that ships with weft, or a TOML file."""
+    objective: Objective = "latency"
+    max_switches: Annotated[int, Field(ge=0)] | None = None
+    """Changes of unit within a run, of every task."""
+    energy_budget_j: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """What all tasks together may spend."""
+    time_limit_s: Seconds = 60.0
+    """The seconds that the search may take."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    cp_sat: bool = False
+    """Ask CP-SAT first, which knows no contention, for a start and a bound."""
+    ties: Annotated[float, Field(ge=0, le=0.1)] = 1e-4
+    """Of schedules whose latencies differ by less than this share, the one with the most throughput is taken."""
+    strict: bool = False
+    """Search until the proof assumes nothing, however long that takes."""
+    profiles: Origin | None = None
+    """Where the profiles must come from; the best there are, if left out."""
+    max_groups: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
+    """Groups of a model at most; neighbours are merged until there are no more."""
+    task: Annotated[tuple[ScenarioTask, ...], Field(min_length=1, max_length=64, strict=False)]
+    phase: Annotated[tuple[ScenarioPhase, ...], Field(max_length=10_000, strict=False)] = ()
+    folder: str = ""
+    """Where files are looked for; not a key of the file."""
+
+    @property
+    def options(self) -> Options:
+        """How to search."""
+        limits = TaskLimits(self.max_switches, self.energy_budget_j)
+        return Options(
+            objective=self.objective,
+            limits=limits,
+            time_limit_s=self.time_limit_s,
+            seed=self.seed,
+            cp_sat=self.cp_sat,
+            ties=self.ties,
+            strict=self.strict,
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the tasks are called: as they say, else after their models, each differently."""
+        taken = {task.name for task in self.task if task.name}
+        names: list[str] = []
+        for task in self.task:
+            name = task.name or _free(short_name(task.model), taken)
+            taken.add(name)
+            names.append(name)
+        return tuple(names)
+
+    def path(self, text: str) -> str:
+        """A file that the scenario names; anything else stays as it is."""
+        is_file = text.endswith((".onnx", ".json", ".toml"))
+        return str(Path(self.folder) / text) if is_file else text
+
+
+@dataclass(frozen=True)
+class MappingCase:
+    """A scenario, or one phase of it, ready to be solved."""
+
+    problem: Problem
+    options: Options
+    profiles: Mapping[str, SocProfile]
+    """The profile of each task."""
+
+
+def short_name(model: str) -> str:
+    """A model's name, without folder and ending where it is a file."""
+    return Path(model).stem if model.endswith((".onnx", ".json")) else model
+
+
+def _free(name: str, taken: set[str]) -> str:
+    count, fresh = 1, name
+    while fresh in taken:
+        count += 1
+        fresh = f"{name}-{count}"
+    return fresh
+
+
+# Files
+
+
+def read_scenario(path: str | Path) -> Scenario:
+    """The scenario a TOML file describes."""
+    try:
+        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        if isinstance(error, tomllib.TOMLDecodeError):
+            raise WorkloadError(f"{path}: not a TOML file: {reason_of(error)}") from error
+        raise WorkloadError(f"{path}: cannot read the scenario: {reason_of(error)}") from error
+    if "folder" in raw:
+        raise WorkloadError(f"{path}: unknown key 'folder'")
+    return parse_scenario(raw | {"folder": str(Path(path).parent)}, str(path))
+
+
+def parse_scenario(raw: Mapping[str, Any], where: str) -> Scenario:
+    """The scenario that some values describe; *where* opens the error."""
+    try:
+        return Scenario.model_validate(raw)
+    except ValidationError as error:
+        raise WorkloadError(f"{where}: {first_problem(error, Scenario, ScenarioTask, ScenarioPhase)}") from error
+
+
+# From names to problems
+
+
+def prepare(scenario: Scenario) -> MappingCase:
+    """All tasks of *scenario*, together."""
+    soc = load_soc(scenario.path(scenario.soc))
+    return _case(scenario, soc, find_profiles(scenario, soc), scenario.names)
+
+
+def prepare_phases(scenario: Scenario) -> list[MappingCase]:
+    """Each phase of *scenario*; phases with the same tasks are the same case."""
+    if not scenario.phase:
+        raise WorkloadError("the scenario has no phases; add [[phase]] with tasks and duration_s")
+    soc = load_soc(scenario.path(scenario.soc))
+    profiles = find_profiles(scenario, soc)
+    cases: dict[tuple[str, ...], MappingCase] = {}
+    for phase in scenario.phase:
+        if phase.tasks not in cases:
+            cases[phase.tasks] = _case(scenario, soc, profiles, phase.tasks)
+    return [cases[phase.tasks] for phase in scenario.phase]
+
+
+def find_profiles(scenario: Scenario, soc: Soc) -> dict[str, SocProfile]:
+    """A profile for each task."""
+    found: list[tuple[ScenarioTask, SocProfile]] = []
+    for task in scenario.task:
+        same = (profile for other, profile in found if (other.model, other.shapes) == (task.model, task.shapes))
+        found.append((task, next(same, None) or _find(scenario, soc, task)))
+    return {name: profile for name, (_, profile) in zip(scenario.names, found, strict=True)}
+
+
+def _find(scenario: Scenario, soc: Soc, task: ScenarioTask) -> SocProfile:
+    path = scenario.path(task.model)
+    try:
+        profile = find_profile(path, soc, origin=scenario.profiles, max_groups=scenario.max_groups, shapes=task.shapes)
+    except ShapeNeeded as error:
+        raise _advised(scenario, task, error) from error
+    if scenario.max_groups is None and profile.origin == "estimated" and not path.endswith(".json"):
+        return merge_groups(profile, ESTIMATED_GROUPS)
+    return profile
+
+
+def _advised(scenario: Scenario, task: ScenarioTask, error: ShapeNeeded) -> ShapeNeeded:
+    """The error with advice for where the task was asked for: in a scenario file, or by options."""
+    if scenario.folder:
+        return error.advising(f'add shapes = {{ "{error.name}" = "{error.sizes}" }} to its [[task]]')
+    return error.advising(f"pass --shape {task.model}:{error.name}={error.sizes}") if len(scenario.task) > 1 else error
+
+
+def _case(scenario: Scenario, soc: Soc, profiles: Mapping[str, SocProfile], names: Sequence[str]) -> MappingCase:
+    tasks = dict(zip(scenario.names, scenario.task, strict=True))
+    for name in names:
+        if name not in tasks:
+            raise WorkloadError("a phase names an " + unknown_name("task", name, tasks))
+    made = [profiles[name].task(name, after=tasks[name].after, repeats=tasks[name].repeats) for name in names]
+    return MappingCase(Problem(soc, tuple(made)), scenario.options, {name: profiles[name] for name in names})
+
+
+def map_models(
+    soc: str,
+    models: Sequence[str],
+    *,
+    on_improvement: Callable[[Improvement], None] | None = None,
+    **settings: Any,
+) -> Solution:
+    """Map *models* (zoo names, .onnx files, profiles) to the units of *soc*; *settings* are keys of a scenario."""
+    raw = {"soc": soc, "task": [{"model": model} for model in models], **settings}
+    case = prepare(parse_scenario(raw, "map_models"))
+    return solve(case.problem, case.options, on_improvement)

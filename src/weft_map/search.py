@@ -1,0 +1,178 @@
+"""The search over event-aligned schedules, as Python sees it: its memory, its dives, and the way back to a schedule.
+
+The states and what follows them are compiled (``weft_map.kernels.soc_search``). A ``Search`` holds the states of one
+run: it dives for good schedules and, between dives, works towards the proof.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from math import inf
+
+import numpy as np
+
+from weft_map.kernels import soc_search as kernel
+from weft_map.kernels.soc import (
+    BOUNDARY,
+    DONE,
+    HELD,
+    LEAVING,
+    RUNNING,
+    phase_of,
+    step_of,
+)
+from weft_map.kernels.soc_bound import NOWHERE_EARLIER, SAME_LATER, ActivityPrices, BoundRules
+from weft_map.limits import TaskLimits
+from weft_map.problem import Ints, Objective, Problem, Tables
+from weft_map.schedule import Schedule
+
+FIRST_STATES = 1 << 14
+MOST_STATES = 1 << 23
+"""States kept at most: about a gigabyte. A search that needs more ends with a gap."""
+DIVE_STATES = 1 << 12
+"""Room of a dive, and more for each state of its width and each step; what finds no room is left out."""
+NOISE = 0.01
+"""How far a shaken dive may misjudge a state, as a share of its bound."""
+
+
+def rules(
+    problem: Problem, objective: Objective, limits: TaskLimits, *, strict: bool, deadline_s: float = inf
+) -> BoundRules:
+    """The rules of a search. strict: drop only states after which nothing can be better, beyond any doubt."""
+    return BoundRules(
+        objective == "throughput",
+        np.array([float(task.repeats) for task in problem.tasks]),
+        -1 if limits.max_switches is None else limits.max_switches,
+        deadline_s,
+        np.inf if limits.energy_budget_j is None else limits.energy_budget_j,
+        SAME_LATER if strict else NOWHERE_EARLIER,
+    )
+
+
+class Search:
+    """One run of the search: the best value so far, the bound, and the states between."""
+
+    def __init__(self, problem: Problem, rules: BoundRules, prices: ActivityPrices, best: float = inf) -> None:
+        """best: the value of a schedule that is known; only better ones are looked for."""
+        self._tables, self._rules, self._prices = problem.tables, rules, prices
+        tasks, _, units = self._tables.time.shape
+        self._work = kernel.scratch(tasks, units, prices.move.shape[1], subsets=rules.throughput)
+        self._best = np.array([best, -1.0])
+        self._states, self._table = self._memory(FIRST_STATES)
+        self._heap = np.zeros(FIRST_STATES, dtype=np.int64)
+        self._sizes = np.array([1, 1, 0], dtype=np.int64)
+        self.schedule: Schedule | None = None
+        """The best schedule this search found; None as long as it found nothing better than it was given."""
+        self.proved = False
+        """Whether no schedule of the class is better."""
+        self.full = False
+        """Whether it needs more states than it may keep."""
+
+    @property
+    def best(self) -> float:
+        """The value of the best schedule known: seconds, or the negated throughput."""
+        return float(self._best[0])
+
+    @property
+    def bound(self) -> float:
+        """No schedule of the class has a better value than this."""
+        if self.proved:
+            return self.best
+        return min(self.best, float(self._states.bound[self._heap[0]]))
+
+    @property
+    def first_bound(self) -> float:
+        """What the bound was before anything was expanded: no schedule of any kind is better."""
+        return float(self._states.bound[0])
+
+    @property
+    def expanded(self) -> int:
+        return int(self._sizes[2])
+
+    def beat(self, value: float) -> None:
+        """Look only for schedules better than this."""
+        self._best[0] = min(self._best[0], value)
+
+    def dive(self, width: int, rng: np.random.Generator | None = None) -> bool:
+        """Go down with the best *width* states of every depth, misjudged a little by *rng*; whether that found better.
+
+        The states of a dive are its own: it may leave out what the proof must not."""
+        states, table = self._memory(DIVE_STATES + 8 * width * int(self._tables.steps.sum()))
+        layer, count, before = np.zeros(1, dtype=np.int64), 1, self.best
+        while len(layer):
+            first = count
+            count = kernel.grow(
+                self._tables, self._rules, self._prices, states, table, self._work, layer, count, self._best
+            )
+            fresh = first + np.flatnonzero(~states.dropped[first:count])
+            keys = states.bound[fresh]
+            if rng is not None:
+                keys = keys * (1 + NOISE * rng.random(len(keys)))
+            layer = fresh[np.argsort(keys, kind="stable")[:width]]
+        return self._remember(states, before)
+
+    def expand(self, steps: int = 2000) -> bool:
+        """Expand the most promising states; returns whether that found a better schedule."""
+        before = self.best
+        verdict = kernel.expand(
+            self._tables, self._rules, self._prices, self._states, self._table, self._heap, self._work, steps,
+            self._best, self._sizes,
+        )  # fmt: skip
+        self.proved = verdict == 0
+        if verdict == 2:
+            self._enlarge()
+        return self._remember(self._states, before)
+
+    def _memory(self, size: int) -> tuple[kernel.Store, Ints]:
+        """Room for *size* states, with the first one in it."""
+        states = kernel.store(size, len(self._tables.steps))
+        table = np.full(1 << (2 * size - 1).bit_length(), -1, dtype=np.int64)
+        kernel.root(self._tables, self._rules, self._prices, states, self._work)
+        return states, table
+
+    def _enlarge(self) -> None:
+        """Make room for twice as many states, unless that is too many."""
+        count, size = int(self._sizes[0]), 2 * len(self._heap)
+        if size > MOST_STATES:
+            self.full = True
+            return
+        old = self._states
+        self._states = kernel.store(size, len(self._tables.steps))
+        for name, column in self._states._asdict().items():
+            column[:count] = getattr(old, name)[:count]
+        self._heap = np.concatenate([self._heap, np.zeros(size - len(self._heap), dtype=np.int64)])
+        self._table = np.full(1 << (2 * size - 1).bit_length(), -1, dtype=np.int64)
+        kernel.relist(self._rules, self._states, count, self._table)
+
+    def _remember(self, states: kernel.Store, before: float) -> bool:
+        if self.best >= before:
+            return False
+        self.schedule = _schedule(self._tables, states, int(self._best[1]))
+        return True
+
+
+def _schedule(tables: Tables, states: kernel.Store, last: int) -> Schedule:
+    """Units and starts, read off the states that lead to a finished one."""
+    rows = [last]
+    while states.parent[rows[-1]] >= 0:
+        rows.append(int(states.parent[rows[-1]]))
+    rows.reverse()
+    units = [[-1] * int(steps) for steps in tables.steps]
+    starts = [[0.0] * int(steps) for steps in tables.steps]
+    for row, following in pairwise(rows):
+        for n, steps in enumerate(tables.steps.tolist()):
+            phase, step = phase_of(states.code[row, n]), step_of(states.code[row, n])
+            if phase in (BOUNDARY, HELD):
+                units[n][step] = int(states.chosen[following, n])
+            begun = _begun(int(states.code[row, n]), steps)
+            if _begun(int(states.code[following, n]), steps) > begun:
+                starts[n][begun] = float(states.time[row])
+    return Schedule(tuple(map(tuple, units)), tuple(map(tuple, starts)), made_by="weft")
+
+
+def _begun(code: int, steps: int) -> int:
+    """How many of a task's steps have started."""
+    phase, step = phase_of(code), step_of(code)
+    if phase == DONE:
+        return steps
+    return int(step + (phase in (RUNNING, LEAVING)))

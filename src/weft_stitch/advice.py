@@ -1,0 +1,187 @@
+"""Whether a stitched file should be served, or the models it was made of: ``advise`` runs both as a server would.
+
+A server runs what has come: one request of one model, or requests of all of them in one batch. A stitched file that
+is faster for a row of every model may be slower for one row of one model, whose share of the graph it also walks. Both
+are measured in ONNX Runtime, in turns, one thread each, as a lane of the server has it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.base.errors import StitchError
+from weft.runtime.stitched import TaskSpec, tasks_in
+from weft.runtime.tensors import Array
+
+ALONE, TOGETHER = "alone", "together"
+BATCHES = (1, 4)
+"""Rows of each model in requests that come together."""
+WARM_UPS, ROUNDS = 2, 20
+LONGEST_S = 2.0
+"""After so long no further round of a case begins."""
+NOTICED = 0.03
+"""Differences of this part of the time are none."""
+
+_TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+
+Clock = Callable[[], float]
+Run = Callable[[], object]
+OnCase = Callable[[int, int], None]
+"""Called with how many cases are done, and of how many."""
+
+
+_ADVICE = {
+    "stitched": "serve it",
+    "apart": "serve the models apart instead",
+    "either": "serve it where requests mostly come as in the faster ones, else the models apart",
+}
+"""What to do, by ``Advice.serve``."""
+
+
+class ServedTimes(NamedTuple):
+    """What one kind of work takes either way."""
+
+    come: str
+    """Whether requests come ``alone`` (one of one model; the mean over the models) or ``together`` (of all)."""
+    rows: int
+    """Of each model that is asked for."""
+    apart_s: float
+    stitched_s: float
+
+    @property
+    def gain(self) -> float:
+        """How many times faster the stitched file is; below 1 it is slower."""
+        return self.apart_s / self.stitched_s
+
+    def told(self) -> str:
+        """A case in words."""
+        where = self.come if self.rows == 1 else f"{self.come} with {self.rows} rows each"
+        return f"{where} {self.gain:.2f}"
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A stitched file beside its models, as they would be served."""
+
+    cases: tuple[ServedTimes, ...]
+    stitched_bytes: int
+    apart_bytes: int
+    """What the files take."""
+
+    @property
+    def serve(self) -> str:
+        """Which is better: ``stitched``, ``apart``, or ``either``, where it depends on how requests come."""
+        gains = [each.gain for each in self.cases]
+        if min(gains) >= 1 - NOTICED:
+            return "stitched" if max(gains) > 1 + NOTICED or self.stitched_bytes < self.apart_bytes else "either"
+        return "apart" if max(gains) <= 1 + NOTICED else "either"
+
+    @property
+    def line(self) -> str:
+        """What a user is told."""
+        measured = ", ".join(each.told() for each in self.cases)
+        return f"times the speed of the models apart, as requests come: {measured}; {_ADVICE[self.serve]}"
+
+    def as_dict(self) -> dict[str, Any]:
+        """What a JSON file says of it."""
+        cases = [each._asdict() | {"gain": each.gain} for each in self.cases]
+        return {
+            "serve": self.serve,
+            "stitched_bytes": self.stitched_bytes,
+            "apart_bytes": self.apart_bytes,
+            "cases": cases,
+        }
+
+
+def advise(
+    stitched: Path,
+    sources: Mapping[str, Path],
+    *,
+    batches: Sequence[int] = BATCHES,
+    threads: int = 1,
+    on_case: OnCase = lambda done, of: None,
+    clock: Clock = time.process_time,
+) -> Advice:
+    """Run *stitched* and the files of its models (by name) as a server would, in turns, and say which to serve."""
+    tasks = tasks_in(stitched)
+    if missing := [task.name for task in tasks if task.name not in sources]:
+        raise StitchError(f"{stitched} holds {missing[0]}, whose own file is not known; name it")
+    if not tasks:
+        raise StitchError(f"{stitched} is not stitched; give what weft stitch --dynamic wrote")
+    bench = _Bench(stitched, [sources[task.name] for task in tasks], tasks, threads)
+    wanted = [(ALONE, 1), *((TOGETHER, rows) for rows in batches)]
+    cases: list[ServedTimes] = []
+    for come, rows in wanted:
+        on_case(len(cases), len(wanted))
+        apart, joined = bench.runs(come, rows)
+        share = len(tasks) if come == ALONE else 1
+        cases.append(ServedTimes(come, rows, *(each / share for each in least_times([apart, joined], clock))))
+    return Advice(tuple(cases), _size(stitched), sum(map(_size, {sources[task.name] for task in tasks})))
+
+
+def least_times(contenders: Sequence[Sequence[Run]], clock: Clock) -> list[float]:
+    """The least time of each contender, which runs all of its parts; they take turns."""
+    found = [inf] * len(contenders)
+    began_s = time.monotonic()
+    for turn in range(WARM_UPS + ROUNDS):
+        for place, runs in enumerate(contenders):
+            start_s = clock()
+            for run in runs:
+                run()
+            if turn >= WARM_UPS:
+                found[place] = min(found[place], max(clock() - start_s, 1e-9))
+        if turn >= WARM_UPS and time.monotonic() - began_s > LONGEST_S:
+            break
+    return found
+
+
+class _Bench:
+    """The sessions of both ways, and what they are fed."""
+
+    def __init__(self, stitched: Path, files: Sequence[Path], tasks: Sequence[TaskSpec], threads: int) -> None:
+        from weft_stitch.running.racing import opened
+
+        self._tasks = tasks
+        self._joined = opened(stitched, threads, stitched.name, optimise=True)
+        self._apart = [opened(file, threads, file.name, optimise=True) for file in files]
+        self._shapes = {each.name: tuple(each.shape[1:]) for each in self._joined.get_inputs()}
+        self._rng = np.random.default_rng(0)
+
+    def runs(self, come: str, rows: int) -> tuple[list[Run], list[Run]]:
+        """The runs apart and stitched: of every model in turn, or of all at once."""
+        everyone = range(len(self._tasks))
+        apart = [run for task in everyone for run in self._alone(task, rows)]
+        groups = [[task] for task in everyone] if come == ALONE else [list(everyone)]
+        return apart, [self._stitched(group, rows) for group in groups]
+
+    def _alone(self, task: int, rows: int) -> list[Run]:
+        """Runs of a model's own file; several where it takes a fixed number of rows that is smaller."""
+        session, spec = self._apart[task], self._tasks[task]
+        fixed = [each.shape[0] for each in session.get_inputs() if isinstance(each.shape[0], int)]
+        each_time = min([rows, *fixed])
+        feed = {each.name: self._drawn(spec.inputs[each.name], max([each_time, *fixed])).astype(_TYPES[each.type])
+                for each in session.get_inputs()}  # fmt: skip
+        return [lambda: session.run(None, feed)] * -(-rows // each_time)
+
+    def _stitched(self, tasks: Sequence[int], rows: int) -> Run:
+        present = {name for task in tasks for name in self._tasks[task].inputs.values()}
+        wanted = [name for task in tasks for name in self._tasks[task].outputs.values()]
+        feed = {name: self._drawn(name, rows if name in present else 0) for name in self._shapes}
+        return lambda: self._joined.run(wanted, feed)
+
+    def _drawn(self, name: str, rows: int) -> Array:
+        shape = (rows, *self._shapes[name])
+        drawn: Array = self._rng.standard_normal(shape, np.float32)
+        return drawn
+
+
+def _size(path: Path) -> int:
+    beside = path.with_name(f"{path.name}.data")
+    return path.stat().st_size + (beside.stat().st_size if beside.exists() else 0)

@@ -1,0 +1,234 @@
+"""One graph for a family whose sharing is known: ``assemble``, and ``Stitched``, what comes of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from weft.base.errors import StitchError, unknown_name
+from weft_stitch.codes import coded_kernels, in_codes, notes
+from weft_stitch.counts import count
+from weft_stitch.emit import plain_graph
+from weft_stitch.family import Family
+from weft_stitch.forms import FORMS
+from weft_stitch.graph import Graph
+from weft_stitch.lowering import formed, lower
+from weft_stitch.metadata import metadata
+from weft_stitch.parts import part
+from weft_stitch.planning.balance import SLACK, Contest, contest
+from weft_stitch.planning.cost import GraphCost, Modelled
+from weft_stitch.planning.planner import ANYWHERE, Plan, Progress, lower_plan, plan
+from weft_stitch.sharing import Sharing
+from weft_stitch.slabs import slabs as in_slabs
+from weft_stitch.summary import (
+    SEQUENTIAL,
+    SLABBED,
+    STITCHED,
+    Summary,
+    Way,
+    kernels,
+    layer_rows,
+    of_form,
+    space_rows,
+    together,
+    way,
+)
+from weft_stitch.unrounded import without_rounding
+
+PLANNED = "planned"
+"""Instead of a form: each layer gets the one that costs least."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stitched:
+    """Several models as one graph that equals them."""
+
+    family: Family
+    sharing: Sharing
+    forms: Mapping[str, str]
+    """The form of every layer that takes one."""
+    graph: Graph
+    batches: tuple[int, ...]
+    """Rows of each model that it was made for."""
+    dynamic: bool = False
+    """Whether each model's rows are only known at run time."""
+    align: int = 1
+    plan: Plan | None = None
+    slabs_allowed: bool = False
+    contest: Contest | None = None
+    """What its plan was chosen from."""
+
+    def __repr__(self) -> str:
+        rows = "any" if self.dynamic else ", ".join(map(str, self.batches))
+        return f"Stitched({', '.join(self.names)}; form {of_form(self.forms)}, rows {rows})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(net.name for net in self.family.nets)
+
+    @cached_property
+    def counted(self) -> Graph:
+        """The graph with the rows it was made for, which can be counted."""
+        if not self.dynamic:
+            return self.graph
+        if self.plan:
+            return lower_plan(self.family, self.sharing, self.plan, align=self.align)
+        return lower(self.family, self.sharing, self.forms, align=self.align)
+
+    @property
+    def metadata(self) -> dict[str, str]:
+        """What an ONNX file of it says of its models."""
+        from weft_stitch.described import described  # pydantic is for files
+
+        told = metadata(self.family, self.batches)
+        return told | described(self.family, self.sharing, self.graph) if self.dynamic else told
+
+    @cached_property
+    def report(self) -> Summary:
+        """What it comes to, beside the models one after another."""
+        return self.summarise()
+
+    def summarise(self, cost: Modelled | None = None, compare: Sequence[str] = ()) -> Summary:
+        """What it comes to on a described machine, also with each of the forms *compare* throughout."""
+        cost = cost or Modelled()
+        ways = [self._sequential(SEQUENTIAL, cost), self._way(STITCHED, cost)]
+        if compare and self.slabs_alone:
+            ways.append(self._sequential(SLABBED, cost))
+        impossible: dict[str, str] = {}
+        for form in compare:
+            found = self._other(form, cost)
+            if isinstance(found, Way):
+                ways.append(found)
+            else:
+                impossible[form] = found
+        return Summary(
+            self.names,
+            self.batches,
+            self.dynamic,
+            of_form(self.forms),
+            tuple(ways),
+            impossible,
+            kernels(self.family, self.sharing),
+            layer_rows(self.family, self.sharing, self.counted, self.forms, self.plan, cost),
+            space_rows(self.family, self.sharing),
+        )
+
+    @property
+    def slabs(self) -> frozenset[str]:
+        """The layers whose convolutions are in slabs."""
+        return self.plan.slabs if self.plan else frozenset()
+
+    @property
+    def slabs_alone(self) -> frozenset[str]:
+        """The layers that are in slabs when nothing else is done: those of ``separate``, if it was planned."""
+        return next((each.slabs for each in self._rivals if each.name == "separate"), self.slabs)
+
+    @property
+    def _rivals(self) -> tuple[Plan, ...]:
+        return self.contest.plans if self.contest else ()
+
+    def alone(self, task: int, *, slabs: bool = False) -> Graph:
+        """One of the models, its normalisations folded; with *slabs*, in slabs where that is faster."""
+        if not slabs:
+            return plain_graph(self.family.nets[task])
+        graph = lower(*part(self.family, self.sharing, (task,)), "separate")
+        return in_slabs(graph, {layer.ops[task].name for layer in self.family.layers if layer.name in self.slabs_alone})
+
+    def _sequential(self, name: str, cost: Modelled) -> Way:
+        graphs = (self.alone(task, slabs=name == SLABBED) for task in range(self.family.tasks))
+        return together(name, [way(name, graph, cost) for graph in graphs])
+
+    def _way(self, name: str, cost: Modelled) -> Way:
+        return replace(way(name, self.counted, cost), launches=count(self.graph).launches, slabs=bool(self.slabs))
+
+    def _other(self, form: str, cost: Modelled) -> Way | str:
+        """Another form throughout, or why it cannot be."""
+        try:
+            return self.in_form(form)._way(form, cost)
+        except StitchError as error:
+            return str(error)
+
+    def planned(self, other: Plan) -> Stitched:
+        """What comes of the same models by another plan."""
+        graph = lower_plan(self.family, self.sharing, other, dynamic=self.dynamic, align=self.align)
+        return replace(self, forms=other.forms, graph=graph, plan=other)
+
+    def unrounded(self) -> Stitched:
+        """What comes of the same models if they round nothing; itself where they do not."""
+        if not self.graph.rounded:
+            return self
+        other = replace(self, family=without_rounding(self.family))
+        if self.plan:
+            return other.planned(self.plan)
+        graph = lower(other.family, self.sharing, self.forms, dynamic=self.dynamic, align=self.align)
+        return replace(other, graph=graph)
+
+    def in_form(self, form: str) -> Stitched:
+        """What comes of the same models with one form throughout."""
+        for each in self._rivals:
+            if each.name == form:
+                return self.planned(each)
+        return assemble(
+            self.family, self.sharing, form=form, dynamic=self.dynamic, slabs=self.slabs_allowed, align=self.align
+        )
+
+    def module(self, *, device: Any = "cpu", dtype: Any = None, channels_last: bool = False) -> Any:
+        """A torch module; its inputs and outputs are those of the models, one model after another."""
+        from weft_stitch.running.module import StitchedModule
+
+        return StitchedModule(self.graph, device=device, dtype=dtype, channels_last=channels_last)
+
+    def to_onnx(self, path: str | os.PathLike[str]) -> None:
+        """Write it as an ONNX file, which ``weft serve`` serves as the models it is made of if it is dynamic."""
+        from weft_stitch.onnx_writer import write_onnx
+
+        kernels = coded_kernels(self.graph)
+        write_onnx(in_codes(self.graph, kernels), path, self.metadata | notes(self.graph, kernels))
+
+
+def assemble(
+    family: Family,
+    sharing: Sharing,
+    *,
+    form: str | Mapping[str, str] = PLANNED,
+    dynamic: bool = False,
+    cost: GraphCost | None = None,
+    slack: float = SLACK,
+    slabs: bool = False,
+    align: int = 1,
+    weight_cap_bytes: int | None = None,
+    progress: Progress = lambda what: None,
+) -> Stitched:
+    """Choose the forms of a family whose sharing is known, and lower it; nothing is compared with the models.
+
+    form: ``planned``, the name of one, or one for each layer.
+    cost: what ``planned`` goes by: a described machine (a CPU under onnxruntime), or a clock like ``GraphTimer``.
+    slack: how much slower than the fastest a plan may be if it stores fewer weights, as a part of the fastest's time.
+    slabs: convolutions in slabs where that is faster, as it often is under onnxruntime on a CPU.
+    align: see ``lowering.lower``; for the form ``fused``.
+    weight_cap_bytes: see ``planner.plan``.
+    """
+    settings: dict[str, Any] = {"slabs": slabs, "dynamic": dynamic, "align": align, "progress": progress}
+    settings["weight_cap_bytes"] = weight_cap_bytes
+    chosen, found = None, None
+    if form == PLANNED:
+        found = contest(family, sharing, cost or Modelled(), slack=slack, **settings)
+        chosen = found.chosen
+    elif isinstance(form, str) and slabs and form in ANYWHERE:
+        chosen = plan(family, sharing, cost or Modelled(), forms=(form,), **settings)
+    if chosen:
+        graph, forms = lower_plan(family, sharing, chosen, dynamic=dynamic, align=align), chosen.forms
+    else:
+        forms = uniform(family, form) if isinstance(form, str) else form
+        graph = lower(family, sharing, forms, dynamic=dynamic, align=align)
+    return Stitched(family, sharing, forms, graph, family.batches, dynamic, align, chosen, slabs, found)
+
+
+def uniform(family: Family, form: str) -> dict[str, str]:
+    """One form for all layers; where channels are filtered one by one there is nothing to fuse, and it is ``split``."""
+    if form not in FORMS:
+        raise StitchError(unknown_name("form", form, (PLANNED, *FORMS)))
+    return {layer.name: "split" if form == "fused" and layer.op.depthwise else form for layer in formed(family)}

@@ -1,0 +1,142 @@
+"""Runs the models of a body and what is made of them, in ONNX Runtime: ``BodyBench``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from weft.base.errors import StitchError
+from weft_stitch.bodies.body import Body, BodyValue
+from weft_stitch.bodies.joining import alone, exposed, port_name
+from weft_stitch.bodies.places import MORE, SMALL, BodyPlace, see_outputs
+from weft_stitch.bodies.samples import BodySamples, Feed
+from weft_stitch.graph import Graph
+from weft_stitch.net import Array
+from weft_stitch.onnx_writer import write_onnx
+from weft_stitch.running.checking import Difference, relative_difference
+from weft_stitch.running.racing import answers, least_seconds, opened
+
+MOST_RACED = 8
+"""Models that are held at once to be timed; all others are taken to be as fast."""
+
+Alone = Callable[[Feed], list[Array]]
+"""A model that is held: inputs -> outputs, in order."""
+
+
+class BodyBench:
+    """The models' files, of which one is held at a time."""
+
+    def __init__(self, body: Body, files: Sequence[Path], threads: int) -> None:
+        self._body, self._files, self._threads = body, files, threads
+        self._held: tuple[int, Alone] | None = None
+
+    def alone(self, task: int, feed: Feed) -> dict[str, Array]:
+        """What a model answers by itself: its own file, or its adapter within the base's weights."""
+        if self._held is None or self._held[0] != task:
+            self._held = None
+            self._held = task, self._opened(task, optimise=False)
+        return dict(zip(self._body.outputs[task], self._held[1](feed), strict=True))
+
+    def values(self, samples: BodySamples) -> Callable[[int, int, int], dict[BodyValue, Array]]:
+        """Runs that show all values of a model."""
+
+        def run(task: int, rows: int, length: int) -> dict[BodyValue, Array]:
+            wanted = self._body.values(task)
+            graph = alone(self._body, task, wanted)
+            session = self._session(graph, optimise=False)
+            drawn = samples.draw(np.random.default_rng(0), task, MORE[0], length)
+            feed = self._named(task, {name: each[:rows] for name, each in drawn.items()})
+            try:
+                found = answers(session, [exposed(value) for value in wanted], feed, graph.name)
+            except StitchError as error:
+                raise StitchError(f"{error} (with {rows} rows; export it so that it takes any number)") from error
+            return dict(zip(wanted, found, strict=True))
+
+        return run
+
+    def outputs(self, samples: BodySamples) -> dict[str, BodyPlace]:
+        """Where rows and lengths are in the outputs of every model, by the graph's names."""
+
+        def run(task: int, rows: int, length: int) -> dict[str, Array]:
+            return self.alone(task, samples.draw(np.random.default_rng(0), task, rows, length))
+
+        return {
+            port_name(self._body, task, name): place
+            for task in range(self._body.tasks)
+            for name, place in see_outputs(self._body, task, run).items()
+        }
+
+    def difference(self, graph: Graph, samples: BodySamples) -> Difference:
+        """The largest over rows and lengths that differ as far as they may."""
+        session, tasks = self._session(graph, optimise=True), range(self._body.tasks)
+        names = [each.name for each in graph.outputs]
+        fed, found = [], []
+        for seed, lengths in enumerate(_lengths(samples, len(tasks))):
+            rng = np.random.default_rng(seed)
+            fed.append([samples.draw(rng, task, 1 + (task + seed) % 3, lengths[task]) for task in tasks])
+            found.append(dict(zip(names, answers(session, names, self._joined(fed[-1]), graph.name), strict=True)))
+        worst = Difference(0.0, "")
+        for task in tasks:
+            for feeds, together in zip(fed, found, strict=True):
+                for port, wanted in self.alone(task, feeds[task]).items():
+                    name = port_name(self._body, task, port)
+                    worst = max(worst, Difference(relative_difference(together[name], wanted), name))
+        return worst
+
+    def unchanged(self, task: int, samples: BodySamples, close: Callable[[Array, Array], bool]) -> bool:
+        """Whether a model, with what the body holds of it, answers as it does alone."""
+        feed = samples.draw(np.random.default_rng(0), task, *SMALL)
+        session = self._session(alone(self._body, task), optimise=False)
+        found = answers(session, self._ours(task), self._named(task, feed), self._body.names[task])
+        wanted = self.alone(task, feed).values()
+        return all(each.shape == right.shape and close(each, right) for each, right in zip(found, wanted, strict=True))
+
+    def times_s(self, graph: Graph, samples: BodySamples, length: int) -> dict[str, float]:
+        """A row of each model, one model after another and all as one body, in turns."""
+        rng = np.random.default_rng(0)
+        feeds = [samples.draw(rng, task, 1, length) for task in range(self._body.tasks)]
+        raced = [self._opened(task, optimise=True) for task in range(min(MOST_RACED, len(feeds)))]
+        whole = self._session(graph, optimise=True)
+        contenders: dict[str, list[Callable[[], object]]] = {
+            "sequential": [partial(each, feed) for each, feed in zip(raced, feeds, strict=False)],
+            "stitched": [partial(whole.run, None, self._joined(feeds))],
+        }
+        found = least_seconds(contenders, threads=self._threads)
+        return found | {"sequential": found["sequential"] * len(feeds) / len(raced)}
+
+    def _opened(self, task: int, *, optimise: bool) -> Alone:
+        names, called = list(self._body.outputs[task]), self._body.names[task]
+        if not self._files[task].is_dir():
+            session = opened(self._files[task], self._threads, self._files[task].name, optimise=optimise)
+            return lambda feed: answers(session, names, feed, called)
+        whole, ours = self._session(alone(self._body, task), optimise=optimise), self._ours(task)
+        return lambda feed: answers(whole, ours, self._named(task, feed), called)
+
+    def _session(self, graph: Graph, *, optimise: bool) -> Any:
+        """A session over a graph of any size; what it was read from is gone."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "body.onnx"
+            write_onnx(graph, path)
+            return opened(path, self._threads, graph.name, optimise=optimise)
+
+    def _ours(self, task: int) -> list[str]:
+        """A model's outputs as a graph of weft calls them."""
+        return [port_name(self._body, task, name) for name in self._body.outputs[task]]
+
+    def _joined(self, feeds: Sequence[Feed]) -> Feed:
+        return {name: array for task, feed in enumerate(feeds) for name, array in self._named(task, feed).items()}
+
+    def _named(self, task: int, feed: Feed) -> Feed:
+        return {port_name(self._body, task, name): array for name, array in feed.items()}
+
+
+def _lengths(samples: BodySamples, tasks: int) -> list[list[int]]:
+    """Lengths of each model, to compare at."""
+    if samples.fill is None:
+        return [[6] * tasks, [9] * tasks]
+    return [[6] * tasks, [3 + 5 * task % 7 for task in range(tasks)]]

@@ -1,0 +1,155 @@
+"""What is read of one position only is computed for that one: ``narrowed``.
+
+A classifier reads the first token of what its last layer makes. Whatever that layer does position by position
+(products, norms, sums) need not be done for the others. The same numbers are computed, but fewer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft_stitch.graph import Graph, GraphStep
+from weft_stitch.net import Array
+
+_ONE_BY_ONE = {"Cast", "Erf", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Sqrt", "Tanh"}
+"""Operators that make each number of one."""
+_PAIRED = {"Add", "Div", "Mul", "Pow", "Sub"}
+
+
+class Position(NamedTuple):
+    """One place along an axis."""
+
+    axis: int
+    at: int
+
+
+Cut = dict[str, Position]
+"""Inputs of a step -> what it reads of them."""
+
+
+def narrowed(graph: Graph) -> Graph:
+    """*graph* without what nobody reads, as far as the shapes of its tensors are known."""
+    return _Narrower(graph).graph()
+
+
+class _Narrower:
+    """Asks backwards what is read of each tensor, then writes the steps anew."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self._wanted: dict[str, set[Position | None]] = {each.name: {None} for each in graph.outputs}
+        """Tensor -> what its readers take of it; None: all."""
+        self._narrow: dict[str, Position] = {}
+        """Tensors of which one position is computed."""
+        for step in reversed(graph.steps):
+            self._ask(step)
+        self._constants = dict(graph.constants)
+        self._steps: list[GraphStep] = []
+        self._taken: dict[tuple[str, Position], str] = {}
+
+    def graph(self) -> Graph:
+        if not self._narrow:
+            return self._graph
+        for step in self._graph.steps:
+            self._write(step)
+        read = {name for step in self._steps for name in step.inputs}
+        constants = {name: each for name, each in self._constants.items() if name in read}
+        return replace(self._graph, steps=tuple(self._steps), constants=constants)
+
+    def _ask(self, step: GraphStep) -> None:
+        wanted = set().union(*(self._wanted.get(name, set()) for name in step.outputs if name))
+        picked = self._picked(step)
+        position = next(iter(wanted)) if len(wanted) == 1 else None
+        cut = self._through(step, position) if position and not picked else {}
+        if position and cut:
+            self._narrow |= dict.fromkeys(filter(None, step.outputs), position)
+        for place, name in enumerate(step.inputs):
+            self._wanted.setdefault(name, set()).add(picked if picked and not place else cut.get(name))
+
+    def _write(self, step: GraphStep) -> None:
+        position = self._narrow.get(step.outputs[0])
+        picked = self._picked(step)
+        if picked and step.inputs[0] in self._narrow:
+            axis = self._numbers([picked.axis])
+            self._steps.append(GraphStep("Squeeze", (step.inputs[0], axis), step.outputs, {}, step.layer))
+        elif position:
+            cut = self._through(step, position)
+            read = tuple(self._at(name, cut[name], step.layer) if name in cut else name for name in step.inputs)
+            self._steps.append(replace(step, inputs=read))
+        else:
+            self._steps.append(step)
+
+    def _at(self, name: str, position: Position, layer: str) -> str:
+        """A tensor at one position; one that is computed whole is cut where it is first wanted so."""
+        if name in self._narrow:
+            return name
+        if (name, position) not in self._taken:
+            made = self._taken[name, position] = f"{name}_at_{position.at}_of_{position.axis}"
+            read = (name, self._numbers([position.at]))
+            self._steps.append(GraphStep("Gather", read, (made,), {"axis": position.axis}, layer))
+        return self._taken[name, position]
+
+    def _picked(self, step: GraphStep) -> Position | None:
+        """The position that a step takes out of what it reads, which has others behind each of its numbers."""
+        index = self._graph.constants.get(step.inputs[1]) if step.op == "Gather" else None
+        shape, axis = self._graph.shapes.get(step.inputs[0]) if step.inputs else None, step.attributes.get("axis", 0)
+        if index is None or index.ndim or shape is None or not 0 < axis < len(shape) - 1:
+            return None
+        return Position(axis, int(index))
+
+    def _through(self, step: GraphStep, position: Position) -> Cut:
+        """The inputs of which a step reads one position to make that position; none: it needs more."""
+        read, made = self._shape(step.inputs[0]), self._graph.shapes.get(step.outputs[0])
+        if made is None or read is None or step.inputs[0] in self._graph.constants:
+            return self._paired(step, position, made) if made and step.op in _PAIRED else {}
+        if step.op in _PAIRED:
+            return self._paired(step, position, made)
+        whole = _axis_of(step, len(made))
+        if step.op == "Concat":
+            return dict.fromkeys(step.inputs, position) if whole != position.axis else {}
+        if step.op == "Transpose":
+            order = step.attributes.get("perm", range(len(made))[::-1])
+            return {step.inputs[0]: Position(order[position.axis], position.at)}
+        fits = (
+            step.op in _ONE_BY_ONE
+            or (step.op in ("LayerNormalization", "Softmax") and whole > position.axis)
+            or (step.op == "Split" and whole != position.axis)
+            or (step.op == "MatMul" and len(read) == len(made) == position.axis + 2)
+            or (step.op == "Reshape" and self._copies(step, position.axis))
+        )
+        return {step.inputs[0]: position} if fits else {}
+
+    def _copies(self, step: GraphStep, axis: int) -> bool:
+        """Whether a step leaves all axes up to one as they are."""
+        sizes = self._graph.constants.get(step.inputs[1])
+        return sizes is not None and not step.attributes.get("allowzero") and not np.any(sizes[: axis + 1])
+
+    def _paired(self, step: GraphStep, position: Position, made: tuple[int, ...]) -> Cut:
+        cut: Cut = {}
+        for name in step.inputs:
+            shape = self._shape(name)
+            if shape is None:
+                return {}
+            if (*[1] * (len(made) - len(shape)), *shape)[position.axis] != 1:
+                cut[name] = position
+        return {} if cut.keys() & self._graph.constants.keys() else cut
+
+    def _shape(self, name: str) -> tuple[int, ...] | None:
+        held: Array | None = self._graph.constants.get(name)
+        return self._graph.shapes.get(name) if held is None else held.shape
+
+    def _numbers(self, numbers: Iterable[int]) -> str:
+        told = np.array(list(numbers), np.int64)
+        name = f"position_{'_'.join(map(str, told))}"
+        self._constants[name] = told
+        return name
+
+
+def _axis_of(step: GraphStep, rank: int) -> int:
+    """The first axis that a step needs all of."""
+    axis: Any = step.attributes.get("axis", 0 if step.op == "Split" else -1)
+    return int(axis) % rank

@@ -1,0 +1,1 @@
+"""The commands ``weft stitch`` and ``weft models generate``."""

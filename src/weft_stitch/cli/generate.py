@@ -1,0 +1,101 @@
+"""``weft models generate``: weight-shared models without training, to try ``weft stitch`` with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from weft.base.errors import InputError
+from weft.cli.common import folder_option
+from weft.cli.printing import progress_bar, told
+from weft.cli.unused import refuse_unused
+
+ARCHITECTURES = (
+    "resnet18, resnet50, vgg16, mobilenet; to try things quickly tinynet, tiny-sigmoid, tiny-vgg, tiny-dense, "
+    "tiny-mobile. Fine-tuned transformers: encoder, base-encoder, tiny-encoder."
+)
+
+_OF_NETS = ("pruning", "sharing", "norm", "widths", "batch", "resolution", "permute")
+_OF_ENCODERS = ("rank", "frozen", "full")
+
+
+def command(
+    context: typer.Context,
+    architecture: Annotated[str, typer.Argument(help=ARCHITECTURES)],
+    output: Annotated[str, folder_option("--output", "-o", panel=None, help="The folder to write the .onnx files to.")],
+    tasks: Annotated[int, typer.Option("--tasks", "-t", help="How many models.")] = 4,
+    pruning: Annotated[float, typer.Option("--pruning", help="The part of every inner width that is missing.")] = 0.0,
+    sharing: Annotated[float, typer.Option("--sharing", help="The part of the channels that all models share.")] = 0.9,
+    norm: Annotated[
+        str, typer.Option("--norm", help="Normalisations: per_task, shared, or folded (biases only).")
+    ] = "per_task",
+    widths: Annotated[str | None, typer.Option("--widths", help="A factor on each model's widths: 1,0.9,1.25")] = None,
+    classes: Annotated[str | None, typer.Option("--classes", help="Of all models, or of each: 10,100,5")] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", "-b", help="Rows that the files are fixed to; else they are open.")
+    ] = None,
+    resolution: Annotated[int | None, typer.Option("--resolution", help="Height and width of the pictures.")] = None,
+    rank: Annotated[
+        int | None, typer.Option("--rank", help="Encoders: of what is added to queries and values.")
+    ] = None,
+    frozen: Annotated[
+        float | None, typer.Option("--frozen", help="Encoders: the part of the layers that is the base's.")
+    ] = None,
+    full: Annotated[
+        float | None, typer.Option("--full", help="Encoders: the part of the layers, spread, that is each model's own.")
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", help="Draws the weights.")] = 0,
+    permute: Annotated[
+        bool, typer.Option("--permute/--no-permute", help="Each model has its channels in an order of its own.")
+    ] = True,
+) -> None:
+    """Write models of one architecture that share a part of their weights, drawn at random."""
+    from weft_stitch.making.encoders import ENCODERS, EncoderRecipe
+    from weft_stitch.making.generator import FamilyRecipe
+    from weft_stitch.making.model_files import save_nets
+
+    for option, part in (("--pruning", pruning), ("--sharing", sharing)):
+        if not 0 <= part <= 1 or (option == "--pruning" and part == 1):
+            raise InputError(f"{option} {part:g}: give a part from 0 to {'below ' * (option == '--pruning')}1")
+    if tasks < 1:
+        raise InputError(f"--tasks {tasks}: give 1 or more")
+    if architecture in ENCODERS:
+        refuse_unused(context, "encoders", dict.fromkeys(_OF_NETS, "it is for convolutional networks"))
+        counted = tuple(map(int, _numbers("--classes", classes, int) or (3,)))
+        wide = counted if len(counted) > 1 else counted[0]
+        _save(
+            architecture, tasks, EncoderRecipe(architecture, tasks, frozen, full, rank, wide, seed).save(Path(output))
+        )
+        return
+    refuse_unused(context, architecture, dict.fromkeys(_OF_ENCODERS, "it is for encoders"))
+    settings: dict[str, Any] = {
+        "pruning": pruning, "sharing": sharing, "norm": norm, "resolution": resolution, "seed": seed,
+        "permute": permute, "batches": 1 if batch is None else batch, "widths": _numbers("--widths", widths, float),
+        "classes": _one_or_many(_numbers("--classes", classes, int)),
+    }  # fmt: skip
+    nets = FamilyRecipe(architecture, tasks, **settings).nets()
+    _save(architecture, tasks, (save_nets([net], Path(output), dynamic=batch is None)[0] for net in nets))
+
+
+def _save(architecture: str, tasks: int, paths: Iterable[Path]) -> None:
+    """Write models one after another, as *paths* are asked for."""
+    with progress_bar(f"drawing {architecture}", tasks) as advance:
+        for path in paths:
+            advance()
+            told("model", path)
+
+
+def _numbers(option: str, text: str | None, kind: Callable[[str], float]) -> list[float] | None:
+    if text is None:
+        return None
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        raise InputError(f"{option} {text!r} are not numbers with commas between them") from None
+
+
+def _one_or_many(numbers: list[float] | None) -> Any:
+    return numbers[0] if numbers and len(numbers) == 1 else numbers

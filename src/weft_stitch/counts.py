@@ -1,0 +1,158 @@
+"""What a graph costs before anything runs it: ``count`` gives multiplications, bytes and launches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from math import prod
+from types import MappingProxyType
+
+from weft_stitch.graph import DYNAMIC, Graph, GraphStep
+from weft_stitch.net import Array
+from weft_stitch.slabs import adds_up
+
+VIEWS = frozenset(("Reshape", "Flatten", "Identity", "Squeeze", "Unsqueeze", "Shape"))
+"""Steps that move nothing."""
+PRODUCTS = frozenset(("Conv", "Gemm", "MatMul", "FusedConv"))
+"""Steps that multiply by a kernel, their second input."""
+KERNELS = PRODUCTS | {"ConvTranspose"}
+"""Steps whose second input is stored as weights; the last comes in islands only, whose work is not counted."""
+ITEM_BYTES = 4
+_NOTHING: Mapping[str, int] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class LayerCounts:
+    """The part of one source layer."""
+
+    macs: int = 0
+    weight_bytes: int = 0
+    launches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The whole graph."""
+
+    macs: int
+    weight_bytes: int
+    """Kernels, each stored once."""
+    table_bytes: int
+    """All other constants: biases, scales and shifts, masks and indices."""
+    activation_bytes: int
+    """The most that is alive at one time, inputs and outputs included; views take nothing."""
+    launches: int
+    """Steps that are not views, before any runtime joins some of them."""
+    layers: Mapping[str, LayerCounts]
+    """The part of each source layer, by its name ('' is what belongs to none)."""
+
+
+def count(graph: Graph, *, rows: int = 1, stored: Mapping[str, int] = _NOTHING) -> Counts:
+    """Count *graph*; a dimension known only at run time is taken as *rows*, kernels in *stored* as that many bytes."""
+    kernels = kernel_names(graph)
+    total = sum(array.nbytes for array in graph.constants.values())
+    table_bytes = total - sum(graph.constants[name].nbytes for name in kernels)
+    layers = _by_layer(graph, rows, stored)
+    return Counts(
+        sum(each.macs for each in layers.values()),
+        sum(stored.get(name, graph.constants[name].nbytes) for name in kernels),
+        table_bytes,
+        _peak_bytes(graph, rows),
+        sum(each.launches for each in layers.values()),
+        layers,
+    )
+
+
+def kernel_names(graph: Graph) -> set[str]:
+    """The constants that are multiplied by."""
+    return {step.inputs[1] for step in graph.steps if _has_kernel(graph, step)}
+
+
+def kernels_of(graph: Graph, layer: str) -> list[Array]:
+    """What the steps of one source layer multiply by."""
+    return [graph.constants[step.inputs[1]] for step in graph.steps if step.layer == layer and _has_kernel(graph, step)]
+
+
+def _has_kernel(graph: Graph, step: GraphStep) -> bool:
+    """Whether it multiplies by weights; what adds up slabs is a table, which holds scales if anything."""
+    return step.op in KERNELS and step.inputs[1] in graph.constants and not adds_up(step)
+
+
+def _by_layer(graph: Graph, rows: int, stored: Mapping[str, int]) -> dict[str, LayerCounts]:
+    found: dict[str, LayerCounts] = {}
+    counted: set[str] = set()
+    for step in graph.steps:
+        before = found.get(step.layer, LayerCounts())
+        weight_bytes = 0
+        if _has_kernel(graph, step) and step.inputs[1] not in counted:
+            counted.add(step.inputs[1])
+            weight_bytes = stored.get(step.inputs[1], graph.constants[step.inputs[1]].nbytes)
+        found[step.layer] = LayerCounts(
+            before.macs + _macs(graph, step, rows),
+            before.weight_bytes + weight_bytes,
+            before.launches + (step.op not in VIEWS),
+        )
+    return found
+
+
+def _macs(graph: Graph, step: GraphStep, rows: int) -> int:
+    """A fused convolution says so itself, in its attribute ``macs``."""
+    if step.op not in PRODUCTS:
+        return 0
+    if "macs" in step.attributes:
+        return int(step.attributes["macs"])
+    outputs = prod(_sizes(graph, step.outputs[0], rows))
+    if step.op == "Conv":
+        return outputs * prod(_shape(graph, step.inputs[1])[1:])
+    return outputs * depth(_sizes(graph, step.inputs[0], rows), step)
+
+
+def depth(first: tuple[int, ...], step: GraphStep) -> int:
+    """The depth of a product of matrices whose first is of this shape; one where an island does not know it."""
+    return (first or (1,))[0 if step.attributes.get("transA") else -1]
+
+
+def _shape(graph: Graph, name: str) -> tuple[int, ...]:
+    return graph.constants[name].shape if name in graph.constants else graph.shapes[name]
+
+
+def _sizes(graph: Graph, tensor: str, rows: int) -> tuple[int, ...]:
+    return tuple(rows if size == DYNAMIC else size for size in _shape(graph, tensor))
+
+
+def _peak_bytes(graph: Graph, rows: int) -> int:
+    """Walk the steps with what is alive; a view keeps alive what it looks at."""
+    origin = _origins(graph)
+    last = _last_uses(graph, origin)
+    bytes_of = {name: ITEM_BYTES * prod(_sizes(graph, name, rows)) for name in set(origin.values())}
+    alive = {origin[tensor.name] for tensor in graph.inputs}
+    peak = sum(bytes_of[name] for name in alive)
+    for number, step in enumerate(graph.steps):
+        alive |= {origin[name] for name in step.outputs}
+        peak = max(peak, sum(bytes_of[name] for name in alive))
+        alive = {name for name in alive if last.get(name, -1) > number}
+    return peak
+
+
+def _origins(graph: Graph) -> dict[str, str]:
+    """The tensor whose memory each tensor has."""
+    origin = {tensor.name: tensor.name for tensor in graph.inputs}
+    for step in graph.steps:
+        for name in step.outputs:
+            is_view = step.op in VIEWS and step.op != "Shape" and step.inputs[0] in origin
+            origin[name] = origin[step.inputs[0]] if is_view else name
+    return origin
+
+
+def _last_uses(graph: Graph, origin: Mapping[str, str]) -> dict[str, int]:
+    last: dict[str, int] = {}
+    for number, name in _reads(graph):
+        if name in origin:
+            last[origin[name]] = number
+    return last
+
+
+def _reads(graph: Graph) -> Iterator[tuple[int, str]]:
+    for number, step in enumerate(graph.steps):
+        yield from ((number, name) for name in step.inputs)
+    yield from ((len(graph.steps), tensor.name) for tensor in graph.outputs)

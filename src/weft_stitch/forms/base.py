@@ -1,0 +1,131 @@
+"""What a form is: ``Form``, with the parts that several forms use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from weft_stitch.emit import convolve, scales
+from weft_stitch.family import FamilyLayer
+from weft_stitch.forms.room import Placed, Room
+from weft_stitch.forms.rows import reshape
+from weft_stitch.graph import Origin
+from weft_stitch.layouts import BlockPart, Channels
+from weft_stitch.net import Array
+from weft_stitch.weights import Affine, kernel
+
+
+class Done(NamedTuple):
+    """What a form has written."""
+
+    placed: Placed
+    """The output of the layer, or of the last layer of the chain that it took over."""
+    used: int = 0
+    """How many layers of the chain it took over."""
+
+
+class Form(Protocol):
+    """A way to compute a convolution, dense or depthwise, of all tasks."""
+
+    @property
+    def name(self) -> str: ...
+
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
+        """Why it cannot do *layer*; empty if it can."""
+        ...
+
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
+        """Add the steps of *layer*; *chain* (affine, unary, add) follows it, and nothing else reads between.
+
+        The other operands of an add in the chain are in the room already.
+        """
+        ...
+
+
+def leading_affine(room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> tuple[Affine, int]:
+    """The affines that follow *layer* as one, and how many there are; tuned weights are not scaled by them."""
+    widths = room.channels(layer.output).widths
+    affine, used = Affine.none(widths), 0
+    while used < len(chain) and chain[used].op.kind == "affine" and not _leaves_format(layer, chain[used]):
+        affine = affine.then(Affine.of(chain[used], widths))
+        used += 1
+    return affine, used
+
+
+def _leaves_format(layer: FamilyLayer, affine: FamilyLayer) -> bool:
+    """Whether weights in a number format would no longer be, if they took over what *affine* does."""
+    return any(op.tuned for op in layer.ops) and any(map(scales, affine.ops))
+
+
+def conv(
+    room: Room,
+    layer: FamilyLayer,
+    tensor: str,
+    weight: Array,
+    bias: Array | None,
+    groups: int = 1,
+    origin: Origin | None = None,
+) -> str:
+    """A convolution with the window of *layer*; a bias of zeros is left out."""
+    dtype = kernel(layer, 0).dtype
+    shift = None if bias is None or not bias.any() else bias.astype(dtype)
+    return convolve(
+        room.builder, tensor, weight.astype(dtype), shift, window=layer.op.window, groups=groups, origin=origin
+    )
+
+
+def origin(
+    room: Room,
+    layer: FamilyLayer,
+    outs: Sequence[BlockPart],
+    ins: Sequence[BlockPart],
+    *,
+    task: int | None = None,
+    folded: int = 0,
+) -> Origin:
+    """Where kernels from some parts of what *layer* reads to some of what it writes come from."""
+    rows = _numbers(room.channels(layer.output), outs)
+    columns = () if layer.op.depthwise else _numbers(room.channels(layer.inputs[0]), ins)
+    return Origin(layer.op, outs=rows, ins=columns, task=task, folded=folded)
+
+
+def _numbers(channels: Channels, parts: Sequence[BlockPart]) -> tuple[int, ...]:
+    places = {part: number for number, part in enumerate(channels.parts)}
+    return tuple(places[part] for part in parts)
+
+
+def covers(room: Room, layer: FamilyLayer) -> bool:
+    """Whether the window of a dense layer sees the whole picture at once: a product of matrices."""
+    window, size = layer.op.window, room.family.values[layer.inputs[0]][0]
+    return layer.op.groups == 1 and window.kernel == (size.height, size.width) and not any(window.pads)
+
+
+def batched_product(room: Room, layer: FamilyLayer, tensor: str, weight: Array, bias: Array) -> str:
+    """The rows of each task times its own matrix; *weight* [tasks, out, in, height, width], *bias* [tasks, out]."""
+    builder, tasks = room.builder, len(weight)
+    rows, channels, height, width = builder.shape(tensor)
+    outs, depth = weight.shape[1], channels * height * width
+    flat = reshape(builder, tensor, (tasks, rows // tasks, depth))
+    matrix = weight.reshape(tasks, outs, depth).transpose(0, 2, 1).astype(kernel(layer, 0).dtype)
+    shape = (tasks, rows // tasks, outs)
+    product = builder.add("MatMul", flat, builder.constant(matrix, "weight", weight=True), shape=shape)
+    if bias.any():
+        term = builder.constant(bias[:, None].astype(matrix.dtype), "bias", weight=True)
+        product = builder.add("Add", product, term, shape=shape)
+    return reshape(builder, product, (rows, outs, 1, 1))
+
+
+def scaled(weight: Array, scale: Array) -> Array:
+    """*weight* with its output channels scaled."""
+    return weight if (scale == 1).all() else weight * scale[:, None, None, None]
+
+
+def by_table(room: Room, tensor: str, operator: str, table: Array, tasks: Sequence[int] | None = None) -> str:
+    """Mul or Add of a table [tasks, columns], each row with its task's."""
+    neutral = 1.0 if operator == "Mul" else 0.0
+    if (table == neutral).all():
+        return tensor
+    rows = room.rows.table(table.astype(np.float32), tasks)
+    return room.builder.add(operator, tensor, rows, shape=room.builder.shape(tensor))

@@ -1,0 +1,187 @@
+"""A family and its sharing -> one graph that equals the models one by one: ``lower``, with a form for each layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from weft.base.errors import StitchError, unknown_name
+from weft_stitch.emit import emit, read_port, write_port
+from weft_stitch.family import Family, FamilyLayer
+from weft_stitch.forms import FORMS, Form
+from weft_stitch.forms.channelwise import channelwise
+from weft_stitch.forms.room import Room
+from weft_stitch.graph import DYNAMIC, Builder, Graph
+from weft_stitch.layouts import tidy
+from weft_stitch.net import Port
+from weft_stitch.sharing import Sharing
+from weft_stitch.spaces import role, wire
+
+Forms = Mapping[str, str] | str
+
+_CHAINED = ("affine", "unary", "add")
+
+
+def lower(
+    family: Family,
+    sharing: Sharing,
+    forms: Forms,
+    *,
+    batches: Sequence[int] | None = None,
+    dynamic: bool = False,
+    align: int = 1,
+) -> Graph:
+    """One graph for all tasks.
+
+    *forms* names a form for each layer that has weights, or one for all. A task's inputs and outputs are called
+    ``<net>.<port>`` and keep the caller's shapes and order. *batches* are the rows of each task instead of the nets'
+    own; with *dynamic* they are known only at run time, and may be none. *align* is for the form ``fused``: its loads
+    are of so many numbers (8 in half precision, 4 in single), at the price of a little padding.
+    """
+    counts = [DYNAMIC] * family.tasks if dynamic else list(family.batches if batches is None else batches)
+    if len(counts) != family.tasks:
+        raise StitchError(f"{len(counts)} batches for {family.tasks} models; give one for each")
+    builder = Builder("+".join(net.name for net in family.nets))
+    builder.reserve(_port_names(family))
+    builder.tuned = any(net.tuned for net in family.nets)
+    room = Room(builder, family, wire(family), tidy(sharing), counts, align)
+    _read_inputs(room)
+    walk(room, forms)
+    builder.layer = ""
+    _write_outputs(room)
+    return _pruned(builder.finish())
+
+
+def port_name(family: Family, task: int, port: Port) -> str:
+    """What the graph calls a port of one of its models."""
+    return f"{family.nets[task].name}.{port.name}"
+
+
+def formed(family: Family) -> list[FamilyLayer]:
+    """The layers that take a form: convolutions, dense or depthwise."""
+    return [layer for layer in family.layers if role(layer) in ("dense", "depthwise")]
+
+
+def _port_names(family: Family) -> list[str]:
+    ports = [(task, port) for task, net in enumerate(family.nets) for port in (*net.inputs, *net.outputs)]
+    names = [port_name(family, task, port) for task, port in ports]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise StitchError(f"two ports are called {twice[0]}; give the models different names")
+    return names
+
+
+def _read_inputs(room: Room) -> None:
+    family = room.family
+    for number, value in enumerate(family.inputs):
+        tensors = []
+        for task, net in enumerate(family.nets):
+            port = net.inputs[number]
+            name = port_name(family, task, port)
+            tensors.append(read_port(room.builder, port, net.values[port.value], name, room.rows.batches[task]))
+        if number == 0:
+            room.rows.start(tensors)
+        room.enter(value, tensors)
+
+
+def walk(room: Room, forms: Forms) -> None:
+    """Write the layers of the room's family, whose inputs it has."""
+    readers = _readers(room.family)
+    done: set[str] = set()
+    for layer in room.family.layers:
+        if layer.output in done:
+            continue
+        room.builder.layer = layer.name
+        what = role(layer)
+        if what in ("dense", "depthwise"):
+            done.update(_write_formed(room, layer, _form(forms, layer), _chain(room, layer, readers)))
+        elif what == "separate":
+            _write_alone(room, layer)
+        else:
+            room.put(layer.output, channelwise(room, layer))
+
+
+def _write_formed(room: Room, layer: FamilyLayer, form: Form, chain: list[FamilyLayer]) -> list[str]:
+    """The values that exist now or never will."""
+    if reason := form.refusal(room, layer):
+        raise StitchError(
+            f"{layer.name}: the form {form.name!r} cannot do it, {reason}; choose another, like 'separate'"
+        )
+    done = form.lower(room, layer, chain)
+    outputs = [layer.output, *(each.output for each in chain[: done.used])]
+    room.put(outputs[-1], done.placed)
+    return outputs
+
+
+def _write_alone(room: Room, layer: FamilyLayer) -> None:
+    tensors = [
+        emit(room.builder, op, [room.own(value, task) for value in layer.inputs]) for task, op in enumerate(layer.ops)
+    ]
+    room.enter(layer.output, tensors)
+
+
+def _form(forms: Forms, layer: FamilyLayer) -> Form:
+    name = forms if isinstance(forms, str) else forms.get(layer.name)
+    if name is None:
+        raise StitchError(f"{layer.name}: no form is named for it")
+    if name not in FORMS:
+        raise StitchError(f"{layer.name}: {unknown_name('form', name, FORMS)}")
+    return FORMS[name]
+
+
+def _readers(family: Family) -> dict[str, list[FamilyLayer | None]]:
+    """Who reads each value; None is an output or a tail."""
+    readers: dict[str, list[FamilyLayer | None]] = {value: [] for value in family.values}
+    for layer in family.layers:
+        for value in layer.inputs:
+            readers[value].append(layer)
+    for value in (*family.outputs, *(value for bridge in family.bridges for value in bridge.values())):
+        readers[value].append(None)
+    return readers
+
+
+def _chain(room: Room, layer: FamilyLayer, readers: Mapping[str, list[FamilyLayer | None]]) -> list[FamilyLayer]:
+    """The layers after *layer* of which each alone reads the one before it, as far as their other inputs exist."""
+    chain: list[FamilyLayer] = []
+    value = layer.output
+    while len(readers[value]) == 1 and (reader := readers[value][0]) is not None and reader.op.kind in _CHAINED:
+        if not all(room.has(other) for other in reader.inputs if other != value):
+            break
+        chain.append(reader)
+        value = reader.output
+    return chain
+
+
+def _write_outputs(room: Room) -> None:
+    family = room.family
+    common = {(task, port.name): value for value, ports in family.outputs.items() for task, port in enumerate(ports)}
+    for task, net in enumerate(family.nets):
+        tensors = _run_tail(room, task)
+        for port in net.outputs:
+            value = common.get((task, port.name))
+            tensor = tensors[port.value] if value is None else room.own(value, task)
+            write_port(room.builder, port, tensor, port_name(family, task, port))
+
+
+def _run_tail(room: Room, task: int) -> dict[str, str]:
+    """What the task computes alone, by its own names."""
+    if not room.family.tails:
+        return {}
+    tensors = {mine: room.own(value, task) for mine, value in room.family.bridges[task].items()}
+    for op in room.family.tails[task]:
+        room.builder.layer = op.name
+        tensors[op.output] = emit(room.builder, op, [tensors[each] for each in op.inputs])
+    room.builder.layer = ""
+    return tensors
+
+
+def _pruned(graph: Graph) -> Graph:
+    """*graph* without what no output needs, such as the slice of a task that has nothing there."""
+    needed = {tensor.name for tensor in graph.outputs}
+    steps = []
+    for step in reversed(graph.steps):
+        if needed.intersection(step.outputs):
+            needed.update(step.inputs)
+            steps.append(step)
+    constants = {name: array for name, array in graph.constants.items() if name in needed}
+    return replace(graph, steps=tuple(reversed(steps)), constants=constants, weights=graph.weights & constants.keys())

@@ -1,0 +1,192 @@
+"""Well-known networks, and tiny ones for tests, as plans without weights: ``ARCHITECTURES`` by name, ``plan``.
+
+ResNet: He et al., Deep Residual Learning for Image Recognition, 2016, table 1. VGG16: Simonyan and Zisserman, Very
+Deep Convolutional Networks for Large-Scale Image Recognition, 2015, configuration D. MobileNet: Howard et al.,
+Searching for MobileNetV3, 2019, table 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import partial
+from typing import Protocol
+
+from weft.base.errors import StitchError
+from weft_stitch.making.sketch import CLASSES, NetSketch, Sketch
+
+
+def _conv_norm(sketch: Sketch, name: str, source: str, width: int, kernel: int = 1, stride: int = 1) -> str:
+    return sketch.norm(f"{name}.norm", sketch.conv(f"{name}.conv", source, width, kernel, stride))
+
+
+def _conv_act(sketch: Sketch, name: str, source: str, width: int, kernel: int = 1, stride: int = 1) -> str:
+    return sketch.act(f"{name}.act", _conv_norm(sketch, name, source, width, kernel, stride))
+
+
+def _residual(sketch: Sketch, name: str, source: str, branch: str, project: tuple[int, int] | None) -> str:
+    """*branch* added to its source, through a 1x1 convolution of (width, stride) where they differ."""
+    kept = _conv_norm(sketch, f"{name}.project", source, project[0], 1, project[1]) if project else source
+    return sketch.act(f"{name}.act", sketch.add(f"{name}.add", branch, kept))
+
+
+def _basic(sketch: Sketch, name: str, source: str, width: int, stride: int, project: bool) -> str:
+    inner = _conv_act(sketch, f"{name}.1", source, width, 3, stride)
+    branch = _conv_norm(sketch, f"{name}.2", inner, width, 3)
+    return _residual(sketch, name, source, branch, (width, stride) if project else None)
+
+
+def _bottleneck(sketch: Sketch, name: str, source: str, width: int, stride: int, project: bool) -> str:
+    inner = _conv_act(sketch, f"{name}.1", source, width)
+    inner = _conv_act(sketch, f"{name}.2", inner, width, 3, stride)
+    branch = _conv_norm(sketch, f"{name}.3", inner, 4 * width)
+    return _residual(sketch, name, source, branch, (4 * width, stride) if project else None)
+
+
+def _resnet(sketch: Sketch, blocks: tuple[int, ...], block: Callable[..., str], widens: bool) -> str:
+    value = _conv_act(sketch, "stem", "image", 64, 7, 2)
+    value = sketch.pool("stem.pool", value, "max_pool", 3, 2, 1)
+    for stage, count in enumerate(blocks):
+        for at in range(count):
+            stride = 2 if stage and not at else 1
+            project = not at and (stage > 0 or widens)
+            value = block(sketch, f"stage{stage + 1}.{at + 1}", value, 64 << stage, stride, project)
+    return sketch.dense("fc", sketch.global_pool("pool", value), 0, CLASSES)
+
+
+def _vgg16(sketch: Sketch) -> str:
+    value = "image"
+    for stage, (count, width) in enumerate(((2, 64), (2, 128), (3, 256), (3, 512), (3, 512)), start=1):
+        for at in range(1, count + 1):
+            value = _conv_act(sketch, f"stage{stage}.{at}", value, width, 3)
+        value = sketch.pool(f"stage{stage}.pool", value, "max_pool", 2, 2)
+    for number in (1, 2):
+        value = sketch.act(f"fc{number}.act", sketch.dense(f"fc{number}", value, 4096))
+    return sketch.dense("fc3", value, 0, CLASSES)
+
+
+def _squeeze_excite(sketch: Sketch, name: str, source: str, width: int) -> str:
+    """A factor for each channel, from the mean of them all."""
+    means = sketch.global_pool(f"{name}.pool", source)
+    squeezed = sketch.act(f"{name}.act", sketch.dense(f"{name}.1", means, max(1, width // 4)), "Relu")
+    factor = sketch.gate(f"{name}.gate", sketch.dense(f"{name}.2", squeezed, width))
+    return sketch.scale(f"{name}.scale", source, factor)
+
+
+class _Bottle(Protocol):
+    def __call__(self, sketch: Sketch, name: str, source: str, has: int) -> str: ...
+
+
+def _inverted(kernel: int, wide: int, width: int, excite: bool, function: str, stride: int) -> _Bottle:
+    """MobileNetV3's block: widen, filter each channel alone, weigh the channels, narrow."""
+
+    def block(sketch: Sketch, name: str, source: str, has: int) -> str:
+        value = source
+        if wide != has:
+            value = sketch.act(f"{name}.1.act", _conv_norm(sketch, f"{name}.1", value, wide), function)
+        value = sketch.depthwise(f"{name}.2.conv", value, kernel, stride)
+        value = sketch.act(f"{name}.2.act", sketch.norm(f"{name}.2.norm", value), function)
+        if excite:
+            value = _squeeze_excite(sketch, f"{name}.excite", value, wide)
+        value = _conv_norm(sketch, f"{name}.3", value, width)
+        return sketch.add(f"{name}.add", value, source) if stride == 1 and has == width else value
+
+    return block
+
+
+MOBILE_BLOCKS = (
+    (3, 16, 16, False, "Relu", 1), (3, 64, 24, False, "Relu", 2), (3, 72, 24, False, "Relu", 1),
+    (5, 72, 40, True, "Relu", 2), (5, 120, 40, True, "Relu", 1), (5, 120, 40, True, "Relu", 1),
+    (3, 240, 80, False, "HardSwish", 2), (3, 200, 80, False, "HardSwish", 1), (3, 184, 80, False, "HardSwish", 1),
+    (3, 184, 80, False, "HardSwish", 1), (3, 480, 112, True, "HardSwish", 1), (3, 672, 112, True, "HardSwish", 1),
+    (5, 672, 160, True, "HardSwish", 2), (5, 960, 160, True, "HardSwish", 1), (5, 960, 160, True, "HardSwish", 1),
+)  # fmt: skip
+"""MobileNetV3-Large: kernel, widened to, width, squeeze-excite, activation, stride."""
+
+
+def _mobile(sketch: Sketch, stem: int, blocks: tuple[tuple[int, int, int, bool, str, int], ...], wide: int) -> str:
+    value, has = _conv_act(sketch, "stem", "image", stem, 3, 2), stem
+    for number, row in enumerate(blocks, start=1):
+        value, has = _inverted(*row)(sketch, f"block{number}", value, has), row[2]
+    return sketch.global_pool("pool", _conv_act(sketch, "last", value, wide))
+
+
+def _mobilenet(sketch: Sketch) -> str:
+    value = sketch.act("fc1.act", sketch.dense("fc1", _mobile(sketch, 16, MOBILE_BLOCKS, 960), 1280))
+    return sketch.dense("fc2", value, 0, CLASSES)
+
+
+def _tinynet(sketch: Sketch) -> str:
+    """The smallest ResNet: a stem, a block that adds its own input, a strided one with a projection."""
+    value = sketch.pool("stem.pool", _conv_act(sketch, "stem", "image", 20, 3), "max_pool", 2, 2)
+    value = _basic(sketch, "block1", value, 20, 1, project=False)
+    value = _basic(sketch, "block2", value, 40, 2, project=True)
+    return sketch.dense("fc", sketch.global_pool("pool", value), 0, CLASSES)
+
+
+def _tiny_vgg(sketch: Sketch) -> str:
+    value = _conv_act(sketch, "conv1", "image", 10, 3)
+    value = sketch.pool("pool1", value, "max_pool", 2, 2)
+    value = sketch.pool("pool2", _conv_act(sketch, "conv2", value, 20, 3), "avg_pool", 2, 2)
+    value = sketch.act("fc1.act", sketch.dense("fc1", value, 30))
+    return sketch.dense("fc2", value, 0, CLASSES)
+
+
+def _tiny_dense(sketch: Sketch) -> str:
+    """DenseNet in small: normalise, convolve, and put the result beside what was read."""
+    value = sketch.conv("stem.conv", "image", 20, 3)
+    for number in (1, 2):
+        inner = sketch.act(f"dense{number}.act", sketch.norm(f"dense{number}.norm", value))
+        grown = sketch.conv(f"dense{number}.conv", inner, 10, 3)
+        value = sketch.concat(f"dense{number}.concat", value, grown)
+    value = sketch.act("transition.act", sketch.norm("transition.norm", value))
+    value = sketch.pool("transition.pool", sketch.conv("transition.conv", value, 20), "avg_pool", 2, 2)
+    value = sketch.act("last.act", sketch.norm("last.norm", value))
+    return sketch.dense("fc", sketch.global_pool("pool", value), 0, CLASSES)
+
+
+def _tiny_mobile(sketch: Sketch) -> str:
+    blocks = ((3, 10, 10, False, "Relu", 1), (3, 30, 20, True, "HardSwish", 2), (5, 40, 20, True, "HardSwish", 1))
+    return sketch.dense("fc", _mobile(sketch, 10, blocks, 40), 0, CLASSES)
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """A named network, how large its pictures are and how many classes it tells apart unless told otherwise."""
+
+    draw: Callable[[Sketch], str]
+    resolution: int = 224
+    classes: int = 1000
+    activation: str = "Relu"
+
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "resnet18": Architecture(partial(_resnet, blocks=(2, 2, 2, 2), block=_basic, widens=False)),
+    "resnet50": Architecture(partial(_resnet, blocks=(3, 4, 6, 3), block=_bottleneck, widens=True)),
+    "vgg16": Architecture(_vgg16),
+    "mobilenet": Architecture(_mobilenet, activation="HardSwish"),
+    "tinynet": Architecture(_tinynet, 8, 4),
+    "tiny-sigmoid": Architecture(_tinynet, 8, 4, "Sigmoid"),
+    "tiny-vgg": Architecture(_tiny_vgg, 8, 4),
+    "tiny-dense": Architecture(_tiny_dense, 8, 4),
+    "tiny-mobile": Architecture(_tiny_mobile, 8, 4, "HardSwish"),
+}
+"""The names a user may write."""
+
+
+def named(architecture: str) -> Architecture:
+    if architecture not in ARCHITECTURES:
+        near = get_close_matches(architecture.lower(), ARCHITECTURES, n=1, cutoff=0.7)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(ARCHITECTURES)}"
+        raise StitchError(f"unknown architecture {architecture!r}; {hint}")
+    return ARCHITECTURES[architecture]
+
+
+def plan(
+    architecture: str, resolution: int | None = None, activation: str | None = None, channels: int = 3
+) -> NetSketch:
+    """The plan of a named network; *activation* in place of its own, *channels* those of its pictures."""
+    known = named(architecture)
+    sketch = Sketch(resolution or known.resolution, activation or known.activation, channels)
+    return sketch.finish(known.draw(sketch))

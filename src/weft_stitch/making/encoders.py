@@ -1,0 +1,207 @@
+"""Fine-tuned encoders without training: ``EncoderRecipe`` makes models of one base, as exporters write them.
+
+All models have the base's weights but for what they were tuned in: nothing but a head, the last layers, layers here and
+there, or a low-rank part that was added to the products of queries and values (an adapter, merged).
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.base.errors import InputError, StitchError
+from weft_stitch.graph import DYNAMIC, Builder, Graph
+from weft_stitch.net import Array
+
+
+class EncoderSize(NamedTuple):
+    """How large an encoder is."""
+
+    layers: int
+    width: int
+    heads: int
+    tokens: int
+    """Lines of the table of words."""
+    positions: int
+
+
+ENCODERS = {
+    "tiny-encoder": EncoderSize(2, 32, 4, 50, 64),
+    "encoder": EncoderSize(6, 384, 12, 8192, 512),
+    "base-encoder": EncoderSize(12, 768, 12, 30522, 512),
+}
+SPREAD = 0.02
+"""Standard deviation of a base's weights; tuning moves them by a tenth of it."""
+
+
+@dataclass(frozen=True, eq=False)
+class EncoderRecipe:
+    """All that says which models to make; ``graph`` makes one of them."""
+
+    architecture: str
+    tasks: int
+    frozen: float | None = None
+    """The part of the layers, from the first, that is the base's; all, where nothing else is said."""
+    full: float | None = None
+    """The part of the layers, spread over the depth, that each model has of its own."""
+    rank: int | None = None
+    """Of what is added to the products of queries and values."""
+    classes: int | tuple[int, ...] = 3
+    seed: int = 0
+    drawn: dict[str, Array] = field(default_factory=dict, init=False, repr=False)
+    """The base's numbers, by what they are for; all models begin with them."""
+
+    def __post_init__(self) -> None:
+        if self.tasks < 1:
+            raise StitchError(f"{self.tasks} tasks: give 1 or more")
+        if sum(each is not None for each in (self.frozen, self.full, self.rank)) > 1:
+            raise StitchError("frozen, full and rank are three ways to tune a model; give one of them")
+        for what, part in (("frozen", self.frozen), ("full", self.full)):
+            if part is not None and not 0 <= part <= 1:
+                raise StitchError(f"{what} = {part}: give a part of the layers, from 0 to 1")
+        if self.rank is not None and not 1 <= self.rank <= self.size.width:
+            raise StitchError(f"rank = {self.rank}: give a number from 1 to the width, {self.size.width}")
+        if not isinstance(self.classes, int) and len(self.classes) != self.tasks:
+            raise StitchError(f"{len(self.classes)} classes for {self.tasks} models; give one for each")
+
+    @property
+    def size(self) -> EncoderSize:
+        return ENCODERS[self.architecture]
+
+    @property
+    def tuned(self) -> frozenset[int]:
+        """The layers that each model has of its own."""
+        count = self.size.layers
+        if self.full is not None:
+            own = round(self.full * count)
+            return frozenset(round((place + 0.5) * count / own - 0.5) for place in range(own)) if own else frozenset()
+        return frozenset(range(round((1.0 if self.frozen is None else self.frozen) * count), count))
+
+    def graph(self, task: int) -> Graph:
+        """The model of *task*."""
+        return _Writer(self, task).graph()
+
+    def save(self, folder: Path) -> Iterator[Path]:
+        """Write one model after another."""
+        from weft_stitch.onnx_writer import write_onnx
+
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(f"{folder}: cannot be made a folder: {error.strerror or error}; name another") from error
+        for task in range(self.tasks):
+            path = folder / f"{self.architecture}-{task}.onnx"
+            write_onnx(self.graph(task), path)
+            yield path
+
+
+class _Writer:
+    """One model."""
+
+    def __init__(self, recipe: EncoderRecipe, task: int) -> None:
+        self._recipe, self._task, self._size = recipe, task, recipe.size
+        self._builder = Builder(f"{recipe.architecture}-{task}")
+        self._own = False
+        """Whether what is drawn is the model's and not the base's."""
+
+    def graph(self) -> Graph:
+        builder, size = self._builder, self._size
+        ids = builder.input("input_ids", (DYNAMIC, DYNAMIC))
+        shown = builder.input("attention_mask", (DYNAMIC, DYNAMIC))
+        hidden = self._normed("embedding", self._embedded(ids))
+        mask = self._mask(shown)
+        for number in range(size.layers):
+            self._own = number in self._recipe.tuned
+            hidden = self._layer(f"layer{number}", hidden, mask)
+        self._own = True
+        classes = self._recipe.classes
+        wide = classes if isinstance(classes, int) else classes[self._task]
+        first = self._op("Gather", hidden, builder.constant(np.array(0)), axis=1)
+        pooled = self._op("Tanh", self._dense("pooler", first, size.width, size.width))
+        logits = self._dense("classifier", pooled, size.width, wide, shape=(DYNAMIC, wide))
+        builder.output(logits, "logits")
+        made = builder.finish()
+        inputs = tuple(replace(each, dtype="int64", length="length") for each in made.inputs)
+        return replace(made, inputs=inputs)
+
+    def _embedded(self, ids: str) -> str:
+        builder, size = self._builder, self._size
+        words = self._op("Gather", self._weight("words", (size.tokens, size.width)), ids)
+        zero, one = builder.constant(np.array([0])), builder.constant(np.array([1]))
+        length = self._op("Gather", self._op("Shape", ids), one)
+        table = self._weight("positions", (1, size.positions, size.width))
+        return self._op("Add", words, self._op("Slice", table, zero, length, one))
+
+    def _mask(self, shown: str) -> str:
+        """A large negative number where there is nothing to see."""
+        builder = self._builder
+        wide = self._op("Unsqueeze", shown, builder.constant(np.array([1, 2])))
+        hidden = self._op("Sub", builder.constant(np.array(1, np.float32)), self._op("Cast", wide, to=1))
+        return self._op("Mul", hidden, builder.constant(np.array(np.finfo(np.float32).min)))
+
+    def _layer(self, name: str, hidden: str, mask: str) -> str:
+        width = self._size.width
+        attended = self._attention(name, hidden, mask)
+        hidden = self._normed(f"{name}.attention", self._op("Add", hidden, attended))
+        inner = self._op("Gelu", self._dense(f"{name}.up", hidden, width, 4 * width))
+        outer = self._dense(f"{name}.down", inner, 4 * width, width)
+        return self._normed(f"{name}.output", self._op("Add", hidden, outer))
+
+    def _attention(self, name: str, hidden: str, mask: str) -> str:
+        builder, (_, width, heads, *_) = self._builder, self._size
+        apart = builder.constant(np.array([0, 0, heads, width // heads]))
+        parts = []
+        for what, order in (("query", (0, 2, 1, 3)), ("key", (0, 2, 3, 1)), ("value", (0, 2, 1, 3))):
+            dense = self._dense(f"{name}.{what}", hidden, width, width, adapted=what != "key")
+            parts.append(self._op("Transpose", self._op("Reshape", dense, apart), perm=order))
+        scale = builder.constant(np.array((width // heads) ** -0.5, np.float32))
+        scores = self._op("Mul", self._op("MatMul", parts[0], parts[1]), scale)
+        seen = self._op("Softmax", self._op("Add", scores, mask), axis=-1)
+        mixed = self._op("Transpose", self._op("MatMul", seen, parts[2]), perm=(0, 2, 1, 3))
+        joined = self._op("Reshape", mixed, builder.constant(np.array([0, 0, width])))
+        return self._dense(f"{name}.mixed", joined, width, width)
+
+    def _normed(self, name: str, value: str) -> str:
+        width = self._size.width
+        scale = self._builder.constant(1 + self._drawn(f"{name}.scale", (width,)))
+        shift = self._builder.constant(self._drawn(f"{name}.shift", (width,)))
+        return self._op("LayerNormalization", value, scale, shift, output=f"{name}.norm", axis=-1, epsilon=1e-12)
+
+    def _dense(
+        self, name: str, value: str, taken: int, made: int, *, adapted: bool = False, shape: tuple[int, ...] = ()
+    ) -> str:
+        weight = self._drawn(f"{name}.weight", (taken, made), taken**-0.5)
+        rank = self._recipe.rank
+        if adapted and rank:
+            down = self._random(f"{name}.a", own=True).standard_normal((taken, rank), np.float32)
+            up = self._random(f"{name}.b", own=True).standard_normal((rank, made), np.float32)
+            weight = weight + np.float32(0.1 * (taken * rank) ** -0.5) * (down @ up)
+        stored = self._builder.constant(weight, "weight", weight=True)
+        bias = self._builder.constant(self._drawn(f"{name}.bias", (made,)))
+        return self._op(
+            "Add", self._op("MatMul", value, stored, output=f"{name}.product"), bias, output=name, shape=shape
+        )
+
+    def _weight(self, name: str, shape: tuple[int, ...]) -> str:
+        return self._builder.constant(self._drawn(name, shape, 1.0), "weight", weight=True)
+
+    def _drawn(self, name: str, shape: tuple[int, ...], spread: float = SPREAD) -> Array:
+        """The base's numbers, moved a little where the model was tuned; never to be written to."""
+        known, key = self._recipe.drawn, f"{name} {shape}"
+        if key not in known:
+            known[key] = np.float32(spread) * self._random(name).standard_normal(shape, np.float32)
+        drawn = known[key]
+        if self._own:
+            drawn = drawn + np.float32(0.1 * spread) * self._random(name, own=True).standard_normal(shape, np.float32)
+        return drawn
+
+    def _random(self, name: str, *, own: bool = False) -> np.random.Generator:
+        return np.random.default_rng([self._recipe.seed, zlib.crc32(name.encode()), self._task + 1 if own else 0])
+
+    def _op(self, op: str, *inputs: str, shape: tuple[int, ...] = (), **attributes: Any) -> str:
+        return self._builder.add(op, *inputs, shape=shape, **attributes)

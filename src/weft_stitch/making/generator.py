@@ -1,0 +1,277 @@
+"""Weight-shared models without training: ``generate``, and ``FamilyRecipe`` for one model at a time.
+
+In every space (see ``sharing``) a part of the channels is common to all tasks, the rest belongs to subsets or to one
+task, and each task has them in an order of its own. A piece of a layer's weight, from one block of channels to
+another, is drawn from the seed, the layer and the two blocks alone, so that it is the same in all tasks that have
+both, whichever model is made first.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from weft.base.errors import StitchError
+from weft_stitch.making.architectures import named, plan
+from weft_stitch.making.model_files import save_nets
+from weft_stitch.making.sketch import CLASSES, IMAGE, NetSketch, SketchNode, Wire
+from weft_stitch.net import Array, Net, Op, Port, assemble
+from weft_stitch.sharing import Block, ChannelSpace, Sharing
+
+PER_TASK, SHARED, FOLDED = "per_task", "shared", "folded"
+
+RATIO = 0.9
+"""Channels that all tasks share, of the narrowest's, where nothing else is said."""
+
+
+@dataclass(frozen=True, eq=False)
+class Generated:
+    """The models and the sharing that was put into them."""
+
+    nets: tuple[Net, ...]
+    planted: Sharing
+
+
+def generate(architecture: str, tasks: int, **settings: Any) -> Generated:
+    """*tasks* models of one architecture that share part of their weights; *settings*: fields of ``FamilyRecipe``."""
+    recipe = FamilyRecipe(architecture, tasks, **settings)
+    return Generated(tuple(recipe.nets()), recipe.planted)
+
+
+@dataclass(frozen=True, eq=False)
+class FamilyRecipe:
+    """All that says which models to make; ``net`` makes one of them, without the others."""
+
+    architecture: str
+    tasks: int
+    pruning: float = 0.0
+    """The part of every inner width that is missing."""
+    sharing: float | Mapping[str, float] | Callable[[str], float] = RATIO
+    """Channels that all tasks share, of the narrowest's: of every space, or by its name (one not in a mapping: .9)."""
+    norm: str = PER_TASK
+    """``per_task``: each has its own normalisations; ``shared``: equal on shared channels; ``folded``: only biases."""
+    widths: Sequence[float] | None = None
+    """Per task, a factor on every inner width."""
+    classes: int | Sequence[int] | None = None
+    batches: int | Sequence[int] = 1
+    resolution: int | None = None
+    """Height and width of the pictures; the architecture's own where nothing is said, as with *classes*."""
+    channels: int = 3
+    """Channels of the pictures."""
+    seed: int = 0
+    permute: bool = True
+    """Whether each task has its channels in an order of its own."""
+    multiple: int = 1
+    """The shared channels of a space are rounded to a multiple of this, if the narrowest task has as many."""
+    clusters: Sequence[Sequence[int]] | None = None
+    """Subsets of the tasks that share more: one after another, each takes a part of what is not shared yet."""
+    cluster_sharing: float = 0.5
+    """That part, of what its narrowest task has left."""
+    activation: str | None = None
+    """An operator in place of the architecture's activation."""
+
+    def __post_init__(self) -> None:
+        if self.tasks < 1:
+            raise StitchError(f"{self.tasks} tasks: give 1 or more")
+        if not 0 <= self.pruning < 1:
+            raise StitchError(f"pruning {self.pruning}: give a part from 0 to below 1")
+        if self.multiple < 1:
+            raise StitchError(f"multiple {self.multiple}: give 1 or more")
+        if self.norm not in (PER_TASK, SHARED, FOLDED):
+            raise StitchError(f"norm is {self.norm!r}; it may be {PER_TASK}, {SHARED} or {FOLDED}")
+        if self.widths is not None and len(self.widths) != self.tasks:
+            raise StitchError(f"{len(self.widths)} widths for {self.tasks} tasks; give one for each")
+        if strange := [factor for factor in self.widths or () if not 0 < factor < inf]:
+            raise StitchError(f"a width of {strange[0]}: give factors above 0, as 0.9")
+        for tasks in self.clusters or ():
+            if not tasks or not set(tasks) <= set(range(self.tasks)):
+                said = ", ".join(map(str, tasks))
+                raise StitchError(f"a cluster of tasks {said}, but tasks go from 0 to {self.tasks - 1}")
+        if isinstance(self.sharing, Mapping) and (foreign := set(self.sharing) - set(self.plan.spaces)):
+            raise StitchError(f"{self.architecture} has no space {min(foreign)}; it has {', '.join(self.plan.spaces)}")
+
+    @cached_property
+    def plan(self) -> NetSketch:
+        return plan(self.architecture, self.resolution, self.activation, self.channels)
+
+    @cached_property
+    def planted(self) -> Sharing:
+        """The sharing that the models have."""
+        return Sharing({name: self._space(name, wire) for name, wire in self.plan.spaces.items()})
+
+    def nets(self) -> Iterator[Net]:
+        """One model after another: 32 of the large ones need not be in memory together."""
+        return (self.net(task) for task in range(self.tasks))
+
+    def net(self, task: int) -> Net:
+        """The model of *task*."""
+        picture = Port("image", "image", (self.channels, self.plan.resolution, self.plan.resolution))
+        answer = Port("logits", self.plan.output, (self._widths(Wire(0, CLASSES))[task],))
+        ops = [self._op(node, task) for node in self.plan.nodes]
+        name = f"{self.architecture}-{task}"
+        return assemble(name, (picture,), ops, (answer,), _each("batches", self.batches, self.tasks)[task])
+
+    def _space(self, name: str, wire: Wire) -> ChannelSpace:
+        widths = self._widths(wire)
+        if wire.role == IMAGE:
+            return ChannelSpace.common(wire.width, self.tasks)
+        if wire.role == CLASSES:
+            return ChannelSpace.exclusive(widths)
+        orders = [self._order(name, task, width) for task, width in enumerate(widths)]
+        taken = [0] * self.tasks
+        blocks = []
+        for tasks, width in self._shares(name, widths):
+            blocks.append(Block({task: orders[task][taken[task] : taken[task] + width] for task in tasks}))
+            for task in tasks:
+                taken[task] += width
+        return ChannelSpace(widths, tuple(blocks))
+
+    def _shares(self, name: str, widths: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
+        """The blocks of a space: whose they are and how wide; those of many tasks come first."""
+        left = list(widths)
+        found: Counter[tuple[int, ...]] = Counter()
+        everyone = tuple(range(self.tasks))
+        for tasks in (everyone, *(tuple(sorted(set(each))) for each in self.clusters or ())):
+            least = min(left[task] for task in tasks)
+            width = round(self.cluster_sharing * least) if found else self._shared(name, least)
+            found[tasks] += width
+            for task in tasks:
+                left[task] -= width
+        found.update({(task,): width for task, width in enumerate(left)})
+        yield from ((tasks, width) for tasks, width in sorted(found.items(), key=_most_tasks_first) if width)
+
+    def _shared(self, name: str, narrowest: int) -> int:
+        ratio = self.sharing
+        if callable(ratio):
+            ratio = ratio(name)
+        elif isinstance(ratio, Mapping):
+            ratio = ratio.get(name, RATIO)
+        if not 0 <= ratio <= 1:
+            raise StitchError(f"space {name}: a sharing of {ratio} is not from 0 to 1")
+        multiple = self.multiple if self.multiple <= narrowest else 1
+        return min(round(ratio * narrowest / multiple), narrowest // multiple) * multiple
+
+    def _widths(self, wire: Wire) -> tuple[int, ...]:
+        if wire.role == IMAGE:
+            return (wire.width,) * self.tasks
+        if wire.role == CLASSES:
+            given = named(self.architecture).classes if self.classes is None else self.classes
+            return _each("classes", given, self.tasks)
+        factors = self.widths or (1.0,) * self.tasks
+        return tuple(max(1, round(factor * (1 - self.pruning) * wire.width)) for factor in factors)
+
+    def _order(self, name: str, task: int, width: int) -> Array:
+        return self._random("order", name, task).permutation(width) if self.permute else np.arange(width)
+
+    def _op(self, node: SketchNode, task: int) -> Op:
+        if node.kind == "conv":
+            return Op(node.name, "conv", node.inputs, node.name, self._weight(node, task), window=node.window)
+        if node.kind == "depthwise":
+            filters = self._filters(node, task)
+            return Op(node.name, "conv", node.inputs, node.name, filters, window=node.window, groups=len(filters))
+        if node.kind in ("norm", "bias"):
+            return self._affine(node, task)
+        function, settings = node.function, node.settings
+        return Op(
+            node.name, node.kind, node.inputs, node.name, window=node.window, function=function, settings=settings
+        )
+
+    def _weight(self, node: SketchNode, task: int) -> Array:
+        """[out, in, kernel, kernel], piece by piece."""
+        (out,), read = self._spaces(node.name), self._spaces(node.inputs[0])
+        height, width = node.window.kernel
+        channels = sum(space.widths[task] for space in read)
+        usual = sum(sum(space.widths) for space in read) / self.tasks
+        size = self._spread(node, usual * height * width)
+        weight = np.empty((out.widths[task], channels, height, width), np.float32)
+        for at, block in _numbered(out, task):
+            for key, channel in _channels(read, task):
+                rows = block.members[task]
+                piece = self._random("weight", node.name, at, *key).standard_normal(
+                    (len(rows), len(channel), height, width), np.float32
+                )
+                weight[np.ix_(rows, channel)] = size * piece
+        return weight
+
+    def _filters(self, node: SketchNode, task: int) -> Array:
+        """[channels, 1, kernel, kernel] of a depthwise convolution."""
+        height, width = node.window.kernel
+        size = self._spread(node, height * width)
+        return size * self._blockwise(
+            node, task, lambda rng, count: rng.standard_normal((count, 1, height, width), "f")
+        )
+
+    def _affine(self, node: SketchNode, task: int) -> Op:
+        own = task if self.norm == PER_TASK else -1
+        shift = self._blockwise(node, task, lambda rng, count: 0.2 * rng.standard_normal(count, np.float32), own)
+        scale = np.ones_like(shift)
+        if node.kind == "norm" and self.norm != FOLDED:
+            scale = self._blockwise(node, task, lambda rng, count: rng.uniform(0.7, 1.3, count), own, "scale")
+        return Op(node.name, "affine", node.inputs, node.name, scale=scale, shift=shift)
+
+    def _blockwise(
+        self,
+        node: SketchNode,
+        task: int,
+        draw: Callable[[np.random.Generator, int], Array],
+        own: int = -1,
+        what: str = "shift",
+    ) -> Array:
+        """Something for each channel of what *node* writes, the same for all tasks of a block unless *own* is one."""
+        parts = []
+        for number, space in enumerate(self._spaces(node.name)):
+            drawn = [
+                draw(self._random(what, node.name, number, at, own), block.width)
+                for at, block in _numbered(space, task)
+            ]
+            inverse = np.argsort(space.order(task))
+            parts.append(np.concatenate(drawn)[inverse])
+        return np.concatenate(parts).astype(np.float32)
+
+    def _spread(self, node: SketchNode, sources: float) -> np.float32:
+        """Standard deviation of weights whose output has a mean square of one."""
+        return np.float32((node.power * sources) ** -0.5)
+
+    def _spaces(self, value: str) -> list[ChannelSpace]:
+        return [self.planted[name] for name in self.plan.carries[value]]
+
+    def _random(self, what: str, name: str, *numbers: int) -> np.random.Generator:
+        key = [zlib.crc32(f"{what} {name}".encode()), *(number + 1 for number in numbers)]
+        return np.random.default_rng([self.seed, *key])
+
+
+def save(generated: Generated, folder: Path) -> tuple[Path, ...]:
+    """Write each model as ONNX, named after it, with the weights it has: nothing is folded."""
+    return save_nets(generated.nets, folder)
+
+
+def _most_tasks_first(share: tuple[tuple[int, ...], int]) -> tuple[int, tuple[int, ...]]:
+    return -len(share[0]), share[0]
+
+
+def _each(what: str, given: int | Sequence[int], tasks: int) -> tuple[int, ...]:
+    numbers = (given,) * tasks if isinstance(given, int) else tuple(given)
+    if len(numbers) != tasks or min(numbers) < 1:
+        raise StitchError(f"{what} are {list(numbers)}; give {tasks} numbers from 1, one for each task")
+    return numbers
+
+
+def _numbered(space: ChannelSpace, task: int) -> Iterator[tuple[int, Block]]:
+    return ((at, block) for at, block in enumerate(space.blocks) if task in block.tasks)
+
+
+def _channels(spaces: Sequence[ChannelSpace], task: int) -> Iterator[tuple[tuple[int, int], Array]]:
+    """The blocks of several spaces one after another: their numbers, and where the task has their channels."""
+    start = 0
+    for number, space in enumerate(spaces):
+        for at, block in _numbered(space, task):
+            yield (number, at), block.members[task] + start
+        start += space.widths[task]

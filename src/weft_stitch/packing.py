@@ -1,0 +1,393 @@
+"""The weights of one layer as the one-kernel form reads them: ``pack`` makes a ``PackedLayer``.
+
+A value lies as rows x height x width x columns; a row has the blocks of its own task and no others (``columns``). Every
+pair of an output block and an input block that some task has is one piece of weights, stored once as [input channel]
+[tap][output channel]. Vector loads want every block to begin at a multiple of *align* columns, and every line of
+weights at a multiple of *align* numbers. So that this costs almost nothing, the output channels that tasks have for
+themselves lie side by side in one line, and a task's block begins in its row where it begins in that line, modulo
+*align*.
+
+A *tile* is some output positions of one task by some channels of one of its output blocks. It finds its weights through
+at most two runs of input columns (``Tile``), or, where sharing by subsets or a concatenation makes more, through a
+table that has the place of every column.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from weft_stitch.net import Array, Window
+from weft_stitch.sharing import Block, ChannelSpace
+
+LARGEST = 2**31
+"""Places are 32-bit numbers in the kernel."""
+
+
+def aligned(width: int, align: int) -> int:
+    return -(-width // align) * align
+
+
+class BlockColumns(NamedTuple):
+    """The columns of one block in the rows of one task."""
+
+    space: int
+    """Which of the spaces the value carries."""
+    block: Block
+    start: int
+    skip: int
+    """How many columns lie between the last multiple of the alignment and the start."""
+
+    @property
+    def begin(self) -> int:
+        return self.start - self.skip
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """Tells the block apart, alike in all tasks that have it; a value may carry a space, and so a block, twice."""
+        return self.space, id(self.block)
+
+    def span(self, align: int) -> int:
+        """Columns from ``begin`` to the next multiple of the alignment."""
+        return aligned(self.skip + self.block.width, align)
+
+
+def columns(spaces: Sequence[ChannelSpace], task: int, align: int) -> list[BlockColumns]:
+    """Where the blocks of *task* lie in a row; a space begins at the same column in all tasks."""
+    runs, begin = [], 0
+    for number, space in enumerate(spaces):
+        runs += _runs(number, space, task, align, begin)
+        begin += widest([space], align) if number + 1 < len(spaces) else 0
+    return runs
+
+
+def _runs(number: int, space: ChannelSpace, task: int, align: int, begin: int) -> list[BlockColumns]:
+    runs, beside = [], 0
+    for block in space.blocks:
+        own = len(block.tasks) == 1
+        if task in block.tasks:
+            skip = beside % align if own else 0
+            runs.append(BlockColumns(number, block, begin + skip, skip))
+            begin += runs[-1].span(align)
+        beside += block.width if own else 0
+    return runs
+
+
+def row_width(spaces: Sequence[ChannelSpace], task: int, align: int) -> int:
+    """Columns of a row up to the task's last."""
+    runs = columns(spaces, task, align)
+    return runs[-1].begin + runs[-1].span(align) if runs else 0
+
+
+def widest(spaces: Sequence[ChannelSpace], align: int) -> int:
+    """Columns of a row that holds any task."""
+    return max(row_width(spaces, task, align) for task in range(len(spaces[0].widths)))
+
+
+class Activation(NamedTuple):
+    """A function of one number: Relu, LeakyRelu (alpha), Clip (alpha to beta), Sigmoid, Silu, HardSwish,
+    HardSigmoid (alpha x + beta), or none."""
+
+    function: str = ""
+    alpha: float = 0.0
+    beta: float = 0.0
+
+
+class Tile(NamedTuple):
+    """What one program of the kernel does; a row of the table ``PackedLayer.tiles`` makes. Places are in numbers."""
+
+    task: int
+    first_position: int
+    end_position: int
+    """The task's end: a tile may hang over it."""
+    first_channel: int
+    """Counted from the column at which the block's span begins."""
+    span: int
+    """Columns to write, a multiple of the alignment; those outside the block become zero."""
+    skip: int
+    """How many of these columns lie before the block."""
+    width: int
+    """Channels of the block."""
+    column: int
+    """Where the span begins in a row of the output."""
+    first_place: int
+    """Where the weights of the first run begin, which lies at the first column."""
+    line: int
+    """Numbers from one tap of the weights to the next, of both runs."""
+    first_end: int
+    """The column behind the first run."""
+    second_column: int
+    """The first column of the second run (the row's width when there is none)."""
+    jump: int
+    """How much further than in one piece with the first the weights of the second run lie."""
+    second_end: int
+    depth: int
+    """Input columns of the task's row."""
+    table: int
+    """Where this task and output block begin in the tables of places and lines."""
+
+
+@dataclass(frozen=True, eq=False)
+class PackedLayer:
+    """One layer for the one-kernel form."""
+
+    weights: Array
+    """All pieces after one another."""
+    unique: int
+    """Numbers in it that are weights; the rest fills lines up to the alignment."""
+    places: Array
+    """[2][task and output block][input column]: where its weights begin (-1: none), and how far it is from tap to tap,
+    both divided by the alignment. Empty when two runs do."""
+    targets: tuple[tuple[Tile, ...], ...]
+    """A tile for each task and output block, to be cut into many."""
+    window: Window
+    tasks: int
+    inputs: int
+    """Columns of an input row."""
+    outputs: int
+    """Columns of an output row."""
+    output_runs: tuple[tuple[BlockColumns, ...], ...]
+    align: int
+    """Output blocks begin at multiples of so many columns."""
+    input_align: int
+    """Input blocks begin at multiples of so many columns."""
+
+    @cached_property
+    def by_table(self) -> bool:
+        return self.places.size > 0
+
+    @cached_property
+    def ragged(self) -> bool:
+        """Whether some task's rows end before the widest."""
+        ends = {runs[-1].begin + runs[-1].span(self.align) if runs else 0 for runs in self.output_runs}
+        return ends != {self.outputs}
+
+    @cached_property
+    def depth(self) -> int:
+        """Input columns of every task's row; 0 when they differ."""
+        depths = {target.depth for targets in self.targets for target in targets}
+        return depths.pop() if len(depths) == 1 else 0
+
+    @cached_property
+    def narrow(self) -> int:
+        """The widest span of a block that rides along with a shared one, 0 when no task has both."""
+        return max((targets[-1].span for targets in self.targets if len(targets) > 1), default=0)
+
+    def tiles(self, positions: Sequence[int], tall: int, wide: int, narrow: int = 0) -> Array:
+        """Every tile of *tall* positions by *wide* channels, for so many output positions of each task.
+
+        A line is a tile and its *rider*: the task's own block, if it spans at most *narrow*, is computed along with the
+        last tile of a shared one, because both read the same input. No rider spans nothing.
+        """
+        ends, lines = np.cumsum(positions), []
+        for task, targets in enumerate(self.targets):
+            end = int(ends[task])
+            for first in range(end - positions[task], end, tall):
+                here = [target._replace(first_position=first, end_position=end) for target in targets]
+                lines += [[*tile, *rider] for tile, rider in _pairs(here, wide, narrow)]
+        return np.array(lines, np.int32).reshape(-1, 2 * len(Tile._fields))
+
+    def spread(self, values: Sequence[Array]) -> Array:
+        """A table [task, column] of per-channel values given in each task's own order, zero elsewhere."""
+        table = np.zeros((self.tasks, self.outputs), np.float32)
+        for task, runs in enumerate(self.output_runs):
+            for run in runs:
+                table[task, run.start : run.start + run.block.width] = values[task][run.block.members[task]]
+        return table
+
+
+class WeightLine(NamedTuple):
+    """Where the weights of one piece begin, and how far it is from tap to tap."""
+
+    place: int
+    length: int
+
+
+Key = tuple[int, int]
+"""What ``BlockColumns.key`` gives: space and block."""
+Lines = dict[tuple[int, Key, Key], WeightLine]
+"""The line of each task, output block and input block."""
+
+
+class _Store:
+    """Lays pieces out: a *sheet* [input channel][tap][line] holds one piece or several side by side."""
+
+    def __init__(self, kernels: Sequence[Array], inputs: Sequence[ChannelSpace], align: int) -> None:
+        self.kernels, self.align = kernels, align
+        self.taps = kernels[0].shape[2] * kernels[0].shape[3]
+        self.starts = [np.cumsum([0, *(space.widths[task] for space in inputs)]) for task in range(len(kernels))]
+        self.sheets: list[Array] = []
+        self.length = self.unique = 0
+
+    def sheet(self, deep: int, wide: int) -> tuple[Array, int]:
+        """A new sheet and where it begins."""
+        array = np.zeros((deep, self.taps, aligned(wide, self.align)), self.kernels[0].dtype)
+        self.sheets.append(array)
+        begin, self.length = self.length, self.length + array.size
+        return array, begin
+
+    def write(self, sheet: Array, column: int, task: int, out: Block, run: BlockColumns) -> None:
+        rows = self.starts[task][run.space] + run.block.members[task]
+        piece = self.kernels[task][np.ix_(out.members[task], rows)].reshape(out.width, run.block.width, self.taps)
+        sheet[: run.block.width, :, column : column + out.width] = piece.transpose(1, 2, 0)
+        self.unique += piece.size
+
+
+def pack(
+    kernels: Sequence[Array],
+    inputs: Sequence[ChannelSpace],
+    output: ChannelSpace,
+    window: Window,
+    *,
+    align: int = 1,
+    input_align: int | None = None,
+) -> PackedLayer:
+    """Pack the kernels [out, in, height, width] of all tasks; what tasks share is taken from the first that has it."""
+    tasks = range(len(kernels))
+    before = align if input_align is None else input_align
+    runs = [columns(inputs, task, before) for task in tasks]
+    outs = [columns([output], task, align) for task in tasks]
+    store = _Store(kernels, inputs, align)
+    lines = _lay_out(store, output, runs, outs)
+    width = widest(inputs, before)
+    by_table = not all(_simple(task, runs[task], outs[task], lines) for task in tasks)
+    targets: list[tuple[Tile, ...]] = []
+    tables: list[Array] = []
+    for task in tasks:
+        row = []
+        for out in outs[task]:
+            found = [lines[task, out.key, run.key] for run in runs[task]]
+            depth = row_width(inputs, task, before)
+            row.append(_target(task, out, runs[task], found, depth, align, store.taps, len(tables) * width))
+            if by_table:
+                tables.append(_table(runs[task], found, width, store.taps, align))
+        targets.append(tuple(row))
+    return PackedLayer(
+        np.concatenate([sheet.ravel() for sheet in store.sheets]),
+        store.unique,
+        np.stack(tables, axis=1).astype(np.int32) if tables else np.zeros((2, 0, 0), np.int32),
+        tuple(targets),
+        window,
+        len(kernels),
+        width,
+        widest([output], align),
+        tuple(tuple(each) for each in outs),
+        align,
+        before,
+    )
+
+
+def _lay_out(
+    store: _Store, output: ChannelSpace, runs: list[list[BlockColumns]], outs: list[list[BlockColumns]]
+) -> Lines:
+    """Store every piece once."""
+    lines: Lines = {}
+    pieces: dict[tuple[Key, Key], WeightLine] = {}
+    sheets: dict[Key | None, tuple[Array, int]] = {}
+    beside, wide = _side_by_side(output)
+    alike = _alike(runs)
+    for task, each in enumerate(runs):
+        for run, out in itertools.product(each, outs[task]):
+            key = (out.key, run.key)
+            common = len(run.block.tasks) == len(runs)
+            if id(out.block) in beside and (common or (alike and len(run.block.tasks) == 1)):
+                group = run.key if common else None
+                if group not in sheets:
+                    sheets[group] = store.sheet(run.block.width, wide)
+                sheet, begin = sheets[group]
+                column = beside[id(out.block)]
+                store.write(sheet, column, task, out.block, run)
+                lines[task, *key] = WeightLine(begin + column - out.skip, sheet.shape[2])
+                continue
+            if key not in pieces:
+                sheet, begin = store.sheet(run.block.width, out.skip + out.block.width)
+                store.write(sheet, out.skip, task, out.block, run)
+                pieces[key] = WeightLine(begin, sheet.shape[2])
+            lines[task, *key] = pieces[key]
+    return lines
+
+
+def _simple(task: int, runs: list[BlockColumns], outs: list[BlockColumns], lines: Lines) -> bool:
+    """Whether at most two runs, the first at the first column, have their weights in lines of one length."""
+    if len(runs) == 1:
+        return True
+    pairs = ((lines[task, out.key, runs[0].key], lines[task, out.key, runs[1].key]) for out in outs)
+    return len(runs) == 2 and runs[0].start == 0 and all(a.length == b.length for a, b in pairs)
+
+
+def _side_by_side(output: ChannelSpace) -> tuple[dict[int, int], int]:
+    """Where each task's own block lies when all of them share a line, and how long that is."""
+    found, column = {}, 0
+    for block in output.blocks:
+        if len(block.tasks) == 1:
+            found[id(block)] = column
+            column += block.width
+    return found, column
+
+
+def _alike(runs: list[list[BlockColumns]]) -> bool:
+    """Whether every task has one run of its own, all equally wide, so that they can share a sheet."""
+    own = [[run.block.width for run in each if len(run.block.tasks) == 1] for each in runs]
+    return all(len(each) == 1 for each in own) and len({each[0] for each in own}) == 1
+
+
+def _pairs(targets: list[Tile], wide: int, narrow: int) -> list[tuple[Tile, Tile]]:
+    """The tiles of one task at some positions, each with its rider or with one that spans nothing."""
+    rides = len(targets) > 1 and targets[-1].span <= narrow
+    tiles = [
+        target._replace(first_channel=channel)
+        for target in (targets[:-1] if rides else targets)
+        for channel in range(0, target.span, wide)
+    ]
+    none = tiles[0]._replace(span=0, width=0)
+    return [(tile, targets[-1] if rides and tile is tiles[-1] else none) for tile in tiles]
+
+
+def _target(
+    task: int,
+    out: BlockColumns,
+    runs: list[BlockColumns],
+    lines: list[WeightLine],
+    depth: int,
+    align: int,
+    taps: int,
+    table: int,
+) -> Tile:
+    """A run that does not begin at the first column is the second; one of no columns is then the first."""
+    first = None if runs[0].start else 0
+    second = runs[-1] if len(runs) > 1 or first is None else None
+    line = lines[0].length
+    place = lines[0].place if first is not None else 0
+    jump = lines[-1].place - place - second.start * taps * line if second else 0
+    return Tile(
+        task=task,
+        first_position=0,
+        end_position=0,
+        first_channel=0,
+        span=out.span(align),
+        skip=out.skip,
+        width=out.block.width,
+        column=out.begin,
+        first_place=place,
+        line=line,
+        first_end=runs[0].block.width if first is not None else 0,
+        second_column=second.start if second else depth,
+        jump=jump,
+        second_end=second.start + second.block.width if second else 0,
+        depth=depth,
+        table=table,
+    )
+
+
+def _table(runs: list[BlockColumns], lines: list[WeightLine], width: int, taps: int, align: int) -> Array:
+    table = np.full((2, width), -1, np.int64)
+    for run, line in zip(runs, lines, strict=True):
+        at = slice(run.start, run.start + run.block.width)
+        table[0, at] = (line.place + line.length * taps * np.arange(run.block.width)) // align
+        table[1, at] = line.length // align
+    return table

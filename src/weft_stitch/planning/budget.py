@@ -1,0 +1,136 @@
+"""Models stitched in groups, so that memory and latency stay within limits: ``stitch_groups``.
+
+``grouping`` finds the groups; here is what they cost. A group may be planned for speed, within its part of the memory,
+or stored with every weight once (``split``), in slabs, which are fast, or not, which takes less memory. All are tried,
+as one may meet limits that others do not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from weft.base.errors import StitchError
+from weft_stitch.assembly import PLANNED, Stitched, assemble
+from weft_stitch.counts import count
+from weft_stitch.family import Family
+from weft_stitch.parts import kinds, part
+from weft_stitch.planning.cost import GraphCost, Modelled
+from weft_stitch.planning.grouping import Grouping, group
+from weft_stitch.planning.groups import GroupCost, Unmet, Wish, size
+from weft_stitch.sharing import Sharing
+
+LIGHT = "split"
+"""The form with the fewest weights."""
+FEW = 6
+"""Up to so many unequal models all groupings are looked at: there are 2^n groups to plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetLimits:
+    """What all groups together may take."""
+
+    memory_bytes: int | None = None
+    """Weights and tables of all groups, and the activations of the largest."""
+    seconds: float | None = None
+    """What one run of all groups may take, one after another; met with as little memory as can be."""
+
+
+def stitch_groups(
+    family: Family,
+    sharing: Sharing,
+    limits: BudgetLimits,
+    *,
+    form: str = PLANNED,
+    cost: GraphCost | None = None,
+    dynamic: bool = False,
+    slabs: bool = False,
+    progress: Callable[[str], None] = lambda what: None,
+) -> tuple[Stitched, ...]:
+    """The groups, large ones first, each a graph of its own.
+
+    Layers are planned by the described machine; whole groups are judged by *cost*.
+    """
+    wish = Wish(limits.memory_bytes, limits.seconds)
+    styles = [(PLANNED, slabs), (LIGHT, slabs), (LIGHT, False)] if form == PLANNED else [(form, slabs)]
+    found: list[tuple[Grouping, _Maker]] = []
+    refused: list[StitchError] = []
+    unmet: list[Unmet] = []
+    for style, cut in dict.fromkeys(styles):
+        maker = _Maker(family, sharing, style, limits, cost or Modelled(), dynamic, cut, progress)
+        try:
+            found.append((maker.grouping(), maker))
+        except Unmet as error:
+            unmet.append(error)
+        except StitchError as error:
+            refused.append(error)
+    if not found and unmet:
+        smallest = min((each.smallest for each in unmet), key=lambda each: each.bytes)
+        raise Unmet(wish, smallest, min((each.fastest for each in unmet), key=lambda each: each.seconds))
+    if not found:
+        raise refused[0]
+    best, maker = min(found, key=lambda each: wish.rank(each[0].cost))
+    ordered = sorted(best.groups, key=lambda each: (-len(each), each))
+    made = tuple(maker.stitched(models) for models in ordered)
+    _keep(limits, made)
+    return made
+
+
+def _keep(limits: BudgetLimits, made: Sequence[Stitched]) -> None:
+    """Groups are costed by models like theirs; theirs may share less."""
+    counts = [count(each.counted) for each in made]
+    taken = sum(each.weight_bytes + each.table_bytes for each in counts) + max(each.activation_bytes for each in counts)
+    if limits.memory_bytes is not None and taken > limits.memory_bytes:
+        allowed = size(limits.memory_bytes)
+        raise StitchError(f"the groups found take {size(taken)}, and {allowed} are allowed; raise the memory cap")
+
+
+@dataclass(frozen=True, eq=False)
+class _Maker:
+    """Stitches groups in one style."""
+
+    family: Family
+    sharing: Sharing
+    form: str
+    limits: BudgetLimits
+    judge: GraphCost
+    dynamic: bool
+    slabs: bool
+    progress: Callable[[str], None]
+
+    def grouping(self) -> Grouping:
+        limits = self.limits
+        return group(
+            kinds(self.family, self.sharing), self.cost, cap_bytes=limits.memory_bytes, target_s=limits.seconds, few=FEW
+        )
+
+    def cost(self, models: tuple[int, ...]) -> GroupCost:
+        self.progress(f"{len(models)} of {self.family.tasks} models, {self.form}")
+        made = self.stitched(models)
+        counts = count(made.counted)
+        (seconds,) = self.judge.seconds([made.counted])
+        return GroupCost(seconds, counts.weight_bytes + counts.table_bytes, counts.activation_bytes)
+
+    def stitched(self, models: tuple[int, ...]) -> Stitched:
+        """The group, as fast as can be with its part of the memory; if that is too little, its cost shows it."""
+        family, sharing = part(self.family, self.sharing, models)
+        settings: dict[str, Any] = {"dynamic": self.dynamic, "slabs": self.slabs, "slack": 0.0}
+        free = assemble(family, sharing, form=self.form, **settings)
+        allowed = self._allowed(models, free)
+        if self.form != PLANNED or allowed is None or free.graph.weight_bytes <= allowed:
+            return free
+        try:
+            return assemble(family, sharing, **settings, weight_cap_bytes=allowed)
+        except StitchError:
+            return free
+
+    def _allowed(self, models: tuple[int, ...], made: Stitched) -> int | None:
+        """The weights that a group may have: its part of the memory, by its part of all weights."""
+        if self.limits.memory_bytes is None:
+            return None
+        counts = count(made.counted)
+        mine = sum(self.family.nets[model].weights for model in models)
+        everyone = sum(net.weights for net in self.family.nets) or 1  # models may be nothing but pools
+        left = (self.limits.memory_bytes - counts.activation_bytes) * mine / everyone - counts.table_bytes
+        return max(0, int(left))

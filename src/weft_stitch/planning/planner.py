@@ -1,0 +1,352 @@
+"""Which form each layer takes: ``plan`` finds the mixture that costs least, by a model or by the clock.
+
+Every segment is costed in every form alone, and so is the way of every value from layout to layout. What is left is a
+shortest path along the segments, whose states are the layouts in which the values still needed exist. The mixture
+found and every form used throughout are then costed as whole graphs, and the fastest is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from weft.base.errors import StitchError, unknown_name
+from weft_stitch.counts import VIEWS, count
+from weft_stitch.family import Family
+from weft_stitch.forms import FORMS
+from weft_stitch.graph import Graph
+from weft_stitch.layouts import APART, Layout
+from weft_stitch.lowering import lower
+from weft_stitch.planning.cost import GraphCost
+from weft_stitch.planning.segments import Cutter, FormSegment, segments
+from weft_stitch.planning.signatures import signature
+from weft_stitch.sharing import Sharing
+from weft_stitch.slabs import possible
+from weft_stitch.slabs import slabs as in_slabs
+
+MIXED = "mixed"
+"""The name of a plan that is no form used throughout."""
+ANYWHERE = tuple(form for form in FORMS if form != "fused")
+"""The forms that every runtime can run."""
+_STATES = 256
+"""So many states are followed at a time."""
+_PRICES = 40
+"""Steps of the search for a price per byte that makes the weights fit."""
+
+Progress = Callable[[str], None]
+Layouts = frozenset[Layout]
+State = tuple[tuple[str, Layouts], ...]
+"""The values still needed, each with the layouts it exists in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A segment in one form."""
+
+    form: str
+    seconds: float
+    slabs: bool
+    """Whether in slabs it is faster."""
+    weight_bytes: int
+    reads: Mapping[str, Layout]
+    writes: Mapping[str, Layout]
+
+
+@dataclass(frozen=True, slots=True)
+class FormChoice:
+    """What was found out about one layer."""
+
+    layer: str
+    form: str
+    """The one it takes."""
+    slabs: bool
+    seconds: Mapping[str, float]
+    """What it and what follows it take in each form that can do it, conversions aside."""
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A form for every layer that takes one."""
+
+    name: str
+    """``mixed``, or the form that is used throughout."""
+    forms: Mapping[str, str]
+    slabs: frozenset[str]
+    """Layers whose convolutions are computed in slabs."""
+    seconds: Mapping[str, float]
+    """Seconds of whole graphs: this plan's under ``name``, and every other that was compared."""
+    table: tuple[FormChoice, ...]
+    weight_bytes: int = 0
+    """Bytes of the whole graph's kernels."""
+
+    @property
+    def own_s(self) -> float:
+        """What it takes itself."""
+        return self.seconds[self.name]
+
+
+def plan(
+    family: Family,
+    sharing: Sharing,
+    cost: GraphCost,
+    *,
+    forms: Sequence[str] | None = None,
+    slabs: bool = False,
+    batches: Sequence[int] | None = None,
+    dynamic: bool = False,
+    align: int = 1,
+    weight_cap_bytes: int | None = None,
+    whole: GraphCost | None = None,
+    progress: Progress = lambda what: None,
+) -> Plan:
+    """The fastest way to run *family*: *cost* prices segments, *whole* (or *cost* again) the graphs they make.
+
+    *forms* are those to choose from; *slabs* allows convolutions in slabs, which pay under onnxruntime on a CPU; a
+    graph whose weights take more than *weight_cap_bytes* is not considered. *align* is that of ``lowering.lower``.
+    """
+    rows = tuple(family.batches if batches is None else batches)
+    search = _FormSearch(family, sharing, cost, tuple(forms or ANYWHERE), slabs, rows, dynamic, align, progress)
+    found = search.contenders([search.cheapest(weight_cap_bytes)], whole or cost, weight_cap_bytes)
+    return min(found, key=lambda each: (each.own_s, each.name))
+
+
+def plans(
+    family: Family,
+    sharing: Sharing,
+    cost: GraphCost,
+    *,
+    between: Sequence[float],
+    lightest_bytes: int,
+    heaviest_bytes: int,
+    weight_cap_bytes: int | None = None,
+    slabs: bool = False,
+    dynamic: bool = False,
+    align: int = 1,
+    progress: Progress = lambda what: None,
+) -> list[Plan]:
+    """The fastest mixture, lighter ones and every form throughout, all costed as whole graphs at one time.
+
+    *between* says where the caps of the lighter ones lie on the way from *lightest_bytes* to the first one's weights;
+    *heaviest_bytes* is a cap too.
+    """
+    search = _FormSearch(family, sharing, cost, ANYWHERE, slabs, family.batches, dynamic, align, progress)
+    best = search.cheapest(weight_cap_bytes)
+    best_bytes = sum(option.weight_bytes for option in best)
+    caps = [lightest_bytes + int(part * (best_bytes - lightest_bytes)) for part in between]
+    caps = [cap for cap in (*caps, heaviest_bytes) if lightest_bytes <= cap < best_bytes]
+    lighter = [found for cap in caps if (found := search.within(cap)) is not None]
+    return search.contenders([best, *lighter], cost, weight_cap_bytes)
+
+
+def lower_plan(
+    family: Family,
+    sharing: Sharing,
+    chosen: Plan,
+    *,
+    batches: Sequence[int] | None = None,
+    dynamic: bool = False,
+    align: int = 1,
+) -> Graph:
+    """The graph of a plan."""
+    graph = lower(family, sharing, chosen.forms, batches=batches, dynamic=dynamic, align=align)
+    return in_slabs(graph, chosen.slabs) if chosen.slabs else graph
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    """The way to one state."""
+
+    price: float
+    """Seconds, and the price of bytes."""
+    options: tuple[Option, ...]
+
+    @property
+    def weight_bytes(self) -> int:
+        return sum(option.weight_bytes for option in self.options)
+
+
+@dataclass(eq=False)
+class _FormSearch:
+    """The search over the forms of one family."""
+
+    family: Family
+    sharing: Sharing
+    cost: GraphCost
+    forms: tuple[str, ...]
+    slabs: bool
+    rows: tuple[int, ...]
+    dynamic: bool
+    align: int
+    progress: Progress
+    known: dict[object, list[float]] = field(default_factory=dict)
+    """Seconds of graphs by their signatures."""
+    moves: dict[tuple[str, Layout, Layout], float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for form in self.forms:
+            if form not in FORMS:
+                raise StitchError(unknown_name("form", form, FORMS))
+        self.cutter = Cutter(self.family, self.sharing, self.rows, dynamic=self.dynamic, align=self.align)
+        self.segments = segments(self.family)
+        self.options = [self._options(segment) for segment in self.segments]
+
+    def cheapest(self, cap: int | None) -> tuple[Option, ...]:
+        """An option for each segment: the fastest whose weights fit, by pieces."""
+        best = self._walk(0.0)
+        if cap is None or best.weight_bytes <= cap:
+            return best.options
+        low, high = 0.0, max(best.price, 1e-9) / max(1, best.weight_bytes)
+        while (light := self._walk(high)).weight_bytes > cap:
+            if high > 1.0:
+                raise StitchError(
+                    f"the weights take {light.weight_bytes} bytes at least, and {cap} are allowed; "
+                    "allow more, or stitch the models in groups"
+                )
+            low, high = high, high * 8
+        for _ in range(_PRICES):
+            middle = (low + high) / 2
+            found = self._walk(middle)
+            low, high = (low, middle) if found.weight_bytes <= cap else (middle, high)
+            light = found if found.weight_bytes <= cap else light
+        return light.options
+
+    def within(self, cap: int) -> tuple[Option, ...] | None:
+        """The fastest whose weights fit, if any do."""
+        try:
+            return self.cheapest(cap)
+        except StitchError:
+            return None
+
+    def contenders(self, mixtures: Sequence[Sequence[Option]], cost: GraphCost, cap: int | None) -> list[Plan]:
+        """The *mixtures* and every form throughout, costed as whole graphs; the first mixture is always one of them."""
+        different: dict[object, tuple[str, Sequence[Option]]] = {}
+        for each in (*mixtures, *self._uniform().values()):
+            forms = self._forms(each)
+            name = next(iter(forms.values())) if len(set(forms.values())) == 1 else MIXED
+            different.setdefault((*forms.items(), self._slabbed(each)), (name, each))
+        named = list(different.values())
+        graphs = [self._graph(options) for _, options in named]
+        kept = [at for at, graph in enumerate(graphs) if at == 0 or cap is None or graph.weight_bytes <= cap]
+        self.progress(f"comparing {len(kept)} whole graphs")
+        times = dict(zip(kept, cost.seconds([graphs[at] for at in kept]), strict=True))
+        uniform = {named[at][0]: times[at] for at in kept if named[at][0] != MIXED}
+        return [self._plan(*named[at], times[at], uniform, count(graphs[at]).weight_bytes) for at in kept]
+
+    def _plan(
+        self, name: str, options: Sequence[Option], own_s: float, uniform: Mapping[str, float], weight_bytes: int
+    ) -> Plan:
+        seconds = {**uniform, name: own_s}
+        return Plan(name, self._forms(options), self._slabbed(options), seconds, self._table(options), weight_bytes)
+
+    def _options(self, segment: FormSegment) -> list[Option]:
+        if segment.formed is None:
+            return self._both(segment, "separate")
+        found = []
+        for form in self.forms:
+            if not self.cutter.refusal(segment.formed, form):
+                self.progress(f"{segment.name} in {form}")
+                found += self._both(segment, form)
+        if not found:
+            reason = self.cutter.refusal(segment.formed, self.forms[0])
+            raise StitchError(f"{segment.name}: {self.forms[0]!r} cannot do it, {reason}")
+        return found
+
+    def _both(self, segment: FormSegment, form: str) -> list[Option]:
+        """The faster of in slabs or not, then the lighter if that is the other one: some slabs are padded."""
+        piece = self.cutter.piece(segment, form)
+        graphs = [piece.graph]
+        if self.slabs and possible(piece.graph):
+            graphs.append(in_slabs(piece.graph))
+        times = self._seconds(graphs)
+        order = sorted(range(len(times)), key=lambda each: times[each])
+        found = [
+            Option(form, times[each], bool(each), graphs[each].weight_bytes, piece.reads, piece.writes)
+            for each in order
+        ]
+        return [each for each in found if each is found[0] or each.weight_bytes < found[0].weight_bytes]
+
+    def _seconds(self, graphs: Sequence[Graph]) -> list[float]:
+        """Costed once for all graphs that differ only in their numbers."""
+        key = tuple(signature(graph) for graph in graphs)
+        if key not in self.known:
+            self.known[key] = self.cost.seconds(graphs)
+        return self.known[key]
+
+    def _walk(self, byte_price: float) -> _Path:
+        """The cheapest path when each byte of weights costs *byte_price* seconds."""
+        start: State = tuple((value, frozenset({APART})) for value in sorted(self.family.inputs))
+        paths = {start: _Path(0.0, ())}
+        for number, options in enumerate(self.options):
+            needed = {value for later in self.segments[number + 1 :] for value in later.inputs} | self._kept()
+            following: dict[State, _Path] = {}
+            for state, path in paths.items():
+                for option in options:
+                    then, price = self._after(state, option, needed)
+                    whole = _Path(path.price + price + byte_price * option.weight_bytes, (*path.options, option))
+                    if then not in following or whole.price < following[then].price:
+                        following[then] = whole
+            kept = sorted(following, key=lambda each: following[each].price)[:_STATES]
+            paths = {state: following[state] for state in kept}
+        ends = {state: path.price + self._end(state) for state, path in paths.items()}
+        return paths[min(ends, key=lambda state: ends[state])]
+
+    def _after(self, state: State, option: Option, needed: set[str]) -> tuple[State, float]:
+        """The state after *option*, and what it and its conversions cost."""
+        have, seconds = dict(state), option.seconds
+        for value, layout in option.reads.items():
+            seconds += self._move(value, have[value], layout)
+            have[value] |= {layout}
+        have |= {value: frozenset({layout}) for value, layout in option.writes.items()}
+        return tuple(sorted((each for each in have.items() if each[0] in needed), key=lambda each: each[0])), seconds
+
+    def _end(self, state: State) -> float:
+        return sum(self._move(value, layouts, APART) for value, layouts in state)
+
+    def _kept(self) -> set[str]:
+        """Values that leave the graph."""
+        return {*self.family.outputs, *(value for bridge in self.family.bridges for value in bridge.values())}
+
+    def _move(self, value: str, sources: Layouts, target: Layout) -> float:
+        """Seconds to have *value* in *target*."""
+        if target in sources:
+            return 0.0
+        for source in sources:
+            if (value, source, target) not in self.moves:
+                graph = self.cutter.conversion(value, source, target)
+                moving = any(step.op not in VIEWS for step in graph.steps)
+                self.moves[value, source, target] = self._seconds([graph])[0] if moving else 0.0
+        return min(self.moves[value, source, target] for source in sources)
+
+    def _uniform(self) -> dict[str, list[Option]]:
+        """Each form throughout, of those that can do every layer."""
+        found = {}
+        for form in self.forms:
+            mine = [[each for each in options if each.form == form] for options in self.options]
+            mine = [each or options for each, options, segment in zip(mine, self.options, self.segments, strict=True)
+                    if each or segment.formed is None]  # fmt: skip
+            if len(mine) == len(self.segments):
+                found[form] = [each[0] for each in mine]
+        return found
+
+    def _graph(self, options: Sequence[Option]) -> Graph:
+        graph = lower(self.family, self.sharing, self._forms(options), batches=self.rows, align=self.align)
+        layers = self._slabbed(options)
+        return in_slabs(graph, layers) if layers else graph
+
+    def _forms(self, options: Sequence[Option]) -> dict[str, str]:
+        pairs = zip(self.segments, options, strict=True)
+        return {segment.formed.name: option.form for segment, option in pairs if segment.formed is not None}
+
+    def _slabbed(self, options: Sequence[Option]) -> frozenset[str]:
+        pairs = zip(self.segments, options, strict=True)
+        return frozenset(segment.name for segment, option in pairs if option.slabs)
+
+    def _table(self, chosen: Sequence[Option]) -> tuple[FormChoice, ...]:
+        rows = zip(self.segments, self.options, chosen, strict=True)
+        return tuple(
+            FormChoice(
+                segment.name, taken.form, taken.slabs, {option.form: option.seconds for option in reversed(options)}
+            )
+            for segment, options, taken in rows
+            if segment.formed is not None
+        )

@@ -1,0 +1,278 @@
+"""T models side by side: ``align`` finds which operation of one is which of the others.
+
+Operations are matched by what they read, from the inputs on, never by their place in the file. Where several
+operations read the same value in the same way (the branches of a block), what follows them decides: the whole rest of
+the model if it is equal, else as many steps ahead as possible; between equal branches the weights they have in common,
+then the name, then the order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from weft.base.errors import StitchError
+from weft_stitch.family import Family, FamilyLayer
+from weft_stitch.net import Net, Op, Port, Value
+from weft_stitch.reading.likeness import COMMUTATIVE, difference, likeness, noun
+
+_STEPS_AHEAD = 24
+_WAY_OUT = "islands = True runs what differs separately"
+
+
+def align(nets: Sequence[Net], *, islands: bool = False) -> Family:
+    """The models as one family; *islands* lets each keep what the others do not have as its own tail.
+
+    Widths, class counts and batches may differ; kinds, windows, functions and the sizes of pictures may not. Models of
+    one name are told apart by a number.
+    """
+    if not nets:
+        raise StitchError("no models to stitch; give at least one")
+    nets = _matched_inputs(_renamed(nets))
+    walk = _Alignment([_AlignedModel(net) for net in nets], _marks(nets))
+    layers = []
+    for op in nets[0].ops:
+        ops = walk.match(op)
+        if ops:
+            layers.append(FamilyLayer(ops, op.inputs, op.output))
+        elif not islands:
+            raise StitchError(f"{walk.first_difference(op)}; {_WAY_OUT}")
+    family = walk.family(tuple(nets), layers)
+    if not islands:
+        _require_whole(family, walk.tasks)
+    elif not any(layer.op.kind == "conv" for layer in layers) and len(nets) > 1:
+        raise StitchError(f"nothing to stitch: {_why_nothing(nets[0], walk)}")
+    return family
+
+
+@dataclass(eq=False)
+class _AlignedModel:
+    """A model on the walk."""
+
+    net: Net
+    names: dict[str, str] = field(default_factory=dict)
+    """Family value (task 0's name) -> this model's."""
+    used: set[str] = field(default_factory=set)
+    """Outputs of the operations that found their layer."""
+
+    def __post_init__(self) -> None:
+        self.readers: dict[str, list[tuple[Op, int]]] = defaultdict(list)
+        for op in self.net.ops:
+            for place, value in enumerate(op.inputs):
+                self.readers[value].append((op, 0 if op.kind in COMMUTATIVE else place))
+        self.likeness = {op.output: likeness(self.net, op) for op in self.net.ops}
+        self.writers = {op.output: op for op in self.net.ops}
+        self.ahead: list[dict[str, int]] = []
+        """Per value, a number for what follows it: first all of it, then ever fewer steps."""
+
+    @property
+    def values(self) -> list[str]:
+        return [port.value for port in self.net.inputs] + [op.output for op in self.net.ops]
+
+    def unused(self, value: str) -> list[Op]:
+        found = {op.output: op for op, _ in self.readers[value] if op.output not in self.used}
+        return list(found.values())
+
+
+class _Alignment:
+    """Goes through task 0's operations and finds those of the others."""
+
+    def __init__(self, tasks: list[_AlignedModel], marks: list[dict[str, Hashable]]) -> None:
+        self.tasks = tasks
+        self._numbers: dict[Hashable, int] = {}
+        first = tasks[0].net.inputs
+        for task, mark in zip(tasks, marks, strict=True):
+            task.names.update(zip((port.value for port in first), (p.value for p in task.net.inputs), strict=True))
+            task.ahead.append(self._all_ahead(task, mark))
+        whole = [[task.ahead[0][port.value] for port in task.net.inputs] for task in tasks]
+        if any(each != whole[0] for each in whole):
+            for task, mark in zip(tasks, marks, strict=True):
+                task.ahead += self._some_ahead(task, mark)
+
+    def match(self, op: Op) -> tuple[Op, ...]:
+        """The operations of all tasks that are *op*, their inputs in its order; none if a task has none."""
+        found = [self._counterpart(task, op) for task in self.tasks[1:]]
+        ops = [op, *(each for each in found if each is not None)]
+        if len(ops) < len(self.tasks) or any(each not in self.tasks[0].names for each in op.inputs):
+            return ()
+        for task, each in zip(self.tasks, ops, strict=True):
+            task.names[op.output] = each.output
+            task.used.add(each.output)
+        return tuple(
+            replace(each, inputs=tuple(task.names[value] for value in op.inputs))
+            for task, each in zip(self.tasks, ops, strict=True)
+        )
+
+    def _counterpart(self, task: _AlignedModel, op: Op) -> Op | None:
+        first = self.tasks[0]
+        inputs = [task.names.get(each) for each in op.inputs]
+        if inputs[0] is None:
+            return None
+        like = first.likeness[op.output]
+        known = [
+            each for each in task.unused(inputs[0]) if task.likeness[each.output] == like and _same_inputs(each, inputs)
+        ]
+        if len(known) < 2:
+            return known[0] if known else None
+        agreement = [
+            tuple(mine[op.output] == theirs[each.output] for mine, theirs in zip(first.ahead, task.ahead, strict=True))
+            for each in known
+        ]
+        known = [each for each, agrees in zip(known, agreement, strict=True) if agrees == max(agreement)]
+        return max(known, key=lambda each: (_common(op, each), each.name == op.name)) if len(known) > 1 else known[0]
+
+    def family(self, nets: tuple[Net, ...], layers: list[FamilyLayer]) -> Family:
+        first, tasks = self.tasks[0], self.tasks
+        values: dict[str, tuple[Value, ...]] = {
+            name: tuple(task.net.values[task.names[name]] for task in tasks) for name in first.names
+        }
+        outputs = self._outputs()
+        inputs = tuple(port.value for port in first.net.inputs)
+        tails = tuple(tuple(op for op in task.net.ops if op.output not in task.used) for task in tasks)
+        bridges = tuple(
+            _bridge(task, tail, outputs, index) for index, (task, tail) in enumerate(zip(tasks, tails, strict=True))
+        )
+        if not any(tails) and not any(bridges):
+            tails, bridges = (), ()
+        return Family(nets, tuple(layers), values, inputs, outputs, tails, bridges)
+
+    def _outputs(self) -> dict[str, tuple[Port, ...]]:
+        outputs: dict[str, tuple[Port, ...]] = {}
+        ports = [{port.value: port for port in task.net.outputs} for task in self.tasks]
+        for value in ports[0]:
+            found = [mine.get(task.names.get(value, "")) for task, mine in zip(self.tasks, ports, strict=True)]
+            if all(found):
+                outputs[value] = tuple(port for port in found if port is not None)
+        return outputs
+
+    def first_difference(self, op: Op) -> str:
+        """Why *op* of task 0 has no counterpart, in words."""
+        first = self.tasks[0]
+        for task in self.tasks[1:]:
+            if self._counterpart(task, op) is None:
+                break
+        mine, theirs = first.net.name, task.net.name
+        rivals = task.unused(task.names.get(op.inputs[0], ""))
+        if not rivals:
+            source = first.writers.get(op.inputs[0])
+            place = source.name if source else "its input"
+            return f"{op.name} of {mine} is {noun(op)} after {place}; {theirs} has nothing in that place"
+        rival = min(rivals, key=lambda each: (each.kind != op.kind, each.name != op.name))
+        one, two = difference(first.net, op, task.net, rival)
+        if one == two:
+            return f"{op.name} of {mine} and {rival.name} of {theirs} are both {one}, but read different values"
+        return f"{op.name} of {mine} is {one}, {rival.name} of {theirs} {two}"
+
+    def _all_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> dict[str, int]:
+        ahead: dict[str, int] = {}
+        for value in reversed(task.values):
+            ahead[value] = self._number(task, value, marks, ahead)
+        return ahead
+
+    def _some_ahead(self, task: _AlignedModel, marks: Mapping[str, Hashable]) -> list[dict[str, int]]:
+        levels = [dict.fromkeys(task.values, 0)]
+        for _ in range(_STEPS_AHEAD):
+            levels.append({value: self._number(task, value, marks, levels[-1]) for value in task.values})
+        return levels[:0:-1]
+
+    def _number(self, task: _AlignedModel, value: str, marks: Mapping[str, Hashable], ahead: Mapping[str, int]) -> int:
+        """One number for all values that are read in the same ways, given numbers for what the readers write."""
+        kinds = (
+            self._numbers.setdefault(task.likeness[op.output], len(self._numbers)) for op, _ in task.readers[value]
+        )
+        reads = zip(kinds, ((place, ahead[op.output]) for op, place in task.readers[value]), strict=True)
+        key = (marks.get(value), tuple(sorted(reads)))
+        return self._numbers.setdefault(key, len(self._numbers))
+
+
+def _same_inputs(op: Op, inputs: Sequence[str | None]) -> bool:
+    if op.kind in COMMUTATIVE:
+        return None not in inputs and sorted(op.inputs) == sorted(each or "" for each in inputs)
+    return op.inputs == tuple(inputs)
+
+
+def _common(op: Op, other: Op) -> int:
+    """How many numbers two operations have in common, in whatever order."""
+    pairs = ((op.weight, other.weight), (op.scale, other.scale), (op.shift, other.shift))
+    return sum(np.intersect1d(mine, theirs).size for mine, theirs in pairs if mine is not None and theirs is not None)
+
+
+def _bridge(
+    task: _AlignedModel, tail: Sequence[Op], outputs: Mapping[str, tuple[Port, ...]], index: int
+) -> dict[str, str]:
+    """The family's values that a tail reads or that only some tasks give out: own name -> the family's."""
+    common = {own: name for name, own in task.names.items()}
+    given = {ports[index].value for ports in outputs.values()}
+    wanted = [each for op in tail for each in op.inputs]
+    wanted += [port.value for port in task.net.outputs if port.value not in given]
+    return {own: common[own] for own in wanted if own in common}
+
+
+def _require_whole(family: Family, tasks: Sequence[_AlignedModel]) -> None:
+    """Every operation and every output has its counterpart, seen from the other models too."""
+    first = tasks[0].net
+    for task in tasks:
+        if left := [op for op in task.net.ops if op.output not in task.used]:
+            words = f"{left[0].name} of {task.net.name} is {noun(left[0])}, {first.name} has nothing in its place"
+            raise StitchError(f"{words}; {_WAY_OUT}")
+    for index, task in enumerate(tasks):
+        given = {ports[index].name for ports in family.outputs.values()}
+        if lone := [port.name for port in task.net.outputs if port.name not in given]:
+            raise StitchError(f"{lone[0]} is an output of {task.net.name} that not all others have; {_WAY_OUT}")
+
+
+def _why_nothing(first: Net, walk: _Alignment) -> str:
+    for op in first.ops:
+        if op.output not in walk.tasks[0].used:
+            return f"{walk.first_difference(op)}, and no convolution before that is in all models"
+    return f"{first.name} has no convolution"
+
+
+def _renamed(nets: Sequence[Net]) -> list[Net]:
+    taken: set[str] = set()
+    result = []
+    for net in nets:
+        name, number = net.name, 1
+        while name in taken:
+            number += 1
+            name = f"{net.name}-{number}"
+        taken.add(name)
+        result.append(net if name == net.name else replace(net, name=name))
+    return result
+
+
+def _matched_inputs(nets: Sequence[Net]) -> list[Net]:
+    """The models with their input ports in task 0's order: by name where all have the same names, else as they come."""
+    first = nets[0]
+    by_name = _same_names([[port.name for port in net.inputs] for net in nets])
+    result = []
+    for net in nets:
+        if len(net.inputs) != len(first.inputs):
+            counts = f"{first.name} has {len(first.inputs)} inputs, {net.name} {len(net.inputs)}"
+            raise StitchError(f"{counts}; models of as many inputs can be stitched")
+        order = {port.name: port for port in net.inputs}
+        ports = tuple(order[port.name] for port in first.inputs) if by_name else net.inputs
+        for mine, theirs in zip(first.inputs, ports, strict=True):
+            _require_same_picture(first, mine, net, theirs)
+        result.append(replace(net, inputs=ports))
+    return result
+
+
+def _require_same_picture(first: Net, mine: Port, net: Net, theirs: Port) -> None:
+    one, two = first.values[mine.value], net.values[theirs.value]
+    if (one.height, one.width) != (two.height, two.width):
+        sizes = f"{one.height}x{one.width}, {theirs.name} of {net.name} {two.height}x{two.width}"
+        raise StitchError(f"{mine.name} of {first.name} is a picture of {sizes}; stitch models of one picture size")
+
+
+def _marks(nets: Sequence[Net]) -> list[dict[str, Hashable]]:
+    """The values that each model gives out, and as what."""
+    by_name = _same_names([[port.name for port in net.outputs] for net in nets])
+    return [{port.value: port.name if by_name else index for index, port in enumerate(net.outputs)} for net in nets]
+
+
+def _same_names(names: Sequence[Sequence[str]]) -> bool:
+    return all(set(each) == set(names[0]) for each in names)

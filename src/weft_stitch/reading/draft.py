@@ -1,0 +1,315 @@
+"""A ``Net`` while a reader writes it down: ``NetDraft``; tensors of any shape are ``Picture``s of its values.
+
+Both readers spell their operators out in the words of a draft, which knows what can be said in them: a flattened
+picture stays the picture it was until something reads it, zeros around one wait for the convolution that takes them,
+and constants are per channel or not at all. What cannot be said raises ``Foreign``, and the reader decides what then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from weft.base.errors import ModelError
+from weft_stitch.net import (
+    ROUNDING,
+    Array,
+    Net,
+    Op,
+    Port,
+    Value,
+    Window,
+    finite,
+    infer,
+)
+from weft_stitch.reading.padding import Pads, both, rounded_up
+from weft_stitch.reading.tidying import merged_affines, needed
+
+Shape = tuple[int, ...]
+
+_MOST_NUMBERS = 2**48
+"""No machine holds a picture of more; a file that asks for one is damaged."""
+
+
+class Foreign(Exception):
+    """An operator, or a use of one, that a net cannot express; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A tensor of the source: a value of the net, in the shape the source has it in, without rows."""
+
+    value: str
+    view: Shape
+    pads: Pads = (0, 0, 0, 0)
+    """Zeros around it that are not there yet."""
+
+
+class NetDraft:
+    """Operations so far; every method adds one or more under *name* and returns the picture they make."""
+
+    def __init__(self) -> None:
+        self.ops: list[Op] = []
+        self.values: dict[str, Value] = {}
+        self._inputs: list[Port] = []
+
+    def input(self, name: str, shape: Shape) -> Picture:
+        if not 1 <= len(shape) <= 3:
+            sizes = " x ".join(map(str, shape)) or "nothing"
+            raise ModelError(f"its input {name} has rows of {sizes}; rows of vectors or pictures can be stitched")
+        _require_possible(shape)
+        value = self._unique(name)
+        self.values[value] = Value(*shape)
+        self._inputs.append(Port(name, value, shape))
+        return Picture(value, shape)
+
+    def size(self, picture: Picture) -> Value:
+        return self.values[picture.value]
+
+    def convolve(
+        self, name: str, x: Picture, weight: Array, bias: Array | None, window: Window, groups: int
+    ) -> Picture:
+        size = self._picture_size(x)
+        if weight.ndim != 4:
+            raise Foreign(f"it is a {weight.ndim - 2}d convolution; those over pictures (2d) are understood")
+        if groups < 1 or weight.shape[1] * groups != size.channels or weight.shape[0] % groups or not weight.size:
+            shape = " x ".join(map(str, weight.shape))
+            raise ModelError(f"its weight of {shape} in {groups} groups does not fit {size.channels} channels")
+        window = replace(window, kernel=weight.shape[2:], pads=both(window.pads, x.pads))
+        made = self._add(name, "conv", [x.value], weight=weight, window=window, groups=groups)
+        return made if bias is None else self.affine(f"{name}.bias", made, None, bias)
+
+    def linear(self, name: str, x: Picture, weight: Array, bias: Array | None) -> Picture:
+        """*weight*: [out, in]; a flattened picture is read by a window of its size."""
+        x = self.flush(x)
+        size = self.size(x)
+        if len(x.view) != 1:
+            raise Foreign(f"it multiplies rows of {_text(x.view)}; rows of plain vectors are understood")
+        if weight.ndim != 2 or weight.shape[1] != x.view[0] or not weight.size:
+            raise ModelError(f"its weight of {_text(weight.shape)} does not fit {x.view[0]} inputs")
+        kernel = np.ascontiguousarray(weight).reshape(weight.shape[0], size.channels, size.height, size.width)
+        window = Window((size.height, size.width))
+        made = self._add(name, "conv", [x.value], weight=kernel, window=window)
+        made = replace(made, view=(weight.shape[0],))
+        return made if bias is None else self.affine(f"{name}.bias", made, None, bias)
+
+    def affine(self, name: str, x: Picture, scale: Array | None, shift: Array | None) -> Picture:
+        """A factor and a term for each channel of the net's value."""
+        x = self.flush(x)
+        channels = self.size(x).channels
+        for each in (scale, shift):
+            if each is not None and each.shape != (channels,):
+                raise ModelError(f"it has {each.size} factors or terms for {channels} channels")
+            if each is not None and not finite(each):
+                raise ModelError("its factors or terms are not all finite")
+        return self._add(name, "affine", [x.value], view=x.view, scale=scale, shift=shift)
+
+    def batch_norm(
+        self, name: str, x: Picture, scale: Array, bias: Array, mean: Array, variance: Array, epsilon: float
+    ) -> Picture:
+        """A normalisation with stored statistics, as the factor and the term per channel that it comes to."""
+        channels = self.size(x).channels
+        if any(each.shape != (channels,) for each in (scale, bias, mean, variance)) or x.view[0] != channels:
+            raise Foreign(f"it does not go by the {channels} channels of its input")
+        spread = variance.astype(np.float64) + epsilon
+        if not (spread > 0).all():
+            raise ModelError("its variance is negative")
+        factor = scale / np.sqrt(spread)
+        with np.errstate(over="ignore"):
+            terms = factor.astype(np.float32), (bias - mean * factor).astype(np.float32)
+        return self.affine(name, x, *terms)
+
+    def per_channel(self, x: Picture, constant: Array) -> Array:
+        """*constant* as one number per channel, where that is what spreading it over *x* comes to."""
+        size, view = self.size(x), x.view
+        channels = size.channels
+        shape = (1,) * (len(view) + 1 - constant.ndim) + constant.shape
+        if len(shape) > len(view) + 1 or any(mine not in (1, its) for mine, its in zip(shape, (1, *view), strict=True)):
+            raise Foreign(f"its constant of {_text(constant.shape)} does not spread over rows of {_text(view)}")
+        if constant.size == 1:
+            return np.full(channels, constant.reshape(()), constant.dtype)
+        table = constant.reshape(shape)
+        if view[0] == channels:
+            table = _first_if_equal(table, tuple(range(2, len(shape))))
+        elif len(view) == 1 and table.size == view[0]:
+            table = _first_if_equal(table.reshape(channels, -1), (1,))
+        else:
+            raise Foreign(f"its constant of {_text(constant.shape)} does not go by channels")
+        return np.broadcast_to(table.reshape(-1), (channels,)).copy()
+
+    def unary(self, name: str, x: Picture, function: str, **settings: float) -> Picture:
+        x = self.flush(x)
+        return self._add(name, "unary", [x.value], view=x.view, function=function, settings=settings)
+
+    def rounding(self, name: str, x: Picture, payload: Any) -> Picture:
+        """*x* rounded to a number format, element by element, by the steps in *payload*."""
+        x = self.flush(x)
+        return self._add(name, "unary", [x.value], view=x.view, function=ROUNDING, payload=payload)
+
+    def combine(self, name: str, kind: str, one: Picture, two: Picture) -> Picture:
+        """The sum or product of two tensors."""
+        one, two = self.flush(one), self.flush(two)
+        first, second = self.size(one), self.size(two)
+        if one.view == two.view and first == second:
+            return self._add(name, kind, [one.value, two.value], view=one.view)
+        whole, part = (first, second) if first.height * first.width >= second.height * second.width else (second, first)
+        pictures = self._plain(one) and self._plain(two)
+        fits = (part.height, part.width) in ((1, 1), (whole.height, whole.width))
+        if (
+            not pictures
+            or not fits
+            or (first.channels != second.channels and 1 not in (first.channels, second.channels))
+        ):
+            raise Foreign(f"it joins rows of {_text(one.view)} and of {_text(two.view)}")
+        return self._add(name, kind, [one.value, two.value])
+
+    def subtract(self, name: str, one: Picture, two: Picture) -> Picture:
+        minus = -np.ones(self.size(two).channels, np.float32)
+        return self.combine(name, "add", one, self.affine(f"{name}.minus", two, minus, None))
+
+    def prelu(self, name: str, x: Picture, slope: Array) -> Picture:
+        """The positive part plus *slope* times the negative one."""
+        x = self.flush(x)
+        if (slope == slope[0]).all():
+            return self.unary(name, x, "LeakyRelu", alpha=float(slope[0]))
+        negative = self.unary(f"{name}.negative", self.unary(f"{name}.minus", x, "Neg"), "Relu")
+        scaled = self.affine(f"{name}.slope", negative, -slope, None)
+        return self.combine(name, "add", self.unary(f"{name}.positive", x, "Relu"), scaled)
+
+    def concat(self, name: str, parts: Sequence[Picture]) -> Picture:
+        """Along the channels, or along vectors."""
+        parts = [self.flush(each) for each in parts]
+        sizes = [self.size(each) for each in parts]
+        level = {(each.height, each.width) for each in sizes}
+        if len(level) > 1 or not (all(map(self._plain, parts)) or all(len(each.view) == 1 for each in parts)):
+            raise Foreign(f"it joins rows of {', '.join(_text(each.view) for each in parts)}")
+        if len(parts) == 1:
+            return parts[0]
+        made = self._add(name, "concat", [each.value for each in parts])
+        return replace(made, view=(sum(each.view[0] for each in parts), *parts[0].view[1:]))
+
+    def pool(
+        self, name: str, x: Picture, kind: str, window: Window, *, ceil: bool = False, count_pads: bool = False
+    ) -> Picture:
+        x = self.flush(x)
+        if not self._plain(x):
+            raise Foreign(f"it pools rows of {_text(x.view)}; pictures are understood")
+        size = self.size(x)
+        settings = {}
+        if kind == "avg_pool":
+            settings["count_include_pad"] = float(count_pads and any(window.pads))
+        if ceil:
+            wider = rounded_up(window, size)
+            if wider != window and settings.get("count_include_pad"):
+                raise Foreign("it rounds sizes up and counts padding, which runtimes disagree about")
+            window = wider
+        if kind == "max_pool" and window == Window((1, 1)):
+            return x
+        return self._add(name, kind, [x.value], window=window, settings=settings)
+
+    def global_pool(self, name: str, x: Picture, *, keep: bool) -> Picture:
+        """The mean over all positions of each channel."""
+        x = self.flush(x)
+        self._require_channels(x)
+        view = (self.size(x).channels, *(1,) * (len(x.view) - 1)) if keep else (self.size(x).channels,)
+        return self._add(name, "global_pool", [x.value], view=view)
+
+    def global_max(self, name: str, x: Picture, *, keep: bool) -> Picture:
+        x = self.flush(x)
+        self._require_channels(x)
+        size = self.size(x)
+        view = (size.channels, *(1,) * (len(x.view) - 1)) if keep else (size.channels,)
+        return self._add(name, "max_pool", [x.value], view=view, window=Window((size.height, size.width)))
+
+    def reshape(self, x: Picture, view: Sequence[int]) -> Picture:
+        x = self.flush(x)
+        if math.prod(view) != math.prod(x.view):
+            raise ModelError(f"rows of {_text(x.view)} cannot take the shape {_text(view)}")
+        return replace(x, view=tuple(view))
+
+    def pad(self, x: Picture, pads: Pads) -> Picture:
+        if not self._plain(x) or min(pads) < 0:
+            raise Foreign(f"it pads rows of {_text(x.view)} by {_text(pads)}")
+        return replace(x, pads=both(x.pads, pads))
+
+    def island(self, name: str, inputs: Sequence[Picture], payload: Any, view: Shape) -> Picture:
+        """An operator that only its source can run; *payload* knows the value it writes."""
+        return self._add(name, "island", [each.value for each in inputs], view=view, payload=payload)
+
+    def flush(self, x: Picture) -> Picture:
+        """*x* with the zeros around it really there (a depthwise convolution by one writes them)."""
+        if not any(x.pads):
+            return x
+        channels = self.size(x).channels
+        ones = np.ones((channels, 1, 1, 1), np.float32)
+        return self._add(
+            f"{x.value}.padded", "conv", [x.value], weight=ones, window=Window(pads=x.pads), groups=channels
+        )
+
+    def finish(self, name: str, outputs: Mapping[str, Picture], batch: int) -> Net:
+        """The net that gives *outputs*, without what none of them needs."""
+        ports: list[Port] = []
+        for port, picture in outputs.items():
+            picture = self.flush(picture)
+            if picture.value in {each.value for each in ports}:
+                ones = np.ones(self.size(picture).channels, np.float32)
+                picture = self._add(f"{picture.value}.again", "affine", [picture.value], view=picture.view, scale=ones)
+            ports.append(Port(port, picture.value, picture.view))
+        kept = needed(self.ops, [port.value for port in ports])
+        kept = merged_affines(kept, [port.value for port in ports])
+        values = {port.value: self.values[port.value] for port in self._inputs}
+        values |= {op.output: self.values[op.output] for op in kept}
+        return Net(name, tuple(self._inputs), tuple(kept), tuple(ports), values, batch)
+
+    def _add(self, name: str, kind: str, inputs: Sequence[str], *, view: Shape | None = None, **fields: Any) -> Picture:
+        unique = self._unique(name)
+        op = Op(unique, kind, tuple(inputs), unique, **fields)
+        size = infer(op, tuple(self.values[each] for each in inputs))
+        _require_possible((size.channels, size.height, size.width))
+        self.ops.append(op)
+        self.values[unique] = size
+        return Picture(unique, (size.channels, size.height, size.width) if view is None else view)
+
+    def _unique(self, name: str) -> str:
+        found, number = name, 1
+        while found in self.values:
+            number += 1
+            found = f"{name}.{number}"
+        return found
+
+    def _plain(self, x: Picture) -> bool:
+        """Whether its shape is that of the value, so that its first dimension is the channels."""
+        size = self.size(x)
+        return x.view == (size.channels, size.height, size.width)
+
+    def _picture_size(self, x: Picture) -> Value:
+        if not self._plain(x):
+            raise Foreign(f"it convolves rows of {_text(x.view)}; pictures are understood")
+        return self.size(x)
+
+    def _require_channels(self, x: Picture) -> None:
+        if len(x.view) < 2 or x.view[0] != self.size(x).channels:
+            raise Foreign(f"it reduces rows of {_text(x.view)}, whose first dimension is not the channels")
+
+
+def _first_if_equal(table: Array, axes: tuple[int, ...]) -> Array:
+    """*table* along *axes* as its first entry, if all are the same."""
+    for axis in axes:
+        first = table.take([0], axis=axis)
+        if table.shape[axis] != 1 and not (table == first).all():
+            raise Foreign(f"its constant of {_text(table.shape)} does not go by channels")
+        table = first
+    return table
+
+
+def _require_possible(shape: Shape) -> None:
+    if min(shape) < 1 or math.prod(shape) > _MOST_NUMBERS:
+        raise ModelError(f"it would write pictures of {_text(shape)}")
+
+
+def _text(shape: Sequence[int]) -> str:
+    return " x ".join(map(str, shape)) or "one number"

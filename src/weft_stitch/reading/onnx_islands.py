@@ -1,0 +1,289 @@
+"""What a net cannot express, kept as it stands in its ONNX file: ``OnnxIsland``, made by ``Surveyor``.
+
+An island is the node that writes a value and those before it whose tensors are no values (indices, other ranks). It
+is brought to the operator set that results are written in, so that its steps mean there what they meant here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto, helper, numpy_helper, shape_inference, version_converter
+
+from weft.base.errors import StitchError
+from weft.models.onnx_import.defaults import with_defaults
+from weft_stitch.emit import reshape
+from weft_stitch.graph import DYNAMIC, Builder
+from weft_stitch.net import Array, Value
+from weft_stitch.onnx_writer import OPSET
+from weft_stitch.reading.draft import Foreign, Picture, Shape
+from weft_stitch.reading.onnx_folding import is_float
+from weft_stitch.reading.onnx_rows import follow
+from weft_stitch.reading.onnx_source import COARSE, OnnxSource, SourceNode, type_name
+
+_MOST_STORED = 4096
+"""Larger constants say nothing about shapes and are left out of the inference."""
+
+_SHOWN = 4
+
+_RANDOM = frozenset(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"))
+
+
+@dataclass(frozen=True, eq=False)
+class TensorKind:
+    """Type and shape of a tensor; no shape where it cannot be told."""
+
+    dtype: int
+    shape: Shape | None
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxIsland:
+    """Nodes that make one value from others; runs wherever ONNX does."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    constants: Mapping[str, Array]
+    inputs: tuple[tuple[str, Shape], ...]
+    """The tensors it reads with their shapes without rows."""
+    output: str
+    view: Shape
+    """The shape of what it writes in the source, without rows."""
+    value: Value
+    signature: str
+    rows: int
+    """How many rows it has in the file."""
+    shapes: Mapping[str, Shape]
+    """Shapes of what its nodes write, as far as they are known; the rows are ``DYNAMIC``."""
+    tied: str = ""
+    """The node that keeps it from running with other numbers of rows, if there is one."""
+
+    def steps(self, builder: Builder, inputs: Sequence[str]) -> str:
+        """Add the nodes; *inputs* and the result are [rows, C, H, W]."""
+        rows = builder.shape(inputs[0])[0]
+        if self.tied and rows != self.rows:
+            raise StitchError(
+                f"{self.tied} works only for the number of rows in the file ({self.rows}), which it moves; "
+                "leave out dynamic = True"
+            )
+        names = {"": ""}
+        for (name, view), tensor in zip(self.inputs, inputs, strict=True):
+            names[name] = tensor if builder.shape(tensor)[1:] == view else reshape(builder, tensor, view)
+        names |= {name: builder.constant(array, "island") for name, array in self.constants.items()}
+        for node in self.nodes:
+            attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+            shapes = [(rows, *self.view) if each == self.output else self._shape(each, rows) for each in node.output]
+            read = [names[each] for each in node.input]
+            if node.op_type == "QuantizeLinear":
+                read[0] = _kept_in_floats(builder, read[0])
+            made = builder.add_many(node.op_type, *read, shapes=shapes, **attributes)
+            names |= {theirs: mine for theirs, mine in zip(node.output, made, strict=True) if theirs}
+        inside = (self.value.channels, self.value.height, self.value.width)
+        return names[self.output] if self.view == inside else reshape(builder, names[self.output], inside)
+
+    def _shape(self, name: str, rows: int) -> Shape:
+        return tuple(rows if size == DYNAMIC else size for size in self.shapes.get(name, ()))
+
+
+class Surveyor:
+    """Knows the types and shapes of what is no value, and cuts islands out of a file."""
+
+    def __init__(
+        self, source: OnnxSource, rows: int, pictures: Mapping[str, Picture], constants: Mapping[str, Array]
+    ) -> None:
+        self._opset = source.opset
+        self._coarse = source.precision in COARSE
+        self._rows = rows
+        self._pictures = pictures
+        self._constants = constants
+        self.hidden: dict[str, SourceNode] = {}
+        """Tensors inside islands -> the node that writes them."""
+        self._kinds: dict[str, TensorKind] = {}
+
+    def as_read(self, node: SourceNode) -> SourceNode:
+        """*node* in the types that are computed in: float32 for doubles, and for halves in a file of halves."""
+        to = node.integer("to", 0) if node.op == "Cast" else 0
+        if to != TensorProto.DOUBLE and not (self._coarse and is_float(to)):
+            return node
+        proto = helper.make_node("Cast", node.proto.input, node.proto.output, node.proto.name, to=TensorProto.FLOAT)
+        return replace(node, attributes={each.name: each for each in proto.attribute}, proto=proto)
+
+    def look_at(self, node: SourceNode) -> None:
+        """Infer what *node* writes; its inputs are known."""
+        _require_portable(node)
+        self._require_certain(node)
+        read = [name for name in node.inputs if name]
+        types = {name: _type(self.kind(name)) for name in read}
+        small = (name for name in read if name in self._constants and self._constants[name].size <= _MOST_STORED)
+        data = {name: numpy_helper.from_array(self._held(name), name) for name in small}
+        schema = _schema(node.op, self._opset)
+        try:
+            opsets = [helper.make_opsetid("", self._opset)]
+            complete = with_defaults(node.proto, self._opset)
+            found = shape_inference.infer_node_outputs(schema, complete, types, data, opset_imports=opsets)
+        except Exception as error:  # onnx raises several of its own, and RuntimeError
+            raise Foreign("the shapes of its outputs cannot be told") from error
+        self._kinds.update((name, _kind(found[name])) for name in node.outputs if name in found)
+
+    def _require_certain(self, node: SourceNode) -> None:
+        """No result can be compared with one that is drawn anew in every run."""
+        trains = node.inputs[2] if node.op == "Dropout" and len(node.inputs) > 2 else ""
+        if node.op in _RANDOM or (trains and self._constants.get(trains, np.True_).any()):
+            raise Foreign(f"{node.op} cannot be an island either: it draws random numbers")
+
+    def kind(self, tensor: str) -> TensorKind:
+        if tensor in self._constants:
+            array = self._held(tensor)
+            return TensorKind(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        if tensor in self._pictures:
+            return TensorKind(TensorProto.FLOAT, (self._rows, *self._pictures[tensor].view))
+        return self._kinds.get(tensor, TensorKind(TensorProto.UNDEFINED, None))
+
+    def _held(self, name: str) -> Array:
+        """A constant in the type that it is computed in; see ``as_read``."""
+        array = self._constants[name]
+        wide = array.dtype == np.float64 or (self._coarse and array.dtype.kind not in "iubSUO")
+        return array.astype(np.float32) if wide else array
+
+    def is_value(self, tensor: str) -> bool:
+        """Whether it can flow between operations: rows of vectors or of pictures."""
+        kind = self.kind(tensor)
+        shape = kind.shape or ()
+        return kind.dtype == TensorProto.FLOAT and len(shape) in (2, 4) and shape[0] == self._rows and min(shape) > 0
+
+    def island(self, node: SourceNode, output: str) -> tuple[OnnxIsland, list[str]]:
+        """The island that writes *output*, the first of *node* that is a value, and the tensors it reads."""
+        nodes = _with_hidden(node, self.hidden)
+        read = list(dict.fromkeys(each for part in nodes for each in part.inputs if each))
+        inputs = [each for each in read if each in self._pictures]
+        if not inputs:
+            raise Foreign("it reads constants only")
+        stored = {each: self._held(each) for each in read if each in self._constants}
+        protos, stored = self._converted(nodes, inputs, output, stored)
+        followed = follow(protos, stored, inputs, lambda name: self._known(name, stored), self._rows)
+        kind = self.kind(output)
+        shape = kind.shape
+        if kind.dtype != TensorProto.FLOAT:
+            raise Foreign(f"its output {output} is of type {type_name(kind.dtype)}; float outputs can be stitched")
+        if shape is None or len(shape) < 2 or min(shape) < 1 or shape[0] != self._rows:
+            raise Foreign(f"its output {output} is not known to be rows")
+        kept = tuple((each, self._pictures[each].view) for each in inputs)
+        view = shape[1:]
+        island = OnnxIsland(
+            tuple(followed.nodes),
+            followed.constants,
+            kept,
+            output,
+            view,
+            value_of(view),
+            _signature(nodes),
+            self._rows,
+            followed.shapes,
+            followed.tied,
+        )
+        return island, inputs
+
+    def _known(self, name: str, stored: Mapping[str, Array]) -> Shape | None:
+        return stored[name].shape if name in stored else self.kind(name).shape
+
+    def _converted(
+        self, nodes: Sequence[SourceNode], inputs: Sequence[str], output: str, stored: dict[str, Array]
+    ) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
+        """The nodes in ``OPSET``, and the constants they then read."""
+        protos = [each.proto for each in nodes]
+        if all(_same_meaning(each.op, self._opset) for each in nodes):
+            return protos, stored
+        graph = helper.make_graph(
+            protos,
+            "island",
+            [helper.make_value_info(name, _type(self.kind(name))) for name in inputs],
+            [helper.make_value_info(output, _type(self.kind(output)))],
+            [numpy_helper.from_array(array, name) for name, array in stored.items()],
+        )
+        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)])
+        try:
+            after = version_converter.convert_version(model, OPSET).graph
+        except Exception as error:  # the converter's own, for operators it cannot bring over
+            raise Foreign(f"it cannot be brought to operator set {OPSET}; export the model with that one") from error
+        return list(after.node), {each.name: numpy_helper.to_array(each) for each in after.initializer}
+
+
+def _kept_in_floats(builder: Builder, value: str) -> str:
+    """*value*, but not right after a product.
+
+    Where QuantizeLinear follows a product or its Clip, onnxruntime's optimiser makes integers of float32 weights, and
+    takes kernels for integers: the answers would not be the model's own.
+    """
+    lowest = builder.constant(np.array(np.finfo(np.float32).min), "lowest")
+    return builder.add("Max", value, lowest, shape=builder.shape(value))
+
+
+def value_of(view: Shape) -> Value:
+    """How a tensor of any rank is laid into [C, H, W]."""
+    return Value(*view) if len(view) <= 3 else Value(view[0], math.prod(view[1:]), 1)
+
+
+def _with_hidden(node: SourceNode, hidden: Mapping[str, SourceNode]) -> list[SourceNode]:
+    """*node* and what writes the hidden tensors it reads, in order."""
+    order: dict[int, SourceNode] = {}
+    stack = [(node, False)]
+    while stack:
+        each, ready = stack.pop()
+        if id(each) in order:
+            continue
+        if ready:
+            order[id(each)] = each
+            continue
+        stack.append((each, True))
+        stack.extend((hidden[name], False) for name in reversed(each.inputs) if name in hidden)
+    return list(order.values())
+
+
+def _require_portable(node: SourceNode) -> None:
+    nested = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+    if "." in node.op or any(each.type in nested for each in node.attributes.values()):
+        raise Foreign(f"{node.op} cannot be an island either: it is no plain operator of ONNX")
+
+
+def _schema(op: str, opset: int) -> Any:
+    try:
+        return onnx.defs.get_schema(op, max_inclusive_version=opset)
+    except (onnx.defs.SchemaError, TypeError) as error:
+        raise Foreign(f"operator set {opset} has no {op}") from error
+
+
+def _same_meaning(op: str, opset: int) -> bool:
+    """Whether the operator is the same in the file's operator set and in ours."""
+    return bool(_schema(op, opset).since_version == _schema(op, OPSET).since_version)
+
+
+def _signature(nodes: Sequence[SourceNode]) -> str:
+    """Operators and attributes, so that islands that do the same have the same."""
+    spelled = ["".join((each.op, *sorted(map(_spelled, each.attributes.values())))) for each in nodes]
+    if len(nodes) == 1:
+        return spelled[0]
+    shown = "+".join(each.op for each in nodes[:_SHOWN]) + ("..." if len(nodes) > _SHOWN else "")
+    return f"{shown} {hashlib.sha256(' '.join(spelled).encode()).hexdigest()[:8]}"
+
+
+def _spelled(attribute: AttributeProto) -> str:
+    held: Any = helper.get_attribute_value(attribute)
+    if isinstance(held, TensorProto):
+        held = np.asarray(numpy_helper.to_array(held)).tolist()
+    return f" {attribute.name}={held.decode('utf-8', 'replace') if isinstance(held, bytes) else held}"
+
+
+def _type(kind: TensorKind) -> onnx.TypeProto:
+    return helper.make_tensor_type_proto(kind.dtype, kind.shape)
+
+
+def _kind(found: onnx.TypeProto) -> TensorKind:
+    tensor = found.tensor_type
+    if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
+        return TensorKind(tensor.elem_type, None)
+    return TensorKind(tensor.elem_type, tuple(int(dim.dim_value) for dim in tensor.shape.dim))

@@ -1,0 +1,265 @@
+"""ONNX files -> ModelProgram: nodes as the file has them, constants by what they hold; ``read_program``.
+
+Nothing is understood here. Whoever joins programs only needs to know which constants are equal, and what is computed
+from nothing else; so a model may be of any operators.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from onnx import AttributeProto, ValueInfoProto, helper
+
+from weft.base.errors import ModelError, StitchError
+from weft.base.files import refuse_special_file
+from weft.runtime.metadata import EXITS_KEY
+from weft.runtime.wire_format import Glance, fields
+from weft_stitch.graph import DYNAMIC, GraphTensor
+from weft_stitch.net import Array
+from weft_stitch.reading.draft import Foreign
+from weft_stitch.reading.onnx_folding import constant_node
+from weft_stitch.reading.onnx_source import FLOATS, WHOLE, OnnxSource, SourceNode, load, open_source
+
+OLDEST = 13
+"""The first operator set whose ``Split`` takes sizes that are known at run time only."""
+LENGTH = "length"
+_SCOPES = "pkg.torch.onnx.name_scopes"
+"""The names of the modules around a node, the innermost last but one, as a list of Python."""
+_GRAPH, _INITIALIZER, _INPUT, _NAME = 7, 5, 11, 8
+"""Fields of a model, of its graph, and of a tensor."""
+_GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
+_LOTS = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
+
+
+@dataclass(frozen=True, eq=False)
+class ProgramNode:
+    """One node."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    attributes: Mapping[str, Any]
+    signature: str
+    """The operator and its attributes; nodes of equal signatures do the same."""
+    module: str = ""
+    """The part of the torch model that it comes from, where its exporter says so."""
+
+    @property
+    def where(self) -> str:
+        """What it is called to people."""
+        return self.name if self.name.startswith("/") else self.module or self.name
+
+
+@dataclass(frozen=True, eq=False)
+class Derived:
+    """A constant that a node makes of others."""
+
+    node: ProgramNode
+    inputs: tuple[str, ...]
+    """Keys of constants; empty ones are left out."""
+    output: int
+
+
+@dataclass(slots=True)
+class Constants:
+    """What several programs hold, each array once, by a key that equal ones share."""
+
+    arrays: dict[str, Array] = field(default_factory=dict)
+    derived: dict[str, Derived] = field(default_factory=dict)
+
+    def keep(self, array: Array) -> str:
+        array = np.asarray(array, order="C")
+        told = blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=16)
+        told.update(array.reshape(-1).view(np.uint8).data)
+        key = told.hexdigest()
+        self.arrays.setdefault(key, array)
+        return key
+
+    def derive(self, node: ProgramNode, inputs: tuple[str, ...]) -> Iterator[str]:
+        """A key for each output of a node that reads constants only."""
+        if node.op == "Identity":
+            yield from inputs
+            return
+        told = blake2b("\0".join((node.signature, *inputs)).encode(), digest_size=16).hexdigest()
+        for place in range(len(node.outputs)):
+            self.derived[f"{told}.{place}"] = Derived(node, inputs, place)
+            yield f"{told}.{place}"
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """Arrays that nobody reads any more."""
+        for key in keys:
+            self.arrays.pop(key, None)
+
+    def behind(self, keys: Iterable[str]) -> set[str]:
+        """The arrays that constants are, or are made of."""
+        found: set[str] = set()
+        for key in keys:
+            found |= {key} & self.arrays.keys() or self.behind(self.derived[key].inputs if key in self.derived else ())
+        return found
+
+    def outline(self, key: str) -> object:
+        """The same for constants of the same sizes; whole numbers may be sizes themselves."""
+        if key in self.derived:
+            made = self.derived[key]
+            return made.node.signature, made.output, *(self.outline(each) for each in made.inputs if each)
+        array = self.arrays[key]
+        return (array.dtype.str, array.shape) if array.dtype.kind == "f" else key
+
+
+@dataclass(frozen=True, eq=False)
+class ModelProgram:
+    """One model."""
+
+    name: str
+    opset: int
+    nodes: tuple[ProgramNode, ...]
+    """Those that read an input, however indirectly, in an order in which they can run."""
+    inputs: tuple[GraphTensor, ...]
+    """Rows come first; all other open sizes are one length."""
+    outputs: tuple[str, ...]
+    constants: Mapping[str, str]
+    """Names of tensors that nodes read -> keys."""
+    turned: Mapping[str, str] = field(default_factory=dict)
+    """Names of matrices that are stored ones, transposed -> what those are called."""
+    exits: tuple[str, ...] = ()
+    """Its outputs that are exits, as its file says, shallow to deep, the end last; none where there is only the end."""
+
+
+def takes_whole_numbers(path: str | os.PathLike[str]) -> bool:
+    """Whether a model has an input of tokens, or a mask; all else in its file is stepped over."""
+    refuse_special_file(path, ModelError)
+    inputs: dict[str, int] = {}
+    held: set[str] = set()
+    try:
+        with open(path, "rb") as file:
+            data = Glance(file)
+            for number, first, last in fields(data, 0, len(data)):
+                for inner, start, end in fields(data, first, last) if number == _GRAPH else ():
+                    if inner == _INPUT:
+                        value = ValueInfoProto.FromString(data[start:end])
+                        inputs[value.name] = value.type.tensor_type.elem_type
+                    elif inner == _INITIALIZER:
+                        held |= {data[at:to].decode() for key, at, to in fields(data, start, end) if key == _NAME}
+    except Exception:  # protobuf's DecodeError has no public home; what is wrong is told by whoever reads the file
+        return False
+    return any(kind in WHOLE for name, kind in inputs.items() if name not in held)
+
+
+def read_program(path: str | os.PathLike[str], constants: Constants, name: str = "") -> ModelProgram:
+    """The model in a file; what it holds goes to *constants*."""
+    file = Path(path)
+    try:
+        source = open_source(load(file), file.parent, {**FLOATS, **WHOLE})
+        if source.opset < OLDEST:
+            raise StitchError(f"its operators are of set {source.opset}; export it with opset {OLDEST} or later")
+        return _program(source, constants, name or file.stem)
+    except (ModelError, StitchError, Foreign) as error:
+        kind = StitchError if isinstance(error, Foreign) else type(error)
+        raise kind(" ".join(f"{file.name or file}: {error}".split())) from error
+
+
+def _program(source: OnnxSource, constants: Constants, name: str) -> ModelProgram:
+    known: dict[str, str] = {}
+    turned: dict[str, str] = {}
+
+    def key(read: str) -> str:
+        """Of a constant that is read; empty for what is none."""
+        if read not in known and read in source.tensors:
+            known[read] = constants.keep(source.stored(read))
+        return known.get(read, "")
+
+    nodes = []
+    for each in source.nodes:
+        node = _node(each)
+        if node.op == "Constant":
+            known[node.outputs[0]] = constants.keep(constant_node(each, source.folder))
+        elif node.op == "Transpose" and _is_matrix(source, node.inputs[0]):
+            turned[node.outputs[0]] = node.inputs[0]
+            held = source.stored(node.inputs[0])
+            known[node.outputs[0]] = constants.keep(held.transpose(node.attributes.get("perm")))
+        elif all(read in known or read in source.tensors for read in node.inputs if read):
+            keys = constants.derive(node, tuple(map(key, node.inputs)))
+            known.update(zip(node.outputs, keys, strict=False))
+        else:
+            nodes.append(_with_bias(node, constants, known, key) if node.op == "Gemm" else node)
+    read = {each: key(each) for node in nodes for each in node.inputs if key(each)}
+    return ModelProgram(name, source.opset, tuple(nodes), _inputs(source), source.outputs, read, turned, _exits(source))
+
+
+def _exits(source: OnnxSource) -> tuple[str, ...]:
+    text = next((each.value for each in source.proto.metadata_props if each.key == EXITS_KEY), "")
+    exits = tuple(filter(None, map(str.strip, text.split(","))))
+    if lost := [each for each in exits if each not in source.outputs]:
+        raise StitchError(f"its {EXITS_KEY} names {lost[0]}, which is none of its outputs {', '.join(source.outputs)}")
+    return exits if len(exits) > 1 else ()
+
+
+def _with_bias(
+    node: ProgramNode, constants: Constants, known: dict[str, str], key: Callable[[str], str]
+) -> ProgramNode:
+    """A product and sum, which exporters write without a bias where that is zero, with one all the same.
+
+    So it is the same step as that of a model whose bias is not.
+    """
+    weight = constants.arrays.get(key(node.inputs[1]))
+    if any(node.inputs[2:]) or weight is None or weight.ndim != 2:
+        return node
+    called = f"{node.inputs[1].removesuffix('.weight')}.bias"
+    known[called] = constants.keep(np.zeros(weight.shape[0 if node.attributes.get("transB") else 1], weight.dtype))
+    return replace(node, inputs=(*node.inputs[:2], called))
+
+
+def _is_matrix(source: OnnxSource, name: str) -> bool:
+    """Whether a tensor is a stored matrix of floats, as exporters transpose for a product."""
+    found = source.tensors.get(name)
+    return found is not None and len(found.dims) == 2 and found.data_type in FLOATS
+
+
+def _node(node: SourceNode) -> ProgramNode:
+    if "." in node.op:
+        raise StitchError(f"{node.name} is {node.op}, an operator of another domain; export it with plain operators")
+    if node.op in _LOTS or any(each.type in _GRAPHS for each in node.attributes.values()):
+        raise StitchError(f"{node.name} is {node.op}, which draws lots or holds a graph; it cannot be stitched")
+    attributes = {key: helper.get_attribute_value(each) for key, each in sorted(node.attributes.items())}
+    said = b"\0".join(_plain(each).SerializeToString(deterministic=True) for _, each in sorted(node.attributes.items()))
+    signature = f"{node.op} {len(node.outputs)} {blake2b(said, digest_size=16).hexdigest()}"
+    return ProgramNode(node.name, node.op, node.inputs, node.outputs, attributes, signature, _module(node))
+
+
+def _module(node: SourceNode) -> str:
+    """torch's newer exporter writes it down, and its older one makes names of it: /encoder/layer.0/dense/MatMul."""
+    for each in node.proto.metadata_props:
+        if each.key == _SCOPES:
+            scopes = re.findall(r"'([^']*)'", each.value)
+            return scopes[-2] if len(scopes) > 1 else ""
+    return ".".join(node.name.split("/")[1:-1]) if node.name.startswith("/") else ""
+
+
+def _plain(attribute: AttributeProto) -> AttributeProto:
+    """Without its documentation and the name of a tensor, which say nothing of what is done."""
+    plain = AttributeProto()
+    plain.CopyFrom(attribute)
+    plain.doc_string = plain.t.name = ""
+    if attribute.type != AttributeProto.TENSOR:
+        plain.ClearField("t")
+    return plain
+
+
+def _inputs(source: OnnxSource) -> tuple[GraphTensor, ...]:
+    kinds = {each.name: each.type.tensor_type.elem_type for each in source.proto.graph.input}
+    found = []
+    for name, sizes in source.inputs.items():
+        if not sizes or isinstance(sizes[0], int):
+            raise ModelError(f"its input {name} is {list(sizes)}; export it with an open number of rows")
+        dtype = str(helper.tensor_dtype_to_np_dtype(kinds[name]))
+        shape = tuple(size if isinstance(size, int) else DYNAMIC for size in sizes)
+        found.append(GraphTensor(name, shape, dtype, LENGTH))
+    return tuple(found)

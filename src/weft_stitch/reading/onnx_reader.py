@@ -1,0 +1,212 @@
+"""ONNX files -> Net: ``read_net``.
+
+The file is opened and checked (``onnx_source``), constants are worked out as they come (``onnx_folding``), and every
+other node is said in the words of a draft (``onnx_ops``) or, where the caller allows it, kept as an island
+(``onnx_islands``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from weft.base.errors import ModelError, ShapeNeeded, StitchError
+from weft.base.shapes import settle
+from weft_stitch.net import Array, Net
+from weft_stitch.reading.draft import Foreign, NetDraft, Shape
+from weft_stitch.reading.onnx_folding import constant_node, fold
+from weft_stitch.reading.onnx_islands import Surveyor
+from weft_stitch.reading.onnx_operands import Operands
+from weft_stitch.reading.onnx_ops import HANDLERS
+from weft_stitch.reading.onnx_rounding import inner, narrow_nodes, roundings
+from weft_stitch.reading.onnx_source import COARSE, OnnxSource, SourceNode, load, open_source
+
+_TAKES_PADS = ("Conv", "Pad")
+"""Operators that take zeros which are still to be written around what they read."""
+
+
+def read_net(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    batch: int | None = None,
+    islands: bool = False,
+    name: str = "",
+    shapes: Mapping[str, Shape] | None = None,
+) -> Net:
+    """The model in *source*, with its weights in float32.
+
+    *batch*: rows where the file leaves their number open (else 1). *islands*: keep operators that are not understood
+    as they are, to run for each model alone. *shapes*: input -> full shape, where the file leaves sizes open.
+    """
+    if isinstance(source, onnx.ModelProto):
+        folder, title = None, name or source.graph.name or "model"
+        where = title
+    else:
+        path = Path(source)
+        folder, title, where = path.parent, name or path.stem, path.name or str(path)
+    try:
+        model = source if isinstance(source, onnx.ModelProto) else load(Path(source))
+        opened = open_source(model, folder)
+        net = _OnnxWalk(opened, _input_shapes(opened, batch, shapes or {}), islands).net(title)
+        return replace(net, stored=opened.precision)
+    except (ModelError, StitchError) as error:
+        raise type(error)(" ".join(f"{where}: {error}".split())) from error
+
+
+class _OnnxWalk:
+    """One walk over a file."""
+
+    def __init__(self, source: OnnxSource, shapes: Mapping[str, Shape], islands: bool) -> None:
+        self._source = source
+        self._islands = islands
+        self._draft = NetDraft()
+        self._rows = next(iter(shapes.values()))[0]
+        self._constants = _StoredArrays(source)
+        self._pictures = {name: self._draft.input(name, shape[1:]) for name, shape in shapes.items()}
+        self._surveyor = Surveyor(source, self._rows, self._pictures, self._constants)
+        self._roundings = roundings(source)
+        self._inner = inner(self._roundings.values())
+
+    def net(self, title: str) -> Net:
+        for node in self._source.nodes:
+            try:
+                self._read(node)
+            except Foreign as error:
+                raise StitchError(self._refusal(node, str(error))) from error
+            except ModelError as error:
+                raise ModelError(f"{node.name} ({node.op}): {error}") from error
+        outputs = {name: self._pictures[name] for name in self._source.outputs if name in self._pictures}
+        if missing := [name for name in self._source.outputs if name not in outputs]:
+            raise StitchError(f"its output {missing[0]} does not depend on its inputs")
+        net, narrow = self._draft.finish(title, outputs, self._rows), narrow_nodes(self._source)
+        ops = (replace(op, tuned=True) if op.kind == "conv" and op.name in narrow else op for op in net.ops)
+        return replace(net, ops=tuple(ops)) if narrow else net
+
+    def _read(self, node: SourceNode) -> None:
+        made = node.outputs[0]
+        if made in self._inner:
+            return
+        if made in self._roundings:
+            found = self._roundings[made]
+            self._pictures[made] = self._draft.rounding(node.name, self._pictures[found.source], found)
+            return
+        if node.op not in _TAKES_PADS:
+            self._flush(node)
+        if node.op == "Constant":
+            self._constants[node.outputs[0]] = constant_node(node, self._source.folder)
+        elif node.op == "Shape" and node.inputs and self._surveyor.kind(node.inputs[0]).shape is not None:
+            whole = np.array(self._surveyor.kind(node.inputs[0]).shape, np.int64)
+            self._constants[node.outputs[0]] = whole[node.integer("start", 0) : node.integer("end", len(whole))]
+        elif any(each in self._surveyor.hidden for each in node.inputs):
+            self._keep_foreign(node, "it reads what is inside an island")
+        elif all(each in self._constants for each in node.inputs if each):
+            self._fold(node)
+        else:
+            self._understand(node)
+
+    def _fold(self, node: SourceNode) -> None:
+        held = {each: self._constants[each] for each in node.inputs if each}
+        if node.op in ("Identity", "Dropout") and held:
+            self._constants[node.outputs[0]] = held[node.inputs[0]]
+            return
+        for name, array in zip(node.outputs, fold(node, held, self._source.opset), strict=False):
+            self._constants[name] = array
+
+    def _understand(self, node: SourceNode) -> None:
+        handler = HANDLERS.get(node.op)
+        try:
+            if handler is None:
+                raise Foreign("it is not understood")
+            self._pictures[node.outputs[0]] = handler(self._operands(node))
+        except Foreign as error:
+            self._keep_foreign(node, str(error))
+
+    def _operands(self, node: SourceNode) -> Operands:
+        source = self._source
+        return Operands(
+            node, self._draft, self._pictures, self._constants, self._rows, source.opset, source.precision in COARSE
+        )
+
+    def _keep_foreign(self, node: SourceNode, why: str) -> None:
+        """Keep a node as an island, or as part of one; *why* it is none of ours."""
+        if not self._islands:
+            raise Foreign(why)
+        node = self._surveyor.as_read(node)
+        self._flush(node)
+        self._surveyor.look_at(node)
+        for name in filter(None, node.outputs):
+            if name not in self._source.outputs and not self._surveyor.is_value(name):
+                self._surveyor.hidden[name] = node
+                continue
+            island, read = self._surveyor.island(node, name)
+            inputs = [self._pictures[each] for each in read]
+            self._pictures[name] = self._draft.island(node.name, inputs, island, island.view)
+
+    def _flush(self, node: SourceNode) -> None:
+        """Make real the zeros around what *node* reads: they are part of its shape."""
+        for name in node.inputs:
+            if name in self._pictures:
+                self._pictures[name] = self._draft.flush(self._pictures[name])
+
+    def _refusal(self, node: SourceNode, why: str) -> str:
+        way_out = "it cannot be kept as an island"
+        if not self._islands:
+            way_out = "islands = True runs it model by model, body = True shares whole weights around any operator"
+        return f"{node.name} is the operator {node.op}: {why}; {way_out}"
+
+
+class _StoredArrays(dict[str, Array]):
+    """Arrays by name; those stored in the file are read when first asked for."""
+
+    def __init__(self, source: OnnxSource) -> None:
+        super().__init__()
+        self._source = source
+
+    def __contains__(self, name: object) -> bool:
+        return super().__contains__(name) or name in self._source.tensors
+
+    def __missing__(self, name: str) -> Array:
+        if name not in self._source.tensors:
+            raise KeyError(name)
+        self[name] = found = self._source.stored(name)
+        return found
+
+
+def _input_shapes(source: OnnxSource, batch: int | None, given: Mapping[str, Shape]) -> dict[str, Shape]:
+    """The full shape of every input."""
+    settled = settle(given, source.inputs)
+    if batch is not None and batch < 1:
+        raise ModelError(f"a batch of {batch} is no batch; give 1 or more")
+    # Rows that nobody gave are as many as *batch* says, which the others need not repeat.
+    open_rows = {name: (sizes[0], *settled[name][1:]) for name, sizes in source.inputs.items() if name in settled}
+    known = open_rows | {name: settled[name] for name in given if name in settled}
+    shapes = {name: _input_shape(name, known.get(name, sizes), batch) for name, sizes in source.inputs.items()}
+    rows = {name: shape[0] for name, shape in shapes.items()}
+    if len(set(rows.values())) > 1:
+        counts = ", ".join(f"{name} {count}" for name, count in rows.items())
+        raise ModelError(f"its inputs have different numbers of rows: {counts}")
+    return shapes
+
+
+def _input_shape(name: str, sizes: Sequence[int | str], batch: int | None) -> Shape:
+    if len(sizes) < 2:
+        raise ModelError(f"its input {name} has {len(sizes)} dimensions; rows of vectors or pictures can be stitched")
+    rows = sizes[0]
+    if isinstance(rows, str):
+        rows = batch or 1
+    elif batch not in (None, rows):
+        raise ModelError(f"its input {name} is fixed to {rows} rows, not {batch}; export it with an open batch")
+    shape = [rows]
+    for place, size in enumerate(sizes[1:], 1):
+        if isinstance(size, str):
+            example = "x".join(str(each) if isinstance(each, int) else "224" for each in (rows, *sizes[1:]))
+            raise ShapeNeeded(f"size {place} of its input {name} is open ({size})", name, example)
+        shape.append(size)
+    if min(shape) < 1:
+        raise ModelError(f"its input {name} has the shape {shape}")
+    return tuple(shape)

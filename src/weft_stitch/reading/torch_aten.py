@@ -1,0 +1,314 @@
+"""What each operator of an exported torch graph is in words of a ``NetDraft``: ``HANDLERS``, by name without ``_``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from weft.base.errors import ModelError
+from weft_stitch.net import Array, Window
+from weft_stitch.reading.draft import Foreign, NetDraft, Picture
+from weft_stitch.reading.padding import same_pads
+
+
+@dataclass(frozen=True, eq=False)
+class Arguments:
+    """One call: its arguments by the names of the schema; tensors are pictures or arrays."""
+
+    name: str
+    draft: NetDraft
+    given: Mapping[str, Any]
+    rows: int
+
+    def picture(self, name: str = "self") -> Picture:
+        found = self.given[name]
+        if not isinstance(found, Picture):
+            raise Foreign(f"its {name} is not computed from the model's inputs")
+        return found
+
+    def array(self, name: str) -> Array | None:
+        found = self.given[name]
+        if isinstance(found, Picture):
+            raise Foreign(f"its {name} is computed from the model's inputs")
+        return None if found is None else np.asarray(found, np.float32)
+
+    def required(self, name: str) -> Array:
+        found = self.array(name)
+        if found is None:
+            raise Foreign(f"it has no {name}")
+        return found
+
+    def number(self, name: str) -> float:
+        return float(self.given[name])
+
+    def pair(self, name: str) -> tuple[int, int]:
+        found = self.given[name]
+        found = list(found) if isinstance(found, Sequence) else [found]
+        return (found * 2)[0], (found * 2)[1]
+
+    def axes(self, name: str, x: Picture) -> list[int]:
+        """Dimensions of *x*, counted from the front."""
+        found = self.given[name]
+        found = list(found) if isinstance(found, Sequence) else [found]
+        return sorted(each % (len(x.view) + 1) for each in found)
+
+
+Handler = Callable[[Arguments], Picture]
+
+
+def _conv2d(a: Arguments) -> Picture:
+    x, weight = a.picture("input"), a.required("weight")
+    kernel, strides, dilations = (weight.shape[2], weight.shape[3]), a.pair("stride"), a.pair("dilation")
+    pads = (0, 0, 0, 0)
+    if a.given["padding"] == "same":
+        pads = same_pads(kernel, strides, dilations, a.draft.size(x), upper=True)
+    elif a.given["padding"] != "valid":
+        pads = a.pair("padding") * 2
+    window = Window(kernel, strides, pads, dilations)
+    return a.draft.convolve(a.name, x, weight, a.array("bias"), window, a.given["groups"])
+
+
+def _batch_norm(a: Arguments) -> Picture:
+    if a.given["training"]:
+        raise ModelError("it is in training mode; call eval() on the model first")
+    mean, variance = a.required("running_mean"), a.required("running_var")
+    scale, bias = a.array("weight"), a.array("bias")
+    scale = np.ones_like(mean) if scale is None else scale
+    bias = np.zeros_like(mean) if bias is None else bias
+    return a.draft.batch_norm(a.name, a.picture("input"), scale, bias, mean, variance, a.number("eps"))
+
+
+def _linear(a: Arguments) -> Picture:
+    return a.draft.linear(a.name, a.picture("input"), a.required("weight"), a.array("bias"))
+
+
+def _unary(function: str, **settings: float) -> Handler:
+    return lambda a: a.draft.unary(a.name, a.picture(), function, **settings)
+
+
+def _leaky_relu(a: Arguments) -> Picture:
+    return a.draft.unary(a.name, a.picture(), "LeakyRelu", alpha=a.number("negative_slope"))
+
+
+def _elu(a: Arguments) -> Picture:
+    if (a.number("scale"), a.number("input_scale")) != (1, 1):
+        raise Foreign("its scales are not 1")
+    return a.draft.unary(a.name, a.picture(), "Elu", alpha=a.number("alpha"))
+
+
+def _softplus(a: Arguments) -> Picture:
+    if a.number("beta") != 1:
+        raise Foreign("its beta is not 1")
+    return a.draft.unary(a.name, a.picture(), "Softplus")
+
+
+def _gelu(a: Arguments) -> Picture:
+    return a.draft.unary(a.name, a.picture(), "Gelu", tanh=float(a.given["approximate"] == "tanh"))
+
+
+def _prelu(a: Arguments) -> Picture:
+    x, slope = a.picture(), a.required("weight")
+    channels = a.draft.size(x).channels
+    if slope.size not in (1, channels):
+        raise Foreign("its slopes do not go by channels")
+    return a.draft.prelu(a.name, x, np.broadcast_to(slope.reshape(-1), (channels,)).copy())
+
+
+def _clip(low: str, high: str) -> Handler:
+    def handler(a: Arguments) -> Picture:
+        bounds = {"min": a.given.get(low), "max": a.given.get(high)}
+        if any(isinstance(bound, Picture) for bound in bounds.values()):
+            raise Foreign("its bounds are computed from the model's inputs")
+        kept = {name: float(bound) for name, bound in bounds.items() if bound is not None}
+        if kept == {"min": 0.0}:
+            return a.draft.unary(a.name, a.picture(), "Relu")
+        return a.draft.unary(a.name, a.picture(), "Clip", **kept)
+
+    return handler
+
+
+def _sum(a: Arguments, factor: float) -> Picture:
+    """The first operand plus *factor* times the second."""
+    one, two = a.given["self"], a.given["other"]
+    if isinstance(one, Picture) and isinstance(two, Picture):
+        if factor == -1:
+            return a.draft.subtract(a.name, one, two)
+        if factor != 1:
+            two = _scaled(a, f"{a.name}.alpha", two, factor)
+        return a.draft.combine(a.name, "add", one, two)
+    if isinstance(one, Picture):
+        return a.draft.affine(a.name, one, None, a.draft.per_channel(one, a.required("other") * np.float32(factor)))
+    x = a.picture("other")
+    scale = np.full(a.draft.size(x).channels, factor, np.float32)
+    return a.draft.affine(a.name, x, None if factor == 1 else scale, a.draft.per_channel(x, a.required("self")))
+
+
+def _rsub(a: Arguments) -> Picture:
+    x = a.picture()
+    if a.number("alpha") != 1:
+        raise Foreign("its alpha is not 1")
+    minus = -np.ones(a.draft.size(x).channels, np.float32)
+    return a.draft.affine(a.name, x, minus, a.draft.per_channel(x, a.required("other")))
+
+
+def _mul(a: Arguments) -> Picture:
+    one, two = a.given["self"], a.given["other"]
+    if isinstance(one, Picture) and isinstance(two, Picture):
+        return a.draft.combine(a.name, "mul", one, two)
+    picture, constant = ("self", "other") if isinstance(one, Picture) else ("other", "self")
+    x = a.picture(picture)
+    return a.draft.affine(a.name, x, a.draft.per_channel(x, a.required(constant)), None)
+
+
+def _div(a: Arguments) -> Picture:
+    x, divisor = a.picture(), a.draft.per_channel(a.picture(), a.required("other"))
+    if a.given.get("rounding_mode") or not divisor.all():
+        raise Foreign("it rounds, or divides by zero")
+    return a.draft.affine(a.name, x, (1 / divisor.astype(np.float64)).astype(np.float32), None)
+
+
+def _pow(a: Arguments) -> Picture:
+    if isinstance(a.given["exponent"], Picture) or a.number("exponent") != 2:
+        raise Foreign("its exponent is not 2")
+    return a.draft.combine(a.name, "mul", a.picture(), a.picture())
+
+
+def _scaled(a: Arguments, name: str, x: Picture, factor: float) -> Picture:
+    return a.draft.affine(name, x, np.full(a.draft.size(x).channels, factor, np.float32), None)
+
+
+def _cat(a: Arguments) -> Picture:
+    parts = a.given["tensors"]
+    if not all(isinstance(each, Picture) for each in parts):
+        raise Foreign("it joins constants")
+    if a.axes("dim", parts[0]) != [1]:
+        raise Foreign("it does not join along the channels (dimension 1)")
+    return a.draft.concat(a.name, parts)
+
+
+def _max_pool2d(a: Arguments) -> Picture:
+    strides = a.pair("stride") if a.given["stride"] else a.pair("kernel_size")
+    window = Window(a.pair("kernel_size"), strides, a.pair("padding") * 2, a.pair("dilation"))
+    return a.draft.pool(a.name, a.picture(), "max_pool", window, ceil=a.given["ceil_mode"])
+
+
+def _avg_pool2d(a: Arguments) -> Picture:
+    if a.given["divisor_override"] is not None:
+        raise Foreign("it divides by a number of its own")
+    strides = a.pair("stride") if a.given["stride"] else a.pair("kernel_size")
+    window = Window(a.pair("kernel_size"), strides, a.pair("padding") * 2)
+    counted, ceil = a.given["count_include_pad"], a.given["ceil_mode"]
+    return a.draft.pool(a.name, a.picture(), "avg_pool", window, ceil=ceil, count_pads=counted)
+
+
+def _adaptive_avg_pool2d(a: Arguments) -> Picture:
+    x, (tall, wide) = a.picture(), a.pair("output_size")
+    size = a.draft.size(x)
+    if (tall, wide) == (size.height, size.width):
+        return x
+    if (tall, wide) == (1, 1):
+        return a.draft.global_pool(a.name, x, keep=True)
+    if size.height % tall or size.width % wide:
+        raise Foreign(f"{size.height} x {size.width} positions do not divide into {tall} x {wide}")
+    kernel = (size.height // tall, size.width // wide)
+    return a.draft.pool(a.name, x, "avg_pool", Window(kernel, kernel))
+
+
+def _mean(a: Arguments) -> Picture:
+    x = a.picture()
+    if a.given.get("dim") is None or a.axes("dim", x) != list(range(2, len(x.view) + 1)):
+        raise Foreign("it does not take the mean over all positions of each channel")
+    return a.draft.global_pool(a.name, x, keep=a.given["keepdim"])
+
+
+def _shaped(a: Arguments) -> Picture:
+    """An operator that only changes the shape; the exporter worked the new one out."""
+    shape = a.given["shape of result"]
+    if len(shape) < 2 or shape[0] != a.rows:
+        raise Foreign(f"it makes {list(shape)} of {a.rows} rows, which are not rows")
+    return a.draft.reshape(a.picture(), shape[1:])
+
+
+def _transposed(a: Arguments) -> Picture:
+    """Understood only where it moves nothing but dimensions of one."""
+    x = a.picture()
+    whole, order = (a.rows, *x.view), [each % (len(x.view) + 1) for each in a.given["dims"]]
+    moved = [place for place in order[1:] if whole[place] != 1]
+    if order[0] != 0 or moved != sorted(moved):
+        raise Foreign("it moves dimensions")
+    return _shaped(a)
+
+
+def _same(a: Arguments) -> Picture:
+    return a.picture("input") if "input" in a.given else a.picture()
+
+
+def _dropout(a: Arguments) -> Picture:
+    if a.given["train"]:
+        raise ModelError("it is in training mode; call eval() on the model first")
+    return a.picture("input")
+
+
+def _pad(a: Arguments) -> Picture:
+    x, pads = a.picture(), list(a.given["pad"])
+    if a.given.get("mode", "constant") != "constant" or a.given.get("value") or len(x.view) != 3:
+        raise Foreign("it pads with something else than zeros")
+    left, right, top, bottom, *more = (*pads, 0, 0, 0, 0)[: max(4, len(pads))]
+    if any(more):
+        raise Foreign("it pads rows or channels")
+    return a.draft.pad(x, (top, left, bottom, right))
+
+
+def _cast(a: Arguments) -> Picture:
+    if "float" not in str(a.given.get("dtype") or "float"):
+        raise Foreign("it makes other numbers than floats")
+    return a.picture()
+
+
+_PLAIN = ("Relu", "Sigmoid", "Tanh", "HardSwish", "Silu", "Exp", "Neg", "Abs", "Sqrt")
+"""Functions without settings, which torch calls the same in small letters."""
+
+HANDLERS: Mapping[str, Handler] = {
+    "conv2d": _conv2d,
+    "batch_norm": _batch_norm,
+    "linear": _linear,
+    **{function.lower(): _unary(function) for function in _PLAIN},
+    "hardsigmoid": _unary("HardSigmoid", alpha=1 / 6, beta=0.5),
+    "leaky_relu": _leaky_relu,
+    "elu": _elu,
+    "softplus": _softplus,
+    "gelu": _gelu,
+    "prelu": _prelu,
+    "hardtanh": _clip("min_val", "max_val"),
+    "relu6": _clip("min_val", "max_val"),
+    "clamp": _clip("min", "max"),
+    "clamp_min": _clip("min", ""),
+    "clamp_max": _clip("", "max"),
+    "add": lambda a: _sum(a, a.number("alpha")),
+    "sub": lambda a: _sum(a, -a.number("alpha")),
+    "rsub": _rsub,
+    "mul": _mul,
+    "div": _div,
+    "pow": _pow,
+    "cat": _cat,
+    "max_pool2d": _max_pool2d,
+    "avg_pool2d": _avg_pool2d,
+    "adaptive_avg_pool2d": _adaptive_avg_pool2d,
+    "mean": _mean,
+    **dict.fromkeys(("flatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze"), _shaped),
+    "permute": _transposed,
+    **dict.fromkeys(("contiguous", "clone", "detach", "alias"), _same),
+    **dict.fromkeys(("dropout", "feature_dropout"), _dropout),
+    **dict.fromkeys(("pad", "constant_pad_nd"), _pad),
+    **dict.fromkeys(("to", "_to_copy"), _cast),
+}
+"""To add an operator, write its function and a line here."""
+
+VIEWS = {
+    "flatten", "view", "reshape", "_unsafe_view", "squeeze", "unsqueeze", "permute", "contiguous", "detach", "alias",
+    "dropout", "feature_dropout", "to",
+}  # fmt: skip
+"""Operators that hand out the memory of their input, so that both see what is written there later."""

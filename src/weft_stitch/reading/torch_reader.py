@@ -1,0 +1,283 @@
+"""torch models -> Net: ``read_module``, through torch.export, without decompositions.
+
+An operator that writes in place gives its result to everyone who looks at the same memory, as torch does.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from weft.base.errors import ModelError, StitchError
+from weft_stitch.net import Net, Value, finite
+from weft_stitch.reading.draft import Foreign, NetDraft, Picture
+from weft_stitch.reading.torch_aten import HANDLERS, VIEWS, Arguments
+from weft_stitch.reading.torch_islands import TorchIsland, call, signature, writes_in_place
+
+try:
+    import torch
+except ImportError as error:
+    raise StitchError("reading a torch model needs torch: pip install 'weft[torch]'") from error
+
+_GUARDS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size", "sym_constrain_range")
+
+
+def read_module(module: Any, example_inputs: Sequence[Any], *, islands: bool = False, name: str = "") -> Net:
+    """*module* (or an ExportedProgram of one) for inputs like *example_inputs*, whose rows become its batch.
+
+    *islands*: keep operators that are not understood as they are, to run for each model alone.
+    """
+    title = name or type(module).__name__
+    try:
+        program = module if isinstance(module, torch.export.ExportedProgram) else _exported(module, example_inputs)
+        return _TorchWalk(program, islands).net(title)
+    except (ModelError, StitchError) as error:
+        raise type(error)(" ".join(f"{title}: {error}".split())) from error
+
+
+def _exported(module: Any, example_inputs: Sequence[Any]) -> Any:
+    if module.training:
+        raise StitchError("it is in training mode; call eval() on it first")
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, tuple(example_inputs))
+    except Exception as error:  # whatever the model's own code raises while it is traced
+        reason = str(error).strip().splitlines() or [type(error).__name__]
+        raise StitchError(f"torch.export cannot follow it: {reason[0]}") from error
+
+
+class _TorchWalk:
+    """One walk over an exported graph."""
+
+    def __init__(self, program: Any, islands: bool) -> None:
+        self._program = program
+        self._islands = islands
+        self._draft = NetDraft()
+        self._pictures: dict[str, Picture] = {}
+        self._constants: dict[str, Any] = {}
+        self._hidden: dict[str, Any] = {}
+        """Nodes inside islands, by name."""
+        self._memory: dict[str, str] = {}
+        """Node -> the first node that handed out the memory it looks at."""
+        self._rows = 0
+
+    def net(self, title: str) -> Net:
+        for node in self._program.graph.nodes:
+            if node.op == "placeholder":
+                self._take(node)
+            elif node.op == "call_function" and not _is_guard(node):
+                self._read(node)
+        outputs = {}
+        for name, node in zip(_output_names(self._program), self._outputs(), strict=True):
+            if getattr(node, "name", None) not in self._pictures:
+                raise StitchError(f"its output {name} does not depend on its inputs")
+            outputs[name] = self._pictures[node.name]
+        return self._draft.finish(title, outputs, self._rows)
+
+    def _outputs(self) -> list[Any]:
+        (last,) = (node for node in self._program.graph.nodes if node.op == "output")
+        kept = [
+            node
+            for node, spec in zip(last.args[0], self._program.graph_signature.output_specs, strict=True)
+            if spec.kind.name == "USER_OUTPUT"
+        ]
+        if not kept:
+            raise StitchError("it gives out no tensor")
+        return kept
+
+    def _take(self, node: Any) -> None:
+        """A weight, or an input of the model."""
+        spec = next(each for each in self._program.graph_signature.input_specs if each.arg.name == node.name)
+        if spec.kind.name != "USER_INPUT":
+            stored = self._program.state_dict.get(spec.target)
+            self._constants[node.name] = self._program.constants[spec.target] if stored is None else stored
+            return
+        tensor = node.meta.get("val")
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point() or tensor.dim() < 2:
+            raise StitchError(f"its input {node.name} is not a tensor of rows of floats")
+        shape = _fixed(tensor.shape, node.name)
+        if self._rows not in (0, shape[0]):
+            raise StitchError(f"its input {node.name} has {shape[0]} rows, another {self._rows}")
+        self._rows = shape[0]
+        self._pictures[node.name] = self._draft.input(node.name, shape[1:])
+
+    def _read(self, node: Any) -> None:
+        try:
+            if all(each.name in self._constants for each in node.all_input_nodes):
+                self._compute(node)
+                return
+            try:
+                self._understand(node)
+            except Foreign as error:
+                self._keep_foreign(node, str(error))
+        except Foreign as error:
+            raise StitchError(self._refusal(node, str(error))) from error
+        except ModelError as error:
+            raise ModelError(f"{_name(node)} ({node.target}): {error}") from error
+
+    def _compute(self, node: Any) -> None:
+        """A call on weights alone is made now."""
+        with torch.no_grad():
+            self._constants[node.name] = call(node, self._constants)
+
+    def _understand(self, node: Any) -> None:
+        if any(each.name in self._hidden for each in node.all_input_nodes):
+            raise Foreign("it reads what is inside an island")
+        kind = _kind(node)
+        handler = HANDLERS.get(kind)
+        if handler is None:
+            raise Foreign("it is not understood")
+        given = self._given(node)
+        made = handler(Arguments(_name(node), self._draft, given, self._rows))
+        self._bind(node, made, view=kind in VIEWS)
+
+    def _given(self, node: Any) -> dict[str, Any]:
+        """Arguments by the names of the schema, defaults filled in."""
+        schema = node.target._schema
+        names = [each.name for each in schema.arguments]
+        given = {each.name: each.default_value for each in schema.arguments if each.has_default_value()}
+        given |= dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+        found = {name: self._known(each) for name, each in given.items()}
+        found["shape of result"] = _fixed(node.meta["val"].shape, node.name) if _is_tensor(node) else ()
+        return found
+
+    def _known(self, argument: Any) -> Any:
+        if isinstance(argument, list | tuple):
+            return [self._known(each) for each in argument]
+        if not isinstance(argument, torch.fx.Node):
+            return argument
+        if argument.name in self._pictures:
+            return self._pictures[argument.name]
+        array = self._constants[argument.name].detach().cpu().to(torch.float32).numpy()
+        if not finite(array):
+            raise ModelError(f"its weight {argument.name} holds numbers that are not finite")
+        return np.array(array)
+
+    def _bind(self, node: Any, made: Picture, *, view: bool) -> None:
+        """*made* is what *node* gives; written in place, it is also what all views of that memory see."""
+        source = node.all_input_nodes[0].name if node.all_input_nodes else node.name
+        in_place = writes_in_place(node)
+        shared = view or in_place
+        self._memory[node.name] = self._memory.get(source, source) if shared else node.name
+        if in_place:
+            for other, memory in self._memory.items():
+                if memory == self._memory[node.name] and other in self._pictures:
+                    self._pictures[other] = Picture(made.value, self._pictures[other].view, made.pads)
+            if source in self._pictures:
+                self._pictures[source] = Picture(made.value, self._pictures[source].view, made.pads)
+        self._pictures[node.name] = made
+
+    def _keep_foreign(self, node: Any, why: str) -> None:
+        """Keep a node as an island, or as part of one; *why* it is none of ours."""
+        if not self._islands:
+            raise Foreign(why)
+        if writes_in_place(node) and len(node.args[0].users) > 1:
+            raise Foreign(f"{why}, and it writes over what others read")
+        for each in node.all_input_nodes:
+            if each.name in self._pictures:
+                self._pictures[each.name] = self._draft.flush(self._pictures[each.name])
+        shape = tuple(node.meta["val"].shape) if _is_tensor(node) else ()
+        given_out = node.name in {getattr(each, "name", "") for each in self._outputs()}
+        if not given_out and (len(shape) not in (2, 4) or shape[0] != self._rows or not _is_float(node)):
+            self._hidden[node.name] = node
+            return
+        if len(shape) < 2 or shape[0] != self._rows:
+            raise Foreign(f"{why}, and its result of {list(shape)} is not rows")
+        island = self._island(node, shape[1:])
+        inputs = [self._pictures[name] for name, _ in island.inputs]
+        self._bind(node, self._draft.island(_name(node), inputs, island, shape[1:]), view=False)
+
+    def _island(self, node: Any, view: tuple[int, ...]) -> TorchIsland:
+        nodes = list(dict.fromkeys(self._with_hidden(node)))
+        read = list(dict.fromkeys(each for part in nodes for each in part.all_input_nodes))
+        pictures = [each.name for each in read if each.name in self._pictures]
+        constants = {each.name: self._constants[each.name] for each in read if each.name in self._constants}
+        inputs = tuple((name, self._pictures[name].view) for name in pictures)
+        value = Value(*view) if len(view) <= 3 else Value(view[0], int(np.prod(view[1:])), 1)
+        return TorchIsland(tuple(nodes), constants, inputs, node.name, value, signature(nodes))
+
+    def _with_hidden(self, node: Any) -> Iterator[Any]:
+        """*node* after the hidden ones it needs; the graph is in order, so the order of the graph will do."""
+        wanted, stack = {node.name}, [node]
+        while stack:
+            for each in stack.pop().all_input_nodes:
+                if each.name in self._hidden and each.name not in wanted:
+                    wanted.add(each.name)
+                    stack.append(each)
+        return (each for each in self._program.graph.nodes if each.name in wanted)
+
+    def _refusal(self, node: Any, why: str) -> str:
+        way_out = (
+            "it cannot be kept as an island" if self._islands else "islands=True runs it for each model separately"
+        )
+        lines = [each.strip() for each in str(node.meta.get("stack_trace") or "").splitlines() if each.strip()]
+        place = f" (in: {lines[-1]})" if lines else ""
+        return f"{_name(node)} is the operator {node.target}{place}: {why}; {way_out}"
+
+
+def _is_guard(node: Any) -> bool:
+    return any(guard in str(node.target) for guard in _GUARDS)
+
+
+def _kind(node: Any) -> str:
+    """The operator's name without namespace, overload and the underscore of its in-place twin."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return "getitem" if node.target is operator.getitem else str(node.target)
+    space, _, name = schema.name.partition("::")
+    name = str(name)
+    if space != "aten":
+        return str(schema.name)
+    return name.removesuffix("_") if schema.is_mutable else name
+
+
+def _name(node: Any) -> str:
+    """The path of the torch layer that made the call, or that of the module around it and the call."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    if not stack:
+        return str(node.name)
+    path, kind = stack[-1]
+    path = str(path)
+    if "torch.nn.modules" in str(kind) and path:
+        return path
+    return f"{path}.{node.name}" if path else str(node.name)
+
+
+def _is_tensor(node: Any) -> bool:
+    return isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def _is_float(node: Any) -> bool:
+    return bool(node.meta["val"].is_floating_point())
+
+
+def _fixed(shape: Sequence[Any], name: str) -> tuple[int, ...]:
+    if not all(isinstance(size, int) for size in shape):
+        raise StitchError(f"{name} has open sizes ({', '.join(map(str, shape))}); export it with fixed ones")
+    return tuple(shape)
+
+
+def _output_names(program: Any) -> list[str]:
+    """One per tensor: keys of a dictionary, numbers of a tuple; a lone one is ``output``."""
+    spec = program.call_spec.out_spec
+    structure = spec.unflatten(range(spec.num_leaves)) if spec is not None else 0
+    named = dict(_leaves(structure, ""))
+    return [named.get(index, f"output_{index}") for index in range(len(named) or 1)]
+
+
+def _leaves(structure: Any, path: str) -> Iterator[tuple[int, str]]:
+    if isinstance(structure, int):
+        yield structure, path or "output"
+        return
+    if isinstance(structure, Mapping):
+        pairs = [(str(key), each) for key, each in structure.items()]
+    elif isinstance(structure, Sequence):
+        pairs = [(str(index), each) for index, each in enumerate(structure)]
+    else:
+        return
+    for key, each in pairs:
+        prefix = path or ("" if isinstance(structure, Mapping) else "output")
+        yield from _leaves(each, f"{prefix}_{key}" if prefix else key)

@@ -1,0 +1,364 @@
+"""A body of stitched models -> the weights that kernels for a GPU read: ``read_encoder``.
+
+Read are encoders that normalise behind their sums (BERT's kind), with a pooler and a classifier of each model. Where a
+weight belongs is told by what its step reads and who reads it; what else is computed on the way (scales, masks,
+activations) is taken to be as usual, so whoever reads one compares answers (``body_serving``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.base.errors import StitchError
+from weft_stitch.bodies.body import Body, BodyStep, BodyValue
+from weft_stitch.bodies.low_rank import LowRank
+from weft_stitch.net import Array
+from weft_stitch.running.body_rows import FINEST, room_for
+from weft_stitch.running.fused_body import BodyLayer, BodyWeights, OwnHead, RowNorm, SharedProduct
+from weft_stitch.running.operators import Tensor, torch
+
+NORM = "LayerNormalization"
+
+
+class BodyEncoder(NamedTuple):
+    """Models as one encoder."""
+
+    names: tuple[str, ...]
+    weights: BodyWeights
+    classes: tuple[int, ...]
+    """How many numbers each model answers."""
+    tokens: str
+    """The input that words are looked up by."""
+    kinds: str = ""
+    """The input that kinds of words are looked up by; empty where there is none."""
+    shown: str = ""
+    """The input that hides words, which is taken to be 0 there and 1 elsewhere; empty where there is none."""
+
+
+class EmbeddedTables(NamedTuple):
+    """What the first norm reads, added up: the names of inputs, and their tables."""
+
+    tokens: str
+    words: Array
+    positions: Array
+    kinds: str = ""
+    kinds_table: Array | None = None
+
+
+class DenseStep(NamedTuple):
+    """A product with weights, and the sum behind it."""
+
+    product: int
+    """The number of its step."""
+    bias: int | None
+    read: BodyValue
+    made: BodyValue
+
+
+def read_encoder(body: Body, device: Any = "cpu", dtype: Any = None) -> BodyEncoder:
+    """The models of *body*, which must share all but low-rank parts, biases, norms and heads."""
+    try:
+        return _Reader(body, device, dtype or torch.float32).encoder()
+    except (AssertionError, LookupError, StopIteration, TypeError, ValueError) as error:  # of what a file says of them
+        raise _foreign(f"its steps do not fit together: {type(error).__name__} {error}") from error
+
+
+class _Reader:
+    def __init__(self, body: Body, device: Any, dtype: Any) -> None:
+        self._body, self._device, self._dtype = body, device, dtype
+        self._users: dict[BodyValue, list[int]] = {}
+        for number, step in enumerate(body.steps):
+            for value in dict.fromkeys(each for each in step.inputs if each is not None):
+                self._users.setdefault(value, []).append(number)
+
+    def encoder(self) -> BodyEncoder:
+        norms = [number for number, step in enumerate(self._body.steps) if step.node.op == NORM]
+        if len(norms) < 3 or not len(norms) % 2:
+            raise _foreign(f"it has {len(norms)} layer norms, not two for each layer and one before")
+        tables = self._embedded(norms[0])
+        layers = [self._layer(*norms[at : at + 3]) for at in range(0, len(norms) - 1, 2)]
+        pooler, classifier = self._heads()
+        classes = tuple(self._matrix(classifier.product, task).shape[1] for task in range(self._body.tasks))
+        kinds = None if tables.kinds_table is None else self._tensor(tables.kinds_table)
+        weights = BodyWeights(
+            self._tensor(tables.words), self._tensor(tables.positions), self._norm(norms[0]),
+            [each for each, _ in layers], self._head(pooler), self._head(classifier), layers[0][1], kinds,
+        )  # fmt: skip
+        masks = [name for name in self._body.inputs if name not in (tables.tokens, tables.kinds)]
+        if len(masks) > 1:
+            raise _foreign(f"it is not known what its inputs {', '.join(masks)} are")
+        return BodyEncoder(self._body.names, weights, classes, tables.tokens, tables.kinds, "".join(masks))
+
+    # Parts of an encoder
+
+    def _embedded(self, norm: int) -> EmbeddedTables:
+        waiting, tables, seen = [self._read(norm)], dict[str, Array](), set[BodyValue]()
+        while waiting:
+            value = waiting.pop()
+            number = value.step
+            if value in seen:
+                raise _foreign(f"its first layer norm reads {self._where(number)} more than once")
+            seen.add(value)
+            step = self._body.steps[number]
+            values = [each for each in step.inputs if each is not None]
+            if step.node.op == "Add":
+                waiting += values
+                continue
+            given = self._body.inputs[values[0].output] if step.node.op == "Gather" and values[0].step < 0 else ""
+            place = next(at for at, key in enumerate(step.contents[0]) if key)
+            tables[given] = self._shared(number, place)
+        tokens = max((name for name in tables if name), key=lambda name: tables[name].size, default="")
+        if not tokens or "" not in tables:
+            raise _foreign("its first layer norm does not read words and positions")
+        positions = tables[""].reshape(-1, tables[""].shape[-1])
+        others = [name for name in tables if name not in ("", tokens)]
+        if len(others) > 1:
+            raise _foreign(f"it looks words up by {', '.join(others)}, too")
+        found = EmbeddedTables(tokens, tables[tokens], positions)
+        return found._replace(kinds=others[0], kinds_table=tables[others[0]]) if others else found
+
+    def _layer(self, before: int, between: int, behind: int) -> tuple[BodyLayer, int]:
+        """The layer between three norms, and its heads."""
+        hidden, middle = BodyValue(before, 0), BodyValue(between, 0)
+        asked, heads = self._asked(hidden)
+        mixed, outer = self._added(between, hidden), self._added(behind, middle)
+        inner = self._products(middle)
+        if len(inner) != 1:
+            raise _foreign(f"{len(inner)} products read what {self._where(between)} makes, not one")
+        made = BodyLayer(
+            self._product(asked), self._product([mixed]), self._norm(between),
+            self._product(inner), self._product([outer]), self._norm(behind),
+        )  # fmt: skip
+        return made, heads
+
+    def _asked(self, hidden: BodyValue) -> tuple[list[DenseStep], int]:
+        """Queries, keys and values, in this order, and how many heads there are."""
+        found = self._products(hidden)
+        if len(found) == 1:
+            return found, self._head_count(found[0])
+        roles = {self._role(each.made): each for each in found}
+        if len(found) != 3 or len(roles) != 3:
+            raise _foreign(f"{len(found)} products read what {self._where(hidden.step)} makes, not three")
+        return [roles[each] for each in sorted(roles)], self._head_count(roles[0])
+
+    def _role(self, value: BodyValue) -> int:
+        """0, 1 or 2 for what becomes queries, keys or values of an attention."""
+        while True:
+            number = self._reader(value)
+            step = self._body.steps[number]
+            values = [each for each in step.inputs if each is not None]
+            if step.node.op == "Attention":
+                return values.index(value)
+            if step.node.op == "MatMul" and len(values) == 2:
+                return 2 if values[1] == value and self._is_softmax(values[0]) else values.index(value)
+            value = BodyValue(number, 0)
+
+    def _is_softmax(self, value: BodyValue) -> bool:
+        """Whether a value is the softmax of a product, with what may be done to it behind."""
+        while value.step >= 0:
+            step = self._body.steps[value.step]
+            if step.node.op in ("MatMul", "Softmax"):
+                return step.node.op == "Softmax"
+            value = [each for each in step.inputs if each is not None][-1]
+        return False
+
+    def _head_count(self, dense: DenseStep) -> int:
+        """As the tensor is laid out that an attention reads."""
+        step = self._body.steps[self._reader(dense.made)]
+        sizes = self._numbers(step, 1) if step.node.op == "Reshape" else []
+        width = self._matrix(dense.product, 0).shape[0]
+        if len(sizes) > 1 and max(sizes[-2:]) > 0:
+            return sizes[-2] if sizes[-2] > 0 else width // sizes[-1]
+        raise _foreign(f"it is not seen how many heads {self._where(dense.product)} is for")
+
+    def _heads(self) -> tuple[DenseStep, DenseStep]:
+        """The pooler and the classifier."""
+        ends = {next(iter(each.values())) for each in self._body.outputs if len(each) == 1}
+        if len(ends) != 1 or any(len(each) != 1 for each in self._body.outputs):
+            raise _foreign("its models do not answer by one and the same step")
+        classifier = self._to(ends.pop())
+        step = self._body.steps[classifier.read.step]
+        if step.node.op != "Tanh" or step.inputs[0] is None:
+            raise _foreign(f"{self._where(classifier.product)} reads {step.node.op}, not the tanh of a pooler")
+        return self._to(step.inputs[0]), classifier
+
+    # Steps
+
+    def _products(self, value: BodyValue) -> list[DenseStep]:
+        """Those that read a value."""
+        return [self._from(each) for each in self._users.get(value, ()) if self._is_product(each)]
+
+    def _added(self, norm: int, hidden: BodyValue) -> DenseStep:
+        """What a norm reads besides *hidden*, which is added to it."""
+        step = self._body.steps[self._read(norm).step]
+        others = [each for each in step.inputs if each is not None and each != hidden]
+        if step.node.op != "Add" or len(others) != 1 or hidden not in step.inputs:
+            raise _foreign(f"{self._where(norm)} does not read a sum with what the norm before it made")
+        return self._to(others[0])
+
+    def _from(self, product: int) -> DenseStep:
+        step = self._body.steps[product]
+        read, made = step.inputs[0], BodyValue(product, 0)
+        assert read is not None
+        users = self._users.get(made, ())
+        if step.node.op == "MatMul" and len(users) == 1 and self._is_bias(users[0]):
+            return DenseStep(product, users[0], read, BodyValue(users[0], 0))
+        return DenseStep(product, None, read, made)
+
+    def _to(self, value: BodyValue) -> DenseStep:
+        """The product that makes a value."""
+        number = value.step
+        while number >= 0 and (self._body.steps[number].node.op == "Identity" or self._is_bias(number)):
+            number = next(each.step for each in self._body.steps[number].inputs if each is not None)
+        if number < 0 or not self._is_product(number):
+            raise _foreign(f"{self._where(value.step)} is no product with weights")
+        return self._from(number)
+
+    def _is_product(self, number: int) -> bool:
+        step = self._body.steps[number]
+        known = step.node.op in ("MatMul", "Gemm") and step.inputs[0] is not None and step.inputs[1] is None
+        return known and all(len(self._outline(keys[1])) == 2 for keys in step.contents.values())
+
+    def _is_bias(self, number: int) -> bool:
+        step = self._body.steps[number]
+        held = [key for key in step.contents[min(step.contents)] if key]
+        return step.node.op == "Add" and len(held) == 1 and len(self._outline(held[0])) == 1
+
+    def _reader(self, value: BodyValue) -> int:
+        """The step that reads a value, but for those that ask for its sizes."""
+        found = [each for each in self._users.get(value, ()) if self._body.steps[each].node.op != "Shape"]
+        if len(found) != 1:
+            raise _foreign(f"{len(found)} steps read what {self._where(value.step)} makes, not one")
+        return found[0]
+
+    def _read(self, number: int) -> BodyValue:
+        found = self._body.steps[number].inputs[0]
+        if found is None or found.step < 0:
+            raise _foreign(f"{self._where(number)} reads no step")
+        return found
+
+    def _where(self, number: int) -> str:
+        names = self._body.steps[number].names
+        return names[min(names)] if number >= 0 else "an input"
+
+    # Numbers
+
+    def _numbers(self, step: BodyStep, place: int) -> list[int]:
+        """What a step reads as sizes; -1 for those that are not constant."""
+        value, arrays = step.inputs[place], self._body.constants.arrays
+        if value is None:
+            key = step.contents[min(step.contents)][place]
+            return [int(each) for each in arrays[key].reshape(-1)] if key in arrays else []
+        made = self._body.steps[value.step]
+        if value.step < 0 or made.node.op != "Concat":
+            return [-1]
+        return [
+            each for at, read in enumerate(made.inputs) for each in (self._numbers(made, at) if read is None else [-1])
+        ]
+
+    def _outline(self, key: str) -> tuple[int, ...]:
+        found = self._body.constants.arrays.get(key)
+        return () if found is None else found.shape
+
+    def _held(self, number: int, place: int, task: int) -> Array:
+        contents = self._body.steps[number].contents.get(task)
+        found = self._body.constants.arrays.get(contents[place]) if contents else None
+        if found is None:
+            raise _foreign(f"{self._body.names[task]} has no stored weights at {self._where(number)}")
+        return found
+
+    def _shared(self, number: int, place: int) -> Array:
+        """What all models hold at a step; what differs by a low rank is shared where a tolerance was given."""
+        found, step = self._held(number, place, 0), self._body.steps[number]
+        if any(self._held(number, place, task) is not found for task in range(1, self._body.tasks)):
+            raise _foreign(f"the models have different weights at {self._where(number)}")
+        if step.lines:
+            raise _foreign(f"the models have lines of their own in the table at {self._where(number)}")
+        self._near(number)
+        return found
+
+    def _near(self, number: int) -> dict[int, LowRank]:
+        """What models add at a step."""
+        parts = self._body.steps[number].parts
+        for part in parts.values():
+            if part.before is not None or part.after is not None:  # a file does not have the numbers
+                raise _foreign(f"weights differ in {part.kind}, and not by a low rank, at {self._where(number)}")
+        return parts
+
+    def _matrix(self, number: int, task: int) -> Array:
+        """[in, out]."""
+        found = self._held(number, 1, task)
+        return found.T if self._body.steps[number].node.attributes.get("transB") else found
+
+    def _product(self, denses: Sequence[DenseStep]) -> SharedProduct:
+        """Products of the same input, side by side."""
+        for each in denses:
+            self._shared(each.product, 1)
+        weight = np.concatenate([self._matrix(each.product, 0) for each in denses], axis=1)
+        biases = [self._bias(each) for each in denses]
+        tall = max(map(len, biases))
+        bias = np.concatenate([np.broadcast_to(each, (tall, each.shape[1])) for each in biases], axis=1)
+        made = self._tensor(weight), self._tensor(bias)
+        rank = max((part.rank for each in denses for part in self._body.steps[each.product].parts.values()), default=0)
+        if not rank:
+            return SharedProduct(*made)
+        return SharedProduct(*made, *self._parts(denses, weight, max(FINEST, room_for(rank))))
+
+    def _parts(self, denses: Sequence[DenseStep], weight: Array, room: int) -> tuple[Tensor, Tensor]:
+        """The factors of all models, which are zero behind their ranks."""
+        (depth, width), tasks = weight.shape, self._body.tasks
+        down, up = np.zeros((tasks, len(denses), room, depth), np.float32), np.zeros((tasks, room, width), np.float32)
+        wide = width // len(denses)
+        for section, each in enumerate(denses):
+            for task, part in self._body.steps[each.product].parts.items():
+                down[task, section, : part.rank] = part.down.T
+                up[task, : part.rank, section * wide : (section + 1) * wide] = part.up
+        return self._tensor(down), self._tensor(up)
+
+    def _bias(self, dense: DenseStep) -> Array:
+        """[1 or models, width]."""
+        width = self._matrix(dense.product, 0).shape[1]
+        if dense.bias is not None:
+            keys = self._body.steps[dense.bias].contents[0]
+            return self._table(dense.bias, next(place for place, key in enumerate(keys) if key))
+        step = self._body.steps[dense.product]
+        return self._table(dense.product, 2) if len(step.inputs) > 2 else np.zeros((1, width), np.float32)
+
+    def _table(self, number: int, place: int) -> Array:
+        """What models hold at a step, once where it is the same."""
+        held = [self._held(number, place, task) for task in range(self._body.tasks)]
+        return np.stack(held[:1] if all(each is held[0] for each in held) else held)
+
+    def _norm(self, number: int) -> RowNorm:
+        scale, shift = self._table(number, 1), self._table(number, 2)
+        tall = max(len(scale), len(shift))
+        wide = [self._tensor(np.broadcast_to(each, (tall, each.shape[1]))) for each in (scale, shift)]
+        return RowNorm(wide[0], wide[1], float(self._body.steps[number].node.attributes.get("epsilon", 1e-5)))
+
+    def _head(self, dense: DenseStep) -> OwnHead:
+        """Of all models; those that answer fewer numbers than others have zeros behind."""
+        tasks, parts = range(self._body.tasks), self._near(dense.product)
+        matrices = [self._matrix(dense.product, task) for task in tasks]
+        width = FINEST * -(-max(each.shape[1] for each in matrices) // FINEST)  # others may have more, which fit then
+        weight = np.zeros((len(tasks), len(matrices[0]), width), np.float32)
+        bias = np.zeros((len(tasks), width), np.float32)
+        for task, matrix in enumerate(matrices):
+            weight[task, :, : matrix.shape[1]] = parts[task].whole(matrix) if task in parts else matrix
+            bias[task, : matrix.shape[1]] = self._own_bias(dense, task)
+        return OwnHead(self._tensor(weight), self._tensor(bias))
+
+    def _own_bias(self, dense: DenseStep, task: int) -> Array | float:
+        if dense.bias is not None:
+            keys = self._body.steps[dense.bias].contents[task]
+            return self._held(dense.bias, next(place for place, key in enumerate(keys) if key), task)
+        return self._held(dense.product, 2, task) if len(self._body.steps[dense.product].inputs) > 2 else 0.0
+
+    def _tensor(self, array: Array) -> Tensor:
+        return torch.from_numpy(np.array(array, np.float32)).to(device=self._device, dtype=self._dtype)
+
+
+def _foreign(why: str) -> StitchError:
+    return StitchError(f"the body is not of a kind that has kernels: {why}")

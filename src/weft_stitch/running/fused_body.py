@@ -1,0 +1,322 @@
+"""Fine-tuned encoders as one body in torch: ``FusedBody``, a kernel for each product of all models (``body_kernels``).
+
+Weights that all models have are there once. A product may add a low-rank part for each model, norms may be each
+model's own, heads are. Without CUDA the kernels' plain twins compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+from weft.base.errors import StitchError
+from weft_stitch.running import body_plain
+from weft_stitch.running.body_rows import FINEST, RowTables, room_for
+from weft_stitch.running.operators import Tensor, torch
+
+
+class TileShape(NamedTuple):
+    """How much one program of a product does, and how the compiler arranges it."""
+
+    tall: int
+    wide: int
+    deep: int
+    warps: int = 4
+    stages: int = 3
+    parts: int = 1
+    """Programs that share the sum over the depth; the norm behind it adds them up."""
+    before: bool = False
+    """Whether what rows have of narrow factors is found by a kernel before."""
+
+
+PLAINEST = TileShape(16, 16, 16)
+LIBRARY = TileShape(0, 0, 0)
+"""No tiles: a product without parts is left to torch."""
+MOST_NARROWED, BUSY = 8, 256
+"""Parts of what rows have of narrow factors: as many as it takes to have so many programs, but not more."""
+
+
+class Early(Enum):
+    """Which kernels go to the device before the one before them has ended: they then start sooner, but may crowd."""
+
+    NONE = "none"
+    LIGHT = "all but products"
+    ALL = "all"
+
+
+@dataclass(frozen=True, eq=False)
+class SharedProduct:
+    """A linear layer of all models."""
+
+    weight: Tensor
+    """[depth, width]."""
+    bias: Tensor
+    """[1 or models, width]."""
+    down: Tensor | None = None
+    """[models, sections, rank, depth]: the narrow factors; columns of the result are of so many equal sections."""
+    up: Tensor | None = None
+    """[models, rank, width]."""
+
+    @property
+    def rank(self) -> int:
+        return 0 if self.down is None else int(self.down.shape[2])
+
+    @property
+    def sections(self) -> int:
+        return 1 if self.down is None else int(self.down.shape[1])
+
+    def fits(self, shape: TileShape) -> bool:
+        """Whether tiles of a shape go into it without a rest."""
+        if not shape.tall:
+            return not self.rank and len(self.bias) == 1
+        depth, width = self.weight.shape
+        return bool(depth % (shape.deep * shape.parts) == 0 and (width // self.sections) % shape.wide == 0)
+
+
+class RowNorm(NamedTuple):
+    """A layer norm; its tables are [1 or models, width]."""
+
+    scale: Tensor
+    shift: Tensor
+    epsilon: float
+
+
+class BodyLayer(NamedTuple):
+    """A layer of an encoder that normalises behind its sums."""
+
+    asked: SharedProduct
+    """Queries, keys and values, side by side."""
+    mixed: SharedProduct
+    attended: RowNorm
+    inner: SharedProduct
+    outer: SharedProduct
+    done: RowNorm
+
+
+class OwnHead(NamedTuple):
+    """A linear layer that each model has for itself: [models, depth, width], [models, width]."""
+
+    weight: Tensor
+    bias: Tensor
+
+
+class BodyWeights(NamedTuple):
+    """All that the models hold."""
+
+    words: Tensor
+    positions: Tensor
+    embedded: RowNorm
+    layers: Sequence[BodyLayer]
+    pooler: OwnHead
+    classifier: OwnHead
+    heads: int
+    kinds: Tensor | None = None
+    """What words of each kind have besides, where there are kinds."""
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Every tensor once."""
+        found: dict[int, Tensor] = {}
+        waiting: list[Any] = list(self)
+        while waiting:
+            each = waiting.pop()
+            if isinstance(each, torch.Tensor):
+                found[each.data_ptr()] = each
+            elif isinstance(each, SharedProduct):
+                waiting += [each.weight, each.bias, each.down, each.up]
+            elif isinstance(each, (tuple, list)):
+                waiting += each
+        yield from found.values()
+
+    @property
+    def nbytes(self) -> int:
+        return sum(each.nbytes for each in self.tensors())
+
+
+Key = tuple[int, int, int, int, int]
+"""Depth, width and rank of a product, rows and granule."""
+
+
+@dataclass(eq=False)
+class FusedBody:
+    """Runs a body; *shapes* are the products' (``body_shapes`` finds them), the plainest where none is given."""
+
+    weights: BodyWeights
+    shapes: Mapping[Key, TileShape] = field(default_factory=dict)
+    early: Early = Early.NONE
+
+    def __call__(self, tokens: Tensor, tables: RowTables, longest: int, kinds: Tensor | None = None) -> Tensor:
+        """[requests, classes] for tokens [rows]; *longest* is that of the requests, or more; *kinds* are 0 if none."""
+        weights = self.weights
+        places = weights.positions[tables.positions]
+        if weights.kinds is not None:
+            places = places + (weights.kinds[:1] if kinds is None else weights.kinds[kinds])
+        x = self.norm(weights.words[tokens], places, weights.embedded, tables)
+        for layer in weights.layers:
+            mixed = self.attention(self.product(x, layer.asked, tables), tables, longest)
+            x = self.norm(self.product(mixed, layer.mixed, tables, summed=True), x, layer.attended, tables)
+            inner = self.product(x, layer.inner, tables, gelu=True)
+            x = self.norm(self.product(inner, layer.outer, tables, summed=True), x, layer.done, tables)
+        pooled = self.head(x, weights.pooler, tables, at=tables.first, tanh=True)
+        return self.head(pooled, weights.classifier, tables)
+
+    def shape(self, product: SharedProduct, rows: int, granule: int) -> TileShape:
+        key = (*product.weight.shape, product.rank, rows, granule)
+        shape = self.shapes.get(key, PLAINEST)
+        if not product.fits(shape):
+            depth, width = product.weight.shape
+            raise StitchError(f"tiles of {shape} do not go into a product of {depth}x{width}; choose others")
+        return shape
+
+    def product(
+        self, x: Tensor, product: SharedProduct, tables: RowTables, *, gelu: bool = False, summed: bool = False
+    ) -> Tensor:
+        """[rows, width]; where a norm sums it up it may be [parts, rows, width]."""
+        weight, bias, down, up = product.weight, product.bias, product.down, product.up
+        if not x.is_cuda:
+            return body_plain.product(x, weight, bias, down, up, tables, gelu)
+        shape = self.shape(product, len(x), len(x) // len(tables.whose))
+        shape = shape if summed else shape._replace(parts=1)
+        return launch_product(x, product, tables, shape, gelu=gelu, early=self.early)
+
+    def norm(self, x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables) -> Tensor:
+        if not x.is_cuda:
+            return body_plain.norm(x, residual, *norm, tables)
+        return launch_norm(x, residual, norm, tables, self.early)
+
+    def attention(self, x: Tensor, tables: RowTables, longest: int) -> Tensor:
+        heads = self.weights.heads
+        if not x.is_cuda:
+            return body_plain.attention(x, heads, tables)
+        return launch_attention(x, heads, tables, longest, self.early)
+
+    def head(
+        self, x: Tensor, head: OwnHead, tables: RowTables, *, at: Tensor | None = None, tanh: bool = False
+    ) -> Tensor:
+        """[requests, width] of *x*, of which *at* picks a row for each request."""
+        if not x.is_cuda:
+            return body_plain.head(x if at is None else x[at.long()], *head, tables, tanh)
+        return launch_head(x, head, tables, at=at, tanh=tanh, early=self.early)
+
+
+def launch_product(
+    x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, *, gelu: bool = False,
+    early: Early = Early.NONE,
+) -> Tensor:  # fmt: skip
+    if not shape.tall:
+        y = torch.addmm(product.bias[0], x, product.weight)
+        return torch.nn.functional.gelu(y) if gelu else y
+    from weft_stitch.running.body_kernels import product_kernel
+
+    width = product.weight.shape[1]
+    grid = (-(-width // shape.wide), -(-len(x) // shape.tall), shape.parts)
+    narrowed = launch_narrow(x, product, tables, early) if shape.before and product.rank else None
+    arguments, settings = product_call(x, product, tables, shape, gelu, early, narrowed)
+    product_kernel[grid](*arguments, **settings)
+    y = arguments[7]
+    return y[0] if shape.parts == 1 else y
+
+
+def product_call(
+    x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, gelu: bool, early: Early,
+    narrowed: Tensor | None,
+) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
+    """What the kernel of a product is called with; the eighth of it is what it fills."""
+    rows, (depth, width) = len(x), product.weight.shape
+    kind = x.dtype if shape.parts == 1 else torch.float32
+    y = torch.empty((shape.parts, rows, width), dtype=kind, device=x.device)
+    arguments = (
+        x, product.weight, product.bias, *_factors(product), x if narrowed is None else narrowed, tables.whose, y,
+        rows, depth, width, width // product.sections, product.sections, depth // shape.deep // shape.parts,
+    )  # fmt: skip
+    settings = dict(
+        RANK=product.rank, GRANULE=rows // len(tables.whose), OWN_BIAS=len(product.bias) > 1,
+        GELU=gelu, PRECISION=_precision(), NARROWED=0 if narrowed is None else len(narrowed),
+        TALL=shape.tall, WIDE=shape.wide, DEEP=shape.deep, num_warps=shape.warps, num_stages=shape.stages,
+        **_start(x, early is Early.ALL),
+    )  # fmt: skip
+    return arguments, settings
+
+
+def launch_narrow(x: Tensor, product: SharedProduct, tables: RowTables, early: Early = Early.NONE) -> Tensor:
+    """Parts of what rows have of their models' narrow factors, [part, section, rows, rank]."""
+    from weft_stitch.running.body_kernels import narrow_kernel
+
+    rows, depth, sections = len(x), len(product.weight), product.sections
+    granule = rows // len(tables.whose)
+    tall, deep = min(64, granule & -granule), min(128, depth & -depth)
+    steps = depth // deep
+    able = [each for each in range(1, MOST_NARROWED + 1) if steps % each == 0]
+    parts = next((each for each in able if rows // tall * sections * each >= BUSY), able[-1])
+    y = torch.empty((parts, sections, rows, product.rank), dtype=torch.float32, device=x.device)
+    narrow_kernel[(rows // tall, sections, parts)](
+        x, product.down, tables.whose, y, rows, depth, sections, steps // parts,
+        RANK=product.rank, GRANULE=granule, PRECISION=_precision(), TALL=tall, DEEP=deep, num_warps=4,
+        **_start(x, early is not Early.NONE),
+    )  # fmt: skip
+    return y
+
+
+def _factors(product: SharedProduct) -> tuple[Tensor, Tensor]:
+    if product.down is None or product.up is None:
+        return product.weight, product.weight
+    return product.down, product.up
+
+
+def launch_norm(x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables, early: Early = Early.NONE) -> Tensor:
+    from weft_stitch.running.body_kernels import norm_kernel
+
+    y = torch.empty_like(residual)
+    rows, width = y.shape
+    norm_kernel[(rows,)](
+        x, residual, norm.scale, norm.shift, tables.whose, y, rows, width, width if len(norm.scale) > 1 else 0,
+        norm.epsilon, PARTS=len(x) if x.dim() == 3 else 1, GRANULE=rows // len(tables.whose), ROOM=room_for(width),
+        num_warps=4, **_start(x, early is not Early.NONE),
+    )  # fmt: skip
+    return y
+
+
+def launch_attention(x: Tensor, heads: int, tables: RowTables, longest: int, early: Early = Early.NONE) -> Tensor:
+    from weft_stitch.running.body_kernels import attention_kernel
+
+    rows, width = len(x), x.shape[1] // 3
+    y = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    tall = min(64, max(FINEST, room_for(longest)))
+    attention_kernel[(len(tables.first), heads, -(-longest // tall))](
+        x, tables.first, tables.lengths, y, width, (width // heads) ** -0.5,
+        HEAD=width // heads, HEAD_ROOM=max(16, room_for(width // heads)), PRECISION=_precision(), TALL=tall, DEEP=tall,
+        num_warps=1 if tall == FINEST else 4, **_start(x, early is not Early.NONE),
+    )  # fmt: skip
+    return y
+
+
+def launch_head(
+    x: Tensor, head: OwnHead, tables: RowTables, *, at: Tensor | None = None, tanh: bool = False,
+    early: Early = Early.NONE,
+) -> Tensor:  # fmt: skip
+    from weft_stitch.running.body_kernels import head_kernel
+
+    _, depth, width = head.weight.shape
+    requests, wide = len(tables.models), min(64, max(16, room_for(width)))
+    y = torch.empty((requests, width), dtype=x.dtype, device=x.device)
+    head_kernel[(requests, -(-width // wide))](
+        x, tables.first if at is None else at, tables.models, head.weight, head.bias, y, depth, width,
+        PICKED=at is not None, TANH=tanh, WIDE=wide, DEEP=32, num_warps=4, **_start(x, early is not Early.NONE),
+    )  # fmt: skip
+    return y
+
+
+def _start(x: Tensor, early: bool) -> dict[str, bool]:
+    """How a kernel is launched; a GPU before Hopper launches all in turn."""
+    if not (x.is_cuda and able_to_start_early(x.device)):
+        return {"EARLY": False}
+    return {"EARLY": True, "launch_pdl": early}
+
+
+def able_to_start_early(device: Any) -> bool:
+    return bool(torch.cuda.get_device_capability(device)[0] >= 9)
+
+
+def _precision() -> str:
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"

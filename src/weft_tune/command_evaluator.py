@@ -1,0 +1,299 @@
+"""Scores from any command line: it is given a configuration file and prints a number that an expression finds.
+
+The command goes to the shell, because people write pipes, ``cd`` and variables; all that weft puts into it is a path
+of its own making, quoted. A pipe's status is that of its last command: write ``set -o pipefail`` if that matters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import selectors
+import shlex
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from tempfile import TemporaryDirectory
+from threading import Lock, Thread
+from typing import IO, NamedTuple
+
+from weft.base.errors import EvaluationError, TuneError, reason_of
+from weft_tune.evaluation import Score, Scored, Subset
+from weft_tune.numbers.configuration import Configuration
+
+CONFIG, SUBSET = "{config}", "{subset}"
+"""What stands for the configuration file, and for the word small or full."""
+KEPT_BYTES = 1 << 20
+"""How much of a command's output is kept, from its end: the score is looked for in there."""
+TOLD_CHARACTERS = 4000
+"""How much of that an error carries, from its end."""
+_LOOK_S = 0.05
+"""How often a command whose output stays open is asked whether it has ended."""
+
+
+class Ended(NamedTuple):
+    """How a command went."""
+
+    status: int | None
+    """None: it was stopped after its time."""
+    output: str
+
+
+class CommandEvaluator:
+    """Runs *full_command*, or *small_command* for the small set; ``{config}`` in it is the configuration file's path.
+
+    Without a *small_command* the full one runs for both, told by ``{subset}`` if it names that. The score is the first
+    group of the last match of *score_regex* in what the command prints, errors included.
+    """
+
+    stops_early = False
+
+    def __init__(
+        self,
+        full_command: str,
+        score_regex: str,
+        *,
+        small_command: str | None = None,
+        workers: int = 1,
+        timeout_s: float | None = None,
+        cwd: str | Path | None = None,
+    ) -> None:
+        self._commands: dict[Subset, str] = {"full": full_command, "small": small_command or full_command}
+        for command in self._commands.values():
+            if CONFIG not in command:
+                raise TuneError(f"command {command!r} does not say {CONFIG}, where the configuration file's path goes")
+        if workers < 1:
+            raise TuneError(f"workers = {workers}: run at least one command at a time")
+        if timeout_s is not None and not timeout_s > 0:
+            raise TuneError(f"timeout_s = {timeout_s}: give seconds above 0")
+        self._pattern, self._workers, self._timeout_s = _pattern(score_regex), workers, timeout_s
+        self._cwd = Path(cwd or ".").absolute()
+        if not self._cwd.is_dir():
+            raise TuneError(f"{self._cwd}: there is no such folder to run the command in")
+        self._running: set[subprocess.Popen[bytes]] = set()
+        self._lock, self._closed = Lock(), False
+
+    @property
+    def knows_small(self) -> bool:
+        """Whether the small set differs from the full one; if not, one pass over all samples is enough."""
+        return self._commands["small"] != self._commands["full"] or SUBSET in self._commands["full"]
+
+    @property
+    def fingerprint(self) -> str:
+        """Stands for the commands, the expression and the folder; not for the programs and files that commands name."""
+        told = [self._commands["full"], self._commands["small"], self._pattern.pattern, str(self._cwd)]
+        return f"command-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]}"
+
+    def evaluate(self, configuration: Configuration, subset: Subset, needed: float = -math.inf) -> Score:
+        """Run the command once, on a thread: Ctrl-C, which only the main thread hears, meets no half-started one."""
+        (result,) = self.evaluate_many([configuration], subset)
+        if isinstance(result, EvaluationError):
+            raise result
+        return result
+
+    def _evaluate(self, configuration: Configuration, subset: Subset) -> Score:
+        command = self._commands[subset]
+        with _folder() as folder:
+            path = Path(folder) / "formats.txt"
+            _write(path, configuration.text)
+            line = command.replace(CONFIG, shlex.quote(str(path))).replace(SUBSET, subset)
+            return Score(self._read(command, self._run(line)))
+
+    def evaluate_many(
+        self, configurations: Sequence[Configuration], subset: Subset, scored: Scored | None = None
+    ) -> list[Score | EvaluationError]:
+        """Run *workers* commands side by side.
+
+        The caller waits in C alone: Ctrl-C, which only the main thread hears, can tear a ``Condition`` or a ``Future``
+        between taking its lock and knowing of it, and a thread that wants the lock then waits for ever. It wakes up now
+        and then: a signal that comes just before it falls asleep would not wake it.
+        """
+        waiting = deque(enumerate(configurations))
+        at_work: set[int] = set()
+        ended: SimpleQueue[tuple[int, Score | Exception]] = SimpleQueue()
+
+        def work() -> None:
+            while (job := self._take(waiting, at_work)) is not None:
+                place, configuration = job
+                try:
+                    ended.put((place, self._evaluate(configuration, subset)))
+                except Exception as error:
+                    ended.put((place, error))
+                finally:
+                    at_work.discard(place)
+
+        results: dict[int, Score | EvaluationError] = {}
+        try:
+            for _ in range(min(self._workers, len(configurations))):
+                Thread(target=work, name="weft-command", daemon=True).start()
+            while len(results) < len(configurations):
+                try:
+                    place, result = ended.get(timeout=_LOOK_S)
+                except Empty:
+                    continue
+                if not isinstance(result, Score | EvaluationError):
+                    raise result
+                results[place] = result
+                if scored is not None and isinstance(result, Score):
+                    scored(place, result)
+        except BaseException:
+            self._abandon(waiting, at_work)
+            raise
+        return [results[place] for place in range(len(configurations))]
+
+    def _take(self, waiting: deque[tuple[int, Configuration]], at_work: set[int]) -> tuple[int, Configuration] | None:
+        with self._lock:
+            if not waiting:
+                return None
+            at_work.add(waiting[0][0])
+            return waiting.popleft()
+
+    def _abandon(self, waiting: deque[tuple[int, Configuration]], at_work: set[int]) -> None:
+        """Stop commands that run, keep those that wait from starting, and see every file gone."""
+        before, self._closed = self._closed, True
+        with self._lock:
+            waiting.clear()
+        self._stop_all()
+        while at_work:
+            time.sleep(_LOOK_S)
+        self._closed = before
+
+    def close(self) -> None:
+        """Stop what runs, and start nothing more."""
+        self._closed = True
+        self._stop_all()
+
+    def _stop_all(self) -> None:
+        with self._lock:
+            for process in self._running:
+                _kill(process)
+
+    def _run(self, line: str) -> Ended:
+        """A group of its own lets us stop all that the command started, and keeps the terminal's Ctrl-C from it."""
+        with self._lock:
+            if self._closed:
+                raise EvaluationError("the evaluator is closed")
+            try:
+                process = subprocess.Popen(
+                    line,
+                    shell=True,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    cwd=self._cwd,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise EvaluationError(f"cannot start {line!r}: {reason_of(error)}") from error
+            self._running.add(process)
+        try:
+            return _follow(process, self._timeout_s)
+        finally:
+            with self._lock:
+                self._running.discard(process)
+
+    def _read(self, command: str, ended: Ended) -> float:
+        """The score in a command's output."""
+
+        def failed(why: str) -> EvaluationError:
+            last = next((line.strip() for line in reversed(ended.output.splitlines()) if line.strip()), "")
+            said = f"; it last said: {last[-200:]}" if last else "; it said nothing"
+            return EvaluationError(f"command {command!r} {why}{said}", ended.output[-TOLD_CHARACTERS:])
+
+        if ended.status is None:
+            raise failed(f"was stopped after {self._timeout_s:g} s")
+        if ended.status < 0:
+            raise failed(f"was ended by signal {-ended.status}")
+        if ended.status:
+            raise failed(f"ended with status {ended.status}")
+        last = deque(self._pattern.finditer(ended.output), maxlen=1)
+        if not last:
+            raise failed(f"printed nothing that matches {self._pattern.pattern!r}")
+        text = (last[0].group(1) or "").strip()
+        try:
+            value = float(text)
+        except ValueError:
+            raise failed(f"printed the score {text!r}, which is no number; narrow the group, as ([-+.e\\d]+)") from None
+        if not math.isfinite(value):
+            raise failed(f"printed the score {text!r}; a score is finite")
+        return value
+
+
+def _folder() -> TemporaryDirectory[str]:
+    try:
+        return TemporaryDirectory(prefix="weft-tune-")
+    except OSError as error:
+        raise EvaluationError(f"cannot make a folder for the configuration file: {reason_of(error)}") from error
+
+
+def _write(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, "utf-8")
+    except OSError as error:
+        raise EvaluationError(f"cannot write the configuration file {path}: {reason_of(error)}") from error
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text, re.MULTILINE)
+    except re.error as error:
+        raise TuneError(f"score {text!r} is no regular expression: {error}") from error
+    if not pattern.groups:
+        raise TuneError(f"score {text!r} has no group; put what is the number in parentheses, as 'Accuracy: (.*)'")
+    return pattern
+
+
+def _follow(process: subprocess.Popen[bytes], timeout_s: float | None) -> Ended:
+    """Read a command's output until it ends or its time is up; what it left running is stopped."""
+    until = math.inf if timeout_s is None else time.monotonic() + timeout_s
+    kept = bytearray()
+    assert process.stdout is not None
+    try:
+        with process.stdout, selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ)
+            _collect(process, process.stdout, selector, kept, until)
+        status: int | None = process.wait(None if until == math.inf else max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        status = None
+    finally:
+        _kill(process)
+        process.wait()
+    return Ended(status, kept.decode("utf-8", "replace"))
+
+
+def _collect(
+    process: subprocess.Popen[bytes],
+    pipe: IO[bytes],
+    selector: selectors.BaseSelector,
+    kept: bytearray,
+    until: float,
+) -> None:
+    """Until the output is closed, or the command has ended and nothing more is there."""
+    while True:
+        ended = process.poll() is not None
+        if selector.select(0 if ended else max(0.0, min(_LOOK_S, until - time.monotonic()))):
+            piece = os.read(pipe.fileno(), 1 << 16)
+            if not piece:
+                return
+            kept += piece
+            if len(kept) > 2 * KEPT_BYTES:
+                del kept[:-KEPT_BYTES]
+        elif ended:
+            return
+        if time.monotonic() >= until and process.poll() is None:
+            raise subprocess.TimeoutExpired(process.args, 0)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """The whole group; there may be nobody left in it."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return

@@ -1,0 +1,1 @@
+"""Compiled rounding and packing of numbers."""

@@ -1,0 +1,228 @@
+"""A picture of a search for number formats: the score of every trial, and how small the network became.
+
+In the manner of Figure III.4 of the chapter: iterations from left to right, the four phases side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from weft.reports.page import PALETTE
+from weft.reports.pictures import picture_path, save
+from weft.reports.timeline import GROUND, INK, LIMIT, MUTED, RULE
+from weft_tune.evaluation import Subset
+from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.spelling import label
+from weft_tune.result import kept_places
+from weft_tune.trials import PHASES, Trial, Tuning
+
+FEASIBLE, INFEASIBLE, CHOSEN = PALETTE[0], "#a3adb8", PALETTE[5]
+MARGINS = {"left": 0.065, "right": 0.985, "top": 0.915, "bottom": 0.115, "hspace": 0.07}
+MOST_NAMED = 40
+"""Chosen steps that are named; more would lie on top of each other."""
+NAME_WIDTH = 0.011
+"""The part of the picture's width that a name takes; steps that follow more closely are not named."""
+DENSE = 1500
+"""From so many points on, they are an image inside an SVG file."""
+
+
+class PhaseSpan(NamedTuple):
+    """A phase and the iterations it took, the first and the last included."""
+
+    phase: int
+    subset: Subset
+    first: int
+    last: int
+
+
+def draw_search(tuning: Tuning, *paths: Path | str) -> Figure:
+    """Draw the search as PNG or SVG files, by their suffixes."""
+    files = [picture_path(path) for path in paths]
+    with matplotlib.rc_context({"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "text.color": INK}):
+        figure = _figure(tuning)
+        for path in files:
+            save(figure, path)
+    return figure
+
+
+def _figure(tuning: Tuning) -> Figure:
+    figure = Figure(figsize=(12.0, 6.4), facecolor="white")
+    FigureCanvasAgg(figure)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.35, 1), gridspec_kw=MARGINS)
+    spans = phase_spans(tuning.trials)
+    for axes in (upper, lower):
+        _shade(axes, spans)
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(colors=MUTED, labelcolor=INK)
+    _name_phases(upper, spans)
+    _draw_scores(upper, tuning, spans)
+    _draw_objective(lower, tuning)
+    last = max((trial.iteration for trial in tuning.trials), default=1)
+    lower.set(xlim=(0.5, last + 0.5), xlabel="iteration (configurations that were evaluated)")
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=12))
+    figure.suptitle(_title(tuning), x=0.01, y=0.985, ha="left", weight="bold", size=12)
+    handles, labels = upper.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=len(labels), frameon=False)
+    return figure
+
+
+def phase_spans(trials: Sequence[Trial]) -> list[PhaseSpan]:
+    """Which iterations each phase took; a phase that scored nothing new has none."""
+    found: dict[int, PhaseSpan] = {}
+    for trial in trials:
+        if trial.step != "base":
+            old = found.get(trial.phase, PhaseSpan(trial.phase, trial.subset, trial.iteration, trial.iteration))
+            found[trial.phase] = old._replace(
+                first=min(old.first, trial.iteration), last=max(old.last, trial.iteration)
+            )
+    return [found[phase] for phase in sorted(found)]
+
+
+def _kept(tuning: Tuning) -> list[Trial]:
+    return [tuning.trials[place] for place in kept_places(tuning)]
+
+
+def move_text(before: Configuration, after: Configuration) -> str:
+    """What changed from one configuration to another, short enough for a picture."""
+    changed = [name for name in sorted({*before, *after}) if before[name] != after[name]]
+    if not changed:
+        return ""
+    texts = {_change(before, after, name) for name in changed}
+    told = texts.pop() if len(texts) == 1 else f"to {'/'.join(sorted({label(after[name]) for name in changed}))}"
+    roles = {name.rpartition(".")[2] for name in changed}
+    who = changed[0] if len(changed) == 1 else f"{len(changed)} {roles.pop()}s" if len(roles) == 1 else "all"
+    return f"{who} {told}"
+
+
+def _change(before: Configuration, after: Configuration, name: str) -> str:
+    old, new = before[name], after[name]
+    if label(old) == label(new):
+        return f"{label(old, bias=True)} \N{RIGHTWARDS ARROW} {label(new, bias=True).removeprefix(label(new))}"
+    return f"{label(old)} \N{RIGHTWARDS ARROW} {label(new)}"
+
+
+def _shade(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
+    for number, span in enumerate(spans):
+        if number % 2 == 0:
+            axes.axvspan(span.first - 0.5, span.last + 0.5, color=GROUND, linewidth=0, zorder=0)
+
+
+def _name_phases(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
+    """Name the phases above the picture, with as many words as there is room for."""
+    whole = sum(span.last - span.first + 1 for span in spans)
+    for span in spans:
+        share = (span.last - span.first + 1) / max(1, whole)
+        words = [f"{span.phase}", f"  {PHASES[span.phase]}", f", {span.subset} set"]
+        text = "".join(words[: 1 + (share > 0.07) + (share > 0.13)])
+        axes.text(
+            (span.first + span.last) / 2, 1.01, text, ha="center", va="bottom", size=8, color=MUTED,
+            transform=axes.get_xaxis_transform(),
+        )  # fmt: skip
+
+
+def _draw_scores(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None:
+    scored = [trial for trial in tuning.trials if math.isfinite(trial.score) and trial.step != "base"]
+    kept = {trial.iteration for trial in _kept(tuning)}
+    floor, ceiling = _score_range(tuning)
+    size = max(2.0, min(7.0, 220 / math.sqrt(max(1, len(scored)) + 1)))
+    kinds = (
+        ("below the threshold", "x", INFEASIBLE, [t for t in scored if not t.feasible and t.exact]),
+        ("stopped early: not above", "v", INFEASIBLE, [t for t in scored if not t.feasible and not t.exact]),
+        ("keeps the score", "o", FEASIBLE, [t for t in scored if t.feasible and t.iteration not in kept]),
+        ("chosen", "D", CHOSEN, [t for t in scored if t.iteration in kept]),
+    )
+    for name, marker, colour, its in kinds:
+        if its:
+            axes.plot(
+                [t.iteration for t in its], [min(max(t.score, floor), ceiling) for t in its], marker, color=colour,
+                markersize=size, markeredgewidth=0.8 if marker == "x" else 0, label=name, clip_on=False,
+                rasterized=len(scored) > DENSE, alpha=0.9, zorder=4 if marker == "D" else 3,
+            )  # fmt: skip
+    _draw_thresholds(axes, tuning, spans)
+    axes.set(ylim=(floor - 0.04 * (ceiling - floor), ceiling), ylabel="score")
+    lowest = min((t.score for t in scored), default=floor)
+    if lowest < floor:
+        axes.text(
+            0.995, 0.03, f"on the lower edge: further down, to {lowest:.3g}", ha="right", va="bottom", size=8,
+            color=MUTED, transform=axes.transAxes,
+        )  # fmt: skip
+
+
+def _draw_thresholds(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None:
+    for number, span in enumerate(spans):
+        ends = [span.first - 0.5, span.last + 0.5]
+        names = ("threshold", "base") if number == 0 else (None, None)
+        axes.plot(ends, [tuning.thresholds[span.subset]] * 2, color=LIMIT, linewidth=1.2, label=names[0], zorder=2)
+        axes.plot(
+            ends, [tuning.base[span.subset]] * 2, color=MUTED, linewidth=1, linestyle=":", label=names[1], zorder=2
+        )  # fmt: skip
+
+
+def _score_range(tuning: Tuning) -> tuple[float, float]:
+    """The scores that matter: three times as far below the threshold as the base lies above it, and all above."""
+    low, high = min(tuning.thresholds.values()), max(tuning.base.values())
+    above = [trial.score for trial in tuning.trials if trial.feasible]
+    high = max([high, *above])
+    room = max(high - low, 1e-3 * max(abs(high), 1e-9))
+    lowest = min([trial.score for trial in tuning.trials if math.isfinite(trial.score)], default=low)
+    return max(low - 3 * room, lowest - 0.2 * room), high + 0.15 * room
+
+
+def _draw_objective(axes: Axes, tuning: Tuning) -> None:
+    """The objective of what the search stands on, as a share of the base's."""
+    if not tuning.base_objective > 0:
+        scale, unit = 1.0, "objective"
+    else:
+        scale, unit = 1 / tuning.base_objective, "objective, share of the start"
+    feasible = [trial for trial in tuning.trials if trial.feasible and trial.step != "base"]
+    axes.plot(
+        [t.iteration for t in feasible], [t.objective * scale for t in feasible], "o", color=FEASIBLE, markersize=2.5,
+        alpha=0.5, rasterized=len(feasible) > DENSE,
+    )  # fmt: skip
+    chosen = _kept(tuning)
+    if chosen:
+        times = [*accumulate((t.iteration for t in chosen), max), tuning.iterations + 0.5]
+        values = [t.objective * scale for t in chosen]
+        axes.step(times, [*values, values[-1]], where="post", color=CHOSEN, linewidth=1.6)
+    if tuning.base_objective > 0 and min([t.objective for t in chosen], default=1.0) > 0:
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_locator(LogLocator(base=2))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g} %"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    axes.set_ylabel(unit)
+    axes.margins(y=0.12)
+    axes.grid(axis="y", color=RULE, linewidth=0.6)
+    _name_moves(axes, tuning, chosen, scale)
+
+
+def _name_moves(axes: Axes, tuning: Tuning, chosen: Sequence[Trial], scale: float) -> None:
+    """What every chosen step changed, where there is room to read it."""
+    if not 0 < len(chosen) <= MOST_NAMED:
+        return
+    before, free_from = tuning.base_configuration, 0.0
+    for trial in chosen:
+        text = move_text(before, trial.configuration)
+        before = trial.configuration
+        if text and trial.iteration >= free_from:
+            free_from = trial.iteration + NAME_WIDTH * tuning.iterations
+            axes.annotate(
+                text, (trial.iteration, trial.objective * scale), xytext=(2, 4), textcoords="offset points",
+                rotation=60, size=6.5, color=MUTED, ha="left", va="bottom", annotation_clip=False,
+            )  # fmt: skip
+
+
+def _title(tuning: Tuning) -> str:
+    return (
+        f"{tuning.network.name}: weights {tuning.weight_reduction:.1f} times smaller, score {tuning.score:.4g} "
+        f"(base {tuning.base['full']:.4g}), {tuning.iterations} iterations"
+    )

@@ -1,0 +1,174 @@
+"""Labelled samples for a model: an .npz file with a row of every input per sample, and the right class of each.
+
+Values are widened to the input's data type, and scaled only if that is asked for.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.base.errors import InputError, TuneError
+from weft.base.shapes import written
+from weft.runtime.archive import array_names, read_arrays
+from weft.runtime.tensors import DATATYPES, Array, TensorSpec
+
+Labels = npt.NDArray[Any]
+"""The right class of each sample; for measures of a user's own, anything."""
+
+LABELS = ("label", "labels", "y")
+"""What the array of right classes may be called."""
+FEWEST = 10
+"""Samples; with fewer, one more or less is more than any margin."""
+MAX_ARRAY_BYTES = 1 << 35
+"""Unpacked; more is a damaged file."""
+
+
+class LabelledData(NamedTuple):
+    """Samples as a model takes them."""
+
+    inputs: Mapping[str, Array]
+    """Input -> one row per sample."""
+    labels: Labels
+
+
+def read_data(path: str | Path, inputs: Sequence[TensorSpec], scale: float | None = None) -> LabelledData:
+    """The samples in a file, checked against what the model takes.
+
+    *scale* multiplies what enters float inputs; whole numbers above one need it, as nothing tells whether the model
+    was trained on 255 or on 1.
+    """
+    try:
+        label, names = _array_names(array_names(path), [spec.name for spec in inputs])
+        stored = read_arrays(path, {label, *names.values()}, MAX_ARRAY_BYTES)
+        tensors = {spec.name: _tensor(spec, names[spec.name], stored[names[spec.name]], scale) for spec in inputs}
+        return LabelledData(tensors, check_labels(stored[label], _count(tensors), label, classes=False))
+    except InputError as error:
+        raise TuneError(f"{path}: {error}") from error
+
+
+def read_samples(path: str | Path, inputs: Sequence[TensorSpec], scale: float | None = None) -> dict[str, Array]:
+    """The samples in a file without their labels, which need not be there."""
+    try:
+        held = array_names(path)
+        bare = [name for name in held if name not in LABELS or name in {spec.name for spec in inputs}]
+        names = _input_names(bare, [spec.name for spec in inputs])
+        stored = read_arrays(path, set(names.values()), MAX_ARRAY_BYTES)
+        tensors = {spec.name: _tensor(spec, names[spec.name], stored[names[spec.name]], scale) for spec in inputs}
+        _count(tensors)
+    except InputError as error:
+        raise TuneError(f"{path}: {error}") from error
+    return tensors
+
+
+def _array_names(held: Sequence[str], inputs: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """The array of the labels, and input -> its array."""
+    shown = ", ".join(held[:8]) or "nothing"
+    labels = [name for name in LABELS if name in held and name not in inputs]
+    if not labels:
+        raise TuneError(f"has no array called {' or '.join(LABELS)} with the right classes; it holds {shown}")
+    return labels[0], _input_names([name for name in held if name != labels[0]], inputs, shown)
+
+
+def _input_names(held: Sequence[str], inputs: Sequence[str], shown: str = "") -> dict[str, str]:
+    """Input -> its array; a single input takes the only array there is, whatever it is called."""
+    if len(inputs) == 1 and inputs[0] not in held and len(held) == 1:
+        return {inputs[0]: held[0]}
+    if missing := [name for name in inputs if name not in held]:
+        shown = shown or ", ".join(held[:8]) or "nothing"
+        raise TuneError(f"has no array for the input {missing[0]!r} of the model; it holds {shown}")
+    return {name: name for name in inputs}
+
+
+def _count(tensors: Mapping[str, Array]) -> int:
+    (first, count), *rest = ((name, len(each)) for name, each in tensors.items())
+    for name, other in rest:
+        if other != count:
+            raise TuneError(f"{name} holds {other} samples, {first} {count}")
+    if count < FEWEST:
+        raise TuneError(f"{count} samples are too few to measure anything; give at least {FEWEST}")
+    return count
+
+
+def check_inputs(inputs: Mapping[str, Array], specs: Sequence[TensorSpec]) -> dict[str, Array]:
+    """Samples handed over in memory, as the model takes them."""
+    if missing := [spec.name for spec in specs if spec.name not in inputs]:
+        held = ", ".join(inputs) or "nothing"
+        raise TuneError(f"no samples for the input {missing[0]!r} of the model; given: {held}")
+    found = {spec.name: _tensor(spec, spec.name, np.asarray(inputs[spec.name]), None) for spec in specs}
+    _count(found)
+    return found
+
+
+def check_labels(labels: npt.ArrayLike, count: int, name: str = "label", *, classes: bool = True) -> Labels:
+    """A row for each sample; if they are *classes*, one whole number, and a column of them will do."""
+    try:
+        array = np.asarray(labels)
+    except ValueError:
+        raise TuneError(f"{name} has rows of different lengths; give an array") from None
+    if array.dtype.hasobject:
+        raise TuneError(f"{name} is of Python objects; give an array of numbers or text")
+    if array.ndim == 0 or len(array) != count:
+        raise TuneError(f"{name} has the shape {written(array.shape)}, must have a row for each of {count} samples")
+    if not classes:
+        return array
+    if array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64, "safe"):
+        raise TuneError(f"{name} is of type {array.dtype}, must be whole numbers, the class of each sample")
+    if array.ndim > 2 or array.size != count:
+        raise TuneError(f"{name} has the shape {written(array.shape)}, must be one class for each of {count} samples")
+    return array.reshape(-1).astype(np.int64)
+
+
+def _tensor(spec: TensorSpec, name: str, array: npt.NDArray[Any], scale: float | None) -> Array:
+    _check_shape(spec, name, array)
+    kind = DATATYPES[spec.datatype]
+    if kind.kind == "f":
+        return _floats(spec, name, array, kind, scale)
+    if not np.can_cast(array.dtype, kind, "safe"):
+        raise TuneError(
+            f"{name} is of type {array.dtype}, which does not fit into the input's {spec.datatype}; save it as {kind}"
+        )
+    return array.astype(kind, copy=False)
+
+
+def _floats(spec: TensorSpec, name: str, array: npt.NDArray[Any], kind: np.dtype[Any], scale: float | None) -> Array:
+    if array.dtype.kind not in "uifb":
+        raise TuneError(f"{name} is of type {array.dtype}, must be numbers, as the input is {spec.datatype}")
+    if array.dtype.kind in "ui" and scale is None and array.size and (top := int(array.max())) > 1:
+        raise TuneError(
+            f"{name} holds {array.dtype} up to {top} for a float input; "
+            f"give scale = 1/{255 if top <= 255 else top}, or scale = 1 if the model takes such numbers"
+        )
+    with np.errstate(over="ignore"):  # told below
+        found = array.astype(kind, copy=False)
+        if scale is not None and scale != 1:
+            found = found * kind.type(scale)
+    if not np.isfinite(found).all():
+        sample = int(np.argwhere(~np.isfinite(found.reshape(len(found), -1)).all(axis=1))[0, 0])
+        raise TuneError(
+            f"{name} holds NaN or infinity, first in sample {sample}, once it is {spec.datatype}; take such samples out"
+        )
+    return np.ascontiguousarray(found)
+
+
+def _check_shape(spec: TensorSpec, name: str, array: npt.NDArray[Any]) -> None:
+    """All dimensions but the first, which counts samples."""
+    wanted = spec.shape[1:]
+    if _fits(array.shape[1:], wanted) and array.ndim > 0:
+        return
+    shapes = f"{name} has the shape {written(array.shape)}, the input {spec.name!r} {written(spec.shape)}"
+    for order in itertools.permutations(range(1, array.ndim)) if 2 < array.ndim <= 5 else ():
+        if _fits([array.shape[axis] for axis in order], wanted):
+            raise TuneError(f"{shapes}; store it transposed: array.transpose{(0, *order)}")
+    if array.ndim and -1 not in wanted and np.prod(array.shape[1:]) == np.prod(wanted):
+        raise TuneError(f"{shapes}; store it reshaped: array.reshape{(-1, *wanted)}")
+    raise TuneError(f"{shapes}; all but the first dimension must agree")
+
+
+def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    return len(shape) == len(wanted) and all(want in (-1, have) for have, want in zip(shape, wanted, strict=True))

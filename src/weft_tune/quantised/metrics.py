@@ -1,0 +1,188 @@
+"""How well outputs agree with labels: a number from 0 to 1 for each sample, of which the mean is the score.
+
+A sample whose output holds a NaN is wrong. Measures that are no mean over samples (mAP, F1) need an evaluator of
+their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import inspect
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.base.errors import EvaluationError, TuneError, unknown_name
+from weft.base.shapes import written
+from weft.runtime.tensors import Array
+from weft_tune.quantised.data import Labels, check_labels
+
+Doubles = npt.NDArray[np.float64]
+Function = Callable[[Any, Any], Any]
+"""(outputs, labels), a row for each sample -> a number from 0 to 1 for each."""
+
+TOP = {"top1": 1, "top5": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """Scores of samples, and which of them are hard."""
+
+    name: str
+    top: int = 1
+    """Among so many first classes the right one must be."""
+    threshold: float = 0.0
+    """Of a single output that tells two classes apart."""
+    function: Function | None = None
+
+    def scores(self, outputs: Array, labels: Labels) -> Doubles:
+        """From 0 to 1 for each sample."""
+        if self.function is not None:
+            return _called(self.name, self.function, outputs, labels)
+        if outputs.dtype.kind in "iu":
+            return np.asarray(_column(outputs) == labels, np.float64)
+        margins = self._margins(outputs, labels)
+        return (margins > 0).astype(np.float64)
+
+    def hardness(self, outputs: Array, labels: Labels) -> Doubles:
+        """Ascending from the samples that a slightly different network is most likely to get wrong."""
+        if self.function is not None or outputs.dtype.kind in "iu":
+            return self.scores(outputs, labels)
+        return self._margins(outputs, labels)
+
+    def _margins(self, outputs: Array, labels: Labels) -> Doubles:
+        """Above 0 where the sample is right: by how much the right class is ahead of the first one that would beat it.
+
+        Of equal outputs the earlier class wins.
+        """
+        logits = _matrix(outputs).astype(np.float64)
+        spoilt = np.isnan(logits).any(axis=1)
+        if logits.shape[1] == 1:
+            above = logits[:, 0] - self.threshold
+            margins = np.where(
+                labels == 1, above, np.where(above > 0, -above, np.maximum(-above, np.finfo(float).tiny))
+            )
+        else:
+            margins = _ahead(logits, labels, self.top)
+        return np.where(spoilt, -np.inf, margins)
+
+    def check_labels(self, labels: npt.ArrayLike, count: int) -> Labels:
+        """One for each sample; classes, unless a function of the user's knows what to do with them."""
+        return check_labels(labels, count, classes=self.function is None)
+
+    def check_classes(self, outputs: Array, labels: Labels) -> None:
+        """Whether the labels are classes of these outputs."""
+        if self.function is not None:
+            return
+        classes = 2 if (width := _matrix(outputs).shape[1]) == 1 else width
+        if outputs.dtype.kind in "iu":
+            return
+        if classes <= self.top:
+            raise TuneError(f"metric {self.name}: the model tells only {classes} classes apart; use top1")
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= classes:
+            raise TuneError(
+                f"labels are {low} to {high}, but the model has the classes 0 to {classes - 1}; "
+                "number them from 0, or name another output, as scored_output = NAME"
+            )
+
+
+def make_metric(metric: str | Function, *, gives_probability: bool = False) -> Metric:
+    """``top1``, ``top5``, ``file.py:function``, or a function."""
+    if not isinstance(metric, str):
+        if not callable(metric):
+            raise TuneError(f"metric {metric!r} is no function; give {' or '.join(TOP)} or a function")
+        return Metric(getattr(metric, "__qualname__", type(metric).__name__), function=metric)
+    if ":" in metric:
+        return Metric(metric, function=_imported(metric))
+    if metric not in TOP:
+        raise TuneError(f"{unknown_name('metric', metric, TOP)}; or give your own as file.py:function")
+    return Metric(metric, top=TOP[metric], threshold=0.5 if gives_probability else 0.0)
+
+
+def fingerprint(metric: Metric) -> str:
+    """Changes when the metric does, as far as its source can be seen."""
+    text = f"{metric.name} {metric.top} {metric.threshold}"
+    if metric.function is not None:
+        try:
+            text += inspect.getsource(metric.function)
+        except (OSError, TypeError):
+            text += repr(getattr(metric.function, "__module__", ""))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _imported(text: str) -> Function:
+    path, _, name = text.rpartition(":")
+    if not Path(path).is_file():
+        raise TuneError(f"metric {text!r}: there is no file {path!r}; give file.py:function")
+    spec = importlib.util.spec_from_file_location(f"weft_metric_{Path(path).stem}", path)
+    if spec is None or spec.loader is None:
+        raise TuneError(f"metric {text!r}: {path!r} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        # as it stands now: bytecode kept beside a file that was edited within the same second would be taken for it
+        exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)
+    except Exception as error:
+        raise TuneError(f"metric {text!r}: importing {path} failed: {type(error).__name__}: {error}") from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise TuneError(f"metric {text!r}: {path} has no function {name!r}")
+    return found  # type: ignore[no-any-return]  # any callable; what it returns is checked
+
+
+def _called(name: str, function: Function, outputs: Array, labels: Labels) -> Doubles:
+    """What a user's function says of one configuration; another one may do better."""
+    try:
+        scores = np.asarray(function(outputs, labels), np.float64)
+    except Exception as error:
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise EvaluationError(f"metric {name} failed: {why}", traceback.format_exc()) from error
+    count = len(labels)
+    if scores.shape != (count,):
+        raise TuneError(f"metric {name}: gave the shape {written(scores.shape)} for {count} samples, must be one each")
+    if not ((scores >= 0) & (scores <= 1)).all():
+        raise EvaluationError(
+            f"metric {name}: gave {scores.min()} to {scores.max()}, must be from 0 to 1 for each sample"
+        )
+    return scores
+
+
+def _matrix(outputs: Array) -> npt.NDArray[Any]:
+    """A row of classes for each sample."""
+    flat: npt.NDArray[Any] = outputs.reshape(len(outputs), -1)
+    if outputs.ndim > 1 and flat.shape[1] != outputs.shape[1]:
+        raise TuneError(
+            f"the output has the shape {written(outputs.shape)}, not one number per class and sample; "
+            "name another output, as scored_output = NAME, or give a metric of your own as file.py:function"
+        )
+    return flat
+
+
+def _column(outputs: Array) -> npt.NDArray[Any]:
+    flat = _matrix(outputs)
+    if flat.shape[1] != 1:
+        raise TuneError(
+            f"the output is of whole numbers, {flat.shape[1]} per sample; name another output, as scored_output = NAME"
+        )
+    return flat[:, 0]
+
+
+def _ahead(logits: Doubles, labels: Labels, top: int) -> Doubles:
+    """How far the right class is ahead of the *top*-th best of the others; a tie counts for the earlier class."""
+    rows = np.arange(len(labels))
+    right = logits[rows, labels]
+    others = logits.copy()
+    others[rows, labels] = -np.inf
+    rival = -np.partition(-others, top - 1, axis=1)[:, top - 1]
+    before = (np.arange(logits.shape[1]) < labels[:, None]) & (others == right[:, None])
+    better = (others > right[:, None]).sum(axis=1) + before.sum(axis=1)
+    with np.errstate(invalid="ignore"):
+        gap = np.abs(right - rival)
+    gap = np.where(np.isnan(gap), 0.0, gap)
+    return np.where(better < top, np.maximum(gap, np.finfo(float).tiny), -gap)

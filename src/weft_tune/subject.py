@@ -1,0 +1,220 @@
+"""What is tuned: a network, its samples, its device, and what scores it, as ``TuneOptions`` name them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.base.errors import InputError, TuneError, unknown_name
+from weft.devices import Npu, load_npu
+from weft.models import classifiers
+from weft.models.layer import Model
+from weft.models.sources import load_model
+from weft_tune.command_evaluator import CommandEvaluator
+from weft_tune.descriptor import Descriptor, load_descriptor, network_of
+from weft_tune.evaluation import Evaluator
+from weft_tune.geometry import node_names
+from weft_tune.network import Network
+from weft_tune.options import INT8, TuneOptions
+
+if TYPE_CHECKING:
+    from weft_tune.quantised.data import LabelledData
+    from weft_tune.quantised.opened import Opened
+
+NETWORK = "network.toml"
+"""The description of a network, in the folder of the results."""
+OF_COMMANDS = ("small_command", "score", "timeout_s")
+"""Options that say something only beside a command."""
+OF_MODELS = ("data", "layers", "groups", "device", "scored_output")
+"""Options that need a model that can be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningSubject:
+    """All that a search starts from."""
+
+    network: Network
+    descriptor: Descriptor | None
+    path: Path | None
+    """The ONNX file; None where the network is only described."""
+    opened: Opened | None
+    data: LabelledData | None
+    test: LabelledData | None
+    npu: Npu | None
+    counted: Model | None
+    """The model as cost models see it; None where they cannot."""
+    nodes: Mapping[str, str]
+    """Layer -> its node in the file."""
+
+
+def prepare(options: TuneOptions) -> TuningSubject:
+    """Read all files that were named."""
+    described = _descriptor(options)
+    path = model_file(str(options.model))
+    _check_together(options, described, path)
+    opened = data = test = None
+    if path is not None:
+        from weft_tune.quantised.data import read_data
+        from weft_tune.quantised.opened import open_for_tuning
+
+        opened = open_for_tuning(path, options.scored_output)
+        data = _samples(options, opened, scored_by_command(options, described))
+        test = read_data(options.test, opened.inputs, options.scale) if options.test else None
+    network = _network(options, described, opened, data)
+    npu, counted, nodes = _device(options, path, opened, data)
+    return TuningSubject(
+        network=network, descriptor=described, path=path, opened=opened, data=data, test=test, npu=npu, counted=counted,
+        nodes=nodes,
+    )  # fmt: skip
+
+
+def make_evaluator(options: TuneOptions, subject: TuningSubject) -> Evaluator:
+    """What scores configurations: a command, or the model on its samples."""
+    described = subject.descriptor
+    if scored_by_command(options, described):
+        score = options.score or (described.score if described else "")
+        if not score:
+            raise TuneError("a command needs score = 'Accuracy: (.*)', an expression that finds the score")
+        full, small = _commands(options, described)
+        return CommandEvaluator(
+            full, score, small_command=small, workers=options.workers or 1, timeout_s=options.timeout_s
+        )
+    from weft.devices.host import usable_cores
+    from weft_tune.quantised.evaluator import OnnxEvaluator
+
+    assert subject.opened is not None and subject.data is not None
+    return OnnxEvaluator(
+        subject.opened, subject.data.inputs, subject.data.labels, subject.network, small=options.small or 0.2,
+        metric=options.measure, workers=options.workers or usable_cores(),
+    )  # fmt: skip
+
+
+def scored_by_command(options: TuneOptions, described: Descriptor | None) -> bool:
+    return bool(options.command or (described and described.full))
+
+
+def setting(options: TuneOptions, described: Descriptor | None, name: str, usual: Any) -> Any:
+    """An option, else what the network's file says, else what is usual."""
+    given = getattr(options, name)
+    if given is None and described is not None:
+        given = getattr(described, name)
+    return usual if given is None else given
+
+
+def _check_together(options: TuneOptions, described: Descriptor | None, path: Path | None) -> None:
+    """Refuse options that lack or exclude each other."""
+    by_command, listed = scored_by_command(options, described), bool(described and described.layer)
+    if path is None and not by_command:
+        raise TuneError(f"{options.model} names no command (full = ...); give command = ... and score = ...")
+    if INT8 in options.baselines and (path is None or by_command):
+        raise TuneError(f"baselines = {INT8} needs an .onnx model and its samples, and is not scored by a command")
+    for names, allowed, why in (
+        (("test",), not by_command, " is scored by weft itself; a command has to score its own test set"),
+        (("metric",), not by_command, ": a command measures as it likes; leave one of them out"),
+        (("small",), not by_command, ": a command chooses its samples; say {subset} in it, or give small_command"),
+        (OF_COMMANDS, by_command, " goes with command = ..."),
+        (OF_MODELS, path is not None, f" needs an .onnx model; {options.model} only describes one"),
+        (("layers", "groups"), not listed, ": the network's file lists its layers already; change them there"),
+        (("scale",), options.data or options.test, " multiplies samples of files; name them, as data = FILE.npz"),
+    ):
+        for name in names if not allowed else ():
+            if (value := getattr(options, name)) not in (None, {}):
+                raise TuneError(f"{name} = {f'{value:g}' if isinstance(value, float) else value}{why}")
+
+
+def _descriptor(options: TuneOptions) -> Descriptor | None:
+    alone = options.model if str(options.model).endswith(".toml") else None
+    if alone and options.network:
+        raise TuneError(f"{alone} and network = {options.network} both describe the network; give one of them")
+    path = alone or options.network
+    return load_descriptor(path) if path else None
+
+
+def tuned_file(source: Path) -> str:
+    """What the tuned model is called in the folder of the results: as its source, so that it is served under its name.
+
+    One called as the description of the network is would take that for its settings.
+    """
+    return f"{source.stem}-tuned.onnx" if source.stem == Path(NETWORK).stem else f"{source.stem}.onnx"
+
+
+def check_source_stays(folder: Path | None, source: Path | None) -> None:
+    """Refuse a folder in which the tuned model would take the place of the one that it is made of."""
+    if folder and source and (folder / tuned_file(source)).resolve() == source.resolve():
+        raise TuneError(f"{source} would be written over by the tuned model; name another folder as output")
+
+
+def model_file(name: str) -> Path | None:
+    """The ONNX file; None where there is only a description."""
+    if name.endswith(".toml"):
+        return None
+    if name in classifiers.NAMES:
+        return classifiers.model_path(name)
+    if not name.endswith(".onnx") and not Path(name).is_file():
+        raise TuneError(unknown_name("model", name, classifiers.NAMES) + " (a file ends in .onnx)")
+    return Path(name)
+
+
+def labelled_samples(options: TuneOptions, opened: Opened) -> LabelledData:
+    """The samples that were named, or those that come with a classifier."""
+    from weft_tune.quantised.data import LabelledData, read_data
+
+    if options.data is not None:
+        return read_data(options.data, opened.inputs, options.scale)
+    if options.model in classifiers.NAMES:
+        held = classifiers.validation(str(options.model))
+        return LabelledData({opened.inputs[0].name: held.inputs()}, held.label.astype("int64"))
+    raise TuneError(f"{options.model}: give labelled samples with data = FILE.npz, or score it with command = ...")
+
+
+def _samples(options: TuneOptions, opened: Opened, by_command: bool) -> LabelledData | None:
+    """The samples; a command may do without."""
+    if by_command and options.data is None and options.model not in classifiers.NAMES:
+        return None
+    return labelled_samples(options, opened)
+
+
+def _network(
+    options: TuneOptions, described: Descriptor | None, opened: Opened | None, data: LabelledData | None
+) -> Network:
+    if opened is not None and data is not None:
+        from weft_tune.quantised.targets import find_targets
+
+        found = find_targets(opened, data.inputs, layers=options.layers, groups=options.groups)
+        return network_of(described, found) if described else found
+    if described is None or not described.layer:
+        raise TuneError(
+            f"{options.model}: nothing says how large its layers' inputs get; give samples with data = FILE.npz, "
+            "or list the layers in a file for network = FILE.toml"
+        )
+    return network_of(described)
+
+
+def _device(
+    options: TuneOptions, path: Path | None, opened: Opened | None, data: LabelledData | None
+) -> tuple[Npu | None, Model | None, Mapping[str, str]]:
+    """The device, the model that it is priced with, and where its layers are."""
+    npu = load_npu(options.device) if options.device else None
+    if path is None or opened is None:
+        return npu, None, {}
+    rows = opened.fixed_batch or 1
+    shapes = {
+        spec.name: (rows, *(data.inputs[spec.name].shape[1:] if data else spec.shape[1:])) for spec in opened.inputs
+    }
+    nodes = node_names(path)
+    try:
+        return npu, load_model(str(path), shapes=shapes), nodes
+    except InputError:
+        if npu is not None:
+            raise
+        return None, None, nodes  # it can be tuned, only not priced
+
+
+def _commands(options: TuneOptions, described: Descriptor | None) -> tuple[str, str | None]:
+    """The commands for the full and for the small set; options hide those of the file together."""
+    if options.command:
+        return options.command, options.small_command
+    assert described is not None
+    return described.full, options.small_command or described.small or None
