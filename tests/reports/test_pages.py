@@ -15,7 +15,7 @@ from tests.reports.test_mapping_page import beside as outcome
 from tests.reports.test_timeline_exports import alternating, page_data
 from weft.reports.html import write_html
 from weft.reports.page import PALETTE, whole_page
-from weft.reports.words import format_meaning, group_meaning, layer_meaning
+from weft.reports.words import group_meaning, layer_meaning
 from weft.serving import dashboard, docs_page
 from weft.simulation import comparison_page
 from weft.simulation.comparison_page import NONE, write_comparison_page, write_request_comparison_page
@@ -23,6 +23,7 @@ from weft.simulation.report import Report, StreamReport
 from weft.simulation.request_report import RequestReport, RequestStream
 from weft_map.pages.page import write_mapping_page
 from weft_tune.numbers.spelling import parse_format
+from weft_tune.pages.words import format_meaning
 
 TEMPLATES = ("timeline.html", "comparison.html", "mapping.html", "tuning.html", "plan.html")
 FC = "fully connected layer: a matrix product"

@@ -33,7 +33,7 @@ VARIABLE = "WEFT_TOOLS"
 OWN = "own"
 
 SECTIONS: Mapping[str, frozenset[str]] = {
-    "commands": frozenset({"group"}),
+    "commands": frozenset({"group", "help"}),
     "names": frozenset(),
     "modules": frozenset(),
     "policies": frozenset(),
@@ -65,6 +65,10 @@ class Entry(NamedTuple):
             loaded = import_module(module)
         except ModuleNotFoundError as error:
             raise InputError(self.tool.lacks(error.name or module)) from error
+        except Exception as error:
+            if self.tool.own:
+                raise
+            raise InputError(f"tool {self.tool.name!r} cannot be imported: {error}; update or remove it") from error
         try:
             return getattr(loaded, attribute) if attribute else loaded
         except AttributeError as error:

@@ -9,8 +9,9 @@ from functools import cache
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
+from weft.base.errors import InputError
 from weft.base.registry import Entry, registered
 from weft.base.version import __version__
 from weft.cli.command import Command
@@ -42,7 +43,7 @@ class _Commands(Mapping[str, Any]):
         return len(_by_group())
 
     def __getitem__(self, name: str) -> Any:
-        return _command(_by_group()[name])
+        return _command(name)
 
 
 def _by_group() -> dict[str, Entry]:
@@ -57,15 +58,36 @@ def group_of(entry: Entry) -> str:
 
 
 @cache
-def _command(entry: Entry) -> Any:
-    module, parent = entry.load(), typer.Typer(add_completion=False)
+def _command(name: str) -> Any:
+    """A command for the help and to run; where its tool cannot be imported, one that says why."""
+    entry, parent = _by_group()[name], typer.Typer(add_completion=False)
     parent.callback()(lambda: None)
+    try:
+        module = entry.load()
+    except InputError as error:
+        module = _Unusable(error)
     if hasattr(module, "app"):
         add_subcommands(module.app, entry.name)
         parent.add_typer(module.app, name=entry.name, rich_help_panel=group_of(entry))
     else:
         parent.command(entry.name, cls=Command, rich_help_panel=group_of(entry))(module.command)
     return typer.main.get_command(parent).commands[entry.name]  # type: ignore[attr-defined]
+
+
+class _Unusable:
+    """Stands for a command whose tool cannot be imported: the others work, and this one says what it lacks."""
+
+    def __init__(self, error: InputError) -> None:
+        def command(context: typer.Context) -> None:
+            raise error
+
+        command.__doc__ = f"Not usable: {error}."
+        self.command = command
+
+
+def _summary(entry: Entry) -> TyperCommand:
+    """A command as the list of commands shows it."""
+    return TyperCommand(entry.name, help=entry.about.get("help"), rich_help_panel=group_of(entry))
 
 
 def add_subcommands(app: typer.Typer, name: str) -> None:
@@ -80,6 +102,17 @@ class _Root(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
         self.commands = _Commands()  # type: ignore[assignment]  # nothing is added to it
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print what tools registered: to import every command takes seconds."""
+        commands, self.commands = self.commands, {name: _summary(entry) for name, entry in _by_group().items()}
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.commands = commands
 
     def make_context(self, *arguments: Any, **settings: Any) -> Any:
         with _interrupted():
