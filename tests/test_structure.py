@@ -1,91 +1,107 @@
-"""The shape of the package: dependencies point one way, heavy imports stay where they are used, a name is one thing."""
+"""The shape of the source: dependencies point one way, heavy imports stay where they are used, a name is one thing."""
 
 from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from functools import cache
-from graphlib import TopologicalSorter
-from pathlib import Path
 
 import pytest
 
-import weft
-import weft_papers
+from tests.structure import (
+    CORE,
+    DOTTED,
+    MODULES,
+    TOOLS,
+    circles,
+    dotted,
+    floors,
+    hidden,
+    imported,
+    module_graph,
+    modules_imported,
+    modules_named,
+    name_of,
+    parsed,
+    room_graph,
+    room_of,
+)
 
-SOURCES = Path(weft.__file__).parent
-PAPERS = Path(weft_papers.__file__).parent
-MODULES = sorted([*SOURCES.rglob("*.py"), *PAPERS.rglob("*.py")])
+MOST_ROOMS, MOST_FLOORS = 21, 11
 
 MOST_SHARED_NAMES = 10
 """Class names that may stand for something in more than one file."""
 
 STOREYS = (
-    "version", "errors", "files", "jsonfile", "shapes", "shown", "kernels", "numbers", "models", "workloads", "devices",
-    "costs", "policies", "engine", "mapping", "runtime", "stitching", "tuning", "reports", "load", "simulation",
-    "placing", "cluster", "serving", "gates", "ray", "survey", "planning", "weft_papers", "cli",
+    "base", "kernels", "workloads", "models", "reports", "http", "devices", "engine", "runtime", "load", "simulation",
+    "serving", "planning", "cli",
 )  # fmt: skip
-"""A room may import those to its left; ``weft`` itself shows the public names of all but the last two."""
+"""A room of the core may import those to its left; tools may import all of them, and papers the other tools."""
 
 ALONE = {
+    "base": set(),
     "kernels": set(),
-    "models": {"errors", "files", "shapes"},
-    "devices": {"errors", "jsonfile"},
-    "workloads": {"errors", "jsonfile", "shapes"},
+    "models": {"base"},
+    "workloads": {"base"},
+    "http": {"base"},
+    "reports": {"base"},
 }
-"""Parts that keep to less than their storey allows: all they may import of the package."""
+"""Rooms that keep to less than their storey allows: all that they may import of weft."""
 
 ONLY_IN = {
     "matplotlib": (
-        "shown.py",
-        "reports/pictures.py",
-        "reports/run_pictures.py",
-        "reports/stitching_picture.py",
-        "reports/plan_picture.py",
-        "reports/placement_picture.py",
-        "reports/timeline.py",
-        "reports/loads.py",
-        "reports/designs.py",
-        "reports/mapping_picture.py",
-        "reports/mapping_dynamic.py",
-        "reports/tuning_picture.py",
+        "weft/reports/shown.py",
+        "weft/reports/pictures.py",
+        "weft/reports/timeline.py",
+        "weft/simulation/run_pictures.py",
+        "weft/simulation/loads_picture.py",
+        "weft/simulation/designs.py",
+        "weft/planning/plan_picture.py",
+        "weft_stitch/pages/picture.py",
+        "weft_cluster/placing/placement_picture.py",
+        "weft_map/pages/",
+        "weft_tune/pages/picture.py",
         "weft_papers/",
     ),
-    "numba": ("kernels/",),
+    "numba": ("weft/kernels/", "weft_cluster/kernels/", "weft_map/kernels/", "weft_tune/kernels/"),
     "onnx": (
-        "models/",
-        "runtime/",
-        "stitching/onnx_writer.py",
-        "stitching/reading/onnx_",
-        "tuning/export/",
-        "tuning/quantised/",
-        "tuning/runtime_target/",
+        "weft/models/",
+        "weft/runtime/",
+        "weft_stitch/onnx_writer.py",
+        "weft_stitch/reading/onnx_",
+        "weft_tune/export/",
+        "weft_tune/quantised/",
+        "weft_tune/runtime_target/",
     ),
-    "typer": ("cli/",),
-    "rich": ("cli/",),
-    "onnxruntime": ("runtime/onnxruntime_cpu/", "runtime/cuda/", "tuning/quantised/", "tuning/runtime_target/"),
-    "grpc": ("serving/", "gates/grpc_face.py"),
-    "httptools": ("serving/http.py",),
-    "opentelemetry": ("serving/telemetry.py",),
-    "ortools": ("mapping/", "placing/"),
-    "ray": ("ray/",),
-    "z3": ("mapping/z3_model.py",),
+    "typer": ("weft/cli/", *(f"{tool}/cli/" for tool in TOOLS)),
+    "rich": ("weft/cli/", *(f"{tool}/cli/" for tool in TOOLS)),
+    "onnxruntime": (
+        "weft/runtime/onnxruntime_cpu/",
+        "weft/runtime/cuda/",
+        "weft_tune/quantised/",
+        "weft_tune/runtime_target/",
+    ),
+    "grpc": ("weft/serving/", "weft_cluster/gates/grpc_face.py"),
+    "httptools": ("weft/http/server.py",),
+    "opentelemetry": ("weft/serving/telemetry.py",),
+    "ortools": ("weft_map/", "weft_cluster/placing/"),
+    "ray": ("weft_cluster/ray/",),
+    "z3": ("weft_map/z3_model.py",),
     "torch": (
-        "runtime/cuda/gpu.py",
-        "runtime/cuda/borrowed.py",
-        "runtime/cuda/movable.py",
-        "runtime/cuda/torch_",
-        "stitching/running/",
-        "stitching/reading/torch_",
-        "stitching/making/torch_",
+        "weft/runtime/cuda/gpu.py",
+        "weft/runtime/cuda/borrowed.py",
+        "weft/runtime/cuda/movable.py",
+        "weft/runtime/cuda/torch_",
+        "weft_stitch/running/",
+        "weft_stitch/reading/torch_",
+        "weft_stitch/making/torch_",
     ),
     "triton": (
-        "stitching/running/kernel.py",
-        "stitching/running/kernel_shapes.py",
-        "stitching/running/body_kernels.py",
-        "stitching/running/body_shapes.py",
+        "weft_stitch/running/kernel.py",
+        "weft_stitch/running/kernel_shapes.py",
+        "weft_stitch/running/body_kernels.py",
+        "weft_stitch/running/body_shapes.py",
     ),
-    "cuda": ("runtime/cuda/partitions.py",),
+    "cuda": ("weft/runtime/cuda/partitions.py",),
 }
 """Where a package may be imported."""
 
@@ -93,68 +109,73 @@ ONLY_IN = {
 ROOM = "weft.runtime.onnxruntime_cpu"
 """A backend, which the server knows by the protocol only."""
 
-ROOM_USERS = {"runtime/backends.py", "stitching/running/racing.py"}
-"""Who wants that one and no other, besides itself, its workers, ``tuning/quantised`` and ``tuning/runtime_target``."""
+ROOM_USERS = {"weft/runtime/backends.py", "weft_stitch/running/racing.py"}
+"""Who wants that one and no other, besides itself, its workers and two packages of ``weft_tune``."""
 
 
-@cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text("utf-8"))
+def may_import(room: str) -> set[str]:
+    if room == "weft_papers":
+        return {*STOREYS, *TOOLS}
+    if room in TOOLS:
+        return {*STOREYS, room}
+    return ALONE.get(room, set(STOREYS[: STOREYS.index(room)])) if room != CORE else {"base"}
 
 
-def name_of(path: Path) -> str:
-    """From the package on; the papers' package is a room beside those of ``weft``."""
-    return path.relative_to(SOURCES.parent).as_posix().removeprefix("weft/")
+def test_every_room_has_its_storey():
+    assert set(map(room_of, DOTTED)) == {CORE, *STOREYS, *TOOLS}
 
 
-def part_of(path: Path) -> str:
-    return name_of(path).split("/")[0].removesuffix(".py")
-
-
-def dotted(path: Path) -> str:
-    """As it is imported."""
-    return ".".join(path.relative_to(SOURCES.parent).with_suffix("").parts).removesuffix(".__init__")
-
-
-DOTTED = frozenset(map(dotted, MODULES))
-
-
-@cache
-def imported(path: Path) -> frozenset[str]:
-    """Every module a file imports, wherever in it; ``from weft import x`` counts as ``weft.x``."""
-    found: set[str] = set()
-    for node in ast.walk(parsed(path)):
-        if isinstance(node, ast.Import):
-            found.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0 and node.module, f"{name_of(path)} imports relatively"
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            found.update(names if node.module == "weft" or names <= DOTTED else {node.module, *names & DOTTED})
-    return frozenset(found)
-
-
-def parts_imported(path: Path) -> set[str]:
-    ours = {module.removeprefix("weft.").split(".")[0] for module in imported(path) if module.startswith("weft")}
-    return ours - {part_of(path)}
-
-
-def test_every_part_of_the_package_has_its_storey():
-    assert {part_of(path) for path in MODULES} - {"__init__"} == set(STOREYS)
-
-
-def test_dependencies_point_one_way():
-    upward = {name_of(path): parts for path in MODULES if (parts := parts_imported(path) - may_import(part_of(path)))}
+def test_dependencies_point_one_way_and_the_core_imports_no_tool():
+    upward = {
+        name_of(path): rooms
+        for path in MODULES
+        if (rooms := {room_of(module) for module in (imported(path) | hidden(path)) & DOTTED}
+            - {room_of(dotted(path))} - may_import(room_of(dotted(path))))
+    }  # fmt: skip
     assert not upward, upward
 
 
-def may_import(part):
-    below = STOREYS[:-2] if part == "__init__" else STOREYS[: STOREYS.index(part)]
-    return ALONE.get(part, set(below))
+def test_rooms_floors_and_circles_stay_few():
+    modules = module_graph()
+    rooms = room_graph(modules)
+    assert not circles(modules) and not circles(rooms)
+    assert len(rooms) <= MOST_ROOMS
+    assert max(floors(rooms).values()) <= MOST_FLOORS
 
 
-def test_no_modules_import_each_other_in_a_circle():
-    graph = {dotted(path): (imported(path) & DOTTED) - {dotted(path)} for path in MODULES}
-    TopologicalSorter(graph).prepare()  # a CycleError names the circle
+def test_no_module_is_imported_by_a_string():
+    named = {name_of(path): names for path in MODULES if (names := hidden(path))}
+    assert not named, named
+
+
+@pytest.mark.parametrize(
+    ("code", "module"),
+    [
+        ('MAKER = "weft_stitch.running.served"', "weft_stitch.running.served"),
+        ('import_module("weft.planning.finals")', "weft.planning.finals"),
+        ('Entry(target="weft.reports.tables:as_html")', "weft.reports.tables"),
+        ('import_module(f"weft.cli.{name}")', "weft.cli"),
+    ],
+)
+def test_an_import_by_a_string_is_seen(code, module):
+    assert modules_named(ast.parse(code)) == {module}
+
+
+@pytest.mark.parametrize(
+    "code", ['"""``weft.planning.finals``"""', 'log = logging.getLogger("weft.http")', 'print("weft.planning is a room")']
+)
+def test_words_and_loggers_are_no_imports(code):
+    assert modules_named(ast.parse(code)) == set()
+
+
+def test_imports_inside_functions_count():
+    code = "def run():\n    from weft.planning import finals\n    import weft.serving.server"
+    assert modules_imported(ast.parse(code)) == {"weft.planning.finals", "weft.serving.server"}
+
+
+def test_circles_and_floors_of_a_small_graph():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": set()}) == [["b", "c"]]
+    assert floors({"a": {"b"}, "b": {"c"}, "c": set(), "d": {"c"}}) == {"a": 3, "b": 2, "c": 1, "d": 2}
 
 
 def test_few_class_names_are_shared_between_files():
@@ -170,18 +191,17 @@ def test_few_class_names_are_shared_between_files():
 @pytest.mark.parametrize("package", ONLY_IN)
 def test_a_heavy_package_is_imported_only_where_it_is_used(package):
     users = [name_of(path) for path in MODULES if package in {module.split(".")[0] for module in imported(path)}]
-    assert all(user.startswith(ONLY_IN[package]) for user in users), users
-    assert bool(users) == bool(ONLY_IN[package])
+    assert users and all(user.startswith(ONLY_IN[package]) for user in users), users
 
 
 def test_a_backend_is_known_to_the_list_of_backends_and_to_who_wants_no_other():
     users = {name_of(path) for path in MODULES if any(module.startswith(ROOM) for module in imported(path))}
     within = (
-        "runtime/onnxruntime_cpu/",
-        "runtime/isolated/",
-        "runtime/cuda/",
-        "tuning/quantised/",
-        "tuning/runtime_target/",
+        "weft/runtime/onnxruntime_cpu/",
+        "weft/runtime/isolated/",
+        "weft/runtime/cuda/",
+        "weft_tune/quantised/",
+        "weft_tune/runtime_target/",
     )
     assert {name for name in users if not name.startswith(within)} == ROOM_USERS
 
