@@ -12,18 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.base.errors import WorkloadError
-from weft.devices.costs.program import Program
-from weft.engine.engine import Engine
 from weft.engine.policies.aimt import AiMt
 from weft.engine.policies.base import Policy, Setting
 from weft.engine.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
 from weft.engine.policies.layerweaver import Layerweaver
 from weft.engine.policies.weft import Weft
-from weft.engine.saturated import SaturatedStreams
-from weft.engine.simulated_npu import SimulatedNpu
 from weft.kernels.aimt import weave_aimt
 from weft.kernels.band import KernelBand
 from weft.kernels.greedy import weave_greedy
+from weft.kernels.in_order import order_queries
 from weft.kernels.replay import replay
 from weft.kernels.rollout import RolloutRules, RolloutStreams, weave_rollout
 
@@ -82,15 +79,20 @@ def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[
         return lambda chosen: weave_aimt(
             fetch, compute, first, setting.buffer, *policy.thresholds, work, chosen, _kernel_band(policy, quota)
         )
-    if policy.band:
-        simple = type(policy) in (Fifo, DoubleBuffer, RoundRobin, Fair, Layerweaver)
-        return (lambda chosen: _plain_order(policy, work, quota, chosen)) if simple else None
-    if type(policy) is Fair:
-        return lambda chosen: _least_served(policy, work, chosen)
-    if type(policy) in (Fifo, DoubleBuffer, RoundRobin, Layerweaver):  # layerweaver's failsafe is fifo
-        in_a_row = 1 if type(policy) is RoundRobin else setting.rounds
-        return lambda chosen: _whole_queries(setting.programs, in_a_row, work, chosen)
+    if type(policy) in (Fifo, DoubleBuffer, RoundRobin, Fair, Layerweaver):  # layerweaver's failsafe is fifo
+        ticks = np.concatenate([np.array(program.work, np.int64) for program in setting.programs])
+        return lambda chosen: order_queries(ticks, first, *_turns(policy), work, chosen, _kernel_band(policy, quota))
     return None
+
+
+def _turns(policy: Policy) -> tuple[Ints, int]:
+    """What a stream's queries are multiplied with and divided by to tell whose turn it is."""
+    setting = policy.setting
+    if type(policy) is Fair:
+        return np.array([program.total_work for program in setting.programs]) * len(setting.programs), sum(
+            setting.rounds * program.total_work for program in setting.programs
+        )
+    return np.ones(len(setting.programs), np.int64), 1 if type(policy) is RoundRobin else setting.rounds
 
 
 def _kernel_band(policy: Policy, quota: Sequence[int] | None) -> KernelBand | None:
@@ -99,35 +101,3 @@ def _kernel_band(policy: Policy, quota: Sequence[int] | None) -> KernelBand | No
         return None
     gains = np.concatenate(policy.band.gains(policy.setting.programs)).astype(np.int64)
     return KernelBand.at_start(gains, policy.band.max_lag_units, quota, len(policy.setting.programs))
-
-
-def _plain_order(policy: Policy, work: int, quota: Sequence[int] | None, chosen: Ints) -> int:
-    """What the engine's own loop issues, for policies so simple that nothing is gained by a kernel with a band."""
-    executor = SimulatedNpu(policy.setting)
-    Engine(SaturatedStreams(policy.setting, policy.band, work, quota), policy, executor).run()
-    order = [head.stream for head, _ in executor.log]
-    chosen[: len(order)] = order[: len(chosen)]
-    return len(order)
-
-
-def _whole_queries(programs: Sequence[Program], in_a_row: int, work: int, chosen: Ints) -> int:
-    """So many queries of each stream in turn until *work* is issued; returns the number of issues."""
-    turn = np.repeat(np.arange(len(programs)), [in_a_row * len(program) for program in programs])
-    done = np.concatenate([np.tile(np.array(program.work, np.int64), in_a_row) for program in programs]).cumsum()
-    turns, rest = divmod(work - 1, int(done[-1]))
-    chosen[:] = np.resize(turn, len(chosen))
-    return turns * len(turn) + int(np.searchsorted(done, rest, side="right")) + 1
-
-
-def _least_served(policy: Fair, work: int, chosen: Ints) -> int:
-    """Whole queries, each of the stream that was served least, until *work* is issued; the number of issues."""
-    programs, queries = policy.setting.programs, [0] * len(policy.setting.programs)
-    done = [np.cumsum(program.work) for program in programs]
-    issues = 0
-    while work > 0 and issues < len(chosen):
-        stream = min(range(len(programs)), key=lambda stream: (policy.share(stream, queries[stream]), stream))
-        count = min(int(np.searchsorted(done[stream], work)) + 1, len(programs[stream]), len(chosen) - issues)
-        chosen[issues : issues + count] = stream
-        issues, work = issues + count, work - int(done[stream][count - 1])
-        queries[stream] += 1
-    return issues
