@@ -162,7 +162,8 @@ def test_an_import_by_a_string_is_seen(code, module):
 
 
 @pytest.mark.parametrize(
-    "code", ['"""``weft.planning.finals``"""', 'log = logging.getLogger("weft.http")', 'print("weft.planning is a room")']
+    "code",
+    ['"""``weft.planning.finals``"""', 'log = logging.getLogger("weft.http")', 'print("weft.planning is a room")'],
 )
 def test_words_and_loggers_are_no_imports(code):
     assert modules_named(ast.parse(code)) == set()

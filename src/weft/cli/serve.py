@@ -14,6 +14,7 @@ import typer
 from rich.markup import escape
 
 from weft.base.errors import InputError, WeftError
+from weft.base.registry import others, use_own_tools
 from weft.cli.common import (
     PolicyOptions,
     Shapes,
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
     from weft.serving.service import Service
     from weft.serving.slots import ModelSlot
 
+log = logging.getLogger("weft.tools")
+
 machine, network = in_panel("Machine"), in_panel("Network")
 """Options that say what of this machine the server uses, and how clients reach it and what is told of them."""
 
@@ -55,6 +58,9 @@ def command(
     ] = False,
     unchecked: Annotated[
         bool, how("--unchecked", help="Serve a plan although its models are not those it was written with.")
+    ] = False,
+    no_tools: Annotated[
+        bool, how("--no-tools", help="Load no tools of other people (weft tools lists them); so does WEFT_TOOLS=own.")
     ] = False,
     ready_when: Annotated[
         str | None, how(show_default="all", help="Ready when all preloaded models can be used, or any of them.")
@@ -191,6 +197,8 @@ def command(
     from weft.serving.log_settings import FORMAT
     from weft.serving.server import fastest_loop, serve
 
+    if no_tools:
+        use_own_tools()
     plan = _plan_among(sources or [], config)
     if plan is None:
         refuse_unused(context, "models without a plan", {"unchecked": "name a plan"})
@@ -218,6 +226,8 @@ def command(
         _check(settings)
         return
     logging.basicConfig(level=logging.INFO, format=FORMAT)
+    for tool in others():
+        log.info("tool %s of package %s is loaded; --no-tools leaves it out", tool.name, tool.package)
     for warning in settings.warnings:
         typer.echo(f"weft: {warning}", err=True)
     again, own = read if plan else None, context.obj is True  # the process is this command's alone

@@ -1,4 +1,8 @@
-"""Descriptions of hardware: frozen values read from TOML, and the presets that ship with the package."""
+"""Descriptions of hardware: frozen values read from TOML, and the presets that ship with the package.
+
+Its modules: one file per kind (``npu.py``, ``tiled.py``, ``soc.py``, ``host.py``) and presets as TOML; ``lanes.py``,
+which lanes of a device run together and how fast; ``decoupled.py``, the NPU as arithmetic.
+"""
 
 from weft.devices.gpu_pairs import gpus
 from weft.devices.host import (

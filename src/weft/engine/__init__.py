@@ -1,4 +1,11 @@
-"""The loop, its sources of work and its executors; ``compiled`` gives the same orders from kernels."""
+"""The loop, its sources of work and its executors; ``compiled`` gives the same orders from kernels.
+
+Its modules: ``engine.py``, the loop; ``saturated.py`` and ``requests.py``, its sources of work, the latter with
+``tickets.py`` (a request and its batch), ``queues.py`` (what waits and runs) and ``batches.py`` (how a batch is
+formed); ``for_requests.py`` builds all who serve requests, with ``admission.py``, ``lateness.py`` and ``steering.py``;
+``simulated_npu.py``, ``simulated_host.py``, the simulated executors; ``lane_queues.py``, what lanes take ahead;
+``compiled.py``, ``trial.py``.
+"""
 
 from weft.engine.arrivals import Arrivals, Ending
 from weft.engine.engine import Completion, Engine, Executor, Offer, Source

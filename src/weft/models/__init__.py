@@ -1,4 +1,11 @@
-"""Models: layers in execution order, read from ONNX files or from the zoo, with or without early exits."""
+"""Models: layers in execution order, read from ONNX files or from the zoo, with or without early exits.
+
+Its modules: ``layer.py`` (``Layer``, ``Gemm``, ``Exit``, ``Model``: frozen counts for one sample); ``onnx_import/``,
+any ONNX file to a ``Model`` (shapes, operators, bodies, fusion; ``cuts.py``, its exits and block ends); ``zoo/``,
+well-known networks as ONNX graphs; ``trained/`` and ``classifiers/``, networks the project trained (``training/`` makes
+them); ``stored.py``, which of them are in the wheel and how the others are fetched; ``sources.py``, which model a name
+means.
+"""
 
 from weft.models.exits import subnets, with_exits
 from weft.models.layer import Exit, Gemm, Layer, Model

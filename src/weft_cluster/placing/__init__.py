@@ -2,4 +2,12 @@
 
 ``machines`` and ``demand`` are what is given, ``needs`` makes demands of profiles; ``problem`` has both as arrays,
 ``filling`` is a placement in the making, ``placement`` the finished one.
+
+``machines.py`` and ``demand.py`` (what is given), ``needs.py`` (demands of profiles), ``problem.py`` (both as arrays:
+two linear loads per model and kind), ``refusals.py`` (what fits nowhere), ``bound.py`` (a linear programme over
+``alike.py`` machines), ``search.py`` with ``fewest.py`` and ``loading.py``, ``packing.py`` (``balancing.py``, then
+``resharing.py``, and ``exact.py`` for few), ``judging.py`` and ``moves.py`` (simulated as in ``pieces.py``, and
+changed); ``filling.py`` is a placement in the making, ``checking.py`` holds it to every limit, ``placement.py`` is the
+value, ``summary.py`` makes it, ``folder.py`` and ``page.py`` write it; ``adapting.py`` (``settling.py``) adapts one to
+what changed, ``change.py`` says what that takes.
 """

@@ -2,6 +2,10 @@
 
 A cost model is a pure function from a GEMM and an array to cycles; ``COSTS`` holds the names a user may write. The time
 that weights take on the memory channel is not its affair: ``layer_costs`` counts their bytes, an executor moves them.
+
+Its modules: one function per cost model; ``tiled.py`` and ``explore.py``, batches on tiled NPUs and the search for the
+best one; ``pccs_fit.py``, contention fitted to measurements; ``layer_costs.py``, what each schedulable layer costs;
+``program.py``, the same in whole ticks of a device's clock.
 """
 
 from __future__ import annotations

@@ -1,5 +1,9 @@
 """Policies: each decides which layer of which model goes next. ``POLICIES`` and ``ON_SHARES`` hold the names a user
-may write."""
+may write.
+
+One file per policy, one line in ``tool.toml``; ``fairness.py`` is the band around a mix, ``refilling.py`` what policies
+share that fill batches up, ``bound.py`` what no policy can exceed.
+"""
 
 from __future__ import annotations
 

@@ -1,0 +1,24 @@
+"""A policy as a package of its own: this file, and one line of ``tool.toml``.
+
+pip install examples/policy
+weft compare examples/assistant.toml -p edf,least-slack
+weft serve light-squeezenet --policy least-slack
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from weft import Policy, Start, View
+from weft.engine.policies import Traits
+
+
+@dataclass(frozen=True)
+class LeastSlack(Policy):
+    """The query that can wait least: its deadline, less what remains of its work. The oldest among equals."""
+
+    traits: ClassVar[Traits] = Traits(for_deadlines=True)
+
+    def decide(self, view: View) -> Start:
+        return Start(min(view.candidates, key=lambda query: (query.deadline - query.remaining, query.arrival)))

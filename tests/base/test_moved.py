@@ -1,0 +1,55 @@
+"""Old module paths go on working: those of 0.2 with a warning, the documented ones for good."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+
+import pytest
+
+import weft
+from weft.base.moved import MOVED, new_name
+
+
+def run(code: str, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(("old", "new"), MOVED.items())
+def test_every_old_path_leads_to_a_module_that_is_there(old, new):
+    assert new_name(old) == (new, False) and find_spec(new) is not None
+
+
+def test_an_old_path_is_the_same_module_and_warns():
+    with pytest.warns(DeprecationWarning, match="weft.jsonfile is weft.base.jsonfile now; the old name ends with 0.4"):
+        sys.modules.pop("weft.jsonfile", None)
+        old = import_module("weft.jsonfile")
+    assert old is import_module("weft.base.jsonfile")
+
+
+def test_what_is_inside_an_old_package_is_not_loaded_twice():
+    code = "from weft.policies.edf import EarliestDeadline as old; from weft.engine.policies.edf import "
+    code += "EarliestDeadline as new; print(old is new)"
+    assert run(code, "-W", "ignore").stdout.strip() == "True"
+
+
+@pytest.mark.parametrize("name", ["mapping", "placing", "stitching", "tuning", "numbers", "cluster", "gates", "ray"])
+def test_documented_submodules_stay_without_a_warning(name):
+    code = f"import weft; first = weft.{name}; import weft.{name} as second; print(first is second, first.__name__)"
+    done = run(code, "-W", "error")
+    assert done.stdout.startswith("True weft_"), done.stderr
+
+
+def test_the_warning_names_the_line_that_imports():
+    done = run("import weft.errors", "-W", "always")
+    assert "<string>:1: DeprecationWarning: weft.errors is weft.base.errors now" in done.stderr
+
+
+def test_other_names_are_unknown_as_ever():
+    assert new_name("weft.base.errors") is None and new_name("os.path") is None and new_name("weft.nothing") is None
+    with pytest.raises(ModuleNotFoundError):
+        import_module("weft.nothing")
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        weft.nothing  # noqa: B018
