@@ -12,13 +12,14 @@ from __future__ import annotations
 from typing import Any
 
 from weft.base import moved
-from weft.base.registry import registered
 from weft.base.version import __version__ as __version__
 
 moved.install()
 
 
 def __dir__() -> list[str]:
+    from weft.base.registry import registered
+
     return sorted(("__version__", *registered("names")))
 
 
@@ -26,6 +27,8 @@ def __getattr__(name: str) -> Any:
     """A public name, from where its tool registers it: a script that rounds numbers loads no solver."""
     if name == "__all__":
         return __dir__()
+    from weft.base.registry import registered
+
     if not name.startswith("_") and (entry := registered("names").get(name) or registered("modules").get(name)):
         return entry.load()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

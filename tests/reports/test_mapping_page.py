@@ -246,7 +246,7 @@ def test_a_page_uses_no_key_that_its_data_does_not_have(tmp_path):
 def test_names_cannot_break_out_of_a_page(tmp_path):
     write_mapping_page(tmp_path / "page.html", [beside(NASTY)], title=NASTY, notes={NASTY: NASTY})
     page, data = read_page(tmp_path / "page.html")
-    assert page.count("</script>") == files("weft.reports").joinpath("mapping.html").read_text("utf-8").count(
+    assert page.count("</script>") == files("weft_map.pages").joinpath("mapping.html").read_text("utf-8").count(
         "</script>"
     )
     assert data["tasks"] == ["a", NASTY]

@@ -25,7 +25,15 @@ from weft_map.pages.page import write_mapping_page
 from weft_tune.numbers.spelling import parse_format
 from weft_tune.pages.words import format_meaning
 
-TEMPLATES = ("timeline.html", "comparison.html", "mapping.html", "tuning.html", "plan.html")
+TEMPLATES = {
+    "timeline.html": "weft.reports",
+    "comparison.html": "weft.simulation",
+    "mapping.html": "weft_map.pages",
+    "tuning.html": "weft_tune.pages",
+    "plan.html": "weft.planning",
+    "placement.html": "weft_cluster.placing",
+}
+"""Template -> the package that has it."""
 FC = "fully connected layer: a matrix product"
 NASTY = "</script><b>&amp; ünïcode"
 
@@ -50,7 +58,7 @@ def requests(policy: str, missed: float) -> RequestReport:
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_page_has_the_shared_style_and_script_and_asks_nobody(template: str) -> None:
-    text = whole_page(template)
+    text = whole_page(template, TEMPLATES[template])
     assert "--model-0: " in text and "function timeAxis(" in text and "/*weft:" not in text
     assert not re.search(r"https?://|@import|url\(|\bfetch\(|innerHTML|document\.write|<link|<iframe", text)
     assert text.count("</script>") == text.count("<script") == 2
@@ -59,7 +67,7 @@ def test_a_page_has_the_shared_style_and_script_and_asks_nobody(template: str) -
 
 @pytest.mark.parametrize("template", TEMPLATES)
 def test_a_table_that_is_wider_than_the_window_casts_a_shadow_where_it_goes_on(template: str) -> None:
-    style = re.search(r"^\.scroll \{(.*?)^\}", whole_page(template), re.MULTILINE | re.DOTALL)
+    style = re.search(r"^\.scroll \{(.*?)^\}", whole_page(template, TEMPLATES[template]), re.MULTILINE | re.DOTALL)
     assert style and "overflow-x: auto" in style[1]
     assert style[1].count("local") == style[1].count("var(--panel)") == style[1].count("var(--edge)") == 2
 

@@ -16,8 +16,6 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import ModuleType
 
-from weft.base.registry import registered
-
 MOVED = {
     "weft.errors": "weft.base.errors",
     "weft.files": "weft.base.files",
@@ -112,6 +110,8 @@ def new_name(name: str) -> tuple[str, bool] | None:
             return ".".join((MOVED[prefix], *inside)), False
     if parts[1] in _HERE:
         return None
+    from weft.base.registry import registered
+
     stays = registered("modules").get(parts[1])
     return (".".join((stays.target, *parts[2:])), True) if stays else None
 

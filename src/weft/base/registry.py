@@ -15,11 +15,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from importlib.machinery import PathFinder
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft.base.errors import InputError, unknown_name
+from weft.base.errors import InputError, reason_of, unknown_name
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 API = 1
 """The version of ``tool.toml`` and of what it may register; a tool for another version is left out."""
@@ -120,6 +122,8 @@ def registry() -> Registry:
     for package in own_packages:
         _admit(tools, problems, package, partial(_read, _beside(package), package, own=True))
     if os.environ.get(VARIABLE) != OWN:
+        from importlib.metadata import entry_points  # takes longer than all the files
+
         for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
             _admit(tools, problems, point.name, partial(_of_entry_point, point))
     return Registry(tuple(tools), tuple(problems))
@@ -178,7 +182,7 @@ def _admit(tools: list[Tool], problems: list[str], name: str, read: Callable[[],
         if not name.startswith(f"{CORE}_"):  # a distribution may leave out some of weft's own tools
             problems.append(f"tool {name!r} is left out: there is no {error.filename}")
     except (OSError, ValueError) as error:  # TOML and text that cannot be decoded are ValueErrors
-        problems.append(f"tool {name!r} is left out: {error}")
+        problems.append(f"tool {name!r} is left out: {reason_of(error)}")
     else:
         tools.append(tool)
 
