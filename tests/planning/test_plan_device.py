@@ -35,7 +35,7 @@ from weft.planning.plan import PlanSettings, Prediction, read_plan
 from weft.planning.plan_shown import options_table
 from weft.planning.segment_length import longer_segments
 from weft.planning.whole_run import make_plan
-from weft.runtime.twins import TWIN
+from weft.runtime.cuda.twins import TWIN
 from weft.serving.process import ServerProcess
 from weft.workloads.requests import read_workload
 from weft_tune.plan_int8 import with_int8
@@ -139,9 +139,9 @@ def test_what_would_help_on_a_gpu_is_told(brief, capsys, place):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("-d", "cuda:0,cuda:1"), "--device cuda:0,cuda:1: a plan is for one GPU, by its number; name it alone"),
-        (("-d", "cuda:0", "-d", "cuda:1"), "--device cuda:0: a plan is for one GPU, by its number; name it alone"),
-        (("-d", "cuda:first"), "--device cuda:first: a plan is for one GPU, by its number"),
+        (("-d", "cuda:0,cuda:1"), "--device cuda:0,cuda:1: a plan is for one device, by its name; name it alone"),
+        (("-d", "cuda:0", "-d", "cuda:1"), "--device cuda:0: a plan is for one device, by its name; name it alone"),
+        (("-d", "cuda:first"), "--device cuda:first: a plan is for one device, by its name"),
         (("-d", "gpu.json", "-d", "cores.json"), "--device cuda:0: a plan is for one GPU, measured once"),
         (("-d", "gpu.json", "--cores", "1"), "--cores 1: cuda:0 has one lane, for which no cores are divided"),
         (("-d", "gpu.json", "--isolation", "process"), "--isolation process cannot go with --device cuda:0"),
