@@ -96,15 +96,12 @@ class ModelDefaults:
     learned = True
     cuts: GpuCuts | None = None
     breaker: Breaker | None = None
+    away_s: float = 0.0
     return_s: float = 0.0
 
     @property
     def foreseen(self) -> Sequence[bool]:
         return self.steady
-
-    @property
-    def away_s(self) -> float:
-        return 0.0
 
     def times_at(self, batch: int) -> tuple[float, ...]:
         """Seconds of each segment at a batch size, straight between the measured ones."""
