@@ -39,7 +39,7 @@ def _by_entry_point(name: str, known: list[str]) -> Backend:
         raise InputError(unknown_name("backend", name, [*known, *points]))
     warnings.warn(
         f"backend {name!r} is named by an entry point of {ENTRY_POINTS}, which weft reads for one more release; its "
-        "package can name it under [backends] in its tool.toml (docs/architecture.md)",
+        "package can name it under [backends] in its tool.toml (docs/serving.md)",
         DeprecationWarning,
         stacklevel=3,
     )
