@@ -29,7 +29,7 @@ from weft.serving.sharing import sharing_for
 from weft.workloads.requests import parse_workload
 
 SLOW = "slow:0"
-STREAM = {"model": "mlp.onnx", "rate": 5.0, "deadline_ms": 60_000.0}
+STREAM = {"model": "mlp.onnx", "rate": 5.0, "deadline_ms": 200.0}
 
 
 @pytest.fixture(scope="module")
