@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import urllib.request
@@ -19,6 +20,7 @@ from tests import ROOT
 from tests.registering import register
 from tests.serving import live
 from weft.base.errors import InputError
+from weft.base.registry import _read
 from weft.devices.host import is_device
 from weft.planning.target import plan_target
 from weft.runtime.device_kinds import on_device
@@ -122,6 +124,24 @@ def test_a_device_is_known_by_its_kind_and_by_the_names_that_it_registers() -> N
     assert ServerConfig(models=("m",), device="plain:0,plain:1").lanes == 2
     with pytest.raises(InputError, match="must be a device, as cuda:0 or plain:0, or several of a kind"):
         ServerConfig(models=("m",), device="plain:4")
+
+
+@pytest.mark.parametrize(
+    ("entry", "wrong"),
+    [
+        ('[devices.host]\nexample = "host:0"', "devices.host cannot be the beginning of a device's name"),
+        ('[devices."a:b"]\nexample = "a:b:0"', "devices.a:b cannot be the beginning of a device's name"),
+        ('[devices.tpu]\nnames = "[0-9"\nexample = "tpu:0"', "devices.tpu: names must be a regular expression"),
+        ('[devices.tpu]\nnames = "[0-9]"', "devices.tpu needs an example of a device's name, as tpu:0"),
+        ('[devices.tpu]\nnames = "[0-9]"\nexample = "tpu:x"', "devices.tpu needs an example of a device's name"),
+    ],
+)
+def test_a_tool_whose_devices_could_not_be_named_is_left_out_with_a_line(
+    entry: str, wrong: str, tmp_path: Path
+) -> None:
+    (tmp_path / "tool.toml").write_text(f'api = 1\nname = "tpu"\n{entry}\ntarget = "tpu:Kind"\n')
+    with pytest.raises(ValueError, match=re.escape(wrong)):
+        _read(tmp_path / "tool.toml", "tpu", own=False)
 
 
 @pytest.mark.usefixtures("plain")

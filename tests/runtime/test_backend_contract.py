@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from tests.registering import register
 from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from tests.runtime.exit_nets import EXITS, SIDE, conv_net
 from tests.runtime.isolated.contract import ContractBackend
@@ -270,6 +271,18 @@ def test_a_process_that_dies_ends_what_it_ran_and_the_next_model_has_a_new_one(
 
 def test_a_backend_that_nobody_knows_is_refused_with_those_there_are() -> None:
     with pytest.raises(InputError, match="unknown backend 'tpu'; known: onnxruntime, process"):
+        make_backend("tpu")
+
+
+def needs_more(limits: object) -> Backend:
+    raise ModuleNotFoundError("No module named 'tpu'")
+
+
+def test_a_registered_backend_that_needs_more_than_is_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "backends", "tpu", f"{__name__}:needs_more")
+    with pytest.raises(
+        InputError, match="backend 'tpu' cannot be loaded: No module named 'tpu'; install what it needs"
+    ):
         make_backend("tpu")
 
 

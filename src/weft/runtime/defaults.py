@@ -7,6 +7,7 @@ its default here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 
 from weft.base.errors import BadRequest
@@ -99,7 +100,7 @@ class ModelDefaults:
     away_s: float = 0.0
     return_s: float = 0.0
 
-    @property
+    @cached_property  # it is read for every segment that runs
     def foreseen(self) -> Sequence[bool]:
         return self.steady
 
