@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -116,7 +117,9 @@ class SlowLane(LaneDefaults):
 class SlowModel(ModelDefaults):
     """A file in one segment; requests are not batched."""
 
-    segments, steady, learned = ("whole",), (False,), False
+    segments: tuple[str, ...] = ("whole",)
+    steady: tuple[bool, ...] = (False,)
+    learned = False
 
     def __init__(self, model: onnx.ModelProto, memory_bytes: int) -> None:
         self._session = ReferenceEvaluator(model)
@@ -145,7 +148,8 @@ class SlowModel(ModelDefaults):
         """The outputs of the one part that a step has where models are not batched."""
         (part,) = step.parts
         names = [spec.name for spec in self.outputs]
-        return [StepOutput({}, dict(zip(names, self._session.run(names, part.values), strict=True)))]
+        arrays: Any = self._session.run(names, part.values)
+        return [StepOutput({}, dict(zip(names, arrays, strict=True)))]
 
     def close(self) -> None:
         """Its memory goes with it."""
