@@ -92,12 +92,11 @@ def patient_command_line() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def chosen_backend(request: pytest.FixtureRequest) -> Iterator[None]:
     """Servers of the tests know the backend in another process, and run on the one that was asked for."""
-    from tests.runtime.process_backend import ProcessBackend
+    from tests.registering import register
     from tests.serving import live
-    from weft.runtime.backends import BACKENDS
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(BACKENDS, "process", ProcessBackend)
+        register(patch, "backends", "process", "tests.runtime.process_backend:open_backend")
         patch.setattr(live, "BACKEND", request.config.getoption("--backend"))
         yield
 

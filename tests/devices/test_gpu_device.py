@@ -10,7 +10,7 @@ import pytest
 from tests.runtime.cuda.nets import chain
 from weft.base.errors import DeviceError, InputError
 from weft.devices import load_any, read_host, write_host
-from weft.devices.host import is_gpu, is_measured
+from weft.devices.host import is_device, is_measured
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.planning.survey.measure import _Survey
 from weft.planning.survey.measuring import measure
@@ -56,4 +56,4 @@ def test_a_gpu_has_one_lane_and_is_not_read_by_its_name() -> None:
         measure(["x.onnx"], device="cuda:x")
     with pytest.raises(DeviceError, match=r"--device cuda:0 -o host\.json"):
         load_any("cuda:0")
-    assert is_gpu("cuda:1") and is_measured("host") and not is_gpu("host") and not is_measured("cuda:100")
+    assert is_device("cuda:1") and is_measured("host") and not is_device("host") and not is_measured("cuda:100")

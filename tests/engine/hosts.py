@@ -27,6 +27,7 @@ from weft.engine.policies import Candidate, Option, Policy, Setting, Start, make
 from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE
 from weft.engine.steering import Steered, Steering
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
+from weft.runtime.defaults import ModelDefaults
 from weft.runtime.exits import ExitSpec
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.model import CpuModel
@@ -435,7 +436,7 @@ class Stage:
             raise verdict
 
 
-class Scripted:
+class Scripted(ModelDefaults):
     """Stands for a prepared model: segments take as long as they are said to, and double their input.
 
     ms: milliseconds of each segment at batch 1, 2, ...; factor: how much longer they really take than was measured;
@@ -455,14 +456,12 @@ class Scripted:
         self._stage, self._ms, self._factor, self._poison = stage, ms, factor, poison
         self.warm_shapes: dict[str, tuple[int, ...]] | None = {"x": (1, max(1, len(exits)))}
         self.batchable, self.max_batch, self.any_shapes, self.confidence = True, len(ms), True, "probabilities"
-        self.any_lengths = False
         ends = (*exits, len(ms[0])) if exits else ()
         self.exits = tuple(ExitSpec(output=f"y{end}", segment=end - 1) for end in ends)
         self.mergeable, self.rowless, self.tasks = True, {}, ()
         self._told = {each.segment: each.output for each in self.exits}
         self.segments = tuple(f"s{index}" for index in range(len(ms[0])))
         self.steady = (steady,) * len(ms[0])
-        self.away_s, self.memory_bytes, self.moving_bytes = 0.0, 0, 0
         self.ran: Counter[int] = Counter()
         self.closed = False
 

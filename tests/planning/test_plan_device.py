@@ -35,7 +35,7 @@ from weft.planning.plan import PlanSettings, Prediction, read_plan
 from weft.planning.plan_shown import options_table
 from weft.planning.segment_length import longer_segments
 from weft.planning.whole_run import make_plan
-from weft.runtime.twins import TWIN
+from weft.runtime.cuda.twins import TWIN
 from weft.serving.process import ServerProcess
 from weft.workloads.requests import read_workload
 from weft_tune.plan_int8 import with_int8
@@ -139,10 +139,10 @@ def test_what_would_help_on_a_gpu_is_told(brief, capsys, place):
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("-d", "cuda:0,cuda:1"), "--device cuda:0,cuda:1: a plan is for one GPU, by its number; name it alone"),
-        (("-d", "cuda:0", "-d", "cuda:1"), "--device cuda:0: a plan is for one GPU, by its number; name it alone"),
-        (("-d", "cuda:first"), "--device cuda:first: a plan is for one GPU, by its number"),
-        (("-d", "gpu.json", "-d", "cores.json"), "--device cuda:0: a plan is for one GPU, measured once"),
+        (("-d", "cuda:0,cuda:1"), "--device cuda:0,cuda:1: a plan is for one device, by its name; name it alone"),
+        (("-d", "cuda:0", "-d", "cuda:1"), "--device cuda:0: a plan is for one device, by its name; name it alone"),
+        (("-d", "cuda:first"), "--device cuda:first: a plan is for one device, by its name"),
+        (("-d", "gpu.json", "-d", "cores.json"), "--device cuda:0: a plan is for one device, measured once"),
         (("-d", "gpu.json", "--cores", "1"), "--cores 1: cuda:0 has one lane, for which no cores are divided"),
         (("-d", "gpu.json", "--isolation", "process"), "--isolation process cannot go with --device cuda:0"),
         (("-d", "cuda:99"), "cuda:99: "),
@@ -154,7 +154,7 @@ def test_what_no_gpu_can_be_planned_for_is_one_line(capsys, place, arguments, sa
 
 def test_the_device_of_a_workload_is_planned_for_if_it_is_a_gpu(brief, capsys, place):
     (place / "load.toml").write_text(LOAD.replace("cuda:twin", "cuda:0,cuda:1"))
-    assert "a plan is for one GPU" in refused(capsys, "plan", "load.toml", "--cache", "kept")
+    assert "a plan is for one device" in refused(capsys, "plan", "load.toml", "--cache", "kept")
     (place / "load.toml").write_text(LOAD.replace("cuda:twin", "tpuv3-like"))
     assert run(capsys, "plan", "load.toml", "-d", "cores.json", "--cache", "kept", "-o", "plan")[0] == 0
     assert read_plan("plan").settings.device is None

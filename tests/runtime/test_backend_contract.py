@@ -12,6 +12,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from tests.registering import register
 from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from tests.runtime.exit_nets import EXITS, SIDE, conv_net
 from tests.runtime.isolated.contract import ContractBackend
@@ -19,6 +20,7 @@ from tests.runtime.process_backend import ProcessBackend
 from tests.serving import live
 from tests.serving.test_serve_endless import ENDLESS, asked, turning
 from weft.base.errors import InputError, ModelError, UnfitInputs
+from weft.base.registry import OWN, VARIABLE
 from weft.runtime.backend import (
     Backend,
     BatchPart,
@@ -28,7 +30,7 @@ from weft.runtime.backend import (
     Step,
     StepEnd,
 )
-from weft.runtime.backends import BACKENDS, make_backend
+from weft.runtime.backends import make_backend
 
 SEGMENT_S = 0.001
 
@@ -272,13 +274,30 @@ def test_a_backend_that_nobody_knows_is_refused_with_those_there_are() -> None:
         make_backend("tpu")
 
 
-def test_backends_of_other_packages_are_found_by_their_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+def needs_more(limits: object) -> Backend:
+    raise ModuleNotFoundError("No module named 'tpu'")
+
+
+def test_a_registered_backend_that_needs_more_than_is_installed_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "backends", "tpu", f"{__name__}:needs_more")
+    with pytest.raises(
+        InputError, match="backend 'tpu' cannot be loaded: No module named 'tpu'; install what it needs"
+    ):
+        make_backend("tpu")
+
+
+def test_backends_of_other_packages_are_found_by_their_old_entry_points_with_a_warning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     from importlib.metadata import EntryPoint
 
     found = EntryPoint("apart", "tests.runtime.process_backend:ProcessBackend", "weft.backends")
     lost = EntryPoint("lost", "tests.runtime.process_backend.nowhere:Backend", "weft.backends")
     monkeypatch.setattr("weft.runtime.backends.entry_points", lambda group: [found, lost])
-    assert isinstance(make_backend("apart"), ProcessBackend)
-    with pytest.raises(InputError, match="backend 'lost' cannot be loaded"):
+    with pytest.warns(DeprecationWarning, match="backend 'apart' is named by an entry point of weft.backends"):
+        assert isinstance(make_backend("apart"), ProcessBackend)
+    with pytest.warns(DeprecationWarning), pytest.raises(InputError, match="backend 'lost' cannot be loaded"):
         make_backend("lost")
-    assert "apart" not in BACKENDS
+    monkeypatch.setenv(VARIABLE, OWN)
+    with pytest.raises(InputError, match="unknown backend 'apart'"):
+        make_backend("apart")

@@ -20,9 +20,9 @@ from tests.serving.test_serve_models import Refused, infer, send, until
 from tests.serving.test_serve_stitched import models, spans
 from tests.stitching.encoders import answers, as_tagger, sentences, tiny_encoders, with_exit
 from weft.base.errors import BadRequest, StitchError
+from weft.runtime.cuda.twins import TWIN
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
-from weft.runtime.twins import TWIN
 from weft.serving.tickets import ClientTicket
 from weft_stitch.bodies.whole_run import stitch_body
 

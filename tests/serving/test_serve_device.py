@@ -20,10 +20,10 @@ from tests.runtime.cuda.nets import chain, choosing, drawn, wanted
 from tests.serving import live
 from tests.serving.test_serve_models import until
 from weft.base.errors import InputError
-from weft.runtime import backends
+from weft.runtime import device_kinds
+from weft.runtime.cuda.twins import TWIN
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.limits import WorkerLimits
-from weft.runtime.twins import TWIN
 from weft.serving import isolation
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
@@ -173,7 +173,7 @@ def test_metrics_tell_of_the_device(server: live.Live) -> None:
 def test_a_machine_without_a_gpu_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("onnxruntime.get_available_providers", lambda: ["CPUExecutionProvider"])
     with pytest.raises(InputError, match=r"^cuda:0: onnxruntime .* has no CUDA"):
-        backends.on_device("cuda:0", WorkerLimits())
+        device_kinds.on_device("cuda:0", WorkerLimits())
 
 
 def test_precision_without_a_device_is_refused(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.runtime.cuda.nets import chain, drawn, wanted
 from tests.serving import live
 from tests.serving.test_serve_device import asked
 from tests.serving.test_serve_models import until
-from weft.runtime.twins import TWIN
+from weft.runtime.cuda.twins import TWIN
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 BOTH = (TWIN, f"{TWIN}#2")

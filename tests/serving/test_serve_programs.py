@@ -12,7 +12,7 @@ from tests.runtime.cuda.torch_nets import images
 from tests.serving import live
 from tests.serving.test_serve_device import asked
 from weft.base.errors import InputError
-from weft.runtime.twins import TWIN
+from weft.runtime.cuda.twins import TWIN
 from weft.serving.repository import Repository
 
 
@@ -24,7 +24,9 @@ def test_a_program_is_served_on_a_device_where_that_is_allowed(tmp_path: Path) -
             right = wanted(net, drawn(rows))
             np.testing.assert_allclose(asked(server, "images", drawn(rows)), right, rtol=1e-4, atol=1e-5)
     with live.running(tmp_path, allow_programs=True) as server:
-        assert "programs of torch run on a GPU: serve with --device cuda:0" in server.server.service.why_not_ready()
+        assert (
+            "programs of torch run on a GPU: serve with --device (docs/gpu.md)" in server.server.service.why_not_ready()
+        )
 
 
 def test_a_program_is_not_loaded_unless_somebody_allows_it(tmp_path: Path) -> None:

@@ -22,8 +22,8 @@ from weft.base.errors import BadRequest, InputError
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import TWIN_CUTS
 from weft.runtime.cuda.engine import CudaEngine
+from weft.runtime.cuda.twins import TWIN, UNCUT_TWIN
 from weft.runtime.isolated.device import DeviceBackend
-from weft.runtime.twins import TWIN, UNCUT_TWIN
 from weft.serving import isolation
 from weft.serving.config import ServerConfig
 from weft.serving.sharing import UNMEASURED

@@ -12,7 +12,7 @@ import pytest
 from tests.serving import live
 from tests.serving.test_serve_models import infer, model, send
 from tests.serving.test_serve_stitched import NAMES, NETS, check, pictures, spans, stitched
-from weft.runtime.twins import TWIN
+from weft.runtime.cuda.twins import TWIN
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 

@@ -293,7 +293,10 @@ def test_a_file_may_set_nothing(tmp_path):
     ("text", "said"),
     [
         ("port = 1", "unknown key 'port'"),
-        ('device = "gpu0"', "device = 'gpu0': must be a GPU by its number, as cuda:0, or several, as cuda:0,cuda:1"),
+        (
+            'device = "gpu0"',
+            "device = 'gpu0': must be a device, as cuda:0, or several of a kind with commas between them",
+        ),
         ("http_prt = 1", "unknown key 'http_prt'; did you mean 'http_port'?"),
         ('"a\\nb" = 1', r"unknown key 'a\nb'"),
         ("warnings = []", "unknown key 'warnings'"),

@@ -24,6 +24,7 @@ MOVED = {
     "weft.shapes": "weft.base.shapes",
     "weft.shown": "weft.reports.shown",
     "weft.costs": "weft.devices.costs",
+    "weft.runtime.twins": "weft.runtime.cuda.twins",
     "weft.policies": "weft.engine.policies",
     "weft.survey": "weft.planning.survey",
     "weft.reports.mapping_numbers": "weft_map.pages.numbers",

@@ -9,6 +9,7 @@ are read and nothing is imported: what a tool registers is imported when it is u
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,12 +42,14 @@ SECTIONS: Mapping[str, frozenset[str]] = {
     "policies": frozenset(),
     "share_policies": frozenset(),
     "backends": frozenset(),
-    "devices": frozenset({"example"}),
+    "devices": frozenset({"example", "names"}),
     "model_kinds": frozenset({"devices"}),
     "pages": frozenset(),
     "plan_options": frozenset({"help"}),
 }
 """What a tool may register -> the keys that an entry may have besides its ``target``."""
+ANY_NAME = "[A-Za-z0-9._-]+"
+"""What may follow the colon in a device's name where its kind does not say (``names``)."""
 _KEYS = {"api", "name", "summary", "extra", "needs", "tools", *SECTIONS}
 
 
@@ -121,12 +124,17 @@ def registry() -> Registry:
     tools, problems = [core], list[str]()
     for package in own_packages:
         _admit(tools, problems, package, partial(_read, _beside(package), package, own=True))
-    if os.environ.get(VARIABLE) != OWN:
+    if uses_others():
         from importlib.metadata import entry_points  # takes longer than all the files
 
         for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
             _admit(tools, problems, point.name, partial(_of_entry_point, point))
     return Registry(tuple(tools), tuple(problems))
+
+
+def uses_others() -> bool:
+    """Whether other people's packages may add anything, which ``use_own_tools`` ends."""
+    return os.environ.get(VARIABLE) != OWN
 
 
 def use_own_tools() -> None:
@@ -222,4 +230,18 @@ def _entries(section: str, told: Any) -> dict[str, dict[str, Any]]:
             raise ValueError(f"{section}.{name} must name its target, as module or module:attribute")
         if strange := sorted(set(about) - {"target"} - SECTIONS[section]):
             raise ValueError(f"{section}.{name} has {strange[0]!r}, which is not known there")
+        if section == "devices":
+            _check_device(name, about)
     return entries
+
+
+def _check_device(name: str, about: Mapping[str, Any]) -> None:
+    """ValueError where names of a kind of device could not be told from others: they are ``KIND:WHICH``."""
+    if not re.fullmatch("[a-z][a-z0-9_-]*", name) or name == "host":
+        raise ValueError(f"devices.{name} cannot be the beginning of a device's name; use small letters, not host")
+    try:
+        matches = re.fullmatch(about.get("names", ANY_NAME), str(about.get("example", "")).removeprefix(f"{name}:"))
+    except (re.error, TypeError) as error:
+        raise ValueError(f"devices.{name}: names must be a regular expression: {error}") from error
+    if not matches:
+        raise ValueError(f"devices.{name} needs an example of a device's name, as {name}:0, that its names match")

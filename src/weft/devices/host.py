@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 
 from weft.base.errors import DeviceError, unknown_name
 from weft.base.jsonfile import first_problem, printable, read_json, write_json
+from weft.base.registry import ANY_NAME, Entry, registered
 from weft.devices.conditions import Conditions
 from weft.devices.lanes import Lanes
 from weft.devices.measured import times_at
@@ -24,7 +25,6 @@ from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
 
 HOST = "host"
 """The name that means this machine."""
-_GPU = re.compile("cuda:(0|[1-9][0-9]?|twin)")
 
 Time = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Factor = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -32,14 +32,25 @@ Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=1024)]
 
 
-def is_gpu(name: str) -> bool:
-    """Whether a device's name is that of a GPU of this machine, or of the twin that stands for one on its cores."""
-    return _GPU.fullmatch(name) is not None
+def device_entry(name: str) -> Entry | None:
+    """The registration of the kind of a device's name, as ``cuda:0``, which is the part before the colon; or None."""
+    return registered("devices").get(name.partition(":")[0])
+
+
+def is_device(name: str) -> bool:
+    """Whether a name is that of a device in this machine, such as a GPU, of a kind that weft or a tool registers."""
+    entry = device_entry(name)
+    return entry is not None and re.fullmatch(entry.about.get("names", ANY_NAME), name.partition(":")[2]) is not None
+
+
+def example_devices() -> str:
+    """A name of each registered kind of device, for messages: ``cuda:0``."""
+    return " or ".join(entry.about["example"] for entry in registered("devices").values())
 
 
 def is_measured(name: str) -> bool:
     """Whether a device is this machine, or a part of it, and has to be measured."""
-    return name == HOST or is_gpu(name)
+    return name == HOST or is_device(name)
 
 
 class HostModel(BaseModel, extra="forbid", frozen=True):

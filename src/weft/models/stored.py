@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from weft.base.errors import ModelError, unknown_name
+from weft.base.errors import ModelError, reason_of, unknown_name
 from weft.base.registry import registered
 
 _PACKAGE = Path(__file__).parents[1]
@@ -103,6 +103,7 @@ def fetch(name: str, source: str, done: Callable[[Path], None] = lambda path: No
 
 def _read(source: str, file: str) -> bytes:
     from http.client import HTTPException
+    from urllib.error import URLError
     from urllib.request import urlopen
 
     where = f"{source.rstrip('/')}/src/{_shipped(file).relative_to(_PACKAGE.parent).as_posix()}"
@@ -113,9 +114,9 @@ def _read(source: str, file: str) -> bytes:
                 return content
         return Path(where).read_bytes()
     except (OSError, ValueError, HTTPException) as problem:
-        reason = getattr(problem, "reason", None) or getattr(problem, "strerror", None)
+        reason = problem.reason if isinstance(problem, URLError) else reason_of(problem)
         raise ModelError(
-            f"{where}: cannot be read: {reason or problem}; --from {shlex.quote(source)} must be a checkout of weft"
+            f"{where}: cannot be read: {reason}; --from {shlex.quote(source)} must be a checkout of weft"
         ) from problem
 
 

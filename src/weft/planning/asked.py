@@ -202,7 +202,7 @@ def _for_device(model: AskedModel) -> AskedModel:
 
 def _untried(device: str, models: Sequence[AskedModel]) -> Iterator[str]:
     """What a plan for a GPU leaves out, and which models gain nothing there."""
-    yield f"Lanes, threads, pinning and isolation are left out: {device} has one lane, and its worker has all models."
+    yield f"Lanes, threads, pinning and isolation are left out: {device} has one lane, for all models."
     for home, model in {model.home: model for model in models}.items():
         if not stated_operators(model.path).isdisjoint(IN_8_BITS):
             yield f"{home} is in 8 bits, which {device} computes in floating point, with conversions between."

@@ -10,16 +10,16 @@ from pathlib import Path
 from weft.base.version import __version__, runtime_version
 from weft.devices.host import usable_cores
 from weft.planning.plan import PlanMachine
-from weft.runtime.cuda.requirements import gpu_called
+from weft.runtime.device_kinds import device_called
 
 
 def this_machine(device: str | None = None) -> PlanMachine:
-    """The whole of this machine, and what that GPU of it is for which a plan is made."""
+    """The whole of this machine, and what that device of it is for which a plan is made."""
     return PlanMachine(
         cores=usable_cores(),
         memory_bytes=memory_here(),
         processor=processor_here(),
-        gpu="" if device is None else gpu_called(device),
+        gpu="" if device is None else device_called(device),
     )
 
 
@@ -32,7 +32,7 @@ def made_here(device: str | None = None) -> str:
     """A sentence on where and when a plan was made."""
     versions = ", ".join(f"{name} {number}" for name, number in these_versions().items())
     now = datetime.now(UTC).isoformat(timespec="minutes")
-    where = "" if device is None else f"{gpu_called(device) or 'a GPU that is elsewhere'} ({device}), "
+    where = "" if device is None else f"{device_called(device) or 'a device that is elsewhere'} ({device}), "
     return f"{where}{processor_here()}, {usable_cores()} cores; {versions}; {now}"
 
 

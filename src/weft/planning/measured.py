@@ -22,7 +22,7 @@ from weft.planning.machine import processor_here, these_versions
 from weft.planning.served_files import files_to_serve
 from weft.planning.staging import stage
 from weft.planning.survey import Subject, survey_lanes
-from weft.runtime.cuda.requirements import gpu_called
+from weft.runtime.device_kinds import device_called
 from weft.runtime.external import external_files
 from weft.serving.isolation import THREADS
 
@@ -130,7 +130,7 @@ def measurement_key(
     """The digest of all that a measurement depends on."""
     parts: list[Any] = [_FORMAT, these_versions(), processor_here(), usable_cores(), *shape, seconds]
     parts += [] if isolation == THREADS else [isolation]
-    parts += [] if device is None else [device, gpu_called(device)]
+    parts += [] if device is None else [device, device_called(device)]
     for model in models:
         files = (model.path, *external_files(model.path))
         settings = model.config.model_dump(mode="json", exclude_unset=True, exclude=_NOT_MEASURED)

@@ -14,7 +14,6 @@ from math import ceil, inf
 import numpy as np
 
 from weft.devices import Host, HostModel
-from weft.devices.host import is_gpu
 from weft.planning.asked import Asked
 from weft.planning.candidates import Arrangement
 from weft.planning.choice import Chosen, LeftOut, choose
@@ -87,9 +86,12 @@ def merged_host(host: Host, limits_ms: Mapping[str, float], batches: Mapping[str
 
 
 def lengths_s(host: Host, model: HostModel, most: int) -> Sequence[float]:
-    """How long segments are to the server that cuts them: alone, and on a GPU also with the most requests together."""
+    """How long segments are to the server that cuts them: alone, and also with the most requests together.
+
+    The latter where a lane takes segments ahead, as that of a GPU: what comes waits for one of them more.
+    """
     alone = model.times_at(1)
-    return [*map(device_length_s, alone, model.times_at(most))] if is_gpu(host.name) else alone
+    return [*map(device_length_s, alone, model.times_at(most))] if host.ahead else alone
 
 
 def joined(model: HostModel, lengths_s: Sequence[float], limit_s: float) -> list[int]:

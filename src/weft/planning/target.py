@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 from weft.base.errors import InputError
 from weft.devices import HOST, Host, read_host
-from weft.devices.host import is_gpu
-from weft.runtime.cuda.requirements import check
-from weft.runtime.twins import TWIN
+from weft.devices.host import device_entry, is_device
+from weft.runtime.device_kinds import device_kind
 from weft.workloads.requests import Workload
 
 
@@ -17,31 +16,31 @@ class PlanTarget(NamedTuple):
     """What a plan is made for."""
 
     device: str | None
-    """The GPU; None: the cores."""
+    """The device of this machine, as a GPU; None: the cores."""
     measured: tuple[Host, ...]
     """What is known of it; empty: it has to be measured."""
 
 
 def plan_target(devices: Sequence[str | Host], workload: Workload) -> PlanTarget:
-    """What is named by devices, or by the workload where it names a GPU: its other devices are simulated ones."""
-    given = list(devices) or ([workload.device] if workload.device.startswith("cuda") else [])
+    """What is named by devices, or by the workload where it names one of this machine: its others are simulated."""
+    given = list(devices) or ([workload.device] if device_entry(workload.device) else [])
     if not given or given == [HOST]:
         return PlanTarget(None, ())
     first = given[0]
-    if len(given) == 1 and isinstance(first, str) and is_gpu(first):
-        if first != TWIN:
-            check(first)
+    if len(given) == 1 and isinstance(first, str) and is_device(first):
+        device_kind(first).check(first)
         return PlanTarget(first, ())
     hosts = tuple(each if isinstance(each, Host) else _read(each) for each in given)
-    device = next((host.name for host in hosts if is_gpu(host.name)), None)
+    device = next((host.name for host in hosts if is_device(host.name)), None)
     if device is not None and len(hosts) > 1:
-        raise InputError(f"device = {device}: a plan is for one GPU, measured once; name that file alone")
+        raise InputError(f"device = {device}: a plan is for one device, measured once; name that file alone")
     return PlanTarget(device, hosts)
 
 
 def _read(device: str) -> Host:
-    if device.startswith("cuda"):
-        raise InputError(f"device = {device}: a plan is for one GPU, by its number; name it alone, as cuda:0")
+    if entry := device_entry(device):
+        example = entry.about["example"]
+        raise InputError(f"device = {device}: a plan is for one device, by its name; name it alone, as {example}")
     if not device.endswith(".json"):
         raise InputError(
             f"device = {device}: a plan is for a machine that serves; leave it out to measure this one, or name a file "

@@ -20,7 +20,7 @@ from weft.planning.measured import CUT, default_cache
 from weft.planning.plan import Plan, read_plan
 from weft.planning.survey import Subject
 from weft.planning.survey.measure import time_models
-from weft.runtime.cuda.requirements import gpu_called
+from weft.runtime.device_kinds import device_called
 from weft.serving.repository import Repository
 
 SECONDS = 2.0
@@ -106,7 +106,7 @@ def timed_now(
     if changed := changed_models(folder, plan):
         raise PlanError(changed[0])
     device = plan.settings.device
-    if device is not None and gpu_called(device) != plan.machine.gpu:
+    if device is not None and device_called(device) != plan.machine.gpu:
         raise PlanError(f"{device} is not the GPU that was planned for, {plan.machine.gpu or 'which is not known'}")
     subjects = _subjects(Path(folder))
     if strange := [subject.name for subject in subjects if subject.name not in host.models]:

@@ -104,7 +104,7 @@ def make_plan(
     """Measure the models on this machine, or on a GPU of it, and choose the best way to serve a workload there.
 
     workload: the models, how often each is asked for, and how soon its requests are due (docs/formats.md).
-    cores, memory_bytes: what may be used; all there is where left out. devices: a GPU to plan for, such as ``cuda:0``,
+    cores, memory_bytes: what may be used; all there is where left out. devices: a device to plan for, such as a GPU,
     which a workload may name as well; or measured machines, or files of them (``weft profile --device host -o``),
     instead of measuring. isolation: where models run, in threads of the server or in worker processes. int8: whether
     models that have samples are tried in 8 bits. cache: where measurements are kept. fresh: measure again what is kept.

@@ -7,6 +7,8 @@ of any of them, beside the other lanes. ``LoadedModel.start`` gives a lane a ``S
 What a batch holds between two segments is the backend's affair, in its own form and its own memory. All that others do
 with such ``Values`` is to hand them on: rows leave and batches are joined where the next step says so, and what clients
 are told comes back as arrays with the end of a step. Times are those of the backend's clock, in nanoseconds.
+
+The server reads nothing of a backend but what is declared here; ``weft.runtime.defaults`` has what most of them answer.
 """
 
 from __future__ import annotations
@@ -17,8 +19,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from weft.base.errors import ModelError, unknown_name
+from weft.devices.host import GpuCuts
 from weft.devices.shares import GpuLikeness
+from weft.runtime.breaker import Breaker
 from weft.runtime.exits import KINDS, ExitSpec, Kind
+from weft.runtime.isolated.limits import WorkerCounts
 from weft.runtime.lent import Lender
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
@@ -140,6 +145,11 @@ class StartedStep(Protocol):
         """
         ...
 
+    @property
+    def error(self) -> Exception | None:
+        """Why it was not started, where that is known at once; its end tells it, too."""
+        ...
+
     def stop(self) -> None:
         """Have it end soon, with an error; one that has ended stays as it is."""
         ...
@@ -218,8 +228,28 @@ class LoadedModel(Protocol):
     """Whether it was cut, measured and warmed up, as far as it can be; False: it is served whole, as it was opened."""
 
     @property
+    def foreseen(self) -> Sequence[bool]:
+        """Whether each segment takes as long as is expected: ``steady``, also where it never runs in the server."""
+        ...
+
+    @property
+    def cuts(self) -> GpuCuts | None:
+        """How its device can be cut into shares, where the options asked for ``shares`` and it can tell."""
+        ...
+
+    @property
+    def breaker(self) -> Breaker | None:
+        """The circuit breaker of a model whose process may die; None where nothing that runs it can."""
+        ...
+
+    @property
     def away_s(self) -> float:
         """How long it takes to be there again, where it has left the device's memory for others; 0: it is there."""
+        ...
+
+    @property
+    def return_s(self) -> float:
+        """How long it takes to come back to the device's memory, once it has left; 0: it never leaves."""
         ...
 
     def times_at(self, batch: int) -> tuple[float, ...]:
@@ -252,6 +282,35 @@ class Backend(Protocol):
     """Whether it can run a step on the calling thread."""
     memory_bytes: int | None
     """What models may hold together; None where only the user can tell."""
+    device: str | None
+    """The names of its devices, with commas between them, each of which has one lane; None: the cores."""
+    labels: tuple[str, ...]
+    """Its devices by the names of metrics, in the order of their lanes."""
+    isolates: bool
+    """Whether models can run in worker processes (``LoadOptions.isolation``)."""
+    grain_s: float | None
+    """The usual length of a segment there; None: the default of a model's settings."""
+    region_devices: frozenset[int]
+    """The numbers of its devices whose memory clients may share (CUDA shared memory)."""
+
+    @property
+    def scratch_bytes(self) -> int:
+        """What runs have left in memory that is given back when it is not needed."""
+        ...
+
+    @property
+    def used_bytes(self) -> Mapping[str, int]:
+        """Label of a device -> what of its memory is in use, as it was when this was last asked."""
+        ...
+
+    @property
+    def returns(self) -> Mapping[str, int]:
+        """Label of a device -> how often a model came back to its memory."""
+        ...
+
+    def counts(self) -> WorkerCounts:
+        """How often worker processes died, and were started again."""
+        ...
 
     def now(self) -> int:
         """The time; its differences are nanoseconds."""

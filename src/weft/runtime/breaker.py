@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Literal, NoReturn
 
 from weft.base.errors import Overloaded
-from weft.runtime.backend import LoadedModel
 
 State = Literal["closed", "trying", "open"]
 
@@ -129,9 +128,3 @@ class Breaker:
     def _text(self, now: int) -> str:
         rest_s = max(0.0, (self._until - now) / 1e9)
         return f"its worker died {self._in_a_row or len(self._deaths)} times; it is tried again in {rest_s:.1f} s"
-
-
-def breaker_of(model: LoadedModel) -> Breaker | None:
-    """The breaker of a model; None where nothing that runs it can die."""
-    found: Breaker | None = getattr(model, "breaker", None)
-    return found

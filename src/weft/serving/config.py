@@ -33,7 +33,7 @@ from weft.base.errors import InputError
 from weft.base.files import kind_of
 from weft.base.jsonfile import first_problem, printable
 from weft.base.shapes import sizes_of
-from weft.devices.host import is_gpu, usable_cores
+from weft.devices.host import example_devices, is_device, usable_cores
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
 from weft.runtime.metadata import PROGRAM_SUFFIX
 
@@ -60,13 +60,13 @@ Isolation = Annotated[str, Field(pattern=r"^(threads|process|group:[A-Za-z0-9._-
 
 
 def _devices(names: str) -> str:
-    if not all(map(is_gpu, names.split(","))):
-        raise ValueError("must be a GPU by its number, as cuda:0, or several, as cuda:0,cuda:1")
+    if not all(map(is_device, names.split(","))):
+        raise ValueError(f"must be a device, as {example_devices()}, or several of a kind with commas between them")
     return names
 
 
 DeviceNames = Annotated[str, Field(strict=True), AfterValidator(_devices)]
-"""GPUs by their numbers, with commas between them."""
+"""Devices of this machine, such as GPUs, with commas between them."""
 Precision = Literal["fp32", "fp16", "bf16"]
 
 LARGEST_BATCH = 256

@@ -30,7 +30,6 @@ from weft.engine.policies import Candidate, Option, Setting, make_request_policy
 from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE, UNBOUNDED_ROUNDS
 from weft.engine.tickets import Batch, Ticket
 from weft.runtime.backend import Backend
-from weft.runtime.breaker import breaker_of
 from weft.runtime.lanes import Lane, LaneExecutor, LaneTask
 from weft.runtime.tensors import Array
 from weft.serving.leaving import EXIT
@@ -64,7 +63,7 @@ class Dispatcher:
     ) -> None:
         self._loop, self._thread = loop, get_ident()
         programs: list[Program] = []
-        self.sharing = sharing_for(policy, getattr(backend, "device", None))
+        self.sharing = sharing_for(policy, backend.device)
         shares = self.sharing.shares if self.sharing else None
         setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes, shares=shares)
         make_request_policy(policy, setting, options)  # before there are lanes that would have to end
@@ -123,7 +122,7 @@ class Dispatcher:
 
     def installed(self, body: ServedModel) -> None:
         """Requests for a body may come; with the first one it may be known how the device can be cut."""
-        if self.sharing and self.sharing.recut(getattr(body.loaded, "cuts", None)):
+        if self.sharing and self.sharing.recut(body.loaded.cuts):
             self.follow(*self._chosen, self._setting.lanes)
 
     def lane_name(self, lane: int) -> str:
@@ -135,7 +134,7 @@ class Dispatcher:
     def submit(self, ticket: ClientTicket) -> None:
         """Take a request, or raise why not; its ``reply`` is called once, on this thread."""
         now, model = self.lanes.now(), ticket.model
-        breaker = breaker_of(model.loaded)
+        breaker = model.loaded.breaker
         self.second_tries.admit(ticket)
         if breaker:
             breaker.check()

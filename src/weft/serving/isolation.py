@@ -8,8 +8,9 @@ from pathlib import Path
 
 from weft.base.errors import ModelError
 from weft.runtime.backend import Backend
-from weft.runtime.backends import isolating, make_backend, on_device
+from weft.runtime.backends import make_backend
 from weft.runtime.breaker import Endurance
+from weft.runtime.device_kinds import on_device
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.metadata import PROGRAM_SUFFIX
 from weft.serving.config import ModelConfig, ServerConfig
@@ -20,13 +21,12 @@ THREADS, PROCESS = "threads", "process"
 
 def group_of(entry: ModelEntry, default: str, backend: Backend) -> str | None:
     """The group of workers that a model runs in; None where it runs in the server."""
-    device: str | None = getattr(backend, "device", None)
-    if device is not None:
-        return device
+    if backend.device is not None:
+        return backend.device
     wanted = entry.config.isolation or default
     if wanted == THREADS:
         return None
-    if not getattr(backend, "isolates", False):
+    if not backend.isolates:
         raise ModelError(
             f'isolation = "{wanted}" cannot be had with this backend on this system; set isolation = "{THREADS}"'
         )
@@ -35,22 +35,22 @@ def group_of(entry: ModelEntry, default: str, backend: Backend) -> str | None:
 
 def grain_s_of(config: ModelConfig, backend: Backend) -> float:
     """How long a segment should be: what the model says, or what is usual on the device."""
-    usual: float | None = getattr(backend, "grain_s", None)
+    usual = backend.grain_s
     return config.grain_ms / 1e3 if usual is None or "grain_ms" in config.model_fields_set else usual
 
 
 def precision_of(config: ModelConfig, default: str, backend: Backend) -> str:
     """What a model is computed with; only a device converts it."""
     wanted = config.precision or default
-    if wanted != "fp32" and getattr(backend, "device", None) is None:
+    if wanted != "fp32" and backend.device is None:
         raise ModelError(f'precision = "{wanted}" needs a device; serve with --device, or leave it out')
     return wanted
 
 
 def check_program(path: Path, backend: Backend) -> None:
     """Refuse a program of torch where no device computes it."""
-    if path.suffix == PROGRAM_SUFFIX and getattr(backend, "device", None) is None:
-        raise ModelError("programs of torch run on a GPU: serve with --device cuda:0, or export it as ONNX")
+    if path.suffix == PROGRAM_SUFFIX and backend.device is None:
+        raise ModelError("programs of torch run on a GPU: serve with --device (docs/gpu.md), or export it as ONNX")
 
 
 def backend_of(config: ServerConfig) -> Backend:
@@ -59,7 +59,7 @@ def backend_of(config: ServerConfig) -> Backend:
     if config.device is not None:  # its worker has all models, wherever in the repository they are
         limits = replace(limits, folders=_folders(config.models))
         return on_device(config.device, limits, config.device_memory_bytes)
-    return isolating(make_backend(config.backend), limits)
+    return make_backend(config.backend, limits)
 
 
 def _folders(models: Iterable[str]) -> tuple[str, ...]:

@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import NamedTuple
 
-from weft.runtime.breaker import Breaker, breaker_of
-from weft.runtime.isolated.limits import WorkerCounts
+from weft.runtime.breaker import Breaker
 from weft.serving.held_memory import held_bytes
 from weft.serving.keys import REFUSALS as KEY_REFUSALS
 from weft.serving.keys import Caller
@@ -103,7 +102,7 @@ def _model(service: Service, slot: ModelSlot) -> _ModelRow:
         return _ModelRow(labels, slot.statistics, 0, slot.waiters)
     queued, leaving = served.line.waiting, served.leaving
     threshold = service.dispatcher.exit_threshold(served) if leaving else 0.0
-    breaker = breaker_of(served.loaded)
+    breaker = served.loaded.breaker
     return _ModelRow(labels, slot.statistics, served.memory_bytes, queued, leaving, threshold, breaker)
 
 
@@ -255,22 +254,11 @@ NO_DEVICE = {"": 0.0}
 
 def _devices(service: Service) -> dict[str, float]:
     """What the lane of each device computed, where models run on devices."""
-    labels: Sequence[str] = getattr(service.library.backend, "labels", ())
+    labels = service.library.backend.labels
     if service.dispatcher.sharing:
         return dict.fromkeys(labels, service.dispatcher.lanes.busy_ticks / 1e9)
     busy = _lanes(service)
     return {label: busy.get(str(index), 0.0) for index, label in enumerate(labels)} or NO_DEVICE
-
-
-def _of_devices(name: str) -> Callable[[Service], dict[str, float]]:
-    """What the backend says of each device."""
-    return lambda service: getattr(service.library.backend, name, NO_DEVICE)
-
-
-def _workers(service: Service) -> WorkerCounts:
-    """What became of worker processes, where the backend has some."""
-    counts = getattr(service.library.backend, "counts", None)
-    return counts() if counts else WorkerCounts(0, 0)
 
 
 def _resident_bytes() -> int | None:
@@ -435,17 +423,17 @@ FAMILIES = (
     _gauge(
         "weft_scratch_bytes",
         "What runs have left in memory that is returned when it is not needed, as far as can be told.",
-        _server(lambda s: getattr(s.library.backend, "scratch_bytes", 0)),
+        _server(lambda s: s.library.backend.scratch_bytes),
     ),
     _gauge(
         "weft_device_memory_bytes",
         "Memory of each device that is in use.",
-        _server_by("device", _of_devices("used_bytes")),
+        _server_by("device", lambda s: s.library.backend.used_bytes or NO_DEVICE),
     ),
     _counter(
         "weft_device_returns_total",
         "Models that came back to a device's memory, since its worker was started.",
-        _server_by("device", _of_devices("returns")),
+        _server_by("device", lambda s: s.library.backend.returns or NO_DEVICE),
     ),
     _counter(
         "weft_device_busy_seconds_total",
@@ -463,12 +451,12 @@ FAMILIES = (
     _counter(
         "weft_worker_deaths_total",
         "Worker processes that died.",
-        _server(lambda s: _workers(s).deaths),
+        _server(lambda s: s.library.backend.counts().deaths),
     ),
     _counter(
         "weft_worker_restarts_total",
         "Worker processes that were started in the place of dead ones.",
-        _server(lambda s: _workers(s).restarts),
+        _server(lambda s: s.library.backend.counts().restarts),
     ),
     _gauge(
         "weft_worker_breaker",

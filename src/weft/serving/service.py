@@ -312,7 +312,7 @@ class Service:
             "most_bytes": config.max_shared_memory_bytes,
         }
         self.system_memory = SystemMemory(**limits)
-        self.cuda_memory = CudaMemory(_gpus_of(config.device), self._write_on_device, **limits)
+        self.cuda_memory = CudaMemory(library.backend.region_devices, self._write_on_device, **limits)
         self.regions: dict[str, RegionTable] = {"system": self.system_memory, "cuda": self.cuda_memory}
         """Kind of shared memory -> what is registered of it."""
         self.region_tensors = RegionTensors(self.budget, config.max_body_bytes)
@@ -676,12 +676,6 @@ class Service:
         self.region_tensors.close()
         self.system_memory.close()
         self.cuda_memory.close()
-
-
-def _gpus_of(device: str | None) -> frozenset[int]:
-    """The numbers of the GPUs that models run on."""
-    numbers = (name.removeprefix("cuda:") for name in (device or "").split(","))
-    return frozenset(int(number) for number in numbers if number.isdecimal())
 
 
 def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:

@@ -14,6 +14,7 @@ from weft.base.errors import InputError
 from weft.devices.host import GpuCuts
 from weft.devices.shares import GpuLikeness
 from weft.engine.policies import policy_called
+from weft.runtime.device_kinds import device_kind
 
 UNMEASURED = GpuLikeness(speeds={4096: 1.0}, kernel_us=10.0, memory=0.5)
 """What a model is taken to be like that was not measured on shares: it fills the GPU, and wants half of the memory."""
@@ -53,6 +54,8 @@ def sharing_for(policy: str, device: str | None) -> GpuSharing | None:
         raise InputError(f"{policy} chooses shares of a GPU, and models run on processors here; serve with --device")
     if "," in device:
         raise InputError(f"{policy} chooses shares of one GPU, and {device} are several; name one of them")
+    if not device_kind(device).shares:
+        raise InputError(f"{policy} chooses shares of a device, and {device} has none; serve with punctual")
     return GpuSharing()
 
 

@@ -9,7 +9,6 @@ from typing import Any, Literal, NamedTuple
 
 from weft.base.errors import ModelError
 from weft.runtime.backend import LoadedModel
-from weft.runtime.breaker import breaker_of
 from weft.serving.config import ModelConfig
 from weft.serving.leaving import leaving_at
 from weft.serving.repository import MODEL_FILE, ModelEntry
@@ -102,7 +101,7 @@ class ModelSlot:
     @property
     def outage(self) -> str:
         """Why a model that is loaded takes no requests for a while; nothing where it does."""
-        breaker = breaker_of(self.served.loaded) if self.served else None
+        breaker = self.served.loaded.breaker if self.served else None
         return breaker.why if breaker else ""
 
     def guess_bytes(self) -> int:

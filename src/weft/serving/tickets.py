@@ -132,9 +132,7 @@ class BatchWork:
 
     def foreseen(self, segment: int) -> bool:
         """The same, also of one that never runs on the event loop, as its worker tells it."""
-        loaded = self.model.loaded
-        told: Sequence[bool] = getattr(loaded, "foreseen", loaded.steady)
-        return told[segment]
+        return self.model.loaded.foreseen[segment]
 
     def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Run a segment on what the one before it left."""

@@ -22,7 +22,7 @@ from weft.runtime.cuda.model import DeviceModel, ModelOnHost, ladder
 from weft.runtime.cuda.node_costs import scaled
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.segments import open_on
-from weft.runtime.twins import TWIN
+from weft.runtime.cuda.twins import TWIN
 
 FINE = LoadOptions(grain_s=1e-9, max_batch=4)
 """Every node is a segment of its own."""

@@ -17,12 +17,12 @@ import pytest
 from tests.runtime.cuda.nets import chain, drawn, wanted
 from weft.base.errors import BadRequest, WorkerDied, WorkerStarting
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
+from weft.runtime.cuda.twins import TWIN
 from weft.runtime.isolated.device import DeviceBackend
-from weft.runtime.isolated.engines import device_files, programs
+from weft.runtime.isolated.engines import engine_kind
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
 from weft.runtime.lent import LendingTerms, LentTensor
-from weft.runtime.twins import TWIN
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 PATIENCE_S = 120.0
@@ -153,11 +153,11 @@ def ahead_or_dead(model: IsolatedModel, lane: Any) -> StepEnd:
 
 
 def test_a_device_is_granted_its_files_and_no_other_engine_is() -> None:
-    assert device_files("cpu") == ((), ())
-    read, written = device_files("cuda:0")
+    assert engine_kind("cpu").files("cpu") == ((), ())
+    read, written = engine_kind("cuda:0").files("cuda:0")
     assert "/proc" in read and "/proc/self" in written
     assert all(each.startswith(("/dev/", "/proc/self")) for each in written)
-    assert programs("cpu") == programs(TWIN) == ()
+    assert engine_kind("cpu").programs("cpu") == engine_kind(TWIN).programs(TWIN) == ()
 
 
 class Pages:

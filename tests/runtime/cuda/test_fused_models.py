@@ -21,11 +21,11 @@ from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.engine import CudaEngine
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.rounds import StitchedDeviceModel
+from weft.runtime.cuda.twins import TWIN
 from weft.runtime.metadata import FAMILY_KEY
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import prepare
-from weft.runtime.twins import TWIN
 from weft_stitch.described import described
 from weft_stitch.family import Family
 from weft_stitch.lowering import lower

@@ -14,7 +14,7 @@ from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda import segments
 from weft.runtime.cuda.device import ALIGNED_BYTES, LEFT, HostMovable, places
 from weft.runtime.cuda.engine import CudaEngine
-from weft.runtime.twins import TWIN
+from weft.runtime.cuda.twins import TWIN
 
 
 def test_tensors_lie_apart_in_one_memory() -> None:

@@ -37,14 +37,14 @@ class Opened:
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> devices.SeveralDevices:
     monkeypatch.setattr(devices, "DeviceBackend", Opened)
-    return devices.SeveralDevices(["cuda:0", "cuda:1"], WorkerLimits())
+    return devices.SeveralDevices(["cuda:0", "cuda:1"], WorkerLimits(), numbers=[0, 1])
 
 
 def test_devices_share_what_was_learned_and_where_it_is_kept(two: Any, tmp_path: Path) -> None:
     two.open(Path("2.onnx"), None, tmp_path)
     assert [each.how for each in two._each] == [
-        {"label": "cuda:0", "kept_as": "cuda:0,cuda:1"},
-        {"label": "cuda:1", "kept_as": "cuda:0,cuda:1"},
+        {"label": "cuda:0", "kept_as": "cuda:0,cuda:1", "number": 0},
+        {"label": "cuda:1", "kept_as": "cuda:0,cuda:1", "number": 1},
     ]
     two.open(Path("2.onnx"), None)
     assert two._each[0].kept == two._each[1].kept and two._each[0].kept[0] == tmp_path
@@ -66,5 +66,5 @@ def test_a_device_that_is_named_again_has_another_label() -> None:
 
 @pytest.mark.parametrize("names", ["cuda:0,", "cuda:0, cuda:1", "cuda:0,cpu", ",", ""])
 def test_what_is_no_list_of_devices_is_refused(names: str) -> None:
-    with pytest.raises((InputError, ValueError), match="as cuda:0, or several, as cuda:0,cuda:1"):
+    with pytest.raises((InputError, ValueError), match="as cuda:0, or several of a kind with commas between them"):
         ServerConfig(models=("m",), device=names)

@@ -22,11 +22,11 @@ from weft.runtime.cuda.engine import CudaEngine
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.round_graphs import RoundGraphs, weights_outside
 from weft.runtime.cuda.rounds import StitchedDeviceModel, busiest, round_times, rounds
+from weft.runtime.cuda.twins import TWIN
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS
 from weft.runtime.stitched import TaskSpec
-from weft.runtime.twins import TWIN
 
 WITHIN = 1e-4
 """Of the largest output."""

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from weft.runtime.isolated.confinement import Confinement
-from weft.runtime.isolated.engines import device_files, programs
+from weft.runtime.isolated.engines import engine_kind
 
 SCRIPT = """
 import json, os, resource, socket, sys
@@ -92,7 +92,7 @@ def test_it_sees_files_of_its_models_only(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("gcc") is None or find_spec("triton") is None, reason="needs gcc and triton")
 def test_one_with_a_gpu_compiles_kernels_and_sees_no_more_by_that(tmp_path: Path) -> None:
-    read, written = device_files("cuda:0")
+    read, written = engine_kind("cuda:0").files("cuda:0")
     cache, secret = str(tmp_path / "cache"), str(tmp_path / "secret")
     (spec,) = find_spec("triton").submodule_search_locations
     run = "__import__('subprocess').run({}, stdout=-3, stderr=-3).returncode"
@@ -111,7 +111,7 @@ def test_one_with_a_gpu_compiles_kernels_and_sees_no_more_by_that(tmp_path: Path
         },
         readable=(str(tmp_path / "models"), *read),
         device=written,
-        programs=programs("cuda:0"),
+        programs=engine_kind("cuda:0").programs("cuda:0"),
     )
     assert found["ptxas"] == found["libraries"] == found["compiled"] == 0 and found["loaded"] == 7
     if any(each.startswith("files of its models only") for each in found["lacking"]):

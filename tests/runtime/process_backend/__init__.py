@@ -5,5 +5,12 @@ between two segments stays in the worker; the server has a number for it.
 """
 
 from tests.runtime.process_backend.backend import ProcessBackend
+from weft.runtime.isolated.limits import WorkerLimits
 
-__all__ = ["ProcessBackend"]
+
+def open_backend(limits: WorkerLimits) -> ProcessBackend:
+    """What it is registered with."""
+    return ProcessBackend()
+
+
+__all__ = ["ProcessBackend", "open_backend"]

@@ -22,7 +22,6 @@ from tests.runtime import clocks
 from tests.runtime.process_backend import worker
 from tests.runtime.process_backend.messages import TOLD, Begin, Call, Free, Halt, Over, Reply, Sent, restored
 from weft.base.errors import Failed
-from weft.devices.measured import times_at
 from weft.runtime.backend import (
     BatchPart,
     DeviceLane,
@@ -35,6 +34,7 @@ from weft.runtime.backend import (
     StepEnd,
     StepOutput,
 )
+from weft.runtime.defaults import BackendDefaults, LaneDefaults, ModelDefaults, StepDefaults
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 
 PATIENCE_S = 10.0
@@ -155,10 +155,8 @@ class Held:
         self.link.tell(Free(self.number))
 
 
-class Running:
+class Running(StepDefaults):
     """A step that was started."""
-
-    onward = None
 
     def __init__(self, link: Link, lane: ProcessLane, ended: Ended) -> None:
         self.number = 0
@@ -174,34 +172,24 @@ class Running:
         self._ended(end)
 
 
-class ProcessLane:
+class ProcessLane(LaneDefaults):
     """A lane of the process, by its number."""
-
-    ahead, apart, able = 0, False, True
 
     def __init__(self, index: int, pin: bool) -> None:
         self.index, self.pin = index, pin
         self.running: Running | None = None
 
-    def give_way(self) -> None:
-        """Its process has its own order."""
-
     def close(self, patience_s: float | None = None) -> bool:
         return self.running is None or self.running.done.wait(patience_s)
 
 
-class ProcessModel:
+class ProcessModel(ModelDefaults):
     """A model in the process."""
-
-    away_s, moving_bytes = 0.0, 0
 
     def __init__(self, link: Link, number: int, told: dict[str, Any]) -> None:
         self._link, self._number, self.like = link, number, {}
         for name in TOLD:
             setattr(self, name, told[name])
-
-    def times_at(self: Any, batch: int) -> tuple[float, ...]:
-        return times_at(self.times_s, len(self.segments), batch)
 
     def prepare(self, rows: int) -> None:
         self._link.call("prepare", self._number, rows)
@@ -227,12 +215,10 @@ def _sent(part: BatchPart) -> Sent:
     return Sent(part.values, 0, part.rows)
 
 
-class ProcessBackend:
+class ProcessBackend(BackendDefaults):
     """Models on ONNX Runtime in a process of their own, on a clock of their own."""
 
     name, platform = CpuBackend.name, CpuBackend.platform
-    inline = False
-    memory_bytes: int | None = None
 
     def __init__(self) -> None:
         self._link: Link | None = None

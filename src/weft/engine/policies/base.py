@@ -246,6 +246,21 @@ class Traits:
     """What it comes to in saturated streams, where a comparison has nothing to learn from it; empty where it has."""
 
 
+class LoopOptions(NamedTuple):
+    """What compiled loops read of a policy's options; the defaults are for policies that have no such option."""
+
+    stretch: int = 100
+    """Percent of its time alone that the rest of a request lasts beside others."""
+    failsafe: bool = True
+    """Whether requests run by arrival where there is nothing to weave."""
+    precise: bool = False
+    """Whether the time that a request still needs is measured on an empty device, not added up from its layers."""
+    miss: int = 0
+    """Percent of the time of a request alone that a missed deadline costs."""
+    backlog: int = 0
+    """Requests yet to come that wait until all who are here are done."""
+
+
 @dataclass(frozen=True)
 class Policy:
     """Chooses the next layer. Further fields of a policy are the options a user may set.
@@ -266,6 +281,11 @@ class Policy:
     def waits(self) -> int | None:
         """Percent of the time a request is allowed that its batch waits to be filled; None: as its stream says."""
         return None
+
+    @property
+    def loop_options(self) -> LoopOptions:
+        """Its options as the compiled loops know them, which have its decisions beside ``decide``."""
+        return LoopOptions()
 
     def contenders(self) -> Iterator[Policy]:
         """Who may decide in its place, where a trial before the run shows them to be better; itself first."""

@@ -15,6 +15,7 @@ from weft.engine.policies.base import (
     NO_DEADLINE,
     Candidate,
     LateWork,
+    LoopOptions,
     Policy,
     Start,
     Traits,
@@ -35,6 +36,10 @@ class LayerweaverPlus(Policy):
     """Mode 1 by arrival where all that runs lies on one side of the balance point: there is nothing to weave."""
     precise: bool = False
     """Measure the time a request still needs on an empty device instead of adding up its layers' longer halves."""
+
+    @property
+    def loop_options(self) -> LoopOptions:
+        return LoopOptions(failsafe=self.failsafe, precise=self.precise)
 
     def decide(self, view: View) -> Start:
         woven = self.throughput_choice(view)

@@ -15,7 +15,7 @@ from typing import ClassVar, NamedTuple
 
 from weft.base.errors import InputError
 from weft.devices.costs.program import Program
-from weft.engine.policies.base import Candidate, LateWork, Traits
+from weft.engine.policies.base import Candidate, LateWork, LoopOptions, Traits
 from weft.engine.policies.refilling import Flight, Refilling
 from weft.kernels import rules
 
@@ -66,6 +66,10 @@ class TopUp(Refilling):
         for name, value in (("miss", self.miss), ("backlog", self.backlog), ("foresight", self.foresight)):
             if not 0 <= value <= 10_000:
                 raise InputError(f"top-up: {name} = {value} must be 0 to 10000")
+
+    @property
+    def loop_options(self) -> LoopOptions:
+        return LoopOptions(miss=self.miss, backlog=self.backlog)
 
     def propose(self, flight: Flight, now: int) -> Candidate:
         batches, beginnings = flight

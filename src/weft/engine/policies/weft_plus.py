@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from weft.base.errors import InputError
-from weft.engine.policies.base import NO_DEADLINE, Start, Traits, View
+from weft.engine.policies.base import NO_DEADLINE, LoopOptions, Start, Traits, View
 from weft.engine.policies.layerweaver import Layerweaver
 from weft.engine.policies.layerweaver_plus import LayerweaverPlus
 from weft.kernels import rules
@@ -29,6 +29,10 @@ class WeftPlus(LayerweaverPlus):
     def __post_init__(self) -> None:
         if not 0 <= self.stretch <= 10_000:
             raise InputError(f"stretch = {self.stretch} must be a percentage from 0 to 10000")
+
+    @property
+    def loop_options(self) -> LoopOptions:
+        return super().loop_options._replace(stretch=self.stretch)
 
     def decide(self, view: View) -> Start:
         woven = self.throughput_choice(view)

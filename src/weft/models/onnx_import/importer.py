@@ -175,7 +175,8 @@ def graph_inputs(
     result = {}
     for name, kind in declared.items():
         shape = fixed[name] if name in fixed else _defaulted(name, kind, inference)
-        dtype = getattr(tensor_type(kind), "elem_type", onnx.TensorProto.FLOAT)
+        declared_tensor = tensor_type(kind)
+        dtype = onnx.TensorProto.FLOAT if declared_tensor is None else declared_tensor.elem_type
         result[name] = Tensor(shape, dtype, dtype_bits(dtype))
     inference.sizes = _symbols((declared[name], tensor.shape) for name, tensor in result.items())
     return result

@@ -22,8 +22,7 @@ from weft.base.shapes import Shapes, example, written
 from weft.base.version import __version__, runtime_version
 from weft.devices import Host, HostModel
 from weft.devices.conditions import Conditions
-from weft.devices.host import HOST, is_gpu, lane_cores, usable_cores
-from weft.engine.lane_queues import DEVICE_AHEAD
+from weft.devices.host import HOST, lane_cores, usable_cores
 from weft.load import LoadResult, run_load
 from weft.models.stitched_files import file_and_task
 from weft.planning.survey.processor_time import ConditionsWatch
@@ -36,7 +35,7 @@ from weft.planning.survey.spans import (
     read_spans,
     runs,
 )
-from weft.runtime.cuda.requirements import gpu_called
+from weft.runtime.device_kinds import device_called, device_kind
 from weft.runtime.lanes import ABORT_FROM_TICKS
 from weft.runtime.stitched import tasks_in
 from weft.serving.held_memory import held_bytes
@@ -291,7 +290,7 @@ class _Survey:
             lanes=lanes,
             threads=self.threads,
             isolation=self.isolation,
-            ahead=DEVICE_AHEAD if is_gpu(self.device) else 0,
+            ahead=self._ahead,
             memory_bytes=seen.memory_bytes,
             hand_over_s=_rounded(self._gaps(seen.watched)[:MOST_GAPS]),
             abort_from_s=ABORT_FROM_TICKS / 1e9,
@@ -346,13 +345,19 @@ class _Survey:
             for each in self.subjects
         ]
 
+    @property
+    def _ahead(self) -> int:
+        """How many segments a lane takes besides the one that it computes."""
+        return 0 if self.device == HOST else device_kind(self.device).ahead
+
     def _gaps(self, watched: Sequence[_Watched]) -> list[float]:
         """What passes between segments of a batch; where models are in one piece, between batches on full lanes.
 
-        A GPU has its next batch before that, and what passes there is the wait for more: requests have it besides.
+        A lane that takes segments ahead has its next batch before that, and what passes there is the wait for more:
+        requests have it besides.
         """
         found = [gap for each in watched for gap in hand_overs(each.spans, within=True)]
-        return found if len(found) >= LEAST_RUNS or is_gpu(self.device) else self.full_gaps_s
+        return found if len(found) >= LEAST_RUNS or self._ahead else self.full_gaps_s
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
         """What single requests take besides their segments and what passes before each of these, each after a pause."""
@@ -478,7 +483,7 @@ class _Survey:
         self._tell("starting the server; cutting models may take minutes the first time")
         arguments = ["--policy", "fifo", "--lanes", str(lanes), "--threads", str(self.threads), "--grpc-port=-1"]
         arguments += [] if self.isolation == THREADS else ["--isolation", self.isolation]
-        arguments += ["--device", self.device] if is_gpu(self.device) else []
+        arguments += ["--device", self.device] if self.device != HOST else []
         sources = [str(self.repository)] if self.repository else [subject.file for subject in self.subjects]
         arguments += [] if self.repository else self._stated_shapes()
         with ServerProcess(*sources, *arguments, "--cache", str(self.cache)) as server:
@@ -495,7 +500,7 @@ class _Survey:
 
     def _held_bytes(self, server: ServerProcess) -> int | None:
         """Memory of the server, and of its workers where it has some; None where the system does not tell."""
-        return held_bytes(server.pid, workers=self.isolation != THREADS or is_gpu(self.device))
+        return held_bytes(server.pid, workers=self.isolation != THREADS or self.device != HOST)
 
     def _learn(self, server: ServerProcess) -> None:
         """What the server says of its models."""
@@ -547,5 +552,5 @@ def _source(device: str) -> str:
     processor = names[0] if names else platform.processor() or platform.machine()
     now = datetime.now(UTC).isoformat(timespec="minutes")
     machine = f"{processor}, {usable_cores()} cores"
-    where = f"{gpu_called(device)} ({device}), {machine}" if is_gpu(device) else machine
+    where = f"{device_called(device)} ({device}), {machine}" if device != HOST else machine
     return f"{where}; weft {__version__}, onnxruntime {runtime_version()}; {now}"

@@ -9,11 +9,12 @@ from pathlib import Path
 from weft.base.errors import InputError, ModelError, ShapeNeeded
 from weft.base.shapes import Shapes, settle
 from weft.devices import Host
-from weft.devices.host import HOST, is_gpu, is_measured, usable_cores
+from weft.devices.host import HOST, example_devices, is_measured, usable_cores
 from weft.models.packaged import PACKAGED, packaged_models
 from weft.models.stitched_files import file_and_task
 from weft.planning.survey.gpu_shares import with_shares
 from weft.planning.survey.measure import TOGETHER_S, Progress, Subject, survey
+from weft.runtime.device_kinds import device_kind
 from weft.runtime.stated import stated_dimensions
 from weft.workloads.requests import Workload
 
@@ -30,16 +31,16 @@ def measure(
 ) -> Host:
     """This machine with these models, or with those of a workload, as ``weft serve`` runs them.
 
-    device: ``host``, its cores; or ``cuda:0``, a GPU of it, which has one lane.
+    device: ``host``, its cores; or a device in it, as a GPU, which has one lane.
     lanes: the cores less one where left out. seconds: how long to watch all models together. cache: where cut models
     are kept between runs.
     """
     subjects = subjects_of(models) if isinstance(models, Workload) else list(map(_subject, models))
     if not is_measured(device):
-        raise InputError(f"{device} is not measured: name host, or a GPU such as cuda:0")
-    if is_gpu(device) and lanes not in (None, 1):
+        raise InputError(f"{device} is not measured: name host, or a device such as {example_devices()}")
+    if device != HOST and lanes not in (None, 1):
         raise InputError(f"{device} has one lane, not {lanes}; leave out lanes")
-    usual = 1 if is_gpu(device) else max(1, usable_cores() - 1)
+    usual = 1 if device != HOST else max(1, usable_cores() - 1)
     kept = Path(cache) if cache else None
     try:
         found = survey(
@@ -53,7 +54,7 @@ def measure(
         )
     except ShapeNeeded as error:
         raise _in_words_of(models, error) from error
-    return with_shares(found, subjects, kept) if is_gpu(device) else found
+    return with_shares(found, subjects, kept) if device != HOST and device_kind(device).shares else found
 
 
 def subject(source: str, shapes: Shapes | None = None) -> Subject:

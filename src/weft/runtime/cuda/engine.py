@@ -16,8 +16,8 @@ from weft.runtime.cuda.device import Device, HostDevice, lacks_memory
 from weft.runtime.cuda.lane import CudaLane
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.preparing import prepare_on
+from weft.runtime.cuda.twins import UNCUT_TWIN, is_twin
 from weft.runtime.lent import Borrowed, LendingTerms
-from weft.runtime.twins import UNCUT_TWIN, is_twin
 
 log = logging.getLogger("weft.device")
 

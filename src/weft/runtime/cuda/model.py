@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from weft.devices.host import GpuCuts
-from weft.devices.measured import times_at
 from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.cuda.device import AlreadyReached, Device, Movable, Tensor, as_array
 from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.rung import DeviceValues, Rung
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose
+from weft.runtime.defaults import ModelDefaults
 from weft.runtime.exits import join, keep
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, live_after
 from weft.runtime.tensors import Array
@@ -36,14 +36,10 @@ class LooseValues(NamedTuple):
     rows: int
 
 
-class DeviceModel:
+class DeviceModel(ModelDefaults):
     """A model on a device; its steps are started by one thread at a time."""
 
     learned = borrows = True
-    any_lengths = False
-    away_s = 0.0
-    cuts: GpuCuts | None = None
-    """How its device can be shared, where it is opened for that."""
 
     def __init__(
         self,
@@ -70,13 +66,6 @@ class DeviceModel:
         self._moving, self._there = threading.Lock(), True
         self._live = live_after(blueprint)
         self._told = {each.segment: each.output for each in self.exits}
-
-    def times_at(self, batch: int) -> tuple[float, ...]:
-        """Seconds of each segment at a batch size."""
-        return times_at(self.times_s, len(self.segments), batch)
-
-    def prepare(self, rows: int) -> None:
-        """Everything was captured when it was opened."""
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Start a step on a lane of the device."""

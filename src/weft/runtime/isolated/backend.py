@@ -11,9 +11,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from weft.base.errors import BadRequest, ModelError
+from weft.base.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.breaker import Breaker
+from weft.runtime.defaults import BackendDefaults
 from weft.runtime.isolated.ear import Ear
 from weft.runtime.isolated.engines import CPU
 from weft.runtime.isolated.group import Hands, ModelFile, WorkerGroup, signature
@@ -22,12 +23,11 @@ from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
 from weft.runtime.isolated.spawning import Template
 from weft.runtime.isolated.watchman import Watchman
-from weft.runtime.lent import Lender
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
 
 
-class IsolatingBackend:
+class IsolatingBackend(BackendDefaults):
     """Opens models in this process, or where their options name a group, in the workers of that group."""
 
     isolates = True
@@ -98,9 +98,6 @@ class IsolatingBackend:
         """The groups there are, by name."""
         with self._lock:
             return dict(self._groups)
-
-    def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
-        raise BadRequest("models run on processors here, which have no memory of their own")
 
     def close(self) -> None:
         """End all workers, and what is still being opened here."""

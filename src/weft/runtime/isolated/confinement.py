@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from weft.base.errors import reason_of
+
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS = 1, 15, 36, 38
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
@@ -66,7 +68,7 @@ class Outcome:
         try:
             self.done.append(action() or what)
         except (OSError, ValueError, AttributeError) as error:
-            self.lacking.append(f"{what} ({getattr(error, 'strerror', None) or error})")
+            self.lacking.append(f"{what} ({reason_of(error)})")
 
 
 def confine(wanted: Confinement) -> Outcome:

@@ -69,8 +69,7 @@ class ModelDescription(BaseModel):
 
 def description(model: LoadedModel) -> ModelDescription:
     """What is to be told of a model."""
-    names = (name for name in ModelDescription.model_fields if hasattr(model, name))
-    return ModelDescription.model_validate({name: getattr(model, name) for name in names})
+    return ModelDescription.model_validate({name: getattr(model, name) for name in ModelDescription.model_fields})
 
 
 def told(error: BaseException) -> Problem:

@@ -49,7 +49,7 @@ class GpuLane(IsolatingLane):
 class DeviceBackend(IsolatingBackend):
     """Opens every model in the worker of a device; an error of the device ends that, and another one is started."""
 
-    grain_s = DEVICE_GRAIN_S
+    grain_s: float | None = DEVICE_GRAIN_S
 
     def __init__(
         self,
@@ -59,15 +59,18 @@ class DeviceBackend(IsolatingBackend):
         *,
         label: str | None = None,
         kept_as: str | None = None,
+        number: int | None = None,
     ) -> None:
         """memory_bytes: what models may hold of the device's memory together.
 
         label: by which it is known, where a machine's settings name the device twice. kept_as: its part of the cache.
+        number: by which clients name its memory; None: they cannot share it.
         """
         own = dataclasses.replace(limits, spare=False, device_memory_bytes=memory_bytes)
         super().__init__(CpuBackend(), own, device)
         self.device, self.label, self.kept_as = device, label or device, kept_as
         self.labels = (self.label,)
+        self.region_devices = frozenset() if number is None else frozenset([number])
         self.inline, self.memory_bytes = False, memory_bytes
         self._asker = ThreadPoolExecutor(1, "asker")
         self._asking, self._used_bytes = False, 0
@@ -85,7 +88,7 @@ class DeviceBackend(IsolatingBackend):
         here = dataclasses.replace(options, isolation=self.label, rests=self.memory_bytes is not None)
         learn = learn and not is_body(path)  # the worker may have it already but for a model, and is asked first
         found = super().open(path, here, cache, say, learn=learn)
-        if options.shares and not self._told_uncut and (cuts := getattr(found, "cuts", None)) and not cuts.cuts:
+        if options.shares and not self._told_uncut and found.cuts and not found.cuts.cuts:
             self._told_uncut = True
             log.warning("%s cannot be cut: models share it on plain streams; their remarks say why", self.device)
         self._ask()

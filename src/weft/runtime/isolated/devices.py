@@ -20,6 +20,7 @@ from weft.runtime.backend import (
     StartedStep,
     Step,
 )
+from weft.runtime.defaults import BackendDefaults
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.group import WorkerGroup
 from weft.runtime.isolated.lane import IsolatingLane
@@ -29,18 +30,30 @@ from weft.runtime.lent import Lender
 from weft.runtime.own_folder import make_folder, remove
 
 
-class SeveralDevices:
+class SeveralDevices(BackendDefaults):
     """Opens every model on each of its devices."""
 
-    isolates, inline = True, False
+    isolates = True
 
-    def __init__(self, names: Sequence[str], limits: WorkerLimits, memory_bytes: int | None = None) -> None:
-        """memory_bytes: what models may hold of each device's memory together."""
+    def __init__(
+        self,
+        names: Sequence[str],
+        limits: WorkerLimits,
+        memory_bytes: int | None = None,
+        *,
+        numbers: Sequence[int | None] | None = None,
+    ) -> None:
+        """memory_bytes: what models may hold of each device's memory together.
+
+        numbers: by which clients name the memory of each (``DeviceBackend``).
+        """
         self.labels, together = _labels(names), ",".join(names)
+        self._numbers = numbers or [None] * len(names)
         self._each = [
-            DeviceBackend(name, limits, memory_bytes, label=label, kept_as=together)
-            for name, label in zip(names, self.labels, strict=True)
+            DeviceBackend(name, limits, memory_bytes, label=label, kept_as=together, number=number)
+            for name, label, number in zip(names, self.labels, self._numbers, strict=True)
         ]
+        self.region_devices = frozenset(number for number in self._numbers if number is not None)
         first = self._each[0]
         self.name, self.platform, self.now = first.name, first.platform, first.now
         self.device, self.grain_s, self.limits, self.memory_bytes = together, first.grain_s, first.limits, memory_bytes
@@ -78,9 +91,8 @@ class SeveralDevices:
 
     def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
         """Have it written by the device that has the region, or else by the first."""
-        name = f"cuda:{lender.terms.device}"
-        having = next((each for each in self._each if each.device == name), self._each[0])
-        having.write_region(lender, offset, data)
+        number = lender.terms.device
+        self._each[self._numbers.index(number) if number in self._numbers else 0].write_region(lender, offset, data)
 
     @property
     def scratch_bytes(self) -> int:

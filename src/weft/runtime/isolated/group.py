@@ -27,7 +27,7 @@ from weft.runtime.backend import LoadOptions
 from weft.runtime.external import external_files
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.described import ModelDescription
-from weft.runtime.isolated.engines import device_files, programs
+from weft.runtime.isolated.engines import engine_kind
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.process import Charged, WorkerProcess, WorkerRun
 from weft.runtime.isolated.spawning import Template
@@ -303,8 +303,9 @@ class WorkerGroup:
         writable = (str(self.folder), str(self._scratch))
         hands = self._hands
         engine, limits = hands.template.engine, self.limits
-        read, device = device_files(engine)
-        granted = ((*sorted(folders), *read), writable, device, programs(engine))
+        kind = engine_kind(engine)
+        read, device = kind.files(engine)
+        granted = ((*sorted(folders), *read), writable, device, kind.programs(engine))
         wanted = Confinement(os.getpid(), limits.memory_bytes, limits.open_files, *granted)
         return WorkerProcess(
             self.name,
@@ -390,9 +391,8 @@ class WorkerGroup:
             elif process is self.spare:
                 self.spare = None
         for model in models:
-            breaker = getattr(model, "breaker", None)
-            if breaker:
-                breaker.died()
+            if model.breaker:
+                model.breaker.died()
         log.warning("worker %d of %s died: %s", process.pid, self.name, process.death)
         self._keep()
 

@@ -9,6 +9,7 @@ from weft.devices.measured import times_at
 from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepEnd, StepOutput
 from weft.runtime.breaker import Breaker
+from weft.runtime.defaults import StepDefaults
 from weft.runtime.isolated.group import KeptModel, WorkerGroup
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.packets import Garbled
@@ -16,13 +17,8 @@ from weft.runtime.isolated.process import HeldValues
 from weft.runtime.tensors import DATATYPES
 
 
-class _Ended:
+class _Ended(StepDefaults):
     """A step that ended when it was started."""
-
-    onward = None
-
-    def stop(self) -> None:
-        """Nothing is left to stop."""
 
 
 class IsolatedModel:
@@ -33,7 +29,7 @@ class IsolatedModel:
     ) -> None:
         told = kept.description
         self.group, self._kept, self._closed = group, kept, closed
-        self.number, self.breaker = kept.file.number, breaker
+        self.number, self.breaker, self.return_s = kept.file.number, breaker, told.return_s
         self.inputs, self.outputs, self.segments = told.inputs, told.outputs, told.segments
         self.steady, self.foreseen = (False,) * len(told.segments), told.steady
         self.warm_shapes: Mapping[str, tuple[int, ...]] | None = told.warm_shapes
@@ -55,7 +51,7 @@ class IsolatedModel:
     def away_s(self) -> float:
         """How long it takes to be there again, where it has left the device's memory."""
         worker = self.group.worker
-        return 0.0 if worker is None or worker.residency.is_there(self.number) else self._kept.description.return_s
+        return 0.0 if worker is None or worker.residency.is_there(self.number) else self.return_s
 
     def times_at(self, batch: int) -> tuple[float, ...]:
         """Seconds of each segment at a batch size, straight between the measured ones."""

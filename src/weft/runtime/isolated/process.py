@@ -23,6 +23,7 @@ from typing import Any, Protocol
 from weft.base.errors import WorkerDied, reason_of
 from weft.engine.lane_queues import MOST_AHEAD
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
+from weft.runtime.breaker import Breaker
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.described import heard
@@ -65,6 +66,11 @@ class Charged(Protocol):
 
     number: int
 
+    @property
+    def breaker(self) -> Breaker | None:
+        """Who hears that its worker died; None: nobody counts."""
+        ...
+
     def onward(self, step: Step) -> int:
         """How many values a step leaves that the next one can be started with before it has ended; 0: none."""
         ...
@@ -101,6 +107,7 @@ class WorkerRun:
     __slots__ = (
         "_ended", "began", "keep", "lane", "leaving", "model", "moves", "number", "onward", "over", "step", "worker",
     )  # fmt: skip
+    error: Exception | None = None  # only its end tells
 
     def __init__(
         self, worker: WorkerProcess, number: int, lane: IsolatingLane, model: Charged, step: Step, ended: Ended

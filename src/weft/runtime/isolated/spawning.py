@@ -12,14 +12,15 @@ from dataclasses import asdict
 from typing import Protocol
 
 from weft.base.errors import WorkerDied, reason_of
+from weft.base.registry import VARIABLE as TOOLS_VARIABLE
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.confinement import Confinement, inherit_orphans
-from weft.runtime.isolated.engines import CPU, variables
+from weft.runtime.isolated.engines import CPU, engine_kind
 from weft.runtime.isolated.packets import Line
 
 KEPT_VARIABLES = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONDONTWRITEBYTECODE",
-    "ORT_DISABLE_TELEMETRY",
+    "ORT_DISABLE_TELEMETRY", TOOLS_VARIABLE,
 )  # fmt: skip
 """What a process that works for the server has of its environment, in which there may be secrets."""
 
@@ -126,7 +127,7 @@ class Template:
             ]
             self._process = subprocess.Popen(
                 command,
-                env=bare_environment(variables(self.engine)),
+                env=bare_environment(engine_kind(self.engine).variables),
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,

@@ -17,7 +17,7 @@ import traceback
 from typing import Any
 
 from weft.runtime.isolated.confinement import Confinement, end_with
-from weft.runtime.isolated.engines import warm_up
+from weft.runtime.isolated.engines import engine_kind
 from weft.runtime.isolated.packets import Line, Packet, close_all
 from weft.runtime.isolated.worker import work
 
@@ -29,7 +29,7 @@ def main() -> None:
     server = os.getppid()
     end_with(server)
     line, engine = Line(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2]
-    warm_up(engine)
+    engine_kind(engine).warm_up(engine)
     gc.collect()
     gc.freeze()  # collecting garbage would write to every page that all of them share
     try:

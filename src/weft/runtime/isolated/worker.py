@@ -23,7 +23,8 @@ from weft.base.errors import BadRequest
 from weft.runtime.backend import LoadedModel, LoadOptions
 from weft.runtime.isolated.confinement import Confinement, call_yourself, confine
 from weft.runtime.isolated.described import description, told
-from weft.runtime.isolated.engines import CPU, WorkerEngine, make_engine
+from weft.runtime.isolated.engine import WorkerEngine
+from weft.runtime.isolated.engines import CPU, engine_kind
 from weft.runtime.isolated.packets import Line, Packet, close_all
 from weft.runtime.isolated.worker_lane import WorkerLane
 from weft.runtime.lent import Borrowed, LendingTerms
@@ -46,7 +47,7 @@ def work(file: int, confinement: Confinement, engine: str = CPU) -> None:
     outcome = confine(confinement)
     line = Line(socket.socket(fileno=file))
     line.send(["hello", outcome.done, outcome.lacking], wait=True)
-    ModelWorker(line, make_engine(engine)).serve()
+    ModelWorker(line, engine_kind(engine).make(engine)).serve()
 
 
 class _Unborrowed:

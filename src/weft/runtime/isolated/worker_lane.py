@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 from weft.runtime.backend import BatchPart, LoadedModel, Step, StepEnd
 from weft.runtime.isolated import memory, packets
 from weft.runtime.isolated.described import told
-from weft.runtime.isolated.engines import WorkerEngine
+from weft.runtime.isolated.engine import WorkerEngine
 from weft.runtime.isolated.packets import Laid, Line, Packet
 from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.tensors import DATATYPES
@@ -140,7 +140,7 @@ class WorkerLane:
                 for at, each in enumerate(started.onward):
                     self._keep(order, at, each.values)
             elif onward:
-                self._break_promise(order, getattr(started, "error", None))
+                self._break_promise(order, started.error)
         except Exception as error:
             self._fail(order, StepEnd(began, time.monotonic_ns(), error=error))
         finally:

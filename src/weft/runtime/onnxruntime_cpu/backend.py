@@ -11,9 +11,9 @@ from pathlib import Path
 
 import onnxruntime as ort
 
-from weft.base.errors import BadRequest, ModelError
+from weft.base.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
-from weft.runtime.lent import Lender
+from weft.runtime.defaults import BackendDefaults
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.lane import CpuLane, own_core
 from weft.runtime.onnxruntime_cpu.preparing import prepare
@@ -25,12 +25,11 @@ ALONE = (1, 31)
 """From this version on ONNX Runtime opens files without Python's global lock."""
 
 
-class CpuBackend:
+class CpuBackend(BackendDefaults):
     """Runs models in ONNX Runtime on the cores of this machine."""
 
     name, platform = "onnxruntime", "onnxruntime_onnx"
     inline = True
-    memory_bytes: int | None = None
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.now = clock
@@ -83,9 +82,6 @@ class CpuBackend:
 
     def lane(self, index: int, *, pin: bool = False) -> CpuLane:
         return CpuLane(index, self.now, own_core(index, pin=pin), self.scratch)
-
-    def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
-        raise BadRequest("models run on processors here, which have no memory of their own")
 
     def close(self) -> None:
         """Stop what is still being tried out; threads and sessions are those of its lanes and models."""

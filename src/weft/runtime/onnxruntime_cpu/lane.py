@@ -43,6 +43,10 @@ class CpuRun(NamedTuple):
     def onward(self) -> None:
         """Nothing can go on before it has ended."""
 
+    @property
+    def error(self) -> None:
+        """Only its end tells."""
+
     def stop(self) -> None:
         self.lane.stop(self.number)
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict
 from weft.devices.measured import times_at
 from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepOutput
+from weft.runtime.defaults import ModelDefaults
 from weft.runtime.exits import Counted, ExitSpec, Kind, join, keep
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
 from weft.runtime.onnxruntime_cpu.samples import sample
@@ -77,20 +78,18 @@ class Blueprint(BaseModel):
     remarks: tuple[str, ...] = ()
 
 
-class CpuModel:
+class CpuModel(ModelDefaults):
     """A loaded model, run segment by segment; any number of threads may run it at once.
 
     Between segments live numpy arrays that lie in ONNX Runtime's memory; nothing is copied.
     What ONNX Runtime raises while it runs passes through.
     """
 
-    any_lengths = False
-
     def __init__(
         self, blueprint: Blueprint, sessions: Sequence[Any], folder: Path | None = None, *, learned: bool = True
     ) -> None:
         """*folder* is removed when the model is closed."""
-        self.blueprint, self.learned, self.borrows, self.away_s = blueprint, learned, False, 0.0
+        self.blueprint, self.learned = blueprint, learned
         self.inputs, self.outputs = blueprint.inputs, blueprint.outputs
         self.max_batch, self.batchable = blueprint.max_batch, blueprint.batchable
         self.any_shapes = blueprint.any_shapes
@@ -99,7 +98,7 @@ class CpuModel:
         self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
         self.like: Mapping[int, GpuLikeness] = blueprint.like
         self.warm_shapes: Mapping[str, tuple[int, ...]] | None = blueprint.warm_shapes
-        self.memory_bytes, self.moving_bytes, self.remarks = blueprint.memory_bytes, 0, blueprint.remarks
+        self.memory_bytes, self.remarks = blueprint.memory_bytes, blueprint.remarks
         self.exits, self.mergeable, self.rowless = blueprint.exits, blueprint.mergeable, blueprint.rowless
         self.confidence = blueprint.confidence
         self.tasks, self._fills = blueprint.tasks, fills(blueprint.tasks)

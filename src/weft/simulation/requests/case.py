@@ -235,7 +235,7 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
 
 def estimates(policy: Policy) -> list[Sequence[int]]:
     """Remaining time from every layer of every program, as the policy estimates it."""
-    if not getattr(policy, "precise", False):
+    if not policy.loop_options.precise:
         return [program.remaining for program in policy.setting.programs]
     return [_precise(program, policy.setting.buffer) for program in policy.setting.programs]
 

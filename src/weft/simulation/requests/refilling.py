@@ -67,7 +67,7 @@ def _blocks(case: Case, policy: Policy, seed: int | None) -> Iterator[tuple[Ints
 
 
 def _static(case: Case, policy: Policy, late: str) -> tuple[k.RefillModel, k.RefillRules]:
-    (term,) = case.terms
+    (term,), options = case.terms, policy.loop_options
     sizes = term.max_batch if policy.traits.batches else 1
     programs = policy.setting.programs[term.programs : term.programs + sizes]
     remaining = estimates(policy)[term.programs : term.programs + sizes]
@@ -93,9 +93,9 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.RefillModel, k.Ref
         max_batch=sizes,
         deadline=term.deadline,
         wait=term.timeout if policy.waits is None else term.deadline * policy.waits // 100,
-        miss=first.remaining[0] * getattr(policy, "miss", 0) // 100,
+        miss=first.remaining[0] * options.miss // 100,
         under_way=UNDER_WAY,
-        backlog=getattr(policy, "backlog", 0),
+        backlog=options.backlog,
         warm=case.clock.ticks(case.workload.warmup_s),
     )
     return model, rules

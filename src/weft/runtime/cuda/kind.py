@@ -1,0 +1,84 @@
+"""GPUs as a kind of device: ``cuda:0`` and its like, each worked by a process, and twins of them on the cores.
+
+This is what ``--device cuda:0`` is registered with. Nothing of torch is imported before a worker needs it.
+"""
+
+from __future__ import annotations
+
+import glob
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+
+from weft.base.errors import InputError
+from weft.engine.lane_queues import DEVICE_AHEAD
+from weft.runtime.backend import Backend
+from weft.runtime.cuda import requirements
+from weft.runtime.cuda.twins import is_twin
+from weft.runtime.isolated.confinement import LIBRARIES
+from weft.runtime.isolated.engine import DeviceFiles, WorkerEngine
+from weft.runtime.isolated.limits import WorkerLimits
+
+READ = ("/proc", "/sys", "/usr/local/nvidia", "/usr/local/cuda", "/opt/nvidia", "/etc/nvidia", "/usr/share/nvidia")
+"""What CUDA's libraries look at."""
+WRITTEN = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/dxg", "/dev/null", "/proc/self")
+"""The devices themselves, and the names of the process's own threads."""
+COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec", "/usr/include", *LIBRARIES)
+"""Where the C compiler is, and what it needs, with which triton makes kernels; the loader of programs is a library."""
+
+
+class CudaEngineKind:
+    """What the worker process of a GPU needs."""
+
+    variables: tuple[str, ...] = (
+        "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "NVIDIA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG",
+    )  # fmt: skip
+
+    def make(self, name: str) -> WorkerEngine:
+        from weft.runtime.cuda.engine import CudaEngine
+
+        return CudaEngine(name)
+
+    def warm_up(self, name: str) -> None:
+        import weft.runtime.cuda.engine
+
+        if not is_twin(name):
+            import weft.runtime.cuda.gpu  # noqa: F401
+
+    def files(self, name: str) -> DeviceFiles:
+        return DeviceFiles(READ, tuple(sorted(path for pattern in WRITTEN for path in glob.glob(pattern))))
+
+    def programs(self, name: str) -> tuple[str, ...]:
+        """The compilers of kernels, where there is something that needs them."""
+        triton = None if is_twin(name) else find_spec("triton")
+        return () if triton is None else (*COMPILERS, *(triton.submodule_search_locations or ()))
+
+
+class CudaKind:
+    """GPUs of NVIDIA by their numbers."""
+
+    ahead, shares = DEVICE_AHEAD, True
+    engine = CudaEngineKind()
+
+    def check(self, name: str) -> str | None:
+        if sys.platform != "linux":
+            raise InputError(f"{name}: devices are worked by processes that Linux alone has; leave out device")
+        return None if is_twin(name) else requirements.check(name)
+
+    def called(self, name: str) -> str:
+        return requirements.gpu_called(name)
+
+    def open(self, names: Sequence[str], limits: WorkerLimits, memory_bytes: int | None) -> Backend:
+        from weft.runtime.isolated.device import DeviceBackend
+        from weft.runtime.isolated.devices import SeveralDevices
+
+        numbers = [_number(name) for name in names]
+        if len(names) == 1:
+            return DeviceBackend(names[0], limits, memory_bytes, number=numbers[0])
+        return SeveralDevices(names, limits, memory_bytes, numbers=numbers)
+
+
+def _number(name: str) -> int | None:
+    """The number of a GPU, by which clients name its memory; None: a twin, which has none of its own."""
+    number = name.partition(":")[2]
+    return int(number) if number.isdecimal() else None
