@@ -91,6 +91,8 @@ MOVED = {
     "weft.cli.ray": "weft_cluster.cli.ray",
     "weft.cli.reproduce": "weft_papers.cli.reproduce",
     "weft.planning.eight_bits": "weft_tune.plan_int8",
+    "weft.runtime.cuda.torch_bodies": "weft_stitch.on_device.body_file",
+    "weft.runtime.cuda.torch_rounds": "weft_stitch.on_device.fused_file",
     "weft.planning.across": "weft_cluster.plan_across",
 }
 """Module or package -> where it is now; what is inside a package moved with it."""

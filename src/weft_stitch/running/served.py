@@ -1,6 +1,6 @@
 """A stitched file in the form ``fused``, as a device serves it: ``FusedRounds``, torch modules for rounds of rows.
 
-The backend for GPUs, which stands before this room, imports it by name where there is a stitched file.
+``weft_stitch.on_device.fused_file`` serves them on a GPU.
 """
 
 from __future__ import annotations

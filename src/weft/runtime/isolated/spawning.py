@@ -12,14 +12,15 @@ from dataclasses import asdict
 from typing import Protocol
 
 from weft.base.errors import WorkerDied, reason_of
-from weft.runtime.isolated import packets
+from weft.base.registry import VARIABLE
+from weft.runtime.isolated import packets, template
 from weft.runtime.isolated.confinement import Confinement, inherit_orphans
 from weft.runtime.isolated.engines import CPU, variables
 from weft.runtime.isolated.packets import Line
 
 KEPT_VARIABLES = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONDONTWRITEBYTECODE",
-    "ORT_DISABLE_TELEMETRY",
+    "ORT_DISABLE_TELEMETRY", VARIABLE,
 )  # fmt: skip
 """What a process that works for the server has of its environment, in which there may be secrets."""
 
@@ -120,7 +121,7 @@ class Template:
                 "-P",  # no modules from where it is started, nor from a home: models may write there
                 "-s",
                 "-m",
-                "weft.runtime.isolated.template",
+                template.__name__,
                 str(theirs.fileno()),
                 self.engine,
             ]
