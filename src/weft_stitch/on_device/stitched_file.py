@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from onnx import ModelProto
-
 from weft.runtime.cuda.kinds import Blueprint, DeviceModel, OnnxFile, OutOfTime, Workshop, first_line
 
 
@@ -37,7 +35,7 @@ class StitchedFile(OnnxFile):
             plain.remarks.append(f"not in the form fused: {times}")
             return plain
         fused.remarks.append(f"in the form fused: {times}")
-        self.graph, self.tensors, self.rounds = ModelProto(), {}, None  # what only ONNX Runtime needs
+        self.forget_graph()
         return fused
 
     def _fused(self) -> Workshop:

@@ -21,7 +21,7 @@ from weft_stitch.running.fused import FusedConv, Shape
 from weft_stitch.running.kernel_shapes import tune
 from weft_stitch.running.module import StitchedModule
 from weft_stitch.running.operators import Tensor, torch
-from weft_stitch.running.rivals import LOAD_BYTES
+from weft_stitch.running.ways import LOAD_BYTES
 
 
 class StepCost(NamedTuple):

@@ -105,6 +105,10 @@ class OnnxFile:
             self.tensors = self._seen(blueprint)
         return Workshop(self.device, self, self.options, self.allowance, self.exits, forced)
 
+    def forget_graph(self) -> None:
+        """Give up what only ONNX Runtime needs, where the model is run otherwise."""
+        self.graph, self.tensors, self.rounds = ModelProto(), {}, None
+
     # What the file means
 
     def _meaning(self) -> tuple[Blueprint, dict[str, Array], ModelProto]:
