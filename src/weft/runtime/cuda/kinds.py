@@ -1,6 +1,6 @@
-"""What a kind of model for GPUs offers, ``ModelFile``, and the parts of this engine from which a tool builds one.
+"""What a kind of model for GPUs offers, ``DeviceFile``, and the parts of this engine from which a tool builds one.
 
-A tool registers its kind in the section ``model_kinds`` of its ``tool.toml``; the target is an ``OpensModelFile``. The
+A tool registers its kind in the section ``model_kinds`` of its ``tool.toml``; the target is an ``OpensDeviceFile``. The
 names below are what such a target may use; those that need torch are in ``torch_files`` and ``torch_types``.
 """
 
@@ -25,14 +25,42 @@ from weft.runtime.onnxruntime_cpu.sessions import first_line, open_model
 from weft.runtime.onnxruntime_cpu.whole import named_exits, whole_blueprint, with_tasks
 
 __all__ = [
-    "FP16", "FP32", "LARGEST_UNASKED", "SHAPES", "WRONG", "Allowance", "Blueprint", "Device", "DeviceModel",
-    "DeviceSegment", "DeviceWeights", "ModelFile", "OnnxFile", "OpenPieces", "OpensModelFile", "OutOfTime", "Runnable",
-    "SegmentSpec", "Tensor", "Unfit", "Workshop", "as_array", "batch_of", "difference", "first_line", "guess_s",
-    "lacks_memory", "named_exits", "open_model", "remark", "whole_blueprint", "with_tasks",
+    "FP16",
+    "FP32",
+    "LARGEST_UNASKED",
+    "SHAPES",
+    "WRONG",
+    "Allowance",
+    "Blueprint",
+    "Device",
+    "DeviceFile",
+    "DeviceModel",
+    "DeviceSegment",
+    "DeviceWeights",
+    "OnnxFile",
+    "OpenPieces",
+    "OpensDeviceFile",
+    "OutOfTime",
+    "Runnable",
+    "SegmentSpec",
+    "Tensor",
+    "Unfit",
+    "Workshop",
+    "as_array",
+    "batch_of",
+    "difference",
+    "first_line",
+    "guess_s",
+    "lacks_memory",
+    "named_exits",
+    "open_model",
+    "remark",
+    "whole_blueprint",
+    "with_tasks",
 ]  # fmt: skip
 
 
-class ModelFile(Protocol):
+class DeviceFile(Protocol):
     """A file of some kind while it is being prepared for a device; ``device.on()`` is entered around every call."""
 
     def built(self) -> DeviceModel:
@@ -48,8 +76,8 @@ class ModelFile(Protocol):
         ...
 
 
-class OpensModelFile(Protocol):
-    """The target of a registered kind: a class, or a function, that gives a ``ModelFile``."""
+class OpensDeviceFile(Protocol):
+    """The target of a registered kind: a class, or a function, that gives a ``DeviceFile``."""
 
     def __call__(
         self,
@@ -60,7 +88,7 @@ class OpensModelFile(Protocol):
         allowance: Allowance,
         *,
         learn: bool = True,
-    ) -> ModelFile:
+    ) -> DeviceFile:
         """folder: where files of the prepared model are, or will be.
 
         learn: False: take over what another file has on the device, or raise ``NotLearned``. Only kinds that register

@@ -18,7 +18,7 @@ from weft.base.errors import InputError, ModelError, NotLearned
 from weft.base.registry import Entry
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import Device
-from weft.runtime.cuda.kinds import ModelFile, OpensModelFile
+from weft.runtime.cuda.kinds import DeviceFile, OpensDeviceFile
 from weft.runtime.cuda.model import DeviceModel, ModelOnHost
 from weft.runtime.cuda.precision import FP32
 from weft.runtime.cuda.workshop import Unfit
@@ -97,7 +97,7 @@ def _reopened(
     if first.file is None and first.nodes is None:
         return ModelOnHost(prepare(path, _for_host(options), cache, learn=False), blueprint.remarks[-1])
     with device.on():
-        file: ModelFile = kind_of(path, CUDA).load()(device, path, options, place, Allowance())
+        file: DeviceFile = kind_of(path, CUDA).load()(device, path, options, place, Allowance())
         return file.reopened(blueprint)
 
 
@@ -141,10 +141,10 @@ def _learned(
 
 def _opened(
     kind: Entry, device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance, *, learn: bool
-) -> ModelFile:
+) -> DeviceFile:
     """A file as its kind opens it; ``Unfit`` where something that the kind needs is not installed."""
     try:
-        opens: OpensModelFile = kind.load()
+        opens: OpensDeviceFile = kind.load()
     except InputError as error:
         raise Unfit(str(error)) from error
     if learn:
