@@ -51,7 +51,7 @@ from weft_stitch.running.fused_body import (
 )
 from weft_stitch.running.kernel_shapes import replay_seconds
 from weft_stitch.running.measuring import error, prepare, settle, times_ms
-from weft_stitch.running.rivals import Forked, RivalWay
+from weft_stitch.running.ways import Forked, RivalWay
 
 RESULTS = Path(__file__).parent / "results" / "gpu_encoders.json"
 LAYERS, WIDTH, HEADS, WORDS, POSITIONS, CLASSES = 12, 768, 12, 30522, 512, 3

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 from machine import machine
+from stitch_ways import draw, make
 
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.engine import device_named
@@ -42,7 +43,7 @@ from weft_stitch.metadata import metadata
 from weft_stitch.onnx_writer import write_onnx
 from weft_stitch.reading.alignment import align
 from weft_stitch.running.measuring import TimedWay, build, error, precision, prepare, times_ms
-from weft_stitch.running.rivals import Place, draw, make
+from weft_stitch.running.ways import Place
 from weft_stitch.sharing import Sharing
 
 RESULTS = Path(__file__).parent / "results" / "gpu_stitched.json"

@@ -40,6 +40,9 @@ if find_spec("pydantic") is None or find_spec("numba") is None:
     bare = ModuleType("weft")
     bare.__path__ = [str(SOURCE)]
     sys.modules["weft"] = bare
+    sys.path.append(str(SOURCE.parent))
+
+from stitch_ways import BATCH, COMPILED, GROUPED, SEPARATE, WAYS, by_batch, draw, make
 
 from weft_stitch.family import Family
 from weft_stitch.graph import Graph
@@ -62,19 +65,7 @@ from weft_stitch.running.measuring import (
     settle,
     times_ms,
 )
-from weft_stitch.running.rivals import (
-    BATCH,
-    COMPILED,
-    GROUPED,
-    LOAD_BYTES,
-    SEPARATE,
-    WAYS,
-    Place,
-    RivalWay,
-    by_batch,
-    draw,
-    make,
-)
+from weft_stitch.running.ways import LOAD_BYTES, Place, RivalWay
 from weft_stitch.sharing import Block, ChannelSpace, Sharing
 
 RESULTS = Path(__file__).parent / "results" / "stitch_gpu.json"

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from datasets import HELD_OUT, ORIGINS, Images, Origin, cifar10, mnist
 from datasets import Data as Pictures
+from multi_task_zipping.networks import Examples, train
+from multi_task_zipping.zipping import Data, Zipped, zip_nets
 from torch.nn import functional
 
 from weft_stitch.making.generator import FamilyRecipe
 from weft_stitch.making.model_files import save_nets
-from weft_stitch.making.torch_training import Examples, train
-from weft_stitch.making.torch_zipping import Data, Zipped, zip_nets
 from weft_stitch.net import Net
 from weft_stitch.reading.alignment import align
 from weft_stitch.spaces import wire

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import IO, NamedTuple
 
 from weft.base.errors import WeftError
-from weft.devices.soc import Soc, Unit
+from weft.devices import Soc, Unit
 from weft_map.planner_worker import PlanJob, PlanReport, receive, send
 from weft_map.problem import Group, Problem, Task, UnitCost
 from weft_map.solver import Options

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from weft.base.errors import ProfileError
 from weft.base.jsonfile import first_problem
-from weft.devices.soc import Soc, Unit
-from weft.models.layer import Layer, Model
+from weft.devices import Soc, Unit
+from weft.models import Layer, Model
 from weft_map.grouping import LayerGroup, follows, group_layers
 from weft_map.problem import MAX_STEPS
 from weft_map.profiles import ProfileCost, ProfileGroup, SocProfile, distinct, merge_groups, readable

@@ -20,7 +20,7 @@ from math import inf
 
 from weft.base.errors import WorkloadError
 from weft.devices.decoupled import DeviceClocks, LayerTimes
-from weft.engine.engine import Completion
+from weft.engine import Completion
 from weft.engine.policies.base import Candidate, LaneState, Running, Start
 from weft_map.problem import Problem
 from weft_map.schedule import Outcome, Schedule, Stint, Transfer

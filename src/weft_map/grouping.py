@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from weft.base.errors import ModelError
-from weft.models.layer import Layer, Model
+from weft.models import Layer, Model
 from weft.models.onnx_import.ops import ACTIVATIONS, ARITHMETIC
 
 _ELEMENTS_WORTH = 32

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.devices.soc import Soc
+from weft.devices import Soc
 from weft_map.kernels.soc_bound import ActivityPrices
 from weft_map.problem import Floats, Problem, Tables
 

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.base.errors import ProfileError, WorkloadError, unknown_name
-from weft.devices.soc import Soc
+from weft.devices import Soc
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -8,7 +8,7 @@ from importlib import resources
 from importlib.resources.abc import Traversable
 
 from weft.base.errors import ProfileError
-from weft.devices.soc import Soc
+from weft.devices import Soc
 from weft_map.estimate import estimate
 from weft_map.profiles import Origin, SocProfile, merge_groups, read_soc_profile
 

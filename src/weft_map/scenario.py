@@ -17,7 +17,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Validati
 from weft.base.errors import ShapeNeeded, WorkloadError, reason_of, unknown_name
 from weft.base.jsonfile import first_problem, printable
 from weft.base.shapes import sizes_of
-from weft.devices.soc import Soc, load_soc
+from weft.devices import Soc, load_soc
 from weft_map.limits import TaskLimits
 from weft_map.problem import MAX_STEPS, Objective, Problem
 from weft_map.profile_by_name import find_profile

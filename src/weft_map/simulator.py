@@ -13,7 +13,7 @@ import numpy as np
 
 from weft.base.errors import WorkloadError
 from weft.devices.decoupled import DeviceClocks
-from weft.engine.engine import Completion, Engine, Offer
+from weft.engine import Completion, Engine, Offer
 from weft.engine.policies.base import NO_BUFFER, Candidate, Policy, Setting, Start, View
 from weft_map.executor import NEVER, OUTSIDE, SimulatedSoc, ticks
 from weft_map.problem import Problem

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.base.errors import WorkloadError
-from weft.devices.soc import Soc, Unit
+from weft.devices import Soc, Unit
 from weft_map.alone import shortest
 from weft_map.baselines import BASELINES
 from weft_map.cpsat import contention_free

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 
 from weft.base.errors import ProfileError, unknown_name
 from weft.base.jsonfile import first_problem
-from weft.devices.soc import Soc
-from weft.models.layer import Model
+from weft.devices import Soc
+from weft.models import Model
 from weft_map.estimate import kernels, move_s
 from weft_map.grouping import LayerGroup, group_layers
 from weft_map.profiles import (

@@ -46,19 +46,25 @@ class CodedArray(NamedTuple):
 
 def coded(array: Array) -> CodedArray | None:
     """*array* as codes, if that takes less room."""
-    from weft_tune.numbers.packing import pack  # compiled, and most models are not tuned
-
     if array.dtype != np.float32 or array.nbytes <= STEPS_BYTES:
         return None
     table, places = np.unique(array, return_inverse=True)
     bits = max(1, int(len(table) - 1).bit_length())
     if bits > MOST_BITS:
         return None
-    stream = np.zeros(-(-array.size // TOGETHER) * bits, np.uint8)
-    data = pack(places.reshape(-1), bits)
-    stream[: data.size] = data
-    found = CodedArray(stream.reshape(-1, bits), table, array.shape)
+    found = CodedArray(packed(places.reshape(-1), bits), table, array.shape)
     return found if found.nbytes + STEPS_BYTES < array.nbytes else None
+
+
+def packed(codes: Array, bits: int) -> Array:
+    """Codes without gaps, eight of them in a row of *bits* bytes; the last row is filled up with zeros.
+
+    Bit i of code k is bit (k bits + i) mod 8 of byte (k bits + i) // 8, as ``weft tune`` packs them.
+    """
+    rows = np.zeros((-(-codes.size // TOGETHER), TOGETHER), np.uint16)  # wide enough for MOST_BITS
+    rows.reshape(-1)[: codes.size] = codes
+    unpacked = (rows[:, :, None] >> np.arange(bits, dtype=np.uint16)).astype(np.uint8) & 1
+    return np.packbits(unpacked.reshape(len(rows), -1), axis=1, bitorder="little")
 
 
 def coded_kernels(graph: Graph) -> dict[str, CodedArray]:

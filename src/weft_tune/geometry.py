@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.base.errors import TuneError, unknown_name
-from weft.models.layer import Layer, Model
+from weft.models import Layer, Model
 from weft.models.weighted_layers import find_layers, load_flat
 from weft_tune.network import Network, Target
 

@@ -18,7 +18,7 @@ from weft.devices.costs import DEFAULT_COST
 from weft.devices.costs.layer_costs import Profile, estimate
 from weft.devices.costs.program import Clock, lower
 from weft.kernels.replay import replay
-from weft.models.layer import Layer, Model
+from weft.models import Layer, Model
 from weft_tune.geometry import places
 from weft_tune.network import ROLES, Network
 from weft_tune.numbers.configuration import Configuration

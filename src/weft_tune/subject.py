@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import InputError, TuneError, unknown_name
 from weft.devices import Npu, load_npu
-from weft.models import classifiers
-from weft.models.layer import Model
+from weft.models import Model, classifiers
 from weft.models.sources import load_model
 from weft_tune.command_evaluator import CommandEvaluator
 from weft_tune.descriptor import Descriptor, load_descriptor, network_of

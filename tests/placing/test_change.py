@@ -18,8 +18,8 @@ from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.machines import MachineGroup, MachineKind, Machines
 from weft_cluster.placing.placement import Objective, Placement
 from weft_cluster.placing.problem import PlacingProblem, Shares
-from weft_cluster.placing.rivals.spreading import levelled
 from weft_cluster.placing.settling import adapted
+from weft_cluster.placing.spreading import levelled
 from weft_cluster.placing.summary import make_placement
 
 GB = 10**9

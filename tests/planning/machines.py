@@ -60,7 +60,11 @@ def arrangement(machine: Host, policy: str = "punctual", batch: int = 1, **optio
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs of a few requests under two policies, which are enough where the answer is clear."""
+    shorten(monkeypatch)
+
+
+def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have runs of a few requests under two policies, which are enough where the answer is clear."""
     monkeypatch.setattr(candidates, "request_policies", lambda workload: ["punctual", "edf"])
     for name in ("SHORT", "USUAL", "LONG"):
         for module in (trials, finals, whole_run):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +17,9 @@ from tests.models.onnx_graphs import node, tensor
 from tests.planning.machines import brief, host
 from tests.planning.plans import scaling
 from tests.serving.live import save
+from weft.base.registry import registered
 from weft.devices.host import write_host
-from weft.planning import folder
+from weft.planning import folder, whole_run
 from weft.planning.layout import planned_workload
 from weft.planning.plan import read_plan
 
@@ -107,3 +111,33 @@ def test_what_makes_no_plan_is_one_line(capsys, place, arguments, said):
     (place / "full").mkdir()
     (place / "full/letter.txt").write_text("dear")
     assert said in refused(capsys, "plan", *arguments, "--cache", "kept")
+
+
+def test_a_plan_without_options_of_tools_imports_no_tool(place):
+    code = f"""
+import sys, pytest
+from tests.planning.machines import shorten
+from weft.cli.main import main
+
+shorten(pytest.MonkeyPatch())
+with pytest.raises(SystemExit, match="0"):
+    main({["plan", *STREAMS, "-d", "one.json", "--cache", "kept", "-o", "plan"]!r})
+assert not [name for name in sys.modules if name.startswith("weft_")]
+"""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    assert read_plan("plan").models
+
+
+@pytest.mark.parametrize(("option", "tool"), [(("--int8",), "tune"), (("--machines", "2"), "cluster")])
+def test_an_option_whose_tool_is_not_there_is_one_line(capsys, monkeypatch, place, option, tool):
+    (name,) = (name for name, entry in registered("plan_options").items() if entry.tool.name == tool)
+    entry = registered("plan_options")[name]
+    needy = entry._replace(tool=entry.tool._replace(needs=("absent_module",)))
+    with monkeypatch.context() as lacking:
+        lacking.setattr(whole_run, "registered", lambda section: {name: needy})
+        said = refused(capsys, "plan", *STREAMS, *option, "-d", "one.json", "--cache", "kept")
+        assert f"{tool} needs absent_module, which is not installed; pip install 'weft[{tool}]'" in said
+    monkeypatch.setattr(whole_run, "registered", lambda section: {})
+    said = refused(capsys, "plan", *STREAMS, *option, "-d", "one.json", "--cache", "kept")
+    assert f"{name}: no tool of this installation brings this option" in said

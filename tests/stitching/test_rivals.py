@@ -28,10 +28,11 @@ from weft_stitch.running.measuring import (
     reference,
     times_ms,
 )
-from weft_stitch.running.rivals import COMPILED, WAYS, Place, by_batch, draw, make
+from weft_stitch.running.ways import Place
 
 sys.path.append(str(ROOT / "benchmarks"))
 import stitch_gpu
+from stitch_ways import COMPILED, WAYS, by_batch, draw, make
 
 torch.set_num_threads(1)
 
@@ -245,6 +246,7 @@ def test_the_benchmark_needs_only_numpy_and_torch():
 import runpy, sys
 sys.modules.update(dict.fromkeys({missing!r}))
 sys.path = [each for each in sys.path if not each.endswith("src")]
+sys.path.append({str(ROOT / "benchmarks")!r})
 runpy.run_path({stitch_gpu.__file__!r})
 """
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -9,13 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-
-from tests.stitching.nets import TINY, images, run, tiny
-from weft.base.errors import StitchError
-from weft.models.trained import TRAINED
-from weft_stitch.discovery import discover
-from weft_stitch.making.generator import FamilyRecipe
-from weft_stitch.making.merging import (
+from training.multi_task_zipping.merging import (
     Filters,
     common,
     damped,
@@ -24,9 +18,15 @@ from weft_stitch.making.merging import (
     merge,
     pair,
 )
+from training.multi_task_zipping.networks import Examples, accuracy, forward, tables, train
+from training.multi_task_zipping.zipping import Data, zip_nets
+
+from tests.stitching.nets import TINY, images, run, tiny
+from weft.base.errors import StitchError
+from weft.models.trained import TRAINED
+from weft_stitch.discovery import discover
+from weft_stitch.making.generator import FamilyRecipe
 from weft_stitch.making.model_files import save_nets
-from weft_stitch.making.torch_training import Examples, accuracy, forward, tables, train
-from weft_stitch.making.torch_zipping import Data, zip_nets
 from weft_stitch.making.zipped import ZIPPED, card
 from weft_stitch.reading.alignment import align
 from weft_stitch.reading.onnx_reader import read_net

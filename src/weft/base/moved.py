@@ -90,6 +90,11 @@ MOVED = {
     "weft.cli.ray": "weft_cluster.cli.ray",
     "weft.cli.reproduce": "weft_papers.cli.reproduce",
     "weft.planning.eight_bits": "weft_tune.plan_int8",
+    "weft.runtime.cuda.torch_bodies": "weft_stitch.on_device.body_file",
+    "weft.runtime.cuda.torch_rounds": "weft_stitch.on_device.fused_file",
+    "weft.placing.rivals.alpaserve": "weft_cluster.placing.alpaserve",
+    "weft.placing.rivals": "weft_papers.placing_rivals",
+    "weft.stitching.running.rivals": "weft_stitch.running.ways",
     "weft.planning.across": "weft_cluster.plan_across",
 }
 """Module or package -> where it is now; what is inside a package moved with it."""

@@ -43,7 +43,7 @@ SECTIONS: Mapping[str, frozenset[str]] = {
     "share_policies": frozenset(),
     "backends": frozenset(),
     "devices": frozenset({"example", "names"}),
-    "model_kinds": frozenset({"devices"}),
+    "model_kinds": frozenset({"devices", "suffix", "metadata", "packages", "takes_over"}),
     "pages": frozenset(),
     "plan_options": frozenset({"help"}),
 }

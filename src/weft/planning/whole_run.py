@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.base.errors import InputError, WorkloadError
-from weft.base.registry import find
+from weft.base.registry import registered
 from weft.devices import Host
 from weft.devices.conditions import Conditions, worst_of
 from weft.planning.alone import times_alone
@@ -136,7 +136,12 @@ def make_plan(
 
 def plan_option(name: str) -> Any:
     """What a tool registers for an option of ``weft plan``; InputError where the tool, or what it needs, is missing."""
-    return find("plan_options", name, "option that a tool adds to weft plan").load()
+    entry = registered("plan_options").get(name)
+    if entry is None:
+        raise InputError(f"{name}: no tool of this installation brings this option; weft tools lists what there is")
+    if missing := entry.tool.missing():  # before minutes of measuring, at whose end it would be imported
+        raise InputError(entry.tool.lacks(missing[0]))
+    return entry.load()
 
 
 def measured_for(

@@ -18,15 +18,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from weft.base.errors import ModelError
 from weft.base.jsonfile import first_problem, printable
-from weft.runtime.metadata import PROGRAM_SUFFIX, STITCHED_KEY, STITCHED_VERSION
+from weft.runtime.metadata import STITCHED_KEY, STITCHED_VERSION, metadata_value
 from weft.runtime.tensors import Array, TensorSpec
-from weft.runtime.wire_format import Glance, fields
-
-_METADATA_FIELD = 14
-"""The field of an ONNX model that holds its metadata: entries with a key (1) and a value (2)."""
-
-_MOST_BYTES = 1 << 24
-"""More than any file says of its tasks."""
+from weft.runtime.wire_format import Glance
 
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
@@ -85,24 +79,9 @@ def tasks_in(path: Path) -> tuple[TaskSpec, ...]:
     """The tasks of a file, whose weights are stepped over; none of one that is not stitched, or no model at all."""
     with open(path, "rb") as file:
         try:
-            return read_tasks(_said(Glance(file)))
+            return read_tasks(metadata_value(Glance(file), STITCHED_KEY))
         except IndexError:  # not a model, or not written to its end, which loading it will tell
             return ()
-
-
-def is_body(path: Path) -> bool:
-    """Whether a file holds models that take rows of any length together."""
-    return path.suffix != PROGRAM_SUFFIX and path.is_file() and any(task.length for task in tasks_in(path))
-
-
-def _said(data: Glance) -> str:
-    """The value of our key in a model's metadata; empty where there is none."""
-    for number, start, end in fields(data, 0, len(data)):
-        if number == _METADATA_FIELD and end - start <= _MOST_BYTES:
-            entry = {key: data[first:last] for key, first, last in fields(data, start, end)}
-            if entry.get(1) == STITCHED_KEY.encode():
-                return entry.get(2, b"").decode("utf-8", "replace")
-    return ""
 
 
 def check(tasks: Sequence[TaskSpec], inputs: Iterable[TensorSpec], outputs: Iterable[TensorSpec]) -> None:

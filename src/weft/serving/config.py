@@ -35,7 +35,7 @@ from weft.base.jsonfile import first_problem, printable
 from weft.base.shapes import sizes_of
 from weft.devices.host import example_devices, is_device, usable_cores
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
-from weft.runtime.metadata import PROGRAM_SUFFIX
+from weft.runtime.model_kinds import suffixes
 
 LARGEST_FILE_BYTES = 1 << 20
 """Settings are short; more than this is some other file."""
@@ -499,5 +499,5 @@ def _source(path: Path, given: Any) -> Any:
 
     if not isinstance(given, str) or given in (*ZOO, *TRAINED, *PACKAGED, ""):
         return given
-    known_by_path = "/" in given or given.endswith((".onnx", PROGRAM_SUFFIX)) or os.path.exists(path.parent / given)
+    known_by_path = "/" in given or given.endswith(suffixes()) or os.path.exists(path.parent / given)
     return str(_below(path, given)) if known_by_path else given

@@ -29,11 +29,11 @@ from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_file
 from weft.models.trained import TRAINED
 from weft.runtime.metadata import PROGRAM_SUFFIX, servable
+from weft.runtime.model_kinds import suffixes
 from weft.runtime.stitched import tasks_in
 from weft.serving.config import ModelConfig, one_line, read_model_config
 
 MODEL_FILE, SETTINGS_FILE, TRITON_FILE = "model.onnx", "weft.toml", "config.pbtxt"
-SUFFIXES = (".onnx", PROGRAM_SUFFIX)
 """How the files of models end."""
 MOST_NAMES_SHOWN = 64
 """How many an answer about an unknown name may list; looking for near ones takes time for each."""
@@ -130,7 +130,7 @@ class Repository:
         self._shapes: dict[str, dict[str, Shape]] = {}
         self._look(first=True)
         if shapes:
-            aliases = {str(each): Path(each).stem for each in sources if str(each).endswith(SUFFIXES)}
+            aliases = {str(each): Path(each).stem for each in sources if str(each).endswith(suffixes())}
             self._shapes = parse_shapes(shapes, self.names(), aliases)
             _refuse_stitched(self._shapes, self._found.models)
             self._look(first=True)
@@ -258,7 +258,7 @@ class _Directory:
             model = name.removesuffix(".toml")
             if model == name:
                 self._look_at(root, name, found)
-            elif not any(f"{model}{suffix}" in present for suffix in SUFFIXES):
+            elif not any(f"{model}{suffix}" in present for suffix in suffixes()):
                 found.remark(model, f"{name} is ignored: there is no {model}.onnx")
         if not found.models and not found.problems:
             found.remark(str(self.path), "the repository is empty")
@@ -266,7 +266,7 @@ class _Directory:
 
     def _look_at(self, root: Path, file: str, found: _Scan) -> None:
         """Note what one thing in the repository is, if it is a model at all."""
-        name = next((file.removesuffix(each) for each in SUFFIXES if file.endswith(each)), file)
+        name = next((file.removesuffix(each) for each in suffixes() if file.endswith(each)), file)
         try:
             mode = _mode(root, root / file)
             if stat.S_ISDIR(mode):
@@ -340,7 +340,7 @@ def _numbered(root: Path, name: str, found: _Scan, programs: bool) -> list[Model
 def _version(root: Path, name: str, number: str, config: ModelConfig) -> ModelEntry:
     folder = root / name / number
     files = _listed(root, folder)
-    file = next((f"model{each}" for each in SUFFIXES if f"model{each}" in files), MODEL_FILE)
+    file = next((f"model{each}" for each in suffixes() if f"model{each}" in files), MODEL_FILE)
     if file not in files:
         raise _Trouble(f"no file {MODEL_FILE} in it")
     if not stat.S_ISREG(mode := _mode(root, folder / file)):
@@ -440,7 +440,7 @@ def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _M
         raise InputError(one_line(f"{path} is {kind}, not a file; a file ends in .onnx, a repository is a directory"))
     if not os.path.isfile(path):
         raise InputError(_missing(str(given), path))
-    if path.suffix not in SUFFIXES:
+    if path.suffix not in suffixes():
         raise InputError(one_line(f"{path} is not a model; a file ends in .onnx, a repository is a directory"))
     try:
         return _ModelFile(_checked(path.stem), path.absolute(), "file", programs)
@@ -450,7 +450,7 @@ def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _M
 
 def _missing(given: str, path: Path) -> str:
     """The sentence for a source that is not there, with the near names of where it would be."""
-    if "/" not in given and not given.endswith(SUFFIXES):
+    if "/" not in given and not given.endswith(suffixes()):
         hint = "(nor is there such a directory; a file ends in .onnx)"
         return f"{unknown_name('model', _short(given), (*zoo.ZOO, *TRAINED, *PACKAGED))} {hint}"
     near = one_line(" or ".join(_near(path)))

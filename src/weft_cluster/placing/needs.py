@@ -17,7 +17,7 @@ from types import MappingProxyType
 from weft.base.errors import ModelError, PlacingError, WorkloadError
 from weft.devices import Host, Npu, load_device
 from weft.devices.costs.program import Program
-from weft.models.layer import Model
+from weft.models import Model
 from weft.models.sources import load_model
 from weft.simulation.requests import Device, prepare
 from weft.simulation.requests.case import remaining_alone_s

@@ -7,10 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from weft.engine import SimulatedNpu, request_engine
 from weft.engine.arrivals import DROPPED, Arrivals
-from weft.engine.for_requests import request_engine
 from weft.engine.policies.base import NO_DEADLINE
-from weft.engine.simulated_npu import SimulatedNpu
 from weft.engine.tickets import Terms, Ticket
 from weft.kernels import request_state as k
 from weft.simulation.requests import estimates

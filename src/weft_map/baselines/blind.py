@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import inf
 
-from weft.devices.soc import BandwidthSharing, Soc
+from weft.devices import BandwidthSharing, Soc
 from weft_map.limits import TaskLimits
 from weft_map.prices import priced, simple_sets
 from weft_map.problem import Objective, Problem

@@ -26,7 +26,7 @@ from weft.cli.unused import given_options
 from weft_map.cli import calibrate, map_dynamic
 
 if TYPE_CHECKING:
-    from weft.models.layer import Model
+    from weft.models import Model
     from weft_map.scenario import MappingCase, Scenario
 
 

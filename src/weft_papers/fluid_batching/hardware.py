@@ -13,8 +13,8 @@ from weft.base.errors import DeviceError
 from weft.devices import TiledNpu, load_device, load_platform
 from weft.devices.costs.explore import Exploration, explore
 from weft.devices.tiled import Batching
+from weft.models import Model
 from weft.models.exits import exit_shares
-from weft.models.layer import Model
 from weft.models.sources import load_model
 
 EXIT_RATES = {"resnet50": (0.051, 0.169, 0.09, 0.69), "inception-v3": (0.145, 0.186, 0.222, 0.447)}

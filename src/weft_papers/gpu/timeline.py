@@ -11,9 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Patch, Rectangle
 
 from weft.base.files import write_text
-from weft.devices.shares import Share
+from weft.devices import Share
+from weft.engine import SimulatedHost
 from weft.engine.policies import Setting
-from weft.engine.simulated_host import SimulatedHost
 from weft.reports.page import page_text
 from weft.simulation.requests import serve_requests
 from weft.simulation.requests.host import executor

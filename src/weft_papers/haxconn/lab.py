@@ -8,8 +8,7 @@ from functools import lru_cache
 from time import process_time
 from typing import NamedTuple
 
-from weft.devices import load_soc
-from weft.devices.soc import Pccs, Soc, Unit
+from weft.devices import Pccs, Soc, Unit, load_soc
 from weft_map.limits import TaskLimits
 from weft_map.problem import Group, Problem, Task
 from weft_map.profile_by_name import find_profile

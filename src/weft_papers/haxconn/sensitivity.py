@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from weft.devices.soc import Pccs
+from weft.devices import Pccs
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.haxconn.experiments import Experiment, experiments

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
+from weft.models import Model, import_onnx
 from weft.models.classifiers import model_path
-from weft.models.layer import Model
-from weft.models.onnx_import import import_onnx
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean

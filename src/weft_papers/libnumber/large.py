@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.models.layer import Gemm, Layer, Model
+from weft.models import Gemm, Layer, Model
 from weft.models.zoo import load
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside

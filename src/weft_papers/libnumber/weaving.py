@@ -13,7 +13,7 @@ from pathlib import Path
 
 from weft.devices import Npu
 from weft.devices.costs.layer_costs import Profile, estimate
-from weft.models.layer import Model
+from weft.models import Model
 from weft.models.zoo import load
 from weft.simulation import simulate
 from weft.workloads import Saturated

@@ -1,6 +1,6 @@
 """Fine-tuned models answered by one body on a GPU: ``FusedEncoder``, of what ``stitch_body`` made.
 
-``weft serve`` has the same of a file, see ``weft.runtime.cuda.torch_bodies``, which imports this by name.
+``weft serve`` has the same of a file, by ``weft_stitch.on_device.body_file``.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from weft_stitch.planning.cost import H200, Modelled
 from weft_stitch.planning.planner import Plan, plan
 from weft_stitch.running.measuring import REPLAYS, ROUNDS, TimedWay, build, prepare, times_ms
 from weft_stitch.running.operators import torch
-from weft_stitch.running.rivals import Place, RivalWay
+from weft_stitch.running.ways import Place, RivalWay
 from weft_stitch.sharing import Sharing
 
 

@@ -19,7 +19,7 @@ from weft_stitch.running.fused import FusedConv
 from weft_stitch.running.kernel_shapes import tune
 from weft_stitch.running.module import StitchedModule
 from weft_stitch.running.operators import Tensor, torch
-from weft_stitch.running.rivals import Forked, Outputs, Place, RivalWay
+from weft_stitch.running.ways import Forked, Outputs, Place, RivalWay
 
 WARM_UPS = 3
 ROUNDS, REPLAYS, FEWEST, ROUND_S = 3, 50, 10, 1.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -12,10 +11,11 @@ import numpy as np
 from weft.base.errors import StitchError
 from weft_stitch.graph import DYNAMIC, Graph, GraphStep
 from weft_stitch.net import Array
+from weft_stitch.running.fused import operator as fused_conv
 from weft_stitch.running.operators import OPERATORS, STATIC, Tensor, torch
 
-MODULES = {"FusedConv": "weft_stitch.running.fused"}
-"""Steps that are modules of their own: ``operator(step, constants)`` of that file makes one; it gets the tensors."""
+MODULES = {"FusedConv": fused_conv}
+"""Operators that are torch modules of their own -> what makes one from a step and the graph's constants."""
 FRESH = frozenset(("FusedConv", "MaxPool"))
 """Steps whose result shares memory with nothing: a module that is its last reader may write over it, if none of the
 readers before it is one of ``ALIASES``."""
@@ -106,7 +106,7 @@ class StitchedModule(torch.nn.Module):
 
     def _call(self, step: GraphStep, forget: tuple[str, ...]) -> ReadyStep:
         if step.op in MODULES:
-            module = import_module(MODULES[step.op]).operator(step, self.graph.constants)
+            module = MODULES[step.op](step, self.graph.constants)
             self.add_module(f"step_{len(self._modules)}", module)
             tensors = tuple(Name(each) for each in step.inputs if each and each not in self.graph.constants)
             module.reuses = self._may_reuse(tensors, forget)

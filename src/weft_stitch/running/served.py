@@ -1,6 +1,6 @@
 """A stitched file in the form ``fused``, as a device serves it: ``FusedRounds``, torch modules for rounds of rows.
 
-The backend for GPUs, which stands before this room, imports it by name where there is a stitched file.
+``weft_stitch.on_device.fused_file`` serves them on a GPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from weft_stitch.running.fused import FusedConv, Shape
 from weft_stitch.running.kernel_shapes import tune
 from weft_stitch.running.module import StitchedModule
 from weft_stitch.running.operators import Tensor, torch
-from weft_stitch.running.rivals import LOAD_BYTES
+from weft_stitch.running.ways import LOAD_BYTES
 
 
 class StepCost(NamedTuple):

@@ -15,19 +15,20 @@ import onnx
 import pytest
 import torch
 
-from tests.runtime.cuda.test_stitched_models import Steady
+from tests.runtime.cuda.test_stitched_models import Steady, without_tools
 from tests.stitching.encoders import TOKENS, Feed, answers, sentences, tiny_encoders, with_exit
 from tests.stitching.test_bodies_adapters import adapter, factors, merged
 from tests.stitching.test_bodies_near import changed, other_columns, scaled_rows
 from tests.stitching.test_body_serving import exported
 from weft.base.errors import NotLearned, StitchError, UnfitInputs
 from weft.runtime.backend import BatchPart, LoadOptions, Step
-from weft.runtime.cuda import preparing, torch_bodies
+from weft.runtime.cuda import preparing
 from weft.runtime.cuda.model import ModelOnHost
 from weft.runtime.cuda.preparing import prepare_on
-from weft.runtime.cuda.torch_bodies import FORM, IN_PLACE, DeviceBody, EncoderModel
 from weft.runtime.metadata import BODY_KEY
 from weft_stitch.bodies.whole_run import stitch_body
+from weft_stitch.on_device import body_file
+from weft_stitch.on_device.body_file import FORM, IN_PLACE, DeviceBody, EncoderModel
 from weft_stitch.reading.onnx_stitched import read_body
 from weft_stitch.running import body_serving, body_shapes
 from weft_stitch.running.body_ladder import BodyLadder
@@ -220,7 +221,7 @@ def test_what_is_there_already_is_not_learned(
     with pytest.raises(NotLearned, match="no body is there that it fits"):
         opened(stitched(files[1:3], tmp_path / "others.onnx"), FOUR, device, learn=False)
     with monkeypatch.context() as patched, pytest.raises(NotLearned, match="has no room for it"):
-        patched.setattr(first._maker, "check", None)  # nobody comes to compare it
+        patched.setattr(body_serving, "check", None)  # nobody comes to compare it
         opened(more, LoadOptions(max_batch=8), device, learn=False)
     taken = opened(more, FOUR, device, tmp_path / "cache", learn=False)
     assert taken._body is first._body
@@ -238,10 +239,10 @@ def test_bodies_may_come_while_one_is_looked_for(file: Path, monkeypatch: pytest
         @property
         def shared(self) -> bytes:
             come.append(DeviceBody(device, Meanwhile(), None))
-            torch_bodies.BODIES.add(come[-1])
+            body_file.BODIES.add(come[-1])
             return b""
 
-    monkeypatch.setattr(torch_bodies, "BODIES", WeakSet([first := DeviceBody(device, Meanwhile(), None)]))
+    monkeypatch.setattr(body_file, "BODIES", WeakSet([first := DeviceBody(device, Meanwhile(), None)]))
     with pytest.raises(NotLearned, match="no body is there"):
         opened(file, FOUR, device, learn=False)
     assert come and first.device is device
@@ -293,7 +294,7 @@ def test_lines_of_what_fails_are_given_back(
         raise MemoryError("CUDA out of memory")
 
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
-        patched.setattr(torch_bodies, failing, fail)
+        patched.setattr(body_file, failing, fail)
         prepare_on(device, more, FOUR, None if failing == "difference" else tmp_path / "cache")
     assert first._body.slotted._users == before
     assert opened(more, FOUR, device)._body is first._body
@@ -333,10 +334,10 @@ def test_norms_that_differ_in_their_epsilon_are_not_taken_for_the_same(
 
 def test_a_body_that_nobody_has_leaves(file: Path) -> None:
     model = opened(file)
-    here = len(torch_bodies.BODIES)
+    here = len(body_file.BODIES)
     model.close()
     gc.collect()
-    assert len(torch_bodies.BODIES) == here - 1
+    assert len(body_file.BODIES) == here - 1
 
 
 def test_tiles_that_were_found_are_kept_and_lent(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,16 +415,16 @@ def test_models_with_exits_are_run_by_onnx_runtime(tmp_path: Path) -> None:
     assert "do not answer by one and the same step" in on_host(stitched(leaving, tmp_path / "body.onnx"))
 
 
-@pytest.mark.parametrize("reason", ["torch", "weft.nowhere", "bf16", "triton"])
+@pytest.mark.parametrize("reason", ["torch", "pip install 'weft[stitch]'", "bf16", "triton"])
 def test_where_the_form_cannot_be_had_onnx_runtime_runs_it(
     file: Path, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = FOUR
     if reason == "torch":
-        monkeypatch.delitem(sys.modules, "weft.runtime.cuda.torch_bodies")
+        monkeypatch.delitem(sys.modules, "weft_stitch.on_device.body_file")
         monkeypatch.setitem(sys.modules, "torch", None)
-    elif reason == "weft.nowhere":
-        monkeypatch.setattr(torch_bodies, "MAKER", reason)
+    elif "pip" in reason:
+        without_tools(monkeypatch)
     elif reason == "bf16":
         options = LoadOptions(precision="bf16")
     else:

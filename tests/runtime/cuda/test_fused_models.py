@@ -11,12 +11,11 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.runtime.cuda.test_stitched_models import CUT, Steady, begin, check, opened, samples, through
+from tests.runtime.cuda.test_stitched_models import CUT, Steady, begin, check, opened, samples, through, without_tools
 from tests.stitching.families import Drawing, plant
 from tests.stitching.nets import tiny
 from weft.base.errors import ModelError
 from weft.runtime.backend import BatchPart, LoadOptions, Step
-from weft.runtime.cuda import torch_rounds
 from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.engine import CudaEngine
 from weft.runtime.cuda.preparing import prepare_on
@@ -30,6 +29,7 @@ from weft_stitch.described import described
 from weft_stitch.family import Family
 from weft_stitch.lowering import lower
 from weft_stitch.metadata import metadata
+from weft_stitch.on_device import fused_file
 from weft_stitch.onnx_writer import write_onnx
 from weft_stitch.reading.alignment import align
 from weft_stitch.running import served
@@ -169,7 +169,7 @@ def test_shapes_that_were_found_are_kept(file: Path, tmp_path: Path, monkeypatch
             layer.shape = layer.shape._replace(warps=at + 1, flat=at % 2 == 0)
 
     monkeypatch.setattr(served, "tuned", tune)
-    monkeypatch.setattr(torch_rounds, "TIMED_ON", "cpu")
+    monkeypatch.setattr(fused_file, "TIMED_ON", "cpu")
     opened(file, CUT, tmp_path)
     assert len(tuned) == 2, "one and two rows"
     again = opened(file, CUT, tmp_path, learn=False)
@@ -226,14 +226,14 @@ def test_what_onnx_runtime_cannot_run_is_run_all_the_same(file: Path, monkeypatc
     ("break_it", "reason"),
     [
         (lambda patch: patch.setitem(sys.modules, "torch", None), "torch"),
-        (lambda patch: patch.setattr(torch_rounds, "MAKER", "weft.nowhere"), "No module named 'weft.nowhere'"),
+        (without_tools, "pip install 'weft[stitch]'"),
     ],
 )
 def test_where_the_form_cannot_be_had_onnx_runtime_runs_it(
     file: Path, body: CpuModel, break_it: Callable[[Any], None], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if reason == "torch":
-        monkeypatch.delitem(sys.modules, "weft.runtime.cuda.torch_rounds")
+        monkeypatch.delitem(sys.modules, "weft_stitch.on_device.fused_file")
     break_it(monkeypatch)
     found = opened(file)
     assert not is_fused(found) and found.remarks[0].startswith("not in the form fused: ") and reason in found.remarks[0]
@@ -250,4 +250,4 @@ def test_a_file_that_says_nonsense_is_left_to_onnx_runtime(file: Path, tmp_path:
 
 def test_it_is_not_for_bf16(file: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="computed in fp32 and fp16, not in bf16"):
-        torch_rounds.FusedFile(HostDevice(), file, LoadOptions(precision="bf16"), Allowance(), tmp_path)
+        fused_file.FusedFile(HostDevice(), file, LoadOptions(precision="bf16"), Allowance(), tmp_path)

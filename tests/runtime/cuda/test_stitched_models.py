@@ -15,6 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tests.serving.test_serve_stitched import NETS, alone, answer, needs_rows, pictures, said, stitched
 from weft.base.errors import ModelError
+from weft.base.registry import registered
+from weft.runtime import model_kinds
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda import onnx_files, segments
 from weft.runtime.cuda.device import HostDevice
@@ -61,6 +63,12 @@ def opened(path: Path, options: LoadOptions = CUT, cache: Path | None = None, **
 @pytest.fixture(scope="module")
 def model(file: Path) -> StitchedDeviceModel:
     return opened(file)
+
+
+def without_tools(patch: pytest.MonkeyPatch) -> None:
+    """Have only those kinds of models that the core registers."""
+    own = {name: kind for name, kind in registered("model_kinds").items() if kind.tool.name == "weft"}
+    patch.setattr(model_kinds, "registered", {"model_kinds": own}.__getitem__)
 
 
 def samples(model: Any, mix: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 from weft.base.errors import InputError
+from weft.base.registry import registered
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.runtime.backend import Backend
 from weft.runtime.cuda import requirements
@@ -42,6 +43,7 @@ class CudaEngineKind:
     def warm_up(self, name: str) -> None:
         import weft.runtime.cuda.engine
 
+        registered("model_kinds")  # what tools register is read once, for all workers
         if not is_twin(name):
             import weft.runtime.cuda.gpu  # noqa: F401
 

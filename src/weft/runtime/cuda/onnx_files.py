@@ -42,6 +42,7 @@ from weft.runtime.rows import Verdict, judged
 from weft.runtime.tensors import Array
 from weft.runtime.values import Follower, inputs_of
 
+NO_TOOL = "only weft's tool stitch has the kernels for it; pip install 'weft[stitch]'"
 NHWC = "com.ms.internal.nhwc"
 """The domain of operators over tensors whose channels lie last."""
 
@@ -75,12 +76,26 @@ class OnnxFile:
         """The model as the device will serve it."""
         free = self.device.memory()[0]
         blueprint, wanted, host = self._meaning()
-        workshop = self._quicker(blueprint) if blueprint.tasks else self._workshop(blueprint)
-        apart = workshop.model is not self  # of which it is known that rows are
+        workshop = self.workshop(blueprint)
+        apart = workshop.model is not self  # a tool's own kernels compute every row by itself
         verdict = Verdict(None) if apart else self._verdict(blueprint, host)
         return workshop.built(blueprint, verdict, wanted, free)
 
-    def _workshop(self, blueprint: Blueprint) -> Workshop:
+    def reopened(self, blueprint: Blueprint) -> DeviceModel:
+        """The model of a blueprint that was made earlier."""
+        if blueprint.segments[0].file is None:  # a tool prepared it, and is not installed any more
+            raise ModelError(f"{self.path}: it was prepared in the form fused: {NO_TOOL}")
+        free = self.device.memory()[0]
+        return open_pieces(self.device, blueprint, self.folder).assembled(free)
+
+    def workshop(self, blueprint: Blueprint) -> Workshop:
+        """How the model is run; a tool that knows more of such a file may choose another way."""
+        workshop = self.onnx_workshop(blueprint)
+        if blueprint.tasks:
+            workshop.remarks.append(f"not in the form fused: {NO_TOOL}")
+        return workshop
+
+    def onnx_workshop(self, blueprint: Blueprint) -> Workshop:
         """The model as ONNX Runtime runs it."""
         self.graph = self._optimised()
         forced = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
@@ -90,41 +105,9 @@ class OnnxFile:
             self.tensors = self._seen(blueprint)
         return Workshop(self.device, self, self.options, self.allowance, self.exits, forced)
 
-    def _quicker(self, blueprint: Blueprint) -> Workshop:
-        """A stitched model as torch runs it, with one kernel for each layer of all tasks, or as ONNX Runtime does."""
-        try:
-            fused = self._fused()
-            fused_s = fused.round_s(blueprint)
-        except OutOfTime:
-            raise
-        except Exception as error:  # torch and the compiler of kernels raise kinds of their own
-            mine = self._workshop(blueprint)
-            mine.remarks.append(f"not in the form fused: {first_line(error)}")
-            return mine
-        if self.allowance.half_gone():
-            fused.remarks.append("in the form fused: there was no time to try ONNX Runtime; raise learn_s to have it")
-            return fused
-        try:
-            mine = self._workshop(blueprint)
-            mine_s = mine.round_s(blueprint)
-        except OutOfTime:
-            raise
-        except Exception as error:  # what it cannot run, the other can
-            fused.remarks.append(f"in the form fused: ONNX Runtime cannot run it ({first_line(error)})")
-            return fused
-        told = f"a row of each model takes {1e3 * fused_s:.3g} ms so, and {1e3 * mine_s:.3g} with ONNX Runtime"
-        if fused_s > mine_s:
-            mine.remarks.append(f"not in the form fused: {told}")
-            return mine
-        fused.remarks.append(f"in the form fused: {told}")
+    def forget_graph(self) -> None:
+        """Give up what only ONNX Runtime needs, where the model is run otherwise."""
         self.graph, self.tensors, self.rounds = ModelProto(), {}, None
-        return fused
-
-    def _fused(self) -> Workshop:
-        from weft.runtime.cuda.torch_rounds import FusedFile  # torch is an extra, and takes long to import
-
-        file = FusedFile(self.device, self.path, self.options, self.allowance, self.folder)
-        return Workshop(self.device, file, self.options, self.allowance)
 
     # What the file means
 
@@ -136,6 +119,8 @@ class OnnxFile:
         _check_fit(session, host)
         self.exits = named_exits(self.options, session)
         blueprint = with_tasks(whole_blueprint(session, self.path, host), session, self.exits)
+        if any(task.length for task in blueprint.tasks):
+            raise Unfit(f"its models take rows of any length together: {NO_TOOL}")
         shapes, missing = warm_shapes(session.get_inputs(), self.options.shapes)
         if missing:
             raise Unfit(f"give shapes for the free dimensions of {', '.join(missing)}")

@@ -145,7 +145,8 @@ def where(device: Device) -> str:
 class ProgramFile:
     """A program while it is being prepared."""
 
-    def __init__(self, device: Device, path: Path, options: LoadOptions, allowance: Allowance) -> None:
+    def __init__(self, device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance) -> None:
+        """folder: where others write what they prepared; a program is read again."""
         self.device, self.path, self.options, self.allowance = device, path, options, allowance
 
     def built(self) -> DeviceModel:
@@ -161,10 +162,11 @@ class ProgramFile:
         workshop = Workshop(self.device, self, self.options, self.allowance)
         return workshop.built(blueprint, self._verdict(blueprint), wanted, free)
 
-    def reopened(self, blueprint: Blueprint) -> OpenPieces:
-        """The segments of a blueprint that was made earlier."""
+    def reopened(self, blueprint: Blueprint) -> DeviceModel:
+        """The model of a blueprint that was made earlier."""
+        free = self.device.memory()[0]
         self._place(read_program(self.path), batch_of(blueprint, 1))
-        return self.opened(blueprint)
+        return self.opened(blueprint).assembled(free)
 
     def clear(self, blueprint: Blueprint) -> None:
         """Nothing was written."""

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from weft.base.errors import WorkerDied, reason_of
 from weft.base.registry import VARIABLE as TOOLS_VARIABLE
-from weft.runtime.isolated import packets
+from weft.runtime.isolated import packets, template
 from weft.runtime.isolated.confinement import Confinement, inherit_orphans
 from weft.runtime.isolated.engines import CPU, engine_kind
 from weft.runtime.isolated.packets import Line
@@ -121,7 +121,7 @@ class Template:
                 "-P",  # no modules from where it is started, nor from a home: models may write there
                 "-s",
                 "-m",
-                "weft.runtime.isolated.template",
+                template.__name__,
                 str(theirs.fileno()),
                 self.engine,
             ]

@@ -6,7 +6,8 @@ import numpy as np
 
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.problem import PlacingProblem
-from weft_cluster.placing.rivals.spreading import new_homes, parts, serial_loads
+from weft_cluster.placing.spreading import new_homes
+from weft_papers.placing_rivals.spreading import parts, serial_loads
 
 
 def round_robin(problem: PlacingProblem) -> Filling:

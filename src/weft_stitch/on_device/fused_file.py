@@ -1,6 +1,6 @@
 """Stitched files in torch: rounds of a form that one kernel computes for all tasks, cut and captured as other programs.
 
-The form and its modules are the affair of ``weft_stitch``, a room after this one; ``MAKER`` is imported by name.
+The form and its modules are made by ``weft_stitch.running.served``.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from importlib import import_module
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
@@ -18,18 +17,25 @@ import torch
 
 from weft.base.errors import ModelError
 from weft.runtime.backend import LoadOptions
-from weft.runtime.cuda.device import Device
-from weft.runtime.cuda.node_costs import guess_s
-from weft.runtime.cuda.pieces import OpenPieces, batch_of
-from weft.runtime.cuda.precision import FP16, FP32
-from weft.runtime.cuda.rounds import SHAPES
-from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Runnable
+from weft.runtime.cuda.kinds import (
+    FP16,
+    FP32,
+    SHAPES,
+    Allowance,
+    Blueprint,
+    Device,
+    DeviceSegment,
+    DeviceWeights,
+    OpenPieces,
+    Runnable,
+    SegmentSpec,
+    batch_of,
+    guess_s,
+)
 from weft.runtime.cuda.torch_files import ProgramSegment, numbered, where
 from weft.runtime.cuda.torch_types import as_torch
-from weft.runtime.onnxruntime_cpu.allowance import Allowance
-from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
+from weft_stitch.running import served
 
-MAKER = "weft_stitch.running.served"
 TIMED_ON = "cuda"
 """The kind of device on which shapes of the kernel are tried."""
 _END = -1
@@ -149,8 +155,7 @@ class FusedFile:
         if options.precision not in _TYPES:
             raise ModelError(f"it is computed in {' and '.join(_TYPES)}, not in {options.precision}")
         self.device, self.options, self.allowance, self._folder = device, options, allowance, folder
-        self._maker = import_module(MAKER)
-        self._rounds = self._maker.FusedRounds(path, _TYPES[options.precision], cuda=device.kind == "cuda")
+        self._rounds = served.FusedRounds(path, _TYPES[options.precision], cuda=device.kind == "cuda")
         self._programs: dict[int, RoundProgram] = {}
         self.weights, self._placed = DeviceWeights(device), dict[Any, Any]()
         found = folder / SHAPES
@@ -198,11 +203,11 @@ class FusedFile:
         if rows not in self._shapes and self.device.kind == TIMED_ON:
             given = self._given(program, feed)
             example = [given[each.name].to(program.module.dtype) for each in program.graph.inputs]
-            self._maker.tuned(program.module, example, self.allowance.half_gone)
-            self._shapes[rows] = self._maker.shapes_of(program.module)
+            served.tuned(program.module, example, self.allowance.half_gone)
+            self._shapes[rows] = served.shapes_of(program.module)
             (self._folder / SHAPES).write_text(json.dumps(self._shapes))
         elif rows in self._shapes:
-            self._maker.take_shapes(program.module, self._shapes[rows])
+            served.take_shapes(program.module, self._shapes[rows])
 
     # As the workshop cuts it
 

@@ -7,15 +7,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
+from torch.nn import functional
 
 from weft.base.errors import StitchError
 from weft_stitch.net import Array, Net, Op, Window
-
-try:
-    import torch
-    from torch.nn import functional
-except ImportError as error:
-    raise StitchError("training needs torch: pip install 'weft[torch]'") from error
 
 __all__ = [
     "Examples", "OpTensors", "Tensor", "accuracy", "forward", "functional", "scales", "tables", "torch", "train",

@@ -3,14 +3,14 @@
 What stitching is to be compared with: the models one after another, each in a stream of its own, as one grouped
 convolution for each layer (NetFuse), under ``vmap`` or ``torch.compile``; and, as the mark that no form can pass, a
 plain batch of as many pictures through one of the models. Normalisations are folded wherever a model runs alone.
-``measuring`` runs them.
+``weft_stitch.running.measuring`` runs them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from weft.base.errors import StitchError, unknown_name
 from weft_stitch.counts import count
@@ -21,6 +21,7 @@ from weft_stitch.lowering import lower
 from weft_stitch.parts import part
 from weft_stitch.running.module import StitchedModule
 from weft_stitch.running.operators import Tensor, torch
+from weft_stitch.running.ways import Call, Forked, Outputs, RivalWay
 from weft_stitch.sharing import ChannelSpace, Sharing
 
 SEPARATE, GROUPED, BATCH = "separate", "grouped", "batch"
@@ -29,59 +30,9 @@ WAYS: Mapping[str, str] = {
     "grouped-eager": GROUPED, "grouped": GROUPED, "mts": "mts", "split": "split", "fused": "fused", "batch": BATCH,
 }  # fmt: skip
 """Every way with the graphs it runs, see ``draw``."""
-UNCAPTURED = ("eager", "grouped-eager")
-"""The ways that launch every operation anew; the others are replayed as one CUDA graph."""
 COMPILED = ("vmap", "compile")
-LOAD_BYTES = 16
-"""What one load of the fused kernel takes."""
 COUNTED_BYTES = 4
 """Bytes of a number in a graph."""
-
-Outputs = tuple[Tensor, ...]
-Call = Callable[..., Outputs]
-
-
-class Place(NamedTuple):
-    """Where modules lie, what they compute in, and how pictures lie there."""
-
-    device: str
-    dtype: Any
-    channels_last: bool = False
-
-    @property
-    def align(self) -> int:
-        """How many numbers a load takes, for ``lower`` in the form ``fused``."""
-        return LOAD_BYTES // int(self.dtype.itemsize)
-
-    def module(self, graph: Graph) -> StitchedModule:
-        return StitchedModule(graph, device=self.device, dtype=self.dtype, channels_last=self.channels_last)
-
-    def tensor(self, tensor: Tensor) -> Tensor:
-        """*tensor* as an input for modules here."""
-        spatial = self.channels_last and tensor.dim() == 4
-        here = tensor.to(device=self.device, dtype=self.dtype)
-        return here.contiguous(memory_format=torch.channels_last) if spatial else here
-
-
-@dataclass(frozen=True, eq=False)
-class RivalWay:
-    """Something that runs all tasks: ``call`` of ``inputs``, which stay where they are."""
-
-    name: str
-    call: Call
-    inputs: tuple[Tensor, ...]
-    weight_bytes: int
-    """Kernels alone, as they lie on the device."""
-    launches: int | None
-    """Steps that are not views; None where a compiler decides."""
-
-    @property
-    def captured(self) -> bool:
-        return self.name not in UNCAPTURED
-
-    def run(self) -> Outputs:
-        with torch.no_grad():
-            return self.call(*self.inputs)
 
 
 def draw(source: str, family: Family, sharing: Sharing, align: int = 1) -> tuple[Graph, ...]:
@@ -148,35 +99,6 @@ def in_turn(modules: Sequence[StitchedModule], groups: Sequence[Sequence[int]]) 
         return tuple(found[task] for task in range(len(inputs)))
 
     return run
-
-
-class Forked:
-    """Each model in a CUDA stream of its own; all of them start together, and the caller's stream waits for all."""
-
-    def __init__(self, modules: Sequence[StitchedModule]) -> None:
-        if not torch.cuda.is_available():
-            raise StitchError("streams need a CUDA device, and there is none; leave out the way 'streams'")
-        self.modules = tuple(modules)
-        self.streams = [torch.cuda.Stream() for _ in modules]
-        self.branch_bytes = 0
-        """What the branches of the last call needed, together: they run at the same time."""
-
-    def __call__(self, *inputs: Tensor) -> Outputs:
-        caller = torch.cuda.current_stream()
-        started = caller.record_event()
-        for stream in self.streams:
-            stream.wait_event(started)
-        self.branch_bytes = 0
-        found = []
-        for module, stream, given in zip(self.modules, self.streams, inputs, strict=True):
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            with torch.cuda.stream(stream):
-                found.append(module(given)[0])
-            self.branch_bytes += torch.cuda.max_memory_allocated() - before
-        for stream in self.streams:
-            caller.wait_stream(stream)
-        return tuple(found)
 
 
 def vmapped(modules: Sequence[StitchedModule], inputs: Sequence[Tensor], **options: Any) -> Call:

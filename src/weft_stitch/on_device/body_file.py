@@ -4,7 +4,7 @@ A batch lies in memory for so many tokens, whoever they are of, and is captured 
 file that differs from one that is served in some of its models only, as one does to which a model was added, takes
 over what lies on the device, and nothing is captured again.
 
-Kernels and what they read are the affair of ``weft_stitch``, a room after this one; ``MAKER`` is imported by name.
+Kernels and what they read are in ``weft_stitch.running``.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 from weakref import WeakSet
@@ -25,22 +23,37 @@ import torch
 
 from weft.base.errors import ModelError, NotLearned, UnfitInputs, WeftError
 from weft.runtime.backend import BatchPart, LoadOptions, StepOutput
-from weft.runtime.cuda.device import Device, Tensor, as_array, lacks_memory
-from weft.runtime.cuda.model import DeviceModel
-from weft.runtime.cuda.precision import FP16, FP32, difference, remark
-from weft.runtime.cuda.rounds import SHAPES
-from weft.runtime.cuda.segments import DeviceWeights
+from weft.runtime.cuda.kinds import (
+    FP16,
+    FP32,
+    LARGEST_UNASKED,
+    SHAPES,
+    WRONG,
+    Allowance,
+    Blueprint,
+    Device,
+    DeviceModel,
+    DeviceWeights,
+    OutOfTime,
+    SegmentSpec,
+    Tensor,
+    Unfit,
+    as_array,
+    difference,
+    first_line,
+    lacks_memory,
+    named_exits,
+    open_model,
+    remark,
+    whole_blueprint,
+    with_tasks,
+)
 from weft.runtime.cuda.torch_files import where
 from weft.runtime.cuda.torch_types import as_torch
-from weft.runtime.cuda.workshop import LARGEST_UNASKED, WRONG, Unfit
-from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
-from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
-from weft.runtime.onnxruntime_cpu.sessions import first_line, open_model
-from weft.runtime.onnxruntime_cpu.whole import named_exits, whole_blueprint, with_tasks
 from weft.runtime.stitched import usual_shapes
 from weft.runtime.tensors import DATATYPES, Array
+from weft_stitch.running import body_serving
 
-MAKER = "weft_stitch.running.body_serving"
 FORM = "with one body, by kernels of its own"
 IN_PLACE = "in place, with nothing captured again"
 _TYPES = {FP32: torch.float32, FP16: torch.float16}
@@ -82,7 +95,7 @@ class EncoderModel(DeviceModel):
 
     def __init__(self, device: Device, blueprint: Blueprint, encoder: Any, body: DeviceBody, slots: Any) -> None:
         super().__init__(device, blueprint, (), DeviceWeights(device), ())
-        self._maker, self._slots, self._encoder = import_module(MAKER), slots, encoder._replace(weights=None)
+        self._slots, self._encoder = slots, encoder._replace(weights=None)
         self._body: DeviceBody | None = body
         self.remarks += (IN_PLACE,) if body.met else ()
         body.met = True
@@ -127,7 +140,7 @@ class EncoderModel(DeviceModel):
     def _read(self, task: int, inputs: Mapping[str, Array]) -> list[Any]:
         assert self._body is not None
         try:
-            rows: list[Any] = self._maker.rows_of(self._encoder, self._slots[task], inputs)
+            rows: list[Any] = body_serving.rows_of(self._encoder, self._slots[task], inputs)
             for each in rows:
                 self._body.ladder.check(each)
         except WeftError as error:
@@ -170,14 +183,12 @@ class BodyFile:
         self._device, self._path, self._options = device, path, options
         self._folder, self._allowance, self._learn = folder, allowance, learn
 
-    @cached_property
-    def _maker(self) -> Any:
-        return import_module(MAKER)
-
     def built(self) -> DeviceModel:
         try:
+            if not (self._learn or BODIES):  # before the file is read
+                raise NotLearned(f"{self._path}: is cut and captured before it is served")
             encoder = self._encoder()
-            told = self._maker.digests(encoder)
+            told = body_serving.digests(encoder)
             if not (self._learn or any(each.slotted.shared == told.shared for each in list(BODIES))):
                 raise NotLearned(f"{self._path}: no body is there that it fits")
             session = open_model(self._path, max(4, self._options.threads), thrifty=False)
@@ -205,10 +216,10 @@ class BodyFile:
             return [wanted[name] for task in blueprint.tasks for name in task.outputs.values()]
 
         if self._learn:  # before something is captured for it
-            self._maker.check(encoder, alone)
+            body_serving.check(encoder, alone)
         with self._lines(encoder, told) as (body, slots):
             if not self._learn:
-                self._maker.check(encoder, alone)
+                body_serving.check(encoder, alone)
             if body.ladder.shapes:
                 (self._folder / SHAPES).write_text(json.dumps(body.ladder.shapes))
             model = EncoderModel(self._device, self._measured(blueprint, body), encoder, body, slots)
@@ -223,7 +234,7 @@ class BodyFile:
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         """What was prepared before."""
         encoder = self._encoder()
-        with self._lines(encoder, self._maker.digests(encoder)) as (body, slots):
+        with self._lines(encoder, body_serving.digests(encoder)) as (body, slots):
             return EncoderModel(self._device, blueprint, encoder, body, slots)
 
     def clear(self, blueprint: Blueprint) -> None:
@@ -232,7 +243,7 @@ class BodyFile:
     def _encoder(self) -> Any:
         if self._options.precision not in _TYPES:
             raise Unfit(f"it is computed in {' and '.join(_TYPES)}, not in {self._options.precision}")
-        return self._maker.read_file(self._path, cuda=self._device.kind == "cuda")
+        return body_serving.read_file(self._path, cuda=self._device.kind == "cuda")
 
     @contextmanager
     def _lines(self, encoder: Any, told: Any) -> Iterator[tuple[DeviceBody, Any]]:
@@ -264,9 +275,9 @@ class BodyFile:
     def _new(self, encoder: Any, told: Any) -> tuple[DeviceBody, Any]:
         found, free = self._folder / SHAPES, self._device.memory()[0]
         shapes = json.loads(found.read_text()) if found.exists() else {}
-        slotted = self._maker.SlottedBody(encoder, told.shared, where(self._device), _TYPES[self._options.precision])
+        slotted = body_serving.SlottedBody(encoder, told.shared, where(self._device), _TYPES[self._options.precision])
         slots = slotted.take(encoder, told.models)
-        body = DeviceBody(self._device, slotted, self._maker.BodyLadder(slotted.weights, self._room, shapes))
+        body = DeviceBody(self._device, slotted, body_serving.BodyLadder(slotted.weights, self._room, shapes))
         for rows in body.ladder.sizes:
             body.rung(rows, self._allowance)
         self._device.finish()

@@ -13,7 +13,7 @@ from weft_cluster.placing.fewest import fewest
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.packing import pack
 from weft_cluster.placing.problem import Bools, PlacingProblem
-from weft_cluster.placing.rivals.spreading import serial_loads
+from weft_papers.placing_rivals.spreading import serial_loads
 
 
 def one_resource(problem: PlacingProblem) -> Filling:

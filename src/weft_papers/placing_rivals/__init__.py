@@ -7,13 +7,14 @@ up, and may divide a model's requests.
 
 from __future__ import annotations
 
-from weft_cluster.placing.rivals.alpaserve import beam, greedy
-from weft_cluster.placing.rivals.alpaserve_ilp import integer_programme
-from weft_cluster.placing.rivals.gpulets import elastic
-from weft_cluster.placing.rivals.habits import like_with_like, one_resource
-from weft_cluster.placing.rivals.nexus import squishy
-from weft_cluster.placing.rivals.round_robin import round_robin
-from weft_cluster.placing.rivals.spreading import Rival, on_fewest
+from weft_cluster.placing.alpaserve import greedy
+from weft_papers.placing_rivals.alpaserve_beam import beam
+from weft_papers.placing_rivals.alpaserve_ilp import integer_programme
+from weft_papers.placing_rivals.gpulets import elastic
+from weft_papers.placing_rivals.habits import like_with_like, one_resource
+from weft_papers.placing_rivals.nexus import squishy
+from weft_papers.placing_rivals.round_robin import round_robin
+from weft_papers.placing_rivals.spreading import Rival, on_fewest
 
 SPREADERS: dict[str, Rival] = {
     "round-robin": round_robin,

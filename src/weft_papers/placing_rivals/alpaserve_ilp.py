@@ -14,8 +14,9 @@ import numpy as np
 
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.problem import PlacingProblem
-from weft_cluster.placing.rivals.round_robin import round_robin
-from weft_cluster.placing.rivals.spreading import levelled, serial_loads
+from weft_cluster.placing.spreading import levelled
+from weft_papers.placing_rivals.round_robin import round_robin
+from weft_papers.placing_rivals.spreading import serial_loads
 
 STEPS = 1000
 """Into how many parts the worst model's rate is cut; the sum weighs a ten-thousandth, as published."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from weft_stitch.making.torch_training import OpTensors, Tensor, forward, scales, torch
 from weft_stitch.net import Array, Net, Op
+
+from .networks import OpTensors, Tensor, forward, scales, torch
 
 Statistics = Mapping[str, tuple[Tensor, Tensor]]
 """Value that an affine writes -> mean and deviation of each of its channels."""

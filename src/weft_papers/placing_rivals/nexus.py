@@ -15,7 +15,8 @@ import numpy as np
 
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.problem import Floats, PlacingProblem
-from weft_cluster.placing.rivals.spreading import free_to_go, new_homes, serial_loads
+from weft_cluster.placing.spreading import new_homes
+from weft_papers.placing_rivals.spreading import free_to_go, serial_loads
 
 
 @dataclass(slots=True)

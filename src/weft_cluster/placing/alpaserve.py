@@ -13,7 +13,7 @@ import numpy as np
 
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.problem import Floats, PlacingProblem
-from weft_cluster.placing.rivals.spreading import ALL_SERVED, levelled, new_homes
+from weft_cluster.placing.spreading import ALL_SERVED, levelled, new_homes
 
 OnTime = Callable[[Filling], Floats]
 """(model): the share of its requests that are on time."""
@@ -36,8 +36,8 @@ def greedy(problem: PlacingProblem, on_time_of: OnTime = fluid) -> Filling:
     rates = np.array([demand.rate for demand in problem.demands])
     while True:
         on_time = on_time_of(filling)
-        lacking = _lacking(filling, on_time)
-        for model in sorted(lacking, key=lambda model: -rates[model] * (1 - on_time[model])):
+        badly_served = lacking(filling, on_time)
+        for model in sorted(badly_served, key=lambda model: -rates[model] * (1 - on_time[model])):
             homes = np.flatnonzero(new_homes(filling, model))
             if len(homes):
                 asked = [sum(rates[one] * share for one, share in filling.shares[home].items()) for home in homes]
@@ -47,7 +47,7 @@ def greedy(problem: PlacingProblem, on_time_of: OnTime = fluid) -> Filling:
             return levelled(filling)
 
 
-def _lacking(filling: Filling, on_time: Floats) -> list[int]:
+def lacking(filling: Filling, on_time: Floats) -> list[int]:
     """Models that a replica more might help, or that are asked to have one more."""
     demands = enumerate(filling.problem.demands)
     return [m for m, demand in demands if on_time[m] < ALL_SERVED or len(filling.where(m)) < demand.replicas]
@@ -60,33 +60,3 @@ def replicate(filling: Filling, model: int, machine: int) -> None:
         filling.take(home, model)
     for home in homes:
         filling.add(home, model, 1 / len(homes))
-
-
-def beam(problem: PlacingProblem, on_time_of: OnTime = fluid, width: int = 3) -> Filling:
-    """The beam search: every replica of every badly served model on every machine that differs, the best three kept."""
-    rates = np.array([demand.rate for demand in problem.demands])
-
-    def score(filling: Filling) -> float:
-        return float(rates @ on_time_of(filling) / rates.sum()) + sum(map(len, filling.shares)) / 1e6
-
-    kept = [Filling(problem)]
-    best = kept[0]
-    while kept:
-        grown: dict[tuple[frozenset[int], ...], Filling] = {}
-        for filling in kept:
-            for model in _lacking(filling, on_time_of(filling)):
-                for machine in _distinct(filling, model):
-                    found = Filling(problem, filling.shares)
-                    replicate(found, model, machine)
-                    grown.setdefault(tuple(sorted((frozenset(each) for each in found.shares), key=sorted)), found)
-        kept = sorted(grown.values(), key=score, reverse=True)[:width]
-        best = max([best, *kept], key=score)
-    return levelled(best)
-
-
-def _distinct(filling: Filling, model: int) -> list[int]:
-    """Machines where one more replica may go, only one of those that are empty and of one kind."""
-    homes = np.flatnonzero(new_homes(filling, model)).tolist()
-    kinds = filling.problem.kind_of
-    seen = {(int(kinds[home]), home if filling.shares[home] else -1): home for home in reversed(homes)}
-    return sorted(seen.values())

@@ -18,9 +18,14 @@ import numpy as np
 
 from weft.base.errors import StitchError
 from weft_stitch.family import Family, FamilyLayer
-from weft_stitch.making.merging import Filters, damped, merge, pair
-from weft_stitch.making.torch_calibration import moments, restore, statistics
-from weft_stitch.making.torch_training import (
+from weft_stitch.net import Array, Net
+from weft_stitch.reading.alignment import align
+from weft_stitch.sharing import Block, ChannelSpace, Sharing
+from weft_stitch.spaces import Wiring, role, wire
+
+from .calibration import moments, restore, statistics
+from .merging import Filters, damped, merge, pair
+from .networks import (
     Examples,
     OpTensors,
     Tensor,
@@ -31,11 +36,7 @@ from weft_stitch.making.torch_training import (
     tables,
     torch,
 )
-from weft_stitch.making.torch_training import with_tables as rebuilt
-from weft_stitch.net import Array, Net
-from weft_stitch.reading.alignment import align
-from weft_stitch.sharing import Block, ChannelSpace, Sharing
-from weft_stitch.spaces import Wiring, role, wire
+from .networks import with_tables as rebuilt
 
 CALIBRATION = 256
 """Images per task from which second moments, means and deviations come."""

@@ -16,7 +16,8 @@ import numpy as np
 
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.problem import ROUNDING, PlacingProblem
-from weft_cluster.placing.rivals.spreading import free_to_go, new_homes, serial_loads
+from weft_cluster.placing.spreading import new_homes
+from weft_papers.placing_rivals.spreading import free_to_go, serial_loads
 
 SIZES = (0.2, 0.4, 0.6, 0.8, 1.0)
 OWN_L2, OTHER_L2, OWN_DRAM, OTHER_DRAM, BASE = 0.113, 0.716, 0.355, 0.088, 0.895

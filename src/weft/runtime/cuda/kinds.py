@@ -1,0 +1,97 @@
+"""What a kind of model for GPUs offers, ``DeviceFile``, and the parts of this engine from which a tool builds one.
+
+A tool registers its kind in the section ``model_kinds`` of its ``tool.toml``; the target is an ``OpensDeviceFile``. The
+names below are what such a target may use; those that need torch are in ``torch_files`` and ``torch_types``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from weft.runtime.backend import LoadOptions
+from weft.runtime.cuda.device import Device, Tensor, as_array, lacks_memory
+from weft.runtime.cuda.model import DeviceModel
+from weft.runtime.cuda.node_costs import guess_s
+from weft.runtime.cuda.onnx_files import OnnxFile
+from weft.runtime.cuda.pieces import OpenPieces, batch_of
+from weft.runtime.cuda.precision import FP16, FP32, difference, remark
+from weft.runtime.cuda.rounds import SHAPES
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Runnable
+from weft.runtime.cuda.workshop import LARGEST_UNASKED, WRONG, Unfit, Workshop
+from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
+from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
+from weft.runtime.onnxruntime_cpu.sessions import first_line, open_model
+from weft.runtime.onnxruntime_cpu.whole import named_exits, whole_blueprint, with_tasks
+
+__all__ = [
+    "FP16",
+    "FP32",
+    "LARGEST_UNASKED",
+    "SHAPES",
+    "WRONG",
+    "Allowance",
+    "Blueprint",
+    "Device",
+    "DeviceFile",
+    "DeviceModel",
+    "DeviceSegment",
+    "DeviceWeights",
+    "OnnxFile",
+    "OpenPieces",
+    "OpensDeviceFile",
+    "OutOfTime",
+    "Runnable",
+    "SegmentSpec",
+    "Tensor",
+    "Unfit",
+    "Workshop",
+    "as_array",
+    "batch_of",
+    "difference",
+    "first_line",
+    "guess_s",
+    "lacks_memory",
+    "named_exits",
+    "open_model",
+    "remark",
+    "whole_blueprint",
+    "with_tasks",
+]  # fmt: skip
+
+
+class DeviceFile(Protocol):
+    """A file of some kind while it is being prepared for a device; ``device.on()`` is entered around every call."""
+
+    def built(self) -> DeviceModel:
+        """Cut, capture and measure the model; ``Unfit`` where the device cannot run it."""
+        ...
+
+    def reopened(self, blueprint: Blueprint) -> DeviceModel:
+        """The model of a blueprint that ``built`` made earlier; what it wrote is in the folder."""
+        ...
+
+    def clear(self, blueprint: Blueprint) -> None:
+        """Remove from the folder what ``reopened`` does not need."""
+        ...
+
+
+class OpensDeviceFile(Protocol):
+    """The target of a registered kind: a class, or a function, that gives a ``DeviceFile``."""
+
+    def __call__(
+        self,
+        device: Device,
+        path: Path,
+        options: LoadOptions,
+        folder: Path,
+        allowance: Allowance,
+        *,
+        learn: bool = True,
+    ) -> DeviceFile:
+        """folder: where files of the prepared model are, or will be.
+
+        learn: False: take over what another file has on the device, or raise ``NotLearned``. Only kinds that register
+        ``takes_over = true`` are asked with it.
+        """
+        ...

@@ -1,0 +1,54 @@
+"""A stitched file on a GPU: in the form fused, computed by torch, or computed by ONNX Runtime, whichever is faster."""
+
+from __future__ import annotations
+
+from weft.runtime.cuda.kinds import Blueprint, DeviceModel, OnnxFile, OutOfTime, Workshop, first_line
+
+
+class StitchedFile(OnnxFile):
+    """A stitched file while it is being prepared."""
+
+    def workshop(self, blueprint: Blueprint) -> Workshop:
+        """The faster of the two ways for a row of each model; a remark says how long each takes, or why one is out."""
+        try:
+            fused = self._fused()
+            fused_s = fused.round_s(blueprint)
+        except OutOfTime:
+            raise
+        except Exception as error:  # torch and the compiler of kernels raise kinds of their own
+            plain = self.onnx_workshop(blueprint)
+            plain.remarks.append(f"not in the form fused: {first_line(error)}")
+            return plain
+        if self.allowance.half_gone():
+            fused.remarks.append("in the form fused: there was no time to try ONNX Runtime; raise learn_s to have it")
+            return fused
+        try:
+            plain = self.onnx_workshop(blueprint)
+            plain_s = plain.round_s(blueprint)
+        except OutOfTime:
+            raise
+        except Exception as error:  # what it cannot run, the other can
+            fused.remarks.append(f"in the form fused: ONNX Runtime cannot run it ({first_line(error)})")
+            return fused
+        times = f"a row of each model takes {1e3 * fused_s:.3g} ms so, and {1e3 * plain_s:.3g} with ONNX Runtime"
+        if fused_s > plain_s:
+            plain.remarks.append(f"not in the form fused: {times}")
+            return plain
+        fused.remarks.append(f"in the form fused: {times}")
+        self.forget_graph()
+        return fused
+
+    def _fused(self) -> Workshop:
+        from weft_stitch.on_device.fused_file import FusedFile  # torch is an extra, and takes long to import
+
+        file = FusedFile(self.device, self.path, self.options, self.allowance, self.folder)
+        return Workshop(self.device, file, self.options, self.allowance)
+
+    def reopened(self, blueprint: Blueprint) -> DeviceModel:
+        if blueprint.segments[0].nodes is None:
+            return super().reopened(blueprint)
+        from weft_stitch.on_device.fused_file import FusedFile
+
+        free = self.device.memory()[0]
+        file = FusedFile(self.device, self.path, self.options, self.allowance, self.folder)
+        return file.opened(blueprint).assembled(free)
