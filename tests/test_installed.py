@@ -56,8 +56,18 @@ def test_the_wheel_is_small_and_leaves_out_only_what_can_be_fetched(wheel):
     listed = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode == 0:
         ours = {name.removeprefix("src/") for name in listed.stdout.split() if (ROOT / name).exists()}
-        assert ours - names == {f"weft/{file}" for files in FETCHED.values() for file in files}
+        fetched = {f"weft/{file}" for files in FETCHED.values() for file in files}
+        assert ours - names == {name.replace("weft/stitching/", "weft_stitch/") for name in fetched}
     assert wheel.stat().st_size < AT_MOST_BYTES
+
+
+def test_every_tool_of_the_wheel_is_known(weft):
+    listed = weft(
+        code="from weft.base.registry import *; print(*(tool.name for tool in registry().tools)); print(*others())"
+    )
+    assert listed.stdout.splitlines()[0].split() == ["weft", "stitch", "tune", "map", "cluster", "papers"], (
+        listed.stderr
+    )
 
 
 def test_it_serves_a_network_that_comes_with_it(weft, tmp_path):
