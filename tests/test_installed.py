@@ -61,6 +61,15 @@ def test_the_wheel_is_small_and_leaves_out_only_what_can_be_fetched(wheel):
     assert wheel.stat().st_size < AT_MOST_BYTES
 
 
+def test_every_tool_of_the_wheel_is_known(weft):
+    listed = weft(
+        code="from weft.base.registry import *; print(*(tool.name for tool in registry().tools)); print(*others())"
+    )
+    assert listed.stdout.splitlines()[0].split() == ["weft", "stitch", "tune", "map", "cluster", "papers"], (
+        listed.stderr
+    )
+
+
 def test_it_serves_a_network_that_comes_with_it(weft, tmp_path):
     assert weft(code="import weft; print(weft.__file__)").stdout.startswith(str(tmp_path.parent))
     (tmp_path / "models").mkdir()

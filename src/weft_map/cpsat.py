@@ -159,7 +159,7 @@ def _load() -> Any:
     try:
         from ortools.sat.python import cp_model
     except ImportError as error:
-        raise InputError(f"CP-SAT needs {error.name}, which is not installed; pip install ortools") from error
+        raise InputError(f"CP-SAT needs {error.name}, which is not installed; pip install 'weft[map]'") from error
     return cp_model
 
 

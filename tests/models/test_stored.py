@@ -17,8 +17,14 @@ from weft.models import classifiers, stored
 from weft.models.sources import load_model
 from weft.models.trained import TRAINED
 
-SOURCES = ROOT / "src/weft"
 FILES = [(file, sha256) for files in stored.FETCHED.values() for file, sha256 in files.items()]
+
+
+def in_checkout(file: str) -> Path:
+    """Where the sources have a file: that of a tool lies in the tool's package."""
+    return (
+        ROOT / "src" / (file.replace("stitching/", "weft_stitch/") if file.startswith("stitching/") else f"weft/{file}")
+    )
 
 
 @pytest.fixture
@@ -31,8 +37,8 @@ def installed(tmp_path, monkeypatch) -> Path:
 
 @pytest.mark.parametrize(("file", "sha256"), FILES)
 def test_the_files_of_a_checkout_are_those_that_are_fetched(file, sha256):
-    assert hashlib.sha256((SOURCES / file).read_bytes()).hexdigest() == sha256
-    assert stored.located(file) == SOURCES / file
+    assert hashlib.sha256(in_checkout(file).read_bytes()).hexdigest() == sha256
+    assert stored.located(file) == in_checkout(file)
 
 
 @pytest.mark.parametrize("name", stored.FETCHED)
@@ -41,9 +47,18 @@ def test_a_network_is_fetched_from_a_checkout_and_found(installed, name):
     paths = stored.fetch(name, str(ROOT), seen.append)
     assert paths == tuple(seen) == tuple(installed / file for file in stored.FETCHED[name])
     for file, path in zip(stored.FETCHED[name], paths, strict=True):
-        assert path.read_bytes() == (SOURCES / file).read_bytes()
+        assert path.read_bytes() == in_checkout(file).read_bytes()
         assert stored.located(file) == path
     assert {path for path in installed.rglob("*") if path.is_file()} == set(paths)
+
+
+@pytest.mark.parametrize(
+    "file", ["models/trained/cifar-cnn.onnx", "stitching/making/data/zipped/mnist-odd.onnx"]
+)  # as 0.2 wrote them
+def test_files_that_weft_0_2_fetched_are_found(installed, file):
+    (installed / file).parent.mkdir(parents=True)
+    (installed / file).write_bytes(in_checkout(file).read_bytes())
+    assert stored.located(file) == installed / file
 
 
 def test_a_network_is_fetched_from_an_address(installed, monkeypatch):
@@ -74,7 +89,7 @@ def test_a_file_that_an_older_weft_stored_is_fetched_anew(installed):
     (path,) = stored.fetch("mlp-m", str(ROOT))
     path.write_bytes(b"another network")
     assert stored.fetch("mlp-m", str(ROOT)) == (path,)
-    assert path.read_bytes() == (SOURCES / path.relative_to(installed)).read_bytes()
+    assert path.read_bytes() == in_checkout(path.relative_to(installed).as_posix()).read_bytes()
 
 
 def test_a_connection_that_breaks_off_is_an_error_of_one_line(installed, monkeypatch):

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
 from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -64,7 +64,12 @@ class Entry(NamedTuple):
     """The other keys of the entry."""
 
     def load(self) -> Any:
-        """Import the target; InputError with the command that installs what is missing."""
+        """Import the target; InputError with the command that installs what is missing.
+
+        A tool that lacks a package is refused here, before it has worked for minutes and then needs that package.
+        """
+        if missing := self.tool.missing():
+            raise InputError(self.tool.lacks(*missing))
         module, _, attribute = self.target.partition(":")
         try:
             loaded = import_module(module)
@@ -97,12 +102,13 @@ class Tool(NamedTuple):
 
     def missing(self) -> tuple[str, ...]:
         """Modules that it needs and that are not installed; nothing is imported."""
-        return tuple(name for name in self.needs if name not in sys.modules and PathFinder.find_spec(name) is None)
+        return tuple(name for name in self.needs if find_spec(name) is None)
 
-    def lacks(self, module: str) -> str:
-        """What to tell whoever uses it while a module is missing."""
-        install = f"; pip install '{self.extra}'" if self.extra else "; install it"
-        return f"{self.name} needs {module}, which is not installed{install}"
+    def lacks(self, *modules: str) -> str:
+        """What to tell whoever uses it while modules are missing."""
+        install = f"pip install '{self.extra}'" if self.extra else "install it"
+        are = "is" if len(modules) == 1 else "are"
+        return f"{self.name} needs {' and '.join(modules)}, which {are} not installed; {install}"
 
     def entries(self, section: str) -> Iterator[Entry]:
         for name, about in self.sections.get(section, {}).items():

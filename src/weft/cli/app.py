@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import typer
+from rich.markup import escape
 from typer.core import TyperCommand, TyperGroup
 
 from weft.base.errors import InputError
@@ -59,19 +60,31 @@ def group_of(entry: Entry) -> str:
 
 @cache
 def _command(name: str) -> Any:
-    """A command for the help and to run; where its tool cannot be imported, one that says why."""
+    """A command for the help and to run."""
     entry, parent = _by_group()[name], typer.Typer(add_completion=False)
     parent.callback()(lambda: None)
-    try:
-        module = entry.load()
-    except InputError as error:
-        module = _Unusable(error)
+    module = _module(entry)
     if hasattr(module, "app"):
         add_subcommands(module.app, entry.name)
         parent.add_typer(module.app, name=entry.name, rich_help_panel=group_of(entry))
     else:
-        parent.command(entry.name, cls=Command, rich_help_panel=group_of(entry))(module.command)
+        _add(parent, entry.name, module, rich_help_panel=group_of(entry))
     return typer.main.get_command(parent).commands[entry.name]  # type: ignore[attr-defined]
+
+
+def _module(entry: Entry) -> Any:
+    """The module of a command; where its tool lacks a package, a command that says which."""
+    try:
+        return entry.load()
+    except InputError as error:
+        return _Unusable(error)
+
+
+def _add(app: typer.Typer, name: str, module: Any, **settings: Any) -> None:
+    # an unusable command has no options, and takes any: what is missing matters more than how it was called
+    anything = {"ignore_unknown_options": True, "allow_extra_args": True}
+    context = anything if isinstance(module, _Unusable) else None
+    app.command(name, cls=Command, context_settings=context, **settings)(module.command)
 
 
 class _Unusable:
@@ -81,7 +94,7 @@ class _Unusable:
         def command(context: typer.Context) -> None:
             raise error
 
-        command.__doc__ = f"Not usable: {error}."
+        command.__doc__ = f"Not usable: {escape(str(error))}."
         self.command = command
 
 
@@ -95,7 +108,7 @@ def add_subcommands(app: typer.Typer, name: str) -> None:
     for path, entry in registered("commands").items():
         above, space, below = path.partition(" ")
         if space and above == name:
-            app.command(below, cls=Command)(entry.load().command)
+            _add(app, below, _module(entry))
 
 
 class _Root(TyperGroup):

@@ -15,6 +15,7 @@ import typer
 from weft.base.errors import InputError, ModelError, ShapeNeeded, WorkloadError
 from weft.base.files import check_file, check_folder
 from weft.cli.printing import STANDARD_OUTPUT, console, progress_bar, warn_of_gaps
+from weft.reports.pictures import SUFFIXES, require_matplotlib
 
 if TYPE_CHECKING:
     from weft.devices import Npu
@@ -32,14 +33,25 @@ what, how, out = map(in_panel, ("What", "How", "Output"))
 """Options that say what a command is about, how it goes about it, and what comes out of it."""
 
 
-def file_option(*names: str, help: str, suffixes: Sequence[str] = (), panel: str | None = "Output") -> Any:
-    """An option that names a file to write; where that cannot be, it is refused before any work."""
+def file_option(
+    *names: str,
+    help: str,
+    suffixes: Sequence[str] = (),
+    panel: str | None = "Output",
+    require: Callable[[], None] | None = None,
+) -> Any:
+    """An option that names a file to write; where that cannot be, it is refused before any work.
+
+    require: raises InputError where a package that writes the file is not installed.
+    """
 
     def check(context: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
         option = max(param.opts, key=len)
         if option == "--json":
             console.stderr = value == STANDARD_OUTPUT
         if value is not None and not context.resilient_parsing and (option, value) != ("--json", STANDARD_OUTPUT):
+            if require is not None:
+                require()
             _check_place(option, Path(value), suffixes, context.meta.setdefault("weft.files", {}))
         return value
 
@@ -176,7 +188,8 @@ Shapes = Annotated[
 ]
 JsonFile = Annotated[str | None, file_option("--json", help="Write the result as JSON; - is standard output.")]
 FigureFile = Annotated[
-    str | None, file_option("--figure", suffixes=(".png", ".svg"), help="Draw a picture, as .png or .svg.")
+    str | None,
+    file_option("--figure", suffixes=SUFFIXES, help="Draw a picture, as .png or .svg.", require=require_matplotlib),
 ]
 HtmlFile = Annotated[str | None, file_option("--html", help="Write an interactive page.")]
 PerfettoFile = Annotated[str | None, file_option("--perfetto", help="Write a trace for ui.perfetto.dev.")]

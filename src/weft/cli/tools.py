@@ -31,7 +31,7 @@ def _origin(tool: Tool) -> str:
 
 def _state(tool: Tool) -> str:
     missing = tool.missing()
-    return tool.lacks(", ".join(missing)) if missing else "ready"
+    return tool.lacks(*missing) if missing else "ready"
 
 
 def _as_dict(tool: Tool) -> dict[str, object]:

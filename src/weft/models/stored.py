@@ -66,7 +66,7 @@ def _shipped(file: str) -> Path:
     """Where a checkout or a whole wheel has a file: files keep the names that they had before tools were packages."""
     room, _, inside = file.partition("/")
     tool = registered("modules").get(room)
-    return _PACKAGE / file if tool is None else _PACKAGE.with_name(tool.target) / inside
+    return _PACKAGE / file if tool is None else _PACKAGE.parent.joinpath(*tool.target.split("."), inside)
 
 
 def located(file: str) -> Path:

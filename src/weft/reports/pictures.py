@@ -1,15 +1,27 @@
-"""How a picture becomes a file: PNG or SVG by its suffix, the same bytes for the same picture."""
+"""How a picture becomes a file: PNG or SVG by its suffix, the same bytes for the same picture.
+
+matplotlib is an extra. Modules that draw import it; what leads to them calls ``require_matplotlib`` first.
+"""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
-
-from matplotlib.figure import Figure as Figure
+from typing import TYPE_CHECKING
 
 from weft.base.errors import InputError
 from weft.base.files import replacing
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure as Figure
+
 SUFFIXES = (".png", ".svg")
+
+
+def require_matplotlib() -> None:
+    """Raise InputError where matplotlib is not installed; it is not imported."""
+    if find_spec("matplotlib") is None:
+        raise InputError("figures need matplotlib; pip install 'weft[figures]'")
 
 
 def picture_path(path: str | Path) -> Path:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from weft.base.registry import registered
+from weft.reports.pictures import require_matplotlib
 from weft.reports.tables import as_html
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    from weft.reports.pictures import Figure
 
 
 class Shown:
@@ -24,7 +25,8 @@ class Shown:
         return as_html(*_page_of(self).tables(self))
 
     def plot(self) -> Figure:
-        """Draw the result."""
+        """Draw the result; InputError where matplotlib is not installed."""
+        require_matplotlib()
         figure: Figure = _page_of(self).figure(self)
         return figure
 

@@ -19,6 +19,7 @@ from weft.engine.lateness import check_late
 from weft.engine.policies import ON_SHARES, POLICIES, Option, check_policy
 from weft.models.layer import Model
 from weft.models.sources import load_model
+from weft.reports.pictures import require_matplotlib
 from weft.reports.tables import ResultTable, as_html
 from weft.simulation.report import Report
 from weft.simulation.request_report import RequestReport
@@ -86,6 +87,7 @@ class Comparison:
 
     def plot(self) -> Figure:
         """Throughput by policy, and what no policy can exceed."""
+        require_matplotlib()
         from weft.simulation.run_pictures import comparison_figure
 
         return comparison_figure(self.title, self.reports)
@@ -122,6 +124,7 @@ class RequestComparison:
 
     def plot(self) -> Figure:
         """The deadlines that each stream missed under each policy."""
+        require_matplotlib()
         from weft.simulation.run_pictures import request_comparison_figure
 
         return request_comparison_figure(self.title, self.reports)

@@ -14,6 +14,7 @@ from weft.base.errors import DeviceError, InputError, WorkloadError
 from weft.devices import Host, TiledNpu, load_device
 from weft.engine.lateness import check_late
 from weft.engine.policies import POLICIES, check_policy
+from weft.reports.pictures import require_matplotlib
 from weft.reports.tables import ResultTable, TableRow, as_html, number
 from weft.simulation.comparison import host_settings, request_names
 from weft.simulation.requests import ONLINE, Device, prepare
@@ -85,6 +86,7 @@ class SustainedLoads:
 
     def plot(self) -> Figure:
         """The throughput at the largest load, by policy and ratio."""
+        require_matplotlib()
         from weft.simulation.loads_picture import loads_figure
 
         return loads_figure(self.labels, self.policies, [answer.stp for answer in self.answers])

@@ -20,6 +20,7 @@ from weft.engine.policies import Option, Policy, Setting, described, make_policy
 from weft.engine.saturated import SaturatedStreams
 from weft.engine.simulated_npu import SimulatedNpu
 from weft.engine.trial import settled
+from weft.reports.pictures import require_matplotlib
 from weft.reports.trace import Trace
 from weft.simulation.report import Report, report
 from weft.workloads import Saturated
@@ -48,6 +49,7 @@ class Run:
 
     def plot(self) -> Figure:
         """The first queries as a timeline of the device."""
+        require_matplotlib()
         from weft.reports.timeline import timeline_figure
 
         return timeline_figure(self.trace)

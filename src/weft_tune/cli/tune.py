@@ -13,10 +13,10 @@ import typer
 from weft.base.errors import EvaluationError, InputError
 from weft.cli.common import (
     FigureFile,
-    HtmlFile,
     JsonFile,
     check_folder_place,
     complete_devices,
+    file_option,
     folder_option,
     how,
     in_panel,
@@ -27,12 +27,15 @@ from weft.cli.common import (
 from weft.cli.plans import options_of, stage_bars, told_in_options
 from weft.cli.printing import write_result
 from weft.cli.unused import refuse_unused
+from weft.reports.pictures import require_matplotlib
 
 if TYPE_CHECKING:
     from weft_tune.whole_run import TuneProgress
 
 scored = in_panel("Scores from a command")
 """Options of networks whose score a command prints."""
+DrawnPage = Annotated[str | None, file_option("--html", help="Write an interactive page.", require=require_matplotlib)]
+"""The page holds the picture of the search."""
 DRAWN = "it draws the search for the smallest formats; --json has all that was measured"
 INTERRUPTED = 130
 """The exit code of what Ctrl-C ended."""
@@ -156,7 +159,7 @@ def command(
     fresh: Annotated[bool, out("--fresh", help="Forget the scores of earlier runs.")] = False,
     json_file: JsonFile = None,
     figure: FigureFile = None,
-    html: HtmlFile = None,
+    html: DrawnPage = None,
 ) -> None:
     """Find the smallest number format for each layer that keeps a model accurate.
 
