@@ -12,12 +12,15 @@ import torch
 from torch import nn
 
 from tests.runtime.cuda.torch_nets import TOKENS, Writing, images, saved, words
+from tests.serving import live
+from tests.serving.test_serve_device import asked
 from weft.base.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda.device import LEFT, TWIN_CUTS, HostDevice
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.torch_program import TorchProgram, read_program
+from weft.runtime.twins import TWIN
 
 FINE = LoadOptions(grain_s=1e-9, max_batch=4, independent_rows=True)
 """Cut wherever it can be."""
@@ -206,3 +209,18 @@ def test_what_is_no_program_or_cannot_be_served_is_refused(tmp_path: Path, pictu
         opened(texts[0])
     with pytest.raises(ModelError, match="exits are for ONNX files"):
         opened(pictures[0], exits=("a", "b"))
+
+
+def test_a_program_is_served_on_a_device_where_that_is_allowed(tmp_path: Path, pictures: Net) -> None:
+    """Here and not beside the server's other tests: to export a program takes seconds in every process that does."""
+    path, net = pictures
+    served = tmp_path / "images" / "1" / "model.pt2"
+    served.parent.mkdir(parents=True)
+    served.write_bytes(path.read_bytes())
+    served.with_name("weft.toml").write_text('rows = "independent"\nmax_batch = 2\n')
+    with live.running(tmp_path, device=TWIN, allow_programs=True) as server:
+        for rows in (1, 2, 3):
+            right = wanted(net, drawn(rows))
+            np.testing.assert_allclose(asked(server, "images", drawn(rows)), right, rtol=1e-4, atol=1e-5)
+    with live.running(tmp_path, allow_programs=True) as server:
+        assert "programs of torch run on a GPU: serve with --device cuda:0" in server.server.service.why_not_ready()
