@@ -1,4 +1,4 @@
-"""Programs of torch at the server: none is loaded unless that is allowed."""
+"""Programs of torch at the server: none is loaded unless that is allowed, and none without a device."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.serving import live
 from weft.base.errors import InputError
 from weft.serving.repository import Repository
 
@@ -28,3 +29,9 @@ def test_a_program_is_not_loaded_unless_somebody_allows_it(tmp_path: Path) -> No
     (tmp_path / "flat.txt").write_bytes(b"")
     with pytest.raises(InputError, match="is not a model"):
         Repository([tmp_path / "flat.txt"], tmp_path / "scratch", programs=True)
+
+
+def test_without_a_device_a_program_says_what_it_needs(tmp_path: Path) -> None:
+    (tmp_path / "flat.pt2").write_bytes(b"code")
+    with live.running(tmp_path, allow_programs=True) as server:
+        assert "programs of torch run on a GPU: serve with --device cuda:0" in server.server.service.why_not_ready()

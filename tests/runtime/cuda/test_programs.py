@@ -211,6 +211,7 @@ def test_what_is_no_program_or_cannot_be_served_is_refused(tmp_path: Path, pictu
         opened(pictures[0], exits=("a", "b"))
 
 
+@pytest.mark.long  # programs on the twin are tested above, and serving by its worker in serving/test_serve_device.py
 def test_a_program_is_served_on_a_device_where_that_is_allowed(tmp_path: Path, pictures: Net) -> None:
     """Here and not beside the server's other tests: to export a program takes seconds in every process that does."""
     path, net = pictures
@@ -222,5 +223,3 @@ def test_a_program_is_served_on_a_device_where_that_is_allowed(tmp_path: Path, p
         for rows in (1, 2, 3):
             right = wanted(net, drawn(rows))
             np.testing.assert_allclose(asked(server, "images", drawn(rows)), right, rtol=1e-4, atol=1e-5)
-    with live.running(tmp_path, allow_programs=True) as server:
-        assert "programs of torch run on a GPU: serve with --device cuda:0" in server.server.service.why_not_ready()
