@@ -90,7 +90,8 @@ def test_the_image_for_a_gpu_has_the_same_and_what_a_gpu_needs() -> None:
 
 def test_serving_and_benching_need_nothing_that_is_left_out() -> None:
     modules = "weft.cli.serve, weft.cli.bench, weft.serving.server, weft.load, weft.runtime.isolated.worker"
-    code = f"import sys; sys.modules.update(dict.fromkeys({(*LEFT_OUT, 'llvmlite', 'matplotlib', 'ortools', 'pandas')})); import {modules}"
+    absent = (*LEFT_OUT, "llvmlite", "matplotlib", "ortools", "pandas")
+    code = f"import sys; sys.modules.update(dict.fromkeys({absent})); import {modules}"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

@@ -28,8 +28,10 @@ def shown_raw(handler: ast.ExceptHandler) -> list[int]:
 
 
 def test_no_message_shows_an_error_of_the_system_raw():
+    # to parse all modules takes seconds, and most of them name no such error
+    modules = [path for path in MODULES if any(name in path.read_text("utf-8") for name in OF_THE_SYSTEM)]
     handlers = [
-        (path, each) for path in MODULES for each in ast.walk(parsed(path)) if isinstance(each, ast.ExceptHandler)
+        (path, node) for path in modules for node in ast.walk(parsed(path)) if isinstance(node, ast.ExceptHandler)
     ]
     assert [f"{name_of(path)}:{line}" for path, handler in handlers for line in shown_raw(handler)] == []
 

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.cli.test_cli import refused, run
@@ -121,6 +121,7 @@ def test_this_machine_measures_a_model_with_the_shape_that_is_given(capsys, word
     assert code == 2 and error.splitlines()[-1].endswith("pass --shape ids=1x128")
 
 
+@settings(max_examples=40)
 @given(st.one_of(st.text(max_size=40), st.from_regex(r"m:(shape|value|rate)=[a-z:=0-9x,.]{0,20}", fullmatch=True)))
 def test_reading_a_stream_raises_nothing_but_our_error(text):
     with contextlib.suppress(InputError):

@@ -803,7 +803,7 @@ def half_precision(path: Path, seed: int) -> str:
     return str(path)
 
 
-def test_half_precision_is_told_and_compared_with(weft: Run, three: list[str]) -> None:
+def test_half_precision_is_told_and_compared_with(weft: Run, planned: Planned) -> None:
     files = [half_precision(Path(f"{name}.onnx"), seed) for seed, name in enumerate(("cats", "dogs"))]
     answer = weft("stitch", *files, "-o", "pets.onnx", QUICK)
     said = " ".join(answer.out.split())
@@ -811,16 +811,15 @@ def test_half_precision_is_told_and_compared_with(weft: Run, three: list[str]) -
     apart = re.search(r"largest number, (\S+) to files in half precision", said)
     assert apart and 1e-5 < float(apart[1]) < 1e-2
     assert onnx.load("pets.onnx").graph.input[0].type.tensor_type.elem_type == TensorProto.FLOAT
-    plain = weft("stitch", *three, "-o", "plain.onnx", QUICK).out
-    assert "float32" not in plain and "half precision" not in plain
+    assert "float32" not in planned.out and "half precision" not in planned.out
 
 
-def test_models_that_share_nothing_get_a_hint_at_folded_normalisations(weft: Run, three: list[str]) -> None:
+def test_models_that_share_nothing_get_a_hint_at_folded_normalisations(weft: Run, planned: Planned) -> None:
     folded = [net for seed in (1, 2) for net in generate("tinynet", 1, seed=seed).nets]
     files = [str(save_nets([net], Path(f"{at}"))[0]) for at, net in enumerate(folded)]
     hint = "were normalisations folded into the filters?"
     assert hint in " ".join(weft("stitch", *files, "-o", "apart.onnx", QUICK).out.split())
-    assert hint not in " ".join(weft("stitch", *three, "-o", "joint.onnx", QUICK).out.split())
+    assert hint not in " ".join(planned.out.split())
     assert hint not in " ".join(weft("stitch", files[0], "-o", "one.onnx", QUICK).out.split())
 
 

@@ -21,6 +21,7 @@ from weft.workloads.requests import parse_workload
 TWIN = "cuda:twin"
 
 
+@pytest.mark.long  # a plan for the twin, which measures it, is made and served in planning/test_plan_device.py, too
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 def test_a_gpu_is_measured_as_the_server_runs_it_and_can_be_simulated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -79,6 +79,7 @@ def test_the_constants_are_those_that_meet_what_was_measured(measured: GpuPairs)
     assert sum(errors) / len(errors) < 0.065
 
 
+@pytest.mark.long  # fits the model anew without each pair; that the constants meet all pairs is tested above
 def test_pairs_that_the_model_was_not_fitted_to_are_met_within_a_tenth(measured: GpuPairs) -> None:
     errors = [each.error for each in left_out(measured)]
     assert len(errors) == len(measured.pairs)

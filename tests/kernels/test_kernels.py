@@ -81,7 +81,9 @@ def quota_of(setting: Setting) -> list[int] | None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize(("device", "batch"), DEVICES)
-@pytest.mark.parametrize(("network", "encoder"), PAIRS)
+@pytest.mark.parametrize(
+    ("network", "encoder"), [PAIRS[0], *(pytest.param(*pair, marks=pytest.mark.long) for pair in PAIRS[1:])]
+)
 def test_on_all_models_of_the_paper_the_kernel_issues_what_the_plain_loop_issues(device, batch, network, encoder, name):
     npu = load_npu(device)
     programs = tuple(lower(estimate(zoo.load(model), npu, batch=batch), npu) for model in (network, encoder))

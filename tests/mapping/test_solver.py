@@ -41,7 +41,7 @@ def searched(problem, objective="latency", limits=None, *, strict=True):
 
 
 @pytest.mark.parametrize("objective", ["latency", "throughput"])
-@pytest.mark.parametrize("block", range(3))
+@pytest.mark.parametrize("block", [0, *(pytest.param(block, marks=pytest.mark.long) for block in (1, 2))])
 def test_the_search_agrees_with_enumeration_with_and_without_dominance(block, objective):
     for seed in range(block * 25, block * 25 + 25):
         problem = arbitrary(seed)

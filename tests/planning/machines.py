@@ -12,6 +12,7 @@ from weft.devices import Host, HostModel
 from weft.planning import candidates, finals, trials, whole_run
 from weft.planning.asked import Asked, AskedModel
 from weft.planning.candidates import Arrangement
+from weft.planning.helpers import Helpers
 from weft.planning.plan import PlanSettings
 from weft.serving.config import ModelConfig
 from weft.simulation.run_length import RunLength
@@ -64,8 +65,12 @@ def brief(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have runs of a few requests under two policies, which are enough where the answer is clear."""
+    """Have runs of a few requests under two policies, which are enough where the answer is clear.
+
+    No process helps: to start one takes longer than all of these runs.
+    """
     monkeypatch.setattr(candidates, "request_policies", lambda workload: ["punctual", "edf"])
+    monkeypatch.setattr(whole_run, "Helpers", lambda *_: Helpers())
     for name in ("SHORT", "USUAL", "LONG"):
         for module in (trials, finals, whole_run):
             if hasattr(module, name):

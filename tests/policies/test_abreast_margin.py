@@ -42,12 +42,13 @@ def case_of(mix: Mix) -> Case:
     return prepare(Workload.model_validate({"duration_s": SECONDS, "stream": streams}), h200())
 
 
+@pytest.mark.long  # that abreast is about as good as the best of the others is in test_on_shares.py, too
 @pytest.mark.parametrize(
     ("mix", "seed", "rivals"),
     [
         (OVERLOADED, 1, (("edf", "weave"), ("orion", "demote"))),
-        pytest.param(NEARLY_FULL, 2, (("top-up", "weave"),), marks=pytest.mark.long),
-        pytest.param(LONG_AMONG_SHORT, 1, (("top-up", "weave"),), marks=pytest.mark.long),
+        (NEARLY_FULL, 2, (("top-up", "weave"),)),
+        (LONG_AMONG_SHORT, 1, (("top-up", "weave"),)),
     ],
     ids=["overload", "nearly full", "a long model among short ones"],
 )

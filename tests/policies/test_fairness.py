@@ -89,7 +89,7 @@ def test_without_a_mix_only_weft_keeps_one():
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=12, derandomize=True, deadline=None)
+@settings(max_examples=6, derandomize=True, deadline=None)
 @given(given_=profiles(), data=st.data())
 def test_the_lag_never_exceeds_the_band_or_the_largest_layer_and_every_query_asked_for_completes(policy, given_, data):
     models, npu = given_

@@ -102,13 +102,19 @@ def test_a_body_is_served_under_the_names_of_its_models(folder):
 
 
 @pytest.mark.parametrize(
-    ("device", "tuned"), [(None, {"full": 0.5}), (TWIN, {"rank": 2})], ids=["prepared beside", "in place"]
+    ("device", "tuned"),
+    [
+        pytest.param(None, {"full": 0.5}, id="prepared beside"),
+        # without a server in runtime/cuda/test_body_models.py, too
+        pytest.param(TWIN, {"rank": 2}, id="in place", marks=pytest.mark.long),
+    ],
 )
 def test_models_come_and_go_while_others_are_asked(tmp_path: Path, device: str | None, tuned: dict[str, float]) -> None:
     """A body stitched anew takes the place of the old one with no request lost: one model comes, then another goes."""
     files = tiny_encoders(tmp_path / "models", **tuned)
     path = tmp_path / "served" / "body.onnx"
     path.parent.mkdir()
+    path.with_suffix(".toml").write_text("max_batch = 2\n")  # larger ones would be measured three times
     bodies = {}
     for name, chosen in (("first", files[:2]), ("more", files), ("fewer", [files[0], files[2]])):
         made = stitch_body(chosen, tolerance=1e-6 if device == TWIN else 0.0, measure=False)
@@ -257,7 +263,7 @@ def send_for(server: live.Live, name: str, output: str) -> None:
 
 def test_a_floor_of_the_threshold_means_nothing_to_a_body(leaving: Path, tmp_path: Path) -> None:
     (tmp_path / "body.onnx").write_bytes((leaving / "body.onnx").read_bytes())
-    (tmp_path / "body.toml").write_text("exit_threshold = 0.9\nexit_floor = 0.5\n")
+    (tmp_path / "body.toml").write_text("exit_threshold = 0.9\nexit_floor = 0.5\nmax_batch = 1\n")
     said = "exit_floor is set, but all requests of a body go to its end"
     with live.running(tmp_path, grpc_port=None) as server, pytest.raises(Refused, match=said):
         infer(server, NAMES[0], sentences(1, 3))

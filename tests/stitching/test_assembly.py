@@ -148,7 +148,10 @@ def test_slack_holds_for_whole_graphs_whatever_layers_take_alone(nets):
     assert len({each.own_s for each in allowed}) > 2 and count(made.graph).launches <= 1.1 * least
 
 
-@pytest.mark.parametrize("settings", [{"widths": [1, 1.3, 0.8]}, {"sharing": 0.0, "widths": [1, 1.3, 0.8]}])
+@pytest.mark.parametrize(
+    "settings",
+    [{"widths": [1, 1.3, 0.8]}, pytest.param({"sharing": 0.0, "widths": [1, 1.3, 0.8]}, marks=pytest.mark.long)],
+)
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_a_plan_stores_no_more_than_the_models_unless_only_speed_counts(settings, dynamic):
     nets = generate("tinynet", 3, **{"sharing": 0.5, **settings}).nets

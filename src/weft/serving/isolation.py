@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from weft.base.errors import ModelError
+from weft.devices.host import example_devices
 from weft.runtime.backend import Backend
 from weft.runtime.backends import make_backend
 from weft.runtime.breaker import Endurance
@@ -50,7 +51,9 @@ def precision_of(config: ModelConfig, default: str, backend: Backend) -> str:
 def check_program(path: Path, backend: Backend) -> None:
     """Refuse a program of torch where no device computes it."""
     if path.suffix == PROGRAM_SUFFIX and backend.device is None:
-        raise ModelError("programs of torch run on a GPU: serve with --device (docs/gpu.md), or export it as ONNX")
+        raise ModelError(
+            f"programs of torch run on a GPU: serve with --device {example_devices()}, or export it as ONNX"
+        )
 
 
 def backend_of(config: ServerConfig) -> Backend:

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from weft.runtime.twins import TWIN
 
 from tests.runtime.cuda.torch_nets import TOKENS, Writing, images, saved, words
+from tests.serving import live
+from tests.serving.test_serve_device import asked
 from weft.base.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda.device import LEFT, TWIN_CUTS, HostDevice
@@ -206,3 +209,17 @@ def test_what_is_no_program_or_cannot_be_served_is_refused(tmp_path: Path, pictu
         opened(texts[0])
     with pytest.raises(ModelError, match="exits are for ONNX files"):
         opened(pictures[0], exits=("a", "b"))
+
+
+@pytest.mark.long  # programs on the twin are tested above, and serving by its worker in serving/test_serve_device.py
+def test_a_program_is_served_on_a_device_where_that_is_allowed(tmp_path: Path, pictures: Net) -> None:
+    """Here and not beside the server's other tests: to export a program takes seconds in every process that does."""
+    path, net = pictures
+    served = tmp_path / "images" / "1" / "model.pt2"
+    served.parent.mkdir(parents=True)
+    served.write_bytes(path.read_bytes())
+    served.with_name("weft.toml").write_text('rows = "independent"\nmax_batch = 2\n')
+    with live.running(tmp_path, device=TWIN, allow_programs=True) as server:
+        for rows in (1, 2, 3):
+            right = wanted(net, drawn(rows))
+            np.testing.assert_allclose(asked(server, "images", drawn(rows)), right, rtol=1e-4, atol=1e-5)
