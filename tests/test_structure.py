@@ -83,7 +83,7 @@ ONLY_IN = {
     "grpc": ("weft/serving/", "weft_cluster/gates/grpc_face.py"),
     "httptools": ("weft/http/server.py",),
     "opentelemetry": ("weft/serving/telemetry.py",),
-    "ortools": ("weft_map/", "weft_cluster/placing/"),
+    "ortools": ("weft_map/", "weft_cluster/placing/", "weft_papers/placing_rivals/"),
     "ray": ("weft_cluster/ray/",),
     "z3": ("weft_map/z3_model.py",),
     "torch": (
@@ -91,9 +91,9 @@ ONLY_IN = {
         "weft/runtime/cuda/borrowed.py",
         "weft/runtime/cuda/movable.py",
         "weft/runtime/cuda/torch_",
+        "weft_stitch/on_device/",
         "weft_stitch/running/",
         "weft_stitch/reading/torch_",
-        "weft_stitch/making/torch_",
     ),
     "triton": (
         "weft_stitch/running/kernel.py",
@@ -109,8 +109,8 @@ ONLY_IN = {
 ROOM = "weft.runtime.onnxruntime_cpu"
 """A backend, which the server knows by the protocol only."""
 
-ROOM_USERS = {"weft/runtime/backends.py", "weft_stitch/running/racing.py"}
-"""Who wants that one and no other, besides itself, its workers and two packages of ``weft_tune``."""
+ROOM_USERS = {"weft_stitch/running/racing.py"}
+"""Modules that want that one and no other, besides itself, its workers and what runs files on a device."""
 
 
 def may_import(room: str) -> set[str]:
@@ -195,12 +195,13 @@ def test_a_heavy_package_is_imported_only_where_it_is_used(package):
     assert users and all(user.startswith(ONLY_IN[package]) for user in users), users
 
 
-def test_a_backend_is_known_to_the_list_of_backends_and_to_who_wants_no_other():
+def test_a_backend_is_known_to_those_who_want_no_other():
     users = {name_of(path) for path in MODULES if any(module.startswith(ROOM) for module in imported(path))}
     within = (
         "weft/runtime/onnxruntime_cpu/",
         "weft/runtime/isolated/",
         "weft/runtime/cuda/",
+        "weft_stitch/on_device/",
         "weft_tune/quantised/",
         "weft_tune/runtime_target/",
     )
