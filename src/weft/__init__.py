@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from weft.base import moved
-from weft.base.registry import registered
+from weft.base.registry import entry_of, registered
 from weft.base.version import __version__ as __version__
 
 moved.install()
@@ -26,6 +26,6 @@ def __getattr__(name: str) -> Any:
     """A public name, from where its tool registers it: a script that rounds numbers loads no solver."""
     if name == "__all__":
         return __dir__()
-    if not name.startswith("_") and (entry := registered("names").get(name) or registered("modules").get(name)):
+    if not name.startswith("_") and (entry := entry_of("names", name) or entry_of("modules", name)):
         return entry.load()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
