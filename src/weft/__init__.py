@@ -27,8 +27,9 @@ def __getattr__(name: str) -> Any:
     """A public name, from where its tool registers it: a script that rounds numbers loads no solver."""
     if name == "__all__":
         return __dir__()
-    from weft.base.registry import registered
+    from weft.base.registry import entry_of
 
-    if not name.startswith("_") and (entry := registered("names").get(name) or registered("modules").get(name)):
-        return entry.load()
+    if not name.startswith("_") and (entry := entry_of("names", name) or entry_of("modules", name)):
+        value = globals()[name] = entry.load()  # so that it is looked up once
+        return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

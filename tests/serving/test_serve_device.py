@@ -19,6 +19,7 @@ import pytest
 from tests.runtime.cuda.nets import chain, choosing, drawn, wanted
 from tests.serving import live
 from tests.serving.test_serve_models import until
+from tests.support.inference import infer_fp32
 from weft.base.errors import InputError
 from weft.runtime import device_kinds
 from weft.runtime.cuda.twins import TWIN
@@ -52,23 +53,10 @@ def server(folder: Path) -> Iterator[live.Live]:
             yield found
 
 
-def asked(server: live.Live, model: str, feed: dict[str, Any]) -> Any:
-    inputs = [
-        {"name": name, "shape": each.shape, "datatype": "FP32", "data": each.ravel().tolist()}
-        for name, each in feed.items()
-    ]
-    request = urllib.request.Request(
-        f"{server.url}/v2/models/{model}/infer", json.dumps({"inputs": inputs}).encode(), method="POST"
-    )
-    with urllib.request.urlopen(request, timeout=live.PATIENCE_S) as answer:
-        (output,) = json.load(answer)["outputs"]
-    return np.array(output["data"], np.float32).reshape(output["shape"])
-
-
 def test_requests_are_answered_from_a_device_one_step_ahead(server: live.Live, folder: Path) -> None:
     path, feeds = folder / "chain" / "1" / "model.onnx", [drawn(1 + seed % 3, seed) for seed in range(12)]
     with ThreadPoolExecutor(4) as clients:
-        answers = list(clients.map(lambda feed: asked(server, "chain", feed), feeds))
+        answers = list(clients.map(lambda feed: infer_fp32(server, "chain", feed), feeds))
     for feed, answer in zip(feeds, answers, strict=True):
         np.testing.assert_allclose(answer, wanted(path, feed), rtol=1e-4, atol=1e-6)
     lanes = server.server.service.dispatcher.lanes
@@ -81,7 +69,7 @@ def test_a_device_has_one_worker_for_models_in_many_folders(server: live.Live, f
 
 
 def test_what_the_device_does_not_take_is_answered_all_the_same_and_told(server: live.Live, folder: Path) -> None:
-    answer = asked(server, "choosing", drawn(1))
+    answer = infer_fp32(server, "choosing", drawn(1))
     np.testing.assert_allclose(answer, wanted(folder / "choosing" / "1" / "model.onnx", drawn(1)), rtol=1e-6)
     slot = server.server.service.library.find("choosing")
     assert slot is not None and "runs on the CPU: it has control flow (If)" in slot.message
@@ -163,7 +151,7 @@ def test_a_region_that_is_cut_off_does_not_hurt_who_is_in_the_same_batch(server:
 
 
 def test_metrics_tell_of_the_device(server: live.Live) -> None:
-    asked(server, "chain", drawn(1))
+    infer_fp32(server, "chain", drawn(1))
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=live.PATIENCE_S) as answer:
         lines = dict(line.rsplit(" ", 1) for line in answer.read().decode().splitlines() if not line.startswith("#"))
     assert float(lines[f'weft_device_busy_seconds_total{{device="{TWIN}"}}']) > 0
@@ -192,7 +180,7 @@ def test_more_models_than_fit_take_turns_and_nothing_is_lost(tmp_path: Path) -> 
     answers = [wanted(tmp_path / "models" / "m0" / "1" / "model.onnx", feed) for feed in feeds]
 
     def right(turn: int) -> bool:
-        answer = asked(found, names[turn * 7 % 3], feeds[turn % 2])
+        answer = infer_fp32(found, names[turn * 7 % 3], feeds[turn % 2])
         return bool(np.allclose(answer, answers[turn % 2], rtol=1e-4, atol=1e-5))
 
     with live.running(tmp_path / "models", device=TWIN, device_memory_bytes=1 << 40, cache=tmp_path / "cache") as found:

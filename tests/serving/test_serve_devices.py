@@ -14,8 +14,8 @@ import pytest
 
 from tests.runtime.cuda.nets import chain, drawn, wanted
 from tests.serving import live
-from tests.serving.test_serve_device import asked
 from tests.serving.test_serve_models import until
+from tests.support.inference import infer_fp32
 from weft.runtime.cuda.twins import TWIN
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
@@ -40,7 +40,7 @@ def all_asked(server: live.Live, folder: Path, count: int) -> None:
     """Ask from several clients at a time, and see that all answers are right."""
     path, feeds = folder / "chain" / "1" / "model.onnx", [drawn(1 + seed % 2, seed) for seed in range(count)]
     with ThreadPoolExecutor(6) as clients:
-        answers = list(clients.map(lambda feed: asked(server, "chain", feed), feeds))
+        answers = list(clients.map(lambda feed: infer_fp32(server, "chain", feed), feeds))
     for feed, answer in zip(feeds, answers, strict=True):
         np.testing.assert_allclose(answer, wanted(path, feed), rtol=1e-4, atol=1e-6)
 

@@ -16,8 +16,9 @@ import pytest
 
 from tests.runtime.cuda.nets import chain, choosing, drawn, leaving, wanted
 from tests.serving import live
-from tests.serving.test_serve_device import asked, worker_of
+from tests.serving.test_serve_device import worker_of
 from tests.serving.test_serve_models import until
+from tests.support.inference import infer_fp32
 from weft.base.errors import BadRequest, InputError
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import TWIN_CUTS
@@ -110,7 +111,7 @@ def test_models_that_share_a_device_say_the_same_as_when_they_do_not(server: liv
 def test_batches_of_all_models_at_once_are_answered_right(server: live.Live, folder: Path) -> None:
     tasks = [(CHAINS[at % 3], drawn(1 + at % 2, at)) for at in range(48)]
     with ThreadPoolExecutor(12) as clients:
-        found = list(clients.map(lambda task: asked(server, *task), tasks))
+        found = list(clients.map(lambda task: infer_fp32(server, *task), tasks))
     for (name, feed), answer in zip(tasks, found, strict=True):
         right = wanted(folder / name / "1" / "model.onnx", feed)
         np.testing.assert_allclose(answer, right, rtol=1e-4, atol=1e-6)
@@ -118,7 +119,7 @@ def test_batches_of_all_models_at_once_are_answered_right(server: live.Live, fol
 
 def test_there_is_a_lane_for_every_share_and_a_kind_for_every_program(server: live.Live) -> None:
     for rows in (1, 2, 3):
-        asked(server, "short", drawn(rows))
+        infer_fp32(server, "short", drawn(rows))
     dispatcher = dispatcher_of(server)
     shares, programs = dispatcher.policy.setting.shares, dispatcher.streams.programs
     assert shares.sms == TWIN_CUTS.sms and len(shares.cuts) >= 2
@@ -141,7 +142,7 @@ def test_kinds_follow_the_programs_as_streams_come_and_go(server: live.Live, mon
     before = len(dispatcher.streams)
     for at in range(20):
         name, rows = CHAINS[at % 3], 1 + at * 7 % 6
-        asked(server, name, drawn(rows))
+        infer_fp32(server, name, drawn(rows))
         shares = dispatcher.policy.setting.shares
         assert len(shares.kinds) == len(shares.bodies) == len(dispatcher.streams.programs)
         for model in [server.server.service.library.find(each).served for each in CHAINS]:
@@ -156,9 +157,9 @@ def test_kinds_follow_the_programs_as_streams_come_and_go(server: live.Live, mon
 
 def test_one_model_is_answered_while_another_one_is_held_on_its_lane(server: live.Live, folder: Path) -> None:
     with live.Gate(server, "long", 1, foreseen=False) as gate, ThreadPoolExecutor(1) as clients:
-        held = clients.submit(asked, server, "long", drawn(1))
+        held = clients.submit(infer_fp32, server, "long", drawn(1))
         gate.wait()
-        answer = asked(server, "short", drawn(1))
+        answer = infer_fp32(server, "short", drawn(1))
         assert not held.done()
         gate.open()
         np.testing.assert_allclose(held.result(), wanted(folder / "long/1/model.onnx", drawn(1)), rtol=1e-4, atol=1e-6)
@@ -173,9 +174,9 @@ def test_a_client_that_leaves_takes_nothing_with_it(server: live.Live, folder: P
             connection.sendall(head.encode() + body)
             gate.wait()
         until(lambda: not dispatcher_of(server).pending, "a forgotten request")
-        asked(server, "short", drawn(1))
+        infer_fp32(server, "short", drawn(1))
     np.testing.assert_allclose(
-        asked(server, "long", drawn(2)), wanted(folder / "long/1/model.onnx", drawn(2)), rtol=1e-4, atol=1e-6
+        infer_fp32(server, "long", drawn(2)), wanted(folder / "long/1/model.onnx", drawn(2)), rtol=1e-4, atol=1e-6
     )
     until(lambda: not any(lane.tasks for lane in dispatcher_of(server).lanes.lanes), "idle lanes")
 
@@ -186,7 +187,7 @@ def test_a_worker_that_is_killed_loses_no_request_on_any_lane(server: live.Live,
     def asks(task: tuple[int, tuple[str, Any]]) -> Any:
         if task[0] == 20:
             worker_of(server).kill("a test")
-        return asked(server, *task[1])
+        return infer_fp32(server, *task[1])
 
     with ThreadPoolExecutor(6) as clients:
         found = list(clients.map(asks, enumerate(tasks)))
@@ -199,7 +200,7 @@ def test_a_worker_that_is_killed_loses_no_request_on_any_lane(server: live.Live,
 def test_who_had_which_share_is_told(two: Path) -> None:
     with live.running(two, device=TWIN, policy="split") as found:
         for at in range(6):
-            asked(found, ("short", "middle")[at % 2], drawn(1))
+            infer_fp32(found, ("short", "middle")[at % 2], drawn(1))
         lines = dict(line.rsplit(" ", 1) for line in told(found, "metrics").splitlines() if not line.startswith("#"))
         seconds = {name: float(each) for name, each in lines.items() if name.startswith("weft_share_seconds_total")}
         assert {each.split("share=")[1] for each in seconds if seconds[each]} == {'"5"}', '"3"}'}
@@ -221,7 +222,7 @@ def test_a_device_that_cannot_be_cut_is_shared_on_plain_streams_and_that_is_said
         slot = found.server.service.library.find("short")
         assert "shares the device on plain streams: this is a twin" in slot.message
         with ThreadPoolExecutor(3) as clients:
-            answered = list(clients.map(lambda name: asked(found, name, drawn(2)), CHAINS[:2] * 6))
+            answered = list(clients.map(lambda name: infer_fp32(found, name, drawn(2)), CHAINS[:2] * 6))
         for name, answer in zip(CHAINS[:2] * 6, answered, strict=True):
             right = wanted(two / name / "1" / "model.onnx", drawn(2))
             np.testing.assert_allclose(answer, right, rtol=1e-4, atol=1e-6)
@@ -240,7 +241,7 @@ def test_models_that_take_turns_in_the_memory_share_the_device_all_the_same(tmp_
     with live.running(tmp_path, device=TWIN, policy="abreast", device_memory_bytes=most) as found:
         backend = found.server.service.library.backend
         with ThreadPoolExecutor(4) as clients:
-            answered = list(clients.map(lambda turn: asked(found, names[turn * 7 % 4], feed), range(24)))
+            answered = list(clients.map(lambda turn: infer_fp32(found, names[turn * 7 % 4], feed), range(24)))
         for answer in answered:
             np.testing.assert_allclose(answer, right, rtol=1e-4, atol=1e-5)
         assert backend.returns[TWIN] > 4 and backend.counts().deaths == 0

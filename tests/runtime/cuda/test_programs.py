@@ -14,7 +14,7 @@ from weft.runtime.twins import TWIN
 
 from tests.runtime.cuda.torch_nets import TOKENS, Writing, images, saved, words
 from tests.serving import live
-from tests.serving.test_serve_device import asked
+from tests.support.inference import infer_fp32
 from weft.base.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda.device import LEFT, TWIN_CUTS, HostDevice
@@ -222,4 +222,4 @@ def test_a_program_is_served_on_a_device_where_that_is_allowed(tmp_path: Path, p
     with live.running(tmp_path, device=TWIN, allow_programs=True) as server:
         for rows in (1, 2, 3):
             right = wanted(net, drawn(rows))
-            np.testing.assert_allclose(asked(server, "images", drawn(rows)), right, rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(infer_fp32(server, "images", drawn(rows)), right, rtol=1e-4, atol=1e-5)
