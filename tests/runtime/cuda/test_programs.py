@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from weft.runtime.twins import TWIN
+from weft.runtime.cuda.twins import TWIN
 
 from tests.runtime.cuda.torch_nets import TOKENS, Writing, images, saved, words
 from tests.serving import live
