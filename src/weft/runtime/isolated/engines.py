@@ -11,7 +11,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from weft.base.registry import registered
 from weft.runtime.backend import DeviceLane, LoadedModel, LoadOptions
 from weft.runtime.isolated.confinement import LIBRARIES
 from weft.runtime.lent import Borrowed, LendingTerms
@@ -100,7 +99,6 @@ def warm_up(name: str) -> None:
         return
     import weft.runtime.cuda.engine
 
-    registered("model_kinds")  # what tools register is read once, for all workers
     if not is_twin(name):
         import weft.runtime.cuda.gpu  # noqa: F401
 

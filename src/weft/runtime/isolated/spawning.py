@@ -12,7 +12,7 @@ from dataclasses import asdict
 from typing import Protocol
 
 from weft.base.errors import WorkerDied, reason_of
-from weft.base.registry import VARIABLE
+from weft.base.registry import VARIABLE as TOOLS_VARIABLE
 from weft.runtime.isolated import packets, template
 from weft.runtime.isolated.confinement import Confinement, inherit_orphans
 from weft.runtime.isolated.engines import CPU, variables
@@ -20,7 +20,7 @@ from weft.runtime.isolated.packets import Line
 
 KEPT_VARIABLES = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONDONTWRITEBYTECODE",
-    "ORT_DISABLE_TELEMETRY", VARIABLE,
+    "ORT_DISABLE_TELEMETRY", TOOLS_VARIABLE,
 )  # fmt: skip
 """What a process that works for the server has of its environment, in which there may be secrets."""
 
