@@ -46,7 +46,7 @@ PUBLIC = (
     "weft.reports.trace",
     "weft.reports.words",
     "weft.runtime.backend",
-    "weft.runtime.cuda.kinds",
+    "weft.runtime.cuda.model_files",
     "weft.runtime.cuda.torch_files",
     "weft.runtime.cuda.torch_types",
     "weft.runtime.metadata",

@@ -23,7 +23,7 @@ import torch
 
 from weft.base.errors import ModelError, NotLearned, UnfitInputs, WeftError
 from weft.runtime.backend import BatchPart, LoadOptions, StepOutput
-from weft.runtime.cuda.kinds import (
+from weft.runtime.cuda.model_files import (
     FP16,
     FP32,
     LARGEST_UNASKED,

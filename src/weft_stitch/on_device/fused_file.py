@@ -17,7 +17,7 @@ import torch
 
 from weft.base.errors import ModelError
 from weft.runtime.backend import LoadOptions
-from weft.runtime.cuda.kinds import (
+from weft.runtime.cuda.model_files import (
     FP16,
     FP32,
     SHAPES,

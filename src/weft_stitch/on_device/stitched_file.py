@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.runtime.cuda.kinds import Blueprint, DeviceModel, OnnxFile, OutOfTime, Workshop, first_line
+from weft.runtime.cuda.model_files import Blueprint, DeviceModel, OnnxFile, OutOfTime, Workshop, first_line
 
 
 class StitchedFile(OnnxFile):

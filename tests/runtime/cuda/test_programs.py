@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from weft.runtime.cuda.twins import TWIN
 
 from tests.runtime.cuda.torch_nets import TOKENS, Writing, images, saved, words
 from tests.serving import live
@@ -21,6 +20,7 @@ from weft.runtime.cuda.device import LEFT, TWIN_CUTS, HostDevice
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.torch_program import TorchProgram, read_program
+from weft.runtime.cuda.twins import TWIN
 
 FINE = LoadOptions(grain_s=1e-9, max_batch=4, independent_rows=True)
 """Cut wherever it can be."""

@@ -21,15 +21,13 @@ from weft.runtime.isolated.group import WorkerGroup
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.lent import Lender
-from weft.runtime.model_kinds import kind_of
+from weft.runtime.model_kinds import CUDA, kind_of
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
 from weft.runtime.onnxruntime_cpu.scratch import Scratch
 
 log = logging.getLogger("weft.workers")
 
-KIND = "cuda"
-"""The kind of its devices, as kinds of models name it."""
 PIECE_BYTES = 4 << 20
 """So many bytes are written to a client's region at a time."""
 
@@ -88,7 +86,7 @@ class DeviceBackend(IsolatingBackend):
         learn: bool = True,
     ) -> LoadedModel:
         here = dataclasses.replace(options, isolation=self.label, rests=self.memory_bytes is not None)
-        learn = learn and not (path.is_file() and kind_of(path, KIND).about.get("takes_over"))
+        learn = learn and not (path.is_file() and kind_of(path, CUDA).about.get("takes_over"))
         # such a file may find on the device what another one has there: the worker is asked before it is learned
         found = super().open(path, here, cache, say, learn=learn)
         if options.shares and not self._told_uncut and found.cuts and not found.cuts.cuts:
