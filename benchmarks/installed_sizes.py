@@ -84,7 +84,7 @@ COMMANDS: dict[str, list[Sequence[str]]] = {
     "tune": [("tune", "lenet", "--margin", "0.05", "-o", "lenet-small", "--html", "lenet.html")],
     "map": [("map", "--soc", "xavier", "--models", "googlenet,resnet18", "--figure", "mapping.png")],
     "cluster": [("place", "workload.toml", "--machines", "machines.toml", "--fluid", "-o", "placement")],
-    "papers": [("reproduce", "gpu", "--queries", "8", "-o", "figures")],
+    "papers": [("reproduce", "mts", "-o", "figures")],
     "figures": [(*SIMULATED, "--figure", "timeline.png")],
     "otel": [("serve", "mnist-vit", "--check", "--otlp", "http://127.0.0.1:4318")],
     "all": [("tools",)],
