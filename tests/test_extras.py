@@ -125,3 +125,9 @@ def test_the_other_commands_work_and_tools_are_listed_with_what_they_lack() -> N
     assert done.returncode == 0, done.stderr
     missing = {tool["name"]: tool["missing"] for tool in json.loads(done.stdout)["tools"]}
     assert (missing["weft"], missing["stitch"], missing["map"]) == ([], [], ["ortools"])
+
+
+def test_only_what_places_models_needs_a_solver() -> None:
+    assert run_without(EXTRAS, "cluster", "--help").returncode == 0
+    refused = run_without(EXTRAS, "place", "workload.toml").stderr
+    assert refused == "weft: cluster needs ortools, which is not installed; pip install 'weft[cluster]'\n"

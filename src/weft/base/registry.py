@@ -11,10 +11,9 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from importlib import import_module
-from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -47,7 +46,7 @@ SECTIONS: Mapping[str, frozenset[str]] = {
     "pages": frozenset(),
     "plan_options": frozenset({"help"}),
 }
-"""What a tool may register -> the keys that an entry may have besides its ``target``."""
+"""What a tool may register -> the keys that an entry may have besides ``target`` and ``needs``."""
 ANY_NAME = "[A-Za-z0-9._-]+"
 """What may follow the colon in a device's name where its kind does not say (``names``)."""
 _KEYS = {"api", "name", "summary", "extra", "needs", "tools", *SECTIONS}
@@ -68,7 +67,7 @@ class Entry(NamedTuple):
 
         A tool that lacks a package is refused here, before it has worked for minutes and then needs that package.
         """
-        if missing := self.tool.missing():
+        if missing := _absent((*self.tool.needs, *self.about.get("needs", ()))):
             raise InputError(self.tool.lacks(*missing))
         module, _, attribute = self.target.partition(":")
         try:
@@ -94,15 +93,16 @@ class Tool(NamedTuple):
     extra: str
     """What ``pip install`` is told to install what it needs, as ``weft[map]``; empty: nothing more is needed."""
     needs: tuple[str, ...]
-    """Modules without which it does not work."""
+    """Modules without which nothing of it works; an entry may need more."""
     own: bool
     """Whether it is weft's own."""
     sections: Mapping[str, Mapping[str, Mapping[str, Any]]]
     """Section -> name -> entry."""
 
     def missing(self) -> tuple[str, ...]:
-        """Modules that it needs and that are not installed; nothing is imported."""
-        return tuple(name for name in self.needs if find_spec(name) is None)
+        """Modules that it, or something that it registers, needs and that are not installed; nothing is imported."""
+        entries = (about for section in self.sections.values() for about in section.values())
+        return _absent(dict.fromkeys((*self.needs, *(name for about in entries for name in about.get("needs", ())))))
 
     def lacks(self, *modules: str) -> str:
         """What to tell whoever uses it while modules are missing."""
@@ -117,6 +117,10 @@ class Tool(NamedTuple):
     def entry(self, section: str, name: str) -> Entry:
         about = self.sections[section][name]
         return Entry(self, name, about["target"], {key: value for key, value in about.items() if key != "target"})
+
+
+def _absent(modules: Iterable[str]) -> tuple[str, ...]:
+    return tuple(name for name in modules if find_spec(name) is None)
 
 
 class Registry(NamedTuple):
@@ -188,7 +192,7 @@ def _beside(package: str) -> Path:
 
 
 def _of_entry_point(point: EntryPoint) -> Tool:
-    spec = PathFinder.find_spec(point.module.partition(".")[0])
+    spec = find_spec(point.module.partition(".")[0])  # of a package itself, which imports nothing
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"its package {point.module} is not there")
     tool = _read(Path(next(iter(spec.submodule_search_locations))) / FILE, point.module, own=False)
@@ -228,13 +232,18 @@ def _read(path: Path, package: str, *, own: bool) -> Tool:
         raise ValueError(f"it is made for version {told.get('api')} of the registry, and this weft has {API}")
     if strange := sorted(set(told) - _KEYS):
         raise ValueError(f"{strange[0]!r} is not known in {FILE}; there are {', '.join(sorted(_KEYS))}")
-    name, needs = told.get("name"), told.get("needs", [])
+    name, needs = told.get("name"), _needs(told)
     if not isinstance(name, str) or not name:
         raise ValueError("it has no name")
-    if not isinstance(needs, list) or not all(isinstance(module, str) for module in needs):
-        raise ValueError("needs must be a list of modules")
     sections = {section: _entries(section, told[section]) for section in SECTIONS if section in told}
     return Tool(package, name, str(told.get("summary", "")), str(told.get("extra", "")), tuple(needs), own, sections)
+
+
+def _needs(told: Mapping[str, Any]) -> list[str]:
+    needs = told.get("needs", [])
+    if not isinstance(needs, list) or not all(isinstance(module, str) for module in needs):
+        raise ValueError("needs must be a list of modules")
+    return needs
 
 
 def _entries(section: str, told: Any) -> dict[str, dict[str, Any]]:
@@ -244,7 +253,8 @@ def _entries(section: str, told: Any) -> dict[str, dict[str, Any]]:
     for name, about in entries.items():
         if not isinstance(about, dict) or not isinstance(about.get("target"), str):
             raise ValueError(f"{section}.{name} must name its target, as module or module:attribute")
-        if strange := sorted(set(about) - {"target"} - SECTIONS[section]):
+        _needs(about)
+        if strange := sorted(set(about) - {"target", "needs"} - SECTIONS[section]):
             raise ValueError(f"{section}.{name} has {strange[0]!r}, which is not known there")
         if section == "devices":
             _check_device(name, about)
