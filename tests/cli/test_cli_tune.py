@@ -595,6 +595,7 @@ def test_the_call_of_the_documentation_runs(weft: Run, tmp_path: Path, capsys: p
 
 
 def test_the_package_shows_the_names_of_the_page() -> None:
+    import weft
     import weft_tune
 
     page = (ROOT / "docs/tuning.md").read_text()

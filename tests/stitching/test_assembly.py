@@ -394,7 +394,7 @@ def test_stitching_needs_numpy_alone():
     code = f"""
 import sys, types
 package = types.ModuleType("weft")
-package.__path__ = [{str(Path(weft_stitch.__file__).parent.parent)!r}]
+package.__path__ = [{str(Path(weft.__file__).parent)!r}]
 sys.modules["weft"] = package
 from weft_stitch import generate, stitch
 made = stitch(generate("tinynet", 2).nets, form="split", measure=False, check=False)
