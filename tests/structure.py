@@ -21,6 +21,8 @@ from collections.abc import Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
 
+from weft.base.moved import new_name
+
 SOURCES = Path(__file__).parents[1] / "src"
 CORE = "weft"
 TOOLS = ("weft_cluster", "weft_map", "weft_papers", "weft_stitch", "weft_tune")
@@ -66,11 +68,12 @@ def modules_imported(tree: ast.Module) -> set[str]:
     modules: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            modules.update(alias.name for alias in node.names)
+            modules.update(_present(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0 and node.module, f"line {node.lineno} imports relatively"
-            names = {f"{node.module}.{alias.name}" for alias in node.names}
-            modules.update(names if names <= DOTTED else {node.module, *names & DOTTED})
+            module = _present(node.module)
+            names = {f"{module}.{alias.name}" for alias in node.names}
+            modules.update(names if names <= DOTTED else {module, *names & DOTTED})
     return modules
 
 
@@ -88,12 +91,28 @@ def modules_named(tree: ast.Module) -> set[str]:
     named: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
-            module = node.value.partition(":")[0]
+            module = _present(node.value.partition(":")[0])
             if module in DOTTED - {CORE, *TOOLS}:
                 named.add(module)
             elif (part := re.match(rf"({CORE}(_\w+)?(\.\w+)*)\.$", node.value)) and part[1] in DOTTED:
                 named.add(part[1])
+        elif isinstance(node, ast.Call) and _called(node) == "import_module":
+            named.update(argument.value for argument in node.args[:1] if _is_tool(argument))
     return named
+
+
+def _present(module: str) -> str:
+    """A module by the name that it has now: aliases are for users."""
+    moved = new_name(module)
+    return moved[0] if moved else module
+
+
+def _called(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _is_tool(argument: ast.expr) -> bool:
+    return isinstance(argument, ast.Constant) and argument.value in TOOLS
 
 
 def _documentation(tree: ast.Module) -> Iterator[ast.Constant]:

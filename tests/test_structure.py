@@ -155,6 +155,8 @@ def test_no_module_is_imported_by_a_string():
         ('import_module("weft.planning.finals")', "weft.planning.finals"),
         ('Entry(target="weft.reports.tables:as_html")', "weft.reports.tables"),
         ('import_module(f"weft.cli.{name}")', "weft.cli"),
+        ('import_module("weft_map")', "weft_map"),
+        ('MODULE = "weft.mapping.problem"', "weft_map.problem"),
     ],
 )
 def test_an_import_by_a_string_is_seen(code, module):
@@ -172,6 +174,13 @@ def test_words_and_loggers_are_no_imports(code):
 def test_imports_inside_functions_count():
     code = "def run():\n    from weft.planning import finals\n    import weft.serving.server"
     assert modules_imported(ast.parse(code)) == {"weft.planning.finals", "weft.serving.server"}
+
+
+def test_an_import_by_an_old_name_counts_as_the_module_that_it_is():
+    assert modules_imported(ast.parse("from weft.mapping import Solution\nimport weft.errors")) == {
+        "weft_map",
+        "weft.base.errors",
+    }
 
 
 def test_circles_and_floors_of_a_small_graph():

@@ -9,27 +9,35 @@ share weights, ``tune`` finds number formats for one; what is behind them is ``w
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 from weft.base import moved
+from weft.base.errors import MissingTool
 from weft.base.version import __version__ as __version__
 
 moved.install()
 
 
 def __dir__() -> list[str]:
+    """The public names whose tools have what they need."""
     from weft.base.registry import registered
 
-    return sorted(("__version__", *registered("names")))
+    return sorted(("__version__", *(name for name, entry in registered("names").items() if not entry.missing())))
 
 
 def __getattr__(name: str) -> Any:
     """A public name, from where its tool registers it: a script that rounds numbers loads no solver."""
     if name == "__all__":
         return __dir__()
-    from weft.base.registry import entry_of
+    if not name.startswith("_"):
+        from weft.base.registry import entry_of
 
-    if not name.startswith("_") and (entry := entry_of("names", name) or entry_of("modules", name)):
-        value = globals()[name] = entry.load()  # so that it is looked up once
-        return value
+        if entry := entry_of("names", name) or entry_of("modules", name):
+            if missing := entry.missing():
+                raise MissingTool(entry.tool.lacks(*missing))
+            value = globals()[name] = entry.load()  # so that it is looked up once
+            return value
+        if moved.new_name(f"{__name__}.{name}"):
+            return import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -26,7 +26,7 @@ weights all of them hold is computed once for the rows of all. How a weight diff
 are. For a GPU ``running/body_reading.py`` makes weights of a body for ``fused_body.py``, whose kernels are in
 ``body_kernels.py`` and their twins in ``body_plain.py``. ``body_ladder.py`` has batches of so many rows, captured, and
 ``body_slots.py`` room for models that come later; ``body_serving.py`` asks both from Python, and
-``runtime/cuda/torch_bodies.py`` serves them of a file.
+``on_device/`` serves them of a file.
 """
 
 from __future__ import annotations

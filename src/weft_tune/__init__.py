@@ -9,10 +9,10 @@ A ``TuningSetting`` gives every group of objects a type and a width and every ob
 ``SearchSpace.configuration`` makes formats of it. A phase of the search (``search/``, a page each) proposes neighbours
 (``moves.py``) and says by a rule (``ranking.py``) which it wants; the ``Judge`` finds scores in memory, in the database
 or by asking, and asks only for what can still change the choice. What runs the network is behind ``Evaluator``:
-``command_evaluator.py``, ``callable_evaluator.py``, or ``tuning/quantised/``, which cuts an ONNX graph before every
+``command_evaluator.py``, ``callable_evaluator.py``, or ``quantised/``, which cuts an ONNX graph before every
 target, feeds the weights as inputs, rounds what enters a target between two pieces, and keeps what is live there for
 the next configuration that begins alike. ``workers.py`` spreads the batches of a chunk over processes.
-``tuning/runtime_target/`` asks another question, by the clock: which formats ONNX Runtime computes fastest here.
+``runtime_target/`` asks another question, by the clock: which formats ONNX Runtime computes fastest here.
 ``baselines/`` are other searches over the same evaluators, ``exhaustive.py`` tries everything. ``export/`` writes the
 result as ONNX, ``packed.py`` as bits; ``on_device.py`` makes it a model with fewer bits, which
 ``costs.layer_costs.estimate`` prices as any other.

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import subprocess
 import sys
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -53,3 +56,25 @@ def test_other_names_are_unknown_as_ever():
         import_module("weft.nothing")
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         weft.nothing  # noqa: B018
+
+
+def test_old_names_are_attributes_of_weft_too():
+    code = "import weft; print(weft.errors.WeftError is weft.WeftError, weft.policies.POLICIES is weft.POLICIES)"
+    assert run(code, "-W", "ignore").stdout.strip() == "True True"
+
+
+def test_an_old_module_can_be_run():
+    done = run("import runpy; print(runpy.run_module('weft.version')['__version__'])", "-W", "ignore")
+    assert done.stdout.strip() == weft.__version__, done.stderr
+
+
+def test_a_folder_that_an_update_left_behind_hides_no_tool(tmp_path):
+    copied = tmp_path / "weft"
+    shutil.copytree(Path(weft.__file__).parent, copied, ignore=shutil.ignore_patterns("*.onnx", "*.npz", "__pycache__"))
+    for tool in ("weft_map", "weft_stitch"):
+        shutil.copytree(Path(weft.__file__).parents[1] / tool, tmp_path / tool, ignore=shutil.ignore_patterns("*.onnx"))
+    (copied / "mapping/__pycache__").mkdir(parents=True)
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    code = "import weft.mapping; print(weft.__file__, weft.mapping.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert done.stdout.split() == [str(copied / "__init__.py"), "weft_map"], done.stderr

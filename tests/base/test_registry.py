@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from tests.base.tools import install, python, weft, write_tool
 from tests.structure import SOURCES, TOOLS
 from weft.base import registry as tools
 from weft.base.errors import InputError
-from weft.cli.app import app
+from weft.cli.app import _command
 
 TOML = """
 api = 1
@@ -52,10 +53,8 @@ def test_everything_that_a_tool_of_ours_registers_is_there(path):
 
 @pytest.mark.parametrize("name", [name for name in tools.registered("commands") if " " not in name])
 def test_the_list_of_commands_says_what_their_help_begins_with(name):
-    help_text = app.registered_callback and tools.registered("commands")[name].about["help"]
-    from weft.cli.app import _command
-
-    assert (_command(name).help or "").split("\n\n")[0].replace("\n", " ").strip() == help_text
+    shown = tools.registered("commands")[name].about["help"]
+    assert (_command(name).help or "").split("\n\n")[0].replace("\n", " ").strip() == shown
 
 
 @pytest.mark.parametrize(
@@ -69,6 +68,12 @@ def test_the_list_of_commands_says_what_their_help_begins_with(name):
         ('api = 1\nname = "x"\n[policies]\nmine = 3', "policies.mine must name its target"),
         ('api = 1\nname = "x"\n[policies.mine]\ntarget = "a:b"\nkey = 1', "policies.mine has 'key'"),
         ("api = ", "Invalid value"),
+        ('api = 1\nname = "x"\nneeds = [""]', "needs must be a list"),
+        ('api = 1\nname = "x"\n[commands.x]\ntarget = "x"\nhelp = 3', "commands.x: help = 3 must be of the kind str"),
+        ('api = 1\nname = "x"\n[model_kinds.x]\ntarget = "x"\ndevices = "cuda"', "must be of the kind list"),
+        ('api = 1\nname = "x"\n[model_kinds.x]\ntarget = "x"\nsuffix = 3', "must be of the kind str"),
+        ('api = 1\nname = "x"\n[devices.cpu]\ntarget = "x"\nexample = "cpu:0"', "not host or cpu"),
+        ('api = 1\nname = "x"\n[devices.slow]\ntarget = "x"\nexample = "0"', "needs an example"),
     ],
 )
 def test_a_broken_file_is_refused_with_the_reason(tmp_path, text, why):
@@ -167,3 +172,89 @@ def test_the_server_says_whose_tools_it_loads_and_can_be_told_to_load_none(tmp_p
     starting = ("serve", str(tmp_path / "models"), "--http-port", "0", "--grpc-port", "-1")
     assert "tool mine of package mine is loaded" in weft(tmp_path, *starting).stderr
     assert "tool mine" not in weft(tmp_path, *starting, "--no-tools").stderr
+
+
+TAKEN = {
+    "a public module": ('[names]\nmapping = "x"', "map has 'mapping' among its names already"),
+    "a package of the core": ('[names]\nserving = "x"', "weft has a package 'serving' already"),
+    "a policy of another section": ('[share_policies]\nedf = "x"', "weft has 'edf' among its share_policies already"),
+    "an ending of files": (
+        '[model_kinds.x]\ntarget = "x"\nsuffix = ".pt2"', "weft has a kind of models whose files end in '.pt2' already"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", TAKEN)
+def test_what_is_taken_is_refused_wherever_it_is_registered(tmp_path, what):
+    section, why = TAKEN[what]
+    tool = reads(tmp_path, TOML.format(name="x") + section)
+    with pytest.raises(ValueError, match=re.escape(why)):
+        tools._check_names(tool, tools.registry().tools)
+
+
+def test_broken_metadata_and_modules_in_packages_are_a_line_each(tmp_path):
+    write_tool(tmp_path, "strange", TOML.format(name="strange"))
+    (tmp_path / "strange-1.0.dist-info/entry_points.txt").write_text("[weft.tools]\nstrange = strange y\n")
+    write_tool(tmp_path, "weft_bare", "")
+    (tmp_path / "weft_bare/tool.toml").unlink()
+    write_tool(tmp_path, "deep", TOML.format(name="deep") + 'needs = ["absent.inside"]\n')
+    listed = weft(tmp_path, "tools")
+    assert listed.returncode == 0 and "Traceback" not in listed.stderr
+    assert "'strange' is left out" in listed.stderr and "'weft_bare' is left out: there is no" in listed.stderr
+    assert "deep needs absent.inside, which is not installed" in " ".join(listed.stdout.split())
+
+
+def test_what_others_register_wrongly_breaks_only_itself(tmp_path):
+    toml = """
+    [commands.odd]
+    target = "odd.run"
+    help = "Use [/b] it"
+    [commands."models odd"]
+    target = "odd.run"
+    [policies]
+    odd = "odd.run:go"
+    [devices.odd]
+    target = "odd.run:go"
+    example = "odd:0"
+    [backends]
+    odd = "odd.run:go"
+    """
+    write_tool(tmp_path, "odd", TOML.format(name="odd") + toml, run="def go(*given):\n    raise ValueError('no')\n")
+    assert "Use [/b] it" in weft(tmp_path, "--help").stdout
+    assert "its command 'odd' cannot be used: " in weft(tmp_path, "odd").stderr
+    assert weft(tmp_path, "models", "--help").returncode == 0
+    code = """
+from weft.base.errors import InputError
+from weft.engine.policies import POLICIES
+from weft.runtime.backends import make_backend
+from weft.runtime.device_kinds import device_kind
+for ask in (lambda: POLICIES["odd"], lambda: make_backend("odd"), lambda: device_kind("odd:0")):
+    try:
+        ask()
+    except InputError as error:
+        print(error)
+"""
+    said = python(tmp_path, code).splitlines()
+    assert [line.startswith("tool 'odd': ") for line in said] == [True] * 3
+
+
+def test_the_variable_takes_one_value(tmp_path):
+    assert "WEFT_TOOLS = 'none' must be 'own'" in weft(tmp_path, "tools", WEFT_TOOLS="none").stderr
+
+
+def test_a_name_whose_tool_lacks_a_package_is_not_there(tmp_path):
+    code = """
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "ortools" else find(name, package)
+import weft
+from weft import *
+print(hasattr(weft, "map_models"), "map_models" in dir(weft), "simulate" in dir(weft))
+try:
+    weft.map_models
+except weft.InputError as error:
+    print(error)
+"""
+    assert python(tmp_path, code).splitlines() == [
+        "False False True", "map needs ortools, which is not installed; pip install 'weft[map]'",
+    ]  # fmt: skip

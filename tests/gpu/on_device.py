@@ -108,10 +108,10 @@ def test_stitched_models_in_the_fused_form_are_captured_and_come_back(
     gpu: Any, architecture: str, precision: str, near: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tests.runtime.cuda.test_fused_models import is_fused, told
-    from weft.runtime.cuda.onnx_files import OnnxFile
     from weft.runtime.cuda.preparing import prepare_on
+    from weft_stitch.on_device.stitched_file import StitchedFile
 
-    monkeypatch.setattr(OnnxFile, "_quicker", lambda file, blueprint: file._fused())  # whatever is quicker
+    monkeypatch.setattr(StitchedFile, "workshop", lambda file, blueprint: file._fused())  # whatever is quicker
     path, cache = told(tmp_path / "body.onnx", architecture), tmp_path / "cache"
     options = replace(FINE, max_batch=8, precision=precision)
     body = prepare(path, LoadOptions(max_batch=2))

@@ -11,10 +11,11 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import InspectLoader, Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 
 MOVED = {
     "weft.errors": "weft.base.errors",
@@ -100,8 +101,8 @@ MOVED = {
 """Module or package -> where it is now; what is inside a package moved with it."""
 
 
-_HERE = frozenset(path.stem for path in Path(__file__).parents[1].iterdir())
-"""Packages of the core, for which the registry need not be read."""
+_HERE = frozenset(path.name for path in Path(__file__).parents[1].iterdir() if (path / "__init__.py").is_file())
+"""Packages of the core, for which the registry need not be read; an old folder may still hold compiled files."""
 
 
 def new_name(name: str) -> tuple[str, bool] | None:
@@ -142,6 +143,12 @@ class _MovedModules(MetaPathFinder, Loader):
                 f"{module.__name__} is {name} now; the old name ends with 0.4", DeprecationWarning, stacklevel=2
             )
         sys.modules[module.__name__] = import_module(name)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """The code of the module that has moved, for ``python -m``."""
+        found = new_name(fullname)
+        spec = find_spec(found[0]) if found else None
+        return spec.loader.get_code(spec.name) if spec and isinstance(spec.loader, InspectLoader) else None
 
 
 def install() -> None:

@@ -34,19 +34,22 @@ VARIABLE = "WEFT_TOOLS"
 """``own``: other people's tools are left out, here and in every process that inherits the variable."""
 OWN = "own"
 
-SECTIONS: Mapping[str, frozenset[str]] = {
-    "commands": frozenset({"group", "help"}),
-    "names": frozenset(),
-    "modules": frozenset(),
-    "policies": frozenset(),
-    "share_policies": frozenset(),
-    "backends": frozenset(),
-    "devices": frozenset({"example", "names"}),
-    "model_kinds": frozenset({"devices", "suffix", "metadata", "packages", "takes_over"}),
-    "pages": frozenset(),
-    "plan_options": frozenset({"help"}),
+SECTIONS: Mapping[str, Mapping[str, type]] = {
+    "commands": {"group": str, "help": str},
+    "names": {},
+    "modules": {},
+    "policies": {},
+    "share_policies": {},
+    "backends": {},
+    "devices": {"example": str, "names": str},
+    "model_kinds": {"devices": list, "suffix": str, "metadata": str, "packages": list, "takes_over": bool},
+    "pages": {},
+    "plan_options": {},
 }
-"""What a tool may register -> the keys that an entry may have besides ``target`` and ``needs``."""
+"""What a tool may register -> the keys that an entry may have besides those of ``_ANY_ENTRY``, and their types."""
+_ANY_ENTRY: Mapping[str, type] = {"target": str, "needs": list, "extra": str}
+_TOGETHER = (("names", "modules"), ("policies", "share_policies"))
+"""Sections whose names a user writes in the same place, so that none may be in both."""
 ANY_NAME = "[A-Za-z0-9._-]+"
 """What may follow the colon in a device's name where its kind does not say (``names``)."""
 _KEYS = {"api", "name", "summary", "extra", "needs", "tools", *SECTIONS}
@@ -67,13 +70,13 @@ class Entry(NamedTuple):
 
         A tool that lacks a package is refused here, before it has worked for minutes and then needs that package.
         """
-        if missing := _absent((*self.tool.needs, *self.about.get("needs", ()))):
-            raise InputError(self.tool.lacks(*missing))
+        if missing := self.missing():
+            raise InputError(self._lacks(*missing))
         module, _, attribute = self.target.partition(":")
         try:
             loaded = import_module(module)
         except ModuleNotFoundError as error:
-            raise InputError(self.tool.lacks(error.name or module)) from error
+            raise InputError(self._lacks(error.name or module)) from error
         except Exception as error:
             if self.tool.own:
                 raise
@@ -82,6 +85,13 @@ class Entry(NamedTuple):
             return getattr(loaded, attribute) if attribute else loaded
         except AttributeError as error:
             raise InputError(f"tool {self.tool.name!r} registers {self.target}, which it does not have") from error
+
+    def missing(self) -> tuple[str, ...]:
+        """Modules that it needs and that are not installed."""
+        return _absent((*self.tool.needs, *self.about.get("needs", ())))
+
+    def _lacks(self, *modules: str) -> str:
+        return self.tool.lacks(*modules, extra=self.about.get("extra", ""))
 
 
 class Tool(NamedTuple):
@@ -104,9 +114,9 @@ class Tool(NamedTuple):
         entries = (about for section in self.sections.values() for about in section.values())
         return _absent(dict.fromkeys((*self.needs, *(name for about in entries for name in about.get("needs", ())))))
 
-    def lacks(self, *modules: str) -> str:
-        """What to tell whoever uses it while modules are missing."""
-        install = f"pip install '{self.extra}'" if self.extra else "install it"
+    def lacks(self, *modules: str, extra: str = "") -> str:
+        """What to tell whoever uses it while modules are missing; *extra*: what to install instead of its own."""
+        install = f"pip install '{extra or self.extra}'" if extra or self.extra else "install it"
         are = "is" if len(modules) == 1 else "are"
         return f"{self.name} needs {' and '.join(modules)}, which {are} not installed; {install}"
 
@@ -120,7 +130,8 @@ class Tool(NamedTuple):
 
 
 def _absent(modules: Iterable[str]) -> tuple[str, ...]:
-    return tuple(name for name in modules if find_spec(name) is None)
+    # the package that a module is in: to look for the module itself would import that
+    return tuple(name for name in modules if find_spec(name.partition(".")[0]) is None)
 
 
 class Registry(NamedTuple):
@@ -137,7 +148,8 @@ def registry() -> Registry:
     core, own_packages = _core()
     tools, problems = [core], list[str]()
     for package in own_packages:
-        _admit(tools, problems, package, partial(_read, _beside(package), package, own=True))
+        if _beside(package).is_file():  # a distribution may leave out some of weft's own tools
+            _admit(tools, problems, package, partial(_read, _beside(package), package, own=True))
     if uses_others():
         from importlib.metadata import entry_points  # takes longer than all the files
 
@@ -148,7 +160,10 @@ def registry() -> Registry:
 
 def uses_others() -> bool:
     """Whether other people's packages may add anything, which ``use_own_tools`` ends."""
-    return os.environ.get(VARIABLE) != OWN
+    asked = os.environ.get(VARIABLE, "")
+    if asked not in ("", OWN):
+        raise InputError(f"the variable {VARIABLE} = {asked!r} must be {OWN!r}, or not be set")
+    return asked != OWN
 
 
 def use_own_tools() -> None:
@@ -207,9 +222,8 @@ def _admit(tools: list[Tool], problems: list[str], name: str, read: Callable[[],
         tool = read()
         _check_names(tool, tools)
     except FileNotFoundError as error:
-        if not name.startswith(f"{CORE}_"):  # a distribution may leave out some of weft's own tools
-            problems.append(f"tool {name!r} is left out: there is no {error.filename}")
-    except (OSError, ValueError) as error:  # TOML and text that cannot be decoded are ValueErrors
+        problems.append(f"tool {name!r} is left out: there is no {error.filename}")
+    except Exception as error:  # metadata of packages can be broken in ways that nobody foresees
         problems.append(f"tool {name!r} is left out: {reason_of(error)}")
     else:
         tools.append(tool)
@@ -221,8 +235,28 @@ def _check_names(tool: Tool, earlier: Sequence[Tool]) -> None:
         if other.name == tool.name:
             raise ValueError(f"{other.package} has that name already")
         for section in SECTIONS:
-            if taken := sorted(set(tool.sections.get(section, {})) & set(other.sections.get(section, {}))):
+            if taken := sorted(_names(tool, section) & _names(other, *_beside_section(section))):
                 raise ValueError(f"{other.name} has {taken[0]!r} among its {section} already")
+        if taken := sorted(_suffixes(tool) & _suffixes(other)):
+            raise ValueError(f"{other.name} has a kind of models whose files end in {taken[0]!r} already")
+    if not tool.own and (taken := sorted(_names(tool, "names", "modules") & _core_packages())):
+        raise ValueError(f"weft has a package {taken[0]!r} already")
+
+
+def _beside_section(section: str) -> tuple[str, ...]:
+    return next((together for together in _TOGETHER if section in together), (section,))
+
+
+def _names(tool: Tool, *sections: str) -> set[str]:
+    return {name for section in sections for name in tool.sections.get(section, {})}
+
+
+def _suffixes(tool: Tool) -> set[str]:
+    return {kind["suffix"] for kind in tool.sections.get("model_kinds", {}).values() if "suffix" in kind}
+
+
+def _core_packages() -> set[str]:
+    return {path.stem for path in Path(__file__).parents[1].iterdir()}
 
 
 def _read(path: Path, package: str, *, own: bool) -> Tool:
@@ -241,7 +275,7 @@ def _read(path: Path, package: str, *, own: bool) -> Tool:
 
 def _needs(told: Mapping[str, Any]) -> list[str]:
     needs = told.get("needs", [])
-    if not isinstance(needs, list) or not all(isinstance(module, str) for module in needs):
+    if not isinstance(needs, list) or not all(isinstance(module, str) and module for module in needs):
         raise ValueError("needs must be a list of modules")
     return needs
 
@@ -253,21 +287,33 @@ def _entries(section: str, told: Any) -> dict[str, dict[str, Any]]:
     for name, about in entries.items():
         if not isinstance(about, dict) or not isinstance(about.get("target"), str):
             raise ValueError(f"{section}.{name} must name its target, as module or module:attribute")
-        _needs(about)
-        if strange := sorted(set(about) - {"target", "needs"} - SECTIONS[section]):
-            raise ValueError(f"{section}.{name} has {strange[0]!r}, which is not known there")
+        _check_keys(f"{section}.{name}", about, {**_ANY_ENTRY, **SECTIONS[section]})
         if section == "devices":
             _check_device(name, about)
     return entries
 
 
+def _check_keys(where: str, about: Mapping[str, Any], known: Mapping[str, type]) -> None:
+    """ValueError for a key that is not known, or has a value of another type; lists hold text."""
+    _needs(about)
+    for key, value in about.items():
+        if key not in known:
+            raise ValueError(f"{where} has {key!r}, which is not known there")
+        texts = value if isinstance(value, list) else [""]
+        if not isinstance(value, known[key]) or not all(isinstance(text, str) for text in texts):
+            raise ValueError(f"{where}: {key} = {value!r} must be of the kind {known[key].__name__}")
+
+
 def _check_device(name: str, about: Mapping[str, Any]) -> None:
     """ValueError where names of a kind of device could not be told from others: they are ``KIND:WHICH``."""
-    if not re.fullmatch("[a-z][a-z0-9_-]*", name) or name == "host":
-        raise ValueError(f"devices.{name} cannot be the beginning of a device's name; use small letters, not host")
+    if not re.fullmatch("[a-z][a-z0-9_-]*", name) or name in ("host", "cpu"):
+        raise ValueError(
+            f"devices.{name} cannot be the beginning of a device's name; use small letters, not host or cpu"
+        )
+    kind, _, which = about.get("example", "").partition(":")
     try:
-        matches = re.fullmatch(about.get("names", ANY_NAME), str(about.get("example", "")).removeprefix(f"{name}:"))
-    except (re.error, TypeError) as error:
+        matches = kind == name and re.fullmatch(about.get("names", ANY_NAME), which)
+    except re.error as error:
         raise ValueError(f"devices.{name}: names must be a regular expression: {error}") from error
     if not matches:
         raise ValueError(f"devices.{name} needs an example of a device's name, as {name}:0, that its names match")

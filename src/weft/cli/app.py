@@ -73,11 +73,21 @@ def _command(name: str) -> Any:
 
 
 def _module(entry: Entry) -> Any:
-    """The module of a command; where its tool lacks a package, a command that says which."""
+    """The module of a command; where it cannot be used, a command that says why."""
     try:
-        return entry.load()
+        module = entry.load()
     except InputError as error:
         return _Unusable(error)
+    if entry.tool.own:
+        return module
+    try:  # what others write is built once alone, so that only their command fails
+        trial = typer.Typer(add_completion=False)
+        trial.add_typer(module.app) if hasattr(module, "app") else trial.command()(module.command)
+        typer.main.get_command(trial)
+    except Exception as error:
+        why = f"tool {entry.tool.name!r}: its command {entry.name!r} cannot be used: {error}; update or remove it"
+        return _Unusable(InputError(why))
+    return module
 
 
 def _add(app: typer.Typer, name: str, module: Any, **settings: Any) -> None:
@@ -100,7 +110,8 @@ class _Unusable:
 
 def _summary(entry: Entry) -> TyperCommand:
     """A command as the list of commands shows it."""
-    return TyperCommand(entry.name, help=entry.about.get("help"), rich_help_panel=group_of(entry))
+    text = entry.about.get("help", "")
+    return TyperCommand(entry.name, help=text if entry.tool.own else escape(text), rich_help_panel=group_of(entry))
 
 
 def add_subcommands(app: typer.Typer, name: str) -> None:

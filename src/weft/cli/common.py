@@ -52,7 +52,7 @@ def file_option(
         if value is not None and not context.resilient_parsing and (option, value) != ("--json", STANDARD_OUTPUT):
             if require is not None:
                 require()
-            _check_place(option, Path(value), suffixes, context.meta.setdefault("weft.files", {}))
+            _check_place(option, Path(value), suffixes, context.meta.setdefault("files to write", {}))
         return value
 
     return typer.Option(*names, metavar="FILE", rich_help_panel=panel, callback=check, help=help)

@@ -30,6 +30,11 @@ def make_backend(name: str = DEFAULT, limits: WorkerLimits | None = None) -> Bac
         backend: Backend = opens(limits or WorkerLimits())
     except ImportError as error:
         raise _lacking(name, error) from error
+    except Exception as error:
+        if entries[name].tool.own:
+            raise
+        tool = entries[name].tool.name
+        raise InputError(f"tool {tool!r}: its backend {name!r} cannot be used: {error}") from error
     return backend
 
 

@@ -58,7 +58,14 @@ class DeviceKind(Protocol):
 
 def device_kind(name: str) -> DeviceKind:
     """The kind of a device's name; InputError where none is registered, or it cannot be imported."""
-    kind: DeviceKind = find("devices", name.partition(":")[0], "kind of device").load()()
+    entry = find("devices", name.partition(":")[0], "kind of device")
+    make = entry.load()
+    try:
+        kind: DeviceKind = make()
+    except Exception as error:
+        if entry.tool.own:
+            raise
+        raise InputError(f"tool {entry.tool.name!r}: its device {name} cannot be used: {error}") from error
     return kind
 
 

@@ -15,8 +15,8 @@ from weft.runtime.metadata import metadata_keys
 ONNX = "onnx"
 """The kind of ordinary ONNX files."""
 ONNX_SUFFIX = ".onnx"
-CPU, CUDA = "cpu", "cuda"
-"""Kinds of devices, as ``devices`` names them."""
+CPU = "cpu"
+"""The cores, as ``devices`` names them."""
 
 
 def kind_of(path: Path, device: str) -> Entry:

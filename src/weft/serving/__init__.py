@@ -10,8 +10,8 @@ among models; ``renewal.py``, a newer plan taken over while it runs; ``metrics.p
 
 A request through the server:
 
-    bytes ─ http.py ─ routes.py ─ wire.py ─┐                                 ┌─ lane 0: start ... end
-    bytes ─ grpc ──── grpc_service.py ─────┴ service.py ─ dispatch.py ─ Engine ┤   (a backend's affair)
+    bytes ─ weft.http ─ routes.py ─ wire.py ─┐                               ┌─ lane 0: start ... end
+    bytes ─ grpc ────── grpc_service.py ─────┴ service.py ─ dispatch.py ─ Engine ┤   (a backend's affair)
                                               library.py    Requests, Policy  └─ lane 1: ...
 
 Everything but the backend lives on one event loop, so nothing is locked. `wire` turns bytes into arrays checked against

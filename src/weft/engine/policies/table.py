@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping
 
+from weft.base.errors import InputError
 from weft.base.registry import Entry, registered
 from weft.engine.policies.base import Policy
 
@@ -41,5 +42,7 @@ class PolicyTable(MutableMapping[str, type[Policy]]):
 
 
 def _loaded(entry: Entry) -> type[Policy]:
-    policy: type[Policy] = entry.load()
+    policy = entry.load()
+    if not isinstance(policy, type) or not issubclass(policy, Policy):
+        raise InputError(f"tool {entry.tool.name!r}: policy {entry.name!r} is {entry.target}, which is no weft.Policy")
     return policy

@@ -22,13 +22,15 @@ from weft.runtime.cuda.model import DeviceModel, ModelOnHost
 from weft.runtime.cuda.model_files import DeviceFile, OpensDeviceFile
 from weft.runtime.cuda.precision import FP32
 from weft.runtime.cuda.workshop import Unfit
-from weft.runtime.model_kinds import CPU, CUDA, kind_of
+from weft.runtime.model_kinds import CPU, kind_of
 from weft.runtime.onnxruntime_cpu import cache as caching
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft.runtime.own_folder import remove
 
+CUDA = "cuda"
+"""The kind of this device, as model kinds name it."""
 KERNELS = ".kernels"
 """The folder in a cache where triton keeps what it has compiled."""
 HOST_GRAIN_S = 0.005

@@ -21,7 +21,7 @@ from weft.runtime.isolated.group import WorkerGroup
 from weft.runtime.isolated.lane import IsolatingLane
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.lent import Lender
-from weft.runtime.model_kinds import CUDA, kind_of
+from weft.runtime.model_kinds import kind_of
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
 from weft.runtime.onnxruntime_cpu.scratch import Scratch
@@ -69,6 +69,7 @@ class DeviceBackend(IsolatingBackend):
         own = dataclasses.replace(limits, spare=False, device_memory_bytes=memory_bytes)
         super().__init__(CpuBackend(), own, device)
         self.device, self.label, self.kept_as = device, label or device, kept_as
+        self._kind = device.partition(":")[0]
         self.labels = (self.label,)
         self.region_devices = frozenset() if number is None else frozenset([number])
         self.inline, self.memory_bytes = False, memory_bytes
@@ -86,7 +87,7 @@ class DeviceBackend(IsolatingBackend):
         learn: bool = True,
     ) -> LoadedModel:
         here = dataclasses.replace(options, isolation=self.label, rests=self.memory_bytes is not None)
-        learn = learn and not (path.is_file() and kind_of(path, CUDA).about.get("takes_over"))
+        learn = learn and not (path.is_file() and kind_of(path, self._kind).about.get("takes_over"))
         # such a file may find on the device what another one has there: the worker is asked before it is learned
         found = super().open(path, here, cache, say, learn=learn)
         if options.shares and not self._told_uncut and found.cuts and not found.cuts.cuts:
