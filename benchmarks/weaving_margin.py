@@ -207,10 +207,11 @@ def main() -> None:
     before = machine("numba", "onnx")
     output = asked.output or RESULTS / ("weaving_margin.json" if asked.streams == [2] else "weaving_margin_sets.json")
     cases = [Case(*each) for each in product(sets(asked.sets, asked.streams), NPUS, BUFFERS_MIB)]
-    rows = []
+    rows = list[dict[str, Any]]()
     for row in run_all(cases, asked.queries, asked.jobs):
         rows.append(row)
-        if min(row["of_rival"], row["of_whole_rival"], row["of_equal_rival"]) < 1 - TOLERANCE or len(rows) % 40 == 0:
+        below = min(row["of_rival"], row["of_whole_rival"], row["of_equal_rival"]) < 1 - TOLERANCE
+        if below or len(rows) % 40 == 0 or len(rows) == len(cases):
             print(
                 f"{len(rows)}/{len(cases)} {row['models']} {row['npu']} {row['buffer_mib']:g} MiB: {row['weft']:.4f} "
                 f"in 1/{row['pieces']}, {row['rival']} {row['rival_stp']:.4f}, whole {row['whole_rival']} "
@@ -218,10 +219,11 @@ def main() -> None:
                 f"{row['equal_rival_stp']:.4f}",
                 flush=True,
             )
-    found = summary(rows)
-    for key, value in found.items():
+            # what was run is kept, for all of it takes hours
+            about = {"format": 1, "machine": before, "queries": asked.queries}
+            write_json(output, {**about, "summary": summary(rows), "rows": rows})
+    for key, value in summary(rows).items():
         print(f"{key}: {value}")
-    write_json(output, {"format": 1, "machine": before, "queries": asked.queries, "summary": found, "rows": rows})
 
 
 if __name__ == "__main__":
