@@ -13,7 +13,6 @@ from importlib import import_module
 from typing import Any
 
 from weft.base import moved
-from weft.base.errors import MissingTool
 from weft.base.version import __version__ as __version__
 
 moved.install()
@@ -27,16 +26,14 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """A public name, from where its tool registers it: a script that rounds numbers loads no solver."""
+    """Import a public name from its tool on first use; a script that rounds numbers loads no solver."""
     if name == "__all__":
         return __dir__()
     if not name.startswith("_"):
         from weft.base.registry import entry_of
 
         if entry := entry_of("names", name) or entry_of("modules", name):
-            if missing := entry.missing():
-                raise MissingTool(entry.tool.lacks(*missing))
-            value = globals()[name] = entry.load()  # so that it is looked up once
+            value = globals()[name] = entry.load()  # cached: this function is called for absent names only
             return value
         if moved.new_name(f"{__name__}.{name}"):
             return import_module(f"{__name__}.{name}")

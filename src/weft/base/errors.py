@@ -5,7 +5,7 @@ WeftError
 │   ├── ModelError        a model file, its shapes, or a model's name
 │   │   ├── NotLearned    it could not be cut and measured in the time it was given
 │   │   └── ShapeNeeded   an input has free dimensions, and nothing says how large they are
-│   ├── MissingTool       a tool lacks a package that is not installed (an AttributeError, too)
+│   ├── UnusableTool      a tool lacks a package, or cannot be imported (an AttributeError, too)
 │   ├── NumberError       a number format, or values it cannot hold
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
 │   ├── PlacingError      a machines file, a placement, or models that no machine can serve
@@ -58,8 +58,8 @@ class InputError(WeftError):
     exit_code = 2
 
 
-class MissingTool(InputError, AttributeError):
-    """A public name whose tool lacks a package: ``hasattr`` says that it is not there."""
+class UnusableTool(InputError, AttributeError):
+    """A tool lacks a package or cannot be imported; for ``hasattr`` its public names are absent then."""
 
 
 class ModelError(InputError):

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from weft.base.errors import InputError, reason_of, unknown_name
+from weft.base.errors import InputError, UnusableTool, reason_of, unknown_name
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -49,7 +49,7 @@ SECTIONS: Mapping[str, Mapping[str, type]] = {
 """What a tool may register -> the keys that an entry may have besides those of ``_ANY_ENTRY``, and their types."""
 _ANY_ENTRY: Mapping[str, type] = {"target": str, "needs": list, "extra": str}
 _TOGETHER = (("names", "modules"), ("policies", "share_policies"))
-"""Sections whose names a user writes in the same place, so that none may be in both."""
+"""Sections that share one namespace: a name may be in one of them only."""
 ANY_NAME = "[A-Za-z0-9._-]+"
 """What may follow the colon in a device's name where its kind does not say (``names``)."""
 _KEYS = {"api", "name", "summary", "extra", "needs", "tools", *SECTIONS}
@@ -66,28 +66,28 @@ class Entry(NamedTuple):
     """The other keys of the entry."""
 
     def load(self) -> Any:
-        """Import the target; InputError with the command that installs what is missing.
+        """Import the target; UnusableTool with the command that installs the missing package.
 
-        A tool that lacks a package is refused here, before it has worked for minutes and then needs that package.
+        All declared packages are checked first, so that a command does not fail after minutes of work.
         """
         if missing := self.missing():
-            raise InputError(self._lacks(*missing))
+            raise UnusableTool(self._lacks(*missing))
         module, _, attribute = self.target.partition(":")
         try:
             loaded = import_module(module)
         except ModuleNotFoundError as error:
-            raise InputError(self._lacks(error.name or module)) from error
+            raise UnusableTool(self._lacks(error.name or module)) from error
         except Exception as error:
             if self.tool.own:
                 raise
-            raise InputError(f"tool {self.tool.name!r} cannot be imported: {error}; update or remove it") from error
+            raise UnusableTool(f"tool {self.tool.name!r} cannot be imported: {error}; update or remove it") from error
         try:
             return getattr(loaded, attribute) if attribute else loaded
         except AttributeError as error:
-            raise InputError(f"tool {self.tool.name!r} registers {self.target}, which it does not have") from error
+            raise UnusableTool(f"tool {self.tool.name!r} registers {self.target}, which it does not have") from error
 
     def missing(self) -> tuple[str, ...]:
-        """Modules that it needs and that are not installed."""
+        """Required modules that are not installed."""
         return _absent((*self.tool.needs, *self.about.get("needs", ())))
 
     def _lacks(self, *modules: str) -> str:
@@ -101,21 +101,21 @@ class Tool(NamedTuple):
     name: str
     summary: str
     extra: str
-    """What ``pip install`` is told to install what it needs, as ``weft[map]``; empty: nothing more is needed."""
+    """Requirement for ``pip install`` that brings the packages it needs, as ``weft[map]``; empty: none."""
     needs: tuple[str, ...]
-    """Modules without which nothing of it works; an entry may need more."""
+    """Modules required by all its entries; an entry may require more."""
     own: bool
     """Whether it is weft's own."""
     sections: Mapping[str, Mapping[str, Mapping[str, Any]]]
     """Section -> name -> entry."""
 
     def missing(self) -> tuple[str, ...]:
-        """Modules that it, or something that it registers, needs and that are not installed; nothing is imported."""
+        """Required modules of the tool and of its entries that are not installed; nothing is imported."""
         entries = (about for section in self.sections.values() for about in section.values())
         return _absent(dict.fromkeys((*self.needs, *(name for about in entries for name in about.get("needs", ())))))
 
     def lacks(self, *modules: str, extra: str = "") -> str:
-        """What to tell whoever uses it while modules are missing; *extra*: what to install instead of its own."""
+        """The error message for missing modules; *extra*: the requirement to install, if not that of the tool."""
         install = f"pip install '{extra or self.extra}'" if extra or self.extra else "install it"
         are = "is" if len(modules) == 1 else "are"
         return f"{self.name} needs {' and '.join(modules)}, which {are} not installed; {install}"
@@ -305,7 +305,7 @@ def _check_keys(where: str, about: Mapping[str, Any], known: Mapping[str, type])
 
 
 def _check_device(name: str, about: Mapping[str, Any]) -> None:
-    """ValueError where names of a kind of device could not be told from others: they are ``KIND:WHICH``."""
+    """ValueError where a kind of device is ambiguous or has no valid example; device names are ``KIND:WHICH``."""
     if not re.fullmatch("[a-z][a-z0-9_-]*", name) or name in ("host", "cpu"):
         raise ValueError(
             f"devices.{name} cannot be the beginning of a device's name; use small letters, not host or cpu"
