@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from weft_tune.numbers.configuration import AnyFormat
-from weft_tune.numbers.format import FLOAT32
-from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.numbers.format import FLOAT32, TwosComplement
 from weft_tune.quantised.evaluator import OnnxEvaluator
 from weft_tune.quantised.runner import LayerFormats, SampleOrder
 

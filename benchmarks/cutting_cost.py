@@ -23,7 +23,7 @@ import weft
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_models
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
-from weft.runtime.onnxruntime_cpu.samples import sample
+from weft.runtime.samples import sample
 
 RESULTS = Path(__file__).parent / "results"
 TARGET = 0.10
@@ -67,7 +67,7 @@ def measure(name: str, path: Path, shapes, grain_s: float, repeats: int) -> dict
     for _ in range(repeats):
         for key, run in variants.items():
             fastest[key] = min(fastest[key], thread_s(run, feed))
-    times_ms = [each * 1e3 for each in model.times_s[1]]
+    times_ms = [each * 1e3 for each in model.timing.times_s[1]]
     model.close()
     return {
         "model": name, "segments": len(times_ms), "whole_ms": fastest["whole"] * 1e3, "cut_ms": fastest["cut"] * 1e3,

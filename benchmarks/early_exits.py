@@ -96,7 +96,7 @@ def rate_per_s(trials: Iterable[LoadResult], seconds: float) -> tuple[float, flo
 
 def row_of(contender: Contender, seed: int, result: LoadResult, alone: tuple[np.ndarray, np.ndarray]) -> dict[str, Any]:
     (stream,) = result.streams
-    figures, said = stream.figures, stream.said
+    figures, said = stream.figures, stream.contents
     assert said is not None and figures.met_share is not None and figures.mean_s and figures.p99_s
     answered = np.array(stream.status) == 200
     sample = np.array(said.sample)[answered]

@@ -109,7 +109,7 @@ def _exam(special: Special, path: Path) -> Exam:
         model = prepare(path, LoadOptions(max_batch=1, shapes=special.shapes))
     exam = Exam(special, [], refused)
     rng = np.random.default_rng(7)
-    pool = POOL if model.memory_bytes < 1 << 26 else 4
+    pool = POOL if model.residency.memory_bytes < 1 << 26 else 4
     moods = [CALM[number // 2 % len(CALM)] if number % 2 else MOODS[number // 2 % len(MOODS)] for number in range(pool)]
     samples = [special.rows(model.inputs, 1, mood, rng) for mood in moods]
     others = [special.rows(model.inputs, 1, "plain", rng) for _ in range(LARGEST)]

@@ -31,7 +31,7 @@ from gpu_weaving import BESIDE, FIVE, ONE_FOR_ALL, SATURATED, TOGETHER, URGENT
 
 from weft.devices import Host
 from weft.engine.policies import Option, Policy
-from weft.serving.sharing import GpuSharing
+from weft.serving.gpu_sharing import GpuSharing
 from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, prepare, serve_requests, simulate_requests
 from weft.workloads.requests import Workload

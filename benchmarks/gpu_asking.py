@@ -239,8 +239,8 @@ def main() -> None:
             print(slot.entry.name, slot.state, slot.message, file=sys.stderr, flush=True)
             if slot.served:
                 loaded = slot.served.loaded
-                graph_ms[slot.entry.name] = sum(loaded.times_at(1)) * 1e3
-                print(len(loaded.segments), loaded.max_batch, loaded.remarks, file=sys.stderr, flush=True)
+                graph_ms[slot.entry.name] = sum(loaded.timing.times_at(1)) * 1e3
+                print(len(loaded.segments), loaded.batching.max_batch, loaded.remarks, file=sys.stderr, flush=True)
             if slot.state == "failed" or "runs on the CPU" in slot.message:
                 failed[slot.entry.name] = slot.message
         print(json.dumps({"port": server.http_port, "graph_ms": graph_ms, "failed": failed}), flush=True)

@@ -51,7 +51,7 @@ def _written(architecture: str, folder: Path, task: int) -> None:
 
 
 def _stitched(architecture: str, folder: Path, name: str) -> None:
-    from weft_stitch.bodies.whole_run import stitch_body
+    from weft_stitch.bodies.body_stitching import stitch_body
 
     files = [folder / f"{architecture}-{task}.onnx" for task in BODIES[name]]
     made = stitch_body(files, tolerance=1e-6, check=False, measure=False, threads=2)

@@ -37,7 +37,6 @@ from gpu_encoder_rivals import (
 from torch.nn import functional
 
 from weft_stitch.running.body_rows import PackedRows, TokenRequest, pack
-from weft_stitch.running.body_shapes import tune
 from weft_stitch.running.fused_body import (
     LIBRARY,
     BodyLayer,
@@ -49,9 +48,8 @@ from weft_stitch.running.fused_body import (
     TileShape,
     launch_attention,
 )
-from weft_stitch.running.kernel_shapes import replay_seconds
-from weft_stitch.running.measuring import error, prepare, settle, times_ms
-from weft_stitch.running.ways import Forked, RivalWay
+from weft_stitch.running.gpu_timing import Forked, RivalWay, error, prepare, settle, times_ms
+from weft_stitch.running.kernel_shapes import replay_seconds, tune_body
 
 RESULTS = Path(__file__).parent / "results" / "gpu_encoders.json"
 LAYERS, WIDTH, HEADS, WORDS, POSITIONS, CLASSES = 12, 768, 12, 30522, 512, 3
@@ -209,7 +207,7 @@ class Bench:
         began_s = perf_counter()
         if self.settings.device != "cuda":
             return
-        found = tune(body, self.tables, self.settings.dtype)
+        found = tune_body(body, self.tables, self.settings.dtype)
         self.stock.shapes = dict(body.shapes)
         print(f"  tuned in {perf_counter() - began_s:.1f} s")
         said = ", ".join(f"{early.value} {1e3 * each:.3f}" for early, each in found.bodies.items())

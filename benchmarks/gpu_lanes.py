@@ -28,7 +28,7 @@ from weft.runtime.backend import Ended, StepEnd, StepOutput
 from weft.runtime.cuda.gpu import _new_stream
 from weft.runtime.cuda.partitions import LOW, Part, another_stream, bindings, cut
 from weft.runtime.lanes import LaneExecutor
-from weft.serving.sharing import GpuSharing, RanOn
+from weft.serving.gpu_sharing import GpuSharing, LaneRun
 
 CUT_OFF = (48, 64)
 REPEATS = 7
@@ -337,7 +337,7 @@ class GpuLanes:
         """Stream, lane, and when it ran."""
         self.waited_ns = 0
         """How long there was nothing to do but wait."""
-        self._unlearned: deque[tuple[RanOn, int, list[RanOn]]] = deque()
+        self._unlearned: deque[tuple[LaneRun, int, list[LaneRun]]] = deque()
         self._polled: list[PolledLane] = []
         count = len(setting.shares.lanes) if setting.shares else 1
         self.lanes = LaneExecutor(
@@ -359,11 +359,11 @@ class GpuLanes:
         if self._sharing:
             now = self.now()
             running = [
-                RanOn(each.index, each.task.candidate.program, each.task.began, now)
+                LaneRun(each.index, each.task.candidate.program, each.task.began, now)
                 for each in self.lanes.lanes
                 if each.task and each.task.began is not None
             ]
-            ran = RanOn(lane, candidate.program, times.compute_start, times.compute_end)
+            ran = LaneRun(lane, candidate.program, times.compute_start, times.compute_end)
             self._unlearned.append((ran, candidate.compute, running))
 
     def _learn(self) -> None:

@@ -93,8 +93,8 @@ def program(device: Any, path: Path, rows: int, grain_s: float, seconds: float) 
     found = {
         "ms": took_ms,
         "segments": len(model.segments),
-        "longest_ms": max(model.times_s[rows]) * 1e3,
-        "memory_mib": model.memory_bytes >> 20,
+        "longest_ms": max(model.timing.times_s[rows]) * 1e3,
+        "memory_mib": model.residency.memory_bytes >> 20,
         "weights_mib": model._weights.bytes >> 20,
         "prepared_s": prepared_s,
         "remarks": list(model.remarks),

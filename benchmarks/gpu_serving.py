@@ -111,8 +111,8 @@ def bare(name: str, on: str, seconds: float) -> dict[int, dict[str, Any]]:
             found[rows][label] = {
                 "segments": len(model.segments),
                 **_replayed(device, model, rows, seconds),
-                "longest_ms": max(model.times_s[rows]) * 1e3,
-                "memory_mib": model.memory_bytes >> 20,
+                "longest_ms": max(model.timing.times_s[rows]) * 1e3,
+                "memory_mib": model.residency.memory_bytes >> 20,
                 "remarks": list(model.remarks),
             }
         model.close()

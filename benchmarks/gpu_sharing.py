@@ -30,7 +30,7 @@ ASKING = 3
 NO_HURRY_MS = 10_000.0
 
 
-class Asked(NamedTuple):
+class PlanRequest(NamedTuple):
     """A model, and the rows of its requests."""
 
     name: str
@@ -41,15 +41,15 @@ class Asked(NamedTuple):
 
 
 PAIRS = (
-    (Asked("resnet50", 32), Asked("bert-large-16", 1)),
-    (Asked("resnet50", 8), Asked("bert-large-16", 1)),
-    (Asked("resnet50", 1), Asked("bert-large-16", 1)),
-    (Asked("encoder-24", 16), Asked("bert-large-16", 1)),
-    (Asked("encoder-24", 16), Asked("resnet50", 32)),
+    (PlanRequest("resnet50", 32), PlanRequest("bert-large-16", 1)),
+    (PlanRequest("resnet50", 8), PlanRequest("bert-large-16", 1)),
+    (PlanRequest("resnet50", 1), PlanRequest("bert-large-16", 1)),
+    (PlanRequest("encoder-24", 16), PlanRequest("bert-large-16", 1)),
+    (PlanRequest("encoder-24", 16), PlanRequest("resnet50", 32)),
 )
 
 
-def answered(server: Served, seconds: float, models: tuple[Asked, ...]) -> list[float]:
+def answered(server: Served, seconds: float, models: tuple[PlanRequest, ...]) -> list[float]:
     """Answers per second of each, all of them asked without end."""
     with ExitStack() as kept:
         running = []
@@ -60,7 +60,7 @@ def answered(server: Served, seconds: float, models: tuple[Asked, ...]) -> list[
         return [float(ended()["per_s"]) for ended in running]
 
 
-def shared(server: Served, pair: tuple[Asked, Asked], seconds: float, alone: list[float]) -> dict[str, Any]:
+def shared(server: Served, pair: tuple[PlanRequest, PlanRequest], seconds: float, alone: list[float]) -> dict[str, Any]:
     alone = alone or [answered(server, seconds, (each,))[0] for each in pair]
     before = times(server)
     together = answered(server, seconds, pair)

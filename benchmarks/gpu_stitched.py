@@ -35,16 +35,13 @@ from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.engine import device_named
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.rounds import StitchedDeviceModel
-from weft_stitch.described import described
-from weft_stitch.family import Family
+from weft_stitch.family import Family, Sharing
+from weft_stitch.file_description import described, metadata
 from weft_stitch.lowering import lower
 from weft_stitch.making.generator import FamilyRecipe
-from weft_stitch.metadata import metadata
 from weft_stitch.onnx_writer import write_onnx
 from weft_stitch.reading.alignment import align
-from weft_stitch.running.measuring import TimedWay, build, error, precision, prepare, times_ms
-from weft_stitch.running.ways import Place
-from weft_stitch.sharing import Sharing
+from weft_stitch.running.gpu_timing import Place, TimedWay, build, error, precision, prepare, times_ms
 
 RESULTS = Path(__file__).parent / "results" / "gpu_stitched.json"
 SHARED = 0.9
@@ -104,9 +101,9 @@ def served(
 ) -> tuple[TimedWay, list[torch.Tensor], dict[str, Any]]:
     """A round of what weft serves, its answers, and what it is."""
     rung, segments = model._rungs[0], range(len(model.segments))
-    inputs = [next(iter(task.inputs.values())) for task in model.tasks]
+    inputs = [next(iter(task.inputs.values())) for task in model.tasks.specs]
     answers = model.run({name: each.numpy() for name, each in zip(inputs, pictures, strict=True)})
-    outputs = [next(iter(task.outputs.values())) for task in model.tasks]
+    outputs = [next(iter(task.outputs.values())) for task in model.tasks.specs]
     made = tuple(torch.as_tensor(rung.tensors[name]) for name in outputs)
 
     def replay() -> None:
@@ -117,9 +114,9 @@ def served(
         "runs": "fused" if model.blueprint.segments[0].nodes is not None else "onnxruntime",
         "segments": len(segments),
         "uncaptured": len(model.uncaptured()),
-        "longest_ms": max(model.times_s[1]) * 1e3,
+        "longest_ms": max(model.timing.times_s[1]) * 1e3,
         "weight_bytes": model._weights.bytes,
-        "memory_bytes": model.memory_bytes,
+        "memory_bytes": model.residency.memory_bytes,
         "remarks": list(model.remarks),
     }
     return TimedWay(replay, made, None, None, None), [torch.from_numpy(answers[name]) for name in outputs], about

@@ -63,12 +63,12 @@ def returned() -> dict[str, Any]:
     speed = MOVED_BYTES / statistics.median(bus)
     back_s = statistics.median(back)
     return {
-        "moving_mb": model.moving_bytes / 1e6,
-        "staying_mb": model.memory_bytes / 1e6,
+        "moving_mb": model.residency.moving_bytes / 1e6,
+        "staying_mb": model.residency.memory_bytes / 1e6,
         "back_ms": back_s * 1e3,
         "away_ms": statistics.median(away) * 1e3,
         "bus_gb_per_s": speed / 1e9,
-        "times_the_bus": back_s * speed / model.moving_bytes,
+        "times_the_bus": back_s * speed / model.residency.moving_bytes,
     }
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from weft.serving.config import ServerConfig
+from weft.serving.environment import VARIABLES
 
 MODES = {"T": "threads", "P": "process"}
 """Mode -> the setting ``isolation``."""
@@ -18,7 +17,7 @@ LEARNED_S = 120.0
 
 def settings_known() -> frozenset[str]:
     """What this version of the server can be told."""
-    return frozenset(each.name for each in fields(ServerConfig))
+    return frozenset(VARIABLES.values())
 
 
 def settings_for(mode: str, known: frozenset[str], **more: Any) -> dict[str, Any] | None:

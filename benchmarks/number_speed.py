@@ -20,10 +20,8 @@ from machine import machine
 
 from weft.base.jsonfile import write_json
 from weft_tune.numbers.arrays import rounded
-from weft_tune.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, Format
+from weft_tune.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, Format, TwosComplement, spell
 from weft_tune.numbers.loops import loop_for
-from weft_tune.numbers.spelling import spell
-from weft_tune.numbers.twos_complement import TwosComplement
 
 RESULTS = Path(__file__).parent / "results" / "number_speed.json"
 COUNT = 1 << 24

@@ -41,12 +41,12 @@ from serving_overhead import FEATURES, write_network
 
 from weft.base.jsonfile import write_json
 from weft.http.client import Pool, call, parse_url, request_bytes
-from weft.http.hops import ServerEstimate, age_of
-from weft.http.messages import HttpExchange, HttpResponse
+from weft.http.messages import HttpExchange, HttpResponse, ServerEstimate, age_of
 from weft.http.server import HttpServer
 from weft.load import LoadResult, run_load
 from weft.serving.config import ServerConfig
-from weft.serving.routes import header_length, model_of, peeked
+from weft.serving.endpoints import model_of
+from weft.serving.routes import header_length, peeked
 from weft.workloads.requests import parse_workload
 from weft_cluster.gates.gate import GateSettings
 from weft_cluster.gates.thread import GateThread

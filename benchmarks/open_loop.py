@@ -19,10 +19,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.http.answers import Answer
-from weft.http.client import Pool, parse_url
+from weft.http.client import Answer, Pool, parse_url
+from weft.load.generator import precise_loop
 from weft.load.report import BROKEN, LOST, OK, ranks
-from weft.load.timing import precise_loop
 
 Floats = npt.NDArray[np.float64]
 LEAD_S = 0.05

@@ -29,9 +29,9 @@ from weft_cluster.placing.fewest import fewest
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.judging import OnTimeJudge
 from weft_cluster.placing.problem import PlacingProblem
-from weft_cluster.routing.whole_run import place
+from weft_cluster.routing.placing_run import place
 from weft_papers.placing_rivals import RIVALS, Rival
-from weft_papers.placing_rivals.alpaserve_ilp import integer_programme
+from weft_papers.placing_rivals.alpaserve import integer_programme
 from weft_papers.placing_rivals.spreading import on_fewest, serves_all
 
 RESULTS = Path(__file__).parent / "results"

@@ -36,12 +36,12 @@ from rich.console import Console
 from rich.table import Table
 
 from weft.base.jsonfile import write_json
+from weft.base.tomlfile import as_toml
 from weft.devices import Host
 from weft.load import run_load
-from weft.planning.foreseen import foreseen, planned_host
 from weft.planning.layout import planned_workload
+from weft.planning.load_prediction import foreseen, planned_host
 from weft.planning.plan import Plan, PlanOption, read_plan
-from weft.planning.toml_text import as_toml
 from weft.serving.process import ServerProcess
 from weft.workloads.requests import Workload
 

@@ -22,9 +22,9 @@ from machine import machine
 from verdicts import Verdict, show_table, show_verdicts
 
 from weft.base.jsonfile import write_json
-from weft.cli.streams import parse_stream
+from weft.cli.common import parse_stream
 from weft.planning import trials
-from weft.planning.whole_run import make_plan
+from weft.planning.planning_run import make_plan
 from weft.workloads.requests import parse_workload
 
 START = "from weft.cli.main import main; main()"

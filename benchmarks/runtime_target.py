@@ -25,8 +25,8 @@ from weft.base.jsonfile import write_json
 from weft.models import classifiers
 from weft.models.packaged import packaged_models
 from weft.runtime.onnxruntime_cpu.sessions import open_session
-from weft_tune.runtime_target.processor import described
-from weft_tune.runtime_target.timing import in_turns
+from weft.runtime.timing import time_in_turns
+from weft_tune.runtime_target.fastest import describe_processor
 
 RESULTS = Path(__file__).parent / "results" / "runtime_target.json"
 OCR = "pp-ocr-rec"
@@ -60,8 +60,8 @@ def measured(name: str, turns: int) -> dict[str, Any]:
         sample = {key: value[:1] for key, value in np.load(options["data"]).items() if key != "label"}
         sessions = [open_session(each, 1, optimise=True) for each in (path, result.files["model"])]
         runs = [partial(session.run, None, sample) for session in sessions]
-        own = [each.median_s for each in in_turns(runs, turns)]
-        wall = [each.median_s for each in in_turns(runs, turns, time.perf_counter)]
+        own = [each.median_s for each in time_in_turns(runs, turns)]
+        wall = [each.median_s for each in time_in_turns(runs, turns, time.perf_counter)]
     return {
         "model": name,
         "kind": result.kind,
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=TURNS)
     parser.add_argument("--output", type=Path, default=RESULTS)
     asked = parser.parse_args()
-    about = machine("onnxruntime", "onnx") | {"explained": described(), "margin": MARGIN, "turns": asked.turns}
+    about = machine("onnxruntime", "onnx") | {"explained": describe_processor(), "margin": MARGIN, "turns": asked.turns}
     rows = []
     for name in asked.names:
         rows.append(row := measured(name, asked.turns))

@@ -100,14 +100,14 @@ def _sample() -> list[float]:
     return [round(float(value), 6) for value in np.random.default_rng(1).normal(size=FEATURES)]
 
 
-def _post(path: str, body: bytes, head: str = "Content-Type: application/json\r\n") -> bytes:
+def post(path: str, body: bytes, head: str = "Content-Type: application/json\r\n") -> bytes:
     return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def json_request() -> bytes:
     """The protocol's, in JSON."""
     tensor = {"name": "x", "shape": [1, FEATURES], "datatype": "FP32", "data": _sample()}
-    return _post("/v2/models/mlp/infer", json.dumps({"inputs": [tensor]}).encode())
+    return post("/v2/models/mlp/infer", json.dumps({"inputs": [tensor]}).encode())
 
 
 def binary_request() -> bytes:
@@ -116,12 +116,12 @@ def binary_request() -> bytes:
     tensor = {"name": "x", "shape": [1, FEATURES], "datatype": "FP32", "parameters": {"binary_data_size": len(raw)}}
     text = json.dumps({"parameters": {"binary_data_output": True}, "inputs": [tensor]}).encode()
     head = f"Inference-Header-Content-Length: {len(text)}\r\nContent-Type: application/octet-stream\r\n"
-    return _post("/v2/models/mlp/infer", text + raw, head)
+    return post("/v2/models/mlp/infer", text + raw, head)
 
 
 def rows_request() -> bytes:
     """LitServe's script takes the rows alone."""
-    return _post("/predict", json.dumps({"data": [_sample()]}).encode())
+    return post("/predict", json.dumps({"data": [_sample()]}).encode())
 
 
 # The servers

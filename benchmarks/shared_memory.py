@@ -123,7 +123,7 @@ def _write(path: Path, side: int, nodes: list[Any], constants: dict[str, Any]) -
 # Asking
 
 
-class Asked(NamedTuple):
+class PlanRequest(NamedTuple):
     """What one client has seen."""
 
     latencies_s: list[float]
@@ -151,9 +151,9 @@ class Tritonclient:
         self._images = images
         self._expected = {model: [self._ask(model, "binary", at) for at in range(IMAGES)] for model in MODELS}
 
-    def run(self, model: str, way: str, until_s: float) -> Asked:
+    def run(self, model: str, way: str, until_s: float) -> PlanRequest:
         """Ask until then."""
-        found = Asked([], [])
+        found = PlanRequest([], [])
         while (began_s := time.perf_counter()) < until_s:
             at = len(found.latencies_s) % IMAGES
             answer = self._ask(model, way, at)
@@ -202,9 +202,9 @@ class Sockets:
             each.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._poll.register(each, select.POLLIN)
 
-    def run(self, model: str, way: str, until_s: float) -> Asked:
+    def run(self, model: str, way: str, until_s: float) -> PlanRequest:
         """Ask until then, over all connections at a time."""
-        found = Asked([], [])
+        found = PlanRequest([], [])
         slots = {each.fileno(): slot for slot, each in enumerate(self._sockets)}
         for slot in slots.values():
             self._send(model, way, slot, slot % IMAGES)
@@ -268,7 +268,7 @@ class Client:
         self._thread = ThreadPoolExecutor(1)
         self._made = self._thread.submit(make, address, number, images).result()
 
-    def begin(self, model: str, way: str, until_s: float) -> Future[Asked]:
+    def begin(self, model: str, way: str, until_s: float) -> Future[PlanRequest]:
         return self._thread.submit(self._made.run, model, way, until_s)
 
     def close(self) -> None:

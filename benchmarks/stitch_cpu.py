@@ -13,22 +13,24 @@ from __future__ import annotations
 import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
 from machine import machine
 
 from weft.base.jsonfile import write_json
+from weft.runtime.timing import Turns
 from weft_stitch.counts import count
-from weft_stitch.emit import plain_graph
 from weft_stitch.family import Family
 from weft_stitch.graph import Graph
+from weft_stitch.graph_steps import plain_graph
 from weft_stitch.lowering import lower
 from weft_stitch.making.generator import Generated, generate
 from weft_stitch.planning.cost import Modelled
 from weft_stitch.planning.planner import ANYWHERE, Plan, lower_plan, plan
 from weft_stitch.reading.alignment import align
-from weft_stitch.running.racing import GraphRunner, GraphTimer, Times, race
+from weft_stitch.running.sessions import GraphRunner, GraphTimer, race
 from weft_stitch.slabs import slabs
 
 RESULTS = Path(__file__).parent / "results" / "stitch_cpu.json"
@@ -70,15 +72,15 @@ def difference(graphs: Sequence[Graph], wanted: Sequence[np.ndarray], pictures: 
     return max(float(np.abs(mine - theirs).max() / np.abs(theirs).max()) for mine, theirs in pairs)
 
 
-def row(name: str, graphs: Sequence[Graph], times: Times, base: Times, differing: float) -> dict[str, Any]:
+def row(name: str, graphs: Sequence[Graph], times: Turns, base: Turns, differing: float) -> dict[str, Any]:
     return {
         "contender": name,
         "median_ms": times.median_s * 1e3,
         "least_ms": times.least_s * 1e3,
-        "processor_ms": times.busy_median_s * 1e3,
+        "processor_ms": median(times.busy) * 1e3,
         "faster": base.median_s / times.median_s,
         "faster_by_least": base.least_s / times.least_s,
-        "faster_by_processor": base.busy_median_s / times.busy_median_s,
+        "faster_by_processor": median(base.busy) / median(times.busy),
         "weight_bytes": sum(graph.weight_bytes for graph in graphs),
         "launches": sum(count(graph).launches for graph in graphs),
         "difference": differing,

@@ -22,7 +22,7 @@ from typing import Any
 from machine import machine
 
 from weft.base.jsonfile import write_json
-from weft_stitch.bodies.whole_run import stitch_body
+from weft_stitch.bodies.body_stitching import stitch_body
 from weft_stitch.making.encoders import ENCODERS, EncoderRecipe
 
 RESULTS = Path(__file__).parent / "results" / "stitch_discovery.json"

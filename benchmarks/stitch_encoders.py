@@ -23,10 +23,11 @@ from machine import machine
 from onnx import helper, numpy_helper
 
 from weft.base.jsonfile import write_json
-from weft_stitch.bodies.whole_run import BodyStitching, stitch_body
+from weft.runtime.timing import clock_for, least_seconds
+from weft_stitch.bodies.body_stitching import BodyStitching, stitch_body
 from weft_stitch.making.encoders import ENCODERS, EncoderRecipe
 from weft_stitch.onnx_writer import to_onnx
-from weft_stitch.running.racing import least_seconds, opened
+from weft_stitch.running.sessions import opened
 
 RESULTS = Path(__file__).parent / "results" / "stitch_encoders.json"
 TUNED: dict[str, tuple[dict[str, Any], float]] = {
@@ -91,7 +92,7 @@ def _times(
         **{name: [lambda each=each: each.run(None, every)] for name, each in rivals.items()},
         "rows of one model": [lambda: alone[0].run(None, every)],
     }
-    seconds = least_seconds(contenders, threads=threads, rounds=rounds)
+    seconds = least_seconds(contenders, clock=clock_for(threads), rounds=rounds)
     return {name: 1e3 * each for name, each in seconds.items()}
 
 

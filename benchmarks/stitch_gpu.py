@@ -44,29 +44,28 @@ if find_spec("pydantic") is None or find_spec("numba") is None:
 
 from stitch_ways import BATCH, COMPILED, GROUPED, SEPARATE, WAYS, by_batch, draw, make
 
-from weft_stitch.family import Family
+from weft_stitch.family import Block, ChannelSpace, Family, Sharing, part
 from weft_stitch.graph import Graph
 from weft_stitch.making.generator import FamilyRecipe, Generated
 from weft_stitch.net import Net, Op, Port, assemble
-from weft_stitch.parts import part
 from weft_stitch.reading.alignment import align
 from weft_stitch.running.fused import Shape
-from weft_stitch.running.measuring import (
+from weft_stitch.running.gpu_timing import (
+    LOAD_BYTES,
     REPLAYS,
     ROUNDS,
     Built,
+    Place,
+    RivalWay,
     TimedWay,
     build,
     error,
-    fused_layers,
     precision,
     prepare,
     reference,
     settle,
     times_ms,
 )
-from weft_stitch.running.ways import LOAD_BYTES, Place, RivalWay
-from weft_stitch.sharing import Block, ChannelSpace, Sharing
 
 RESULTS = Path(__file__).parent / "results" / "stitch_gpu.json"
 EXACT = 1e-5
@@ -348,7 +347,7 @@ def _given(source: str, inputs: list[torch.Tensor]) -> list[list[torch.Tensor]]:
 
 def _exact_error(way: RivalWay, built: Built, wanted: Sequence[torch.Tensor]) -> float:
     """Without TF32; fused layers in their plainest shape, so that little has to be compiled for it."""
-    layers = [layer for module in built.modules for layer in fused_layers(module)]
+    layers = [layer for module in built.modules for layer in module.fused_layers]
     shapes = [layer.shape for layer in layers]
     for layer in layers:
         layer.shape = Shape(64, 32, 32)

@@ -3,7 +3,7 @@
 What stitching is to be compared with: the models one after another, each in a stream of its own, as one grouped
 convolution for each layer (NetFuse), under ``vmap`` or ``torch.compile``; and, as the mark that no form can pass, a
 plain batch of as many pictures through one of the models. Normalisations are folded wherever a model runs alone.
-``weft_stitch.running.measuring`` runs them.
+``weft_stitch.running.gpu_timing`` runs them.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from typing import Any
 
 from weft.base.errors import StitchError, unknown_name
 from weft_stitch.counts import count
-from weft_stitch.emit import plain_graph
-from weft_stitch.family import Family
+from weft_stitch.family import ChannelSpace, Family, Sharing, part
 from weft_stitch.graph import Graph
+from weft_stitch.graph_steps import plain_graph
 from weft_stitch.lowering import lower
-from weft_stitch.parts import part
+from weft_stitch.running.gpu_timing import Call, Forked, Outputs, RivalWay
 from weft_stitch.running.module import StitchedModule
 from weft_stitch.running.operators import Tensor, torch
-from weft_stitch.running.ways import Call, Forked, Outputs, RivalWay
-from weft_stitch.sharing import ChannelSpace, Sharing
 
 SEPARATE, GROUPED, BATCH = "separate", "grouped", "batch"
 WAYS: Mapping[str, str] = {
@@ -53,7 +51,7 @@ def by_batch(batches: Sequence[int]) -> list[list[int]]:
 
 def _grouped(family: Family, sharing: Sharing, tasks: Sequence[int]) -> Graph:
     """Shared channels do not matter to it: each task keeps its own order."""
-    unshared = Sharing({name: ChannelSpace.exclusive(space.widths) for name, space in sharing.spaces.items()})
+    unshared = Sharing({name: ChannelSpace.completed(space.widths) for name, space in sharing.spaces.items()})
     return lower(*part(family, unshared, tasks), GROUPED)
 
 

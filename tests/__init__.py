@@ -1,4 +1,7 @@
-"""The tests, in the rooms of the package; helpers stand in the room of what they help to test."""
+"""The tests, in the rooms of the package.
+
+Helpers stand in modules of their room, those of several rooms in ``tests/support``; no test file imports another.
+"""
 
 from pathlib import Path
 

@@ -9,6 +9,7 @@ core, and beside busy loops.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -22,6 +23,15 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+# Failing asserts of helpers show their values as those of tests do.
+pytest.register_assert_rewrite(
+    *(
+        f"tests.{path.stem}"
+        for path in Path(__file__).parent.iterdir()
+        if path.stem != "conftest" and path.name[0] != "_"
+    )
+)
 
 # The same examples in every run, so that a commit passes or fails once and for all.
 # To look for new ones: pytest --hypothesis-profile=explore
@@ -101,6 +111,15 @@ def chosen_backend(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A headless Chromium with one page."""
+    from tests.support.browser import Browser
+
+    with contextlib.closing(Browser(tmp_path_factory.mktemp("chromium"))) as started:
+        yield started
+
+
 @pytest.fixture(scope="session", autouse=True)
 def strain(request: pytest.FixtureRequest) -> Iterator[None]:
     """Put on what the options say; nothing without them."""
@@ -117,7 +136,7 @@ def _other_speed(patch: pytest.MonkeyPatch, factor: float) -> None:
     """Models are cut, measured and expected to run as on a machine of that speed."""
     from weft.runtime.onnxruntime_cpu import preparing
 
-    clock, profile = preparing.clock, preparing.profile
+    clock, profile = preparing.clock_for, preparing.profile
 
     def scaled_clock(threads: int) -> Callable[[], float]:
         inner = clock(threads)
@@ -127,7 +146,7 @@ def _other_speed(patch: pytest.MonkeyPatch, factor: float) -> None:
         found = profile(*args)
         return replace(found, times_s=tuple(each * factor for each in found.times_s))
 
-    patch.setattr(preparing, "clock", scaled_clock)
+    patch.setattr(preparing, "clock_for", scaled_clock)
     patch.setattr(preparing, "profile", scaled_profile)
 
 

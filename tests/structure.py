@@ -21,9 +21,10 @@ from collections.abc import Iterator, Mapping, Set
 from functools import cache
 from pathlib import Path
 
+from tests import ROOT
 from weft.base.moved import new_name
 
-SOURCES = Path(__file__).parents[1] / "src"
+SOURCES = ROOT / "src"
 CORE = "weft"
 TOOLS = ("weft_cluster", "weft_map", "weft_papers", "weft_stitch", "weft_tune")
 MODULES = sorted(path for package in (CORE, *TOOLS) for path in (SOURCES / package).rglob("*.py"))
@@ -58,6 +59,18 @@ def room_of(module: str) -> str:
     return inside.partition(".")[0] if package == CORE and inside else package
 
 
+def imported_test_files(tree: ast.Module) -> set[str]:
+    """Test files that a file of ``tests`` imports, wherever in it; names of test functions are none."""
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.update((node.module, *(f"{node.module}.{alias.name}" for alias in node.names)))
+    files = {name: ROOT / f"{name.replace('.', '/')}.py" for name in names}
+    return {name for name, file in files.items() if file.name.startswith("test_") and file.is_file()}
+
+
 @cache
 def imported(path: Path) -> frozenset[str]:
     """Every module that a file imports; ``from a import b`` counts as ``a.b`` where that is a module."""
@@ -87,10 +100,10 @@ def hidden(path: Path) -> frozenset[str]:
 
 def modules_named(tree: ast.Module) -> set[str]:
     """Modules in strings that are code; of a string that is put together the beginning, as ``weft.cli.{name}``."""
-    documentation = {id(text) for text in (*_documentation(tree), *_loggers(tree))}
+    words = {id(text) for text in (*documentation(tree), *_loggers(tree))}
     named: set[str] = set()
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documentation:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in words:
             module = _present(node.value.partition(":")[0])
             if module in DOTTED - {CORE, *TOOLS}:
                 named.add(module)
@@ -115,7 +128,7 @@ def _is_tool(argument: ast.expr) -> bool:
     return isinstance(argument, ast.Constant) and argument.value in TOOLS
 
 
-def _documentation(tree: ast.Module) -> Iterator[ast.Constant]:
+def documentation(tree: ast.Module) -> Iterator[ast.Constant]:
     """Strings that stand alone: docstrings of modules, classes, functions and attributes."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import onnx
@@ -17,7 +16,7 @@ from onnx import helper, numpy_helper
 
 import weft
 from tests.serving.live import running
-from weft.cli.main import main
+from tests.support.commands import CommandResult, run
 from weft.devices import Host, HostModel, load_npu, load_soc
 from weft.devices.costs.layer_costs import estimate, read_profile
 from weft.devices.costs.pccs_fit import calibration_as_dict, fit_matrix, sample_matrix
@@ -30,11 +29,11 @@ from weft.planning.survey.memory_contention import host_soc
 from weft.serving.repository import Repository
 from weft_map.estimate import estimate as mapping_estimate
 from weft_stitch.advice import ALONE, TOGETHER, Advice, ServedTimes, advise
-from weft_stitch.codes import coded, in_codes
+from weft_stitch.counts import coded, in_codes
 from weft_stitch.graph import Builder
 from weft_stitch.onnx_writer import to_onnx
 from weft_tune.export import write_export
-from weft_tune.geometry import network_of
+from weft_tune.hardware import network_of
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import FIXED
 
@@ -55,15 +54,7 @@ deadline_ms = 5
 """
 
 
-class Answer(NamedTuple):
-    """What a command leaves behind."""
-
-    code: int
-    out: str
-    error: str
-
-
-Command = Callable[..., Answer]
+Command = Callable[..., CommandResult]
 
 
 def drawn(seed: int, *shape: int) -> np.ndarray:
@@ -142,14 +133,7 @@ def built_once() -> Iterator[None]:
 def command(shop: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
     """Runs weft in the folder."""
     monkeypatch.chdir(shop)
-
-    def run(*arguments: str) -> Answer:
-        with pytest.raises(SystemExit) as leaving:
-            main(list(arguments))
-        said = capsys.readouterr()
-        return Answer(int(leaving.value.code or 0), said.out, said.err)
-
-    return run
+    return partial(run, capsys)
 
 
 TAKEN = {

@@ -20,11 +20,9 @@ import pytest
 
 import weft_tune.quantised  # noqa: F401  (for what its import sets)
 from tests import ROOT
+from tests.support.containers import DEPLOY, KNOWN_VARIABLES, instructions, last_stage
 from weft.serving.config import ServerConfig
-from weft.serving.environment import API_KEY_FILE_VARIABLE, VARIABLES
 
-DEPLOY = ROOT / "deploy"
-KNOWN = {*VARIABLES, API_KEY_FILE_VARIABLE}
 LEFT_OUT = ("numba",)
 """Packages that weft needs and the image does not have."""
 
@@ -34,18 +32,6 @@ def project() -> dict[str, Any]:
 
 
 # The container file
-
-
-def instructions(file: str = "Containerfile") -> list[tuple[str, str]]:
-    """Each instruction of a container file and what follows it, on one line."""
-    text = re.sub(r"^#.*\n", "", (DEPLOY / file).read_text(), flags=re.M).replace("\\\n", " ")
-    return [(line.split()[0], line.partition(" ")[2].strip()) for line in text.splitlines() if line.strip()]
-
-
-def last_stage() -> list[tuple[str, str]]:
-    begun = [place for place, (word, _) in enumerate(instructions()) if word == "FROM"]
-    assert len(begun) == 3, "one to build the wheel, one to install it, one that is kept"
-    return instructions()[begun[-1] :]
 
 
 def test_the_container_runs_the_server_as_nobody_in_particular() -> None:
@@ -71,7 +57,7 @@ def test_containers_take_files_that_are_there(file: str) -> None:
 
 def test_the_container_has_settings_that_exist() -> None:
     variables = re.findall(r"\b(WEFT_\w+)=", dict(last_stage())["ENV"])
-    assert variables and set(variables) <= KNOWN
+    assert variables and set(variables) <= KNOWN_VARIABLES
 
 
 def test_the_image_has_all_that_weft_needs_but_what_serving_does_not() -> None:
@@ -132,13 +118,13 @@ def test_the_unit_leaves_workers_what_they_need() -> None:
 
 
 def test_the_unit_waits_for_requests_that_were_accepted() -> None:
-    assert int(unit()["TimeoutStopSec"][0]) > ServerConfig().drain_s + 2
+    assert int(unit()["TimeoutStopSec"][0]) > ServerConfig().network.drain_s + 2
     assert (unit()["KillMode"], unit()["RestartPreventExitStatus"]) == (["mixed"], ["2"])
 
 
 def test_the_unit_sets_variables_that_exist() -> None:
     text = (DEPLOY / "weft.service").read_text()
-    assert set(re.findall(r"\bWEFT_\w+", text)) <= KNOWN
+    assert set(re.findall(r"\bWEFT_\w+", text)) <= KNOWN_VARIABLES
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze")

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from tests.cli.test_cli import run
-from tests.cli.test_command_line import LEAVES
 from tests.serving import live
+from tests.settings_tables import with_tables
+from tests.support.commands import LEAVES, run
+from weft.serving.config import GROUP_OF
 
 yaml = pytest.importorskip("yaml", reason="reads mkdocs.yml; openapi-spec-validator of .[dev] brings it")
 
@@ -83,11 +84,34 @@ def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= LONGEST_README
 
 
-def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the built site; a warning fails the build."""
     build = pytest.importorskip("mkdocs.commands.build", reason="pip install -e .[docs] brings it; make docs does it")
     pytest.importorskip("mkdocstrings")
-    config = pytest.importorskip("mkdocs.config").load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path))
-    build.build(config)
+    folder = tmp_path_factory.mktemp("site")
+    build.build(pytest.importorskip("mkdocs.config").load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder)))
+    return folder
+
+
+def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
+    loading = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=\"?(?:https?:)?//[^>]*>")
+    assert {page.name: loading.findall(page.read_text()) for page in site.glob("*.html")} == {
+        page.name: [] for page in site.glob("*.html")
+    }
+
+
+def test_the_site_can_be_searched_from_a_folder(site: Path) -> None:
+    """Browsers fetch no JSON and start no worker from file://, so the index and the worker are plain scripts."""
+    assert (site / "search/search_index.js").read_text().startswith("var __index = {")
+    assert '<script src="iframe-worker.js">' in (site / "index.html").read_text()
+
+
+def test_the_glossary_names_modules_that_are_there() -> None:
+    named = set(re.findall(r"`(weft(?:_\w+)?(?:\.\w+)*)`", (ROOT / "docs/glossary.md").read_text()))
+    paths = {name: ROOT / "src" / name.replace(".", "/") for name in named}
+    missing = [name for name, path in paths.items() if not (path.is_dir() or path.with_suffix(".py").exists())]
+    assert len(named) > 40 and missing == []
 
 
 def test_the_page_on_production_names_metrics_that_there_are() -> None:
@@ -96,6 +120,18 @@ def test_the_page_on_production_names_metrics_that_there_are() -> None:
     known = {f"{each.name}{end}" for each in FAMILIES for end in ("", "_bucket")}
     shown = set(re.findall(r"\b(?:weft|nv)_\w*[a-z]\b", (ROOT / "docs/production.md").read_text()))
     assert shown and shown <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_tables_of_settings_are_those_of_the_classes(page: Path) -> None:
+    """``python -m tests.settings_tables`` writes them anew."""
+    text = page.read_text("utf-8")
+    assert with_tables(text) == text
+
+
+def test_the_page_on_serving_has_every_setting() -> None:
+    page = (ROOT / "docs/serving.md").read_text("utf-8")
+    assert [key for key in GROUP_OF if f"\n| `{key}` | " not in page] == []
 
 
 # Commands

@@ -7,7 +7,7 @@ import errno
 
 import pytest
 
-from tests.test_structure import MODULES, name_of, parsed
+from tests.structure import MODULES, name_of, parsed
 from weft.base.errors import reason_of
 from weft.http.client import unreachable
 

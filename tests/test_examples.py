@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import importlib.util
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from dataclasses import fields
@@ -19,6 +17,7 @@ import numpy as np
 import pytest
 
 from tests import ROOT
+from tests.support.ports import free_port
 from weft.load import LoadResult
 from weft.load.report import stream_load
 from weft.workloads.requests import parse_workload
@@ -59,15 +58,6 @@ def shell_block(page: str, section: str) -> str:
     """The first block of commands under a heading."""
     below = (ROOT / page).read_text().split(f"\n## {section}\n", 1)[1]
     return re.split(r"^```\w*$", below, maxsplit=2, flags=re.M)[1].strip()
-
-
-def free_port() -> int:
-    """One that nobody listens on, below those that systems give to whoever asks for any."""
-    for port in range(20_000 + os.getpid() % 10_000, 32_000):
-        with socket.socket() as found, contextlib.suppress(OSError):
-            found.bind(("127.0.0.1", port))
-            return port
-    raise AssertionError("all ports are taken")
 
 
 def replaced(text: str, *pairs: tuple[str, str]) -> str:
@@ -197,18 +187,18 @@ def test_the_formats_page_names_every_key_of_a_device_and_a_report() -> None:
 
 
 def test_the_serving_page_names_every_setting() -> None:
-    from weft.serving.config import ModelConfig, ServerConfig
+    from weft.serving.config import GROUP_OF, ModelConfig
 
     page = (ROOT / "docs/serving.md").read_text()
     models = [key for key in ModelConfig.model_fields if f"{key} = " not in page and f"[{key}]" not in page]
     assert models == []
-    assert [key for key in ServerConfig.__dataclass_fields__ if f"`{key}`" not in page] == []
+    assert [key for key in GROUP_OF if f"`{key}`" not in page] == []
 
 
 def test_the_example_of_a_server_file_is_one() -> None:
     from weft.serving.config import read_server_config
 
-    assert read_server_config(ROOT / "examples/serve.toml").policy == "punctual"
+    assert read_server_config(ROOT / "examples/serve.toml").scheduling.policy == "punctual"
 
 
 def test_every_policy_has_its_place_on_the_policies_page() -> None:

@@ -15,7 +15,7 @@ from weft.base.errors import InputError, ModelError
 from weft.base.files import replacing, write_text
 from weft.models.onnx_import.importer import read_onnx
 from weft.runtime.onnxruntime_cpu.sessions import open_model
-from weft.serving.leaving import record_beside
+from weft.serving.exit_rules import record_beside
 from weft_stitch.reading.onnx_program import takes_whole_numbers
 
 PRINTS = "from weft.base.files import write_text; print('printed'); write_text({path!r}, 'written '); print('too')"

@@ -14,11 +14,11 @@ import pytest
 
 from tests import ROOT
 from tests.serving import live
-from tests.test_deploy import KNOWN, instructions, last_stage
+from tests.support.containers import KNOWN_VARIABLES, instructions, last_stage
 from weft.serving.config import ServerConfig, is_loopback
-from weft.serving.ending import GRACE_S
+from weft.serving.endpoints import PROBES
 from weft.serving.environment import settings_in
-from weft.serving.routes import PROBES
+from weft.serving.shutdown import GRACE_S
 from weft_cluster.plan_across import KIND
 from weft_cluster.ray.settings import KEY_VARIABLE, parse_settings
 
@@ -83,23 +83,25 @@ def served(request: pytest.FixtureRequest) -> ServingPod:
 
 
 def test_the_server_understands_its_variables_and_can_be_reached(served: ServingPod) -> None:
-    assert {each["name"] for each in served.container["env"]} <= KNOWN
-    assert not is_loopback(served.config.host)
+    assert {each["name"] for each in served.container["env"]} <= KNOWN_VARIABLES
+    assert not is_loopback(served.config.network.host)
     assert served.container["args"][0] == "serve" and len(served.container["args"]) == 2
 
 
 def test_ports_are_those_the_server_listens_on(served: ServingPod) -> None:
     config = served.config
     for port in served.container.get("ports", []):
-        assert port["containerPort"] == {"http": config.http_port, "grpc": config.grpc_port}[port["name"]]
+        assert (
+            port["containerPort"] == {"http": config.network.http_port, "grpc": config.network.grpc_port}[port["name"]]
+        )
     named = {port["name"]: port["containerPort"] for port in served.container.get("ports", [])}
     for probe in probes(served).values():
-        assert named.get(probe["port"], probe["port"]) == config.http_port
+        assert named.get(probe["port"], probe["port"]) == config.network.http_port
 
 
 def test_on_kserve_it_listens_where_kserve_looks() -> None:
     pods = serving_pods()
-    assert (pods["runtime"].config.http_port, pods["runtime"].config.grpc_port) == (8080, 9000)
+    assert (pods["runtime"].config.network.http_port, pods["runtime"].config.network.grpc_port) == (8080, 9000)
     assert "ports" not in pods["runtime"].container and len(pods["service"].container["ports"]) == 2
     told = spec_of("ClusterServingRuntime/weft")["annotations"]
     assert told == {"prometheus.kserve.io/port": "8080", "prometheus.kserve.io/path": "/metrics"}
@@ -138,7 +140,7 @@ def test_there_is_time_to_answer_what_was_accepted(served: ServingPod) -> None:
     before = served.container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])
     assert before[0] == "sleep"
     grace_s = served.pod.get("terminationGracePeriodSeconds", USUAL_GRACE_S)
-    assert int(before[1]) + served.config.drain_s + GRACE_S < grace_s
+    assert int(before[1]) + served.config.network.drain_s + GRACE_S < grace_s
 
 
 @pytest.mark.parametrize("name", ["deployment", "service"])
@@ -162,16 +164,16 @@ def test_it_writes_only_to_volumes_that_are_there(served: ServingPod) -> None:
     assert served.container["securityContext"]["readOnlyRootFilesystem"] is True
     mounted = {each["mountPath"]: each["name"] for each in served.container["volumeMounts"]}
     home = re.search(r"\bHOME=(\S+)", dict(last_stage())["ENV"])
-    assert home and set(mounted) == {"/tmp", str(served.config.cache)} == {"/tmp", home[1]}
+    assert home and set(mounted) == {"/tmp", str(served.config.loading.cache)} == {"/tmp", home[1]}
     assert {each["name"] for each in served.pod["volumes"] if "emptyDir" in each} == set(mounted.values())
 
 
 def test_lanes_and_memory_fit_into_what_the_pod_has(served: ServingPod) -> None:
     resources, config = served.container["resources"], served.config
     assert resources["requests"] == resources["limits"], "cores of its own, if the cluster gives any"
-    assert config.lanes == int(resources["limits"]["cpu"]) - 1
+    assert config.execution.lanes == int(resources["limits"]["cpu"]) - 1
     limit = int(resources["limits"]["memory"].removesuffix("Gi")) << 30
-    assert (config.memory_budget_bytes or 0) + config.inflight_bytes <= limit * 3 // 4
+    assert (config.loading.memory_budget_bytes or 0) + config.inflight_bytes <= limit * 3 // 4
 
 
 def test_no_service_sets_the_servers_variables() -> None:

@@ -22,12 +22,12 @@ from tests.serving import live
 from weft.base.errors import InputError
 from weft.base.registry import _read
 from weft.devices.host import is_device
-from weft.planning.target import plan_target
+from weft.planning.machine import plan_target
 from weft.runtime.device_kinds import on_device
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.serving.config import ServerConfig
+from weft.serving.gpu_sharing import sharing_for
 from weft.serving.process import ServerProcess
-from weft.serving.sharing import sharing_for
 from weft.workloads.requests import parse_workload
 
 SLOW = "slow:0"
@@ -121,7 +121,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_is_known_by_its_kind_and_by_the_names_that_it_registers() -> None:
     assert is_device("plain:3") and is_device("cuda:3")
     assert not any(map(is_device, ("plain:4", "plain:", "plain", "other:0", "host")))
-    assert ServerConfig(models=("m",), device="plain:0,plain:1").lanes == 2
+    assert ServerConfig(models=("m",), device="plain:0,plain:1").execution.lanes == 2
     with pytest.raises(InputError, match="must be a device, as cuda:0 or plain:0, or several of a kind"):
         ServerConfig(models=("m",), device="plain:4")
 

@@ -7,6 +7,7 @@ from collections import defaultdict
 
 import pytest
 
+from tests import ROOT
 from tests.structure import (
     CORE,
     DOTTED,
@@ -17,6 +18,7 @@ from tests.structure import (
     floors,
     hidden,
     imported,
+    imported_test_files,
     module_graph,
     modules_imported,
     modules_named,
@@ -50,17 +52,13 @@ ALONE = {
 ONLY_IN = {
     "matplotlib": (
         "weft/reports/shown.py",
+        "weft/reports/exhibits.py",
         "weft/reports/pictures.py",
         "weft/reports/timeline.py",
-        "weft/simulation/run_pictures.py",
-        "weft/simulation/loads_picture.py",
         "weft/simulation/designs.py",
-        "weft/planning/plan_picture.py",
-        "weft_stitch/pages/picture.py",
-        "weft_cluster/placing/placement_picture.py",
         "weft_map/pages/",
         "weft_tune/pages/picture.py",
-        "weft_papers/",
+        "weft_papers/pictures.py",
     ),
     "numba": ("weft/kernels/", "weft_cluster/kernels/", "weft_map/kernels/", "weft_tune/kernels/"),
     "onnx": (
@@ -81,7 +79,7 @@ ONLY_IN = {
         "weft_tune/runtime_target/",
     ),
     "grpc": ("weft/serving/", "weft_cluster/gates/grpc_face.py"),
-    "httptools": ("weft/http/server.py",),
+    "httptools": ("weft/http/connections.py",),
     "opentelemetry": ("weft/serving/telemetry.py",),
     "ortools": ("weft_map/", "weft_cluster/placing/", "weft_papers/placing_rivals/"),
     "ray": ("weft_cluster/ray/",),
@@ -99,7 +97,6 @@ ONLY_IN = {
         "weft_stitch/running/kernel.py",
         "weft_stitch/running/kernel_shapes.py",
         "weft_stitch/running/body_kernels.py",
-        "weft_stitch/running/body_shapes.py",
     ),
     "cuda": ("weft/runtime/cuda/partitions.py",),
 }
@@ -109,7 +106,7 @@ ONLY_IN = {
 ROOM = "weft.runtime.onnxruntime_cpu"
 """A backend, which the server knows by the protocol only."""
 
-ROOM_USERS = {"weft_stitch/running/racing.py"}
+ROOM_USERS = {"weft_stitch/running/sessions.py"}
 """Modules that want that one and no other, besides itself, its workers and what runs files on a device."""
 
 
@@ -151,7 +148,7 @@ def test_no_module_is_imported_by_a_string():
 @pytest.mark.parametrize(
     ("code", "module"),
     [
-        ('MAKER = "weft_stitch.running.served"', "weft_stitch.running.served"),
+        ('MAKER = "weft_stitch.on_device.fused_file"', "weft_stitch.on_device.fused_file"),
         ('import_module("weft.planning.finals")', "weft.planning.finals"),
         ('Entry(target="weft.reports.tables:as_html")', "weft.reports.tables"),
         ('import_module(f"weft.cli.{name}")', "weft.cli"),
@@ -215,6 +212,24 @@ def test_a_backend_is_known_to_those_who_want_no_other():
         "weft_tune/runtime_target/",
     )
     assert {name for name in users if not name.startswith(within)} == ROOM_USERS
+
+
+def test_no_test_file_is_imported():
+    """What files share stands in ``tests/support`` or in a module beside them, so that each file can be moved alone."""
+    importers = {path: files for path in (ROOT / "tests").rglob("*.py") if (files := imported_test_files(parsed(path)))}
+    assert not importers, importers
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from tests.test_structure import ROOM",
+        "from tests import test_structure as other",
+        "def run():\n    import tests.test_structure",
+    ],
+)
+def test_an_import_of_a_test_file_is_seen(code):
+    assert imported_test_files(ast.parse(code)) == {"tests.test_structure"}
 
 
 def test_every_module_says_what_is_in_it():

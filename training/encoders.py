@@ -30,7 +30,7 @@ from babel import Locale
 from torch import nn
 from torch.nn import functional
 
-from weft_stitch.bodies.whole_run import BodyStitching, stitch_body
+from weft_stitch.bodies.body_stitching import BodyStitching, stitch_body
 
 log = logging.getLogger("encoders")
 

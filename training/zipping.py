@@ -26,12 +26,10 @@ from multi_task_zipping.networks import Examples, train
 from multi_task_zipping.zipping import Data, Zipped, zip_nets
 from torch.nn import functional
 
-from weft_stitch.making.generator import FamilyRecipe
-from weft_stitch.making.model_files import save_nets
+from weft_stitch.making.generator import FamilyRecipe, save_nets
 from weft_stitch.net import Net
 from weft_stitch.reading.alignment import align
-from weft_stitch.spaces import wire
-from weft_stitch.weights import unique_weights
+from weft_stitch.summary import count_kernels
 
 log = logging.getLogger("zipping")
 
@@ -111,7 +109,7 @@ def zipped(nets: list[Net], data: list[Data], sharing: float, seed: int) -> tupl
         "sharing": sharing,
         "untuned": _rounded(merged.after),
         "accuracy": _rounded(tuned.after),
-        "unique_weights": unique_weights(family, wire(family), tuned.planted),
+        "unique_weights": count_kernels(family, tuned.planted).unique,
     }
     log.info("%s", json.dumps(line))
     return tuned, line

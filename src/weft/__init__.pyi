@@ -29,6 +29,8 @@ from weft.devices.costs.layer_costs import estimate as estimate
 from weft.devices.costs.layer_costs import read_profile as read_profile
 from weft.devices.costs.layer_costs import write_profile as write_profile
 from weft.engine.policies import POLICIES as POLICIES
+from weft.engine.policies import Event as Event
+from weft.engine.policies import EventKind as EventKind
 from weft.engine.policies import Policy as Policy
 from weft.engine.policies import Setting as Setting
 from weft.engine.policies import Start as Start
@@ -42,8 +44,8 @@ from weft.models import with_exits as with_exits
 from weft.models.sources import load_model as load_model
 from weft.planning.plan import Plan as Plan
 from weft.planning.plan import read_plan as read_plan
-from weft.planning.survey.measuring import measure as measure
-from weft.planning.whole_run import MadePlan as MadePlan
+from weft.planning.planning_run import MadePlan as MadePlan
+from weft.planning.survey.host_measurement import measure as measure
 from weft.reports.trace import Span as Span
 from weft.reports.trace import Trace as Trace
 from weft.reports.trace import read_trace as read_trace
@@ -67,7 +69,7 @@ from weft_cluster.placing.machines import parse_machines as parse_machines
 from weft_cluster.placing.machines import read_machines as read_machines
 from weft_cluster.placing.placement import Placement as Placement
 from weft_cluster.placing.placement import read_placement as read_placement
-from weft_cluster.routing.whole_run import place as place
+from weft_cluster.routing.placing_run import place as place
 from weft_map import Solution as Solution
 from weft_map import map_models as map_models
 from weft_stitch import Stitching as Stitching

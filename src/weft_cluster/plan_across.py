@@ -11,13 +11,13 @@ from weft.base.errors import InputError
 from weft.devices import Host
 from weft.planning.machine import this_machine
 from weft.planning.measured import SECONDS
-from weft.planning.whole_run import MadePlan, OnProgress, make_plan, measured_for
+from weft.planning.planning_run import MadePlan, OnProgress, make_plan, measured_for
 from weft.workloads.requests import Workload
 from weft_cluster.placing.folder import write_folder
 from weft_cluster.placing.machines import GIB, MOST_MACHINES, parse_machines
 from weft_cluster.placing.needs import demands_of
 from weft_cluster.placing.placement import PlacedMachine, Placement
-from weft_cluster.routing.whole_run import place
+from weft_cluster.routing.placing_run import place
 
 KIND = "machine"
 """What machines like this one are called; each has its number."""

@@ -8,8 +8,6 @@ planner. Threads write to it and read from it, so nobody waits for a process tha
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -17,11 +15,12 @@ from queue import SimpleQueue
 from threading import Condition, Thread
 from time import perf_counter
 from types import TracebackType
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
-from weft.base.errors import WeftError
+from weft.base.child_processes import ChildProcess
+from weft.base.errors import ChildDied, WeftError
 from weft.devices import Soc, Unit
-from weft_map.planner_worker import PlanJob, PlanReport, receive, send
+from weft_map.planner_worker import PlanJob, PlanReport, main
 from weft_map.problem import Group, Problem, Task, UnitCost
 from weft_map.solver import Options
 
@@ -104,12 +103,11 @@ class Planner:
 
     @property
     def process_id(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     def close(self) -> None:
-        """End the process, whatever it does."""
-        self._process.kill()
-        self._process.wait()
+        """Kill the process, whatever it does."""
+        self._child.close()
         self._reader.join()
         self._writer.join()
 
@@ -120,32 +118,26 @@ class Planner:
         self.close()
 
     def _start(self) -> None:
-        # in a group of its own, for Ctrl-C is ours to handle
-        # not -m: what it pickles must not be of a module called __main__
-        start = f"from weft_map.planner_worker import main; main({self._core})"
         self._ready = False
-        self._process = process = subprocess.Popen(
-            [sys.executable, "-c", start], stdin=subprocess.PIPE, stdout=subprocess.PIPE, process_group=0
-        )
-        assert process.stdin is not None
+        self._child = ChildProcess(main, self._core)
         self._jobs: SimpleQueue[PlanJob | None] = SimpleQueue()
-        self._reader = Thread(target=self._read, args=(process, self._jobs), daemon=True)
-        self._writer = Thread(target=_write, args=(process.stdin, self._jobs), daemon=True)
+        self._reader = Thread(target=self._read, args=(self._child, self._jobs), daemon=True)
+        self._writer = Thread(target=_write, args=(self._child, self._jobs), daemon=True)
         self._reader.start()
         self._writer.start()
 
-    def _read(self, process: subprocess.Popen[bytes], jobs: SimpleQueue[PlanJob | None]) -> None:
-        """Read, in a thread, what the process says until it ends."""
-        assert process.stdout is not None
-        with suppress(EOFError), process.stdout as stream:
+    def _read(self, child: ChildProcess, jobs: SimpleQueue[PlanJob | None]) -> None:
+        """Receive reports, in a thread, until the process has ended."""
+        try:
             while True:
-                self._hear(receive(stream))
-        code = process.wait()
+                self._hear(child.receive())
+        except ChildDied as death:
+            message = f"the planner's process ended {death.how}"
+        child.close()
         jobs.put(None)
         with self._changed:
             self._ready = False
-            how = f"by signal {-code}" if code < 0 else f"with code {code}"
-            self._put(PlanReport(self._number, LOST, message=f"the planner's process ended {how}"))
+            self._put(PlanReport(self._number, LOST, message=message))
 
     def _hear(self, found: PlanReport) -> None:
         with self._changed:
@@ -175,11 +167,11 @@ class Planner:
         return [News(self._now(), PlanReport(self._number, LOST, message=why))]
 
 
-def _write(stream: IO[bytes], jobs: SimpleQueue[PlanJob | None]) -> None:
+def _write(child: ChildProcess, jobs: SimpleQueue[PlanJob | None]) -> None:
     """Send jobs, in a thread, however long the process takes to read them, until it has ended."""
-    with suppress(BrokenPipeError), stream:  # it has ended; its reader will say so
+    with suppress(ChildDied):  # the reader reports it
         while (job := jobs.get()) is not None:
-            send(stream, job)
+            child.send(job)
 
 
 def _last_core() -> int | None:

@@ -106,7 +106,7 @@ class PhaseLog:
     """How long it took until it was proved that nothing is better."""
 
 
-class Event(NamedTuple):
+class LoopEvent(NamedTuple):
     """Something that went wrong, and what the loop did about it."""
 
     at_s: float
@@ -124,7 +124,7 @@ class DynamicLog:
     phases: tuple[PhaseLog, ...]
     frames: tuple[Frame, ...]
     updates: tuple[Update, ...]
-    events: tuple[Event, ...]
+    events: tuple[LoopEvent, ...]
 
     def __repr__(self) -> str:
         return f"DynamicLog({self.soc}: {len(self.phases)} phases, {len(self.frames)} frames)"
@@ -247,7 +247,7 @@ class _Loop:
         """The best known schedule by the identity of its case: equal phases share it."""
         self._phases: list[_Phase] = []
         self._frames: list[Frame] = []
-        self._events: list[Event] = []
+        self._events: list[LoopEvent] = []
 
     def run_phase(self, case: MappingCase, duration_s: float) -> None:
         phase = self._begin(case)
@@ -263,7 +263,7 @@ class _Loop:
         phase.end_s = self._end_s - self._origin_s
         if phase.unfair_frames:
             what = f"frames outside the limits, by {phase.first.schedule.made_by}: {phase.unfair_frames}"
-            self._events.append(Event(phase.start_s, phase.number, f"{what}; none within them was known yet"))
+            self._events.append(LoopEvent(phase.start_s, phase.number, f"{what}; none within them was known yet"))
 
     def _begin(self, case: MappingCase) -> _Phase:
         known, start_s = self.known.get(id(case)), self._clock.now_s() - self._origin_s
@@ -295,7 +295,7 @@ class _Loop:
             found = news.found
             if found.kind in (LOST, "failed"):
                 what = f"{found.message}; going on with schedule {phase.version} by {known.schedule.made_by}"
-                self._events.append(Event(news.at_s - self._origin_s, phase.number, what))
+                self._events.append(LoopEvent(news.at_s - self._origin_s, phase.number, what))
             elif found.job == phase.job:
                 self._learn(phase, known, news)
 
@@ -323,7 +323,7 @@ class _Loop:
         except WeftError as error:  # the frames ran; their log is worth having without it
             number = max(phase.number for phase in self._phases if phase.first.case is known.case)
             at_s = self._clock.now_s() - self._origin_s
-            self._events.append(Event(at_s, number, f"there is no oracle: {error}"))
+            self._events.append(LoopEvent(at_s, number, f"there is no oracle: {error}"))
             return known
         if known.better(solved.value):
             return solved

@@ -23,7 +23,7 @@ from weft.devices.decoupled import DeviceClocks, LayerTimes
 from weft.engine import Completion
 from weft.engine.policies.base import Candidate, LaneState, Running, Start
 from weft_map.problem import Problem
-from weft_map.schedule import Outcome, Schedule, Stint, Transfer
+from weft_map.schedule import Outcome, RunInterval, Schedule, Transfer
 
 TICKS_PER_S = 10**15
 """The engine counts in whole femtoseconds; inside, times are seconds."""
@@ -92,7 +92,7 @@ class SimulatedSoc:
         self._done: list[Completion] = []
         self._last: dict[tuple[int, int], int] = {}
         """Where the latest piece of a step lies in ``pieces``."""
-        self.pieces: list[Stint] = []
+        self.pieces: list[RunInterval] = []
         self.moves: list[Transfer] = []
         self.finish_s = [0.0] * len(problem.tasks)
         """When the last step of each task that is through was through."""
@@ -127,7 +127,7 @@ class SimulatedSoc:
         """What runs is not asked for here, for tasks are not refused."""
         return []
 
-    def submit(self, start: Start) -> None:
+    def submit(self, start: Start, batch: object = None) -> None:
         """Begin the move to the step's unit."""
         task, units = start.candidate.stream, len(self._problem.units)
         step = start.candidate.query * len(self._problem.tasks[task].groups) + start.candidate.layer
@@ -199,7 +199,7 @@ class SimulatedSoc:
     def _record(self, job: _Job, to_s: float) -> None:
         """Another piece of a step, or a longer one where its pace did not change."""
         key = job.task, job.step
-        piece = Stint(job.task, job.step, job.unit, job.instance, self._now_s, to_s, job.slow_down)
+        piece = RunInterval(job.task, job.step, job.unit, job.instance, self._now_s, to_s, job.slow_down)
         if key in self._last:
             before = self.pieces[self._last[key]]
             if to_s == self._now_s:
@@ -237,7 +237,7 @@ class SimulatedSoc:
         self._done.append(Completion(job.candidate, times))
 
 
-def _place(entry: Stint | Transfer) -> tuple[float, int, int]:
+def _place(entry: RunInterval | Transfer) -> tuple[float, int, int]:
     return entry.start_s, entry.task, entry.step
 
 

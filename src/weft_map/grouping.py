@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from weft.base.errors import ModelError
 from weft.models import Layer, Model
-from weft.models.onnx_import.ops import ACTIVATIONS, ARITHMETIC
+from weft.models.operators import find
 
 _ELEMENTS_WORTH = 32
 """MACs that take about as long as moving one value, for shares of work where no unit is known."""
@@ -73,11 +73,7 @@ def _fewer(groups: list[LayerGroup], most: int) -> tuple[LayerGroup, ...]:
 
 def follows(layer: Layer, before: Layer) -> bool:
     """Whether *layer* is done on the way out of *before*: one operation for each value that is written anyway."""
-    return (
-        layer.kind == "elementwise"
-        and layer.op in ACTIVATIONS | ARITHMETIC
-        and layer.output_elements == before.output_elements
-    )
+    return layer.kind == "elementwise" and find(layer.op).fuses and layer.output_elements == before.output_elements
 
 
 def _held(layers: tuple[Layer, ...], end: int) -> bool:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from math import isfinite
 
 from weft.base.errors import ProfileError, WorkloadError
-from weft_map.alone import least_energy_j
 from weft_map.problem import Problem
 from weft_map.schedule import Schedule
+from weft_map.single_task import least_energy_j
 from weft_map.switches import check_switches, most_switches
 
 

@@ -1,28 +1,25 @@
-"""The planner's process: reads problems, searches, writes what it finds.
+"""The planner's child process: receives problems, searches, and sends schedules as it finds them.
 
-Messages are pickled, each behind its length. A thread reads: a new problem interrupts the search for the last one, and
-the end of the input ends the process, so it does not outlive whoever started it.
+A thread receives: a new problem interrupts the search for the last one, and the end of the input ends the process, so
+it does not outlive its parent.
 """
 
 from __future__ import annotations
 
 import _thread
 import os
-import pickle
 import signal
-import struct
 from collections.abc import Callable
 from queue import SimpleQueue
 from threading import Thread
-from typing import IO, Any, NamedTuple
+from typing import BinaryIO, NamedTuple
 
+from weft.base.child_processes import receive, send, take_pipes
 from weft.base.errors import WeftError
 from weft_map.problem import Problem
 from weft_map.schedule import Schedule
 from weft_map.simulator import simulate
 from weft_map.solver import Improvement, Options, solve
-
-HEAD = struct.Struct("<Q")
 
 
 class PlanJob(NamedTuple):
@@ -50,21 +47,6 @@ class PlanReport(NamedTuple):
     """Why it failed, or what ended it."""
 
 
-def send(stream: IO[bytes], message: Any) -> None:
-    body = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    stream.write(HEAD.pack(len(body)) + body)
-    stream.flush()
-
-
-def receive(stream: IO[bytes]) -> Any:
-    """The next message; ``EOFError`` where there is none, or only the beginning of one."""
-    head = stream.read(HEAD.size)
-    body = stream.read(HEAD.unpack(head)[0]) if len(head) == HEAD.size else b""
-    if len(head) < HEAD.size or len(body) < HEAD.unpack(head)[0]:
-        raise EOFError
-    return pickle.loads(body)
-
-
 class Superseded(BaseException):  # nobody on the way may take it for a failure
     """A newer problem has come."""
 
@@ -79,7 +61,7 @@ class Worker:
         self._running: int | None = None
         """The job that may be interrupted just now."""
 
-    def read(self, stream: IO[bytes]) -> None:
+    def read(self, stream: BinaryIO) -> None:
         """Take jobs until the input ends, and the process with it."""
         while True:
             try:
@@ -134,15 +116,14 @@ def _in_a_line(error: Exception) -> str:
 
 def main(core: int | None) -> None:
     """Warm up, then serve standard input and output until the input ends."""
-    jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not stand between messages
+    jobs, reports = take_pipes()
     if core is not None and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {core})
-    worker = Worker(lambda found: send(answers, found))
+    worker = Worker(lambda report: send(reports, report))
     signal.signal(signal.SIGINT, worker.interrupted)
     Thread(target=worker.read, args=(jobs,), daemon=True).start()
     try:
-        send(answers, PlanReport(-1, "ready"))
+        send(reports, PlanReport(-1, "ready"))
         worker.work()
     except BrokenPipeError:
         os._exit(0)

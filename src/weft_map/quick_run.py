@@ -12,8 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from weft_map.kernels.soc import follow
-from weft_map.kernels.soc_bound import BoundRules, value_of
-from weft_map.kernels.soc_delays import shift
+from weft_map.kernels.soc_bound import BoundRules, shift, value_of
 from weft_map.limits import TaskLimits
 from weft_map.problem import Floats, Ints, Objective, Problem
 from weft_map.schedule import Outcome, Schedule

@@ -6,7 +6,6 @@ say which of the tasks run when. ``map_models`` is all of it in one call.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +13,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, ValidationError
 
-from weft.base.errors import ShapeNeeded, WorkloadError, reason_of, unknown_name
+from weft.base.errors import ShapeNeeded, WorkloadError, unknown_name
 from weft.base.jsonfile import first_problem, printable
+from weft.base.settings import how, what
 from weft.base.shapes import sizes_of
+from weft.base.tomlfile import read_toml
 from weft.devices import Soc, load_soc
 from weft_map.limits import TaskLimits
 from weft_map.problem import MAX_STEPS, Objective, Problem
@@ -26,11 +27,13 @@ from weft_map.solver import Improvement, Options, Solution, solve
 
 ESTIMATED_GROUPS = 16
 """An estimated profile is merged to so many groups, unless the scenario says how many it wants."""
+GROUPS_SHOWN = f"{ESTIMATED_GROUPS} for an estimate, else as in the profile"
 
 Name = Annotated[str, Field(min_length=1, max_length=1600), AfterValidator(printable)]
 Names = Annotated[tuple[Name, ...], Field(strict=False)]
 Shape = Annotated[tuple[Annotated[int, Field(ge=1)], ...], Field(strict=False), BeforeValidator(sizes_of)]
 Seconds = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+Joules = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class ScenarioTask(BaseModel, extra="forbid", frozen=True, strict=True):
@@ -45,7 +48,8 @@ class ScenarioTask(BaseModel, extra="forbid", frozen=True, strict=True):
     repeats: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
     """Runs in a row."""
     shapes: dict[Name, Shape] | None = None
-    """Input of the model -> shape, or axis -> size; with them its profile is estimated."""
+    """Input of the model -> shape, as ``{input = "1x3x224x224"}``, or axis -> size; with them its profile is estimated
+    ([shapes](formats.md#shapes))."""
 
 
 class ScenarioPhase(BaseModel, extra="forbid", frozen=True, strict=True):
@@ -60,28 +64,43 @@ class Scenario(BaseModel, extra="forbid", frozen=True, strict=True):
 
     soc: Name
     """A SoC that ships with weft, or a TOML file."""
-    objective: Objective = "latency"
-    max_switches: Annotated[int, Field(ge=0)] | None = None
-    """Changes of unit within a run, of every task."""
-    energy_budget_j: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """What all tasks together may spend."""
-    time_limit_s: Seconds = 60.0
-    """The seconds that the search may take."""
-    seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
-    cp_sat: bool = False
-    """Ask CP-SAT first, which knows no contention, for a start and a bound."""
+    objective: Annotated[Objective, how(metavar="GOAL")] = "latency"
+    """latency, the least, or throughput, the most.
+
+    The least time until all tasks are through, or the most runs per second, summed over the tasks.
+    """
+    max_switches: Annotated[Annotated[int, Field(ge=0)] | None, how()] = None
+    """Changes of unit of a model at most.
+
+    Within a run, of every task.
+    """
+    energy_budget_j: Annotated[Joules | None, how("--energy-budget")] = None
+    """Joules of all models together at most."""
+    time_limit_s: Annotated[Seconds, how("--time-limit")] = 60.0
+    """Seconds to search."""
+    seed: Annotated[int, Field(ge=0, lt=1 << 63), how()] = 0
+    """Seed of the search."""
+    cp_sat: Annotated[bool, how()] = False
+    """Ask CP-SAT first, for a start and a bound; up to 10 s.
+
+    It knows no contention.
+    """
     ties: Annotated[float, Field(ge=0, le=0.1)] = 1e-4
     """Of schedules whose latencies differ by less than this share, the one with the most throughput is taken."""
-    strict: bool = False
-    """Search until the proof assumes nothing, however long that takes."""
-    profiles: Origin | None = None
-    """Where the profiles must come from; the best there are, if left out."""
-    max_groups: Annotated[int, Field(ge=1, le=MAX_STEPS)] | None = None
-    """Groups of a model at most; neighbours are merged until there are no more."""
+    strict: Annotated[bool, how()] = False
+    """Go on until the proof takes nothing for granted."""
+    profiles: Annotated[Origin | None, what(metavar="KIND", shown="the best there are")] = None
+    """Only measured, derived or estimated profiles."""
+    max_groups: Annotated[Annotated[int, Field(ge=1, le=MAX_STEPS)] | None, what(shown=GROUPS_SHOWN)] = None
+    """Merge groups of a model until there are no more.
+
+    Neighbours are merged.
+    """
     task: Annotated[tuple[ScenarioTask, ...], Field(min_length=1, max_length=64, strict=False)]
+    """Models to be run, each as ``[[task]]``."""
     phase: Annotated[tuple[ScenarioPhase, ...], Field(max_length=10_000, strict=False)] = ()
-    folder: str = ""
-    """Where files are looked for; not a key of the file."""
+    """Which tasks run when, for ``weft map dynamic``, each as ``[[phase]]``; ``weft map --phase 2`` maps the second."""
+    folder: str = ""  # where files are looked for; not a key of the file
 
     @property
     def options(self) -> Options:
@@ -142,12 +161,7 @@ def _free(name: str, taken: set[str]) -> str:
 
 def read_scenario(path: str | Path) -> Scenario:
     """The scenario a TOML file describes."""
-    try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        if isinstance(error, tomllib.TOMLDecodeError):
-            raise WorkloadError(f"{path}: not a TOML file: {reason_of(error)}") from error
-        raise WorkloadError(f"{path}: cannot read the scenario: {reason_of(error)}") from error
+    raw = read_toml(path, WorkloadError, "scenario")
     if "folder" in raw:
         raise WorkloadError(f"{path}: unknown key 'folder'")
     return parse_scenario(raw | {"folder": str(Path(path).parent)}, str(path))

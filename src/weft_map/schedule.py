@@ -26,7 +26,7 @@ class Schedule:
     made_by: str = ""
 
 
-class Stint(NamedTuple):
+class RunInterval(NamedTuple):
     """A running group between two events: nothing else begins or ends meanwhile, so its slow-down is constant."""
 
     task: int
@@ -59,7 +59,7 @@ class Outcome:
 
     problem: Problem
     schedule: Schedule
-    pieces: tuple[Stint, ...]
+    pieces: tuple[RunInterval, ...]
     """What ran, in order of its start."""
     moves: tuple[Transfer, ...]
     finish_s: tuple[float, ...]

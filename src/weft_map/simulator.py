@@ -14,7 +14,7 @@ import numpy as np
 from weft.base.errors import WorkloadError
 from weft.devices.decoupled import DeviceClocks
 from weft.engine import Completion, Engine, Offer
-from weft.engine.policies.base import NO_BUFFER, Candidate, Policy, Setting, Start, View
+from weft.engine.policies.base import NO_BUFFER, Candidate, Event, Policy, Setting, Start, View
 from weft_map.executor import NEVER, OUTSIDE, SimulatedSoc, ticks
 from weft_map.problem import Problem
 from weft_map.schedule import Outcome, Schedule
@@ -28,6 +28,8 @@ class Chains:
         tasks = len(problem.tasks)
         self._step, self._unit, self._last_issued = [0] * tasks, [OUTSIDE] * tasks, [-1] * tasks
         self._busy = [False] * tasks
+        self.events: list[Event] = []
+        """Whoever places tasks goes by what is free."""
         self._passable = [_passable(problem, task) for task in range(tasks)]
 
     def at(self, now: int) -> Iterable[tuple[int, int]]:

@@ -14,18 +14,18 @@ input block and an output block that some task has is one piece of weights, and 
 converts between layouts and knows which columns hold garbage. The result is a ``Graph`` of ONNX operators that
 ``onnx_writer`` spells out and ``running/module.py`` runs in torch. For the form ``fused`` ``packing.py`` lays out
 weights and tiles, ``running/kernel.py`` is the Triton kernel, ``fused_plain.py`` its twin. ``planning/`` prices
-segments and whole graphs by a model or a clock. ``described.py`` has the file say where its models' kernels lie,
+segments and whole graphs by a model or a clock. ``file_description.py`` has the file say where its models' kernels lie,
 ``rebuilding.py`` makes the family again of that, and ``running/served.py`` modules of the family, for a GPU. A served
 stitched file is one model to the scheduler; its requests carry which task they are, and the backend sorts a batch by
 task.
 
-Fine-tuned encoders, and models of any operators, become a *body* (``bodies/``, ``whole_run.py`` is the road through):
+Fine-tuned encoders, and models of any operators, become a *body* (``bodies/``, ``stitching_run.py`` runs all steps):
 ``body.py`` finds which nodes of their graphs are the same step, ``joining.py`` writes one graph, in which a step whose
 weights all of them hold is computed once for the rows of all. How a weight differs from another's say ``nearness.py``,
-``low_rank.py`` and ``few.py``; ``adapters.py`` reads those of PEFT. ``described.py`` has the file say which steps they
-are. For a GPU ``running/body_reading.py`` makes weights of a body for ``fused_body.py``, whose kernels are in
-``body_kernels.py`` and their twins in ``body_plain.py``. ``body_ladder.py`` has batches of so many rows, captured, and
-``body_slots.py`` room for models that come later; ``body_serving.py`` asks both from Python, and
+``low_rank.py`` and ``sparse_differences.py``; ``adapters.py`` reads those of PEFT. ``file_description.py`` has the file
+say which steps they are. For a GPU ``running/body_reading.py`` makes weights of a body for ``fused_body.py``, whose
+kernels are in ``body_kernels.py`` and their twins in ``body_plain.py``. ``body_ladder.py`` has batches of so many rows,
+captured, and ``body_slots.py`` room for models that come later; ``body_serving.py`` asks both from Python, and
 ``on_device/`` serves them of a file.
 """
 
@@ -38,14 +38,14 @@ if TYPE_CHECKING:
     from weft_stitch.assembly import Stitched
     from weft_stitch.making.generator import generate
     from weft_stitch.options import StitchOptions
-    from weft_stitch.whole_run import Stitching, stitch
+    from weft_stitch.stitching_run import Stitching, stitch
 
 _HOMES = {
     "Stitched": "assembly",
     "generate": "making.generator",
     "StitchOptions": "options",
-    "Stitching": "whole_run",
-    "stitch": "whole_run",
+    "Stitching": "stitching_run",
+    "stitch": "stitching_run",
 }
 """Where a name is from; it is imported when it is asked for, so that parts of the package can be used on their own."""
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +18,12 @@ import numpy as np
 from weft.base.errors import StitchError
 from weft.runtime.stitched import TaskSpec, tasks_in
 from weft.runtime.tensors import Array
+from weft.runtime.timing import Clock, Run, least_seconds
 
 ALONE, TOGETHER = "alone", "together"
 BATCHES = (1, 4)
 """Rows of each model in requests that come together."""
-WARM_UPS, ROUNDS = 2, 20
+ROUNDS = 20
 LONGEST_S = 2.0
 """After so long no further round of a case begins."""
 NOTICED = 0.03
@@ -31,8 +31,6 @@ NOTICED = 0.03
 
 _TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
-Clock = Callable[[], float]
-Run = Callable[[], object]
 OnCase = Callable[[int, int], None]
 """Called with how many cases are done, and of how many."""
 
@@ -120,33 +118,18 @@ def advise(
     cases: list[ServedTimes] = []
     for come, rows in wanted:
         on_case(len(cases), len(wanted))
-        apart, joined = bench.runs(come, rows)
+        runs = dict(zip(("apart", "stitched"), bench.runs(come, rows), strict=True))
+        seconds = least_seconds(runs, clock=clock, rounds=ROUNDS, longest_s=LONGEST_S)
         share = len(tasks) if come == ALONE else 1
-        cases.append(ServedTimes(come, rows, *(each / share for each in least_times([apart, joined], clock))))
+        cases.append(ServedTimes(come, rows, seconds["apart"] / share, seconds["stitched"] / share))
     return Advice(tuple(cases), _size(stitched), sum(map(_size, {sources[task.name] for task in tasks})))
-
-
-def least_times(contenders: Sequence[Sequence[Run]], clock: Clock) -> list[float]:
-    """The least time of each contender, which runs all of its parts; they take turns."""
-    found = [inf] * len(contenders)
-    began_s = time.monotonic()
-    for turn in range(WARM_UPS + ROUNDS):
-        for place, runs in enumerate(contenders):
-            start_s = clock()
-            for run in runs:
-                run()
-            if turn >= WARM_UPS:
-                found[place] = min(found[place], max(clock() - start_s, 1e-9))
-        if turn >= WARM_UPS and time.monotonic() - began_s > LONGEST_S:
-            break
-    return found
 
 
 class _Bench:
     """The sessions of both ways, and what they are fed."""
 
     def __init__(self, stitched: Path, files: Sequence[Path], tasks: Sequence[TaskSpec], threads: int) -> None:
-        from weft_stitch.running.racing import opened
+        from weft_stitch.running.sessions import opened
 
         self._tasks = tasks
         self._joined = opened(stitched, threads, stitched.name, optimise=True)

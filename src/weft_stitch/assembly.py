@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from weft.base.errors import StitchError, unknown_name
-from weft_stitch.codes import coded_kernels, in_codes, notes
-from weft_stitch.counts import count
-from weft_stitch.emit import plain_graph
-from weft_stitch.family import Family
+from weft_stitch.counts import coded_kernels, count, in_codes, notes
+from weft_stitch.family import Family, FamilyLayer, Sharing, part
 from weft_stitch.forms import FORMS
-from weft_stitch.graph import Graph
+from weft_stitch.graph import Graph, signature
+from weft_stitch.graph_steps import plain_graph
 from weft_stitch.lowering import formed, lower
-from weft_stitch.metadata import metadata
-from weft_stitch.parts import part
-from weft_stitch.planning.balance import SLACK, Contest, contest
+from weft_stitch.net import ROUNDING, Net, Op
 from weft_stitch.planning.cost import GraphCost, Modelled
-from weft_stitch.planning.planner import ANYWHERE, Plan, Progress, lower_plan, plan
-from weft_stitch.sharing import Sharing
+from weft_stitch.planning.planner import ANYWHERE, Plan, Progress, lower_plan, plan, plans
 from weft_stitch.slabs import slabs as in_slabs
 from weft_stitch.summary import (
     SEQUENTIAL,
@@ -29,17 +25,63 @@ from weft_stitch.summary import (
     STITCHED,
     Summary,
     Way,
-    kernels,
+    count_kernels,
     layer_rows,
     of_form,
     space_rows,
     together,
     way,
 )
-from weft_stitch.unrounded import without_rounding
 
 PLANNED = "planned"
 """Instead of a form: each layer gets the one that costs least."""
+SLACK = 0.05
+"""How much slower than the fastest a plan with fewer weights may be, where nothing else is said."""
+STEPS = (0.05, 0.25, 0.5, 0.75)
+"""Where plans are tried on the way from every weight once to the weights of the fastest."""
+NUMBER_BYTES = 4
+
+
+@dataclass(frozen=True, eq=False)
+class Remembered:
+    """A cost that is asked once for graphs that differ only in their numbers."""
+
+    cost: GraphCost
+    known: dict[str, float] = field(default_factory=dict)
+
+    def seconds(self, graphs: Sequence[Graph]) -> list[float]:
+        keys = [signature(graph) for graph in graphs]
+        new = {key: graph for key, graph in zip(keys, graphs, strict=True) if key not in self.known}
+        if new:
+            self.known.update(zip(new, self.cost.seconds(list(new.values())), strict=True))
+        return [self.known[key] for key in keys]
+
+
+@dataclass(frozen=True, eq=False)
+class Contest:
+    """Plans of one family, and the rule by which one of them is chosen."""
+
+    plans: tuple[Plan, ...]
+    slack: float = SLACK
+    most_bytes: int | None = None
+    """More weights than these are stored only by a plan that has no rival with fewer."""
+
+    def choose(self, seconds: Sequence[float] | None = None) -> int:
+        """Which has the fewest weights and is slower than the fastest by no more than the slack.
+
+        *seconds* are times taken later, instead of the plans' own.
+        """
+        times = [each.own_s for each in self.plans] if seconds is None else seconds
+        places = range(len(times))
+        most = self.most_bytes
+        allowed = [at for at in places if most is None or self.plans[at].weight_bytes <= most] or list(places)
+        limit_s = max(min(times) * (1 + self.slack), min(times[at] for at in allowed))
+        fitting = [at for at in allowed if times[at] <= limit_s]
+        return min(fitting, key=lambda at: (self.plans[at].weight_bytes, times[at], at))
+
+    @property
+    def chosen(self) -> Plan:
+        return self.plans[self.choose()]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -81,7 +123,7 @@ class Stitched:
     @property
     def metadata(self) -> dict[str, str]:
         """What an ONNX file of it says of its models."""
-        from weft_stitch.described import described  # pydantic is for files
+        from weft_stitch.file_description import described, metadata  # pydantic is for files
 
         told = metadata(self.family, self.batches)
         return told | described(self.family, self.sharing, self.graph) if self.dynamic else told
@@ -111,7 +153,7 @@ class Stitched:
             of_form(self.forms),
             tuple(ways),
             impossible,
-            kernels(self.family, self.sharing),
+            count_kernels(self.family, self.sharing),
             layer_rows(self.family, self.sharing, self.counted, self.forms, self.plan, cost),
             space_rows(self.family, self.sharing),
         )
@@ -227,8 +269,41 @@ def assemble(
     return Stitched(family, sharing, forms, graph, family.batches, dynamic, align, chosen, slabs, found)
 
 
+def contest(family: Family, sharing: Sharing, cost: GraphCost, *, slack: float = SLACK, **settings: Any) -> Contest:
+    """Plans costed as whole graphs. *settings* are those of ``planner.plans``.
+
+    Where there is slack, the one chosen stores no more weights than the models do; without, the fastest is chosen.
+    """
+    if not slack >= 0:
+        raise StitchError(f"slack {slack}: give 0 for the fastest plan, or how much slower it may be, as 0.05")
+    light = NUMBER_BYTES * count_kernels(family, sharing).unique
+    alone = [plain_graph(net) for net in family.nets]
+    heavy = sum(graph.weight_bytes for graph in alone)
+    settings |= {"between": STEPS if slack else (), "lightest_bytes": light, "heaviest_bytes": heavy}
+    found = plans(family, sharing, Remembered(cost), **settings)
+    return Contest(tuple(found), slack, sum(count(graph).weight_bytes for graph in alone) if slack else None)
+
+
 def uniform(family: Family, form: str) -> dict[str, str]:
     """One form for all layers; where channels are filtered one by one there is nothing to fuse, and it is ``split``."""
     if form not in FORMS:
         raise StitchError(unknown_name("form", form, (PLANNED, *FORMS)))
     return {layer.name: "split" if form == "fused" and layer.op.depthwise else form for layer in formed(family)}
+
+
+def without_rounding(family: Family) -> Family:
+    """*family* with nothing in the place of what rounds."""
+    return replace(
+        family,
+        nets=tuple(map(plain_net, family.nets)),
+        layers=tuple(FamilyLayer(tuple(map(_plain, layer.ops)), layer.inputs, layer.output) for layer in family.layers),
+        tails=tuple(tuple(map(_plain, tail)) for tail in family.tails),
+    )
+
+
+def plain_net(net: Net) -> Net:
+    return replace(net, ops=tuple(map(_plain, net.ops)))
+
+
+def _plain(op: Op) -> Op:
+    return replace(op, function="Identity", payload=None) if op.function == ROUNDING else op

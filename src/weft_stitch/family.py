@@ -1,12 +1,113 @@
-"""T models of one structure, side by side: ``Family``. Made by ``alignment``, read by everything after it."""
+"""T models side by side (``Family``), and which of their channels are the same (``Sharing``, ``wire``).
+
+A *space* is a set of channels that one or more values carry in the same order. A convolution begins a space; layers
+that keep channels apart (affine, unary, pools, a depthwise convolution) keep the space of their input. An addition or a
+product puts its operands into one space; a concatenation's value carries its operands' spaces one after another. Where
+an operand of several spaces meets one of a single space, that one is cut to match, so that even a convolution's output
+may carry several. Inputs, islands and grouped convolutions that are not depthwise begin a space too; the last two run
+task by task (role ``separate``).
+
+Across models the channels of a space fall into *blocks*: a block of several tasks is computed by the same weights in
+all of them, a block of one task is its own. ``part`` selects some models, ``kinds`` finds interchangeable ones.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
-from weft_stitch.net import Net, Op, Port, Value
+import numpy as np
+
+from weft.base.errors import ModelError, StitchError
+from weft_stitch.net import Array, Net, Op, Port, Value
+
+Role = Literal["dense", "depthwise", "separate", "channelwise", "join", "concat"]
+"""What a layer does to channels: mix, filter one by one, run task by task, map one by one, join operands, line up."""
+
+ChannelCounts = tuple[int, ...]
+"""The channels of a space in every task."""
+
+
+# --- what is shared ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Channels that the tasks of *members* share, or that one task has for itself."""
+
+    members: Mapping[int, Array]
+    """For each task, the channels of its own model that these are, in the block's order."""
+
+    @cached_property
+    def tasks(self) -> frozenset[int]:
+        return frozenset(self.members)
+
+    @cached_property
+    def width(self) -> int:
+        return len(next(iter(self.members.values())))
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelSpace:
+    """The channels of one space over all tasks; blocks of many tasks come first."""
+
+    widths: ChannelCounts
+    blocks: tuple[Block, ...]
+
+    def __post_init__(self) -> None:
+        for task, width in enumerate(self.widths):
+            mine = self.order(task)
+            if len(mine) != width or len(np.unique(mine)) != width:
+                raise ModelError(f"task {task}: its {width} channels are not each in one block ({len(mine)} are)")
+
+    def blocks_of(self, task: int) -> Iterator[Block]:
+        """The blocks of *task*, in the order in which its channels lie."""
+        return (block for block in self.blocks if task in block.tasks)
+
+    def order(self, task: int) -> Array:
+        """The channels of the task's own model in the order in which they lie here."""
+        return np.concatenate([np.asarray(block.members[task]) for block in self.blocks_of(task)] or [np.zeros(0, int)])
+
+    @property
+    def stitched_width(self) -> int:
+        """Channels when every block is laid out once (the paper's form)."""
+        return sum(block.width for block in self.blocks)
+
+    @property
+    def shared_width(self) -> int:
+        """Channels that all tasks share."""
+        return sum(block.width for block in self.blocks if len(block.tasks) == len(self.widths))
+
+    @staticmethod
+    def completed(widths: ChannelCounts, blocks: Sequence[Block] = ()) -> ChannelSpace:
+        """A space of *blocks* in which all other channels are their task's own."""
+        left = [np.ones(width, bool) for width in widths]
+        for block in blocks:
+            for task, channels in block.members.items():
+                left[task][channels] = False
+        own = [Block({task: np.flatnonzero(free)}) for task, free in enumerate(left) if free.any()]
+        return ChannelSpace(widths, (*blocks, *own))
+
+    @staticmethod
+    def common(width: int, tasks: int) -> ChannelSpace:
+        """All shared, in the same order."""
+        return ChannelSpace((width,) * tasks, (Block({task: np.arange(width) for task in range(tasks)}),))
+
+
+@dataclass(frozen=True, eq=False)
+class Sharing:
+    """The spaces of stitched models by name; the name is that of the first value (in task 0) that carries it."""
+
+    spaces: Mapping[str, ChannelSpace]
+
+    def __getitem__(self, space: str) -> ChannelSpace:
+        return self.spaces[space]
+
+
+# --- models side by side ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,3 +151,205 @@ class Family:
     @cached_property
     def batches(self) -> tuple[int, ...]:
         return tuple(net.batch for net in self.nets)
+
+
+def part(family: Family, sharing: Sharing, tasks: Sequence[int]) -> tuple[Family, Sharing]:
+    """The family of *tasks* alone; values and spaces keep their names."""
+    layers = tuple(
+        FamilyLayer(tuple(layer.ops[task] for task in tasks), layer.inputs, layer.output) for layer in family.layers
+    )
+    fewer = replace(
+        family,
+        nets=tuple(family.nets[task] for task in tasks),
+        layers=layers,
+        values={name: tuple(sizes[task] for task in tasks) for name, sizes in family.values.items()},
+        outputs={name: tuple(ports[task] for task in tasks) for name, ports in family.outputs.items()},
+        tails=tuple(family.tails[task] for task in tasks) if family.tails else (),
+        bridges=tuple(family.bridges[task] for task in tasks) if family.bridges else (),
+    )
+    return fewer, Sharing({name: _select_tasks(space, tasks) for name, space in sharing.spaces.items()})
+
+
+def _select_tasks(space: ChannelSpace, tasks: Sequence[int]) -> ChannelSpace:
+    blocks = [
+        Block({new: block.members[old] for new, old in enumerate(tasks) if old in block.members})
+        for block in space.blocks
+        if not block.tasks.isdisjoint(tasks)
+    ]
+    # blocks lost tasks: the order by their number has to be restored
+    blocks.sort(key=lambda block: -len(block.tasks))
+    return ChannelSpace(tuple(space.widths[task] for task in tasks), tuple(blocks))
+
+
+def kinds(family: Family, sharing: Sharing) -> list[Hashable]:
+    """A key for each model that is equal for models of equal sizes which share with the same others."""
+    circles: set[frozenset[int]] = set()
+    for space in sharing.spaces.values():
+        circles |= {block.tasks for block in space.blocks if 1 < len(block.tasks) < family.tasks}
+    keys: list[Hashable] = []
+    for task, net in enumerate(family.nets):
+        sizes = tuple(value[task] for value in family.values.values())
+        tail = tuple(op.weight.shape for op in family.tails[task] if op.weight is not None) if family.tails else ()
+        keys.append((net.batch, sizes, tail, frozenset(circle for circle in circles if task in circle)))
+    return keys
+
+
+# --- spaces -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Writer:
+    """What determines the channels of a space: a layer of role dense, depthwise or separate, or a model's input."""
+
+    value: str
+    position: int
+    """Where the space stands among those that the value carries."""
+    layer: FamilyLayer | None = None
+    """None for an input."""
+
+    @property
+    def role(self) -> Role | Literal["input"]:
+        return "input" if self.layer is None else role(self.layer)
+
+
+@dataclass(frozen=True, eq=False)
+class Wiring:
+    """The spaces of a family, by name: that of the first value (in task 0) that carries it."""
+
+    carries: Mapping[str, tuple[str, ...]]
+    """Each value's spaces, in the order of its channels."""
+    widths: Mapping[str, ChannelCounts]
+    writers: Mapping[str, tuple[Writer, ...]]
+
+    def slices(self, value: str, task: int) -> Iterator[tuple[str, slice]]:
+        """The spaces that *value* carries, each with its channels in *task*'s own value."""
+        start = 0
+        for space in self.carries[value]:
+            width = self.widths[space][task]
+            yield space, slice(start, start + width)
+            start += width
+
+
+def role(layer: FamilyLayer) -> Role:
+    """How *layer* treats channels; a grouped convolution with several channels in a group is left to run separately."""
+    kind = layer.op.kind
+    if kind == "conv":
+        return _conv_role(layer)
+    if kind == "island":
+        return "separate"
+    if kind in ("add", "mul"):
+        return "join"
+    return "concat" if kind == "concat" else "channelwise"
+
+
+def _conv_role(layer: FamilyLayer) -> Role:
+    if all(op.groups == 1 for op in layer.ops):
+        return "dense"
+    shapes = [op.weight.shape for op in layer.ops if op.weight is not None]
+    single = all(op.groups == shape[0] and shape[1] == 1 for op, shape in zip(layer.ops, shapes, strict=True))
+    return "depthwise" if single else "separate"
+
+
+def wire(family: Family) -> Wiring:
+    """Put the values of *family* into spaces; an addition or product over unequal channels is an error."""
+    spaces = _SpaceNumbers()
+    carried: dict[str, tuple[int, ...]] = {value: (spaces.add(_channels(family, value)),) for value in family.inputs}
+    for layer in family.layers:
+        operands = [carried[value] for value in layer.inputs]
+        what = role(layer)
+        if what in ("dense", "separate"):
+            carried[layer.output] = (spaces.add(_channels(family, layer.output)),)
+        elif what == "concat":
+            carried[layer.output] = tuple(space for operand in operands for space in operand)
+        else:
+            for operand, name in zip(operands[1:], layer.inputs[1:], strict=True):
+                if not spaces.unify(operands[0], operand):
+                    raise StitchError(_mismatch(family, layer, name))
+            carried[layer.output] = operands[0]
+    return _name_spaces(family, spaces, {value: spaces.resolve(numbers) for value, numbers in carried.items()})
+
+
+def _channels(family: Family, value: str) -> ChannelCounts:
+    return tuple(size.channels for size in family.values[value])
+
+
+def _mismatch(family: Family, layer: FamilyLayer, other: str) -> str:
+    first = layer.inputs[0]
+    for task, (mine, theirs) in enumerate(zip(_channels(family, first), _channels(family, other), strict=True)):
+        if mine != theirs:
+            return (
+                f"{layer.name}: {layer.op.kind} of {mine} and {theirs} channels in {family.nets[task].name}; "
+                "a broadcast over channels cannot be stitched, expand it in the model"
+            )
+    return (
+        f"{layer.name}: {layer.op.kind} of {first} and {other}, whose parts before it have widths that cross between "
+        "the models; such a concatenation cannot be stitched, end the common part before it"
+    )
+
+
+def _name_spaces(family: Family, spaces: _SpaceNumbers, carried: Mapping[str, tuple[int, ...]]) -> Wiring:
+    names: dict[int, str] = {}
+    for value, numbers in carried.items():
+        for position, space in enumerate(numbers):
+            names.setdefault(space, value if len(numbers) == 1 else f"{value}[{position}]")
+    writers: dict[str, list[Writer]] = {name: [] for name in names.values()}
+    sources = [(value, None) for value in family.inputs]
+    layers = [(layer.output, layer) for layer in family.layers if role(layer) in ("dense", "depthwise", "separate")]
+    for value, writer in [*sources, *layers]:
+        for position, space in enumerate(carried[value]):
+            writers[names[space]].append(Writer(value, position, writer))
+    return Wiring(
+        {value: tuple(names[space] for space in numbers) for value, numbers in carried.items()},
+        {name: spaces.widths[space] for space, name in names.items()},
+        {name: tuple(members) for name, members in writers.items()},
+    )
+
+
+class _SpaceNumbers:
+    """Spaces under construction: two become one when they are unified, and a wide one may be cut in two."""
+
+    def __init__(self) -> None:
+        self.widths: list[ChannelCounts] = []
+        self._same: list[int] = []
+        """Union-find: a space that stands for this one; itself if none does."""
+        self._halves: dict[int, tuple[int, int]] = {}
+
+    def add(self, widths: ChannelCounts) -> int:
+        self.widths.append(widths)
+        self._same.append(len(self._same))
+        return len(self._same) - 1
+
+    def resolve(self, spaces: tuple[int, ...]) -> tuple[int, ...]:
+        """What *spaces* have become."""
+        resolved: list[int] = []
+        waiting = deque(spaces)
+        while waiting:
+            space = waiting.popleft()
+            while self._same[space] != space:
+                space = self._same[space]
+            if space in self._halves:
+                waiting.extendleft(reversed(self._halves[space]))  # in place of the whole, in order
+            else:
+                resolved.append(space)
+        return tuple(resolved)
+
+    def unify(self, left: tuple[int, ...], right: tuple[int, ...]) -> bool:
+        """Make both the same; False if their widths do not allow it."""
+        while left and right:
+            left, right = self.resolve(left), self.resolve(right)
+            first, second = left[0], right[0]
+            if self.widths[first] == self.widths[second]:
+                # the older number stays, so that a space is named after the first value that carries it
+                self._same[max(first, second)] = min(first, second)
+                left, right = left[1:], right[1:]
+            elif not (self._cut(first, self.widths[second]) or self._cut(second, self.widths[first])):
+                return False
+        return left == right
+
+    def _cut(self, space: int, widths: ChannelCounts) -> bool:
+        """Cut off the first *widths* channels, if the space is wider in every task."""
+        rest = tuple(width - cut for width, cut in zip(self.widths[space], widths, strict=True))
+        if min(rest) <= 0:
+            return False
+        self._halves[space] = self.add(widths), self.add(rest)
+        return True

@@ -1,8 +1,9 @@
-"""What stitching comes to: ``Graph``, steps over tensors that torch and ONNX both run, written by a ``Builder``.
+"""The result of stitching: ``Graph``, steps over tensors that torch and ONNX both run, written by a ``Builder``.
 
-A step is an ONNX operator of opset 20 with ONNX's own attributes and meaning, so that the graph is an ONNX file but for
-its spelling; but ``FusedConv``, ``StackRows`` (the form ``fused``) and ``Island`` only torch runs. Parameters that
-ONNX passes as tensors (shapes, indices, sizes of a split) are constants.
+A step is an ONNX operator of opset 20 with ONNX's own attributes and meaning, so that a graph is an ONNX file but for
+its spelling; only ``FusedConv``, ``StackRows`` (the form ``fused``) and ``Island`` run in torch alone. Parameters that
+ONNX passes as tensors (shapes, indices, sizes of a split) are constants. Graphs of equal ``signature`` differ only in
+numbers and names.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class GraphTensor:
     dtype: str = "float32"
     """Empty where it is left to be inferred."""
     length: str = ""
-    """What open sizes beside the rows are called."""
+    """The name of its open sizes besides the rows."""
 
     @property
     def long(self) -> tuple[int, ...]:
-        """The axes beside the rows that are open."""
+        """The axes of open size, without the rows."""
         return tuple(axis for axis, size in enumerate(self.shape) if axis and size == DYNAMIC)
 
 
@@ -49,22 +50,22 @@ class GraphStep:
     """The op of the source models it comes from."""
 
 
-class Origin(NamedTuple):
-    """What a constant holds of the models' kernels, so that they can be read from it again (``described``)."""
+class KernelOrigin(NamedTuple):
+    """Which kernels of the models a constant holds, so that they can be read from it again (``file_description``)."""
 
     op: Op
-    """Whose kernels; task 0's where several tasks have some of them."""
+    """The convolution; task 0's where several tasks have some of the kernels."""
     constant: str = ""
     outs: tuple[int, ...] = ()
-    """Its rows: which parts of the value that is written (``Channels.parts``); none: it is the op's kernel as it is."""
+    """Its rows: which parts of the value that is written (``Channels.parts``); empty: it is the op's kernel itself."""
     ins: tuple[int, ...] = ()
     """Its columns: which parts of the value that is read."""
     task: int | None = None
-    """Whose numbers they are; None: of the first task that has both parts."""
+    """The task that the numbers are taken from; None: the first task that has both parts."""
     folded: int = 0
-    """By how many of the affines that follow they have been scaled."""
+    """Count of the affines after the convolution that have been multiplied into it."""
     slabs: tuple[int, ...] = ()
-    """How they lie in slabs, if they do."""
+    """How they lie in slabs (see ``slabs.unslabbed``); empty: not in slabs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,14 +80,14 @@ class Graph:
     weights: frozenset[str] = frozenset()
     """The constants that are weights (the rest are tables, masks, shapes and indices)."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of every tensor."""
+    """The shape of every tensor."""
     tuned: bool = False
-    """Whether weights are few different numbers, which ``codes`` stores in few bits."""
+    """Whether weights are few different numbers, which ``counts.in_codes`` stores in few bits."""
     rounded: Mapping[str, str] = field(default_factory=dict)
     """Tensors that are another one, rounded to a number format."""
-    origins: tuple[Origin, ...] = ()
+    origins: tuple[KernelOrigin, ...] = ()
     opset: int | None = None
-    """Of its operators, where it is not the one that they are written for."""
+    """The operator set, if another than the writer's."""
 
     @property
     def weight_bytes(self) -> int:
@@ -111,11 +112,11 @@ class Builder:
         self._reserved: set[str] = set()
         self.tuned = False
         self.rounded: dict[str, str] = {}
-        """What became of tensors that were rounded: theirs by its name."""
-        self.origins: list[Origin] = []
+        """Names of rounded tensors -> the tensors that were rounded."""
+        self.origins: list[KernelOrigin] = []
 
     def reserve(self, names: Iterable[str]) -> None:
-        """Keep *names* free for inputs and outputs to come."""
+        """Keep *names* free for inputs and outputs that are added later."""
         self._reserved.update(names)
 
     def input(self, name: str, shape: tuple[int, ...]) -> str:
@@ -125,7 +126,7 @@ class Builder:
         return name
 
     def constant(self, array: Array, hint: str = "c", *, weight: bool = False) -> str:
-        """The name under which *array* is stored."""
+        """Store *array*; its name, that of an equal one if there is one."""
         array = np.asarray(array, order="C")
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._stored:
@@ -136,14 +137,14 @@ class Builder:
         return self._stored[key]
 
     def add(self, op: str, *inputs: str, shape: tuple[int, ...], output: str = "", **attributes: Any) -> str:
-        """A step with one output of *shape*; its name is returned."""
+        """Add a step with one output of *shape*; its name."""
         name = output or self._fresh(op.lower())
         self._steps.append(GraphStep(op, inputs, (name,), attributes, self.layer))
         self._shapes[name] = shape
         return name
 
     def add_many(self, op: str, *inputs: str, shapes: list[tuple[int, ...]], **attributes: Any) -> list[str]:
-        """A step with an output for each of *shapes*."""
+        """Add a step with an output for each of *shapes*; their names."""
         names = [self._fresh(op.lower()) for _ in shapes]
         self._steps.append(GraphStep(op, inputs, tuple(names), attributes, self.layer))
         self._shapes.update(zip(names, shapes, strict=True))
@@ -178,3 +179,23 @@ class Builder:
         while (name := f"{hint}_{self._count}") in self._reserved:
             self._count += 1
         return name
+
+
+def signature(graph: Graph) -> str:
+    """Operators, attributes, shapes and connections; equal for graphs that take equally long."""
+    numbers = {tensor.name: f"i{number}" for number, tensor in enumerate(graph.inputs)}
+    lines = [str(tensor.shape) for tensor in graph.inputs]
+    for number, step in enumerate(graph.steps):
+        inputs = [_anonymous(graph, numbers, name) for name in step.inputs]
+        attributes = sorted((key, repr(value)) for key, value in step.attributes.items())
+        shapes = [graph.shapes[name] for name in step.outputs]
+        lines.append(f"{step.op} {inputs} {attributes} {shapes}")
+        numbers |= {name: f"{number}.{place}" for place, name in enumerate(step.outputs)}
+    return "\n".join([*lines, *(numbers[tensor.name] for tensor in graph.outputs)])
+
+
+def _anonymous(graph: Graph, numbers: dict[str, str], name: str) -> str:
+    if name in graph.constants:
+        array = graph.constants[name]
+        return f"{array.dtype.str}{array.shape}"
+    return numbers.get(name, name)

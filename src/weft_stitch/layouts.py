@@ -1,7 +1,8 @@
-"""How the channels of all tasks lie in one tensor: ``Channels`` of a value, and the ``Layout``s it can take.
+"""How the channels of all tasks lie in one tensor (``Channels``, ``Layout``), and weights cut by them (``pieces``).
 
 A layout says at which columns the channels of a task lie. Whatever else a form needs (weights, tables, masks, gathers
 from one layout to another) follows from that: the channels of a task, in the order of its spaces, go to ``columns``.
+Every pair of an input block and an output block that some task has is one piece of weights.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
+from weft_stitch.family import Block, ChannelSpace, FamilyLayer, Sharing, Wiring
 from weft_stitch.net import Array
 from weft_stitch.packing import aligned, columns, widest
-from weft_stitch.sharing import Block, ChannelSpace, Sharing
 
 
 @dataclass(frozen=True)
@@ -61,25 +64,22 @@ class Channels:
     @cached_property
     def parts(self) -> tuple[BlockPart, ...]:
         """Every block with the channels it stands for in the tasks' own models, in the order of every layout."""
-        found: list[BlockPart] = []
+        parts: list[BlockPart] = []
         firsts = np.zeros(self.tasks, int)
         for number, space in enumerate(self.spaces):
-            found += [
-                BlockPart(
-                    number, block, {task: firsts[task] + np.asarray(mine) for task, mine in block.members.items()}
-                )
-                for block in space.blocks
-            ]
+            for block in space.blocks:
+                members = {task: firsts[task] + np.asarray(channels) for task, channels in block.members.items()}
+                parts.append(BlockPart(number, block, members))
             firsts = firsts + np.array(space.widths)
-        return tuple(found)
+        return tuple(parts)
 
-    def of(self, task: int) -> tuple[BlockPart, ...]:
+    def parts_of(self, task: int) -> tuple[BlockPart, ...]:
         """The parts that *task* has."""
         return tuple(part for part in self.parts if task in part.tasks)
 
     def order(self, task: int) -> Array:
         """The channels of the task's own model, in the order in which every layout has them."""
-        return np.concatenate([part.members[task] for part in self.of(task)])
+        return np.concatenate([part.members[task] for part in self.parts_of(task)])
 
     def width(self, layout: Layout) -> int:
         """Columns of a tensor in this layout (not of ``APART``)."""
@@ -95,25 +95,24 @@ class Channels:
         """Where the parts of *task* begin."""
         if layout.name == FUSED:
             runs = columns(self.spaces, task, layout.align)
-            return {part: run.start for part, run in zip(self.of(task), runs, strict=True)}
-        found: dict[BlockPart, int] = {}
+            return {part: run.start for part, run in zip(self.parts_of(task), runs, strict=True)}
+        starts: dict[BlockPart, int] = {}
         first = task * self.width(COMPACT) if layout == STACKED else 0
         for number, space in enumerate(self.spaces):
             start = first
-            for part in (each for each in self.parts if each.space == number):
-                found[part] = start
-                start += aligned(part.width, layout.align) if layout == STITCHED or task in part.tasks else 0
-            if layout in (STITCHED, APART):
-                first = start
-            else:
-                first += compact_width(space, layout.align)
-        return {part: start for part, start in found.items() if task in part.tasks}
+            for part in self.parts:
+                if part.space == number:
+                    starts[part] = start
+                    start += aligned(part.width, layout.align) if layout == STITCHED or task in part.tasks else 0
+            # compact rows give a space the room of its widest task, so that it begins at one column in all tasks
+            first = start if layout in (STITCHED, APART) else first + compact_width(space, layout.align)
+        return {part: start for part, start in starts.items() if task in part.tasks}
 
     def columns(self, layout: Layout, task: int, parts: Iterable[BlockPart] | None = None) -> Array:
-        """Where the channels ``order(task)`` lie, or those of some parts."""
+        """The columns of the channels ``order(task)``, or of those of some parts."""
         starts = self.starts(layout, task)
-        wanted = self.of(task) if parts is None else parts
-        return np.concatenate([starts[part] + np.arange(part.width) for part in wanted])
+        selected = self.parts_of(task) if parts is None else parts
+        return np.concatenate([starts[part] + np.arange(part.width) for part in selected])
 
     def owned(self, layout: Layout) -> Array:
         """[tasks, columns]: whether a column of a row of that task holds one of its channels."""
@@ -150,7 +149,7 @@ class BlockPart:
 
 
 def compact_width(space: ChannelSpace, align: int = 1) -> int:
-    return max(sum(aligned(block.width, align) for block in space.of(task)) for task in range(len(space.widths)))
+    return max(sum(aligned(block.width, align) for block in space.blocks_of(task)) for task in range(len(space.widths)))
 
 
 def tidy(sharing: Sharing) -> Sharing:
@@ -167,3 +166,97 @@ def _tidy(space: ChannelSpace) -> ChannelSpace:
         order = np.argsort(members[min(tasks)], kind="stable")
         blocks.append(Block({task: mine[order] for task, mine in members.items()}))
     return ChannelSpace(space.widths, tuple(block for block in blocks if block.width))
+
+
+class WeightPiece(NamedTuple):
+    """The kernels from one input block to one output block, the same in all of *tasks*."""
+
+    out: BlockPart
+    inp: BlockPart
+    tasks: frozenset[int]
+    array: Array
+    """[channels of out, channels of inp (1 if depthwise), kernel height, kernel width]."""
+
+
+def channels(value: str, wiring: Wiring, sharing: Sharing) -> Channels:
+    """The channels of *value* in all tasks."""
+    return Channels(tuple(sharing[space] for space in wiring.carries[value]))
+
+
+def pieces(layer: FamilyLayer, wiring: Wiring, sharing: Sharing) -> list[WeightPiece]:
+    """Every pair of blocks that some task has, once."""
+    return cut(layer, channels(layer.inputs[0], wiring, sharing), channels(layer.output, wiring, sharing))
+
+
+def cut(layer: FamilyLayer, inputs: Channels, outputs: Channels) -> list[WeightPiece]:
+    """The pieces of a convolution between these channels; each is read from the first task that has it."""
+    weight_pieces = []
+    if layer.op.depthwise:
+        for out, inp in zip(outputs.parts, inputs.parts, strict=True):
+            first = min(out.tasks)
+            weight_pieces.append(WeightPiece(out, inp, out.tasks, kernel(layer, first)[out.members[first]]))
+        return weight_pieces
+    for out, inp in product(outputs.parts, inputs.parts):
+        if tasks := out.tasks & inp.tasks:
+            first = min(tasks)
+            array = kernel(layer, first)[np.ix_(out.members[first], inp.members[first])]
+            weight_pieces.append(WeightPiece(out, inp, tasks, array))
+    return weight_pieces
+
+
+def kernel(layer: FamilyLayer, task: int) -> Array:
+    weight = layer.ops[task].weight
+    assert weight is not None, layer.name
+    return weight
+
+
+@dataclass(frozen=True, eq=False)
+class Affine:
+    """x * scale + shift per channel, in the order of each task's own model."""
+
+    scales: tuple[Array, ...]
+    shifts: tuple[Array, ...]
+    layers: int = 0
+    """Count of the layers that it is the product of."""
+
+    def then(self, other: Affine) -> Affine:
+        scales = tuple(a * b for a, b in zip(self.scales, other.scales, strict=True))
+        pairs = zip(self.shifts, other.scales, other.shifts, strict=True)
+        shifts = tuple(shift * scale + after for shift, scale, after in pairs)
+        return Affine(scales, shifts, self.layers + other.layers)
+
+    @staticmethod
+    def identity(widths: Sequence[int]) -> Affine:
+        return Affine(tuple(np.ones(width) for width in widths), tuple(np.zeros(width) for width in widths))
+
+    @staticmethod
+    def from_layer(layer: FamilyLayer, widths: Sequence[int]) -> Affine:
+        """The scales and shifts of an affine layer; ones and zeros where it has none."""
+        return Affine(
+            tuple(_vector(op.scale, width, 1.0) for op, width in zip(layer.ops, widths, strict=True)),
+            tuple(_vector(op.shift, width, 0.0) for op, width in zip(layer.ops, widths, strict=True)),
+            1,
+        )
+
+
+def _vector(values: Array | None, width: int, default: float) -> Array:
+    return np.full(width, default) if values is None else np.asarray(values, np.float64).ravel()
+
+
+def agreed(channels: Channels, values: Sequence[Array]) -> bool:
+    """Whether the tasks of every block have the same values on it."""
+    return all(agree(values, part, part.tasks) for part in channels.parts)
+
+
+def agree(values: Sequence[Array], part: BlockPart, tasks: Iterable[int]) -> bool:
+    """Whether *tasks* have the same values on *part*."""
+    mine = [values[task][part.members[task]] for task in tasks]
+    return all(np.array_equal(mine[0], theirs) for theirs in mine)
+
+
+def merged(channels: Channels, values: Sequence[Array]) -> Array:
+    """[stitched columns] of values on which the tasks agree; a column is read from the first task that has it."""
+    merged = np.zeros((channels.width(STITCHED), *values[0].shape[1:]), values[0].dtype)
+    for task in reversed(range(channels.tasks)):  # the first task writes last
+        merged[channels.columns(STITCHED, task)] = values[task][channels.order(task)]
+    return merged

@@ -1,9 +1,8 @@
 """A network with its weights, as the stitcher sees it: ``Net``, a list of ``Op`` over named values.
 
-Every value is [rows, channels, height, width]: a fully connected layer is a convolution over one position, a
-flatten before one makes its kernel as large as the picture, and flattening itself is nothing. A batch
-normalisation and a bias are an ``affine``. What is left are nine kinds, and all of them but ``conv`` keep
-channels apart.
+Every value is [rows, channels, height, width]: a fully connected layer is a convolution over one position, a flatten
+before it makes its kernel as large as the picture, and flattening itself is no operation. A batch normalisation and a
+bias are an ``affine``. Nine kinds are left, and all of them but ``conv`` keep channels apart.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ Array = NDArray[Any]
 
 KINDS = ("conv", "affine", "unary", "add", "mul", "concat", "max_pool", "avg_pool", "global_pool", "island")
 """``conv`` with groups equal to its channels is depthwise; ``island`` is an operator only its source can run."""
-
-
 ROUNDING = "Rounding"
 """The function of a unary that rounds to a number format, by the steps in its payload."""
 
@@ -37,7 +34,7 @@ class Window:
     dilations: tuple[int, int] = (1, 1)
 
     def output(self, height: int, width: int) -> tuple[int, int]:
-        """The size of what comes out of a picture of this size (pools round down)."""
+        """The output's size for a picture of this size (pools round down)."""
         top, left, bottom, right = self.pads
         tall = height + top + bottom - self.dilations[0] * (self.kernel[0] - 1) - 1
         wide = width + left + right - self.dilations[1] * (self.kernel[1] - 1) - 1
@@ -46,7 +43,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """What flows between operations, without its rows."""
+    """The size of a tensor between operations, without its rows."""
 
     channels: int
     height: int = 1
@@ -76,10 +73,10 @@ class Op:
     settings: Mapping[str, float] = field(default_factory=dict)
     """unary: alpha, beta, min, max, tanh (Gelu's approximation); avg_pool: count_include_pad; 0 or 1 for switches."""
     payload: Any = None
-    """island, and a unary that rounds (``ROUNDING``): what its source needs to run it, an object with a
+    """island, and a unary that rounds (``ROUNDING``): an object of its source that can run it, with a
     ``signature: str`` that equal ones share."""
     tuned: bool = False
-    """conv: whether its weights are few different numbers, as ``weft tune`` leaves them; they are kept as they are."""
+    """conv: whether its weights are few different numbers, as ``weft tune`` leaves them; they are never scaled."""
 
     @property
     def depthwise(self) -> bool:
@@ -117,7 +114,7 @@ class Net:
         for op in self.ops:
             if op.kind not in KINDS:
                 raise ModelError(f"{self.name}: {op.name} is of unknown kind {op.kind!r}")
-            if missing := [each for each in op.inputs if each not in known]:
+            if missing := [value for value in op.inputs if value not in known]:
                 raise ModelError(f"{self.name}: {op.name} reads {missing[0]}, which nothing before it writes")
             known.add(op.output)
         if missing := [port.name for port in self.outputs if port.value not in known]:
@@ -125,7 +122,7 @@ class Net:
 
     @property
     def tuned(self) -> bool:
-        """Whether some of its weights are in a number format that they shall keep."""
+        """Whether some of its weights are in a number format that they must keep."""
         return any(op.tuned for op in self.ops)
 
     def readers(self, value: str) -> Iterator[Op]:
@@ -133,13 +130,13 @@ class Net:
 
     @property
     def weights(self) -> int:
-        """How many numbers the net stores."""
+        """Count of the numbers that the net stores."""
         arrays = ((op.weight, op.scale, op.shift) for op in self.ops)
-        return sum(each.size for group in arrays for each in group if each is not None)
+        return sum(array.size for group in arrays for array in group if array is not None)
 
 
 def infer(op: Op, inputs: tuple[Value, ...]) -> Value:
-    """The size of what *op* writes; an island says so itself."""
+    """The size of what *op* writes; an island's payload has it."""
     first = inputs[0]
     if op.kind == "conv":
         assert op.weight is not None
@@ -149,10 +146,10 @@ def infer(op: Op, inputs: tuple[Value, ...]) -> Value:
     if op.kind == "global_pool":
         return Value(first.channels)
     if op.kind == "concat":
-        return Value(sum(each.channels for each in inputs), first.height, first.width)
+        return Value(sum(part.channels for part in inputs), first.height, first.width)
     if op.kind in ("add", "mul"):
-        tall = max(inputs, key=lambda each: each.height * each.width)
-        return Value(max(each.channels for each in inputs), tall.height, tall.width)
+        largest = max(inputs, key=lambda operand: operand.height * operand.width)
+        return Value(max(operand.channels for operand in inputs), largest.height, largest.width)
     if op.kind == "island":
         size: Value = op.payload.value
         return size
@@ -163,7 +160,7 @@ def assemble(name: str, inputs: tuple[Port, ...], ops: list[Op], outputs: tuple[
     """A net with the sizes of its values worked out; a caller's (channels,) is a picture of one position."""
     values = {port.value: Value(*port.shape) for port in inputs}
     for op in ops:
-        values[op.output] = infer(op, tuple(values[each] for each in op.inputs))
+        values[op.output] = infer(op, tuple(values[name] for name in op.inputs))
         size = values[op.output]
         if min(size.channels, size.height, size.width) < 1:
             raise ModelError(f"{name}: {op.name} would write {size.channels} x {size.height} x {size.width} values")

@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
 
 from weft.base.errors import StitchError
-from weft.base.files import replacing
+from weft.models.element_types import element_type
+from weft.models.onnx_graph import OnnxModel, declared, least_ir_version, make_model, make_node, to_tensor, write_model
 from weft_stitch.graph import DYNAMIC, Graph, GraphStep, GraphTensor
 
 OPSET, OPSET_OF_16_BITS = 20, 21
 IR_VERSION = 10
 """What onnxruntime reads since 1.18."""
-
-MOST_BYTES_IN_FILE = 1_800_000_000
-"""Protobuf ends at 2 GiB; larger weights go into a file of their own."""
 
 _TORCH_ONLY = {
     "FusedConv": "is in the form 'fused'; plan for ONNX, whose forms are the others",
@@ -28,33 +25,25 @@ _TORCH_ONLY = {
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
-def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> onnx.ModelProto:
+def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> OnnxModel:
     """*graph* as an ONNX model; *metadata* becomes its metadata_props."""
-    body = helper.make_graph(
+    opset = _opset(graph)
+    return make_model(
         [_node(step) for step in graph.steps],
         graph.name or "stitched",
         [_described(each) for each in graph.inputs],
         [_described(each) for each in graph.outputs],
-        [numpy_helper.from_array(array, name) for name, array in graph.constants.items()],
+        [to_tensor(array, name) for name, array in graph.constants.items()],
+        opset=opset,
+        ir_version=max(IR_VERSION, least_ir_version(opset)),
+        producer="weft",
+        entries=metadata,
     )
-    opsets = [helper.make_opsetid("", _opset(graph))]
-    model = helper.make_model(
-        body,
-        opset_imports=opsets,
-        ir_version=max(IR_VERSION, helper.find_min_ir_version_for(opsets)),
-        producer_name="weft",
-    )
-    helper.set_model_props(model, dict(metadata))
-    return model
 
 
 def write_onnx(graph: Graph, path: str | os.PathLike[str], metadata: Mapping[str, str] = _NOTHING) -> None:
-    """Write *graph* to *path*; weights of more than ``MOST_BYTES_IN_FILE`` go to ``<path>.data`` beside it."""
-    model = to_onnx(graph, metadata)
-    outside = sum(array.nbytes for array in graph.constants.values()) > MOST_BYTES_IN_FILE
-    data = os.path.basename(os.path.realpath(path)) + ".data"
-    with replacing(path, StitchError) as beside:
-        onnx.save_model(model, str(beside), save_as_external_data=outside, location=data)
+    """Write *graph* to *path*; very large weights go to ``<path>.data`` beside it."""
+    write_model(path, to_onnx(graph, metadata), StitchError)
 
 
 def _opset(graph: Graph) -> int:
@@ -66,19 +55,16 @@ def _opset(graph: Graph) -> int:
     return OPSET_OF_16_BITS if wide else OPSET
 
 
-def _node(step: GraphStep) -> onnx.NodeProto:
+def _node(step: GraphStep) -> Any:
     if step.op in _TORCH_ONLY:
         raise StitchError(f"{step.layer or step.op} cannot be written to ONNX: it {_TORCH_ONLY[step.op]}")
     inputs = list(step.inputs)
     while inputs and not inputs[-1]:
         inputs.pop()
-    return helper.make_node(step.op, inputs, list(step.outputs), name=step.outputs[0], **step.attributes)
+    return make_node(step.op, inputs, step.outputs, step.outputs[0], **step.attributes)
 
 
-def _described(tensor: GraphTensor) -> onnx.ValueInfoProto:
+def _described(tensor: GraphTensor) -> Any:
     opened = {axis: tensor.length if axis else f"{tensor.name}_rows" for axis in (0, *tensor.long)}
     sizes = [opened[axis] if size == DYNAMIC else size for axis, size in enumerate(tensor.shape)]
-    if not tensor.dtype:
-        return onnx.ValueInfoProto(name=tensor.name)
-    kind = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
-    return helper.make_tensor_value_info(tensor.name, kind, sizes)
+    return declared(tensor.name, element_type(np.dtype(tensor.dtype)) if tensor.dtype else 0, sizes)

@@ -6,15 +6,15 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Annotated, Any
 
 from weft.base.errors import StitchError, unknown_name
+from weft.base.settings import how, what
 from weft.runtime.metadata import servable
-from weft_stitch.assembly import PLANNED
+from weft_stitch.assembly import PLANNED, SLACK
+from weft_stitch.family import Sharing
 from weft_stitch.forms import FORMS
-from weft_stitch.planning.balance import SLACK
 from weft_stitch.planning.cost import machine
-from weft_stitch.sharing import Sharing
 
 HERE = "cpu"
 """The machine that can be measured."""
@@ -33,44 +33,59 @@ class StitchOptions:
 
     models: Sequence[Any]
     """ONNX files, ONNX models in memory, torch modules (with *example_inputs*), nets, adapters, in any mixture."""
-    names: Sequence[str] | None = None
-    """What the models are called; after their files, if left out."""
-    batches: int | Sequence[int] | None = None
-    """Rows of all models, or of each, where they are left open."""
+    names: Annotated[Sequence[str] | None, what(text=True)] = None
+    """Of the models, as a,b,c; else their files'."""
+    batches: Annotated[int | Sequence[int] | None, what("--batch", "-b", text=True)] = None
+    """Rows where a file leaves them open: 4, or 1,2,4.
+
+    One number is for all models, several are for each.
+    """
     shapes: Sequence[Mapping[str, tuple[int, ...]] | None] | None = None
     """The inputs of each model, where its file leaves sizes open."""
     example_inputs: Sequence[Any] | None = None
     """What torch modules are called with, or a list with that of each."""
-    sharing: Sharing | str | os.PathLike[str] | None = None
-    """What is shared, or a file that says so; it is found, if left out."""
-    tolerance: float = 0.0
-    """Weights that differ by no more are the same; of a body, the part of a weight that may be lost."""
-    base: str | os.PathLike[str] | None = None
-    """The model that those of a body were made from; the first of them, if left out."""
-    body: bool | None = None
-    """Whether models of any operators share whole weights; if left out, where one takes whole numbers."""
-    islands: bool = False
-    """Whether what differs or is not understood runs model by model."""
-    form: str | Mapping[str, str] = PLANNED
-    """``planned``, a form for all layers, or one for each."""
-    dynamic: bool = False
-    """Whether each model takes any number of rows."""
-    measure: bool | None = None
-    """Whether plans go by the clock; if left out, wherever they can."""
-    machine: str = HERE
-    """The described machine that plans go by where nothing is measured."""
-    threads: int | None = None
-    """Of ONNX Runtime when it measures and compares; 1, if left out."""
-    slack: float | None = None
-    """How much slower than the fastest a plan with fewer weights may be; 0.05, if left out."""
-    slabs: bool | None = None
-    """Whether convolutions may be in slabs; if left out, on a CPU."""
-    memory_cap_bytes: int | None = None
-    """Weights and activations at most, in groups if need be."""
-    latency_target_s: float | None = None
-    """The time for all models, met with the least memory, in groups if need be."""
-    check: bool = True
-    """Whether what was made is compared with the models, where ONNX Runtime can run it."""
+    sharing: Annotated[Sharing | str | os.PathLike[str] | None, what()] = None
+    """A map of what is shared, instead of looking."""
+    tolerance: Annotated[float, what()] = 0.0
+    """Weights that differ by no more are the same; of a body, what part may be lost."""
+    base: Annotated[str | os.PathLike[str] | None, what()] = None
+    """The model that those of a body, or adapters, were made from.
+
+    The first model of a body where it is left out.
+    """
+    body: Annotated[bool | None, what(shown="for whole numbers")] = None
+    """Share whole weights of models of any operators, as encoders."""
+    islands: Annotated[bool, what()] = False
+    """Run what differs or is not understood model by model."""
+    form: Annotated[str | Mapping[str, str], how(text=True)] = PLANNED
+    """planned (the best for each layer), mts, grouped, split, half, separate; fused is for torch only.
+
+    In Python also a form for each layer.
+    """
+    dynamic: Annotated[bool, how()] = False
+    """Any number of rows of each model: for weft serve."""
+    measure: Annotated[bool | None, how(shown="by the clock, for cpu")] = None
+    """Plan by the clock, or by a described machine."""
+    machine: Annotated[str, how()] = HERE
+    """The described machine: cpu (one core), h200."""
+    threads: Annotated[int | None, how(shown="1")] = None
+    """Of ONNX Runtime when it measures.
+
+    Also when it compares.
+    """
+    slack: Annotated[float | None, how(shown="0.05")] = None
+    """A plan with fewer weights may be slower by this part; 0: the fastest."""
+    slabs: Annotated[bool | None, how(shown="slabs, for cpu")] = None
+    """Convolutions in slabs where that is faster."""
+    memory_cap_bytes: Annotated[int | None, how()] = None
+    """Weights and activations at most, as 64m; in groups if need be."""
+    latency_target_s: Annotated[float | None, how("--latency-target")] = None
+    """Milliseconds for all models; with the least memory.
+
+    In Python seconds; in groups if need be.
+    """
+    check: Annotated[bool, how()] = True
+    """Compare with the models before writing."""
     align: int = 1
     """Numbers that a load takes in the form ``fused``."""
 

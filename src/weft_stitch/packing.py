@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft_stitch.family import Block, ChannelSpace
 from weft_stitch.net import Array, Window
-from weft_stitch.sharing import Block, ChannelSpace
 
 LARGEST = 2**31
-"""Places are 32-bit numbers in the kernel."""
+"""Numbers in one tensor, which the kernel addresses by 32-bit integers."""
 
 
 def aligned(width: int, align: int) -> int:
@@ -49,7 +49,7 @@ class BlockColumns(NamedTuple):
 
     @property
     def key(self) -> tuple[int, int]:
-        """Tells the block apart, alike in all tasks that have it; a value may carry a space, and so a block, twice."""
+        """The same in all tasks that have the block; a value may carry a space, and so a block, twice."""
         return self.space, id(self.block)
 
     def span(self, align: int) -> int:
@@ -67,14 +67,16 @@ def columns(spaces: Sequence[ChannelSpace], task: int, align: int) -> list[Block
 
 
 def _runs(number: int, space: ChannelSpace, task: int, align: int, begin: int) -> list[BlockColumns]:
-    runs, beside = [], 0
+    # own blocks of all tasks lie side by side in the lines of weights, from column *place* on; a row repeats that
+    # place modulo the alignment, so that loads of both are aligned
+    runs, place = [], 0
     for block in space.blocks:
         own = len(block.tasks) == 1
         if task in block.tasks:
-            skip = beside % align if own else 0
+            skip = place % align if own else 0
             runs.append(BlockColumns(number, block, begin + skip, skip))
             begin += runs[-1].span(align)
-        beside += block.width if own else 0
+        place += block.width if own else 0
     return runs
 
 
@@ -99,7 +101,10 @@ class Activation(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """What one program of the kernel does; a row of the table ``PackedLayer.tiles`` makes. Places are in numbers."""
+    """The work of one program of the kernel: a row of the table of ``PackedLayer.tiles``. Places are in numbers.
+
+    The kernel reads the fields by their position.
+    """
 
     task: int
     first_position: int
@@ -110,13 +115,13 @@ class Tile(NamedTuple):
     span: int
     """Columns to write, a multiple of the alignment; those outside the block become zero."""
     skip: int
-    """How many of these columns lie before the block."""
+    """Columns of these that lie before the block."""
     width: int
     """Channels of the block."""
     column: int
     """Where the span begins in a row of the output."""
     first_place: int
-    """Where the weights of the first run begin, which lies at the first column."""
+    """Where the weights of the first run begin; its input columns begin at 0."""
     line: int
     """Numbers from one tap of the weights to the next, of both runs."""
     first_end: int
@@ -124,7 +129,7 @@ class Tile(NamedTuple):
     second_column: int
     """The first column of the second run (the row's width when there is none)."""
     jump: int
-    """How much further than in one piece with the first the weights of the second run lie."""
+    """Distance of the weights of the second run from where they would lie in one piece with the first."""
     second_end: int
     depth: int
     """Input columns of the task's row."""
@@ -153,9 +158,9 @@ class PackedLayer:
     """Columns of an output row."""
     output_runs: tuple[tuple[BlockColumns, ...], ...]
     align: int
-    """Output blocks begin at multiples of so many columns."""
+    """Output blocks begin at multiples of this number of columns."""
     input_align: int
-    """Input blocks begin at multiples of so many columns."""
+    """Input blocks begin at multiples of this number of columns."""
 
     @cached_property
     def by_table(self) -> bool:
@@ -179,10 +184,10 @@ class PackedLayer:
         return max((targets[-1].span for targets in self.targets if len(targets) > 1), default=0)
 
     def tiles(self, positions: Sequence[int], tall: int, wide: int, narrow: int = 0) -> Array:
-        """Every tile of *tall* positions by *wide* channels, for so many output positions of each task.
+        """Every tile of *tall* positions by *wide* channels; *positions* has each task's output positions.
 
         A line is a tile and its *rider*: the task's own block, if it spans at most *narrow*, is computed along with the
-        last tile of a shared one, because both read the same input. No rider spans nothing.
+        last tile of a shared one, because both read the same input. Without a rider its fields span no columns.
         """
         ends, lines = np.cumsum(positions), []
         for task, targets in enumerate(self.targets):
@@ -247,7 +252,7 @@ def pack(
     align: int = 1,
     input_align: int | None = None,
 ) -> PackedLayer:
-    """Pack the kernels [out, in, height, width] of all tasks; what tasks share is taken from the first that has it."""
+    """Pack the kernels [out, in, height, width] of all tasks; shared pieces are read from the first task."""
     tasks = range(len(kernels))
     before = align if input_align is None else input_align
     runs = [columns(inputs, task, before) for task in tasks]
@@ -261,11 +266,11 @@ def pack(
     for task in tasks:
         row = []
         for out in outs[task]:
-            found = [lines[task, out.key, run.key] for run in runs[task]]
+            read = [lines[task, out.key, run.key] for run in runs[task]]
             depth = row_width(inputs, task, before)
-            row.append(_target(task, out, runs[task], found, depth, align, store.taps, len(tables) * width))
+            row.append(_target(task, out, runs[task], read, depth, align, store.taps, len(tables) * width))
             if by_table:
-                tables.append(_table(runs[task], found, width, store.taps, align))
+                tables.append(_table(runs[task], read, width, store.taps, align))
         targets.append(tuple(row))
     return PackedLayer(
         np.concatenate([sheet.ravel() for sheet in store.sheets]),
@@ -276,7 +281,7 @@ def pack(
         len(kernels),
         width,
         widest([output], align),
-        tuple(tuple(each) for each in outs),
+        tuple(map(tuple, outs)),
         align,
         before,
     )
@@ -285,22 +290,26 @@ def pack(
 def _lay_out(
     store: _Store, output: ChannelSpace, runs: list[list[BlockColumns]], outs: list[list[BlockColumns]]
 ) -> Lines:
-    """Store every piece once."""
+    """Store every piece once.
+
+    The own output blocks of all tasks share a sheet for every input block that all tasks have, and one for their own
+    input blocks if these are equally wide: then a task's block begins at its column of the line.
+    """
     lines: Lines = {}
     pieces: dict[tuple[Key, Key], WeightLine] = {}
     sheets: dict[Key | None, tuple[Array, int]] = {}
-    beside, wide = _side_by_side(output)
+    own_columns, wide = _side_by_side(output)
     alike = _alike(runs)
-    for task, each in enumerate(runs):
-        for run, out in itertools.product(each, outs[task]):
+    for task, task_runs in enumerate(runs):
+        for run, out in itertools.product(task_runs, outs[task]):
             key = (out.key, run.key)
             common = len(run.block.tasks) == len(runs)
-            if id(out.block) in beside and (common or (alike and len(run.block.tasks) == 1)):
+            if id(out.block) in own_columns and (common or (alike and len(run.block.tasks) == 1)):
                 group = run.key if common else None
                 if group not in sheets:
                     sheets[group] = store.sheet(run.block.width, wide)
                 sheet, begin = sheets[group]
-                column = beside[id(out.block)]
+                column = own_columns[id(out.block)]
                 store.write(sheet, column, task, out.block, run)
                 lines[task, *key] = WeightLine(begin + column - out.skip, sheet.shape[2])
                 continue
@@ -321,19 +330,19 @@ def _simple(task: int, runs: list[BlockColumns], outs: list[BlockColumns], lines
 
 
 def _side_by_side(output: ChannelSpace) -> tuple[dict[int, int], int]:
-    """Where each task's own block lies when all of them share a line, and how long that is."""
-    found, column = {}, 0
+    """The column of each task's own block when all of them share a line, and the length of the line."""
+    columns_by_id, column = {}, 0
     for block in output.blocks:
         if len(block.tasks) == 1:
-            found[id(block)] = column
+            columns_by_id[id(block)] = column
             column += block.width
-    return found, column
+    return columns_by_id, column
 
 
 def _alike(runs: list[list[BlockColumns]]) -> bool:
     """Whether every task has one run of its own, all equally wide, so that they can share a sheet."""
-    own = [[run.block.width for run in each if len(run.block.tasks) == 1] for each in runs]
-    return all(len(each) == 1 for each in own) and len({each[0] for each in own}) == 1
+    own = [[run.block.width for run in task_runs if len(run.block.tasks) == 1] for task_runs in runs]
+    return all(len(widths) == 1 for widths in own) and len({widths[0] for widths in own}) == 1
 
 
 def _pairs(targets: list[Tile], wide: int, narrow: int) -> list[tuple[Tile, Tile]]:

@@ -21,29 +21,26 @@ from weft.base.errors import StitchError, unknown_name
 from weft.base.files import write_text
 from weft.base.jsonfile import read_json
 from weft_stitch.discovery.comparison import verify
-from weft_stitch.family import Family
-from weft_stitch.sharing import Block, ChannelSpace, Sharing
-from weft_stitch.spaces import Wiring, wire
+from weft_stitch.family import Block, ChannelCounts, ChannelSpace, Family, Sharing, Wiring, wire
 
 FORMAT = 1
+"""Version of the file format; files of another are refused."""
 
 
-def read_sharing(path: str | Path, family: Family, *, tolerance: float = 0.0, check: bool = True) -> Sharing:
-    """The sharing that the file states; weights that it calls the same may differ by *tolerance* unless not checked."""
+def read_sharing(path: str | Path, family: Family, *, tolerance: float = 0.0) -> Sharing:
+    """The sharing that the file states; weights that it calls the same may differ by *tolerance*."""
     raw = read_json(path, StitchError)
     if not isinstance(raw, dict) or raw.get("format") != FORMAT or not isinstance(raw.get("spaces"), dict):
         raise StitchError(f'{path}: not a sharing map; it is an object with "format": {FORMAT} and "spaces"')
     wiring = wire(family)
-    given: dict[str, ChannelSpace] = {}
+    stated: dict[str, ChannelSpace] = {}
     for name, blocks in raw["spaces"].items():
         space = _space_name(wiring, name, f"{path}: ")
-        if space in given:
+        if space in stated:
             raise StitchError(f"{path}: {name} is space {space}, which the file has already; join the two")
-        given[space] = _space(blocks, family, wiring.widths[space], f"{path}: space {name}")
-    spaces = {name: given.get(name) or _unnamed(name, family, wiring) for name in wiring.widths}
-    sharing = Sharing(spaces)
-    if check:
-        verify(family, sharing, tolerance)
+        stated[space] = _read_space(blocks, family, wiring.widths[space], f"{path}: space {name}")
+    sharing = Sharing({name: stated.get(name) or _unnamed_space(name, family, wiring) for name in wiring.widths})
+    verify(family, sharing, tolerance)
     return sharing
 
 
@@ -80,42 +77,40 @@ def _space_name(wiring: Wiring, name: str, where: str) -> str:
     raise StitchError(where + unknown_name("space", name, wiring.widths))
 
 
-def _unnamed(name: str, family: Family, wiring: Wiring) -> ChannelSpace:
+def _unnamed_space(name: str, family: Family, wiring: Wiring) -> ChannelSpace:
     widths = wiring.widths[name]
     inputs = {space for value in family.inputs for space in wiring.carries[value]}
-    return (
-        ChannelSpace.common(widths[0], len(widths))
-        if name in inputs and len(set(widths)) == 1
-        else ChannelSpace.exclusive(widths)
-    )
+    same = name in inputs and len(set(widths)) == 1
+    return ChannelSpace.common(widths[0], len(widths)) if same else ChannelSpace.completed(widths)
 
 
-def _space(blocks: Any, family: Family, widths: tuple[int, ...], where: str) -> ChannelSpace:
+def _read_space(blocks: Any, family: Family, widths: ChannelCounts, where: str) -> ChannelSpace:
     if not isinstance(blocks, list) or not all(isinstance(block, dict) and block for block in blocks):
         raise StitchError(f"{where} is not a list of blocks, each an object of models with their channels")
-    left = [np.ones(width, bool) for width in widths]
-    found = [_block(block, family, left, where) for block in blocks]
-    own = [Block({task: np.flatnonzero(mine)}) for task, mine in enumerate(left) if mine.any()]
-    found = [block for block in found if block.width]
-    return ChannelSpace(widths, (*sorted(found, key=lambda block: -len(block.tasks)), *own))
+    listed: list[set[int]] = [set() for _ in widths]
+    shared = [_read_block(block, family, widths, listed, where) for block in blocks]
+    shared.sort(key=lambda block: -len(block.tasks))
+    return ChannelSpace.completed(widths, [block for block in shared if block.width])
 
 
-def _block(raw: dict[str, Any], family: Family, left: list[Any], where: str) -> Block:
-    """A block of the file; its channels are taken from those that are *left*."""
+def _read_block(
+    raw: dict[str, Any], family: Family, widths: ChannelCounts, listed: list[set[int]], where: str
+) -> Block:
+    """A block of the file; its channels are added to those that are *listed* already."""
     names = _names(family)
     members = {}
     for name, channels in raw.items():
         if name not in names:
             raise StitchError(f"{where}: {unknown_name('model', name, names)}")
         task = names.index(name)
-        if not isinstance(channels, list) or not all(type(each) is int for each in channels):
+        if not isinstance(channels, list) or not all(type(channel) is int for channel in channels):
             raise StitchError(f"{where}: the channels of {name} are not a list of whole numbers")
         for channel in channels:
-            if not 0 <= channel < len(left[task]):
-                raise StitchError(f"{where}: {name} has channels 0 to {len(left[task]) - 1}, not {channel}")
-            if not left[task][channel]:
+            if not 0 <= channel < widths[task]:
+                raise StitchError(f"{where}: {name} has channels 0 to {widths[task] - 1}, not {channel}")
+            if channel in listed[task]:
                 raise StitchError(f"{where}: channel {channel} of {name} is listed twice")
-            left[task][channel] = False
+            listed[task].add(channel)
         members[task] = np.array(channels, np.int64)
     if len({len(channels) for channels in members.values()}) > 1:
         sizes = ", ".join(f"{names[task]} {len(channels)}" for task, channels in members.items())

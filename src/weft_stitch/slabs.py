@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft_stitch.graph import DYNAMIC, Graph, GraphStep, Origin
+from weft_stitch.graph import DYNAMIC, Graph, GraphStep, KernelOrigin
 from weft_stitch.net import Array
 
 _UNARY = frozenset(("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSwish", "HardSigmoid", "Elu", "Clip"))
@@ -173,7 +173,7 @@ class _Rewriting:
             origins=tuple(each if each.constant in constants else self._moved(each) for each in graph.origins),
         )
 
-    def _moved(self, origin: Origin) -> Origin:
+    def _moved(self, origin: KernelOrigin) -> KernelOrigin:
         name, how = self._slabbed.get(origin.constant, (origin.constant, origin.slabs))
         return origin._replace(constant=name, slabs=how)
 

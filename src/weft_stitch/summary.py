@@ -12,18 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft_stitch.codes import coded, stored_bytes
-from weft_stitch.counts import LayerCounts, count, kernels_of
-from weft_stitch.emit import plain_graph
-from weft_stitch.family import Family, FamilyLayer
+from weft_stitch.counts import LayerCounts, coded, count, kernels_of, stored_bytes
+from weft_stitch.family import ChannelSpace, Family, FamilyLayer, Sharing, Wiring, role, wire
 from weft_stitch.graph import Graph
+from weft_stitch.graph_steps import plain_graph
+from weft_stitch.layouts import kernel, pieces
 from weft_stitch.net import Array
 from weft_stitch.planning.cost import Modelled
 from weft_stitch.planning.planner import Plan
 from weft_stitch.planning.segments import segments
-from weft_stitch.sharing import ChannelSpace, Sharing
-from weft_stitch.spaces import Wiring, role, wire
-from weft_stitch.weights import kernel, pieces
 
 SEQUENTIAL = "sequential"
 """The models one after another, each with its normalisations folded."""
@@ -231,7 +228,7 @@ def _space_row(name: str, inner: bool, space: ChannelSpace) -> SpaceRow:
     return SpaceRow(name, inner, space.widths, by_all, by_some, sum(space.widths) - by_all - by_some)
 
 
-def kernels(family: Family, sharing: Sharing) -> Kernels:
+def count_kernels(family: Family, sharing: Sharing) -> Kernels:
     """How many numbers there are in kernels, and how many models have each of them."""
     wiring = wire(family)
     shares = [0, 0, 0]

@@ -1,7 +1,7 @@
-"""Scores from any command line: it is given a configuration file and prints a number that an expression finds.
+"""Scores from any command line: it takes a configuration file and prints a number that a regular expression extracts.
 
-The command goes to the shell, because people write pipes, ``cd`` and variables; all that weft puts into it is a path
-of its own making, quoted. A pipe's status is that of its last command: write ``set -o pipefail`` if that matters.
+The command goes to the shell, because people write pipes, ``cd`` and variables; weft puts only a quoted path into it,
+of a file that it wrote. A pipe's status is that of its last command: write ``set -o pipefail`` if that matters.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ from threading import Lock, Thread
 from typing import IO, NamedTuple
 
 from weft.base.errors import EvaluationError, TuneError, reason_of
-from weft_tune.evaluation import Score, Scored, Subset
+from weft_tune.evaluation import OnScore, Score, Subset
 from weft_tune.numbers.configuration import Configuration
 
 CONFIG, SUBSET = "{config}", "{subset}"
-"""What stands for the configuration file, and for the word small or full."""
+"""Placeholders of the configuration file, and of the word small or full."""
 KEPT_BYTES = 1 << 20
-"""How much of a command's output is kept, from its end: the score is looked for in there."""
-TOLD_CHARACTERS = 4000
-"""How much of that an error carries, from its end."""
-_LOOK_S = 0.05
-"""How often a command whose output stays open is asked whether it has ended."""
+"""Bytes of a command's output that are kept, from its end: the score is searched in them."""
+ERROR_CHARACTERS = 4000
+"""Characters of the output that an error carries, from its end: what fits on a screen or two."""
+_POLL_S = 0.05
+"""Interval of the checks whether a command whose output stays open has ended, and of a caller's wake-ups."""
 
 
-class Ended(NamedTuple):
-    """How a command went."""
+class CommandResult(NamedTuple):
+    """The end of a command."""
 
     status: int | None
-    """None: it was stopped after its time."""
+    """None: it was stopped after its timeout."""
     output: str
 
 
 class CommandEvaluator:
     """Runs *full_command*, or *small_command* for the small set; ``{config}`` in it is the configuration file's path.
 
-    Without a *small_command* the full one runs for both, told by ``{subset}`` if it names that. The score is the first
-    group of the last match of *score_regex* in what the command prints, errors included.
+    Without a *small_command* the full one runs for both, with the word small or full in place of ``{subset}``. The
+    score is the first group of the last match of *score_regex* in the command's output, standard error included.
     """
 
     stops_early = False
@@ -78,6 +78,8 @@ class CommandEvaluator:
         if not self._cwd.is_dir():
             raise TuneError(f"{self._cwd}: there is no such folder to run the command in")
         self._running: set[subprocess.Popen[bytes]] = set()
+        # Protects the set above, queues of waiting configurations, and the start of commands: none starts once
+        # ``_closed`` is set and the lock was held, so all that ever run are in the set.
         self._lock, self._closed = Lock(), False
 
     @property
@@ -87,12 +89,12 @@ class CommandEvaluator:
 
     @property
     def fingerprint(self) -> str:
-        """Stands for the commands, the expression and the folder; not for the programs and files that commands name."""
-        told = [self._commands["full"], self._commands["small"], self._pattern.pattern, str(self._cwd)]
-        return f"command-{hashlib.sha256(json.dumps(told).encode()).hexdigest()[:32]}"
+        """Identifies the commands, the expression and the folder; not the programs and files that commands name."""
+        parts = [self._commands["full"], self._commands["small"], self._pattern.pattern, str(self._cwd)]
+        return f"command-{hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]}"
 
     def evaluate(self, configuration: Configuration, subset: Subset, needed: float = -math.inf) -> Score:
-        """Run the command once, on a thread: Ctrl-C, which only the main thread hears, meets no half-started one."""
+        """Run the command once, on a thread: Ctrl-C, which only the main thread receives, interrupts no start of it."""
         (result,) = self.evaluate_many([configuration], subset)
         if isinstance(result, EvaluationError):
             raise result
@@ -107,27 +109,27 @@ class CommandEvaluator:
             return Score(self._read(command, self._run(line)))
 
     def evaluate_many(
-        self, configurations: Sequence[Configuration], subset: Subset, scored: Scored | None = None
+        self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
         """Run *workers* commands side by side.
 
-        The caller waits in C alone: Ctrl-C, which only the main thread hears, can tear a ``Condition`` or a ``Future``
-        between taking its lock and knowing of it, and a thread that wants the lock then waits for ever. It wakes up now
-        and then: a signal that comes just before it falls asleep would not wake it.
+        The caller waits in C alone: Ctrl-C, which only the main thread receives, can tear a ``Condition`` or a
+        ``Future`` between taking its lock and recording that, and a thread that wants the lock then waits for ever. It
+        wakes up now and then: a signal that comes just before it falls asleep would not wake it.
         """
         waiting = deque(enumerate(configurations))
-        at_work: set[int] = set()
+        started: set[int] = set()
         ended: SimpleQueue[tuple[int, Score | Exception]] = SimpleQueue()
 
         def work() -> None:
-            while (job := self._take(waiting, at_work)) is not None:
+            while (job := self._take(waiting, started)) is not None:
                 place, configuration = job
                 try:
                     ended.put((place, self._evaluate(configuration, subset)))
                 except Exception as error:
                     ended.put((place, error))
                 finally:
-                    at_work.discard(place)
+                    started.discard(place)
 
         results: dict[int, Score | EvaluationError] = {}
         try:
@@ -135,7 +137,7 @@ class CommandEvaluator:
                 Thread(target=work, name="weft-command", daemon=True).start()
             while len(results) < len(configurations):
                 try:
-                    place, result = ended.get(timeout=_LOOK_S)
+                    place, result = ended.get(timeout=_POLL_S)
                 except Empty:
                     continue
                 if not isinstance(result, Score | EvaluationError):
@@ -144,29 +146,29 @@ class CommandEvaluator:
                 if scored is not None and isinstance(result, Score):
                     scored(place, result)
         except BaseException:
-            self._abandon(waiting, at_work)
+            self._abandon(waiting, started)
             raise
         return [results[place] for place in range(len(configurations))]
 
-    def _take(self, waiting: deque[tuple[int, Configuration]], at_work: set[int]) -> tuple[int, Configuration] | None:
+    def _take(self, waiting: deque[tuple[int, Configuration]], started: set[int]) -> tuple[int, Configuration] | None:
         with self._lock:
             if not waiting:
                 return None
-            at_work.add(waiting[0][0])
+            started.add(waiting[0][0])  # before it leaves the queue, so that ``_abandon`` waits for it
             return waiting.popleft()
 
-    def _abandon(self, waiting: deque[tuple[int, Configuration]], at_work: set[int]) -> None:
-        """Stop commands that run, keep those that wait from starting, and see every file gone."""
+    def _abandon(self, waiting: deque[tuple[int, Configuration]], started: set[int]) -> None:
+        """Stop commands that run, keep those that wait from starting, and wait until every file is removed."""
         before, self._closed = self._closed, True
         with self._lock:
             waiting.clear()
         self._stop_all()
-        while at_work:
-            time.sleep(_LOOK_S)
+        while started:
+            time.sleep(_POLL_S)
         self._closed = before
 
     def close(self) -> None:
-        """Stop what runs, and start nothing more."""
+        """Stop running commands, and start no more."""
         self._closed = True
         self._stop_all()
 
@@ -175,8 +177,8 @@ class CommandEvaluator:
             for process in self._running:
                 _kill(process)
 
-    def _run(self, line: str) -> Ended:
-        """A group of its own lets us stop all that the command started, and keeps the terminal's Ctrl-C from it."""
+    def _run(self, line: str) -> CommandResult:
+        """Run a line in its own process group, which can be stopped whole and gets no Ctrl-C of the terminal."""
         with self._lock:
             if self._closed:
                 raise EvaluationError("the evaluator is closed")
@@ -199,13 +201,13 @@ class CommandEvaluator:
             with self._lock:
                 self._running.discard(process)
 
-    def _read(self, command: str, ended: Ended) -> float:
+    def _read(self, command: str, ended: CommandResult) -> float:
         """The score in a command's output."""
 
         def failed(why: str) -> EvaluationError:
             last = next((line.strip() for line in reversed(ended.output.splitlines()) if line.strip()), "")
             said = f"; it last said: {last[-200:]}" if last else "; it said nothing"
-            return EvaluationError(f"command {command!r} {why}{said}", ended.output[-TOLD_CHARACTERS:])
+            return EvaluationError(f"command {command!r} {why}{said}", ended.output[-ERROR_CHARACTERS:])
 
         if ended.status is None:
             raise failed(f"was stopped after {self._timeout_s:g} s")
@@ -250,8 +252,8 @@ def _pattern(text: str) -> re.Pattern[str]:
     return pattern
 
 
-def _follow(process: subprocess.Popen[bytes], timeout_s: float | None) -> Ended:
-    """Read a command's output until it ends or its time is up; what it left running is stopped."""
+def _follow(process: subprocess.Popen[bytes], timeout_s: float | None) -> CommandResult:
+    """Read a command's output until it ends or its timeout; processes that it left running are stopped."""
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     kept = bytearray()
     assert process.stdout is not None
@@ -265,7 +267,7 @@ def _follow(process: subprocess.Popen[bytes], timeout_s: float | None) -> Ended:
     finally:
         _kill(process)
         process.wait()
-    return Ended(status, kept.decode("utf-8", "replace"))
+    return CommandResult(status, kept.decode("utf-8", "replace"))
 
 
 def _collect(
@@ -275,15 +277,15 @@ def _collect(
     kept: bytearray,
     until: float,
 ) -> None:
-    """Until the output is closed, or the command has ended and nothing more is there."""
+    """Append output to *kept* until the pipe is closed, or the command has ended and no more output is there."""
     while True:
-        ended = process.poll() is not None
-        if selector.select(0 if ended else max(0.0, min(_LOOK_S, until - time.monotonic()))):
+        ended = process.poll() is not None  # before the pipe is read, so that its last output is seen
+        if selector.select(0 if ended else max(0.0, min(_POLL_S, until - time.monotonic()))):
             piece = os.read(pipe.fileno(), 1 << 16)
             if not piece:
                 return
             kept += piece
-            if len(kept) > 2 * KEPT_BYTES:
+            if len(kept) > 2 * KEPT_BYTES:  # rarely, as deleting moves the rest
                 del kept[:-KEPT_BYTES]
         elif ended:
             return
@@ -292,7 +294,7 @@ def _collect(
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """The whole group; there may be nobody left in it."""
+    """Kill the whole process group, which may be empty by now."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):

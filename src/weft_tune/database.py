@@ -1,7 +1,7 @@
 """Scores that outlive the process: a search that was interrupted takes them from here and goes on.
 
-One row per evaluation, committed at once. The key holds what the evaluation was asked for (``needed``), so that a
-search that is repeated meets the same answers in the same order, bounds included.
+One row per evaluation, committed at once. The key contains the score that the evaluation needed to reach (``needed``),
+so that a search that is repeated gets the same answers in the same order, bounds included.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ from types import TracebackType
 from typing import Self
 
 from weft.base.errors import EvaluationError, TuneError
-from weft_tune.evaluation import Score, Subset
+from weft_tune.evaluation import Evaluator, Score, Subset
 from weft_tune.numbers.configuration import Configuration
 
 APPLICATION = 0x77656674
-"""Marks our files, in the header of SQLite's."""
+"""Identifies weft's files in the header of SQLite's: "weft" in ASCII."""
 VERSION = 1
+"""Of the table; a file of another version is refused."""
 WAIT_S = 60.0
-"""How long to wait for another process that writes."""
-_LOOK_S = 0.01
-"""How often a file that another process is opening is tried again."""
+"""Timeout for the lock of another process that writes."""
+_RETRY_S = 0.01
+"""Pause before a file that another process is opening is tried again."""
 
 _TABLE = """
 CREATE TABLE IF NOT EXISTS scores (
@@ -34,6 +35,7 @@ CREATE TABLE IF NOT EXISTS scores (
     PRIMARY KEY (evaluator, subset, configuration, needed)
 ) WITHOUT ROWID
 """
+# the answer to the same question first; else an exact score, or a bound that is too low for the question
 _FIND = """
 SELECT value, exact, samples, failure, output FROM scores
 WHERE evaluator = ? AND subset = ? AND configuration = ?
@@ -47,10 +49,10 @@ class Database:
 
     def __init__(self, path: Path | None = None) -> None:
         self._where = str(path) if path else "the scores in memory"
-        with self._told():
+        with self._translated_errors():
             self._connection = sqlite3.connect(path or ":memory:", timeout=WAIT_S, isolation_level=None)
         try:
-            with self._told():
+            with self._translated_errors():
                 self._open()
         except TuneError:
             self._connection.close()
@@ -59,9 +61,9 @@ class Database:
     def find(
         self, evaluator: str, subset: Subset, configuration: Configuration, needed: float = -math.inf
     ) -> Score | EvaluationError | None:
-        """What is known of a configuration: the answer to the same question, else any that decides it."""
+        """Look up the answer to the same question, else any that decides it. *evaluator* is a fingerprint."""
         key = (evaluator, subset, configuration.text)
-        with self._told():
+        with self._translated_errors():
             row = self._connection.execute(_FIND, (*key, needed, needed, needed)).fetchone()
         if row is None:
             return None
@@ -74,22 +76,33 @@ class Database:
         subset: Subset,
         configuration: Configuration,
         needed: float,
-        found: Score | EvaluationError,
+        outcome: Score | EvaluationError,
     ) -> None:
-        """Remember an answer; it is on disk when this returns."""
+        """Store an answer; it is on disk when this returns."""
         row: tuple[float, int, int, str | None, str | None]
-        if isinstance(found, EvaluationError):
-            row = (-math.inf, 1, 0, str(found), found.output)
+        if isinstance(outcome, EvaluationError):
+            row = (-math.inf, 1, 0, str(outcome), outcome.output)
         else:
-            row = (float(found.value), int(found.exact), int(found.samples), None, None)
-        with self._told():
+            row = (float(outcome.value), int(outcome.exact), int(outcome.samples), None, None)
+        with self._translated_errors():
             self._connection.execute(
                 "INSERT OR REPLACE INTO scores VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (evaluator, subset, configuration.text, needed, *row),
             )
 
+    def score(
+        self, evaluator: Evaluator, subset: Subset, configuration: Configuration, needed: float = -math.inf
+    ) -> Score:
+        """The stored score, else that of the evaluator, which is stored; a stored failure is tried again."""
+        stored = self.find(evaluator.fingerprint, subset, configuration, needed)
+        if isinstance(stored, Score):
+            return stored
+        score = evaluator.evaluate(configuration, subset, needed)
+        self.keep(evaluator.fingerprint, subset, configuration, needed, score)
+        return score
+
     def __len__(self) -> int:
-        with self._told():
+        with self._translated_errors():
             return int(self._connection.execute("SELECT count(*) FROM scores").fetchone()[0])
 
     def close(self) -> None:
@@ -104,27 +117,27 @@ class Database:
         self.close()
 
     def _open(self) -> None:
-        ask = self._connection.execute
-        ask("BEGIN IMMEDIATE")
-        tables = int(ask("SELECT count(*) FROM sqlite_master").fetchone()[0])
-        mark, version = (int(ask(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version"))
+        """Check the file, or make the table; in one transaction, as another process may open the file, too."""
+        execute = self._connection.execute
+        execute("BEGIN IMMEDIATE")
+        tables = int(execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+        mark, version = (int(execute(f"PRAGMA {name}").fetchone()[0]) for name in ("application_id", "user_version"))
         if tables and mark != APPLICATION:
             raise TuneError(f"{self._where}: a database of another program; give the scores a file of their own")
         if tables and version != VERSION:
             raise TuneError(f"{self._where}: scores of another version of weft ({version}); give another file")
-        ask(_TABLE)
-        ask(f"PRAGMA application_id = {APPLICATION}")
-        ask(f"PRAGMA user_version = {VERSION}")
-        ask("COMMIT")
-        self._log_ahead()
-        ask("PRAGMA synchronous = NORMAL")
+        execute(_TABLE)
+        execute(f"PRAGMA application_id = {APPLICATION}")
+        execute(f"PRAGMA user_version = {VERSION}")
+        execute("COMMIT")
+        self._enable_write_ahead_log()
+        execute("PRAGMA synchronous = NORMAL")
 
-    def _log_ahead(self) -> None:
-        """Have commits cost microseconds and survive the end of the process.
-
-        This is the one statement for which SQLite itself does not wait while another process opens the file, too.
-        """
+    def _enable_write_ahead_log(self) -> None:
+        """Have commits cost microseconds and survive the end of the process."""
         until_s = time.monotonic() + WAIT_S
+        # This is the one statement for which SQLite itself does not wait while another process opens the file, too.
+        # Repeating it is safe: it changes the mode of the file, and nothing where that is set already.
         while True:
             try:
                 self._connection.execute("PRAGMA journal_mode = WAL")
@@ -132,10 +145,10 @@ class Database:
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until_s:
                     raise
-            time.sleep(_LOOK_S)
+            time.sleep(_RETRY_S)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except sqlite3.Error as error:
@@ -145,10 +158,10 @@ class Database:
 
 
 @contextmanager
-def opened(given: Path | Database | None) -> Iterator[Database]:
+def open_database(database: Path | Database | None) -> Iterator[Database]:
     """A database for a while; one that was open before stays open."""
-    if isinstance(given, Database):
-        yield given
+    if isinstance(database, Database):
+        yield database
         return
-    with Database(given) as made:
-        yield made
+    with Database(database) as owned:
+        yield owned

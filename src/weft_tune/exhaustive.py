@@ -1,4 +1,4 @@
-"""Every configuration of a small space, in the order of the objective: what a search can be measured against."""
+"""Every configuration of a small space, in the order of the objective: the optimum that a search is compared with."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from itertools import product
 from pathlib import Path
 from typing import NamedTuple
 
-from weft.base.errors import EvaluationError, TuneError
-from weft_tune.database import Database, opened
-from weft_tune.evaluation import Evaluator, Score, Subset
+from weft.base.errors import TuneError
+from weft_tune.database import Database, open_database
+from weft_tune.evaluation import Evaluator, Subset
 from weft_tune.network import Network
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.objective import DEFAULT, Extras, Measure, objective_from
@@ -21,11 +21,11 @@ from weft_tune.search_space import Layerwise, SearchSpace, TuningSetting, space_
 from weft_tune.tuner import threshold_of
 
 MOST = 1_000_000
-"""Configurations that may be asked for."""
+"""Limit of the size of a space: more configurations would take days."""
 
 
 class Optimum(NamedTuple):
-    """The best of a space."""
+    """The best configuration of a space."""
 
     configuration: Configuration | None
     """None where nothing is feasible."""
@@ -34,9 +34,9 @@ class Optimum(NamedTuple):
     base: float
     threshold: float
     scored: int
-    """How many configurations were tried, the first that passes among them."""
+    """The number of configurations that were scored, the first that passes among them."""
     size: int
-    """How many there are."""
+    """The number of configurations in the space."""
 
 
 def exhaustive(
@@ -65,22 +65,22 @@ def exhaustive(
             f"{size:.3g} configurations are too many to try; allow fewer formats or biases ({MOST} at most)"
         )
     measure = partial(objective_from(objective, extras), network)
-    with opened(database) as scores:
-        ask = partial(_score, evaluator, evaluator.fingerprint, scores, subset)
-        base = ask(Configuration({}), -math.inf).value
+    with open_database(database) as scores:
+        score = partial(scores.score, evaluator, subset)
+        base = score(Configuration({})).value
         threshold = threshold_of(base, margin)
         scored = 0
         for value, types in _by_objective(space, measure):
             for configuration in _biased(space, types, biases):
                 scored += 1
-                score = ask(configuration, threshold)
-                if score.exact and score.value >= threshold:
-                    return Optimum(configuration, score.value, value, base, threshold, scored, size)
+                outcome = score(configuration, threshold)
+                if outcome.exact and outcome.value >= threshold:
+                    return Optimum(configuration, outcome.value, value, base, threshold, scored, size)
     return Optimum(None, math.nan, math.nan, base, threshold, scored, size)
 
 
 def _size(space: SearchSpace, biases: int) -> int:
-    """How large the space is; a type without a bias counts once."""
+    """The number of configurations; a type without a bias counts once."""
     objects = Counter(item.group for item in space.items)
     return math.prod(
         sum(biases ** objects[position] if choice.biased else 1 for choice in group.choices)
@@ -91,33 +91,15 @@ def _size(space: SearchSpace, biases: int) -> int:
 def _by_objective(space: SearchSpace, measure: partial[float]) -> list[tuple[float, tuple[Unbiased, ...]]]:
     """All choices of types and widths, the smallest objective first, then in the order of the platform."""
     starts = tuple(item.start for item in space.items)
-    every = [(measure(space.configuration(TuningSetting(types, starts))), types) for types in _types(space)]
-    return sorted(every, key=lambda each: each[0])
-
-
-def _types(space: SearchSpace) -> Iterator[tuple[Unbiased, ...]]:
-    return product(*(group.choices for group in space.groups))
+    choices = product(*(group.choices for group in space.groups))
+    measured = [(measure(space.configuration(TuningSetting(types, starts))), types) for types in choices]
+    return sorted(measured, key=lambda pair: pair[0])
 
 
 def _biased(space: SearchSpace, types: tuple[Unbiased, ...], biases: Sequence[int]) -> Iterator[Configuration]:
-    """Each set of biases once; objects whose type has none count for nothing."""
+    """The configurations of some types with all biases; objects whose type has no bias do not multiply them."""
     choices = [
-        [item.start + each for each in biases] if types[item.group].biased else [item.start] for item in space.items
+        [item.start + bias for bias in biases] if types[item.group].biased else [item.start] for item in space.items
     ]
     for scales in product(*choices):
         yield space.configuration(TuningSetting(types, scales))
-
-
-def _score(
-    evaluator: Evaluator,
-    fingerprint: str,
-    database: Database,
-    subset: Subset,
-    configuration: Configuration,
-    needed: float,
-) -> Score:
-    found = database.find(fingerprint, subset, configuration, needed)
-    if found is None or isinstance(found, EvaluationError):
-        found = evaluator.evaluate(configuration, subset, needed)
-        database.keep(fingerprint, subset, configuration, needed, found)
-    return found

@@ -1,38 +1,102 @@
-"""Scores candidates and picks the best: what is known is not asked again, what cannot win is not finished.
+"""Scores candidates and picks the best: known scores are reused, and what cannot win is not scored to the end.
 
-Fast, candidates are scored one after another, and each is asked only for what it needs to be feasible and to beat
-the best so far; the likely winners of the last round go first. Faithfully, every candidate is scored in full. Both
-pick the same one: equals are told apart by their place in the list, never by when they were scored.
+A rule says which candidate is best. It has a ``floor`` below which nothing is accepted, a ``key`` that is larger for a
+better candidate and grows with its score, and ``needed``: the least score at which a candidate with some objective
+could still win.
+
+Fast, candidates are scored one after another, and each only as far as it takes to be feasible and to beat the best so
+far; the likely winners of the last round go first. Faithfully, every candidate is scored in full. Both pick the same
+one: equals are told apart by their place in the list, never by when they were scored.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
 
 from weft.base.errors import EvaluationError
 from weft_tune.database import Database
 from weft_tune.evaluation import Evaluator, Score, Subset
-from weft_tune.moves import Move
 from weft_tune.numbers.configuration import Configuration
-from weft_tune.ranking import Key, Rule
-from weft_tune.search_space import SearchSpace, TuningSetting
-from weft_tune.trials import (
-    Kept,
-    Phase,
-    Progress,
-    Step,
-    Told,
-    Trial,
-    TrialOutcome,
-)
+from weft_tune.result import Kept, OnSearchProgress, Phase, Progress, Step, Trial
+from weft_tune.search_space import Move, SearchSpace, TuningSetting
 
 OnFailure = Literal["stop", "skip"]
+Key = tuple[float, ...]
+SLACK = 1e-9
+"""Taken off a needed score, so that rounding in a division never stops a winner; relative to scores above one."""
+
+
+class Rule(Protocol):
+    """A choice among candidates."""
+
+    @property
+    def floor(self) -> float: ...
+
+    def key(self, objective: float, score: float) -> Key: ...
+
+    def needed(self, objective: float, best: Key | None, later: bool) -> float:
+        """The score that beats *best*, or equals it if the candidate is not *later*; infinite where none would do."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class HighestScore:
+    """The most accurate one; ties go to the first."""
+
+    floor: float
+
+    def key(self, objective: float, score: float) -> Key:
+        return (score,)
+
+    def needed(self, objective: float, best: Key | None, later: bool) -> float:
+        if best is None:
+            return self.floor
+        return max(self.floor, math.nextafter(best[0], math.inf) if later else best[0])
+
+
+@dataclass(frozen=True, slots=True)
+class MostGainPerLoss:
+    """The one that lowers the objective most for what it costs in score.
+
+    Where nothing is lost the ratio is infinite; those are told apart by their gain, then by their score. Candidates
+    that gain nothing come last.
+    """
+
+    floor: float
+    objective: float
+    score: float
+    """The score of where the candidates come from."""
+
+    def key(self, objective: float, score: float) -> Key:
+        gain, loss = self.objective - objective, self.score - score
+        if gain <= 0:
+            return (0, 0, gain, score)
+        return (2, 0, gain, score) if loss <= 0 else (1, gain / loss, gain, score)
+
+    def needed(self, objective: float, best: Key | None, later: bool) -> float:
+        gain = self.objective - objective
+        rank = 0 if gain <= 0 else 1
+        if best is None or best[0] < rank:
+            return self.floor
+        if best[0] == 2:
+            return self._needed_within_rank(gain, best, later, self.score) if rank else math.inf
+        if rank == 0:
+            return math.inf if best[0] == 1 else self._needed_within_rank(gain, best, later, self.floor)
+        # a ratio above that of the best: gain / (self.score - score) > best[1], solved for the score
+        return max(self.floor, self.score - gain / best[1] - SLACK * max(1.0, abs(self.score)))
+
+    def _needed_within_rank(self, gain: float, best: Key, later: bool, least: float) -> float:
+        """The score that beats *best* within a rank, by gain and then by score; *least* keeps it in the rank."""
+        if gain != best[2]:
+            return math.inf if gain < best[2] else max(self.floor, least)
+        return max(self.floor, least, math.nextafter(best[3], math.inf) if later else best[3])
 
 
 class Point(NamedTuple):
-    """A setting with all that is known of it."""
+    """A setting with its configuration, objective and score."""
 
     setting: TuningSetting
     configuration: Configuration
@@ -41,8 +105,15 @@ class Point(NamedTuple):
     """Exact where the point is feasible."""
 
 
+class TrialOutcome(NamedTuple):
+    """The result of an evaluation, a failure included."""
+
+    score: Score
+    failure: str = ""
+
+
 class Judge:
-    """Owns what has been scored; a search asks it and decides nothing about scores itself."""
+    """Owns scores and trials; a search asks it and decides nothing about scores itself."""
 
     def __init__(
         self,
@@ -53,7 +124,7 @@ class Judge:
         *,
         faithful: bool = False,
         on_failure: OnFailure = "stop",
-        told: Told | None = None,
+        on_progress: OnSearchProgress | None = None,
     ) -> None:
         self.space = space
         self.threshold = math.nan
@@ -62,7 +133,7 @@ class Judge:
         self.samples: dict[Subset, int] = {"small": 0, "full": 0}
         self.reused = 0
         self._evaluator, self._fingerprint = evaluator, evaluator.fingerprint
-        self._database, self._told = database, told
+        self._database, self._on_progress = database, on_progress
         self._objective, self._objectives = objective, dict[Configuration, float]()
         self._many = faithful or not evaluator.stops_early
         self._skip = on_failure == "skip"
@@ -71,13 +142,14 @@ class Judge:
         self._known: dict[tuple[Subset, Configuration], TrialOutcome] = {}
         self._places: dict[tuple[Subset, Configuration], int] = {}
         self._drops: dict[str, float] = {}
+        """Name of a move -> its last change of the score."""
         self._iteration = 0
 
     def base(self, subset: Subset, configuration: Configuration) -> float:
-        """Begin to use a subset: the score to which all are compared."""
+        """Begin to use a subset: score the base, with which all others are compared."""
         self._subset, self.threshold = subset, -math.inf
-        skip, self._skip = self._skip, False
-        outcome = self._ask(configuration, "base", -math.inf)
+        skip, self._skip = self._skip, False  # without a base there is nothing to go on with
+        outcome = self._outcome(configuration, "base", -math.inf)
         self._skip = skip
         return outcome.score.value
 
@@ -87,21 +159,21 @@ class Judge:
         return Point(setting, configuration, self._objective_of(configuration))
 
     def feasible(self, setting: TuningSetting, step: Step) -> Point | None:
-        """The setting with its score, if that reaches the threshold."""
+        """Score a setting; None if the score does not reach the threshold."""
         point = self.point(setting)
-        score = self._ask(point.configuration, step, -math.inf if self._many else self.threshold).score
+        score = self._outcome(point.configuration, step, -math.inf if self._many else self.threshold).score
         return point._replace(score=score.value) if self._passes(score, self.threshold) else None
 
     def scored(self, setting: TuningSetting, step: Step) -> Point | None:
-        """The setting with its score, whatever that is; None where there is none."""
+        """Score a setting, feasible or not; None where the evaluation failed."""
         point = self.point(setting)
-        score = self._ask(point.configuration, step, -math.inf).score
+        score = self._outcome(point.configuration, step, -math.inf).score
         return point._replace(score=score.value) if self._passes(score, -math.inf) else None
 
     def pick(self, moves: Sequence[Move], rule: Rule, step: Step, now: float = math.nan) -> Point | None:
-        """The best of the neighbours that the rule accepts; *now* is the score they come from, where it is known."""
+        """Pick the best of the neighbours that the rule accepts; *now* is the present score, where it is known."""
         points = [self.point(move.setting) for move in moves]
-        self._ask_many(points, step)
+        self._score_together(points, step)
         best: tuple[Key, int] | None = None
         for place in self._order(moves, points, rule, now):
             needed = rule.needed(points[place].objective, best and best[0], best is not None and place > best[1])
@@ -114,6 +186,7 @@ class Judge:
                 continue
             points[place] = points[place]._replace(score=score.value)
             key = rule.key(points[place].objective, score.value)
+            # ties go to the earlier place: the order of scoring differs between fast and faithful searches
             if best is None or key > best[0] or (key == best[0] and place < best[1]):
                 best = key, place
         return None if best is None else points[best[1]]
@@ -121,16 +194,16 @@ class Judge:
     def accepted(self, moves: Sequence[Move], rule: Rule, step: Step) -> list[Point]:
         """All neighbours that the rule accepts, the best first."""
         points = [self.point(move.setting) for move in moves]
-        self._ask_many(points, step)
-        found: list[Point] = []
+        self._score_together(points, step)
+        passing: list[Point] = []
         for point in points:
-            score = self._ask(point.configuration, step, -math.inf if self._many else rule.floor).score
+            score = self._outcome(point.configuration, step, -math.inf if self._many else rule.floor).score
             if self._passes(score, rule.floor):
-                found.append(point._replace(score=score.value))
-        return sorted(found, key=lambda point: rule.key(point.objective, point.score), reverse=True)
+                passing.append(point._replace(score=score.value))
+        return sorted(passing, key=lambda point: rule.key(point.objective, point.score), reverse=True)
 
     def keep(self, point: Point, step: Step) -> None:
-        """The search goes on from here."""
+        """Record the point from which the search goes on."""
         self.path.append(Kept(self.phase, step, point.configuration, point.score, point.objective))
         place = self._places[self._subset, point.configuration]
         self.trials[place] = self.trials[place]._replace(chosen=True)
@@ -144,7 +217,7 @@ class Judge:
         return score.exact and score.value >= floor and score.value > -math.inf
 
     def _order(self, moves: Sequence[Move], points: Sequence[Point], rule: Rule, now: float) -> list[int]:
-        """Likely winners first, by what the same moves did last time."""
+        """Likely winners first, by the change of score of the same moves the last time."""
         places = list(range(len(moves)))
         if self._many or math.isnan(now):
             return places
@@ -155,87 +228,89 @@ class Judge:
         return sorted(places, key=likely, reverse=True)
 
     def _score(self, point: Point, step: Step, needed: float) -> Score | None:
-        """None where it need not be known."""
+        """Score a point as far as needed; None where no score could make it win."""
         if self._many:
-            return self._ask(point.configuration, step, -math.inf).score
-        return None if needed == math.inf else self._ask(point.configuration, step, needed).score
+            return self._outcome(point.configuration, step, -math.inf).score
+        return None if needed == math.inf else self._outcome(point.configuration, step, needed).score
 
-    def _ask(self, configuration: Configuration, step: Step, needed: float) -> TrialOutcome:
+    def _outcome(self, configuration: Configuration, step: Step, needed: float) -> TrialOutcome:
         """Get an outcome from memory, from the database, or from the evaluator."""
         key = self._subset, configuration
         if (known := self._known.get(key)) and (known.score.exact or known.score.value < needed):
             return known
-        found = self._stored(configuration, needed)
-        if found is None:
-            found = self._evaluated(configuration, needed)
-        return self._noted(configuration, step, found)
+        outcome = self._stored(configuration, needed)
+        if outcome is None:
+            outcome = self._evaluate(configuration, needed)
+        return self._record(configuration, step, outcome)
 
-    def _ask_many(self, points: Sequence[Point], step: Step) -> None:
-        """Score in full and side by side what would otherwise be asked for one by one."""
+    def _score_together(self, points: Sequence[Point], step: Step) -> None:
+        """Score in full and side by side what would otherwise be scored one by one."""
         if not self._many:
             return
-        asked = list(dict.fromkeys(point.configuration for point in points))
-        asked = [each for each in asked if (self._subset, each) not in self._known]
-        stored = {each: self._stored(each, -math.inf) for each in asked}
-        missing = [each for each in asked if stored[each] is None]
+        distinct = dict.fromkeys(point.configuration for point in points)
+        new = [configuration for configuration in distinct if (self._subset, configuration) not in self._known]
+        outcomes = {configuration: self._stored(configuration, -math.inf) for configuration in new}
+        missing = [configuration for configuration in new if outcomes[configuration] is None]
         if missing:
-            stored |= dict(zip(missing, self._evaluated_many(missing, step), strict=True))
-        for each in asked:
-            self._noted(each, step, stored[each])
+            outcomes |= dict(zip(missing, self._evaluate_many(missing, step), strict=True))
+        for configuration in new:
+            self._record(configuration, step, outcomes[configuration])
 
     def _stored(self, configuration: Configuration, needed: float) -> Score | EvaluationError | None:
-        found = self._database.find(self._fingerprint, self._subset, configuration, needed)
-        if isinstance(found, EvaluationError) and not self._skip:
-            return None  # it may work now: the user has had the message
-        self.reused += found is not None
-        return found
+        outcome = self._database.find(self._fingerprint, self._subset, configuration, needed)
+        if isinstance(outcome, EvaluationError) and not self._skip:
+            return None  # it may work now: the user has seen the message
+        self.reused += outcome is not None
+        return outcome
 
-    def _evaluated(self, configuration: Configuration, needed: float) -> Score | EvaluationError:
-        found: Score | EvaluationError
+    def _evaluate(self, configuration: Configuration, needed: float) -> Score | EvaluationError:
+        outcome: Score | EvaluationError
         try:
-            found = self._evaluator.evaluate(configuration, self._subset, needed)
+            outcome = self._evaluator.evaluate(configuration, self._subset, needed)
         except EvaluationError as error:
-            found = error
-        self._store(configuration, needed, found)
-        return found
+            outcome = error
+        self._store(configuration, needed, outcome)
+        return outcome
 
-    def _evaluated_many(self, missing: list[Configuration], step: Step) -> list[Score | EvaluationError]:
+    def _evaluate_many(self, missing: list[Configuration], step: Step) -> list[Score | EvaluationError]:
         ready: set[int] = set()
 
-        def scored(place: int, score: Score) -> None:
+        def store_at_once(place: int, score: Score) -> None:
             ready.add(place)
             self._store(missing[place], -math.inf, score)
-            self._tell(step, self._iteration + len(ready), score.value)
+            self._report(step, self._iteration + len(ready), score.value)
 
-        found = self._evaluator.evaluate_many(missing, self._subset, scored)
-        untold = [place for place in range(len(found)) if place not in ready]
-        for place in sorted(untold, key=lambda place: isinstance(found[place], EvaluationError)):
-            self._store(missing[place], -math.inf, found[place])  # failures last: they may raise
-        return found
+        outcomes = self._evaluator.evaluate_many(missing, self._subset, store_at_once)
+        rest = [place for place in range(len(outcomes)) if place not in ready]
+        # failures last: they may raise, and scores must be stored before that
+        for place in sorted(rest, key=lambda place: isinstance(outcomes[place], EvaluationError)):
+            self._store(missing[place], -math.inf, outcomes[place])
+        return outcomes
 
-    def _store(self, configuration: Configuration, needed: float, found: Score | EvaluationError) -> None:
-        if isinstance(found, EvaluationError) and not self._skip:
-            raise found
-        if isinstance(found, Score) and math.isnan(found.value):
+    def _store(self, configuration: Configuration, needed: float, outcome: Score | EvaluationError) -> None:
+        if isinstance(outcome, EvaluationError) and not self._skip:
+            raise outcome
+        if isinstance(outcome, Score) and math.isnan(outcome.value):
             raise EvaluationError("the score is not a number; check what the evaluation measures")
-        self._database.keep(self._fingerprint, self._subset, configuration, needed, found)
+        self._database.keep(self._fingerprint, self._subset, configuration, needed, outcome)
 
-    def _noted(self, configuration: Configuration, step: Step, found: Score | EvaluationError | None) -> TrialOutcome:
-        """Remember it for this search, and write its trial."""
-        assert found is not None
-        outcome = (
-            TrialOutcome(Score(-math.inf), str(found)) if isinstance(found, EvaluationError) else TrialOutcome(found)
-        )
+    def _record(self, configuration: Configuration, step: Step, result: Score | EvaluationError | None) -> TrialOutcome:
+        """Remember an outcome for this search, and write its trial."""
+        assert result is not None
+        if isinstance(result, EvaluationError):
+            outcome = TrialOutcome(Score(-math.inf), str(result))
+        else:
+            outcome = TrialOutcome(result)
         key = self._subset, configuration
         self._known[key] = outcome
         self.samples[self._subset] += outcome.score.samples
         if key in self._places:
-            self._rescored(self._places[key], outcome.score)
+            self._rescore(self._places[key], outcome.score)
         else:
             self._places[key] = len(self.trials)
             self._iteration += step != "base"
             self.trials.append(self._trial(configuration, step, outcome))
-        self._tell(step, self._iteration, outcome.score.value)
+        self._report(step, self._iteration, outcome.score.value)
         return outcome
 
     def _trial(self, configuration: Configuration, step: Step, outcome: TrialOutcome) -> Trial:
@@ -247,15 +322,15 @@ class Judge:
             samples=score.samples, failure=outcome.failure,
         )  # fmt: skip
 
-    def _rescored(self, place: int, score: Score) -> None:
-        """What was only bounded before is known better now."""
+    def _rescore(self, place: int, score: Score) -> None:
+        """Replace the bound of a trial by a better one or by the score."""
         old = self.trials[place]
         self.trials[place] = old._replace(
             score=score.value, exact=score.exact, feasible=self._passes(score, self.threshold),
             samples=old.samples + score.samples,
         )  # fmt: skip
 
-    def _tell(self, step: Step, iteration: int, score: float) -> None:
-        if self._told:
+    def _report(self, step: Step, iteration: int, score: float) -> None:
+        if self._on_progress:
             best = self.path[-1].objective if self.path else math.inf
-            self._told(Progress(self.phase, step, iteration, score, self.threshold, best))
+            self._on_progress(Progress(self.phase, step, iteration, score, self.threshold, best))

@@ -1,12 +1,13 @@
-"""What is tuned: the layers of a network whose weights and inputs may change their number format."""
+"""The subject of a search: the layers of a network whose weights and inputs may change their number format."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from weft.base.errors import TuneError
+from weft.base.errors import TuneError, unknown_name
 
 Role = Literal["weight", "input"]
 ROLES: tuple[Role, ...] = ("weight", "input")
@@ -18,7 +19,7 @@ class Target:
 
     name: str
     weights: int
-    """How many."""
+    """The number of weights."""
     inputs: int
     """Values that enter it for one sample."""
     weight_max: float
@@ -27,7 +28,7 @@ class Target:
     macs: int = 0
     """Multiplications for one sample."""
     branches: tuple[str, ...] = ()
-    """The layers it stands for; itself, if there are none."""
+    """The layers that share its formats; without any, the target is itself a layer."""
 
     def __post_init__(self) -> None:
         for layer in self.layers:
@@ -67,12 +68,22 @@ class Network:
     def __post_init__(self) -> None:
         if not self.targets:
             raise TuneError(f"{self.name}: no layer to tune")
-        names = [layer for target in self.targets for layer in target.layers]
+        names = self.layers
         if twice := {name for name in names if names.count(name) > 1}:
             raise TuneError(f"{self.name}: layer {min(twice)!r} is listed twice")
         for target in self.targets:
             if target.name in names and target.name not in target.layers:
                 raise TuneError(f"{self.name}: {target.name!r} is a layer already; call the group something else")
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of all layers of all targets."""
+        return tuple(layer for target in self.targets for layer in target.layers)
+
+    @property
+    def objects(self) -> tuple[str, ...]:
+        """The names of all weights and inputs, as in a configuration, target by target."""
+        return tuple(name for target in self.targets for role in ROLES for name in target.objects(role))
 
     @property
     def weights(self) -> int:
@@ -81,3 +92,23 @@ class Network:
     @property
     def inputs(self) -> int:
         return sum(target.inputs for target in self.targets)
+
+
+def join_targets(name: str, branches: Sequence[Target]) -> Target:
+    """One target of several that share its formats."""
+    return Target(
+        name,
+        sum(target.weights for target in branches),
+        sum(target.inputs for target in branches),
+        max(target.weight_max for target in branches),
+        max(target.input_max for target in branches),
+        sum(target.macs for target in branches),
+        tuple(layer for target in branches for layer in target.layers),
+    )
+
+
+def check_layers(network: Network, known: Collection[str], where: str) -> None:
+    """Refuse a network with a layer that is not *known*; *where* opens the error message."""
+    for name in network.layers:
+        if name not in known:
+            raise TuneError(f"{where}: {unknown_name('layer', name, known)}")

@@ -1,4 +1,4 @@
-"""What a search makes small: an expression over bits and sizes, or a function.
+"""The objective that a search minimises: an expression over bits and sizes, or a function.
 
     weights + activations                             total bits of both, for one sample
     sum(l.macs * l.weight_bits * l.input_bits for l in layers)
@@ -29,10 +29,11 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     "log2": math.log2, "sqrt": math.sqrt,
 }  # fmt: skip
 LARGEST_POWER = 8
+"""Limit of an exponent in an expression, so that no expression computes numbers of unbounded length."""
 
 
 class ConfiguredLayer(NamedTuple):
-    """A target under a configuration; branches count as one, as wide as their widest."""
+    """A target with the widths of a configuration; branches count as one, as wide as their widest."""
 
     name: str
     weight_bits: int
@@ -58,23 +59,23 @@ def layers_of(network: Network, configuration: Configuration) -> tuple[Configure
 
     return tuple(
         ConfiguredLayer(
-            each.name, bits(each.objects("weight")), bits(each.objects("input")), each.weights, each.inputs, each.macs
+            target.name, bits(target.objects("weight")), bits(target.objects("input")), target.weights, target.inputs,
+            target.macs,
         )
-        for each in network.targets
-    )
+        for target in network.targets
+    )  # fmt: skip
 
 
 def total_bits(network: Network, configuration: Configuration) -> tuple[int, int]:
     """The bits of all weights, and of all activations of one sample."""
     layers = layers_of(network, configuration)
-    return sum(each.weights * each.weight_bits for each in layers), sum(
-        each.inputs * each.input_bits for each in layers
-    )
+    weights = sum(layer.weights * layer.weight_bits for layer in layers)
+    return weights, sum(layer.inputs * layer.input_bits for layer in layers)
 
 
 @dataclass(frozen=True, slots=True)
 class Expression:
-    """An objective written as text; checked when made, a finite number or an error when called."""
+    """An objective written as text, checked by ``parse_objective``; calling it gives a finite number or an error."""
 
     text: str
     extras: Extras
@@ -93,19 +94,19 @@ class Expression:
         return _finite(value, self.text)
 
 
-def objective_from(given: str | Measure, extras: Extras | None = None) -> Measure:
-    """The objective an expression means; a function stays what it is, but must give finite numbers."""
-    if isinstance(given, str):
-        return parse_objective(given, extras)
+def objective_from(objective: str | Measure, extras: Extras | None = None) -> Measure:
+    """Parse an expression; a function stays as it is, but must return finite numbers."""
+    if isinstance(objective, str):
+        return parse_objective(objective, extras)
 
-    def checked(network: Network, configuration: Configuration) -> float:
-        return _finite(given(network, configuration), getattr(given, "__name__", "of the caller"))
+    def measure(network: Network, configuration: Configuration) -> float:
+        return _finite(objective(network, configuration), getattr(objective, "__name__", "of the caller"))
 
-    return checked
+    return measure
 
 
 def parse_objective(text: str, extras: Extras | None = None) -> Expression:
-    """Check an expression and make it ready; nothing but arithmetic over the known names can be written."""
+    """Check and compile an expression; it can be nothing but arithmetic over the known names."""
     try:
         tree = ast.parse(text.strip(), mode="eval")
         names = _check(tree, {"weights", "activations", "layers", *FUNCTIONS, *(extras or {})})
@@ -119,11 +120,13 @@ def parse_objective(text: str, extras: Extras | None = None) -> Expression:
 
 
 def _check(tree: ast.Expression, known: set[str]) -> frozenset[str]:
+    """Refuse what is not arithmetic over the *known* names; returns the names in use."""
     nodes = list(ast.walk(tree))
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     if taken := bound & known:
         raise TuneError(f"{min(taken)!r} has a meaning already; choose another name")
     compared = {id(part) for node in nodes if isinstance(node, ast.Compare) for part in (node.left, *node.comparators)}
+    # texts and lists may stand in a comparison only; ast.walk gives a list before its elements
     for node in nodes:
         if isinstance(node, ast.Tuple | ast.List) and id(node) in compared:
             compared.update(id(part) for part in node.elts)
@@ -147,15 +150,15 @@ def _check_node(node: ast.AST, names: set[str], compared: bool) -> None:
         if not isinstance(value, int | float):
             raise TuneError(f"{ast.unparse(node)} is no number; texts and lists can only be compared")
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-        if not _small(node.right):
+        if not _is_small(node.right):
             raise TuneError(f"{ast.unparse(node)}: a power must be a constant of at most {LARGEST_POWER}")
         if any(isinstance(part, ast.Pow) for part in ast.walk(node.left)):
             raise TuneError(f"{ast.unparse(node)}: a power of a power may not be used; multiply")
 
 
-def _small(node: ast.expr) -> bool:
+def _is_small(node: ast.expr) -> bool:
     if isinstance(node, ast.UnaryOp):
-        return _small(node.operand)
+        return _is_small(node.operand)
     return isinstance(node, ast.Constant) and isinstance(node.value, int | float) and abs(node.value) <= LARGEST_POWER
 
 

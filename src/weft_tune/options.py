@@ -1,4 +1,4 @@
-"""What is to be tuned and how: ``TuneOptions``, all that ``weft.tune`` and ``weft tune`` are told."""
+"""The options of ``weft.tune`` and ``weft tune``: ``TuneOptions``."""
 
 from __future__ import annotations
 
@@ -6,95 +6,108 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, get_args
 
 from weft.base.errors import TuneError, unknown_name
-from weft_tune.baselines import BASELINES
-from weft_tune.export import STYLES
-from weft_tune.judge import OnFailure
+from weft.base.settings import OptionPanel, how, out, what
 
 INT8 = "int8"
-"""ONNX Runtime's own way to quantise, beside the baselines that are searches."""
-METHODS = (*BASELINES, INT8)
-EXPORTS = (*STYLES, "none")
+"""The baseline that is no search: ONNX Runtime's own quantizer."""
 TARGETS = ("onnxruntime",)
 """Runtimes that can be measured."""
 SCORES = "scores.db"
-"""In the folder of the results."""
+"""The file of the database in the folder of the results."""
+
+scored = OptionPanel("Scores from a command")
+"""Options of networks whose score a command prints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuneOptions:
     """One tuning. The fields are the arguments of ``tune`` and the options of ``weft tune``.
 
-    What is None may be said by the network's file; after that there are defaults.
+    An option that is None is taken from the network's file; after that there are defaults.
     """
 
     model: str | Path
-    """An .onnx file, a network described in a .toml file, or a classifier that comes with weft."""
-    data: str | Path | None = None
-    """Labelled samples, an .npz file; ``agreement`` and ``closeness`` need no labels."""
-    scale: float | None = None
-    """What samples in files are multiplied by."""
-    test: str | Path | None = None
+    """An .onnx file, a network described in a .toml file, a name of ``weft models list``, or a classifier."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Input or axis -> sizes that the model is priced with, where its file leaves them open and no samples tell."""
+    data: Annotated[str | Path | None, what()] = None
+    """Labelled samples (.npz): the model's inputs and 'label'.
+
+    ``agreement`` and ``closeness`` need no labels.
+    """
+    scale: Annotated[float | None, what(text=True)] = None
+    """Multiply the samples by it, as 1/255."""
+    test: Annotated[str | Path | None, what()] = None
     """Other labelled samples, scored once, at the end."""
-    metric: str | None = None
-    """``top1``, ``top5`` or ``file.py:function``; with a target also ``agreement`` and ``closeness``."""
-    margin: float | None = None
-    """The part of the score that may be lost."""
-    network: str | Path | None = None
-    """A .toml file that describes the network of an .onnx file."""
-    layers: str | Sequence[str] | None = None
-    """``conv``, ``fc``, or names; all, if left out."""
-    groups: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Layers that share formats, by a name for them."""
-    scored_output: str | None = None
-    """The model's output that is scored; the first, if left out."""
-    platform: str | None = None
-    """Which formats there are."""
-    objective: str | None = None
-    """What is made small, an expression."""
-    layerwise: str | None = None
-    """What may differ from layer to layer."""
-    device: str | None = None
-    """Where the result is priced; lets the objective say ``latency_s``."""
-    small: float | None = None
-    """The part of the samples that the first pass uses."""
-    bias_rule: str = "repair"
-    """When biases are raised."""
-    faithful: bool = False
-    """Whether every candidate is scored in full."""
-    workers: int | None = None
-    """Processes; all cores, or one command at a time, if left out."""
-    baselines: Sequence[str] = ()
-    """Other methods to run beside."""
-    target: str | None = None
-    """A runtime: what it computes fastest is looked for, not what is smallest."""
-    command: str | None = None
-    """A shell command that scores, with ``{config}`` for the file of the formats."""
-    small_command: str | None = None
-    """The same on few samples."""
-    score: str | None = None
-    """A regular expression whose group is the score in what the command prints."""
-    timeout_s: float | None = None
-    """What a command may take."""
-    on_failure: str = "stop"
-    """``stop``, or ``skip`` what cannot be scored."""
-    output: str | Path | None = None
-    """The folder for the results; nothing is written, if left out."""
-    export: str = "qdq"
-    """How the tuned model is written into that folder."""
-    database: str | Path | None = None
-    """A file of scores that are not asked for again; in that folder, if left out."""
-    fresh: bool = False
-    """Whether scores of earlier runs are forgotten."""
+    metric: Annotated[str | None, what(shown="top1")] = None
+    """top1, top5, or file.py:function; with --target and without labels, agreement or closeness with the model as it
+    was."""
+    margin: Annotated[float | None, what(shown="0.01")] = None
+    """Part of the score that may be lost."""
+    network: Annotated[str | Path | None, what()] = None
+    """Take layers and settings from a TOML file."""
+    layers: Annotated[str | Sequence[str] | None, what(shown="all", text=True)] = None
+    """conv, fc, all, or names: conv1,block2.*"""
+    groups: Annotated[Mapping[str, Sequence[str]], what("--group")] = field(default_factory=dict)
+    """NAME=a,b: layers that share formats; repeatable."""
+    scored_output: Annotated[str | None, what(shown="the first")] = None
+    """The output that is scored."""
+    target: Annotated[str | None, how()] = None
+    """Find what a runtime computes fastest on this machine, measured, instead of what is smallest: onnxruntime."""
+    platform: Annotated[str | None, how(shown="fpga")] = None
+    """Which formats there are: fpga, int8, small-floats, stripes, or a TOML file."""
+    objective: Annotated[str | None, how(shown="weights + activations")] = None
+    """What is made small: an expression over bits and sizes."""
+    layerwise: Annotated[str | None, how(shown="WGT-ONLY")] = None
+    """What may differ from layer to layer: WGT-ONLY, BOTH, ACT-ONLY or NONE."""
+    device: Annotated[str | None, how("-d", completion="devices")] = None
+    """A device (weft devices list): lets the objective say latency_s, and writes a profile for it."""
+    small: Annotated[float | None, how(shown="0.2")] = None
+    """Part of the samples that the first pass uses."""
+    bias_rule: Annotated[str, how()] = "repair"
+    """When biases are raised: keep (nothing may be lost), repair (also where a width fails), chapter (until the margin
+    is spent)."""
+    faithful: Annotated[bool, how()] = False
+    """Score every candidate in full. Same result."""
+    workers: Annotated[int | None, how(shown="all cores; 1 for a command")] = None
+    """Processes side by side."""
+    baselines: Annotated[Sequence[str], how("--baseline")] = ()
+    """Run another method beside: ristretto, relaxed-ristretto, stripes, int8; repeatable."""
+    command: Annotated[str | None, scored()] = None
+    """A shell command with {config} for the formats' file."""
+    small_command: Annotated[str | None, scored()] = None
+    """The same on few samples, for the first pass."""
+    score: Annotated[str | None, scored()] = None
+    """Regular expression; its group is the score."""
+    timeout_s: Annotated[float | None, scored("--timeout")] = None
+    """Seconds a command may take."""
+    on_failure: Annotated[str, scored()] = "stop"
+    """stop, or skip what cannot be scored and go on."""
+    output: Annotated[str | Path | None, out("-o", metavar="FOLDER", shown="MODEL-tuned")] = None
+    """Folder for the results.
+
+    In Python nothing is written where it is left out.
+    """
+    export: Annotated[str, out()] = "qdq"
+    """The tuned model as qdq, packed, simulated, qonnx or none."""
+    database: Annotated[str | Path | None, out(shown="scores.db in that folder")] = None
+    """Keeps scores: what is in it is not asked again."""
+    fresh: Annotated[bool, out()] = False
+    """Forget the scores of earlier runs."""
 
     def __post_init__(self) -> None:
+        from weft_tune.baselines import BASELINES  # slow to import, and the help of the command needs none of them
+        from weft_tune.export import STYLES
+        from weft_tune.judge import OnFailure
+
         for argument, value, known in (
-            ("export", self.export, EXPORTS),
-            *(("target", each, TARGETS) for each in (self.target,) if each is not None),
+            ("export", self.export, (*STYLES, "none")),
+            *(("target", target, TARGETS) for target in (self.target,) if target is not None),
             ("on_failure", self.on_failure, get_args(OnFailure)),
-            *(("baselines", each, METHODS) for each in self.baselines),
+            *(("baselines", baseline, (*BASELINES, INT8)) for baseline in self.baselines),
         ):
             if value not in known:
                 raise TuneError(f"{argument} = {value}: {unknown_name('choice', value, known)}")

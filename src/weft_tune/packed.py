@@ -1,7 +1,7 @@
 """Weights on disk in exactly the bits of their formats: ``write_packed`` and ``read_packed``.
 
 The file: eight bytes ``weft\\0w01``, the length of the header as a little-endian 32-bit number, the header, then the
-codes of one tensor after another, each from a byte of its own, packed as ``weft_tune.numbers.packing`` says. The header
+codes of one tensor after another, each from a byte of its own, packed as ``weft_tune.numbers.arrays`` says. The header
 is JSON: ``{"tensors": [{"name", "shape", "format", "bits", "offset"}, ...]}``; a format is written as in a
 configuration (``EXP 4 9``), offsets count from the end of the header. FLOAT 32 is stored as it is, 32 bits each. Biases
 and all that has no format stay in the ONNX file.
@@ -21,23 +21,24 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
-from weft.base.errors import NumberError, TuneError, unknown_name
+from weft.base.errors import NumberError, TuneError
 from weft.base.files import replacing
 from weft.base.jsonfile import first_problem
 from weft.models.weighted_layers import find_layers, load_flat
-from weft_tune.network import Network
-from weft_tune.numbers.arrays import decode, encode, fits_float32
+from weft_tune.network import Network, check_layers
+from weft_tune.numbers.arrays import decode, encode, fits_float32, pack, packed_bytes, unpack
 from weft_tune.numbers.configuration import AnyFormat, Configuration
-from weft_tune.numbers.packing import pack, packed_bytes, unpack
+from weft_tune.numbers.format import parse_format, spell
 from weft_tune.numbers.plain import float32_range
-from weft_tune.numbers.spelling import parse_format, spell
 
 Floats = npt.NDArray[np.float32]
 
 MAGIC = b"weft\0w01"
 _LENGTH = struct.Struct("<I")
 MOST_HEADER_BYTES = 1 << 26
+"""Limit of the header: 64 MiB describe hundreds of thousands of tensors; more is a damaged file."""
 MOST_VALUES = 1 << 40
+"""Limit of the values of a tensor, so that a damaged shape cannot ask for any amount of memory."""
 
 _Size = Annotated[int, Field(ge=0, le=MOST_VALUES)]
 
@@ -55,10 +56,10 @@ class _Header(BaseModel, extra="forbid", strict=True):
 
 
 class PackedWeights(NamedTuple):
-    """What was written."""
+    """The sizes of a written file."""
 
     header_bytes: int
-    """Bytes of all that is no code."""
+    """All that is no code."""
     code_bytes: int
 
     @property
@@ -82,45 +83,42 @@ def write_packed(
         offset += len(streams[-1])
     header = json.dumps({"tensors": entries}, separators=(",", ":")).encode()
     start = MAGIC + _LENGTH.pack(len(header)) + header
-    with replacing(path, TuneError) as beside:
-        beside.write_bytes(b"".join([start, *streams]))
+    with replacing(path, TuneError) as temporary:
+        temporary.write_bytes(b"".join([start, *streams]))
     return PackedWeights(len(start), offset)
 
 
 def weights_of(model: str | os.PathLike[str], network: Network) -> dict[str, Floats]:
     """The weights of a network's layers in an ONNX file, under the names of their objects."""
     known = {layer.name: layer.weight for layer in find_layers(load_flat(os.fspath(model)))}
-    wanted = [name for target in network.targets for name in target.layers]
-    for name in wanted:
-        if name not in known:
-            raise TuneError(f"{model}: {unknown_name('layer', name, known)}")
-    return {f"{name}.weight": known[name] for name in wanted}
+    check_layers(network, known, str(model))
+    return {f"{name}.weight": known[name] for name in network.layers}
 
 
 def read_packed(path: str | os.PathLike[str]) -> dict[str, Floats]:
-    """The tensors of a file as float32; whatever is wrong with it is said in one line."""
+    """The tensors of a file as float32; raises ``TuneError`` with the path for every kind of damage."""
     try:
         data = Path(path).read_bytes()
     except OSError as error:
         raise TuneError(f"{path}: cannot read the file: {error.strerror or error}") from error
     try:
-        return _unpacked(data)
+        return _unpack_tensors(data)
     except (NumberError, TuneError) as error:
         raise TuneError(f"{path}: {error}") from error
 
 
-def _unpacked(data: bytes) -> dict[str, Floats]:
-    header, start = _header(data)
-    found: dict[str, Floats] = {}
+def _unpack_tensors(data: bytes) -> dict[str, Floats]:
+    header, start = _parse_header(data)
+    tensors: dict[str, Floats] = {}
     for entry in header.tensors:
-        if entry.name in found:
+        if entry.name in tensors:
             raise TuneError(f"two tensors are called {entry.name!r}; write the file again")
-        found[entry.name] = _tensor(entry, memoryview(data)[start:])
-    return found
+        tensors[entry.name] = _unpack_tensor(entry, memoryview(data)[start:])
+    return tensors
 
 
-def _header(data: bytes) -> tuple[_Header, int]:
-    """The header and where it ends."""
+def _parse_header(data: bytes) -> tuple[_Header, int]:
+    """The header and the offset of its end."""
     if data[: len(MAGIC)] != MAGIC:
         raise TuneError("holds no packed weights; it must begin with 'weft\\0w01'")
     if len(data) < len(MAGIC) + _LENGTH.size:
@@ -135,11 +133,12 @@ def _header(data: bytes) -> tuple[_Header, int]:
         raise TuneError(f"its header is damaged: {first_problem(error, _Header, _PackedEntry)}") from error
 
 
-def _tensor(entry: _PackedEntry, codes: memoryview) -> Floats:
+def _unpack_tensor(entry: _PackedEntry, codes: memoryview) -> Floats:
     form: AnyFormat = parse_format(entry.format)
     if form.bits != entry.bits:
         raise TuneError(f"tensor {entry.name!r}: {entry.format} has {form.bits} bits, not {entry.bits}")
     count = math.prod(entry.shape)
+    # a size of 0 counts as 1 here: numpy cannot reshape to sizes whose product overflows, even if there are no values
     if math.prod(size or 1 for size in entry.shape) > MOST_VALUES:
         raise TuneError(f"tensor {entry.name!r} has a shape of {'x'.join(map(str, entry.shape))}; the file is damaged")
     needed = packed_bytes(count, form.bits)
@@ -150,5 +149,5 @@ def _tensor(entry: _PackedEntry, codes: memoryview) -> Floats:
         )
     part = np.frombuffer(codes[entry.offset : entry.offset + needed], np.uint8)
     values = decode(unpack(part, form.bits, count), form).reshape(entry.shape)
-    held = values if fits_float32(form) else np.clip(values, *float32_range(form))
-    return held.astype(np.float32)
+    within = values if fits_float32(form) else np.clip(values, *float32_range(form))
+    return within.astype(np.float32)

@@ -1,4 +1,4 @@
-"""Which number formats a machine has, for weights and for activations: a small TOML file.
+"""The number formats of a machine, for weights and for activations: a small TOML file.
 
     name = "fpga"
     formats = ["FLOAT 16", "FLOAT 32", "FIXED 2..32", "EXP 2..9"]
@@ -23,13 +23,13 @@ from weft_tune.numbers.format import BIN, EXP, FIXED, FLOAT, Format, Kind
 
 KINDS: tuple[Kind, ...] = ("FLOAT", "FIXED", "EXP", "BIN")
 MOST_WIDTHS, MOST_DIGITS = 64, 9
-"""Most widths in a range, and most digits of a number in it; larger ones are mistakes."""
+"""Limits of the widths in a range and of the digits of a number in it; larger ones are mistakes."""
 IEEE_BITS = 16
-"""Floats from here on keep their usual bias: their range is wide enough. Narrower ones have it tuned."""
+"""Floats of at least this width keep their usual bias, as their range is wide enough; narrower ones have it tuned."""
 
 
 class Unbiased(NamedTuple):
-    """A number format but for its bias: type and width."""
+    """A number format without its bias: type and width."""
 
     kind: Kind
     bits: int
@@ -62,7 +62,7 @@ class Unbiased(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What weights and activations may be stored as."""
+    """The formats in which weights and activations may be stored."""
 
     name: str
     weight: tuple[Unbiased, ...]
@@ -92,7 +92,7 @@ def platforms() -> list[str]:
 
 
 def load_platform(name_or_path: str) -> Platform:
-    """A platform by name, or the one a TOML file describes."""
+    """Load a platform by name, or from a TOML file."""
     text = _read(name_or_path)
     try:
         raw = tomllib.loads(text)
@@ -114,31 +114,31 @@ class _PlatformFile(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 def parse_platform(raw: dict[str, Any], where: str) -> Platform:
-    """The platform a mapping describes; *where* opens the error message."""
+    """Check a mapping and make the platform of it; *where* opens the error message."""
     try:
         file = _PlatformFile.model_validate(raw)
     except ValidationError as error:
         raise TuneError(f"{where}: {first_problem(error, _PlatformFile, _Formats)}") from error
     lists: list[tuple[Unbiased, ...]] = []
-    for role, own in (("weight", file.weight), ("activation", file.activation)):
-        spelled = file.formats if own is None else own.formats
-        if spelled is None:
+    for role, section in (("weight", file.weight), ("activation", file.activation)):
+        texts = file.formats if section is None else section.formats
+        if texts is None:
             raise TuneError(f"{where}: no formats for {role}s; give [{role}] formats = [...], or formats for both")
-        lists.append(_listed(spelled, where))
+        lists.append(_parse_formats(texts, where))
     return Platform(file.name, lists[0], lists[1], file.source)
 
 
-def _listed(spelled: list[str], where: str) -> tuple[Unbiased, ...]:
-    found: set[Unbiased] = set()
-    for text in spelled:
+def _parse_formats(texts: list[str], where: str) -> tuple[Unbiased, ...]:
+    formats: set[Unbiased] = set()
+    for text in texts:
         try:
-            found.update(_expanded(text))
+            formats.update(_expand(text))
         except NumberError as error:
             raise TuneError(f"{where}: {text!r}: {error}") from error
-    return tuple(sorted(found, key=lambda each: (KINDS.index(each.kind), each.bits)))
+    return tuple(sorted(formats, key=lambda form: (KINDS.index(form.kind), form.bits)))
 
 
-def _expanded(text: str) -> list[Unbiased]:
+def _expand(text: str) -> list[Unbiased]:
     """``FIXED 2..32`` is 31 formats, ``FLOAT 16`` and ``BIN`` are one."""
     kind, *rest = text.upper().split() or [""]
     if kind == "BIN" and not rest:
@@ -154,8 +154,8 @@ def _expanded(text: str) -> list[Unbiased]:
         raise NumberError(f"the range ends before it begins; write {kind} {last}..{first}")
     if last - first >= MOST_WIDTHS:
         raise NumberError("no type has so many widths; 32 bits are the most")
-    made = [makers[kind](bits) for bits in range(first, last + 1)]
-    return [Unbiased(each.kind, each.bits) for each in made]
+    formats = [makers[kind](bits) for bits in range(first, last + 1)]
+    return [Unbiased(form.kind, form.bits) for form in formats]
 
 
 def _read(name_or_path: str) -> str:

@@ -1,78 +1,179 @@
-"""What a search for number formats came to, beside other methods, and the JSON file that says so."""
+"""The progress and the result of a search for number formats, compared with other methods, and its JSON file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple
 
 from weft.base.version import __version__
 from weft.reports.shown import Shown
-from weft_tune.baselines.base import Baseline
 from weft_tune.evaluation import Subset
 from weft_tune.network import ROLES, Network, Target
 from weft_tune.numbers.configuration import Configuration
-from weft_tune.numbers.spelling import spell
+from weft_tune.numbers.format import spell
 from weft_tune.objective import total_bits
-from weft_tune.trials import FLOAT32_BITS, Trial, Tuning
+from weft_tune.search_space import Layerwise
 
 FORMAT = 1
+"""Version of the JSON file."""
+Phase = Literal[1, 2, 3, 4]
+Step = Literal["base", "coarse", "bias", "width", "type", "recovery"]
+FLOAT32_BITS = 32
+"""Width of the values before tuning, with which sizes are compared."""
+PHASES: dict[int, str] = {1: "coarse", 2: "fine-tuning", 3: "recovery", 4: "fine-tuning"}
+"""Phase -> its name."""
+
+
+class Trial(NamedTuple):
+    """One scored configuration."""
+
+    iteration: int
+    """Counts new configurations; 0 for the base."""
+    phase: Phase
+    step: Step
+    subset: Subset
+    configuration: Configuration
+    score: float
+    """The score, or a bound that it does not reach, where it is not exact; -inf where it failed."""
+    exact: bool
+    feasible: bool
+    objective: float
+    samples: int = 0
+    chosen: bool = False
+    """Whether the search went on from here."""
+    failure: str = ""
+
+
+class Kept(NamedTuple):
+    """One point of the way from the base to the result."""
+
+    phase: Phase
+    step: Step
+    configuration: Configuration
+    score: float
+    objective: float
+
+
+class Progress(NamedTuple):
+    """The state of a running search."""
+
+    phase: Phase
+    step: Step
+    iteration: int
+    score: float
+    """The score of the last configuration, or a bound."""
+    threshold: float
+    objective: float
+    """The best so far."""
+
+
+OnSearchProgress = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class Tuning:
+    """The result of a search. A search that was interrupted and resumed gives an equal one."""
+
+    network: Network
+    platform: str
+    margin: float
+    layerwise: Layerwise
+    configuration: Configuration
+    score: float
+    """The score on all samples."""
+    objective: float
+    base_configuration: Configuration
+    base_objective: float
+    base: dict[Subset, float]
+    """Scores of the base by subset."""
+    thresholds: dict[Subset, float]
+    trials: tuple[Trial, ...]
+    path: tuple[Kept, ...]
+    """The points that the search went on from, from the base to the result."""
+    samples: dict[Subset, int]
+    """The number of samples that were evaluated, by subset."""
+    reused: int = field(default=0, compare=False)
+    """Scores that came from the database."""
+
+    def __repr__(self) -> str:
+        return (
+            f"Tuning({self.network.name} on {self.platform}: weights {self.weight_reduction:.1f} times smaller, "
+            f"score {self.score:.4f} after {self.base['full']:.4f}, {self.iterations} configurations)"
+        )
+
+    @property
+    def iterations(self) -> int:
+        """The number of new configurations that were scored."""
+        return max((trial.iteration for trial in self.trials), default=0)
+
+    @property
+    def weight_bits(self) -> int:
+        return total_bits(self.network, self.configuration)[0]
+
+    @property
+    def activation_bits(self) -> int:
+        return total_bits(self.network, self.configuration)[1]
+
+    @property
+    def weight_reduction(self) -> float:
+        """The size of the weights in FLOAT 32, as a multiple of their size now."""
+        return FLOAT32_BITS * self.network.weights / max(1, self.weight_bits)
+
+    @property
+    def reduction(self) -> float:
+        """The size of weights and activations in FLOAT 32, as a multiple of their size now."""
+        whole = FLOAT32_BITS * (self.network.weights + self.network.inputs)
+        return whole / max(1, self.weight_bits + self.activation_bits)
 
 
 class OtherMethod(NamedTuple):
-    """What another method came to on the same samples."""
+    """The result of another method on the same samples."""
 
     method: str
     formats: str
-    """As a configuration's text, or in a word where the method has none."""
+    """The text of a configuration, or a word where the method has none."""
     weight_bits: int
     activation_bits: int
     score: float
     feasible: bool
     evaluations: int
 
-    @classmethod
-    def of(cls, network: Network, found: Baseline) -> Self:
-        weights, activations = total_bits(network, found.configuration)
-        return cls(
-            found.method, found.configuration.text, weights, activations, found.score, found.feasible,
-            found.evaluations,
-        )  # fmt: skip
-
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class TuningResult(Shown):
-    """A search, and what was measured after it."""
+    """A search, and the measurements after it."""
 
     tuning: Tuning
     objective: str
     bias_rule: str = "repair"
     seconds: float
-    """That this run took; less than the search, where it went on from an earlier one."""
+    """Duration of this run; less than that of the search, where it went on from an earlier one."""
     test_base: float | None = None
+    """Score of the model before tuning on samples that the search has not seen."""
     test_score: float | None = None
-    """On samples that the search has not seen."""
+    """Score of the result on the same samples."""
     exported_score: float | None = None
-    """Of the file that was written, in ONNX Runtime, on the samples of the search."""
+    """Score of the written file in ONNX Runtime, on the samples of the search."""
     run_s: tuple[float, float] | None = None
-    """Of one sample in ONNX Runtime on this machine, one thread: the source, the file that was written."""
+    """Time of one sample in ONNX Runtime on this machine, one thread: of the source, of the written file."""
     device: str | None = None
     latency_s: tuple[float, float] | None = None
-    """Of one query on the device: before, after."""
+    """Time of one query on the device: before, after."""
     speedups: Mapping[str, float] = field(default_factory=dict)
-    """By the name of the model of hardware, estimated."""
+    """Model of hardware -> estimated speed-up."""
     others: tuple[OtherMethod, ...] = ()
     files: Mapping[str, Path] = field(default_factory=dict)
-    """What was written, by what it is."""
+    """Kind of file (``formats``, ``model`` ...) -> where it was written."""
 
     def __repr__(self) -> str:
         return f"TuningResult({self.tuning!r}, {self.seconds:.1f} s)"
 
     @property
     def methods(self) -> tuple[OtherMethod, ...]:
-        """All methods beside each other, ours among them, the network as it was first."""
+        """All methods: first the network as it was, then ours, then the others."""
         tuning, formats = self.tuning, self.tuning.configuration.text
         plain = FLOAT32_BITS * tuning.network.weights, FLOAT32_BITS * tuning.network.inputs
         sizes = tuning.weight_bits, tuning.activation_bits
@@ -85,7 +186,7 @@ class TuningResult(Shown):
         return [trial for trial in self.tuning.trials if trial.failure]
 
     def as_dict(self) -> dict[str, Any]:
-        """What the JSON file says."""
+        """The content of the JSON file."""
         tuning = self.tuning
         return {
             "format": FORMAT,
@@ -116,10 +217,8 @@ class TuningResult(Shown):
             "reused": tuning.reused,
             "seconds": self.seconds,
             "device": self.device,
-            "latency_s": None
-            if self.latency_s is None
-            else dict(zip(("before", "after"), self.latency_s, strict=True)),
-            "run_s": None if self.run_s is None else dict(zip(("before", "after"), self.run_s, strict=True)),
+            "latency_s": _before_and_after(self.latency_s),
+            "run_s": _before_and_after(self.run_s),
             "speedups": dict(self.speedups),
             "baselines": [other._asdict() for other in self.others],
             "trials": [_trial(trial) for trial in tuning.trials],
@@ -128,7 +227,7 @@ class TuningResult(Shown):
 
 
 def kept_places(tuning: Tuning) -> list[int]:
-    """Where the steps of the way to the result stand among the trials."""
+    """Positions of the kept points among the trials."""
     places = {(trial.subset, trial.configuration): place for place, trial in enumerate(tuning.trials)}
     return [places[_subset(tuning, kept.phase), kept.configuration] for kept in tuning.path]
 
@@ -138,31 +237,31 @@ def _subset(tuning: Tuning, phase: int) -> Subset:
 
 
 def _layer(target: Target, configuration: Configuration) -> dict[str, Any]:
-    found: dict[str, Any] = {"name": target.name}
+    row: dict[str, Any] = {"name": target.name}
     if target.branches:
-        found["branches"] = list(target.branches)
+        row["branches"] = list(target.branches)
     for role in ROLES:
         forms = [configuration[name] for name in target.objects(role)]
         size, bits = target.size(role), max(form.bits for form in forms)
-        found[role] = {
+        row[role] = {
             "format": spell(forms[0]),
             "bits": bits,
             "values": size,
-            "bytes_before": _bytes(size, FLOAT32_BITS),
-            "bytes": _bytes(size, bits),
+            "bytes_before": -(-size * FLOAT32_BITS // 8),
+            "bytes": -(-size * bits // 8),
         }
-    return found
+    return row
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    found: dict[str, Any] = {
+    row: dict[str, Any] = {
         "iteration": trial.iteration, "phase": trial.phase, "step": trial.step, "subset": trial.subset,
         "score": trial.score if math.isfinite(trial.score) else None, "exact": trial.exact,
         "feasible": trial.feasible, "chosen": trial.chosen, "objective": trial.objective, "samples": trial.samples,
         "formats": trial.configuration.text,
     }  # fmt: skip
-    return found | ({"failure": trial.failure} if trial.failure else {})
+    return row | ({"failure": trial.failure} if trial.failure else {})
 
 
-def _bytes(values: int, bits: int) -> int:
-    return -(-values * bits // 8)
+def _before_and_after(pair: tuple[float, float] | None) -> dict[str, float] | None:
+    return None if pair is None else dict(zip(("before", "after"), pair, strict=True))

@@ -1,4 +1,4 @@
-"""What is tuned: a network, its samples, its device, and what scores it, as ``TuneOptions`` name them."""
+"""The subject of a tuning: a network, its samples, its device and its evaluator, as ``TuneOptions`` name them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 from weft.base.errors import InputError, TuneError, unknown_name
 from weft.devices import Npu, load_npu
 from weft.models import Model, classifiers
-from weft.models.sources import load_model
+from weft.models.packaged import PACKAGED
+from weft.models.sources import load_model, named_file
+from weft.models.trained import TRAINED
+from weft.models.zoo import ZOO
 from weft_tune.command_evaluator import CommandEvaluator
 from weft_tune.descriptor import Descriptor, load_descriptor, network_of
 from weft_tune.evaluation import Evaluator
-from weft_tune.geometry import node_names
+from weft_tune.hardware import node_names
 from weft_tune.network import Network
 from weft_tune.options import INT8, TuneOptions
 
@@ -25,14 +28,14 @@ if TYPE_CHECKING:
 NETWORK = "network.toml"
 """The description of a network, in the folder of the results."""
 OF_COMMANDS = ("small_command", "score", "timeout_s")
-"""Options that say something only beside a command."""
-OF_MODELS = ("data", "layers", "groups", "device", "scored_output")
+"""Options that apply to a command only."""
+OF_MODELS = ("data", "layers", "groups", "device", "scored_output", "shapes")
 """Options that need a model that can be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TuningSubject:
-    """All that a search starts from."""
+    """The inputs of a search."""
 
     network: Network
     descriptor: Descriptor | None
@@ -48,10 +51,10 @@ class TuningSubject:
     """Layer -> its node in the file."""
 
 
-def prepare(options: TuneOptions) -> TuningSubject:
-    """Read all files that were named."""
+def prepare(options: TuneOptions, scratch: Path) -> TuningSubject:
+    """Read all files that the options name; a model of ``weft models list`` is written into the folder *scratch*."""
     described = _descriptor(options)
-    path = model_file(str(options.model))
+    path = model_file(str(options.model), scratch)
     _check_together(options, described, path)
     opened = data = test = None
     if path is not None:
@@ -70,7 +73,7 @@ def prepare(options: TuneOptions) -> TuningSubject:
 
 
 def make_evaluator(options: TuneOptions, subject: TuningSubject) -> Evaluator:
-    """What scores configurations: a command, or the model on its samples."""
+    """The evaluator that scores configurations: a command, or the model on its samples."""
     described = subject.descriptor
     if scored_by_command(options, described):
         score = options.score or (described.score if described else "")
@@ -94,12 +97,12 @@ def scored_by_command(options: TuneOptions, described: Descriptor | None) -> boo
     return bool(options.command or (described and described.full))
 
 
-def setting(options: TuneOptions, described: Descriptor | None, name: str, usual: Any) -> Any:
-    """An option, else what the network's file says, else what is usual."""
-    given = getattr(options, name)
-    if given is None and described is not None:
-        given = getattr(described, name)
-    return usual if given is None else given
+def setting(options: TuneOptions, described: Descriptor | None, name: str, default: Any) -> Any:
+    """The value of an option, else that of the network's file, else the default."""
+    value = getattr(options, name)
+    if value is None and described is not None:
+        value = getattr(described, name)
+    return default if value is None else value
 
 
 def _check_together(options: TuneOptions, described: Descriptor | None, path: Path | None) -> None:
@@ -132,9 +135,9 @@ def _descriptor(options: TuneOptions) -> Descriptor | None:
 
 
 def tuned_file(source: Path) -> str:
-    """What the tuned model is called in the folder of the results: as its source, so that it is served under its name.
+    """The name of the tuned model in the folder of the results: that of its source, so that it is served under it.
 
-    One called as the description of the network is would take that for its settings.
+    A model called ``network`` gets another one: a server would take the description of the network for its settings.
     """
     return f"{source.stem}-tuned.onnx" if source.stem == Path(NETWORK).stem else f"{source.stem}.onnx"
 
@@ -145,26 +148,29 @@ def check_source_stays(folder: Path | None, source: Path | None) -> None:
         raise TuneError(f"{source} would be written over by the tuned model; name another folder as output")
 
 
-def model_file(name: str) -> Path | None:
-    """The ONNX file; None where there is only a description."""
+def model_file(name: str, scratch: Path) -> Path | None:
+    """The ONNX file, written into the folder *scratch* if it is no file yet; None for a description."""
     if name.endswith(".toml"):
         return None
     if name in classifiers.NAMES:
         return classifiers.model_path(name)
+    if path := named_file(name, scratch):
+        return path
     if not name.endswith(".onnx") and not Path(name).is_file():
-        raise TuneError(unknown_name("model", name, classifiers.NAMES) + " (a file ends in .onnx)")
+        names = (*classifiers.NAMES, *TRAINED, *PACKAGED, *ZOO)
+        raise TuneError(unknown_name("model", name, names) + " (a file ends in .onnx)")
     return Path(name)
 
 
 def labelled_samples(options: TuneOptions, opened: Opened) -> LabelledData:
-    """The samples that were named, or those that come with a classifier."""
+    """The samples that the options name, or those that come with a classifier."""
     from weft_tune.quantised.data import LabelledData, read_data
 
     if options.data is not None:
         return read_data(options.data, opened.inputs, options.scale)
     if options.model in classifiers.NAMES:
-        held = classifiers.validation(str(options.model))
-        return LabelledData({opened.inputs[0].name: held.inputs()}, held.label.astype("int64"))
+        images = classifiers.validation(str(options.model))
+        return LabelledData({opened.inputs[0].name: images.inputs()}, images.label.astype("int64"))
     raise TuneError(f"{options.model}: give labelled samples with data = FILE.npz, or score it with command = ...")
 
 
@@ -181,8 +187,8 @@ def _network(
     if opened is not None and data is not None:
         from weft_tune.quantised.targets import find_targets
 
-        found = find_targets(opened, data.inputs, layers=options.layers, groups=options.groups)
-        return network_of(described, found) if described else found
+        network = find_targets(opened, data.inputs, layers=options.layers, groups=options.groups)
+        return network_of(described, network) if described else network
     if described is None or not described.layer:
         raise TuneError(
             f"{options.model}: nothing says how large its layers' inputs get; give samples with data = FILE.npz, "
@@ -194,21 +200,22 @@ def _network(
 def _device(
     options: TuneOptions, path: Path | None, opened: Opened | None, data: LabelledData | None
 ) -> tuple[Npu | None, Model | None, Mapping[str, str]]:
-    """The device, the model that it is priced with, and where its layers are."""
+    """The device, the model that it is priced with, and the nodes of its layers."""
     npu = load_npu(options.device) if options.device else None
     if path is None or opened is None:
         return npu, None, {}
     rows = opened.fixed_batch or 1
-    shapes = {
+    known = {
         spec.name: (rows, *(data.inputs[spec.name].shape[1:] if data else spec.shape[1:])) for spec in opened.inputs
     }
+    shapes = {name: shape for name, shape in known.items() if -1 not in shape} | dict(options.shapes)
     nodes = node_names(path)
     try:
         return npu, load_model(str(path), shapes=shapes), nodes
     except InputError:
-        if npu is not None:
+        if npu is not None or options.shapes:
             raise
-        return None, None, nodes  # it can be tuned, only not priced
+        return None, None, nodes  # such a model can be tuned, but not priced
 
 
 def _commands(options: TuneOptions, described: Descriptor | None) -> tuple[str, str | None]:

@@ -1,7 +1,8 @@
 """The search for the smallest formats that keep a network accurate: two passes of two phases each (Algorithm 1).
 
-The first pass uses few samples: one format for all (phase 1), then object by object (phase 2). The second uses all
-samples: what is no longer accurate enough is repaired (phase 3), then tuned again (phase 4).
+The first pass uses few samples: one format for all (phase 1, ``coarse``), then object by object (phase 2, ``fine``).
+The second uses all samples: a setting that is no longer accurate enough is repaired (phase 3, ``recover``), then tuned
+again (phase 4).
 """
 
 from __future__ import annotations
@@ -12,22 +13,34 @@ from functools import partial
 from pathlib import Path
 
 from weft.base.errors import TuneError, unknown_name
-from weft_tune.database import Database, opened
+from weft_tune.database import Database, open_database
 from weft_tune.evaluation import Evaluator, Subset
-from weft_tune.judge import Judge, OnFailure, Point
+from weft_tune.fine import BIAS_RULES, BiasRule, climb, fine
+from weft_tune.judge import HighestScore, Judge, OnFailure, Point
 from weft_tune.network import Network
 from weft_tune.numbers.configuration import Configuration
+from weft_tune.numbers.format import Kind
 from weft_tune.objective import DEFAULT, Extras, Measure, objective_from
-from weft_tune.platform import Platform, load_platform
-from weft_tune.search.bias import BIAS_RULES, BiasRule
-from weft_tune.search.coarse import coarse, rungs
-from weft_tune.search.fine import fine
-from weft_tune.search.recovery import climbed, recovered
-from weft_tune.search_space import Layerwise, space_of
-from weft_tune.trials import Told, Tuning
+from weft_tune.platform import Platform, Unbiased, as_wide, load_platform
+from weft_tune.result import OnSearchProgress, Tuning
+from weft_tune.search_space import Layerwise, TuningSetting, bias_moves, space_of, widest, width_moves
 
 ROUNDING = 1e-12
-"""Relative; a score that equals the threshold but for the last digit passes."""
+"""Tolerance of the threshold, relative: a score that equals it but for the last digits passes."""
+MOST_STEPS = 64
+"""Limit of the steps of a recovery. After that the uniform settings of phase 1 are tried, the narrowest first."""
+
+LADDER: tuple[Unbiased, ...] = (
+    Unbiased("FLOAT", 32),
+    Unbiased("FLOAT", 16),
+    Unbiased("FIXED", 16),
+    Unbiased("FIXED", 8),
+    Unbiased("FIXED", 4),
+    Unbiased("FIXED", 2),
+)
+"""Uniform settings of phase 1, in the order in which they are tried."""
+
+Search = Callable[[Judge, Point | None, BiasRule], Point | None]
 
 
 def find_formats(
@@ -45,9 +58,9 @@ def find_formats(
     base: Configuration | None = None,
     database: Path | Database | None = None,
     on_failure: OnFailure = "stop",
-    progress: Told | None = None,
+    progress: OnSearchProgress | None = None,
 ) -> Tuning:
-    """The configuration with the smallest objective found whose score on all samples is within the margin.
+    """Search for the smallest objective whose score on all samples is within the margin.
 
     *margin* is relative to the score of *base*, FLOAT 32 everywhere if not given. *two_passes=False* uses all samples
     from the start. With a *database* an interrupted search goes on where it was, when called again.
@@ -57,20 +70,25 @@ def find_formats(
     space = space_of(network, machine, layerwise)
     measure = partial(objective_from(objective, extras), network)
     start = Configuration({}) if base is None else base
-    with opened(database) as scores:
-        judge = Judge(space, evaluator, measure, scores, faithful=faithful, on_failure=on_failure, told=progress)
+    passes: dict[Subset, Search] = {"small": _first_pass, "full": _second_pass} if two_passes else {"full": _first_pass}
+    with open_database(database) as scores:
+        judge = Judge(space, evaluator, measure, scores, faithful=faithful, on_failure=on_failure, on_progress=progress)
         bases: dict[Subset, float] = {}
         thresholds: dict[Subset, float] = {}
-        found: Point | None = None
-        for subset, search in _passes(two_passes):
+        best: Point | None = None
+        for subset, search in passes.items():
             bases[subset] = judge.base(subset, start)
             thresholds[subset] = judge.threshold = threshold_of(bases[subset], margin)
-            found = search(judge, found, bias)
-            if found is None:
-                raise TuneError(_hopeless(machine, bases[subset], judge.threshold, margin))
-    assert found is not None
+            best = search(judge, best, bias)
+            if best is None:
+                raise TuneError(
+                    f"no formats of platform {machine.name!r} were found that keep a score of {judge.threshold:.6g} "
+                    f"(the base has {bases[subset]:.6g}, the margin is {margin:g}); raise the margin or allow wider "
+                    "formats"
+                )
+    assert best is not None
     return Tuning(
-        network, machine.name, margin, layerwise, found.configuration, found.score, found.objective, start,
+        network, machine.name, margin, layerwise, best.configuration, best.score, best.objective, start,
         measure(start), bases, thresholds, tuple(judge.trials), tuple(judge.path), dict(judge.samples), judge.reused,
     )  # fmt: skip
 
@@ -82,24 +100,17 @@ def threshold_of(base: float, margin: float) -> float:
     return base - (margin + ROUNDING) * abs(base)
 
 
-Search = Callable[[Judge, Point | None, BiasRule], Point | None]
-
-
-def _passes(both: bool) -> list[tuple[Subset, Search]]:
-    return [("small", _first), ("full", _second)] if both else [("full", _first)]
-
-
-def _first(judge: Judge, found: Point | None, bias: BiasRule) -> Point | None:
+def _first_pass(judge: Judge, best: Point | None, bias: BiasRule) -> Point | None:
     judge.phase = 1
-    point = coarse(judge) or climbed(judge, rungs(judge)[-1])
+    point = coarse(judge) or _climb_from_widest(judge)
     judge.phase = 2
     return point and fine(judge, point, bias)
 
 
-def _second(judge: Judge, found: Point | None, bias: BiasRule) -> Point | None:
-    assert found is not None
+def _second_pass(judge: Judge, best: Point | None, bias: BiasRule) -> Point | None:
+    assert best is not None
     judge.phase = 3
-    point = recovered(judge, found.setting)
+    point = recover(judge, best.setting)
     judge.phase = 4
     return point and fine(judge, point, bias)
 
@@ -113,8 +124,91 @@ def _check(margin: float, bias: BiasRule, on_failure: OnFailure) -> None:
         raise TuneError(f"on_failure = {on_failure!r} must be stop or skip")
 
 
-def _hopeless(platform: Platform, base: float, threshold: float, margin: float) -> str:
-    return (
-        f"no formats of platform {platform.name!r} were found that keep a score of {threshold:.6g} (the base has "
-        f"{base:.6g}, the margin is {margin:g}); raise the margin or allow wider formats"
-    )
+# Phase 1
+
+
+def coarse(judge: Judge) -> Point | None:
+    """Find the narrowest uniform setting that passes; None if the widest does not.
+
+    One type and width for all, halved while the score holds, then a bisection, then powers of two.
+    """
+    best: Point | None = None
+    passed = LADDER[0]
+    for rung in LADDER:
+        point = judge.feasible(_uniform(judge, rung.kind, rung.bits), "coarse")
+        if point is None:
+            best = best and _bisect(judge, best, passed.bits, rung)
+            break
+        best, passed = point, rung
+        judge.keep(point, "coarse")
+    return best and _narrow_powers(judge, best)
+
+
+def uniform_settings(judge: Judge) -> list[TuningSetting]:
+    """The settings of the ladder, the narrowest first."""
+    return list(dict.fromkeys(_uniform(judge, rung.kind, rung.bits) for rung in reversed(LADDER)))
+
+
+def _uniform(judge: Judge, kind: Kind, bits: int) -> TuningSetting:
+    return judge.space.uniform(lambda group: as_wide(group.choices, kind, bits))
+
+
+def _bisect(judge: Judge, best: Point, passes: int, failed: Unbiased) -> Point:
+    fails = failed.bits
+    while passes - fails > 1:
+        middle = (passes + fails) // 2
+        point = judge.feasible(_uniform(judge, failed.kind, middle), "coarse")
+        if point is None:
+            fails = middle
+            continue
+        passes = middle
+        if point.setting != best.setting:  # a platform with few widths gives one setting for several
+            best = point
+            judge.keep(point, "coarse")
+    return best
+
+
+def _narrow_powers(judge: Judge, best: Point) -> Point:
+    """Try EXP, narrower by a bit than the format that passed, as long as that passes too."""
+    while True:
+        types = tuple(
+            widest(group.choices, "EXP", now.bits - 1) or now
+            for group, now in zip(judge.space.groups, best.setting.types, strict=True)
+        )
+        if types == best.setting.types:
+            return best
+        point = judge.feasible(best.setting._replace(types=types), "coarse")
+        if point is None:
+            return best
+        best = point
+        judge.keep(point, "coarse")
+
+
+# Phase 3
+
+
+def recover(judge: Judge, setting: TuningSetting) -> Point | None:
+    """The setting if it passes, else the first that does on the way up; None if nothing does."""
+    passing = judge.feasible(setting, "recovery")
+    for _ in range(MOST_STEPS):
+        if passing:
+            break
+        moves = width_moves(judge.space, setting, narrower=False) + bias_moves(judge.space, setting, -1)
+        best = judge.pick(moves, HighestScore(-math.inf), "recovery")
+        if best is None:
+            break
+        setting = best.setting
+        passing = best if best.score >= judge.threshold else None
+    fallbacks = (judge.feasible(uniform, "recovery") for uniform in uniform_settings(judge))
+    passing = passing or next(filter(None, fallbacks), None)
+    if passing:
+        judge.keep(passing, "recovery")
+    return passing
+
+
+def _climb_from_widest(judge: Judge) -> Point | None:
+    """The widest uniform setting, its biases moved until it passes; None if that is not enough."""
+    best = climb(judge, uniform_settings(judge)[-1], steps=("recovery", "recovery"))
+    if best:
+        judge.keep(best, "recovery")
+    return best

@@ -11,53 +11,12 @@ import numpy as np
 import onnx
 import pytest
 
+from tests.cli.inputs import DEVICE, EXITS, PROFILE, WORKLOAD
 from tests.models.onnx_graphs import node, proto, tensor
-from weft.cli.main import main
+from tests.support.commands import refused, run
 from weft.devices import load_npu
 from weft.devices.costs.layer_costs import read_profile
 from weft.reports.trace import read_trace
-
-PROFILE = {
-    "format": 1,
-    "model": "mine",
-    "device": "my-chip",
-    "batch": 1,
-    "layers": [
-        {"name": "a", "compute_s": 1e-4, "weight_bytes": 1_000_000, "activation_bytes": 1000},
-        {"name": "b", "compute_s": 1e-6, "weight_bytes": 9_000_000, "activation_bytes": 1000},
-    ],
-}
-
-DEVICE = """
-kind = "npu"
-name = "my-chip"
-clock_mhz = 500.0
-array_rows = 64
-array_columns = 64
-bandwidth_gb_s = {bandwidth}
-weight_buffer_mib = 16.0
-activation_buffer_mib = 8.0
-weight_rows_per_cycle = 64
-vector_bytes_per_cycle = 256.0
-{extra}
-"""
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of a command."""
-    with pytest.raises(SystemExit) as leaving:
-        main(arguments)
-    captured = capsys.readouterr()
-    return int(leaving.value.code or 0), captured.out, captured.err
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
-    """The one line with which a command refuses."""
-    code, _, error = run(capsys, *arguments)
-    assert code == 2, error
-    assert error.startswith("weft: ")
-    assert error.count("\n") == 1
-    return error
 
 
 @pytest.fixture
@@ -375,22 +334,6 @@ def test_an_exported_table_model_is_streamed_like_its_description(
 
 # Workloads
 
-WORKLOAD = """
-device = "weaver-plus"
-total_rate = 4000.0
-ratio = [2, 1]
-duration_s = 0.3
-warmup_s = 0.05
-
-[[stream]]
-model = "resnet50"
-deadline_ms = 15.0
-
-[[stream]]
-model = "bert-base"
-deadline_ms = 130.0
-"""
-
 
 @pytest.fixture
 def workload_file(tmp_path: Path) -> Path:
@@ -413,35 +356,6 @@ def test_a_workload_is_simulated_and_every_export_written(
     assert len(report["streams"][0]["cdf_s"]) == 100
     assert read_trace(trace).streams == ("resnet50", "bert-base")
     assert page.stat().st_size > 10_000
-
-
-EXITS = """
-device = "zc706-resnet50"
-duration_s = 1.0
-
-[[stream]]
-model = "resnet50"
-rate = 2.0
-deadline_ms = 400.0
-max_batch = 1
-
-[[stream]]
-model = "resnet50"
-rate = 2.0
-deadline_ms = 400.0
-max_batch = 1
-exits = 3
-exit_rates = [0.051, 0.169, 0.09, 0.69]
-
-[[stream]]
-model = "mobilenet-v2"
-rate = 2.0
-deadline_ms = 400.0
-max_batch = 1
-exits = 1
-exit_record = "r.npz"
-exit_threshold = 0.75
-"""
 
 
 def test_a_simulation_says_where_samples_leave_and_what_a_record_makes_of_it(

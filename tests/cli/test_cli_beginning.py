@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import refused, run
+from tests.support.commands import refused, run
 from weft.base.registry import registered
 from weft.models.packaged import packaged_models
 from weft.serving.repository import Repository

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.main import main
+from tests.support.commands import exit_code
 
 WORKLOAD = """
 [[stream]]
@@ -38,19 +38,13 @@ on.h200 = {compute_ms = 0.5, memory_ms = 4.5, weights_mib = 9000, segment_ms = 1
 """
 
 
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return int(ended.value.code or 0)
-
-
 @pytest.fixture(scope="module")
 def placed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("placed")
     (folder / "w.toml").write_text(WORKLOAD)
     (folder / "m.toml").write_text(MACHINES)
     files = [str(folder / name) for name in ("w.toml", "m.toml")]
-    assert run("place", files[0], "--machines", files[1], "--fluid", "-o", str(folder / "placement")) == 0
+    assert exit_code("place", files[0], "--machines", files[1], "--fluid", "-o", str(folder / "placement")) == 0
     return folder
 
 
@@ -65,7 +59,7 @@ def test_routers_stand_beside_each_other(placed: Path, capsys: pytest.CaptureFix
     out, traffic = placed / "runs.json", placed / "traffic.toml"
     traffic.write_text("rate = 1.0\nmodels = 1\ncv = 2.0\nwave = 0.5\nday_s = 2.0\n")
     trouble = ("--slow", "0.34:0.5", "--fail", "0.34:1", "--age-ms", "100", "--gates", "2", "--traffic", str(traffic))
-    assert run(*arguments(placed, "--routers", "slack,random", *trouble, "--json", str(out))) == 0
+    assert exit_code(*arguments(placed, "--routers", "slack,random", *trouble, "--json", str(out))) == 0
     shown = capsys.readouterr().out
     assert "router" in shown and "slack" in shown and "random" in shown
     result = json.loads(out.read_text())
@@ -93,6 +87,6 @@ def test_what_makes_no_sense_is_one_line(
     placed: Path, capsys: pytest.CaptureFixture[str], more: tuple[str, str], told: str
 ) -> None:
     capsys.readouterr()
-    assert run(*arguments(placed, *more)) == 2
+    assert exit_code(*arguments(placed, *more)) == 2
     said = capsys.readouterr().err
     assert told in said and said.count("\n") == 1

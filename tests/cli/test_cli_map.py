@@ -8,6 +8,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests import ROOT
-from weft.cli.main import main
+from tests.support.commands import CommandResult, run
 from weft.models.zoo import load
 from weft.reports.trace import read_trace
 from weft_map import Schedule, map_models, simulate
@@ -25,29 +26,17 @@ from weft_map.scenario import Scenario, parse_scenario, prepare, read_scenario
 PAIR = "--soc", "xavier", "--models", "vgg19,resnet152"
 
 
-class Answer:
-    """Exit code, standard output and standard error of a command."""
-
-    def __init__(self, code: int, out: str, error: str) -> None:
-        self.code, self.out, self.error = code, out, error
-
-
 @pytest.fixture
-def weft(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Answer]:
+def weft(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., CommandResult]:
     """Runs a command in a folder of its own."""
     monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> Answer:
-        with pytest.raises(SystemExit) as leaving:
-            main(arguments)
-        captured = capsys.readouterr()
-        return Answer(int(leaving.value.code or 0), captured.out, captured.err)
-
-    return run
+    return partial(run, capsys)
 
 
 @pytest.fixture
-def mapped(weft: Callable[..., Answer], tmp_path: Path) -> Callable[..., dict[str, Any]]:
+def mapped(weft: Callable[..., CommandResult], tmp_path: Path) -> Callable[..., dict[str, Any]]:
     """What ``weft map`` writes as JSON."""
 
     def run(*arguments: str) -> dict[str, Any]:
@@ -89,7 +78,7 @@ def schedule_of(case: Any, told: dict[str, Any]) -> Schedule:
     ("page", "heading"),
     [pytest.param("docs/mapping.md", "# Mapping models", marks=pytest.mark.long), ("docs/tutorial.md", "## Map\n")],
 )
-def test_the_example_of_the_page_is_true(weft: Callable[..., Answer], page: str, heading: str) -> None:
+def test_the_example_of_the_page_is_true(weft: Callable[..., CommandResult], page: str, heading: str) -> None:
     text = (ROOT / page).read_text().partition(heading)[2]
     command, *shown = re.split(r"^```\w*$", text, flags=re.M)[1].strip().splitlines()
     answer = weft(*command.removeprefix("$ weft ").split())
@@ -102,7 +91,7 @@ def test_the_example_of_the_page_is_true(weft: Callable[..., Answer], page: str,
             assert line.rstrip() in printed
 
 
-def test_every_form_is_written(weft: Callable[..., Answer], tmp_path: Path) -> None:
+def test_every_form_is_written(weft: Callable[..., CommandResult], tmp_path: Path) -> None:
     files = {
         "json": "m.json", "timeline": "m.html", "figure": "m.png", "perfetto": "p.json", "trace": "t.json",
         "devices": "d.csv",
@@ -125,7 +114,9 @@ def test_every_form_is_written(weft: Callable[..., Answer], tmp_path: Path) -> N
     assert [row["layer"] for row in rows if row["task"] == "vgg19"] == [str(n) for n in range(42)]
 
 
-def test_progress_tells_compiling_from_searching(weft: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_tells_compiling_from_searching(
+    weft: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stages: list[str] = []
 
     @contextmanager
@@ -160,7 +151,7 @@ def test_segments_tell_the_units(mapped: Callable[..., dict[str, Any]]) -> None:
     assert list(spread.values()) == told["units"]
 
 
-def test_optimal_is_only_said_with_a_proof(weft: Callable[..., Answer], tmp_path: Path) -> None:
+def test_optimal_is_only_said_with_a_proof(weft: Callable[..., CommandResult], tmp_path: Path) -> None:
     many = "--soc", "xavier", "--models", "vgg19,resnet152,inception-v4,resnet101"
     answer = weft("map", *many, "--time-limit", "1e-6", "--json", "m.json")
     assert answer.code == 0, answer.error
@@ -194,7 +185,9 @@ def test_the_objective_is_what_counts(mapped: Callable[..., dict[str, Any]]) -> 
     assert soon["makespan_s"] < many["makespan_s"] and soon["throughput"] < many["throughput"]
 
 
-def test_limits_are_kept_and_baselines_that_break_them_are_marked(weft: Callable[..., Answer], tmp_path: Path) -> None:
+def test_limits_are_kept_and_baselines_that_break_them_are_marked(
+    weft: Callable[..., CommandResult], tmp_path: Path
+) -> None:
     answer = weft("map", *PAIR, "--max-switches", "0", "--json", "m.json")
     told = json.loads((tmp_path / "m.json").read_text())
     assert all(len(set(row)) == 1 for row in told["schedule"]["units"])
@@ -212,7 +205,9 @@ def test_an_energy_budget_is_kept(mapped: Callable[..., dict[str, Any]], tmp_pat
     assert told["schedule"]["energy_j"] == pytest.approx(0.07)
 
 
-def test_estimates_are_made_of_any_zoo_model_and_said_to_be_such(weft: Callable[..., Answer], tmp_path: Path) -> None:
+def test_estimates_are_made_of_any_zoo_model_and_said_to_be_such(
+    weft: Callable[..., CommandResult], tmp_path: Path
+) -> None:
     answer = weft("map", "--soc", "orin", "--models", "mobilenet-v2", "--max-groups", "5", "--json", "m.json")
     told = json.loads((tmp_path / "m.json").read_text())
     assert told["tasks"][0]["origin"] == "estimated" and len(told["tasks"][0]["groups"]) == 5
@@ -245,7 +240,7 @@ def test_one_phase_of_the_example_is_mapped(mapped: Callable[..., dict[str, Any]
     assert [task["name"] for task in told["tasks"]] == list(read_scenario(example).phase[1].tasks)
 
 
-def test_phases_run_in_real_time(weft: Callable[..., Answer], tmp_path: Path) -> None:
+def test_phases_run_in_real_time(weft: Callable[..., CommandResult], tmp_path: Path) -> None:
     answer = weft(
         "map", "dynamic", str(ROOT / "examples/soc-scenario.toml"), "--duration", "0.3", "--json", "d.json",
         "--figure", "d.png",
@@ -269,7 +264,7 @@ def _neighbours(starts_s: list[float], lengths_s: list[float]) -> Iterator[tuple
 # Device lists
 
 
-def test_a_device_list_names_every_layer_once_a_run(weft: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_device_list_names_every_layer_once_a_run(weft: Callable[..., CommandResult], tmp_path: Path) -> None:
     models = "--soc", "xavier", "--models", "resnet18", "--profiles", "estimated", "--repeat", "resnet18=2"
     assert weft("map", *models, "--devices", "d.json").code == 0
     told = json.loads((tmp_path / "d.json").read_text())
@@ -278,7 +273,7 @@ def test_a_device_list_names_every_layer_once_a_run(weft: Callable[..., Answer],
     assert told["soc"] == "xavier-agx" and {row["instance"] for row in told["layers"]} == {0}
 
 
-def test_a_device_list_for_trtexec_is_read_by_its_rules(weft: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_device_list_for_trtexec_is_read_by_its_rules(weft: Callable[..., CommandResult], tmp_path: Path) -> None:
     both = "--soc", "xavier", "--models", "resnet18,resnet18", "--profiles", "estimated"
     assert weft("map", *both, "--devices", "d.txt", "--json", "m.json").code == 0
     told = json.loads((tmp_path / "m.json").read_text())
@@ -302,7 +297,9 @@ def trtexec_file(path: Path, **times_ms: float) -> None:
     path.write_text(json.dumps([{"count": 10}, *rows]))
 
 
-def test_a_profile_of_trtexec_goes_in_and_a_placement_comes_out(weft: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_profile_of_trtexec_goes_in_and_a_placement_comes_out(
+    weft: Callable[..., CommandResult], tmp_path: Path
+) -> None:
     trtexec_file(tmp_path / "gpu.json", conv1_relu1=1.0, conv2=2.0, fc=0.5)
     trtexec_file(tmp_path / "dla.json", conv1_relu1=1.5, conv2=2.2)
     demands = {"gpu": {"conv1": 60, "conv2": 50, "fc": 70}, "dla": {"conv1": 25, "conv2": 20}}
@@ -324,7 +321,7 @@ def test_a_profile_of_trtexec_goes_in_and_a_placement_comes_out(weft: Callable[.
 
 
 def test_what_trtexec_cannot_read_is_refused_before_the_search(
-    weft: Callable[..., Answer], monkeypatch: pytest.MonkeyPatch
+    weft: Callable[..., CommandResult], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("weft_map.solver.solve", lambda *_: pytest.fail("it searches"))
     answer = weft("map", *PAIR, "--devices", "m.txt")
@@ -380,14 +377,14 @@ def test_what_trtexec_cannot_read_is_refused_before_the_search(
         (["import-trt", "--unit", "npu=x.json", "--model", "m", "-o", "m.json"], "unknown unit 'npu'"),
     ],
 )
-def test_a_bad_request_is_one_line(weft: Callable[..., Answer], arguments: list[str], complaint: str) -> None:
+def test_a_bad_request_is_one_line(weft: Callable[..., CommandResult], arguments: list[str], complaint: str) -> None:
     answer = weft("map", *arguments)
     assert answer.code == 2
     assert answer.error.startswith("weft: ") and answer.error.count("\n") == 1
     assert complaint in answer.error
 
 
-def test_limits_that_no_schedule_keeps_say_by_how_much(weft: Callable[..., Answer], tmp_path: Path) -> None:
+def test_limits_that_no_schedule_keeps_say_by_how_much(weft: Callable[..., CommandResult], tmp_path: Path) -> None:
     write_profile(
         tmp_path / "a.json",
         group("g0", gpu=cost(1e-3, energy_j=0.5)),
@@ -402,7 +399,7 @@ def test_limits_that_no_schedule_keeps_say_by_how_much(weft: Callable[..., Answe
     assert "at least 1.25 J and the budget is 1 J, 0.25 J too few" in budget.error
 
 
-def test_a_profile_for_another_soc_is_refused(weft: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_profile_for_another_soc_is_refused(weft: Callable[..., CommandResult], tmp_path: Path) -> None:
     write_profile(tmp_path / "a.json", group("g", gpu=cost(1e-3)))
     answer = weft("map", "--soc", "orin", "--models", "a.json")
     assert answer.code == 2
@@ -424,7 +421,7 @@ def test_a_profile_for_another_soc_is_refused(weft: Callable[..., Answer], tmp_p
     ],
 )
 def test_a_bad_scenario_is_one_line(
-    weft: Callable[..., Answer], tmp_path: Path, text: str | bytes, complaint: str
+    weft: Callable[..., CommandResult], tmp_path: Path, text: str | bytes, complaint: str
 ) -> None:
     (tmp_path / "s.toml").write_bytes(text if isinstance(text, bytes) else text.encode())
     answer = weft("map", "s.toml")
@@ -432,7 +429,7 @@ def test_a_bad_scenario_is_one_line(
     assert answer.error.startswith("weft: s.toml: ") and complaint in answer.error
 
 
-def test_a_device_without_numbers_for_estimates_is_named(weft: Callable[..., Answer], tmp_path: Path) -> None:
+def test_a_device_without_numbers_for_estimates_is_named(weft: Callable[..., CommandResult], tmp_path: Path) -> None:
     (tmp_path / "bare.toml").write_text('kind = "soc"\nname = "bare"\nbandwidth_gb_s = 9.0\n[[units]]\nname = "cpu"\n')
     answer = weft("map", "--soc", "bare.toml", "--models", "resnet18")
     assert answer.code == 2 and "unit cpu has no peak_tflops" in answer.error
@@ -441,7 +438,7 @@ def test_a_device_without_numbers_for_estimates_is_named(weft: Callable[..., Ans
 # Documentation
 
 
-def test_the_help_leads_to_the_page(weft: Callable[..., Answer]) -> None:
+def test_the_help_leads_to_the_page(weft: Callable[..., CommandResult]) -> None:
     answer = weft("map", "--help")
     assert answer.code == 0
     for word in ("docs/mapping.md", "calibrate", "dynamic", "import-trt", "--max-switches"):
@@ -459,7 +456,7 @@ def keys_of(value: Any) -> set[str]:
 
 def test_the_formats_page_names_every_key(mapped: Callable[..., dict[str, Any]]) -> None:
     from weft.devices.soc import Pccs, Soc, Unit
-    from weft_map.dynamic import DynamicLog, Event, Frame, PhaseLog, Update
+    from weft_map.dynamic import DynamicLog, Frame, LoopEvent, PhaseLog, Update
     from weft_map.export import LayerDevice
     from weft_map.profiles import ProfileCost, ProfileGroup, SocProfile
     from weft_map.scenario import ScenarioPhase, ScenarioTask
@@ -468,7 +465,7 @@ def test_the_formats_page_names_every_key(mapped: Callable[..., dict[str, Any]])
     models = (Soc, Unit, Pccs, SocProfile, ProfileGroup, ProfileCost, Scenario, ScenarioTask, ScenarioPhase)
     keys = {key for model in models for key in model.model_fields} - {"folder", "units", "contention", "task", "phase"}
     keys |= {key for log in (DynamicLog, PhaseLog, Update) for key in log.__dataclass_fields__}
-    keys |= {*Frame._fields, *Event._fields, *LayerDevice._fields}
+    keys |= {*Frame._fields, *LoopEvent._fields, *LayerDevice._fields}
     keys |= keys_of(mapped(*PAIR))
     assert sorted(key for key in keys if f"`{key}`" not in page) == []
 
@@ -480,7 +477,7 @@ def test_one_call_maps_models() -> None:
     assert [task.name for task in found.outcome.problem.tasks] == ["vgg19", "resnet152"]
 
 
-def test_z3_stands_beside_the_others_or_says_how_to_get_it(weft: Callable[..., Answer], tmp_path: Path) -> None:
+def test_z3_stands_beside_the_others_or_says_how_to_get_it(weft: Callable[..., CommandResult], tmp_path: Path) -> None:
     for name, time_s in (("a", 1e-3), ("b", 2e-3)):
         costs = {"gpu": cost(time_s), "dla": cost(1.5 * time_s)}
         write_profile(tmp_path / f"{name}.json", group("g", **costs))

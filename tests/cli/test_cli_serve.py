@@ -42,7 +42,7 @@ def test_a_key_of_the_command_line_goes_before_the_files_and_that_before_the_env
 
     def key(file: str | None, option: bool = False) -> str | None:
         path = str(tmp_path / file) if file else None
-        return _settings(path, {"models": ("resnet50",)}, str(tmp_path / "key") if option else None).api_key
+        return _settings(path, {"models": ("resnet50",)}, str(tmp_path / "key") if option else None).network.api_key
 
     monkeypatch.setenv("WEFT_API_KEY", "of-the-environment")
     assert [key(file, True) for file in ("key.toml", "file.toml", "bare.toml", None)] == ["of-the-option"] * 4

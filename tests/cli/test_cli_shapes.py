@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.cli.test_cli import refused, run
-from tests.models.onnx_graphs import node, proto, tensor
+from tests.models.onnx_graphs import node, proto, tensor, weight
+from tests.support.commands import refused, run
 from weft.base.errors import InputError, ModelError
-from weft.cli.streams import parse_stream
-from weft.planning.survey.measuring import subject
+from weft.cli.common import parse_stream, with_shapes
+from weft.planning.survey.host_measurement import subject
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.repository import Repository
 from weft.workloads.requests import parse_workload
@@ -44,7 +44,7 @@ def test_an_axis_is_given_once(capsys, words, shape):
 
 @pytest.mark.parametrize("key", ["shape=seq=128", "shape=ids=1x128", "shape=ids=1x128,shape=mask=1x128"])
 def test_plans_carry_an_axis_over_too(words, key):
-    from weft.planning.asked import ask
+    from weft.planning.plan_request import ask
 
     asked = ask(parse_workload({"stream": [parse_stream(f"{STREAM},{key}")]}), words / "scratch")
     assert asked.models[0].config.shapes == {"ids": [1, 128], "mask": [1, 128]}
@@ -54,6 +54,56 @@ def test_plans_carry_an_axis_over_too(words, key):
 def test_plan_takes_the_option_too(capsys, words):
     said = refused(capsys, "plan", "-s", STREAM, "--shape", "seqq=128")
     assert "words.onnx: unknown input 'seqq'; the inputs are: ids [batch, seq]; mask [batch, seq]" in said
+
+
+LOAD = """
+device = "tpuv3-like"
+duration_s = 0.05
+warmup_s = 0.01
+[[stream]]
+model = "words.onnx"
+rate = 1000
+deadline_ms = 100
+"""
+MACHINES = """
+[kinds.npu]
+device = "tpuv3-like"
+memory_gib = 16
+[[machine]]
+kind = "npu"
+"""
+
+
+@pytest.mark.parametrize(
+    "command",
+    [("simulate", "load.toml"), ("sustain", "load.toml", "-p", "edf", "--seeds", "1", "-j", "1", "--tolerance", "0.5"),
+     ("place", "load.toml", "--machines", "machines.toml", "--fluid")],
+)  # fmt: skip
+def test_commands_of_workloads_take_the_option_too(capsys, words, command):
+    product = [node("MatMul", ["ids", "w"], ["y"])], [tensor("ids", "batch", "seq", 4)], ["y"], [weight("w", 4, 4)]
+    (words / "words.onnx").write_bytes(proto(*product).SerializeToString())
+    (words / "load.toml").write_text(LOAD)
+    (words / "machines.toml").write_text(MACHINES)
+    assert run(capsys, *command, "--shape", "seq=128")[0] == 0
+    assert "unknown input 'seqq'; the inputs are: ids" in refused(capsys, *command, "--shape", "seqq=128")
+
+
+def test_the_option_counts_more_than_the_file_and_leaves_other_streams_alone(words):
+    stream = {"model": "words.onnx", "rate": 1, "shapes": {"ids": "1x8", "mask": "1x8"}}
+    workload = parse_workload({"stream": [stream, {**stream, "model": "more.onnx"}]})
+    changed = with_shapes(workload, ["words:ids=1x16"])
+    assert changed.stream[0].shapes == {"ids": (1, 16), "mask": (1, 8)}
+    assert changed.stream[1] == workload.stream[1] and with_shapes(workload, None) is workload
+
+
+def test_a_shape_that_would_come_to_nothing_is_refused(capsys, words):
+    (words / "load.toml").write_text(LOAD)
+    for command in (("simulate", "load.toml"), ("compare", "-w", "load.toml"), ("sustain", "load.toml")):
+        said = refused(capsys, *command, "--device", "h200", "--shape", "seq=128")
+        assert "--shape does not apply to h200: its models are measured already" in said
+    workload = parse_workload({"stream": [{"model": "m.onnx", "rate": 1, "profiles": ["p.json"], "max_batch": 1}]})
+    with pytest.raises(InputError, match=r"--shape does not apply to m\.onnx, whose stream has profiles"):
+        with_shapes(workload, ["seq=128"])
 
 
 def test_the_former_spelling_is_read_with_a_note(capsys):
@@ -83,7 +133,7 @@ def test_a_server_is_given_shapes_over_those_of_its_files(words):
         assert found.entry("words").config.shapes == {"ids": [1, 32]}
         assert found.entry("more").config.shapes == {"seq": [8]}
         found.scan()
-    assert ServerConfig(shapes=("words:ids=1x32",)).shapes == ("words:ids=1x32",)
+    assert ServerConfig(shapes=("words:ids=1x32",)).loading.shapes == ("words:ids=1x32",)
 
 
 @pytest.mark.parametrize(

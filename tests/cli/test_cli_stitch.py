@@ -6,7 +6,9 @@ import contextlib
 import io
 import json
 import re
+import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,48 +20,49 @@ from onnx import TensorProto
 
 from tests import ROOT
 from tests.stitching.files import model, node, numbers
+from tests.support.commands import CommandResult, run
 from weft.base.errors import StitchError
 from weft.cli.main import main
 from weft.cli.printing import console
+from weft.models.packaged import PACKAGED, packaged_models
 from weft.runtime.stitched import tasks_in
+from weft.runtime.timing import Turns
 from weft_stitch import stitch
-from weft_stitch.cli.stitch_show import print_stitching
+from weft_stitch.cli.stitch import print_stitching
 from weft_stitch.counts import count
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph
 from weft_stitch.making.architectures import ARCHITECTURES
-from weft_stitch.making.generator import generate
-from weft_stitch.making.model_files import save_nets
-from weft_stitch.pages.report import percents, stitching_report
-from weft_stitch.running.racing import Times
-from weft_stitch.whole_run import ROUNDS, Stitching
+from weft_stitch.making.generator import generate, save_nets
+from weft_stitch.pages.tables import percents, stitching_report
+from weft_stitch.stitching_run import ROUNDS, Stitching
 
 QUICK = "--no-measure"
 
 
-class Answer(NamedTuple):
-    """What a command leaves behind."""
-
-    code: int
-    out: str
-    error: str
-
-
-Run = Callable[..., Answer]
+Run = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def weft(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a command in a folder of its own."""
     monkeypatch.chdir(tmp_path)
+    return partial(run, capsys)
 
-    def run(*arguments: str) -> Answer:
-        with pytest.raises(SystemExit) as leaving:
-            main(arguments)
-        said = capsys.readouterr()
-        return Answer(int(leaving.value.code or 0), said.out, said.err)
 
-    return run
+@pytest.mark.parametrize("name", ["mobilenet-v2", "light-squeezenet", "mtcnn-rnet"])
+def test_models_of_the_list_are_stitched_by_name_in_their_usual_shapes(weft: Run, name: str) -> None:
+    if name in PACKAGED and name not in packaged_models():
+        pytest.skip(f"{name} is not installed")
+    answer = weft("stitch", name, name, "--names", "a,b", "-o", "both.onnx", "--islands", "--form", "split", QUICK)
+    assert answer.code == 0, answer.error
+    assert "stitched  both.onnx  (a, b)" in answer.out
+    assert tempfile.gettempdir() not in answer.out
+
+
+def test_a_name_that_nobody_knows_is_told_with_those_that_there_are(weft: Run) -> None:
+    answer = weft("stitch", "resnet-18", "resnet18", "-o", "both.onnx")
+    assert answer.code == 2 and "unknown model 'resnet-18'; did you mean resnet18" in answer.error
 
 
 @pytest.fixture
@@ -229,12 +232,12 @@ def test_what_is_shown_is_what_was_chosen_by(
 ) -> None:
     """A clock on which few weights are slow in all races but the last, which is the one that is shown."""
 
-    def race(contenders: dict[str, list[Graph]], *, rounds: int, **_: Any) -> dict[str, Times]:
+    def race(contenders: dict[str, list[Graph]], *, rounds: int, **_: Any) -> dict[str, Turns]:
         sizes = {name: sum(count(graph).weight_bytes for graph in graphs) for name, graphs in contenders.items()}
         made_up = {name: size if rounds == ROUNDS else 1 / (1 + size) for name, size in sizes.items()}
-        return {name: Times((seconds,), (seconds,)) for name, seconds in made_up.items()}
+        return {name: Turns((seconds,), (seconds,)) for name, seconds in made_up.items()}
 
-    monkeypatch.setattr("weft_stitch.running.racing.race", race)
+    monkeypatch.setattr("weft_stitch.running.sessions.race", race)
     found = ways(stitched(*alike))
     assert found["stitched"]["measured_s"] == found["stitched"]["weight_bytes"]
     assert found["stitched"]["weight_bytes"] == min(way["weight_bytes"] for way in found.values())
@@ -261,11 +264,11 @@ def test_the_command_and_the_function_choose_alike_by_a_clock(
 ) -> None:
     """The clock is made up, the rest is as usual: measured, in slabs, compared with the models."""
 
-    def race(contenders: dict[str, list[Graph]], **_: Any) -> dict[str, Times]:
+    def race(contenders: dict[str, list[Graph]], **_: Any) -> dict[str, Turns]:
         sizes = {name: 1e-6 * sum(count(graph).launches for graph in graphs) for name, graphs in contenders.items()}
-        return {name: Times((seconds,), (seconds,)) for name, seconds in sizes.items()}
+        return {name: Turns((seconds,), (seconds,)) for name, seconds in sizes.items()}
 
-    monkeypatch.setattr("weft_stitch.running.racing.race", race)
+    monkeypatch.setattr("weft_stitch.running.sessions.race", race)
     assert weft("stitch", *alike, "-o", "typed.onnx", "--json", "typed.json").code == 0
     made = stitch(alike)
     made.to_onnx("called.onnx")

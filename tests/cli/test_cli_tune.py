@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,21 +22,22 @@ import onnx
 import onnxruntime
 import pytest
 import typer
+from onnx import TensorProto, helper, numpy_helper
 
 from tests import ROOT
+from tests.support.commands import CommandResult, run
 from tests.tuning.files import HIDDEN, INPUTS, points, save_data, save_model
 from weft.base.errors import TuneError
 from weft.cli.main import main
 from weft_tune import Network, Target, find_formats, tune
-from weft_tune.callable_evaluator import CallableEvaluator
-from weft_tune.cli.tune import SearchProgress, terminated_like_interrupted
+from weft_tune.cli.tune import SearchProgress
 from weft_tune.cli.tune_show import sentences
 from weft_tune.descriptor import load_descriptor
+from weft_tune.evaluation import CallableEvaluator
 from weft_tune.numbers.configuration import read_configuration
 from weft_tune.packed import read_packed
-from weft_tune.result import TuningResult
-from weft_tune.trials import Progress
-from weft_tune.whole_run import TuneProgress
+from weft_tune.result import Progress, TuningResult
+from weft_tune.tuning_run import TuneProgress
 
 PATIENCE_S = 600
 """After that something that should have happened has not; nothing here is meant to come near it."""
@@ -56,15 +58,7 @@ INTERRUPTIBLE = "import signal; signal.signal(signal.SIGINT, signal.default_int_
 """A process that a shell started in the background ignores Ctrl-C, and what it starts does so too."""
 
 
-class Answer(NamedTuple):
-    """What a command leaves behind."""
-
-    code: int
-    out: str
-    error: str
-
-
-Run = Callable[..., Answer]
+Run = Callable[..., CommandResult]
 
 
 @pytest.fixture
@@ -75,14 +69,7 @@ def weft(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest
     save_data(tmp_path / "samples.npz", points())
     (tmp_path / "tiny.toml").write_text(SMALL)
     (tmp_path / "few.toml").write_text('name = "few"\nformats = ["FIXED 2..4", "EXP 2..3"]\n')
-
-    def run(*arguments: str) -> Answer:
-        with pytest.raises(SystemExit) as leaving:
-            main(["tune", *arguments])
-        said = capsys.readouterr()
-        return Answer(int(leaving.value.code or 0), said.out, said.err)
-
-    return run
+    return partial(run, capsys, "tune")
 
 
 class Tuned(NamedTuple):
@@ -285,6 +272,34 @@ def test_a_trained_classifier_brings_its_own_samples(weft: Run, tmp_path: Path) 
     assert {layer["weight"]["bits"] for layer in layers} == {8}
 
 
+@pytest.mark.parametrize("name", ["mobilenet-v2", "mnist-vit", "light-squeezenet"])
+def test_a_model_of_the_list_lacks_nothing_but_samples(weft: Run, name: str) -> None:
+    assert weft(name).error.endswith(
+        f"weft: {name}: give labelled samples with --data FILE.npz, or score it with --command ...\n"
+    )
+    unlabelled = weft(name, "--data", "samples.npz", "--target", "onnxruntime")
+    assert "x has the shape 400x8, the input " in unlabelled.error
+
+
+def test_without_samples_a_model_is_priced_with_the_shapes_that_are_given(weft: Run, tmp_path: Path) -> None:
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["y"], name="fc1")]
+    ports = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "seq", 8]) for name in "xy"]
+    weights = numpy_helper.from_array(np.eye(8, dtype=np.float32), "w")
+    graph = helper.make_graph(nodes, "rows", ports[:1], ports[1:], [weights])
+    onnx.save(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9), tmp_path / "rows.onnx"
+    )
+    priced = ("rows.onnx", "--network", "tiny.toml", "--command", "echo score 1 in {config}", "--score", "score (\\d+)")
+    priced += ("--device", "tpuv3-like", "--platform", "int8", "--export", "none")
+    assert weft(*priced).error.endswith("pass --shape x=1xAx8\n")
+    assert "latency" in weft(*priced, "--shape", "seq=16").out
+    assert "rows.onnx: unknown input 'y'" in weft(*priced, "--shape", "y=16").error
+    assert (
+        "--shape does not apply to --target: samples have sizes"
+        in weft(*priced, "--target", "onnxruntime", "--shape", "seq=16").error
+    )
+
+
 def test_layers_and_an_objective_with_the_latency_on_a_device_can_be_chosen(weft: Run) -> None:
     answer = weft(
         *("points.onnx", "--data", "samples.npz", "--layers", "fc2", "--workers", "1", "--export", "none"),
@@ -455,17 +470,9 @@ def test_a_search_that_is_stopped_before_it_began_promises_no_scores(
     def stopped(*given: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("weft_tune.whole_run.carry_out", stopped)
+    monkeypatch.setattr("weft_tune.tuning_run.carry_out", stopped)
     answer = weft("points.onnx", "--data", "samples.npz")
     assert (answer.code, answer.error) == (130, "weft: stopped before the search began\n")
-
-
-def test_a_job_manager_that_ends_it_is_obeyed_like_control_c() -> None:
-    before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt), terminated_like_interrupted():
-        os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(PATIENCE_S)
-    assert signal.getsignal(signal.SIGTERM) == before
 
 
 REFUSED: list[tuple[tuple[str, ...], str]] = [
@@ -624,11 +631,16 @@ def test_the_torch_of_the_documentation_rounds_weights_and_inputs() -> None:
 
 def test_the_page_names_every_option_platform_and_baseline() -> None:
     from weft.cli.app import app
-    from weft_tune.options import EXPORTS, METHODS
+    from weft_tune.baselines import BASELINES
+    from weft_tune.export import STYLES
     from weft_tune.platform import platforms
 
     page = (ROOT / "docs/tuning.md").read_text()
     command = typer.main.get_command(app).commands["tune"]  # type: ignore[attr-defined]
     options = [name for option in command.params for name in option.opts if name.startswith("--")]
     assert [name for name in options if name not in page and name != "--json"] == []
-    assert [name for name in (*platforms(), *METHODS, *EXPORTS) if f"`{name}`" not in page and name not in page] == []
+    assert [
+        name
+        for name in (*platforms(), *BASELINES, "int8", *STYLES, "none")
+        if f"`{name}`" not in page and name not in page
+    ] == []

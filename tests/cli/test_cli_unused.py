@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from tests.cli.test_cli import DEVICE, EXITS, PROFILE, WORKLOAD, refused, run
+from tests.cli.inputs import DEVICE, EXITS, PROFILE, WORKLOAD
 from tests.serving import live
-from tests.simulation.test_prediction import bench
+from tests.support.benchmarks import benchmark_report
+from tests.support.commands import refused, run
 from weft.cli.app import app
-from weft.cli.simulate import OPTIONS, WRITTEN, Ways
+from weft.cli.simulate import OPTIONS, WRITTEN, CommandForms
 
 SIMULATE = next(
     command
@@ -35,7 +36,7 @@ BEGINNINGS = {
     "workload": ("--workload", "w.toml"),
     "bench": ("--bench", "bench.json"),
 }
-REFUSED = [(way, name) for name, ways in OPTIONS.items() for way in Ways._fields if getattr(ways, way)]
+REFUSED = [(way, name) for name, ways in OPTIONS.items() for way in CommandForms._fields if getattr(ways, way)]
 
 
 def written(name: str) -> str:
@@ -57,7 +58,7 @@ def test_an_option_that_a_way_of_simulating_cannot_use_is_refused(
 
 def test_a_default_is_nobodys_wish(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "bench.json"
-    path.write_text(json.dumps(bench()))
+    path.write_text(json.dumps(benchmark_report()))
     assert run(capsys, "simulate", "--bench", str(path))[0] == 0
 
 
@@ -65,7 +66,7 @@ def test_a_prediction_takes_options_of_the_policy_and_says_what_ran_under_which(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path, out = tmp_path / "bench.json", tmp_path / "out.json"
-    path.write_text(json.dumps(bench()))
+    path.write_text(json.dumps(benchmark_report()))
     arguments = ("simulate", "--bench", str(path), "--policy", "priority", "--option", "patience=5", "--json", str(out))
     code, shown, _ = run(capsys, *arguments)
     assert code == 0
@@ -81,7 +82,7 @@ def test_an_option_that_the_policy_of_a_prediction_does_not_have_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     path = tmp_path / "bench.json"
-    path.write_text(json.dumps(bench()))
+    path.write_text(json.dumps(benchmark_report()))
     assert "depth" in refused(capsys, "simulate", "--bench", str(path), "--option", "depth=3")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -11,24 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
-from tests.cli.test_cli import DEVICE, PROFILE, WORKLOAD, refused, run
+from tests.cli.inputs import DEVICE, PROFILE, WORKLOAD
+from tests.support.commands import COMMAND, LEAVES, refused, run
 from weft.base.errors import InputError
 from weft.base.files import replacing, write_text
-from weft.cli import common, printing
-from weft.cli.app import app
-from weft.cli.command import in_options
+from weft.cli import printing
+from weft.cli.command import in_options, told_in_options
 from weft.cli.main import INTERRUPTED
-from weft.cli.plans import told_in_options
-from weft.serving.config import ServerConfig
-
-COMMAND = typer.main.get_command(app)
-LEAVES = {
-    f"{name} {below}".strip(): leaf
-    for name, each in COMMAND.commands.items()  # type: ignore[attr-defined]
-    for below, leaf in (getattr(each, "commands", {}) | {"": each}).items()
-}
 
 
 @pytest.fixture
@@ -72,19 +63,6 @@ def test_long_lists_of_options_are_in_panels() -> None:
     for name in ("simulate", "compare", "sustain", "map", "serve", "bench", "explore npu"):
         loose = [each.name for each in LEAVES[name].params if each.opts[0].startswith("--") and not _panel(each)]
         assert loose in ([], ["help"]), name
-
-
-def test_the_defaults_that_serve_shows_are_those_of_its_settings() -> None:
-    settings = ServerConfig()
-    shown = {each.name: each.show_default for each in LEAVES["serve"].params if isinstance(each.show_default, str)}
-    for name in ("ready_when", "policy", "late", "threads", "backend", "host", "http_port", "grpc_port"):
-        assert shown[name] == str(getattr(settings, name))
-    assert float(shown["default_slo_ms"]) == settings.default_slo_ms and float(shown["drain_s"]) == settings.drain_s
-    assert common.parse_bytes("--max-body", shown["max_body"]) == settings.max_body_bytes
-    assert (shown["preload"], shown["pin"], shown["access_log"]) == ("preload", "no-pin", "no-access-log")
-    assert (settings.preload, settings.pin, settings.access_log) == (True, False, False)
-    assert shown["wait_for_models"] == "no-wait" and settings.wait_for_models is False
-    assert shown["shared_memory"] == "on loopback only" and settings.shared_memory is None
 
 
 def _panel(param: Any) -> Any:
@@ -461,3 +439,26 @@ def test_a_comparison_that_is_cut_short_says_so(capsys: pytest.CaptureFixture[st
     code, shown, _ = run(capsys, "compare", "-w", "gpu.toml", "-d", "h200", "-p", "fifo,edf", "--segments", "300")
     assert code == 0 and "the first 0.5 of 10 s" in " ".join(shown.split())
     assert "cut short at --segments 300; 6000 are all of the workload" in shown
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments", "last_words"),
+    [
+        ("weft.planning.planning_run.make_plan", ("plan", "w.toml"), "weft: interrupted\n"),
+        ("weft_tune.tuning_run.carry_out", ("tune", "lenet"), "weft: stopped before the search began\n"),
+    ],
+)
+def test_a_job_manager_that_ends_long_work_is_obeyed_like_control_c(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    function: str,
+    arguments: tuple[str, ...],
+    last_words: str,
+) -> None:
+    monkeypatch.setattr(function, lambda *given, **named: signal.raise_signal(signal.SIGTERM))
+    before = signal.signal(signal.SIGTERM, lambda *given: pytest.fail("SIGTERM reached somebody else"))
+    try:
+        assert run(capsys, *arguments) == (INTERRUPTED, "", last_words)
+    finally:
+        signal.signal(signal.SIGTERM, before)

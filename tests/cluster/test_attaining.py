@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from weft_cluster.placing.alpaserve import greedy
-from weft_cluster.placing.checking import broken_limits
 from weft_cluster.placing.demand import Demand, Need
-from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.filling import Filling, broken_limits
 from weft_cluster.placing.machines import MachineGroup, MachineKind, Machines
 from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.routing.attaining import Attaining, place_to_attain, with_copies

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.conformance.judging import Asked, judge
+from tests.conformance.judging import PlanRequest, judge
 from tests.conformance.models import write_repository
 from tests.conformance.over_grpc import grpc_target
 from tests.conformance.over_http import HttpTarget
@@ -43,7 +43,7 @@ def asked_for(
 ) -> list[Outcome]:
     """Send all rows that can be sent to a server, one after another."""
     with contextlib.ExitStack() as stack:
-        asked = Asked(
+        asked = PlanRequest(
             HttpTarget(http, patience_s) if http else None,
             stack.enter_context(grpc_target(grpc, patience_s)) if grpc else None,
         )

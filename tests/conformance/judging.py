@@ -17,7 +17,7 @@ MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
-class Asked:
+class PlanRequest:
     """A server that is asked, by the ways it has."""
 
     http: HttpTarget | None
@@ -36,7 +36,7 @@ class Asked:
                 target.ask_plainly(text)
 
 
-def judge(asked: Asked, row: HttpRow | GrpcRow) -> list[str]:
+def judge(asked: PlanRequest, row: HttpRow | GrpcRow) -> list[str]:
     """All in which a server differs from a row; nothing where it does not."""
     with shared(row.memory):
         for text in row.before:
@@ -50,7 +50,7 @@ def judge(asked: Asked, row: HttpRow | GrpcRow) -> list[str]:
                 asked.prepare(text)
 
 
-def _answered(asked: Asked, row: HttpRow | GrpcRow) -> list[str]:
+def _answered(asked: PlanRequest, row: HttpRow | GrpcRow) -> list[str]:
     if isinstance(row, HttpRow):
         assert asked.http is not None
         return judge_http(row, asked.http.ask(row))

@@ -27,3 +27,13 @@ def violations(name: str, value: Any) -> list[str]:
     """In what a value differs from the shape of this name."""
     found = sorted(_validator(name).iter_errors(value), key=lambda each: each.json_path)
     return [f"{name} {each.json_path}: {' '.join(each.message.split())[:120]}" for each in found]
+
+
+def resolve(document: dict[str, Any], node: Any) -> Any:
+    """The target of a node of an OpenAPI document that is a reference, or else the node itself."""
+    while isinstance(node, dict) and "$ref" in node:
+        target: Any = document
+        for part in node["$ref"].removeprefix("#/").split("/"):
+            target = target[part]
+        node = target
+    return node

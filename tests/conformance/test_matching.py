@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.judging import MEMORY, Asked, judge, shared
+from tests.conformance.judging import MEMORY, PlanRequest, judge, shared
 from tests.conformance.matching import differences
 from tests.conformance.over_grpc import GrpcAnswer, judge_grpc, plain, service_pb2
 from tests.conformance.over_http import HttpAnswer, HttpTarget, judge_http, request_of
@@ -108,7 +108,7 @@ def test_a_call_is_judged_by_code_and_messages() -> None:
 
 
 def test_a_server_that_is_not_there_is_a_difference() -> None:
-    (said,) = judge(Asked(HttpTarget("http://127.0.0.1:1", 5.0), None), http_row())
+    (said,) = judge(PlanRequest(HttpTarget("http://127.0.0.1:1", 5.0), None), http_row())
     assert said.startswith("no answer: ConnectionRefusedError")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.judging import Asked, judge
+from tests.conformance.judging import PlanRequest, judge
 from tests.conformance.models import write_repository
 from tests.conformance.over_grpc import grpc_target, sent_of
 from tests.conformance.over_http import HttpTarget, request_of
@@ -23,10 +23,10 @@ LEAST_ROWS = 250
 
 
 @pytest.fixture(scope="module")
-def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Asked]:
+def asked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PlanRequest]:
     folder = write_repository(tmp_path_factory.mktemp("repository"))
     with live.running(folder, learn_s=0) as server, grpc_target(server.grpc_address, live.PATIENCE_S) as target:
-        yield Asked(HttpTarget(server.url, live.PATIENCE_S), target)
+        yield PlanRequest(HttpTarget(server.url, live.PATIENCE_S), target)
 
 
 def marked(row: HttpRow | GrpcRow) -> Any:
@@ -36,7 +36,7 @@ def marked(row: HttpRow | GrpcRow) -> Any:
 
 
 @pytest.mark.parametrize("row", list(map(marked, ROWS)))
-def test_a_row_is_answered_as_it_says(asked: Asked, row: HttpRow | GrpcRow) -> None:
+def test_a_row_is_answered_as_it_says(asked: PlanRequest, row: HttpRow | GrpcRow) -> None:
     assert judge(asked, row) == []
 
 

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.commands import run
 from weft.base.errors import InputError
-from weft.cli.main import main
 from weft.devices import Board, TiledNpu, load_device, load_platform, presets
 from weft.devices.costs.explore import Exploration, design_points, explore, pareto_front
 from weft.devices.costs.tiled import layer_times_s
@@ -28,13 +28,6 @@ def net(name: str, *gemms: Gemm) -> Model:
 
 WIDE = net("wide", Gemm(400, 9, 16), Gemm(100, 144, 16), Gemm(100, 144, 16), Gemm(1, 16, 10))
 DEEP = net("deep", Gemm(30, 200, 5), Gemm(4, 300, 7), Gemm(4, 8, 7, 3))
-
-
-def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as leaving:
-        main(arguments)
-    captured = capsys.readouterr()
-    return int(leaving.value.code or 0), captured.out, captured.err
 
 
 # What it finds

@@ -12,8 +12,8 @@ from weft.base.errors import DeviceError, InputError
 from weft.devices import load_any, read_host, write_host
 from weft.devices.host import is_device, is_measured
 from weft.engine.lane_queues import DEVICE_AHEAD
+from weft.planning.survey.host_measurement import measure
 from weft.planning.survey.measure import _Survey
-from weft.planning.survey.measuring import measure
 from weft.runtime.cuda.device import TWIN_CUTS
 from weft.simulation.requests import prepare, simulate_requests
 from weft.workloads.requests import parse_workload

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import DATA
-from tests.cli.test_cli import refused, run
 from tests.serving import live
+from tests.support.commands import refused, run
 from weft.base.errors import DeviceError, WorkloadError
 from weft.devices import (
     Host,
@@ -35,7 +35,7 @@ from weft.engine.tickets import WaitingLine
 from weft.planning.survey import SeenSpan, Subject, losses, survey
 from weft.planning.survey.measure import _Survey, failures
 from weft.planning.survey.spans import _met, hand_overs, read_spans, runs
-from weft.serving.refusals import refused as refused_with
+from weft.serving.dispatch import refused as refused_with
 from weft.simulation.requests import prepare, simulate_requests
 from weft.simulation.sustain import Question, sustain
 from weft.workloads.requests import parse_workload

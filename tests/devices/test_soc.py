@@ -25,7 +25,7 @@ from weft.devices import (
     socs,
 )
 from weft.devices.soc import relative_speed
-from weft_map.kernels.contention import slow_down
+from weft_map.kernels.soc import slow_down
 
 GPU = Pccs(normal_bw=38.1, intensive_bw=96.2, mrmc_pct=4.9, pbw=127.5, tbwdc=87.2, cbp=45.3, rate_n=1.11)
 DLA = Pccs(normal_bw=0.0, intensive_bw=27.9, mrmc_pct=0.0, pbw=127.5, tbwdc=22.0, cbp=71.0, rate_n=0.35)

@@ -30,10 +30,10 @@ class AheadRun:
 
     def __init__(self, lane: AheadLane, model: Any, step: Step, ended: Ended, now: Callable[[], int]) -> None:
         self._lane, self._model, self._ended, self._now = lane, model, ended, now
-        last, exits = len(model.segments) - 1, {each.segment for each in model.exits}
+        last, exits = len(model.segments) - 1, {spec.segment for spec in model.exits.specs} if model.exits else ()
         self.onward: Sequence[StepOutput] | None = None
         if step.segment != last and step.segment not in exits:
-            made = 1 if step.segment == 0 or model.mergeable else len(step.parts)
+            made = 1 if step.segment == 0 or model.batching.mergeable else len(step.parts)
             self.onward = [StepOutput(Promised(lane), {}) for _ in range(made)]
         self._lock = threading.Lock()
         self._begun = self._stopped = False

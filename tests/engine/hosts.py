@@ -29,10 +29,11 @@ from weft.engine.steering import Steered, Steering
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
 from weft.runtime.defaults import ModelDefaults
 from weft.runtime.exits import ExitSpec
+from weft.runtime.facets import Batching, ModelExits, ModelResidency, SegmentTiming
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.serving.dispatch import Dispatcher
-from weft.serving.leaving import Leaving
+from weft.serving.exit_rules import ExitRules
 from weft.serving.streams import ServedModel
 from weft.serving.tickets import BatchWork, ClientTicket
 
@@ -151,6 +152,10 @@ class ListedFeed:
         """Sizes of two batches that became one, and the layer at which they stood."""
         self._next = 0
 
+    @property
+    def arrivals(self) -> ListedFeed:
+        return self
+
     def take(self, now: int) -> Iterator[Ticket]:
         while self._next < len(self.tickets) and self.tickets[self._next].arrival <= now:
             self._next += 1
@@ -166,6 +171,7 @@ class ListedFeed:
         for ticket in batch.members:
             if not ticket.gone:
                 self.fates[ticket].append(Fate("served", completion.times.compute_end, batch.query))
+        self.ended_batches.append(batch)
 
     def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
         here = [ticket for ticket in batch.members if not ticket.gone]
@@ -226,7 +232,7 @@ class WatchedHost(SimulatedHost):
         self.pieces += [Piece(c.candidate, c.times.compute_start, c.times.compute_end, c.aborted) for c in ended]
         return ended
 
-    def submit(self, start: Start) -> None:
+    def submit(self, start: Start, batch: object = None) -> None:
         self._still = 0
         self.issues.append(start.candidate)
         super().submit(start)
@@ -436,12 +442,20 @@ class Stage:
             raise verdict
 
 
+@dataclass(frozen=True)
+class Away(ModelResidency):
+    """Memory of a device that a model has left, and so many seconds to come back."""
+
+    away_s: float = 0.0
+
+
 class Scripted(ModelDefaults):
     """Stands for a prepared model: segments take as long as they are said to, and double their input.
 
     ms: milliseconds of each segment at batch 1, 2, ...; factor: how much longer they really take than was measured;
     poison: rows that hold this value make a segment fail; steady: whether they never take longer than expected;
-    exits: after how many segments samples may leave, the columns of the input being how sure they are there.
+    exits: after how many segments samples may leave, the columns of the input being how sure they are there;
+    away_s: how long it takes to come back to the device's memory.
     """
 
     def __init__(
@@ -452,33 +466,36 @@ class Scripted(ModelDefaults):
         poison: float | None = None,
         steady: bool = True,
         exits: tuple[int, ...] = (),
+        measured: bool = True,
+        batchable: bool = True,
+        away_s: float = 0.0,
     ) -> None:
         self._stage, self._ms, self._factor, self._poison = stage, ms, factor, poison
-        self.warm_shapes: dict[str, tuple[int, ...]] | None = {"x": (1, max(1, len(exits)))}
-        self.batchable, self.max_batch, self.any_shapes, self.confidence = True, len(ms), True, "probabilities"
-        ends = (*exits, len(ms[0])) if exits else ()
-        self.exits = tuple(ExitSpec(output=f"y{end}", segment=end - 1) for end in ends)
-        self.mergeable, self.rowless, self.tasks = True, {}, ()
-        self._told = {each.segment: each.output for each in self.exits}
+        # a batch that is larger than the largest one takes as long as that
+        times_s = {size: tuple(each / 1e3 for each in ms[min(size, len(ms)) - 1]) for size in range(1, 65)}
+        shapes = {"x": (1, max(1, len(exits)))} if measured else None
+        self.timing = SegmentTiming((steady,) * len(ms[0]), times_s, shapes)
+        self.batching = Batching(batchable, len(ms), any_shapes=True, mergeable=True)
+        specs = [ExitSpec(output=f"y{end}", segment=end - 1) for end in (*exits, len(ms[0]))]
+        self.exits = ModelExits(tuple(specs), "probabilities") if exits else None
+        self._specs = self.exits.specs if self.exits else ()
+        self._exit_at, self.rowless = {each.segment: each.output for each in self._specs}, {}
+        self.residency = Away(away_s=away_s)
         self.segments = tuple(f"s{index}" for index in range(len(ms[0])))
-        self.steady = (steady,) * len(ms[0])
         self.ran: Counter[int] = Counter()
         self.closed = False
-
-    def times_at(self, batch: int) -> tuple[float, ...]:
-        return tuple(each / 1e3 for each in self._ms[min(batch, self.max_batch) - 1])
 
     def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
         assert not self.closed, "a segment of a closed model runs"
         self.ran[index] += 1
         rows = len(values["x"])
-        self._stage.perform(round(self._ms[min(rows, self.max_batch) - 1][index] * self._factor * MS))
+        self._stage.perform(round(self._ms[min(rows, len(self._ms)) - 1][index] * self._factor * MS))
         if self._poison is not None and (values["x"] == self._poison).any():
             raise ValueError(f"{self._poison} is poison")
         if index == len(self.segments) - 1:
-            return {self.exits[-1].output if self.exits else "y": values["x"] * 2}
-        here = [number for number, each in enumerate(self.exits) if each.segment == index]
-        return {"x": values["x"]} | {self.exits[n].output: values["x"][:, n : n + 1] for n in here}
+            return {self._specs[-1].output if self.exits else "y": values["x"] * 2}
+        here = [number for number, each in enumerate(self._specs) if each.segment == index]
+        return {"x": values["x"]} | {self._specs[n].output: values["x"][:, n : n + 1] for n in here}
 
     start, compute, gather, _gathered = CpuModel.start, CpuModel.compute, CpuModel.gather, CpuModel._gathered
 
@@ -556,7 +573,7 @@ class Machine:
         steering = scripted.pop("steering", None)
         prepared: Any = Scripted(self.stage, *ms, **scripted)
         if steering:
-            terms["leaving"] = Leaving(prepared, steering)
+            terms["leaving"] = ExitRules(prepared.exits, steering)
         return ServedModel(name or f"m{len(self.sent)}", prepared, **terms)
 
     def send(
@@ -627,10 +644,10 @@ class Machine:
                 self.stage.gate(name).put(None)
         self.dispatcher.close()
 
-    def _issued(self, start: Start) -> None:
+    def _issued(self, start: Start, batch: object = None) -> None:
         candidate = start.candidate
         self.issues.append((candidate.stream, candidate.query, candidate.layer))
-        self._submit(start)
+        self._submit(start, batch)
 
     def _meet(self) -> None:
         """Wait until every lane that was given something has begun it, or has failed at once."""
@@ -665,6 +682,11 @@ class Machine:
         return len(over)
 
 
+def begun(machine: Machine, tickets: list[ClientTicket], kind: type[BatchWork] = BatchWork) -> BatchWork:
+    """A batch of requests that were sent, which no lane knows of."""
+    return kind(machine.dispatcher.streams[tickets[0].stream], Batch(0, 0, [*tickets]), tickets)
+
+
 def compute_here(batch: BatchWork, segment: int) -> None:
     """Run a segment of a batch on this thread."""
     prepared: Any = batch.model.loaded
@@ -679,6 +701,8 @@ class Staged:
     ) -> None:
         self._stage, self._model, self._ms, self._each_ms = machine.stage, model, ms, each_ms
         self._rows_of = rows_of
+        times_s = {size: ((ms + each_ms * size) / 1e3,) * len(model.segments) for size in range(1, 65)}
+        self.timing = replace(model.timing, times_s=times_s)
         self.ran: list[tuple[int, int]] = []
         """Segment and rows, of those that were not stopped."""
         self.fails: Callable[[int, dict[str, Any]], bool] | None = None
@@ -688,9 +712,6 @@ class Staged:
 
     start, compute = CpuModel.start, CpuModel.compute
 
-    def times_at(self, batch: int) -> tuple[float, ...]:
-        return ((self._ms + self._each_ms * batch) / 1e3,) * len(self._model.segments)
-
     def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
         made = self._model.run_segment(index, values)  # it is stopped where it takes its time
         rows = self._rows_of(index, values)
@@ -699,3 +720,12 @@ class Staged:
         if self.fails and self.fails(index, values):
             raise ValueError("this batch cannot be computed")
         return made
+
+
+def assert_at_rest(machine: Machine, *models: ServedModel) -> None:
+    """Nothing is left over, and everybody was answered once."""
+    assert (machine.dispatcher.pending, machine.dispatcher.waiting) == (0, 0)
+    assert all(len(sent.replies) == 1 for sent in machine.sent)
+    for model in models:
+        assert model.leases == 0
+        assert model.line.waiting == 0

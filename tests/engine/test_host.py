@@ -366,7 +366,7 @@ def test_a_batch_that_expires_is_stopped_though_its_feed_knows_it_by_another_str
     engine, source = request_engine(chooser, feed, host, [each.remaining for each in load.setting.programs])
     for term in load.terms:
         source.open(term)
-    host.submit, plain = lambda start: plain(start._replace(candidate=_slower(start.candidate))), host.submit
+    host.submit, plain = lambda start, _: plain(start._replace(candidate=_slower(start.candidate))), host.submit
     engine.run()
     assert [(when, stopped.stream) for when, stopped in host.aborts] == [(12, 0)]
 

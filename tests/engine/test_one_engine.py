@@ -17,7 +17,8 @@ import weft.serving.dispatch
 import weft.simulation.prediction
 import weft.simulation.requests
 import weft.simulation.saturated
-from tests.engine.hosts import MS, Kind, Load, Machine, Order, Sent, WatchedHost, kind, run_load
+from tests.engine.agreement import FATES, TICK, assert_same_fates, scaled, served_by_machine, shared_loads
+from tests.engine.hosts import Kind, Load, Machine, Order, Sent, WatchedHost, kind, run_load
 from tests.engine.workloads import SERVING
 from weft.base.errors import InvalidStart
 from weft.engine import Arrivals, Ending, Engine, request_engine
@@ -26,8 +27,7 @@ from weft.engine.lateness import SOFT
 from weft.engine.policies import POLICIES, Start, make_policy, make_request_policy
 from weft.engine.steering import ExitShares, Steered, Steering
 from weft.engine.tickets import WaitingLine
-from weft.runtime.lanes import ABORT_FROM_TICKS
-from weft.serving.leaving import EXIT
+from weft.serving.exit_rules import EXIT
 
 SOURCES = Path(weft.engine.engine.__file__).parents[1]
 
@@ -71,106 +71,6 @@ def test_a_server_has_every_policy_by_its_name(monkeypatch):
 
 # The same decisions
 
-TICK = MS
-"""Ticks of the simulated host are milliseconds of the server, so that segments are worth a lane."""
-LONG_MS = ABORT_FROM_TICKS // MS
-
-
-def served_by_machine(monkeypatch, policy: str, load: Load) -> Machine:
-    """The same requests at the same instants, through the server's dispatcher and its real threads."""
-    lanes = {"lanes": load.lanes, "ahead": load.ahead, "apart": load.apart}
-    machine = Machine(monkeypatch, policy, **lanes, late=load.late, most_waiting=load.places)
-    try:
-        models = [
-            machine.model(
-                *each.batches,
-                name=f"m{index}",
-                batch_timeout_ms=each.timeout,
-                exits=each.exits,
-                steering=each.steering,
-                queue_size=each.places,
-            )
-            for index, each in enumerate(load.kinds)
-        ]
-        for order in load.orders:
-
-            def send(order: Order = order) -> None:
-                machine.offer(
-                    models[order.stream],
-                    order.due - order.arrival,
-                    priority=order.priority,
-                    strict=order.strict,
-                    sure=order.sure or None,
-                )
-
-            machine.at(order.arrival, send)
-        machine.run()
-    finally:
-        machine.close()
-    return machine
-
-
-def scaled(load: Load) -> Load:
-    """The load in the server's ticks."""
-    kinds = tuple(
-        replace(
-            each, batches=tuple(tuple(t * TICK for t in ticks) for ticks in each.batches), timeout=each.timeout * TICK
-        )
-        for each in load.kinds
-    )
-    start = 1_000 * MS  # where the machine's clock starts
-    orders = tuple(
-        order._replace(arrival=start + order.arrival * TICK, due=start + order.due * TICK) for order in load.orders
-    )
-    return replace(load, kinds=kinds, orders=orders)
-
-
-@st.composite
-def kinds(draw: st.DrawFn) -> Kind:
-    """A model: some have segments long enough to be stopped, some have exits that are steered, some short queues."""
-    long_one = draw(st.integers(0, 3)) == 0
-    ticks = draw(st.lists(st.integers(*((LONG_MS, 60) if long_one else (1, LONG_MS - 4))), min_size=1, max_size=4))
-    sizes, more = range(draw(st.integers(1, 3))), draw(st.integers(0, 1))
-    exits = tuple(sorted(draw(st.sets(st.integers(1, len(ticks) - 1), max_size=2)))) if len(ticks) > 1 else ()
-    floor = draw(st.sampled_from([None, 0.25, 0.5]))
-    return Kind(
-        tuple(tuple(t + more * size for t in ticks) for size in sizes),
-        draw(st.sampled_from([0, 0, 3, 20])),
-        exits,
-        Steering(0.75, floor) if exits else None,
-        draw(st.sampled_from([256, 256, 2])),
-    )
-
-
-@st.composite
-def shared_loads(draw: st.DrawFn) -> Load:
-    """Streams are numbered in the order in which they first have a request, as a server numbers them."""
-    models = draw(st.lists(kinds(), min_size=1, max_size=4))
-    strict = draw(st.sampled_from([st.just(False), st.just(True), st.booleans()]))
-    one = st.tuples(
-        st.integers(0, len(models) - 1),
-        st.integers(0, 120),
-        st.integers(1, 150),
-        st.sampled_from([1, 3, 9]),
-        strict,
-        st.tuples(*[st.integers(0, 64).map(lambda n: n / 64)] * 2),
-    )
-    orders = sorted(draw(st.lists(one, min_size=1, max_size=16)), key=lambda each: each[1])
-    numbers: dict[int, int] = {}
-    for stream, *_ in orders:
-        numbers.setdefault(stream, len(numbers))
-    return Load(
-        tuple(models[stream] for stream in numbers),
-        tuple(
-            Order(numbers[model], at, at + allowed, priority, strict, sure=sure[: len(models[model].exits)])
-            for model, at, allowed, priority, strict, sure in orders
-        ),
-        lanes=draw(st.integers(1, 3)),
-        late=draw(st.sampled_from(SOFT)),
-        abortable=frozenset(numbers[s] for s in numbers if min(map(min, models[s].batches)) >= LONG_MS),
-        places=draw(st.sampled_from([4096, 4096, 5])),
-    )
-
 
 @pytest.mark.parametrize("policy", SERVING)
 @settings(
@@ -180,7 +80,7 @@ def shared_loads(draw: st.DrawFn) -> Load:
 )
 @given(load=shared_loads())
 def test_the_server_issues_answers_drops_and_refuses_what_the_simulator_does(policy, load, monkeypatch):
-    assert_alike(monkeypatch, policy, load)
+    assert_same_fates(monkeypatch, policy, load)
 
 
 @st.composite
@@ -219,7 +119,7 @@ def crowded_loads(draw: st.DrawFn) -> Load:
 )
 @given(load=shared_loads() | crowded_loads(), lanes=st.integers(1, 2))
 def test_that_holds_where_lanes_take_segments_ahead(policy, load, lanes, monkeypatch):
-    assert_alike(monkeypatch, policy, replace(load, lanes=lanes, ahead=1))
+    assert_same_fates(monkeypatch, policy, replace(load, lanes=lanes, ahead=1))
 
 
 @pytest.mark.parametrize("policy", ["edf", "punctual", "top-up"])
@@ -231,7 +131,7 @@ def test_that_holds_where_lanes_take_segments_ahead(policy, load, lanes, monkeyp
 @given(load=shared_loads() | crowded_loads(), lanes=st.integers(1, 2))
 def test_that_holds_where_several_short_segments_wait(policy, load, lanes, monkeypatch):
     monkeypatch.setattr("weft.engine.lane_queues.SHORT_TICKS", 6 * TICK)
-    assert_alike(monkeypatch, policy, replace(load, lanes=lanes, ahead=1))
+    assert_same_fates(monkeypatch, policy, replace(load, lanes=lanes, ahead=1))
 
 
 @pytest.mark.parametrize("policy", ["edf", "top-up"])
@@ -242,7 +142,7 @@ def test_that_holds_where_several_short_segments_wait(policy, load, lanes, monke
 )
 @given(load=crowded_loads(), ahead=st.integers(1, 2))
 def test_that_holds_where_batches_meet_and_go_on_elsewhere(policy, load, ahead, monkeypatch):
-    assert_alike(monkeypatch, policy, replace(load, lanes=2, ahead=ahead))
+    assert_same_fates(monkeypatch, policy, replace(load, lanes=2, ahead=ahead))
 
 
 @pytest.mark.parametrize("policy", SERVING)
@@ -253,18 +153,7 @@ def test_that_holds_where_batches_meet_and_go_on_elsewhere(policy, load, ahead, 
 )
 @given(load=shared_loads() | crowded_loads(), lanes=st.integers(2, 3))
 def test_that_holds_where_batches_stay_on_their_lanes(policy, load, lanes, monkeypatch):
-    assert_alike(monkeypatch, policy, replace(load, lanes=lanes, ahead=1, apart=True))
-
-
-def assert_alike(monkeypatch: pytest.MonkeyPatch, policy: str, load: Load) -> None:
-    """Listed requests have the same fates in both worlds."""
-    monkeypatch.setattr(
-        ExitShares, "left", lambda *_: False
-    )  # a server learns where samples leave; a simulation is told
-    simulated = run_load(policy, scaled(load))
-    machine = served_by_machine(monkeypatch, policy, load)
-    assert machine.issues == simulated.issues
-    assert [(FATES[sent.fate], machine.start + sent.replies[0][0]) for sent in machine.sent] == simulated.fates
+    assert_same_fates(monkeypatch, policy, replace(load, lanes=lanes, ahead=1, apart=True))
 
 
 @st.composite
@@ -340,10 +229,6 @@ def told(sent: Sent, machine: Machine, kind: Kind) -> tuple[int, int]:
     return machine.start + sent.replies[0][0], kind.exits[left - 1] if 0 < left <= len(kind.exits) else 0
 
 
-FATES = {"served": "served", "expired": "dropped", "unmeetable": "refused", "queue_full": "refused"}
-"""What a client of the server is told, and what became of its request."""
-
-
 def test_that_includes_segments_that_are_stopped_half_way(monkeypatch):
     load = Load((kind(100), kind(5)), (Order(0, 0, 1000), Order(1, 10, 20)), abortable=frozenset({0}))
     simulated = run_load("punctual", scaled(load))
@@ -381,7 +266,7 @@ def test_of_a_batch_one_member_may_expire_on_its_way_and_the_others_go_on(monkey
     net = Kind(((4, 4, 4), (7, 7, 7)), exits=(2,), steering=Steering(0.75))
     load = Load((net,), (Order(0, 0, 13, strict=True, sure=(0.0,)), Order(0, 0, 60, strict=True, sure=(0.0,))))
     assert run_load("fifo", load).fates == [("dropped", 13), ("served", 18)]
-    assert_alike(monkeypatch, "fifo", load)
+    assert_same_fates(monkeypatch, "fifo", load)
 
 
 def test_who_expired_in_a_batch_is_not_answered_with_it(monkeypatch):

@@ -14,7 +14,7 @@ from weft.base.errors import InputError
 from weft.devices.decoupled import DeviceClocks
 from weft.engine import SimulatedHost, request_engine, requests
 from weft.engine.policies import Candidate, Policy, Setting, View, make_policy
-from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE
+from weft.engine.policies.base import NO_BUFFER, NO_DEADLINE, Work
 from weft.engine.tickets import Terms
 from weft.simulation.requests import estimates, request_trace, simulate_requests
 
@@ -399,7 +399,7 @@ def test_a_stretch_that_is_no_percentage_is_refused(stretch):
 
 def waiting(stream: int, whole: int, *, arrival: int = 0, remaining: int | None = None, priority: int = 1) -> Candidate:
     rest = whole if remaining is None else remaining
-    return head(stream, 1, 1, arrival=arrival, whole=whole, remaining=rest, priority=priority)
+    return head(stream, 1, 1, arrival=arrival, remaining=rest, priority=priority)._replace(work=Work(whole))
 
 
 def prema_at(now: int, *heads: Candidate) -> int:

@@ -29,7 +29,7 @@ SERVING = [name for name, policy in POLICIES.items() if policy.traits.serves_req
 Layers = Sequence[tuple[int, int]]
 
 
-class Listed(Workload):
+class RegistryEntry(Workload):
     """A workload whose open streams arrive at given ticks, handed out in small blocks."""
 
     times: tuple[tuple[int, ...], ...] = ()
@@ -88,7 +88,7 @@ def case_of(flows: Sequence[Flow], *, buffer: int = 100, end: int = 1000, warm: 
             Terms(len(programs), one.deadline, len(one.batches), one.timeout, one.priority, think, one.clients)
         )
         programs += one.programs
-    workload = Listed(
+    workload = RegistryEntry(
         stream=tuple(streams),
         duration_s=end / 1e3,
         warmup_s=warm / 1e3,
@@ -135,7 +135,7 @@ def serve(
 
 def serve_case(policy: str, case: Case, *, late: str, kind: type[Requests] = Requests, **options: Option) -> Served:
     """Serve a workload of listed arrivals on the plain engine."""
-    assert isinstance(case.workload, Listed)
+    assert isinstance(case.workload, RegistryEntry)
     chooser = make_policy(policy, case.setting, options)
     feed = Arrivals(
         case.terms,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from tests.serving.live import PATIENCE_S
+from tests.support.concurrency import until
 from weft.http.messages import HttpExchange, HttpResponse
 from weft.http.server import HttpServer
 from weft.serving.config import ServerConfig
@@ -167,16 +168,6 @@ def known(where: Placement, urls: dict[str, list[str]]) -> dict[str, PlacedMachi
     """What a gate is told: URL -> its machine."""
     machines = {machine.name: machine for machine in where.machines}
     return {url: machines[name] for name, each in urls.items() for url in each}
-
-
-def until(true: Callable[[], object]) -> None:
-    """Wait until something is so; only a hang lasts."""
-    waited = threading.Event()
-    for _ in range(round(PATIENCE_S / 0.01)):
-        if true():
-            return
-        waited.wait(0.01)
-    raise AssertionError("it never came to be")
 
 
 def ask(gate: GateThread, path: str, body: Any = None, method: str = "", **headers: str) -> tuple[int, Any, Any]:

@@ -6,7 +6,7 @@ import pytest
 
 from tests.gates.cases import PAIR, placement
 from weft.base.errors import InputError
-from weft.http.hops import ServerEstimate, age_of, estimate_in
+from weft.http.messages import ServerEstimate, age_of, estimate_in
 from weft_cluster.gates.board import BELIEVED_NS, UNHEARD_NS, RoutingBoard
 from weft_cluster.routing.router import Replica
 

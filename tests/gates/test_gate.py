@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from tests.cli.test_cli import refused, run
-from tests.gates.cases import PAIR, answering, ask, gated, infer, known, placement, scripted, until
+from tests.gates.cases import PAIR, answering, ask, gated, infer, known, placement, scripted
 from tests.serving import live
 from tests.serving.clients import certificate
+from tests.support.commands import refused, run
+from tests.support.concurrency import until
 from weft.serving.telemetry import OpenTelemetry
 from weft_cluster.gates import board, link
 from weft_cluster.gates.metrics import FAMILIES

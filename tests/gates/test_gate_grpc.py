@@ -10,8 +10,9 @@ import pytest
 import tritonclient.grpc as triton
 from tritonclient.utils import InferenceServerException
 
-from tests.gates.cases import PAIR, answering, gated, infer, scripted, until
+from tests.gates.cases import PAIR, answering, gated, infer, scripted
 from tests.serving import live
+from tests.support.concurrency import until
 from weft.base.errors import BadRequest, Failed
 from weft.runtime.tensors import TensorSpec
 from weft.serving import grpc_wire, proto, wire

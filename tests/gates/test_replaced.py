@@ -7,8 +7,9 @@ import http.client
 import threading
 from collections import Counter
 
-from tests.gates.cases import PAIR, Script, answering, asked, gate_process, gated, infer, known, scripted, until
+from tests.gates.cases import PAIR, Script, answering, asked, gate_process, gated, infer, known, scripted
 from tests.serving import live
+from tests.support.concurrency import until
 
 OK = answering(200)
 

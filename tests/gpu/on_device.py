@@ -22,22 +22,21 @@ import pytest
 
 import weft.models
 from tests.runtime.cuda.nets import chain, choosing, drawn, leaving, wanted
-from tests.runtime.cuda.test_stitched_models import check as check_mix
-from tests.runtime.cuda.test_stitched_models import samples
+from tests.runtime.cuda.stitched import check_answers as check_mix
+from tests.runtime.cuda.stitched import samples
 from tests.runtime.special_models import SPECIAL, Special
-from tests.serving.test_serve_stitched import stitched
+from tests.support.stitched import stitched_file
 from weft.base.errors import InputError
 from weft.models.packaged import PACKAGED, packaged_models
 from weft.runtime.backend import BatchPart, LoadOptions, Step
+from weft.runtime.client_memory import LendingTerms, LentTensor
 from weft.runtime.cuda.engine import CudaEngine
 from weft.runtime.cuda.precision import WITHIN, difference
 from weft.runtime.cuda.requirements import check
-from weft.runtime.isolated.device import DeviceBackend
-from weft.runtime.isolated.devices import SeveralDevices
+from weft.runtime.isolated.device import DeviceBackend, SeveralDevices
 from weft.runtime.isolated.limits import WorkerLimits
-from weft.runtime.lent import LendingTerms, LentTensor
 from weft.runtime.onnxruntime_cpu.preparing import prepare
-from weft.runtime.onnxruntime_cpu.samples import sample
+from weft.runtime.samples import sample
 
 try:
     check("cuda:0")
@@ -88,7 +87,7 @@ def test_captured_segments_give_what_the_cpu_gives(gpu: Any, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("form", ["mts", "split"])
 def test_stitched_models_are_captured_and_give_what_the_cpu_gives(gpu: Any, form: str, tmp_path: Path) -> None:
-    path = stitched(tmp_path / "body.onnx", form=form)
+    path = stitched_file(tmp_path / "body.onnx", form=form)
     model, body = opened(gpu, path), prepare(path, LoadOptions(max_batch=2))
     assert len(model.segments) > 1 and not model.uncaptured()
     for mix in ((1, 1, 1), (0, 2, 0), (3, 0, 1), (0, 5, 2)):
@@ -107,12 +106,12 @@ def test_stitched_models_are_captured_and_give_what_the_cpu_gives(gpu: Any, form
 def test_stitched_models_in_the_fused_form_are_captured_and_come_back(
     gpu: Any, architecture: str, precision: str, near: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tests.runtime.cuda.test_fused_models import is_fused, told
+    from tests.runtime.cuda.stitched import described_file, is_fused
     from weft.runtime.cuda.preparing import prepare_on
     from weft_stitch.on_device.stitched_file import StitchedFile
 
     monkeypatch.setattr(StitchedFile, "workshop", lambda file, blueprint: file._fused())  # whatever is quicker
-    path, cache = told(tmp_path / "body.onnx", architecture), tmp_path / "cache"
+    path, cache = described_file(tmp_path / "body.onnx", architecture), tmp_path / "cache"
     options = replace(FINE, max_batch=8, precision=precision)
     body = prepare(path, LoadOptions(max_batch=2))
     learned = prepare_on(gpu, path, options, cache)
@@ -147,7 +146,7 @@ def encoders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def test_encoders_with_one_body_answer_as_their_files_and_come_and_go(
     gpu: Any, encoders: list[Path], precision: str, near: float, tmp_path: Path
 ) -> None:
-    from tests.runtime.cuda import test_body_models as bodies
+    from tests.runtime.cuda import bodies
     from tests.stitching.encoders import sentences
 
     cache, options = tmp_path / "cache", LoadOptions(precision=precision, max_batch=16)
@@ -173,7 +172,7 @@ def test_a_body_from_python_answers_as_on_the_cpu(encoders: list[Path], precisio
     import torch
 
     from tests.stitching.encoders import TOKENS
-    from weft_stitch.bodies.whole_run import stitch_body
+    from weft_stitch.bodies.body_stitching import stitch_body
     from weft_stitch.running.body_serving import FusedEncoder
 
     made = stitch_body(encoders, tolerance=1e-6, check=False, measure=False)
@@ -214,9 +213,9 @@ def test_samples_leave_at_exits_on_the_device(gpu: Any, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-4), ("fp16", 0.02), ("bf16", 0.1)])
 def test_programs_of_torch_are_captured_and_come_back(gpu: Any, tmp_path: Path, precision: str, near: float) -> None:
-    from tests.runtime.cuda.test_programs import drawn as images_drawn
-    from tests.runtime.cuda.test_programs import wanted as net_wanted
+    from tests.runtime.cuda.torch_nets import draw_images as images_drawn
     from tests.runtime.cuda.torch_nets import images
+    from tests.runtime.cuda.torch_nets import run_net as net_wanted
 
     path, net = images(tmp_path / "images.pt2")
     options = LoadOptions(grain_s=1e-9, max_batch=4, independent_rows=True, precision=precision)
@@ -234,9 +233,8 @@ def test_programs_of_torch_are_captured_and_come_back(gpu: Any, tmp_path: Path, 
 
 
 def test_sizes_of_programs_are_told_by_what_crosses(gpu: Any, tmp_path: Path) -> None:
-    from tests.runtime.cuda.test_programs import TEXTS, sentences
-    from tests.runtime.cuda.test_programs import wanted as net_wanted
-    from tests.runtime.cuda.torch_nets import words
+    from tests.runtime.cuda.torch_nets import TEXTS, draw_sentences, words
+    from tests.runtime.cuda.torch_nets import run_net as net_wanted
 
     path, net = words(tmp_path / "words.pt2")
     options = LoadOptions(grain_s=1e-9, max_batch=4, independent_rows=True, shapes=TEXTS)
@@ -244,8 +242,8 @@ def test_sizes_of_programs_are_told_by_what_crosses(gpu: Any, tmp_path: Path) ->
     assert len(model.segments) > 8 and not model.uncaptured()
     for rows, count in ((1, 5), (3, 5), (2, 9)):
         with gpu.on():
-            found = model.run(sentences(rows, count))
-        for name, right in net_wanted(net, sentences(rows, count)).items():
+            found = model.run(draw_sentences(rows, count))
+        for name, right in net_wanted(net, draw_sentences(rows, count)).items():
             np.testing.assert_allclose(found[name], right, rtol=1e-3, atol=1e-4)
 
 
@@ -321,10 +319,10 @@ def test_a_confined_worker_has_the_device_and_is_replaced(backend: DeviceBackend
             assert ended.wait(120.0)
             if end[0].error:
                 return end[0]
-            values = end[0].made[0].values
+            values = end[0].outputs[0].values
         return end[0]
 
-    np.testing.assert_allclose(once().made[0].answers["y"], wanted(path, drawn(2)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(once().outputs[0].answers["y"], wanted(path, drawn(2)), rtol=1e-4, atol=1e-5)
     worker = backend.groups()["cuda:0"].worker
     assert worker is not None
     worker.kill("a test")
@@ -332,7 +330,7 @@ def test_a_confined_worker_has_the_device_and_is_replaced(backend: DeviceBackend
         if (end := once()).error is None:
             break
         threading.Event().wait(0.1)
-    np.testing.assert_allclose(end.made[0].answers["y"], wanted(path, drawn(2)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(end.outputs[0].answers["y"], wanted(path, drawn(2)), rtol=1e-4, atol=1e-5)
     assert lane.close(60.0)
 
 
@@ -348,7 +346,7 @@ def test_a_model_leaves_the_memory_and_comes_back_to_what_was_captured(
         for seed in range(3):
             away, feed = gpu.memory()[0], drawn(1 + seed, seed)
             model.come_back()
-            assert away - gpu.memory()[0] == model.moving_bytes > 0
+            assert away - gpu.memory()[0] == model.residency.moving_bytes > 0
             np.testing.assert_allclose(model.run(feed)["y"], wanted(path, feed), rtol=1e-4, atol=1e-5)
             gpu.finish()
             model.leave()
@@ -368,8 +366,8 @@ def test_two_workers_have_one_device_between_them(tmp_path: Path) -> None:
             model.start(Step(segment, [BatchPart(values)], 2), lane, ended.put)
             end = ended.get(timeout=120)
             assert end.error is None, end.error
-            values = end.made[0].values
-        np.testing.assert_allclose(end.made[0].answers["y"], wanted(path, drawn(2, index)), rtol=1e-4, atol=1e-5)
+            values = end.outputs[0].values
+        np.testing.assert_allclose(end.outputs[0].answers["y"], wanted(path, drawn(2, index)), rtol=1e-4, atol=1e-5)
         assert lane.close(60.0)
     assert set(both.groups()) == {"cuda:0", "cuda:0#2"}
     model.close()
@@ -394,8 +392,8 @@ def test_tensors_are_taken_from_regions_of_clients(backend: DeviceBackend, tmp_p
             model.start(Step(segment, [BatchPart(values)], 3), lane, ended.put)
             end = ended.get(timeout=60)
             assert end.error is None, end.error
-            values = end.made[0].values
-        np.testing.assert_allclose(end.made[0].answers["y"], wanted(path, {"x": x}), rtol=1e-4, atol=1e-5)
+            values = end.outputs[0].values
+        np.testing.assert_allclose(end.outputs[0].answers["y"], wanted(path, {"x": x}), rtol=1e-4, atol=1e-5)
     if kind == "memory":  # the GPU has the pages that were there when it was told of them
         os.truncate(f"/dev/shm/{region.name}", 10)
     else:
@@ -487,7 +485,7 @@ def test_a_model_is_captured_on_every_part_and_gives_the_same_on_all_lanes(
 ) -> None:
     path = chain(tmp_path / "chain.onnx")
     model = opened(gpu, path, SHARED)
-    assert not model.uncaptured() and sorted(model.like) == [1, 2, 3, 4], model.remarks
+    assert not model.uncaptured() and sorted(model.shares.like) == [1, 2, 3, 4], model.remarks
     assert all(each.parts == [1, 2, 3, 4] for each in model._rungs), model.remarks
     for rows in (1, 3, 4, 9):
         for lane in (*range(gpu.cuts.streams + 1), *parts):
@@ -550,7 +548,7 @@ def test_what_is_captured_on_a_part_stays_on_it(
     model = opened(
         gpu, heavy(tmp_path / "heavy.onnx", layers=4, width=4096, rows=4096), LoadOptions(max_batch=1, shares=True)
     )
-    like, sms = model.like[1], gpu.cuts.sms
+    like, sms = model.shares.like[1], gpu.cuts.sms
     record_property("like", like.model_dump_json())
     for part in gpu.cuts.parts:
         assert like.speeds[part] < 0.6 + 0.5 * part / sms, f"not slower on less of the GPU: {like}"
@@ -610,7 +608,7 @@ def test_a_server_whose_models_share_says_the_same_as_one_whose_models_do_not(po
     from concurrent.futures import ThreadPoolExecutor
 
     from tests.serving import live
-    from tests.serving.test_serve_shares import answers, told
+    from tests.support.inference import infer_json, send
 
     names, cache = ["one", "two", "three"], tmp_path / "cache"
     for layers, name in enumerate(names, 4):
@@ -618,11 +616,16 @@ def test_a_server_whose_models_share_says_the_same_as_one_whose_models_do_not(po
         (tmp_path / "models" / name / "weft.toml").write_text("max_batch = 4\ngrain_ms = 0.001\n")
     feeds = [drawn(1 + at % 3, at) for at in range(30)]
     with live.running(tmp_path / "models", device="cuda:0", cache=cache) as server:
-        right = {name: answers(server, name, feeds) for name in names}
+        right = {name: [infer_json(server, name, feed) for feed in feeds] for name in names}
     with live.running(tmp_path / "models", device="cuda:0", policy=policy, cache=cache) as server:
         with ThreadPoolExecutor(3) as clients:
-            found = dict(zip(names, clients.map(lambda name: answers(server, name, feeds), names), strict=True))
-        shares = [line for line in told(server, "metrics").splitlines() if line.startswith("weft_share_seconds")]
+            outputs = clients.map(lambda name: [infer_json(server, name, feed) for feed in feeds], names)
+            found = dict(zip(names, outputs, strict=True))
+        shares = [
+            line
+            for line in send(server, "GET", "/metrics").body.decode().splitlines()
+            if line.startswith("weft_share_seconds")
+        ]
         assert all(any(f'model="{name}"' in line for line in shares) for name in names), shares
         assert server.server.service.library.backend.counts().deaths == 0
     assert found == right

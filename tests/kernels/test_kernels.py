@@ -6,7 +6,7 @@ themselves are checked, with the JIT off.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from random import Random
 
 import numba
@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from tests.engine.naive import greedy_order, in_turn, play, profiles, program, scenes
 from tests.kernels.jit import said_with_the_jit_off
+from tests.kernels.saturated import OPTIONS, compiled_run, plain_run, ticks_of_work
 from weft.devices import load_npu
 from weft.devices.costs.layer_costs import estimate
 from weft.devices.costs.program import Program, lower
 from weft.devices.decoupled import DeviceClocks, issue
-from weft.engine import Engine, SaturatedStreams, SimulatedNpu
-from weft.engine.compiled import compiled_order, replayed
+from weft.engine.compiled import replayed
 from weft.engine.policies import Option, Setting, make_policy
 from weft.models import zoo
 from weft.simulation import simulate
@@ -34,42 +34,9 @@ PAIRS = list(zip(NETWORKS, ENCODERS, strict=True))
 DEVICES = [("tpuv3-like", 1), ("nnpi-like", 16)]
 """The paper's two NPUs and the batch it runs on each."""
 
-OPTIONS: dict[str, Mapping[str, Option]] = {
-    "layerweaver": {"failsafe": False},
-    "aimt": {},
-    "weft": {"horizon": 3, "commit": 3},
-    "fifo": {},
-    "round-robin": {},
-    "fair": {},
-    "double-buffer": {},
-}
-"""The policies whose orders come from ``compiled``, so that it is used, and the plain twin is done in time."""
-
-
-def runs(setting: Setting, quota: Sequence[int] | None) -> int:
-    """Ticks of work of a run."""
-    counts = quota or [setting.rounds] * len(setting.programs)
-    return sum(count * p.total_work for count, p in zip(counts, setting.programs, strict=True))
-
-
-def plain(name: str, setting: Setting, quota: Sequence[int] | None, options: Mapping[str, Option]):
-    """Order and times from the plain engine."""
-    executor = SimulatedNpu(setting)
-    policy = make_policy(name, setting, options)
-    Engine(SaturatedStreams(setting, policy.band, runs(setting, quota), quota), policy, executor).run()
-    return [task.stream for task, _ in executor.log], [tuple(times) for _, times in executor.log]
-
-
-def compiled(name: str, setting: Setting, quota: Sequence[int] | None, options: Mapping[str, Option]):
-    """Order and times from the kernels."""
-    policy = make_policy(name, setting, options)
-    order = compiled_order(policy, runs(setting, quota), quota)
-    assert order is not None, "no kernel was used"
-    return order.tolist(), [tuple(times) for times in replayed(policy, order).tolist()]
-
 
 def assert_equal(name: str, setting: Setting, options: Mapping[str, Option], quota: list[int] | None = None) -> None:
-    assert compiled(name, setting, quota, options) == plain(name, setting, quota, options)
+    assert compiled_run(name, setting, quota, options) == plain_run(name, setting, quota, options)
 
 
 def quota_of(setting: Setting) -> list[int] | None:
@@ -119,8 +86,8 @@ def test_the_greedy_kernel_issues_what_the_plain_loop_and_the_scanning_pseudo_co
     programs, buffer = scene
     setting = Setting(programs, buffer, rounds)
     assert_equal("layerweaver", setting, {"failsafe": False})
-    assert compiled("layerweaver", setting, None, {"failsafe": False})[0] == greedy_order(
-        programs, buffer, runs(setting, None)
+    assert compiled_run("layerweaver", setting, None, {"failsafe": False})[0] == greedy_order(
+        programs, buffer, ticks_of_work(setting, None)
     )
 
 

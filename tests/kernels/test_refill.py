@@ -6,7 +6,6 @@ the JIT off.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numba
@@ -15,21 +14,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.engine.naive import program
 from tests.engine.workloads import Flow
 from tests.engine.workloads import case_of as request_case
 from tests.kernels.jit import said_with_the_jit_off
-from weft.devices import TiledNpu
-from weft.devices.costs.program import Clock
+from tests.support.refill import crowded_case, listed_requests, refill_case, serve_compiled
 from weft.engine.lateness import SOFT
-from weft.engine.policies import Policy, Setting
-from weft.engine.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
+from weft.engine.policies import Policy
 from weft.engine.policies.batching import Adaptive, Serial
 from weft.engine.policies.fluid import Fluid
 from weft.engine.policies.top_up import TopUp
-from weft.engine.tickets import Terms
 from weft.kernels import request_state as counted
-from weft.simulation.requests import Case, Tally, plain, refilling, simulate_requests
+from weft.simulation.requests import Case, plain, refilling, simulate_requests
 from weft.simulation.requests.refilling import KERNELS
 from weft.workloads.requests import Stream, Workload
 
@@ -37,58 +32,11 @@ CLOCKS = [counted.ARRAY, counted.FETCHED, counted.COMPUTED, counted.STEPS]
 """Those the plain engine has too."""
 
 
-# One stream in ticks
-
-
-class Listed(Workload):
-    """Requests at given ticks, each with the exit it takes, handed out in small blocks."""
-
-    times: tuple[int, ...] = ()
-    taken: tuple[int, ...] = ()
-    block: int = 3
-
-    def arrivals(self, index: int, seed: int | None = None) -> Iterator[np.ndarray]:
-        for start in range(0, len(self.times), self.block):
-            yield np.array(self.times[start : start + self.block], float) / 1e9
-
-    def fates(self, index: int, seed: int | None = None) -> Iterator[np.ndarray]:
-        for start in range(0, len(self.taken), 2):
-            yield np.array(self.taken[start : start + 2], np.int64)
-
-
-def case_of(
-    batches: tuple[tuple[int, ...], ...],
-    workload: Workload,
-    *,
-    exits: tuple[int, ...] = (),
-    rates: tuple[float, ...] = (),
-    deadline: int = 1000,
-) -> Case:
-    """A stream whose segments take so many ticks at batch 1, 2, ..., on a device that computes one at a time."""
-    programs = [program(f"b{size}", *[(0, ticks) for ticks in each]) for size, each in enumerate(batches, start=1)]
-    setting = Setting(
-        tuple(replace(each, exits=exits, exit_rates=rates) for each in programs), NO_BUFFER, UNBOUNDED_ROUNDS
-    )
-    device = TiledNpu(name="small", t_r=1, t_p=1, t_c=1, clock_mhz=1.0, bandwidth_gb_s=1.0)
-    terms = (Terms(0, deadline, len(batches), 0, 1),)
-    return Case(workload, device, Clock.nanoseconds(), setting, setting, terms, (sum(batches[0]) / 1e9,))
-
-
-def listed(times: tuple[int, ...], taken: tuple[int, ...], *, warm: int = 0, block: int = 3) -> Listed:
-    stream = Stream(model="m", rate=1, deadline_ms=1)
-    return Listed(stream=(stream,), duration_s=1, warmup_s=warm / 1e9, times=times, taken=taken, block=block)
-
-
 # The compiled loop
 
 
-def compiled(case: Case, policy: Policy, late: str, *, seed: int = 0, record: bool = True) -> Tally:
-    assert refilling.applies(case, policy)
-    return refilling.serve(case, policy, late, seed, record)
-
-
 def assert_equal(case: Case, policy: Policy, late: str) -> None:
-    fast, slow = compiled(case, policy, late), plain.serve(case, policy, late, 0)
+    fast, slow = serve_compiled(case, policy, late), plain.serve(case, policy, late, 0)
     assert fast.issues.tolist() == slow.issues.tolist()
     assert fast.answers == slow.answers
     assert fast.counts[:, :9].tolist() == slow.counts[:, :9].tolist()
@@ -110,9 +58,9 @@ def cases(draw: st.DrawFn) -> Case:
     gaps = draw(st.lists(st.integers(0, 12) | st.sampled_from([0, 80]), max_size=30))
     times = tuple(np.cumsum(gaps, dtype=np.int64).tolist())
     taken = tuple(draw(st.lists(st.integers(0, len(exits)), min_size=len(times) + 2, max_size=len(times) + 2)))
-    return case_of(
+    return refill_case(
         tuple(tuple(each + more * size for each in ticks) for size in sizes),
-        listed(times, taken, warm=draw(st.sampled_from([0, 0, 20])), block=draw(st.integers(1, 5))),
+        listed_requests(times, taken, warm=draw(st.sampled_from([0, 0, 20])), block=draw(st.integers(1, 5))),
         exits=exits,
         rates=rates,
         deadline=draw(st.integers(1, 90) | st.sampled_from([1, 1000])),
@@ -139,33 +87,18 @@ def test_compiled_equals_plain_on_small_cases(kind, late, data):
     assert_equal(case, data.draw(policies(kind, case)), late)
 
 
-def crowded(requests: int, *, gap: int = 4, deadline: int = 150) -> Case:
-    """Eight may share a batch, three exits, more than the device can do."""
-    rng = np.random.default_rng(requests)
-    segments = (10, 9, 8, 12)
-    return case_of(
-        tuple(tuple(ticks * (2 + size) // 3 for ticks in segments) for size in range(1, 9)),
-        listed(
-            tuple(np.cumsum(rng.integers(0, 2 * gap, requests)).tolist()), tuple(rng.integers(0, 4, requests).tolist())
-        ),
-        exits=(1, 2, 3),
-        rates=(0.25, 0.25, 0.25, 0.25),
-        deadline=deadline,
-    )
-
-
 @pytest.mark.parametrize("late", SOFT)
 @pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
 def test_compiled_equals_plain_under_a_heavy_load(kind, late):
-    case = crowded(400)
+    case = crowded_case(400)
     assert_equal(case, kind(case.setting), late)
 
 
 @pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
 def test_a_queue_that_is_full_refuses(kind, monkeypatch):
-    case = crowded(300, gap=1)
+    case = crowded_case(300, gap=1)
     monkeypatch.setattr(refilling, "QUEUE_PLACES", 5)
-    tally = compiled(case, kind(case.setting), "keep")
+    tally = serve_compiled(case, kind(case.setting), "keep")
     refused = [answer for answer in tally.answers if answer.end == -2]
     assert refused and len(tally.answers) == 300
     assert tally.counts[0, counted.REFUSED] == len(refused)
@@ -173,16 +106,16 @@ def test_a_queue_that_is_full_refuses(kind, monkeypatch):
 
 
 def test_the_block_in_which_arrivals_come_changes_nothing():
-    case = crowded(300)
+    case = crowded_case(300)
     whole = replace(case, workload=case.workload.model_copy(update={"block": 1000}))
     for kind in KERNELS:
-        runs = [compiled(each, kind(case.setting), "demote") for each in (case, whole)]
+        runs = [serve_compiled(each, kind(case.setting), "demote") for each in (case, whole)]
         assert runs[0].answers == runs[1].answers
 
 
 def test_a_run_that_is_not_recorded_counts_the_same():
-    case = crowded(300)
-    kept, not_kept = (compiled(case, Fluid(case.setting), "keep", record=record) for record in (True, False))
+    case = crowded_case(300)
+    kept, not_kept = (serve_compiled(case, Fluid(case.setting), "keep", record=record) for record in (True, False))
     assert len(kept.answers) == 300 and not not_kept.answers and not len(not_kept.issues)
     assert (kept.counts == not_kept.counts).all()
 
@@ -208,12 +141,12 @@ def queue_case(load: float, requests: int, shares: tuple[float, ...]) -> tuple[C
     stream = Stream(model="m", rate=rate, deadline_ms=1000, max_batch=1, exit_rates=shares)
     workload = Workload(stream=(stream,), duration_s=requests / rate, warmup_s=requests / rate / 20)
     exits = tuple(range(1, len(shares)))
-    return case_of(((SERVICE,) * len(shares),), workload, exits=exits, rates=shares), needs
+    return refill_case(((SERVICE,) * len(shares),), workload, exits=exits, rates=shares), needs
 
 
 def mean_wait(case: Case, served: float) -> float:
     """Ticks between arrival and beginning, over three seeds."""
-    runs = [compiled(case, Serial(case.setting), "keep", seed=seed, record=False) for seed in range(3)]
+    runs = [serve_compiled(case, Serial(case.setting), "keep", seed=seed, record=False) for seed in range(3)]
     latency = sum(int(run.counts[0, counted.LATENCY_SUM]) for run in runs)
     return latency / sum(int(run.counts[0, counted.COMPLETED]) for run in runs) - served
 
@@ -246,7 +179,7 @@ def main() -> None:
     compared = 0
     for kind in KERNELS:
         for late in SOFT:
-            case = crowded(60)
+            case = crowded_case(60)
             assert_equal(case, kind(case.setting), late)
             compared += 1
     print(f"{compared} cases equal")  # noqa: T201 - read by the test

@@ -29,9 +29,9 @@ from hypothesis import strategies as st
 from tests import ROOT
 from tests.engine.naive import program
 from tests.engine.workloads import Flow, case_of
-from tests.kernels import test_kernels
-from tests.kernels import test_refill as test_refill_kernel
 from tests.kernels.jit import said_with_the_jit_off
+from tests.kernels.saturated import OPTIONS, compiled_run, plain_run
+from tests.support.refill import crowded_case, serve_compiled
 from weft import kernels
 from weft.engine import policies
 from weft.engine.lateness import SOFT
@@ -127,13 +127,6 @@ def test_a_loop_is_compiled_again_when_a_rule_changes(monkeypatch):
     assert rules.__name__ not in sources(numbers, {})
     monkeypatch.setattr(compiling, "_sources", changed)
     assert compiling.stamp.__wrapped__(aimt) != before
-
-
-def test_the_stamp_is_part_of_what_numba_compares():
-    from weft.kernels.aimt import _weave
-
-    index = _weave._cache._cache_file
-    assert index._version.endswith(compiling.stamp("weft.kernels.aimt"))
 
 
 SCRIPT = """
@@ -236,8 +229,8 @@ def saturated() -> Iterator[tuple[Any, Any]]:
         )
         setting = Setting(programs, buffer, 2)
         for name in ("layerweaver", "aimt", "weft"):
-            options = test_kernels.OPTIONS[name]
-            yield tuple(run(name, setting, None, options)[0] for run in (test_kernels.plain, test_kernels.compiled))
+            options = OPTIONS[name]
+            yield tuple(run(name, setting, None, options)[0] for run in (plain_run, compiled_run))
 
 
 @cache
@@ -268,11 +261,11 @@ def requests() -> Iterator[tuple[Any, Any]]:
 
 
 def refilled() -> Iterator[tuple[Any, Any]]:
-    case = test_refill_kernel.crowded(60)
+    case = crowded_case(60)
     for kind in (Serial, LazyBatching, Fluid, TopUp):
         policy = kind(case.setting)
         for late in SOFT:
-            runs = (plain.serve(case, policy, late, 0), test_refill_kernel.compiled(case, policy, late))
+            runs = (plain.serve(case, policy, late, 0), serve_compiled(case, policy, late))
             yield tuple(run.issues.tolist() for run in runs)
 
 

@@ -15,14 +15,13 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from tests.load.test_load import documented
+from tests.load.documented import documented
 from tests.serving.live import PATIENCE_S, Live, running
+from tests.support.commands import exit_code
 from weft.base.errors import WorkloadError
-from weft.cli.main import main
 from weft.http.client import parse_url
 from weft.load import run_load
-from weft.load.payload import build_payload
-from weft.load.samples import read_samples
+from weft.load.payload import build_payload, read_samples
 from weft.models.trained import TRAINED
 from weft.runtime.exits import confidence
 from weft.runtime.tensors import TensorSpec
@@ -93,23 +92,23 @@ def test_accuracy_and_exits_are_those_of_plain_onnxruntime(live, folder, referen
         threshold = reference.threshold(low, high)
         result = sent(live, folder, exit_threshold=threshold)
         (load,), left = result.streams, reference.left(threshold)
-        rows = load.said.sample
+        rows = load.contents.sample
         assert load.figures.answered == load.figures.scheduled and result.requests == len(rows) > 100
-        assert load.said.exit.tolist() == (left[rows] + 1).tolist()
-        assert load.said.prediction.tolist() == reference.found[rows, left[rows]].tolist()
+        assert load.contents.exit.tolist() == (left[rows] + 1).tolist()
+        assert load.contents.prediction.tolist() == reference.found[rows, left[rows]].tolist()
         counted = rows[load.scheduled_s >= 0.2]
         right[low] = (reference.found[counted, left[counted]] == reference.label[counted]).mean()
         assert load.figures.accuracy == pytest.approx(right[low], abs=1e-12)
         shares = np.bincount(left[counted], minlength=len(NET.exits)) / len(counted)
         assert load.figures.exit_shares == pytest.approx(tuple(shares), abs=1e-12)
-        assert load.said.unreadable == 0
+        assert load.contents.unreadable == 0
     assert right[0.4] < right[0.8], "the thresholds make a difference that a test can see"
 
 
 def test_without_a_threshold_the_servers_own_counts(live, folder, reference):
     (load,) = sent(live, folder).streams
-    clear = (abs(reference.sure - 0.8) > 1e-4).all(axis=1)[load.said.sample]
-    assert (load.said.exit == reference.left(0.8)[load.said.sample] + 1)[clear].all()
+    clear = (abs(reference.sure - 0.8) > 1e-4).all(axis=1)[load.contents.sample]
+    assert (load.contents.exit == reference.left(0.8)[load.contents.sample] + 1)[clear].all()
 
 
 def test_the_command_tells_it_and_the_simulator_takes_it_up(live, folder, tmp_path, capsys):
@@ -118,7 +117,9 @@ def test_the_command_tells_it_and_the_simulator_takes_it_up(live, folder, tmp_pa
         f'duration_s = 1\nwarmup_s = 0.1\n[[stream]]\nmodel = "{NET.name}.onnx"\nrate = 80\ndeadline_ms = 1000\n'
         'samples = "cifar.npz"\nexit_threshold = 0.9\n'
     )
-    assert run("bench", str(folder / "w.toml"), "-u", live.url, *SOFT, "--json", str(out), "--save-latencies") == 0
+    assert (
+        exit_code("bench", str(folder / "w.toml"), "-u", live.url, *SOFT, "--json", str(out), "--save-latencies") == 0
+    )
     found = json.loads(out.read_text())
     (stream,) = found["streams"]
     assert set(found) | set(stream) == documented("Load (`weft bench --json`)")
@@ -126,7 +127,7 @@ def test_the_command_tells_it_and_the_simulator_takes_it_up(live, folder, tmp_pa
     assert len(stream["exit"]) == len(stream["sample"]) == len(stream["prediction"]) == len(stream["latency_s"])
     shown = capsys.readouterr().out
     assert f"{stream['accuracy']:.2%}".replace("%", " %") in shown and f"exit {len(NET.exits)}" in shown
-    assert run("simulate", "--bench", str(out)) == 0
+    assert exit_code("simulate", "--bench", str(out)) == 0
     for policy in ("fluid", "top-up", "adaptive", "punctual"):
         (expected,) = predict(out, policy).streams
         assert expected.predicted.answered == stream["scheduled"]
@@ -140,18 +141,12 @@ def test_the_command_tells_it_and_the_simulator_takes_it_up(live, folder, tmp_pa
     assert predict(out, policy).streams[0].predicted.mean_s > early.predicted.mean_s, "nobody leaves early"
 
 
-def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(list(arguments))
-    return int(ended.value.code or 0)
-
-
 def test_samples_may_be_named_on_the_command_line(live, folder, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     asked = f"{NET.name}:arrival=closed,deadline=1000,samples=cifar.npz,exit_threshold=0.5"
-    assert run("bench", "-u", live.url, *SOFT, "--stream", asked, "--duration", "0.2", "--warmup", "0") == 0
+    assert exit_code("bench", "-u", live.url, *SOFT, "--stream", asked, "--duration", "0.2", "--warmup", "0") == 0
     assert "right" in capsys.readouterr().out
-    assert run("bench", "-u", live.url, "--stream", f"{asked}9,samples=none.npz", "--warmup", "0") == 2
+    assert exit_code("bench", "-u", live.url, "--stream", f"{asked}9,samples=none.npz", "--warmup", "0") == 2
     assert "none.npz: cannot read the samples: No such file" in capsys.readouterr().err
 
 

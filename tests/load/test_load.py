@@ -28,13 +28,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
-from tests import ROOT
 from tests.engine.naive import small_npu
+from tests.load.documented import documented
 from tests.serving.live import LeapingLoop
 from weft.base.errors import InputError, ModelError, ShapeNeeded, WeftError, WorkloadError
 from weft.cli import bench
-from weft.http.answers import Answer, AnswerParser, NotHttp
-from weft.http.client import parse_url
+from weft.http.client import Answer, AnswerParser, NotHttp, parse_url
 from weft.load import BROKEN, LOST, LoadResult, drive, run_load
 from weft.load.payload import build_payload, input_shape, read_inputs
 from weft.load.report import stream_load
@@ -42,7 +41,6 @@ from weft.runtime.tensors import TensorSpec
 from weft.simulation.requests import prepare
 from weft.workloads.requests import Stream, Workload, parse_workload
 
-DOCS = ROOT / "docs" / "formats.md"
 DROP = -1
 HOUR_S = 3600.0
 """Longer than any test; where it passes, the test lets it."""
@@ -606,7 +604,7 @@ def test_samples_are_sent_as_they_are_and_answers_judged_by_their_labels(tmp_pat
     workload = load(plain | {"samples": saved(tmp_path)}, folder=str(tmp_path), duration_s=duration_s)
     result = driven(stub, workload, grace_s=2 * HOUR_S)
     (each,) = result.streams
-    rows, said = each.said.sample, each.said
+    rows, said = each.contents.sample, each.contents
     assert len(rows) == len(each.status) > 20 and set(rows.tolist()) == set(range(5))
     assert said.prediction.tolist() == [row % 3 if row < 4 else 0 for row in rows.tolist()]
     assert said.exit.tolist() == [1 + row % 2 for row in rows.tolist()]
@@ -623,7 +621,7 @@ def test_samples_are_sent_as_they_are_and_answers_judged_by_their_labels(tmp_pat
             ).streams[0]
             for seed in (workload.seed, workload.seed + 1)
         )
-        assert again.said.sample.tolist() == rows.tolist() != other.said.sample.tolist()
+        assert again.contents.sample.tolist() == rows.tolist() != other.contents.sample.tolist()
     adds_up(result)
 
 
@@ -635,9 +633,9 @@ def test_only_counted_answers_are_judged(tmp_path):
     workload = load({"samples": saved(tmp_path)}, folder=str(tmp_path), duration_s=0.4, warmup_s=0.1)
     (each,) = driven(stub, workload).streams
     assert each.figures.accuracy == 1.0 and each.figures.exit_shares is None
-    assert [found == -1 for found in each.said.prediction.tolist()] == [status == 503 for status in each.status]
+    assert [found == -1 for found in each.contents.prediction.tolist()] == [status == 503 for status in each.status]
     lists = each.as_dict(latencies=True)
-    assert lists["sample"] == each.said.sample.tolist() and "exit" not in lists
+    assert lists["sample"] == each.contents.sample.tolist() and "exit" not in lists
     assert [found is None for found in lists["prediction"]] == [status == 503 for status in each.status]
     assert "sample" not in each.as_dict(latencies=False)
 
@@ -645,8 +643,8 @@ def test_only_counted_answers_are_judged(tmp_path):
 def test_answers_are_not_kept_where_nothing_is_read_of_them(tmp_path):
     stub = knowing(True, lambda at: scores(0))
     (each,) = driven(stub, load({"samples": saved(tmp_path, label=None)}, folder=str(tmp_path))).streams
-    assert each.said.prediction is None and each.said.exit is None and each.figures.accuracy is None
-    assert each.said.unreadable == 0 and len(each.said.sample) == len(each.status)
+    assert each.contents.prediction is None and each.contents.exit is None and each.figures.accuracy is None
+    assert each.contents.unreadable == 0 and len(each.contents.sample) == len(each.status)
 
 
 @pytest.mark.parametrize(
@@ -679,7 +677,7 @@ def test_answers_that_do_not_say_it_are_not_right_and_remarked(tmp_path, reply, 
     result = driven(stub, load(closed, folder=str(tmp_path), duration_s=0.02))
     (each,) = result.streams
     assert (each.figures.accuracy, each.figures.exit_shares) == (0.0, None)
-    assert each.said.unreadable == len(each.status)
+    assert each.contents.unreadable == len(each.status)
     remark = next(each for each in result.remarks if "could not be read" in each)
     assert why in remark and "\n" not in remark
 
@@ -915,13 +913,6 @@ def run_command(*arguments: str) -> None:
     app = typer.Typer()
     app.command()(bench.command)
     app(args=list(arguments), standalone_mode=False)
-
-
-def documented(title: str) -> set[str]:
-    """Names in the first column of the tables of a section of docs/formats.md."""
-    section = DOCS.read_text("utf-8").split(f"## {title}", 1)[1].split("\n## ", 1)[0]
-    cells = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
-    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
 
 def test_the_command_writes_what_the_docs_say(tmp_path, capsys):

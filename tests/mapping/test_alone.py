@@ -8,11 +8,10 @@ from math import inf
 
 import pytest
 
-from tests.mapping.test_baselines import group, model, pair, random_problem, soc
-from tests.mapping.test_cpsat import rows
+from tests.mapping.small_problems import group, legal_mappings, model, pair, random_problem, soc
 from weft.base.errors import WorkloadError
-from weft_map.alone import least_energy_j, shortest
 from weft_map.problem import Problem
+from weft_map.single_task import least_energy_j, shortest
 from weft_map.switches import check_switches, fewest_stretches, most_switches
 
 SWITCH_J, MOVE_W = 2e-3, 5.0
@@ -48,7 +47,7 @@ def lone(seed: int) -> Problem:
 def test_the_shortest_way_under_a_cap():
     for seed in range(30):
         problem = lone(seed)
-        every = rows(problem, 0)
+        every = legal_mappings(problem, 0)
         for cap in (None, 0, 1, 2):
             allowed = [row for row in every if cap is None or most_switches(problem, (row,)) <= cap]
             if not allowed:
@@ -63,7 +62,7 @@ def test_the_least_energy_under_a_cap():
     dearer = 0
     for seed in range(30):
         problem = lone(seed)
-        every = rows(problem, 0)
+        every = legal_mappings(problem, 0)
         joules = [sum(problem.tables.energy[0, i, unit] for i, unit in enumerate(row)) for row in every]
         free = least_energy_j(problem, 0)
         assert free == pytest.approx(min(joules))
@@ -80,7 +79,7 @@ def test_the_fewest_switches():
         problem = random_problem(seed, tasks=1, groups=5)
         task = problem.tasks[0]
         once = Problem(problem.soc, (replace(task, repeats=1),))
-        fewest = min(most_switches(once, (row,)) for row in rows(once, 0))
+        fewest = min(most_switches(once, (row,)) for row in legal_mappings(once, 0))
         assert len(fewest_stretches(problem, task)) - 1 == fewest
         check_switches(problem, fewest)
         needed.add(fewest)

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from itertools import product
-from math import isfinite
 
 import pytest
 
-from tests.mapping.test_baselines import TIGHT, group, model, pair, random_problem, soc
+from tests.mapping.small_problems import TIGHT, group, legal_mappings, model, pair, random_problem, soc
 from weft.base.errors import InputError, WorkloadError
 from weft_map.cpsat import BlindResult, contention_free, placed, queued
 from weft_map.problem import Problem, UnitCost
@@ -38,20 +37,8 @@ def calm(problem: Problem) -> Problem:
     return Problem(problem.soc, tuple(tasks))
 
 
-def rows(problem: Problem, n: int) -> list[tuple[int, ...]]:
-    """Every legal way to map one task."""
-    tables = problem.tables
-    every = product(range(len(problem.units)), repeat=int(tables.steps[n]))
-
-    def legal(row: tuple[int, ...]) -> bool:
-        came = (-1, *row)
-        return all(isfinite(tables.time[n, i, u] + tables.move[n, i, came[i], u]) for i, u in enumerate(row))
-
-    return [row for row in every if legal(row)]
-
-
 def every_mapping(problem: Problem) -> Iterator[Units]:
-    return product(*(rows(problem, n) for n in range(len(problem.tasks))))
+    return product(*(legal_mappings(problem, n) for n in range(len(problem.tasks))))
 
 
 def every_sequence(problem: Problem) -> list[tuple[int, ...]]:
@@ -89,7 +76,7 @@ def brute(problem: Problem, objective: str, max_switches: int | None = None) -> 
 def small(problem: Problem) -> bool:
     ways = 1
     for n in range(len(problem.tasks)):
-        ways *= len(rows(problem, n))
+        ways *= len(legal_mappings(problem, n))
     return ways * len(every_sequence(problem)) <= 3000
 
 

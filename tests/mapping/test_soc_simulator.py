@@ -19,7 +19,7 @@ from weft.engine import Engine
 from weft.engine.policies.base import NO_BUFFER, Policy, Setting, Start, View
 from weft_map.executor import SimulatedSoc, ticks
 from weft_map.problem import Group, Problem, Task, UnitCost
-from weft_map.schedule import Outcome, Schedule, Stint, Transfer
+from weft_map.schedule import Outcome, RunInterval, Schedule, Transfer
 from weft_map.simulator import Chains, Planned, simulate
 
 MS = 1e-3
@@ -43,8 +43,8 @@ def task(name: str, *groups: Group, **more: object) -> Task:
     return Task(name, groups, **more)  # type: ignore[arg-type]
 
 
-def pieces_of(outcome: Outcome) -> Mapping[tuple[int, int], Sequence[Stint]]:
-    found: dict[tuple[int, int], list[Stint]] = defaultdict(list)
+def pieces_of(outcome: Outcome) -> Mapping[tuple[int, int], Sequence[RunInterval]]:
+    found: dict[tuple[int, int], list[RunInterval]] = defaultdict(list)
     for piece in outcome.pieces:
         found[piece.task, piece.step].append(piece)
     return found
@@ -67,9 +67,9 @@ def test_two_groups_that_overlap_slow_each_other_down_until_one_ends():
     outcome = simulate(problem, Schedule(((GPU,), (DLA,))))
     # 140 of 100 GB/s: both take 1.4 times as long; b ends at 2.8 ms, when 2 of a's 4 ms are done
     assert outcome.pieces == (
-        Stint(0, 0, GPU, 0, 0.0, pytest.approx(2.8 * MS), pytest.approx(1.4)),
-        Stint(1, 0, DLA, 0, 0.0, pytest.approx(2.8 * MS), pytest.approx(1.4)),
-        Stint(0, 0, GPU, 0, pytest.approx(2.8 * MS), pytest.approx(4.8 * MS), 1.0),
+        RunInterval(0, 0, GPU, 0, 0.0, pytest.approx(2.8 * MS), pytest.approx(1.4)),
+        RunInterval(1, 0, DLA, 0, 0.0, pytest.approx(2.8 * MS), pytest.approx(1.4)),
+        RunInterval(0, 0, GPU, 0, pytest.approx(2.8 * MS), pytest.approx(4.8 * MS), 1.0),
     )
     assert outcome.finish_s == near(4.8 * MS, 2.8 * MS)
     assert outcome.moves == ()

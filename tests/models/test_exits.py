@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from onnx import helper
 
 from tests.models.onnx_graphs import BOOL, F32, graph, ints, node, proto, read, scalar, tensor, unshaped, weight
+from tests.support.commands import run
 from weft.base.errors import ModelError
-from weft.cli.main import main
 from weft.models import (
     Exit,
     Gemm,
@@ -544,17 +544,10 @@ class TestSources:
         assert "no output is called 'a'" in refused(load_model, str(tmp_path / "net.onnx"), exits=("a", "b"))
 
 
-def weft(capsys, *arguments: str) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as leaving:
-        main(arguments)
-    captured = capsys.readouterr()
-    return int(leaving.value.code or 0), captured.out, captured.err
-
-
 class TestCommandLine:
     def test_show_prints_exits_and_their_shares(self, capsys, tmp_path):
         out = tmp_path / "model.json"
-        code, printed, _ = weft(capsys, "models", "show", "resnet50", "--exits", "3", "--json", str(out))
+        code, printed, _ = run(capsys, "models", "show", "resnet50", "--exits", "3", "--json", str(out))
         assert code == 0
         assert [line.split() for line in printed.splitlines() if line.startswith(("exit1", "exit3", "end"))] == [
             ["exit1", "26", "26", "28.3%"],
@@ -568,7 +561,7 @@ class TestCommandLine:
     def test_show_takes_the_names_of_outputs(self, capsys, tmp_path):
         path = tmp_path / "net.onnx"
         onnx.save(three_exits(), path)
-        code, printed, _ = weft(capsys, "models", "show", str(path), "--exits", "exit1, exit2,logits")
+        code, printed, _ = run(capsys, "models", "show", str(path), "--exits", "exit1, exit2,logits")
         assert code == 0
         assert [line.split()[:2] for line in printed.splitlines()[-3:]] == [
             ["exit1", "3"],
@@ -580,5 +573,5 @@ class TestCommandLine:
     def test_bad_exits_are_one_line(self, capsys, tmp_path, exits):
         path = tmp_path / "net.onnx"
         onnx.save(three_exits(), path)
-        code, _, error = weft(capsys, "models", "show", str(path), "--exits", exits)
+        code, _, error = run(capsys, "models", "show", str(path), "--exits", exits)
         assert (code, error.count("\n")) == (2, 1)

@@ -14,8 +14,7 @@ from onnx.helper import make_function, make_opsetid
 
 from tests.models.onnx_graphs import BOOL, graph, node, proto, read, scalar, tensor, weight
 from weft.models.layer import Gemm
-from weft.models.onnx_import.defaults import with_defaults, write_defaults
-from weft.models.onnx_import.infer import Inference
+from weft.models.onnx_import.infer import Inference, with_defaults, write_defaults
 from weft.models.onnx_import.tensors import Tensor, computed, dtype_bits
 
 STEP, WINDOW = scalar("step", np.int64(160)), weight("window", 320)

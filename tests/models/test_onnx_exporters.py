@@ -9,7 +9,7 @@ import pytest
 from tests.models.exporter_graphs import IDIOMS, Sketch, attention
 from tests.models.runtime_shapes import agree
 from weft.models.onnx_import import import_onnx
-from weft.models.onnx_import.fold import RULES
+from weft.models.onnx_import.infer import FOLDED as RULES
 from weft.models.packaged import PACKAGED, packaged_models
 
 

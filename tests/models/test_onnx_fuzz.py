@@ -12,9 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tests.models.damage import changed, spliced
 from weft.base.errors import ModelError
 from weft.models.onnx_import import import_onnx
-from weft.models.onnx_import.fold import RULES
-from weft.models.onnx_import.ops import COUNTERS
-from weft.models.onnx_import.shapes import RULES as SHAPES
+from weft.models.onnx_import.infer import FOLDED as RULES
+from weft.models.operators import OPERATORS
 
 
 def small_file() -> bytes:
@@ -188,7 +187,7 @@ DOMAINS = [("", 11), ("com.microsoft", 1), ("ai.onnx.ml", 3), ("com.microsoft.nc
 
 @FUZZ
 @given(
-    op=st.sampled_from(sorted({*RULES, *SHAPES, *COUNTERS})),
+    op=st.sampled_from(sorted({*RULES, *OPERATORS})),
     inputs=st.lists(VALUES, max_size=5),
     attributes=ATTRIBUTES,
     opset=st.integers(1, 23),

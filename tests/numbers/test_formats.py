@@ -17,9 +17,11 @@ from weft_tune.numbers.format import (
     FLOAT16,
     FLOAT32,
     Format,
+    TwosComplement,
+    label,
+    parse_format,
+    spell,
 )
-from weft_tune.numbers.spelling import label, parse_format, spell
-from weft_tune.numbers.twos_complement import TwosComplement
 
 
 def test_the_formats_that_the_chapter_names():

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.base.errors import NumberError
-from weft_tune.numbers.arrays import encode
+from weft_tune.numbers.arrays import code_type, encode, pack, packed_bytes, unpack
 from weft_tune.numbers.format import FIXED
-from weft_tune.numbers.packing import code_type, pack, packed_bytes, unpack
 
 
 def packed_by_integers(codes: list[int], bits: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,21 @@ import pytest
 from tests.papers.reproductions import check, check_whole
 from weft.base.errors import InputError
 from weft.devices.shares import Share
-from weft_papers.gpu import against_orion, five_models, lab, recorded, reproduce, side_by_side, timeline, urgent_beside
-from weft_papers.gpu.sources import MEASURED, NOW, sources
+from weft_papers.gpu import (
+    LEAST_ROUNDS,
+    against_orion,
+    five_models,
+    lab,
+    reproduce,
+    side_by_side,
+    timeline,
+    urgent_beside,
+)
+from weft_papers.gpu.lab import WARM_S
+from weft_papers.gpu.sources import MEASURED, NOW, Records, read, sources
 
 ROOT = Path(__file__).parents[2]
-NOTHING = recorded.Records({}, {})
+NOTHING = Records({}, {})
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +61,7 @@ def test_measured_rows_stand_beside_simulated_ones_and_their_difference_is_told(
     name = "urgent/bertlarge-b1 beside encoder-b16/0.2"
     file = tmp_path / "measured.json"
     file.write_text(json.dumps({name: row, f"simulated {name}": simulated, "host": {"x": 1}, "machine": "y"}))
-    records = recorded.Records({}, recorded.read(file).measured)
+    records = Records({}, read(file).measured)
     assert set(records.measured) == {name, f"simulated {name}"}
     part = urgent_beside.urgent_beside(tmp_path, 0.03, records, quiet)
     check_whole(part)
@@ -70,6 +81,14 @@ def test_five_models_and_orions_pairs(tmp_path: Path, monkeypatch: pytest.Monkey
         rule: {"p99": tail, "beside": done} for rule, tail, done in zip(lab.ORIONS, (1, 2, 3), (0.5, 1, 1), strict=True)
     }
     assert against_orion.best_orion(found) == "orion 400 us", "the first leaves half undone"
+
+
+@pytest.mark.long
+def test_in_the_fewest_rounds_every_load_has_something_to_compare_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab, "WARM_S", WARM_S)
+    assert all(math.isfinite(row.ours) for row in reproduce(tmp_path, queries=LEAST_ROUNDS).rows)
 
 
 def test_shares_over_time_are_a_picture_and_a_page(tmp_path: Path) -> None:
@@ -100,20 +119,20 @@ def test_whoever_shares_the_whole_has_an_equal_part_of_the_picture() -> None:
 
 def test_the_shipped_record_is_the_benchmarks() -> None:
     results = ROOT / "benchmarks" / "results"
-    for shipped, file in zip(recorded.read(), ("gpu_weaving.json", "gpu_abreast.json"), strict=True):
+    for shipped, file in zip(read(), ("gpu_weaving.json", "gpu_abreast.json"), strict=True):
         if shipped or file == "gpu_weaving.json":
             whole = json.loads((results / file).read_text("utf-8"))
             assert shipped == {row: whole[row] for row in shipped}, "copy the results anew"
 
 
 def test_what_is_recorded_comes_first_in_pictures_and_bad_settings_are_refused(tmp_path: Path) -> None:
-    records = recorded.Records({"orion/a": {"x": {"p99": 1.0}}}, {})
+    records = Records({"orion/a": {"x": {"p99": 1.0}}}, {})
     found = sources("orion", ["b"], lambda load: {"y": {"p99": 2.0}}, records, quiet)
     assert [list(each.found) for each in found] == [["b"], ["a"]]
     with pytest.raises(InputError, match="leave seq_len and cost out"):
         reproduce(tmp_path, seq_len=7)
-    with pytest.raises(InputError, match="queries = 0"):
-        reproduce(tmp_path, queries=0)
+    with pytest.raises(InputError, match="queries = 7 must be from 8"):
+        reproduce(tmp_path, queries=7)
     (tmp_path / "list.json").write_text("[]")
     with pytest.raises(InputError, match="not rows of a benchmark"):
-        recorded.read(tmp_path / "list.json")
+        read(tmp_path / "list.json")

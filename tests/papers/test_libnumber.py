@@ -63,11 +63,10 @@ from weft_papers.libnumber.recorded import (
     targets_json,
     tuning_json,
 )
-from weft_tune.callable_evaluator import CallableEvaluator
+from weft_tune.evaluation import CallableEvaluator
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import AnyFormat, Configuration
-from weft_tune.numbers.format import EXP, FIXED
-from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.numbers.format import EXP, FIXED, TwosComplement
 from weft_tune.quantised.targets import find_targets
 from weft_tune.tuner import find_formats
 

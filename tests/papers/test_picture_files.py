@@ -5,28 +5,31 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from weft.base.errors import InputError
-from weft_papers.pictures import canvas, save
+from weft.reports.exhibits import Curve, Panel
+from weft_papers.pictures import picture
+
+PANELS = [Panel([Curve([0, 1], [0, 1])])]
 
 
 def test_a_picture_is_written_whole_or_stays_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure, _ = canvas(2, 2)
-    save(figure, tmp_path, "a", "title")
-    before = {each: each.read_bytes() for each in tmp_path.iterdir()}
-    assert sorted(each.name for each in before) == ["a.png", "a.svg"]
+    picture(tmp_path, "a", "title", PANELS, size=(2, 2))
+    before = {file: file.read_bytes() for file in tmp_path.iterdir()}
+    assert sorted(file.name for file in before) == ["a.png", "a.svg"]
 
-    def half(path: Path, **settings: object) -> None:
+    def half(figure: Figure, path: Path, **settings: object) -> None:
         path.write_bytes(b"half")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(figure, "savefig", half)
+    monkeypatch.setattr(Figure, "savefig", half)
     with pytest.raises(KeyboardInterrupt):
-        save(figure, tmp_path, "a", "title")
-    assert {each: each.read_bytes() for each in tmp_path.iterdir()} == before
+        picture(tmp_path, "a", "title", PANELS, size=(2, 2))
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_a_folder_that_cannot_be_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file/papers: cannot write: Not a directory"):
-        save(canvas(2, 2)[0], tmp_path / "file" / "papers", "a", "title")
+        picture(tmp_path / "file" / "papers", "a", "title", PANELS, size=(2, 2))

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 
 from weft_cluster.placing.alpaserve import fluid, greedy
-from weft_cluster.placing.checking import broken_limits
 from weft_cluster.placing.demand import Demand, Need
-from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.filling import Filling, broken_limits
 from weft_cluster.placing.machines import MachineGroup, MachineKind, Machines
 from weft_cluster.placing.problem import PlacingProblem
-from weft_cluster.placing.spreading import levelled
+from weft_cluster.placing.resharing import levelled
 from weft_papers.placing_rivals import RIVALS, SPREADERS
-from weft_papers.placing_rivals.alpaserve_beam import beam
-from weft_papers.placing_rivals.alpaserve_ilp import integer_programme
+from weft_papers.placing_rivals.alpaserve import beam, integer_programme
+from weft_papers.placing_rivals.common_practice import like_with_like, one_resource, round_robin
 from weft_papers.placing_rivals.gpulets import (
     BASE,
     OTHER_DRAM,
@@ -28,9 +27,7 @@ from weft_papers.placing_rivals.gpulets import (
     Slice,
     Slices,
 )
-from weft_papers.placing_rivals.habits import like_with_like, one_resource
 from weft_papers.placing_rivals.nexus import squishy
-from weft_papers.placing_rivals.round_robin import round_robin
 from weft_papers.placing_rivals.spreading import on_fewest, serves_all
 
 GIB = 2**30

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from weft.cli.main import main
+from tests.support.commands import exit_code
 from weft_cluster.placing.change import parse_change
 
 MACHINES = """
@@ -47,9 +47,7 @@ def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*arguments: str) -> int:
-    with pytest.raises(SystemExit) as ended:
-        main(["place", *arguments, "-m", "cluster.toml", "--fluid"])
-    return int(ended.value.code or 0)
+    return exit_code("place", *arguments, "-m", "cluster.toml", "--fluid")
 
 
 def test_a_placement_is_adapted_and_its_change_written(placed):

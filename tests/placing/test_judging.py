@@ -8,13 +8,12 @@ import pytest
 
 from tests.placing.problems import demand, machines
 from weft.base.errors import InputError
-from weft_cluster.placing.checking import broken_limits
 from weft_cluster.placing.demand import Demand
-from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.filling import Filling, broken_limits
 from weft_cluster.placing.judging import OnTimeJudge
 from weft_cluster.placing.moves import improve
 from weft_cluster.placing.problem import PlacingProblem
-from weft_cluster.routing.whole_run import place
+from weft_cluster.routing.placing_run import place
 
 
 def model(name: str, compute: float, memory: float, *, rate: float = 50.0, deadline_s: float = 0.2) -> Demand:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import refused, run
 from tests.planning.machines import brief, host
 from tests.planning.plans import scaling
+from tests.support.commands import refused, run
 from weft.devices.host import write_host
 from weft.planning.layout import planned_workload
 from weft.planning.plan import read_plan
@@ -90,7 +90,7 @@ def test_plans_for_several_machines_divide_the_models(brief, capsys, folder, mon
     for name, factor in (("camera", 2.0), ("words", 3.0)):
         scaling(folder / f"{name}.onnx", factor)
     write_host(host(1, memory_bytes=2**27, camera=[4.0], words=[3.0, 3.0]), folder / "one.json")
-    monkeypatch.setattr("weft.planning.asked.usable_cores", lambda: 2)
+    monkeypatch.setattr("weft.planning.plan_request.usable_cores", lambda: 2)
     streams = ("-s", "camera.onnx:rate=100,deadline=30", "-s", "words.onnx:rate=60,deadline=100")
     arguments = ("plan", *streams, "-d", "one.json", "--cache", "kept", "--machines", "2", "-o", "plans")
     code, shown, _ = run(capsys, *arguments)

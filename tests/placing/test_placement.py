@@ -15,7 +15,7 @@ from weft_cluster.placing.placement import Placement, parse_placement, read_plac
 from weft_cluster.placing.placement_shown import in_words, tables
 from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.placing.summary import filled
-from weft_cluster.routing.whole_run import place
+from weft_cluster.routing.placing_run import place
 
 DEMANDS = [demand("camera", 0.6, 0.1), demand("speech", 0.1, 0.6), demand("search", 0.5, 0.5, replicas=2)]
 

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.placing.problems import demand, machines
-from weft_cluster.placing.checking import broken_limits
-from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.filling import Filling, broken_limits
 from weft_cluster.placing.problem import PlacingProblem
 
 share = st.floats(0, 1)

@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from tests.placing.problems import demand, fewest_by_enumeration, machines, random_problem
 from weft.base.errors import PlacingError
 from weft_cluster.placing.bound import placing_bound
-from weft_cluster.placing.checking import broken_limits
 from weft_cluster.placing.demand import Demand, Need
+from weft_cluster.placing.filling import broken_limits
 from weft_cluster.placing.machines import Machines, parse_machines
 from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.placing.search import search
 from weft_cluster.placing.summary import filled
-from weft_cluster.routing.whole_run import place
+from weft_cluster.routing.placing_run import place
 
 
 def served(filling: object) -> bool:

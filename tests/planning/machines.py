@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from weft.devices import Host, HostModel
-from weft.planning import candidates, finals, trials, whole_run
-from weft.planning.asked import Asked, AskedModel
+from weft.planning import candidates, finals, planning_run, trials
 from weft.planning.candidates import Arrangement
-from weft.planning.helpers import Helpers
 from weft.planning.plan import PlanSettings
+from weft.planning.plan_request import PlanRequest, RequestedModel
+from weft.planning.process_pool import Helpers
 from weft.serving.config import ModelConfig
 from weft.simulation.run_length import RunLength
 from weft.workloads.requests import parse_workload
@@ -45,12 +45,12 @@ def host(
     return Host(cores=2, lanes=lanes, threads=threads, memory_bytes=memory_bytes, models=found)
 
 
-def asked(*streams: tuple[str, float, float], **more: Any) -> Asked:
+def asked(*streams: tuple[str, float, float], **more: Any) -> PlanRequest:
     """Streams as (model, requests per second, deadline in ms)."""
     raw = [{"model": name, "rate": rate, "deadline_ms": due} for name, rate, due in streams]
     names = dict.fromkeys(name for name, _, _ in streams)
-    models = tuple(AskedModel(name, name, Path(name), ModelConfig()) for name in names)
-    return Asked(workload=parse_workload({"stream": raw}, "the test"), models=models, **{"cores": 2} | more)
+    models = tuple(RequestedModel(name, name, Path(name), ModelConfig()) for name in names)
+    return PlanRequest(workload=parse_workload({"stream": raw}, "the test"), models=models, **{"cores": 2} | more)
 
 
 def arrangement(machine: Host, policy: str = "punctual", batch: int = 1, **options: Any) -> Arrangement:
@@ -70,8 +70,8 @@ def shorten(monkeypatch: pytest.MonkeyPatch) -> None:
     No process helps: to start one takes longer than all of these runs.
     """
     monkeypatch.setattr(candidates, "request_policies", lambda workload: ["punctual", "edf"])
-    monkeypatch.setattr(whole_run, "Helpers", lambda *_: Helpers())
+    monkeypatch.setattr(planning_run, "Helpers", lambda *_: Helpers())
     for name in ("SHORT", "USUAL", "LONG"):
-        for module in (trials, finals, whole_run):
+        for module in (trials, finals, planning_run):
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, BRIEF)

@@ -10,14 +10,14 @@ import pytest
 from tests.models.onnx_graphs import node, proto, tensor
 from tests.planning.machines import host
 from tests.planning.plans import scaling
-from tests.serving.test_serve_stitched import NAMES, stitched
+from tests.support.stitched import NAMES, stitched_file
 from weft.base.errors import InputError, ModelError, WorkloadError
-from weft.cli.streams import parse_stream
+from weft.cli.common import parse_stream
 from weft.devices.host import usable_cores
-from weft.planning.asked import Asked, ask
+from weft.planning.measured import stage
+from weft.planning.plan_request import PlanRequest, ask
+from weft.planning.planning_run import check_deadlines
 from weft.planning.served_files import files_to_serve, stitched_from
-from weft.planning.staging import stage
-from weft.planning.whole_run import check_deadlines
 from weft.serving.repository import Repository
 from weft.workloads.requests import parse_workload
 
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked_for(*streams: str, **more) -> Asked:
+def asked_for(*streams: str, **more) -> PlanRequest:
     workload = parse_workload({"stream": [parse_stream(text) for text in streams]}, "--stream")
     return ask(workload, Path("scratch"), **more)
 
@@ -55,7 +55,7 @@ def test_samples_tell_the_shapes(folder):
 
 
 def test_models_in_a_stitched_file_are_streams_of_their_own_and_share_its_file(folder):
-    stitched(folder / "pets.onnx", tasks=2)
+    stitched_file(folder / "pets.onnx", tasks=2)
     cats, dogs = NAMES[:2]
     with pytest.raises(ModelError, match=rf"-s pets.onnx/{cats}:rate=10,deadline=100"):
         asked_for("pets.onnx:rate=1,deadline=50")

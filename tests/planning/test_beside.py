@@ -6,41 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.planning.plans import plan_of, predicted, scaling, workload, written
+from tests.planning.questions import SETTINGS, run_of
 from weft.cli import bench
 from weft.cli.main import main
-from weft.load import LOST, LoadResult
-from weft.load.report import stream_load
-from weft.planning.beside import PlanBeside, beside
+from weft.load import LoadResult
 from weft.planning.folder import ModelToServe
 from weft.planning.layout import planned_workload
+from weft.planning.measured_comparison import PlanComparison, beside
 from weft.planning.plan import Plan, PlanSettings, Prediction
 from weft.workloads.requests import Workload
-
-SETTINGS = {"lanes": 1, "threads": 1, "policy": "punctual", "policy_options": {}, "late": "weave"}
-
-
-def run_of(
-    load: Workload, *latencies_ms: list[float], profile: Any = SETTINGS, deadlines: str = "strict"
-) -> LoadResult:
-    """A run whose requests took so long; one that took no time at all is lost."""
-    streams = []
-    for stream, each in zip(load.stream, latencies_ms, strict=True):
-        latency_s = np.array(each) / 1e3
-        status = np.where(latency_s > 0, 200, LOST).astype(np.int16)
-        times_s = np.linspace(0, load.duration_s, len(each), endpoint=False)
-        nothing = np.zeros(len(each))
-        found = stream_load(
-            load, stream, scheduled_s=times_s, lag_s=nothing, latency_s=latency_s, status=status, messages={}
-        )
-        streams.append(found)
-    return LoadResult(
-        url="http://127.0.0.1:1", server={}, workload=load, deadlines=deadlines, streams=tuple(streams), started="",
-        elapsed_s=1.0, transport_s=0.0, cpu_s=0.0, connections=1, held_back=0, profile=profile,
-    )  # fmt: skip
 
 
 @pytest.fixture
@@ -57,7 +34,7 @@ def test_streams_are_compared_by_percentiles_and_missed_deadlines(plan: Plan) ->
     assert (intent.measured.p50_ms, intent.p99_off, intent.missed_off) == (60.0, None, 0.5)
     assert (found.worst_p99_off, found.worst_missed_off, found.remarks) == (0.25, 0.5, ())
     assert found.verdict() == "furthest apart: p99 25 % above the prediction, missed deadlines 50.0 points above it"
-    assert PlanBeside(()).verdict() == "nothing was measured that could be compared"
+    assert PlanComparison(()).verdict() == "nothing was measured that could be compared"
 
 
 def test_what_keeps_the_two_from_being_compared_is_said(plan: Plan) -> None:

@@ -10,8 +10,8 @@ from weft.planning import finals as last
 from weft.planning.candidates import arrangements, batch_limits, request_policies
 from weft.planning.choice import Chosen, choose
 from weft.planning.finals import FINE, finals
+from weft.planning.planning_run import _fell_short
 from weft.planning.trials import largest_step, run_workload, trial_of
-from weft.planning.whole_run import _fell_short
 from weft.simulation.requests import prepare, simulate_requests
 from weft.simulation.run_length import RunLength
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_cli import run
 from tests.planning.machines import brief, host
 from tests.planning.plans import scaling
+from tests.support.commands import run
 from weft.cli.plan import _print_conditions
 from weft.devices.conditions import Conditions, age_in_words, worst_of
 from weft.devices.host import read_host, write_host

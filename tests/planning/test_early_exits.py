@@ -10,28 +10,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.cli.test_cli import run
 from tests.planning.machines import arrangement, asked, brief, host
 from tests.planning.plans import plan_of, predicted, scaling, workload
-from tests.planning.test_beside import run_of
+from tests.planning.questions import question_of, run_of
 from tests.runtime.exit_nets import conv_net
+from tests.support.commands import run
 from weft.base.errors import DeviceError, InputError, WorkloadError
-from weft.cli.streams import parse_stream
+from weft.cli.common import parse_stream
 from weft.devices import Host
 from weft.devices.host import parse_host, write_host
 from weft.load.payload import sent_threshold
-from weft.planning.alone import times_alone
-from weft.planning.asked import Asked, ask
-from weft.planning.beside import beside
 from weft.planning.bounds import blocking, bound_of, fastest_s, late_alone, least_row_s
 from weft.planning.candidates import arrangements, request_policies
 from weft.planning.early_exits import reaching
 from weft.planning.folder import ModelToServe
 from weft.planning.layout import planned_workload
 from weft.planning.measured import LaneShape, measurement_key
+from weft.planning.measured_comparison import beside
 from weft.planning.plan import Prediction, read_plan
+from weft.planning.plan_request import PlanRequest
+from weft.planning.planning_run import check_deadlines, check_exits
+from weft.planning.standalone_times import times_alone
 from weft.planning.survey.measure import _Survey
-from weft.planning.whole_run import check_deadlines, check_exits
 from weft.serving.repository import Repository
 from weft.simulation.requests import prepare, simulate_requests
 from weft.workloads.requests import parse_workload
@@ -53,12 +53,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def asked_for(*streams: str, **more: Any) -> Asked:
-    load = parse_workload({"stream": [parse_stream(text) for text in streams]}, "--stream")
-    return ask(load, Path("scratch"), **more)
-
-
-def leaving(question: Asked, *rates: tuple[float, ...]) -> Asked:
+def leaving(question: PlanRequest, *rates: tuple[float, ...]) -> PlanRequest:
     """What is asked, with shares of the requests that leave early."""
     streams = [
         stream.model_copy(update={"exit_rates": shares})
@@ -77,7 +72,7 @@ def test_a_stream_says_on_the_command_line_who_leaves_and_by_which_outputs():
 
 
 def test_what_a_stream_says_of_exits_is_set_for_its_model(folder):
-    found = asked_for(
+    found = question_of(
         "net.onnx:rate=5,deadline=20,exit_record=record.npz,exit_threshold=0.85",
         "quiet.onnx:rate=1,deadline=50,exits=exit1+exit2+logits,exit_rates=0.5+0.3+0.2",
     )
@@ -88,24 +83,24 @@ def test_what_a_stream_says_of_exits_is_set_for_its_model(folder):
 
 
 def test_a_threshold_that_may_sink_leaves_as_soon_as_its_floor_allows_and_is_the_servers_affair(folder):
-    found = asked_for("net.onnx:rate=5,deadline=20,exit_record=record.npz,exit_threshold=0.85,exit_floor=0.5")
+    found = question_of("net.onnx:rate=5,deadline=20,exit_record=record.npz,exit_threshold=0.85,exit_floor=0.5")
     assert found.sent[0].leaving == (0.5, 0.25, 0.25)
     assert found.workload.exit_rates(0) == (0.25, 0.25, 0.5)
     assert found.models[0].config.exit_floor == 0.5
     assert sent_threshold(found.workload.stream[0]) is None
-    stated = asked_for("net.onnx:rate=5,deadline=20,exit_threshold=0.9").workload.stream[0]
+    stated = question_of("net.onnx:rate=5,deadline=20,exit_threshold=0.9").workload.stream[0]
     assert sent_threshold(stated) == 0.9
 
 
 def test_a_model_whose_settings_name_a_record_is_planned_with_it(folder):
     Path("net.toml").write_text('exit_record = "record.npz"\nexit_threshold = 0.85\n')
-    found = asked_for("net.onnx:rate=5,deadline=20")
+    found = question_of("net.onnx:rate=5,deadline=20")
     assert found.sent[0].leaving == (0.25, 0.25, 0.5)
     assert found.workload.stream[0].exit_threshold == 0.85
 
 
 def test_where_nothing_is_said_all_go_to_the_end(folder):
-    assert [sent.leaving for sent in asked_for("net.onnx:rate=5,deadline=20").sent] == [()]
+    assert [sent.leaving for sent in question_of("net.onnx:rate=5,deadline=20").sent] == [()]
 
 
 @pytest.mark.parametrize(
@@ -126,17 +121,17 @@ def test_where_nothing_is_said_all_go_to_the_end(folder):
 )
 def test_exits_that_cannot_be_planned_are_one_line_with_the_way_out(folder, streams, said):
     with pytest.raises(InputError) as error:
-        asked_for(*streams)
+        question_of(*streams)
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
 def test_who_leaves_changes_nothing_in_the_measurement(folder):
     keys = {
-        measurement_key(asked_for(f"net.onnx:rate=1,deadline=9{more}").models, LaneShape(1, 1), 1.5)
+        measurement_key(question_of(f"net.onnx:rate=1,deadline=9{more}").models, LaneShape(1, 1), 1.5)
         for more in ("", ",exit_threshold=0.5", ",exit_record=record.npz")
     }
     assert len(keys) == 1
-    named = asked_for("quiet.onnx:rate=1,deadline=9,exits=exit1+exit2+logits,exit_rates=0.5+0.3+0.2").models
+    named = question_of("quiet.onnx:rate=1,deadline=9,exits=exit1+exit2+logits,exit_rates=0.5+0.3+0.2").models
     assert measurement_key(named, LaneShape(1, 1), 1.5) not in keys
 
 
@@ -237,7 +232,7 @@ def test_policies_that_fill_batches_up_are_tried_where_requests_leave(machine):
 @pytest.fixture
 def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_host(host(net={1: [2.0, 3.0, 5.0], 2: [3.0, 4.0, 7.0]}, exits={"net": (1, 2)}), folder / "one.json")
-    monkeypatch.setattr("weft.planning.asked.usable_cores", lambda: 2)
+    monkeypatch.setattr("weft.planning.plan_request.usable_cores", lambda: 2)
     return folder
 
 

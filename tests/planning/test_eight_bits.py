@@ -8,16 +8,16 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.cli.test_cli import refused, run
 from tests.planning.machines import brief, host
-from tests.planning.test_early_exits import asked_for
+from tests.planning.questions import question_of
 from tests.runtime.exit_nets import conv_net
+from tests.support.commands import refused, run
+from tests.support.tuning import fix_times
 from tests.tuning.files import points, save_data, save_model
-from tests.tuning.test_runtime_fastest import known_times
 from weft.devices.host import write_host
-from weft.planning.asked import Asked
 from weft.planning.drift import drift
 from weft.planning.plan import read_plan
+from weft.planning.plan_request import PlanRequest
 from weft_tune.plan_int8 import KEPT, with_int8
 
 __all__ = ["brief"]
@@ -30,12 +30,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save_model(tmp_path / "points.onnx", points())
     save_data(tmp_path / "samples.npz", points(40))
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("weft.planning.asked.usable_cores", lambda: 2)
+    monkeypatch.setattr("weft.planning.plan_request.usable_cores", lambda: 2)
     return tmp_path
 
 
-def in_eight_bits(*streams: str) -> Asked:
-    return with_int8(asked_for(*streams), Path("kept"), lambda what: None)
+def in_eight_bits(*streams: str) -> PlanRequest:
+    return with_int8(question_of(*streams), Path("kept"), lambda what: None)
 
 
 def operators(path: Path) -> set[str]:
@@ -43,7 +43,7 @@ def operators(path: Path) -> set[str]:
 
 
 def test_a_model_that_is_faster_in_8_bits_takes_the_place_of_the_one_that_was_given(monkeypatch):
-    known_times(monkeypatch, 1.0)
+    fix_times(monkeypatch, 1.0)
     found = in_eight_bits(STREAM)
     (model,) = found.models
     assert model.made is not None and model.made.of == Path("points.onnx").absolute() and model.name == "points"
@@ -54,11 +54,11 @@ def test_a_model_that_is_faster_in_8_bits_takes_the_place_of_the_one_that_was_gi
 
 
 def test_what_was_found_is_kept_and_made_again_where_the_samples_are_others(monkeypatch):
-    known_times(monkeypatch, 1.0)
+    fix_times(monkeypatch, 1.0)
     before = in_eight_bits(STREAM)
     monkeypatch.setattr("weft_tune.runtime_target.fastest.find_fastest", None)  # who asks for more fails
     assert in_eight_bits(STREAM).remarks == before.remarks
-    known_times(monkeypatch, 3.0)
+    fix_times(monkeypatch, 3.0)
     save_data(Path("samples.npz"), points(50))
     with pytest.raises(TypeError):
         in_eight_bits(STREAM)
@@ -66,14 +66,14 @@ def test_what_was_found_is_kept_and_made_again_where_the_samples_are_others(monk
 
 
 def test_a_model_that_is_slower_in_8_bits_stays(monkeypatch):
-    known_times(monkeypatch, 3.0)
+    fix_times(monkeypatch, 3.0)
     found = in_eight_bits(STREAM)
     assert found.models[0].made is None and found.models[0].path == Path("points.onnx").absolute()
     assert found.remarks == ("points stays as it is: nothing in 8 bits is faster here.",)
 
 
 def test_models_without_samples_and_with_exits_stay(monkeypatch):
-    known_times(monkeypatch, 1.0)
+    fix_times(monkeypatch, 1.0)
     save_model(Path("other.onnx"), points())
     conv_net(Path("net.onnx"), marked=True)
     np.savez("images.npz", x=np.zeros((12, 1, 6, 6), np.float32))
@@ -92,7 +92,7 @@ def test_a_model_that_cannot_be_had_in_8_bits_stays_and_it_is_said_why(monkeypat
 
 
 def test_a_plan_serves_8_bits_and_tells_what_they_cost(brief, capsys, monkeypatch):
-    known_times(monkeypatch, 1.0)
+    fix_times(monkeypatch, 1.0)
     write_host(host(points=[4.0]), "one.json")
     code, shown, _ = run(capsys, "plan", "-s", STREAM, "--int8", "-d", "one.json", "--cache", "kept", "-o", "plan")
     assert code == 0 and "points: int8 by calibration: " in shown and "2.00 times as fast alone" in shown

@@ -13,6 +13,7 @@ import pytest
 from tests.planning.plans import plan_of, predicted, scaling, workload, written
 from weft.base.errors import InputError, PlanError
 from weft.base.files import replacing_folder
+from weft.base.tomlfile import as_toml
 from weft.planning.folder import (
     ModelToServe,
     changed_models,
@@ -24,8 +25,7 @@ from weft.planning.folder import (
 )
 from weft.planning.layout import is_plan, planned_workload
 from weft.planning.plan import PlanSettings, Prediction, read_plan
-from weft.planning.toml_text import as_toml
-from weft.serving.config import ModelConfig
+from weft.serving.config import ModelConfig, SchedulingSettings
 from weft.serving.repository import Repository
 from weft.workloads.requests import parse_workload
 
@@ -37,13 +37,9 @@ def test_a_plan_is_served_from_where_it_was_moved_to(tmp_path: Path) -> None:
     moved = (tmp_path / "plan").rename(tmp_path / "elsewhere")
     assert str(tmp_path) not in "".join(each.read_text() for each in moved.glob("*.toml"))
     found = plan_settings(moved)
-    assert (found.lanes, found.policy, dict(found.policy_options), found.late) == (
-        2,
-        "punctual",
-        {"margin": 20},
-        "keep",
-    )
-    entry = Repository(found.models, tmp_path).entry("camera")
+    assert found.execution.lanes == 2
+    assert found.scheduling == SchedulingSettings(policy="punctual", policy_options={"margin": 20}, late="keep")
+    entry = Repository(found.loading.models, tmp_path).entry("camera")
     assert (entry.path, entry.config) == (moved / "models/camera/1/model.onnx", config)
     assert read_plan(moved) == plan and plan.models[0].max_batch == 4
     assert [stream.model for stream in planned_workload(moved).stream] == ["camera"]
@@ -75,11 +71,11 @@ def test_a_newer_plan_takes_the_place_of_an_older_one_and_keeps_what_was_set_bes
     written(folder, {"camera": 2.0, "intent": 3.0})
     with (folder / "weft.toml").open("a") as file:
         file.write('host = "0.0.0.0"\n')
-    assert plan_settings(folder).learn_first  # what is predicted is what runs
+    assert plan_settings(folder).loading.learn_first  # what is predicted is what runs
     same = os.stat(folder / "models/intent/1/model.onnx").st_ino
     written(folder, {"intent": 3.0, "depth": 5.0}, settings=PlanSettings(lanes=3))
     found = plan_settings(folder)
-    assert (found.lanes, found.host) == (3, "0.0.0.0")
+    assert (found.execution.lanes, found.network.host) == (3, "0.0.0.0")
     assert sorted(os.listdir(folder / "models")) == ["depth", "intent"]
     assert os.stat(folder / "models/intent/1/model.onnx").st_ino == same  # it need not be loaded again
     assert sorted(os.listdir(tmp_path)) == ["given", "plan"]
@@ -133,7 +129,7 @@ def test_a_plan_whose_models_changed_is_refused_unless_told_otherwise(tmp_path: 
     scaling(folder / "models/camera/1/model.onnx", 4.0)
     with pytest.raises(PlanError, match=r"models/camera/1/model\.onnx has changed since the plan was written; plan"):
         plan_settings(folder)
-    assert plan_settings(folder, unchecked=True).lanes == 1
+    assert plan_settings(folder, unchecked=True).execution.lanes == 1
     (folder / "models/intent/1/model.onnx").unlink()
     with pytest.raises(PlanError, match=r"and 1 more"):
         plan_settings(folder)

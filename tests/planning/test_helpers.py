@@ -10,7 +10,7 @@ import pytest
 
 from tests.planning.machines import arrangement, asked, brief, host
 from weft.planning.finals import Finalist, finals
-from weft.planning.helpers import Helpers, Promise
+from weft.planning.process_pool import Helpers, PendingResult
 from weft.planning.trials import trial_of
 
 __all__ = ["brief"]
@@ -24,7 +24,7 @@ def helped() -> Iterator[Helpers]:
         yield found
 
 
-def elsewhere(helpers: Helpers, promise: Promise[Any]) -> Any:
+def elsewhere(helpers: Helpers, promise: PendingResult[Any]) -> Any:
     """What a process has made of a promise that nobody here asks for."""
     with helpers._changed:
         helpers._changed.wait_for(lambda: promise.found)
@@ -70,7 +70,7 @@ def test_finalists_are_the_same_with_help(brief, helped):
 def test_a_process_that_dies_costs_nothing_but_its_help():
     with Helpers(1) as helpers:
         promise = helpers.begin(here_alone, os.getpid())
-        ((_, thread),) = helpers._beside
+        ((_, thread),) = helpers._children
         thread.join()  # it has begun with it, and ended
         assert promise.result() == "here"
         assert helpers.begin(max, 1, 2).result() == 2

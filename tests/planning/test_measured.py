@@ -8,45 +8,16 @@ from typing import Any
 
 import pytest
 
-from tests.planning.machines import host
 from tests.planning.plans import scaling
+from tests.planning.questions import Surveyor
 from weft.base.errors import InputError
 from weft.devices import Host
-from weft.planning.asked import Asked, AskedModel
 from weft.planning.measured import MEASURED, LaneShape, lane_shapes, measured_hosts, measurement_key
+from weft.planning.plan_request import PlanRequest
 from weft.serving.config import ModelConfig
-from weft.serving.repository import Repository
-from weft.workloads.requests import parse_workload
 
 
-class Surveyor:
-    """Notes what it is asked to measure; fails when it is told to."""
-
-    def __init__(self, fail_at: int = 100) -> None:
-        self.asked: list[tuple[int, list[int]]] = []
-        self.fail_at = fail_at
-        self.served: dict[str, ModelConfig] = {}
-
-    def __call__(self, subjects: Any, *, lanes: Any, threads: int, repository: Path, **how: Any) -> dict[int, Host]:
-        if len(self.asked) == self.fail_at:
-            raise KeyboardInterrupt
-        self.asked.append((threads, list(lanes)))
-        found = Repository([repository], repository)
-        assert not found.problems
-        self.served = {name: found.entry(name).config for name in found.names()}
-        how["progress"]("something", 1, 2)
-        return {count: host(count, threads, camera=[4.0 / threads]) for count in lanes}
-
-
-@pytest.fixture
-def question(tmp_path: Path) -> Asked:
-    config = ModelConfig(shapes={"x": [1, 2]})
-    model = AskedModel("camera", "camera.onnx", scaling(tmp_path / "camera.onnx", 2.0), config)
-    streams = [{"model": "camera", "rate": 1.0, "deadline_ms": 50.0}]
-    return Asked(workload=parse_workload({"stream": streams}, "the test"), models=(model,), cores=2)
-
-
-def measured(question: Asked, cache: Path, survey: Surveyor, told: list[Any] | None = None) -> list[Host]:
+def measured(question: PlanRequest, cache: Path, survey: Surveyor, told: list[Any] | None = None) -> list[Host]:
     progress = (lambda *said: told.append(said)) if told is not None else lambda *said: None
     return measured_hosts(question, cache, survey=survey, progress=progress)
 

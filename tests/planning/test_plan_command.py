@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from onnx import helper, numpy_helper
 
-from tests.cli.test_cli import refused, run
 from tests.models.onnx_graphs import node, tensor
 from tests.planning.machines import brief, host
 from tests.planning.plans import scaling
 from tests.serving.live import save
+from tests.support.commands import refused, run
 from weft.base.registry import registered
 from weft.devices.host import write_host
-from weft.planning import folder, whole_run
+from weft.planning import folder, planning_run
 from weft.planning.layout import planned_workload
 from weft.planning.plan import read_plan
 
@@ -36,7 +36,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_host(host(1, memory_bytes=2**27, camera=[4.0], words=[3.0, 3.0]), tmp_path / "one.json")
     write_host(host(1, 2, memory_bytes=2**27, camera=[2.5], words=[2.0, 2.0]), tmp_path / "two.json")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("weft.planning.asked.usable_cores", lambda: 2)
+    monkeypatch.setattr("weft.planning.plan_request.usable_cores", lambda: 2)
     return tmp_path
 
 
@@ -60,7 +60,7 @@ def test_a_plan_is_written_told_and_explained(brief, capsys, place):
     assert [option.predicted is None for option in plan.options] == sorted(
         option.predicted is None for option in plan.options
     )
-    assert folder.plan_settings("plan").threads == 2
+    assert folder.plan_settings("plan").execution.threads == 2
     assert [stream.model for stream in planned_workload("plan").stream] == ["camera", "words"]
     page = Path("plan/report.html").read_text()
     assert "/*weft" not in page and '"title":"camera + words"' in page and '"spans":[[' in page
@@ -135,9 +135,9 @@ def test_an_option_whose_tool_is_not_there_is_one_line(capsys, monkeypatch, plac
     entry = registered("plan_options")[name]
     needy = entry._replace(tool=entry.tool._replace(needs=("absent_module",)))
     with monkeypatch.context() as lacking:
-        lacking.setattr(whole_run, "registered", lambda section: {name: needy})
+        lacking.setattr(planning_run, "registered", lambda section: {name: needy})
         said = refused(capsys, "plan", *STREAMS, *option, "-d", "one.json", "--cache", "kept")
         assert f"{tool} needs absent_module, which is not installed; pip install 'weft[{tool}]'" in said
-    monkeypatch.setattr(whole_run, "registered", lambda section: {})
+    monkeypatch.setattr(planning_run, "registered", lambda section: {})
     said = refused(capsys, "plan", *STREAMS, *option, "-d", "one.json", "--cache", "kept")
     assert f"{name}: no tool of this installation brings this option" in said

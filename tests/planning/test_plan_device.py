@@ -13,34 +13,32 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.cli.test_cli import refused, run
 from tests.planning.machines import arrangement, asked, brief, host
 from tests.planning.plans import plan_of, predicted, scaling, scaling_together, workload
-from tests.planning.test_beside import SETTINGS, run_of
-from tests.planning.test_early_exits import asked_for
-from tests.planning.test_measured import Surveyor, question
+from tests.planning.questions import SETTINGS, Surveyor, question_of, run_of
 from tests.runtime.cuda.nets import chain, drawn, wanted
 from tests.serving.live import PATIENCE_S, save
+from tests.support.commands import refused, run
 from weft.base.version import runtime_version
 from weft.devices import Host, read_host
 from weft.devices.host import write_host
 from weft.engine.lane_queues import DEVICE_AHEAD
-from weft.planning.asked import Asked
-from weft.planning.beside import beside
 from weft.planning.candidates import arrangements
 from weft.planning.drift import drift
 from weft.planning.folder import ModelToServe, plan_settings
 from weft.planning.measured import LaneShape, measured_hosts, measurement_key
+from weft.planning.measured_comparison import beside
 from weft.planning.plan import PlanSettings, Prediction, read_plan
+from weft.planning.plan_request import PlanRequest
 from weft.planning.plan_shown import options_table
+from weft.planning.planning_run import make_plan
 from weft.planning.segment_length import longer_segments
-from weft.planning.whole_run import make_plan
-from weft.runtime.cuda.twins import TWIN
+from weft.runtime.cuda.cpu_twins import TWIN
 from weft.serving.process import ServerProcess
 from weft.workloads.requests import read_workload
 from weft_tune.plan_int8 import with_int8
 
-__all__ = ["brief", "question"]
+__all__ = ["brief"]
 
 LOAD = """
 device = "cuda:twin"
@@ -96,7 +94,7 @@ def test_models_are_measured_on_a_device_planned_for_it_and_served_by_it(brief, 
 
     settings = tomllib.loads(Path("plan/weft.toml").read_text())
     assert settings["device"] == TWIN and settings.keys().isdisjoint({"lanes", "threads", "pin", "isolation"})
-    assert plan_settings("plan").device == TWIN
+    assert plan_settings("plan").execution.device == TWIN
     measured = read_host("plan/host.json")
     assert (measured.name, measured.ahead) == (TWIN, DEVICE_AHEAD) and "the twin of a GPU" in measured.source
     assert tomllib.loads(Path("plan/models/words/weft.toml").read_text())["grain_ms"] == 0.25
@@ -170,7 +168,7 @@ def test_models_are_measured_once_for_each_device(tmp_path, question):
 
     survey = Noting()
     for device in (TWIN, TWIN, None):
-        there = Asked(workload=question.workload, models=question.models, cores=2, device=device)
+        there = PlanRequest(workload=question.workload, models=question.models, cores=2, device=device)
         measured_hosts(there, tmp_path / "cache", survey=survey, progress=lambda *said: None)
     assert survey.where == (TWIN, "host", "host") and survey.asked == [(1, [1]), (1, [1, 2]), (2, [1])]
     keys = {measurement_key(question.models, LaneShape(1, 1), 1.5, device=each) for each in (None, TWIN, "cuda:0")}
@@ -207,7 +205,7 @@ def test_what_gains_nothing_on_a_gpu_is_told_in_a_line_each(tmp_path, monkeypatc
     ends = [[value(name, TensorProto.FLOAT, ["n", 2])] for name in ("x", "y")]
     save(helper.make_graph(nodes, "eight", *ends, weights), tmp_path / "eight.onnx")
     files = ("camera.onnx", "eight.onnx", "pets.onnx/cats", "pets.onnx/dogs")
-    found = asked_for(*(f"{file}:rate=1,deadline=50" for file in files), device=TWIN)
+    found = question_of(*(f"{file}:rate=1,deadline=50" for file in files), device=TWIN)
     assert with_int8(found, tmp_path, lambda what: None).remarks[1:] == (
         "eight is in 8 bits, which cuda:twin computes in floating point, with conversions between.",
         "int8 is left out: cuda:twin computes 8 bits in floating point, with conversions between.",

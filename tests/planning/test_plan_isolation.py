@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_cli import refused, run
 from tests.planning.machines import arrangement, asked, brief, host
 from tests.planning.plans import scaling
-from tests.planning.test_measured import Surveyor, question
+from tests.planning.questions import Surveyor
+from tests.support.commands import refused, run
 from weft.devices.host import write_host
 from weft.planning.candidates import arrangements
 from weft.planning.folder import plan_settings
 from weft.planning.measured import LaneShape, measured_hosts, measurement_key
 from weft.planning.plan import read_plan
+from weft.planning.planning_run import memory_of
 from weft.planning.survey.measure import _Survey
-from weft.planning.whole_run import memory_of
 
-__all__ = ["brief", "question"]
+__all__ = ["brief"]
 
 STREAM = ("-s", "camera.onnx:rate=20,deadline=50")
 
@@ -33,7 +33,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_host(inside, tmp_path / "threads.json")
     write_host(inside.model_copy(update={"isolation": "process"}), tmp_path / "workers.json")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("weft.planning.asked.usable_cores", lambda: 2)
+    monkeypatch.setattr("weft.planning.plan_request.usable_cores", lambda: 2)
     return tmp_path
 
 
@@ -96,7 +96,7 @@ def test_a_plan_is_served_where_it_was_measured(brief, capsys, place):
         capsys, "plan", *STREAM, "--isolation", "process", "-d", "workers.json", "--cache", "kept", "-o", "plan"
     )
     assert code == 0 and "--isolation process" not in shown
-    assert read_plan("plan").settings.isolation == plan_settings("plan").isolation == "process"
+    assert read_plan("plan").settings.isolation == plan_settings("plan").workers.isolation == "process"
 
 
 def test_a_plan_without_workers_says_how_to_get_one_with_them(brief, capsys, place):

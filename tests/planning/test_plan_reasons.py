@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests import ROOT
-from tests.cli.test_cli import run
 from tests.planning.machines import brief, host
 from tests.planning.plans import scaling
+from tests.support.commands import run
 from weft.devices.host import write_host
-from weft.planning.foreseen import planned_host
+from weft.planning.load_prediction import planned_host
 from weft.planning.plan import Plan, read_plan
 
 sys.path.append(str(ROOT / "benchmarks"))

@@ -66,6 +66,6 @@ def test_a_picture_shows_latencies_beside_deadlines_and_the_largest_loads() -> N
 
 
 def test_the_planner_is_there_by_its_short_name() -> None:
-    from weft.planning.whole_run import make_plan
+    from weft.planning.planning_run import make_plan
 
     assert weft.plan is make_plan

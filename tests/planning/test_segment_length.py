@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.test_cli import run
 from tests.planning.machines import arrangement, asked, brief, host
 from tests.planning.plans import scaling
-from tests.planning.test_early_exits import asked_for
+from tests.planning.questions import question_of
+from tests.support.commands import run
 from weft.base.errors import WorkloadError
 from weft.devices import Host
 from weft.devices.host import write_host
@@ -83,18 +83,18 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("net", "quick"):
         scaling(tmp_path / f"{name}.onnx", 2.0)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("weft.planning.asked.usable_cores", lambda: 2)
+    monkeypatch.setattr("weft.planning.plan_request.usable_cores", lambda: 2)
     return tmp_path
 
 
 def test_a_stream_may_ask_for_another_length_which_is_measured_and_served(place):
-    found = asked_for("net.onnx:rate=5,deadline=20,grain=2", "quick.onnx:rate=5,deadline=20")
+    found = question_of("net.onnx:rate=5,deadline=20,grain=2", "quick.onnx:rate=5,deadline=20")
     assert [model.config.grain_ms for model in found.models] == [2.0, 5.0]
-    usual = asked_for("net.onnx:rate=5,deadline=20")
+    usual = question_of("net.onnx:rate=5,deadline=20")
     keys = {measurement_key(each.models[:1], LaneShape(1, 1), 1.5) for each in (found, usual)}
     assert len(keys) == 2
     with pytest.raises(WorkloadError, match="grain"):
-        asked_for("net.onnx:rate=5,deadline=20,grain=2", "net.onnx:rate=5,deadline=20")
+        question_of("net.onnx:rate=5,deadline=20,grain=2", "net.onnx:rate=5,deadline=20")
 
 
 def test_the_length_that_won_is_what_the_plan_is_served_with(brief, capsys, place):

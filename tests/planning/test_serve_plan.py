@@ -92,13 +92,13 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def live(folder: Path) -> Iterator[Live]:
     settings = plan_settings(folder)
-    with running(*settings.models, policy=settings.policy, grpc_port=None) as live:
+    with running(*settings.loading.models, policy=settings.scheduling.policy, grpc_port=None) as live:
         before = live.server.config
 
         def again() -> ServerConfig:
             found = plan_settings(folder)
             keys = ("policy", "policy_options", "late", "lanes", "threads")
-            return replace(before, **{key: getattr(found, key) for key in keys})
+            return replace(before, **{key: found.value_of(key) for key in keys})
 
         live.server.service.settings_again = again
         yield live
@@ -135,7 +135,7 @@ def test_a_newer_plan_is_taken_over_and_every_request_is_answered(live: Live, fo
     assert {value for _, value in clients.answers["intent"]} == {3.0}
     assert scaled(live.address, "depth") == (200, 7.0)
     assert library.find("intent").served is kept  # it is the same file
-    assert live.server.service.config.policy == "edf"
+    assert live.server.service.config.scheduling.policy == "edf"
     assert renewed(live) == {
         "loaded": [], "left": [], "failed": {}, "settings": [], "restart": []
     }  # fmt: skip
@@ -170,7 +170,7 @@ def test_a_plan_that_cannot_be_taken_changes_nothing(live: Live, folder: Path) -
     written(written_elsewhere, {"camera": 2.0}, settings=PlanSettings(lanes=1, policy="nonesuch"))
     live.server.service.settings_again = lambda: replace(live.server.config, policy="nonesuch")
     assert "unknown policy 'nonesuch'" in refused()
-    assert live.server.service.config.policy == "fifo"
+    assert live.server.service.config.scheduling.policy == "fifo"
 
 
 def test_settings_of_models_change_with_and_without_loading_them(live: Live, folder: Path) -> None:
@@ -245,12 +245,12 @@ def test_a_plan_is_served_as_it_says_and_read_again_on_a_signal(folder: Path) ->
     def drive(server: Server) -> None:
         address = f"127.0.0.1:{server.http_port}"
         try:
-            seen.append((server.config.policy, server.config.late, scaled(address, "camera")))
+            seen.append((server.config.scheduling.policy, server.config.scheduling.late, scaled(address, "camera")))
             written(folder, {"camera": 4.0, "intent": 3.0}, settings=PlanSettings(lanes=1, policy="edf"))
             os.kill(os.getpid(), signal.SIGHUP)
             while (answer := scaled(address, "camera")) == (200, 2.0):
                 pass
-            seen.append((server.service.config.policy, server.service.config.late, answer))
+            seen.append((server.service.config.scheduling.policy, server.service.config.scheduling.late, answer))
         finally:
             os.kill(os.getpid(), signal.SIGTERM)
 

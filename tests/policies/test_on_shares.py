@@ -25,7 +25,7 @@ from weft.engine.policies import (
     make_policy,
 )
 from weft.engine.policies.abreast import Abreast
-from weft.engine.policies.base import NO_DEADLINE, LaneState, Traits
+from weft.engine.policies.base import NO_DEADLINE, LaneState, ShareUse, Traits, Work
 from weft.engine.policies.ways import STAY, open_ways, ways
 from weft.engine.simulated_host import Crowd, DrawnWork
 
@@ -64,7 +64,7 @@ class SharedHost(SimulatedHost):
         super().__init__(setting, crowd=Crowd(setting.shares, kinds, lambda each: DrawnWork(0, max(1, each.compute))))
         self.lane_of: dict[tuple[int, int, int], int] = {}
 
-    def submit(self, start: Start) -> None:
+    def submit(self, start: Start, batch: object = None) -> None:
         assert self.held()[start.lane].room, "a lane is given more than it takes"
         self.lane_of[start.candidate[:3]] = start.lane
         super().submit(start)
@@ -151,7 +151,8 @@ def first(view_of: list[Candidate], shares: Shares, now: int = 0, held: tuple[Ca
 def waiting(stream: int, deadline_ms: float, remaining_ms: float = 2.0) -> Candidate:
     remaining = round(remaining_ms * MS)
     return Candidate(
-        stream, 0, 0, 0, MS // 4, -1, stream, 0, round(deadline_ms * MS), remaining, remaining, lately=0.5
+        stream, 0, 0, 0, MS // 4, -1, stream, 0, round(deadline_ms * MS), remaining,
+        work=Work(remaining), share=ShareUse(0.5, NO_DEADLINE),
     )  # fmt: skip
 
 
@@ -198,7 +199,7 @@ def test_best_effort_steps_aside_while_an_urgent_one_runs() -> None:
 
 def test_whoever_others_wait_behind_is_as_urgent_as_they_are() -> None:
     shares = shares_of(COMPUTE, MEMORY)
-    followed = waiting(1, 100)._replace(behind=round(2.3 * MS))
+    followed = waiting(1, 100)._replace(share=ShareUse(0.5, round(2.3 * MS)))
     start = first([waiting(0, 100), followed], shares)
     assert start is not None and (start.candidate.stream, shares.lanes[start.lane].sms) == (1, 132)
 
@@ -271,8 +272,9 @@ def test_what_a_policy_is_told_of_those_who_come_and_wait() -> None:
     source.open(load.terms[0])
     engine.run()
     (head,) = seen[0].candidates
-    assert (head.deadline, head.behind) == (5 * MS, 8 * MS)
-    assert seen[-1].candidates[0].behind == NO_DEADLINE
+    assert head.share and (head.deadline, head.share.behind) == (5 * MS, 8 * MS)
+    last = seen[-1].candidates[0].share
+    assert last and last.behind == NO_DEADLINE
 
 
 def test_ways_are_all_that_there_are_the_most_work_first() -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.engine.hosts import Load, Order, kind, run_load
 from tests.engine.naive import program
-from tests.policies.test_punctual import NOW, flood, head, view
+from tests.policies.candidates import NOW, flood, head, view
 from weft.base.errors import InputError
 from weft.engine.policies import Candidate, Setting, make_policy
 

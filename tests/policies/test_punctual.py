@@ -4,46 +4,20 @@ from __future__ import annotations
 
 from itertools import permutations
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.engine.hosts import Kind, Load, Order, kind, run_load
 from tests.engine.naive import program
+from tests.policies.candidates import NOW, flood, head, view
 from weft.base.errors import InputError
-from weft.devices.decoupled import DeviceClocks
-from weft.engine.policies import Candidate, Policy, Setting, View, make_policy
+from weft.engine.policies import Candidate, Policy, Setting, make_policy
 from weft.engine.policies.base import Running
-
-NOW = 1_000
-
-
-def head(stream: int, remaining: int, due: int, **known: int) -> Candidate:
-    """A request with so many ticks left that is due that long from now; it has just arrived and not begun."""
-    whole, segment = known.pop("whole", remaining), known.pop("segment", remaining)
-    return Candidate(
-        stream,
-        0,
-        known.pop("layer", 0),
-        0,
-        segment,
-        -1,
-        program=0,
-        arrival=known.pop("arrival", NOW),
-        deadline=NOW + due,
-        remaining=remaining,
-        whole=whole,
-        **known,
-    )
 
 
 def punctual(lanes: int = 1, **options: int) -> Policy:
     return make_policy("punctual", Setting((program("p", (0, 1)),), 100, lanes=lanes), {"margin": 0} | options)
-
-
-def view(*heads: Candidate) -> View:
-    return View(DeviceClocks(NOW, NOW, NOW), heads, heads)
 
 
 def chosen(*heads: Candidate, lanes: int = 1, **options: int) -> int:
@@ -173,12 +147,6 @@ def test_no_order_has_more_of_them_on_time(jobs):
 
 
 # Nobody starves
-
-
-def flood(load: float, *, ticks: int, allowed: int, requests: int, seed: int = 0, priority: int = 1) -> list[Order]:
-    """Short requests of stream 0 at a given load of one lane."""
-    gaps = np.random.default_rng(seed).exponential(ticks / load, requests)
-    return [Order(0, int(at), int(at) + allowed, priority) for at in np.cumsum(gaps)]
 
 
 def lone_end(long_one: tuple[int, ...], *, load: float, priority: int = 1, **case: int) -> int:

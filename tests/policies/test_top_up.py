@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.engine.hosts import Kind, ListedFeed, Load, Order, Ran, WatchedHost
-from tests.kernels.test_refill import case_of, compiled
+from tests.support.refill import refill_case, serve_compiled
 from weft.base.errors import InputError
 from weft.devices import load_device
 from weft.engine import request_engine
@@ -177,11 +177,11 @@ def latency_of(bin_: int) -> int:
 def test_it_breaks_a_quarter_fewer_deadlines_than_fluid_batching_at_the_same_latency(name):
     case = row_of(name)
     setting = case.at_exits
-    mean, violated, tail = measured(compiled(case, Fluid(setting), "keep", seed=SEED, record=False))
-    ours_mean, ours_violated, _ = measured(compiled(case, TopUp(setting), "demote", seed=SEED, record=False))
+    mean, violated, tail = measured(serve_compiled(case, Fluid(setting), "keep", seed=SEED, record=False))
+    ours_mean, ours_violated, _ = measured(serve_compiled(case, TopUp(setting), "demote", seed=SEED, record=False))
     assert ours_violated <= 0.75 * violated
     assert ours_mean <= 1.01 * mean
-    balanced = measured(compiled(case, TopUp(setting, **BALANCED), "demote", seed=SEED, record=False))
+    balanced = measured(serve_compiled(case, TopUp(setting, **BALANCED), "demote", seed=SEED, record=False))
     assert balanced[0] <= mean and balanced[1] <= violated
     assert latency_of(balanced[2]) <= 1.07 * latency_of(tail)
 
@@ -192,7 +192,7 @@ def four_segments(gain: float, rate: float, allowed: int) -> Case:
     batches = tuple((round(2_500_000 * (size - (1 - gain) * (size - 1) * 8 / 7)),) * 4 for size in range(1, 9))
     stream = Stream(model="m", rate=rate, deadline_ms=allowed * 10, max_batch=8, exit_rates=shares)
     workload = Workload(stream=(stream,), duration_s=REQUESTS / rate, warmup_s=REQUESTS / rate / 50)
-    return case_of(batches, workload, exits=(1, 2, 3), rates=shares, deadline=allowed * 10_000_000)
+    return refill_case(batches, workload, exits=(1, 2, 3), rates=shares, deadline=allowed * 10_000_000)
 
 
 @pytest.mark.parametrize("allowed", [3, 6, 8, 10])
@@ -201,10 +201,10 @@ def test_where_deadlines_are_loose_it_breaks_no_more_of_them_than_the_others(gai
     """At 85 % of what full batches can do; the few who go to the end must not be put off for newcomers for ever."""
     case = four_segments(gain, rate, allowed)
     others = [
-        measured(compiled(case, policy, "keep", seed=SEED, record=False))[1]
+        measured(serve_compiled(case, policy, "keep", seed=SEED, record=False))[1]
         for policy in (Fluid(case.setting), Adaptive(case.setting, timeout=5))
     ]
-    ours = measured(compiled(case, TopUp(case.setting), "demote", seed=SEED, record=False))[1]
+    ours = measured(serve_compiled(case, TopUp(case.setting), "demote", seed=SEED, record=False))[1]
     assert ours <= (0.5 * others[1] if allowed == 3 else min(others) + 0.0001)
 
 
@@ -212,7 +212,7 @@ def test_where_deadlines_are_loose_it_breaks_no_more_of_them_than_the_others(gai
 def test_at_a_load_that_can_be_sustained_nobody_waits_for_ever(load):
     """Requests that are late give way to others only as long as there are others."""
     case = row_of("resnet50 on zc706", load)
-    run = compiled(case, TopUp(case.at_exits), "demote", seed=SEED, record=False)
+    run = serve_compiled(case, TopUp(case.at_exits), "demote", seed=SEED, record=False)
     slack = {0.5: 5, 1.1: 40}[load]
     assert run.counts[0, counted.LATENCY_MAX] < slack * case.terms[0].deadline
     assert run.counts[0, counted.COMPLETED] == run.counts[0, counted.ARRIVED]

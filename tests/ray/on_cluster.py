@@ -19,9 +19,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.gates.cases import placement, until
+from tests.gates.cases import placement
 from tests.serving import live
-from tests.test_examples import free_port
+from tests.support.concurrency import until
+from tests.support.ports import free_port
 from weft_cluster.placing.placement import write_placement
 from weft_cluster.ray.local import APPLICATION, LocalCluster
 from weft_cluster.ray.settings import KEY_VARIABLE

@@ -15,9 +15,9 @@ from tests import ROOT
 from tests.gates.cases import PAIR, placement
 from weft.base.errors import InputError, PlacingError
 from weft_cluster.placing.placement import Placement, write_placement
-from weft_cluster.ray.directory import FORGOTTEN_S, REFUSED_S, SETTLED_S, Directory
 from weft_cluster.ray.local import LocalCluster
 from weft_cluster.ray.scaling import BANDWIDTH, COMPUTE, ServerLoad, UtilisationPolicy, needed, predicted
+from weft_cluster.ray.service_registry import FORGOTTEN_S, REFUSED_S, SETTLED_S, Directory
 from weft_cluster.ray.settings import parse_settings, sources_of
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'weft[ray]' brings Ray")

@@ -16,11 +16,11 @@ from matplotlib.image import imread
 from matplotlib.patches import Rectangle
 
 from tests.mapping.naive_soc import random_case
+from tests.reports.examples import DLA, GPU, MS, NASTY, parallel_outcome, problem, serial_outcome
 from weft.base.errors import InputError
 from weft.devices.soc import Soc, Unit
-from weft.reports.html import write_html
-from weft.reports.perfetto import write_perfetto
 from weft.reports.trace import read_trace, write_trace
+from weft.reports.trace_exports import write_html, write_perfetto
 from weft_map.pages.numbers import demand_of, mapping_report, outcome_trace, report_of, steps_of
 from weft_map.pages.page import explain, page_data, write_mapping_page
 from weft_map.pages.perfetto import SOC, TASKS, write_outcome_perfetto
@@ -28,34 +28,6 @@ from weft_map.pages.picture import draw_mapping
 from weft_map.problem import Group, Problem, Task, UnitCost
 from weft_map.schedule import Outcome, Schedule
 from weft_map.simulator import simulate
-
-MS = 1e-3
-GPU, DLA = 0, 1
-NASTY = "</script><b>&amp; ünïcode"
-
-
-def problem(second: str = "b") -> Problem:
-    """Task a takes 2 + 2 ms on the gpu at 80 GB/s, b 2 ms on the dla at 60, of 100; moves take 0.5 ms."""
-    soc = Soc(name="duo", bandwidth_gb_s=100.0, units=(Unit(name="gpu"), Unit(name="dla", instances=2)))
-
-    def group(name: str, gpu_ms: float, dla_ms: float) -> Group:
-        costs = {
-            "gpu": UnitCost(gpu_ms * MS, 80, 0.3 * MS, 0.2 * MS),
-            "dla": UnitCost(dla_ms * MS, 60, 0.3 * MS, 0.2 * MS),
-        }
-        return Group(name, costs)
-
-    return Problem(soc, (Task("a", (group("a0", 2, 4), group("a1", 2, 4))), Task(second, (group("b0", 3, 2),))))
-
-
-def beside(second: str = "b") -> Outcome:
-    """Each on its own: both 1.4 times slower until b ends at 2.8 ms, when 2 ms of a are done; a ends at 4.8."""
-    return simulate(problem(second), Schedule(((GPU, GPU), (DLA,)), made_by="beside"))
-
-
-def in_line() -> Outcome:
-    """All on the gpu, in turns: a0, b0, a1."""
-    return simulate(problem(), Schedule(((GPU, GPU), (GPU,)), made_by="in line"))
 
 
 def moving() -> Outcome:
@@ -72,7 +44,7 @@ cases = st.tuples(st.randoms(use_true_random=False), st.booleans()).map(
 
 
 def test_a_report_says_where_the_time_went():
-    report = report_of(beside())
+    report = report_of(parallel_outcome())
     a, b = report.tasks
     assert (a.finish_s, a.work_s, a.contention_s) == pytest.approx((4.8 * MS, 4 * MS, 0.8 * MS))
     assert (b.finish_s, b.work_s, b.contention_s, b.slow_down) == pytest.approx((2.8 * MS, 2 * MS, 0.8 * MS, 1.4))
@@ -85,18 +57,18 @@ def test_a_report_says_where_the_time_went():
 
 
 def test_waiting_and_moves_are_counted():
-    line, move = report_of(in_line()), report_of(moving())
+    line, move = report_of(serial_outcome()), report_of(moving())
     assert [task.waiting_s for task in line.tasks] == pytest.approx([3 * MS, 2 * MS])  # a1 for b0, b0 for a0
     assert (move.moves, move.moving_s) == (1, pytest.approx(0.5 * MS))
     assert line.contention_s == pytest.approx(0, abs=1e-15)
 
 
 def test_the_best_stand_alone_time_counts_moves():
-    assert [task.alone_s for task in report_of(beside()).tasks] == pytest.approx([4 * MS, 2 * MS])
+    assert [task.alone_s for task in report_of(parallel_outcome()).tasks] == pytest.approx([4 * MS, 2 * MS])
 
 
 def test_the_memory_demand_is_that_of_what_runs():
-    demand = demand_of(beside())
+    demand = demand_of(parallel_outcome())
     assert demand.times_s == pytest.approx([0, 2.8 * MS, 4.8 * MS])
     assert demand.gb_s.tolist() == [[80.0, 60.0], [80.0, 0.0]]
 
@@ -164,9 +136,11 @@ def events(outcome: Outcome, folder: Path, **wanted: Any) -> list[dict[str, Any]
 
 
 def test_perfetto_has_a_track_per_instance_with_slow_downs(tmp_path):
-    names = [event["args"]["name"] for event in events(beside(), tmp_path, ph="M", name="thread_name", pid=SOC)]
+    names = [
+        event["args"]["name"] for event in events(parallel_outcome(), tmp_path, ph="M", name="thread_name", pid=SOC)
+    ]
     assert names == ["gpu", "dla 0", "dla 1"]
-    pieces = events(beside(), tmp_path, ph="X", pid=SOC)
+    pieces = events(parallel_outcome(), tmp_path, ph="X", pid=SOC)
     shown = [(e["tid"], e["name"], e["ts"], e["dur"], e["args"]["slow_down"]) for e in pieces]
     assert shown == [
         (1, "a/a0", 0.0, 2800.0, 1.4),
@@ -176,14 +150,14 @@ def test_perfetto_has_a_track_per_instance_with_slow_downs(tmp_path):
 
 
 def test_perfetto_has_the_total_demand_as_a_counter(tmp_path):
-    counted = [(event["ts"], event["args"]["value"]) for event in events(beside(), tmp_path, ph="C")]
+    counted = [(event["ts"], event["args"]["value"]) for event in events(parallel_outcome(), tmp_path, ph="C")]
     assert counted == [(0.0, 140.0), (2800.0, 80.0), (4800.0, 0.0)]
 
 
 def test_perfetto_shows_moves_and_waiting_of_each_task(tmp_path):
     [move] = events(moving(), tmp_path, cat="move")
     assert (move["name"], move["pid"], move["tid"], move["dur"]) == ("move gpu to dla", TASKS, 1, 500.0)
-    waits = events(in_line(), tmp_path, cat="wait")
+    waits = events(serial_outcome(), tmp_path, cat="wait")
     assert sorted((event["args"]["group"], event["dur"]) for event in waits) == [("a1", 3000.0), ("b0", 2000.0)]
 
 
@@ -210,7 +184,9 @@ def read_page(path: Path) -> tuple[str, dict[str, Any]]:
 
 def test_a_page_holds_all_it_needs_and_asks_nobody(tmp_path):
     write_mapping_page(
-        tmp_path / "page.html", [beside(), in_line(), moving()], certificate={"proved": True, "gap": 0.0}
+        tmp_path / "page.html",
+        [parallel_outcome(), serial_outcome(), moving()],
+        certificate={"proved": True, "gap": 0.0},
     )
     page, data = read_page(tmp_path / "page.html")
     assert not re.search(r"""(https?:)?//[a-z]|src=|<link|@import|url\(""", page.split("<script>")[0])
@@ -220,7 +196,7 @@ def test_a_page_holds_all_it_needs_and_asks_nobody(tmp_path):
 
 
 def test_the_data_of_a_page_is_that_of_the_outcomes():
-    [first, second] = page_data([beside(), moving()])["outcomes"]
+    [first, second] = page_data([parallel_outcome(), moving()])["outcomes"]
     assert first["pieces"] == [
         [0, 0, 0, 0.0, 2800.0, pytest.approx(1.4)],
         [1, 0, 1, 0.0, 2800.0, pytest.approx(1.4)],
@@ -234,7 +210,7 @@ def test_the_data_of_a_page_is_that_of_the_outcomes():
 
 
 def test_a_page_uses_no_key_that_its_data_does_not_have(tmp_path):
-    write_mapping_page(tmp_path / "page.html", [beside()])
+    write_mapping_page(tmp_path / "page.html", [parallel_outcome()])
     page, data = read_page(tmp_path / "page.html")
     script = page.rsplit("<script>", 1)[1]
     assert set(re.findall(r"\bdata\.(\w+)", script)) <= data.keys()
@@ -244,7 +220,7 @@ def test_a_page_uses_no_key_that_its_data_does_not_have(tmp_path):
 
 
 def test_names_cannot_break_out_of_a_page(tmp_path):
-    write_mapping_page(tmp_path / "page.html", [beside(NASTY)], title=NASTY, notes={NASTY: NASTY})
+    write_mapping_page(tmp_path / "page.html", [parallel_outcome(NASTY)], title=NASTY, notes={NASTY: NASTY})
     page, data = read_page(tmp_path / "page.html")
     assert page.count("</script>") == files("weft_map.pages").joinpath("mapping.html").read_text("utf-8").count(
         "</script>"
@@ -255,12 +231,12 @@ def test_names_cannot_break_out_of_a_page(tmp_path):
 
 def test_the_same_outcomes_give_the_same_page(tmp_path):
     for name in ("one.html", "two.html"):
-        write_mapping_page(tmp_path / name, [beside(), in_line()])
+        write_mapping_page(tmp_path / name, [parallel_outcome(), serial_outcome()])
     assert (tmp_path / "one.html").read_bytes() == (tmp_path / "two.html").read_bytes()
 
 
 def test_a_page_explains_why_the_first_schedule_wins():
-    told = explain([beside(), moving(), in_line()])
+    told = explain([parallel_outcome(), moving(), serial_outcome()])
     assert told[0].startswith(
         "beside ends at 4.8 ms. Units are busy for gpu 100.0 %, dla 0 58.3 %, dla 1 0.0 % of that;"
     )
@@ -273,12 +249,15 @@ def test_a_page_explains_why_the_first_schedule_wins():
 
 
 def test_a_page_is_honest_about_a_schedule_that_does_not_win():
-    assert explain([in_line(), beside()])[1] == "7 ms is 45.8 % more than beside, the best of the others, with 4.8 ms."
-    assert explain([beside(), beside()])[1] == "The best of the others, beside, comes to the same."
+    assert (
+        explain([serial_outcome(), parallel_outcome()])[1]
+        == "7 ms is 45.8 % more than beside, the best of the others, with 4.8 ms."
+    )
+    assert explain([parallel_outcome(), parallel_outcome()])[1] == "The best of the others, beside, comes to the same."
 
 
 def test_schedules_may_be_compared_by_throughput():
-    told = explain([beside(), in_line()], "throughput")
+    told = explain([parallel_outcome(), serial_outcome()], "throughput")
     assert told[1] == "565.5 runs a second is 64.9 % more than in line, the best of the others, with 342.9."
 
 
@@ -291,21 +270,21 @@ def test_what_takes_no_time_is_explained_all_the_same():
 
 def test_outcomes_of_different_problems_do_not_share_a_page(tmp_path):
     with pytest.raises(InputError, match="draw each alone"):
-        write_mapping_page(tmp_path / "page.html", [beside(), beside("c")])
+        write_mapping_page(tmp_path / "page.html", [parallel_outcome(), parallel_outcome("c")])
     with pytest.raises(InputError, match="no outcome to draw"):
         write_mapping_page(tmp_path / "page.html", [])
 
 
 def test_a_page_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(InputError, match="cannot write"):
-        write_mapping_page(tmp_path / "no" / "page.html", [beside()])
+        write_mapping_page(tmp_path / "no" / "page.html", [parallel_outcome()])
 
 
 # Picture
 
 
 def test_a_picture_shows_every_piece_and_what_contention_takes(tmp_path):
-    figure = draw_mapping([beside(), moving()], tmp_path / "chart.png")
+    figure = draw_mapping([parallel_outcome(), moving()], tmp_path / "chart.png")
     lanes = figure.axes[0]
     boxes = [patch for patch in lanes.patches if isinstance(patch, Rectangle) and patch.get_linewidth() == 0]
     bars = [box for box in boxes if box.get_facecolor()[3] > 0 and box.get_width() < 4.8]
@@ -331,8 +310,8 @@ def test_any_outcome_can_be_drawn(tmp_path_factory, outcome):
 
 def test_pictures_are_png_or_svg_of_something(tmp_path):
     with pytest.raises(InputError, match=r"a figure ends in .png or .svg, not .pdf"):
-        draw_mapping([beside()], tmp_path / "chart.pdf")
+        draw_mapping([parallel_outcome()], tmp_path / "chart.pdf")
     with pytest.raises(InputError, match="no outcome to draw"):
         draw_mapping([], tmp_path / "chart.png")
     with pytest.raises(InputError, match="cannot write"):
-        draw_mapping([beside()], tmp_path / "no" / "chart.png")
+        draw_mapping([parallel_outcome()], tmp_path / "no" / "chart.png")

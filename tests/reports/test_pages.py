@@ -11,19 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.reports.test_mapping_page import beside as outcome
-from tests.reports.test_timeline_exports import alternating, page_data
-from weft.reports.html import write_html
+from tests.reports.examples import NASTY, alternating, page_data, policy_report
+from tests.reports.examples import parallel_outcome as outcome
 from weft.reports.page import PALETTE, whole_page
+from weft.reports.trace_exports import write_html
 from weft.reports.words import group_meaning, layer_meaning
-from weft.serving import dashboard, docs_page
+from weft.serving import pages
 from weft.simulation import comparison_page
 from weft.simulation.comparison_page import NONE, write_comparison_page, write_request_comparison_page
-from weft.simulation.report import Report, StreamReport
 from weft.simulation.request_report import RequestReport, RequestStream
 from weft_map.pages.page import write_mapping_page
-from weft_tune.numbers.spelling import parse_format
-from weft_tune.pages.words import format_meaning
+from weft_tune.numbers.format import parse_format
+from weft_tune.pages.page import format_meaning
 
 TEMPLATES = {
     "timeline.html": "weft.reports",
@@ -35,15 +34,6 @@ TEMPLATES = {
 }
 """Template -> the package that has it."""
 FC = "fully connected layer: a matrix product"
-NASTY = "</script><b>&amp; ünïcode"
-
-
-def report(policy: str, stp: float, remark: str = "") -> Report:
-    streams = (
-        StreamReport("conv", 4, 4.5, 1e-3, 2e-3, 3e-3, 2.0),
-        StreamReport("gemm", 0, 0.5, 1e-3, None, None, None),
-    )
-    return Report("npu", policy, stp, 2.0, stp / 2, None, None, 0.5, 0.75, 0.01, None, 1, remark, streams)
 
 
 def requests(policy: str, missed: float) -> RequestReport:
@@ -74,7 +64,8 @@ def test_a_table_that_is_wider_than_the_window_casts_a_shadow_where_it_goes_on(t
 
 def test_pages_of_the_server_have_the_same_colours() -> None:
     colours = files("weft.reports").joinpath("colours.css").read_text("utf-8").rstrip()
-    for page in (whole_page("timeline.html"), dashboard.page().decode(), docs_page.page().decode()):
+    served = (bytes(page.body).decode() for page in (pages.dashboard(), pages.docs()))
+    for page in (whole_page("timeline.html"), *served):
         assert page.count(colours) == 1
 
 
@@ -90,7 +81,7 @@ def test_models_have_a_colour_for_light_and_one_for_dark() -> None:
 
 
 def test_a_comparison_holds_every_policy_with_its_figures_and_its_timeline(tmp_path: Path) -> None:
-    runs = [(report("fifo", 1.0), alternating(2)), (report("weft", 1.5, "in pieces"), alternating(3))]
+    runs = [(policy_report("fifo", 1.0), alternating(2)), (policy_report("weft", 1.5, "in pieces"), alternating(3))]
     write_comparison_page(tmp_path / "page.html", runs, title="conv + gemm")
     data = page_data((tmp_path / "page.html").read_text("utf-8"))
     assert data["policies"] == ["fifo", "weft"] and data["best"] == 1 and data["models"] == ["conv", "gemm"]
@@ -109,15 +100,17 @@ def test_a_comparison_holds_every_policy_with_its_figures_and_its_timeline(tmp_p
 
 
 def test_a_comparison_shows_pieces_where_one_policy_chose_them(tmp_path: Path) -> None:
-    alike = [replace(report("fifo", 1.25), pieces=4)]
-    write_comparison_page(tmp_path / "page.html", [(report("fifo", 1.0), alternating(1))], title="t", in_pieces=alike)
+    alike = [replace(policy_report("fifo", 1.25), pieces=4)]
+    write_comparison_page(
+        tmp_path / "page.html", [(policy_report("fifo", 1.0), alternating(1))], title="t", in_pieces=alike
+    )
     table = page_data((tmp_path / "page.html").read_text("utf-8"))["table"]
     assert (table["heads"][2][0], table["rows"][0][2]) == ("STP in 1/4", "1.250")
 
 
 def test_a_long_timeline_ends_early_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison_page, "MOST_SPANS", 10)
-    write_comparison_page(tmp_path / "page.html", [(report("fifo", 1.0), alternating(2))], title="t")
+    write_comparison_page(tmp_path / "page.html", [(policy_report("fifo", 1.0), alternating(2))], title="t")
     (trace,) = page_data((tmp_path / "page.html").read_text("utf-8"))["traces"]
     assert len(trace["columns"]["start"]) == 10 and trace["left_out"] == 14
 
@@ -133,7 +126,7 @@ def test_a_comparison_of_requests_shows_what_was_missed(tmp_path: Path) -> None:
 
 
 def test_names_cannot_break_out_of_a_comparison(tmp_path: Path) -> None:
-    runs = [(report(NASTY, 1.0, NASTY), alternating(1, models=(NASTY, "b")))]
+    runs = [(policy_report(NASTY, 1.0, NASTY), alternating(1, models=(NASTY, "b")))]
     write_comparison_page(tmp_path / "page.html", runs, title=NASTY)
     text = (tmp_path / "page.html").read_text("utf-8")
     assert text.count("</script>") == 2 and page_data(text)["policies"] == [NASTY]

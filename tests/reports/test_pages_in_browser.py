@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.reports.test_mapping_page import beside, in_line
-from tests.reports.test_pages import NASTY, report
-from tests.reports.test_timeline_exports import REPORT, alternating
-from tests.serving.test_dashboard import Browser, needs_chromium
-from tests.serving.test_docs_page import until
-from weft.reports.html import write_html
+from tests.reports.examples import NASTY, REPORT, alternating, parallel_outcome, policy_report, serial_outcome
+from tests.support.browser import Browser, needs_chromium, wait_until_shown
+from weft.reports.trace_exports import write_html
 from weft.simulation.comparison_page import write_comparison_page
 from weft_map.pages.page import write_mapping_page
 
@@ -22,19 +18,12 @@ PICTURE = "section canvas[role=application]"
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    made = Browser(tmp_path_factory.mktemp("chromium"))
-    yield made
-    made.close()
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One page of each kind, with names that would hurt a careless one."""
     made = tmp_path_factory.mktemp("pages")
     write_html(alternating(40, models=("conv", NASTY)), made / "timeline.html", report=REPORT)
-    write_mapping_page(made / "mapping.html", [beside(NASTY)])
-    runs = [(report("fifo", 1.0), alternating(2)), (report("weft", 1.5), alternating(3))]
+    write_mapping_page(made / "mapping.html", [parallel_outcome(NASTY)])
+    runs = [(policy_report("fifo", 1.0), alternating(2)), (policy_report("weft", 1.5), alternating(3))]
     write_comparison_page(made / "comparison.html", runs, title=NASTY)
     return made
 
@@ -56,7 +45,7 @@ def wheel(browser: Browser, delta: int) -> None:
 def test_scroll_zooms_and_a_key_shows_all_again(browser: Browser, folder: Path, kind: str) -> None:
     browser.open("about:blank")
     browser.open((folder / f"{kind}.html").as_uri())
-    until(browser, f"document.querySelector('{PICTURE}')?.width > 300")
+    wait_until_shown(browser, f"document.querySelector('{PICTURE}')?.width > 300")
     assert browser.texts("header nav a") and "Scroll zooms, drag pans" in browser.text(".hint")
     browser.press("0")
     browser.point(1, 1)
@@ -73,10 +62,10 @@ def test_scroll_zooms_and_a_key_shows_all_again(browser: Browser, folder: Path, 
 def test_a_comparison_shows_the_timeline_of_the_policy_that_is_pressed(browser: Browser, folder: Path) -> None:
     browser.open("about:blank")
     browser.open((folder / "comparison.html").as_uri(), width=500)
-    until(browser, "document.querySelector('#chips [aria-pressed=true]')?.innerText === 'weft'")
+    wait_until_shown(browser, "document.querySelector('#chips [aria-pressed=true]')?.innerText === 'weft'")
     assert [row.split()[0] for row in browser.texts("#table tbody tr")] == ["fifo", "weft"]
     browser.click("#chips button")
-    until(browser, "document.querySelector('#below summary').innerText.endsWith('of fifo')")
+    wait_until_shown(browser, "document.querySelector('#below summary').innerText.endsWith('of fifo')")
     shown = "[...document.querySelectorAll('#pictures section')].filter(panel => !panel.hidden).length"
     assert browser.evaluate(shown) == 1
     assert browser.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") == 0
@@ -84,10 +73,10 @@ def test_a_comparison_shows_the_timeline_of_the_policy_that_is_pressed(browser: 
 
 
 def test_a_map_of_several_schedules_draws(browser: Browser, folder: Path, tmp_path: Path) -> None:
-    write_mapping_page(tmp_path / "two.html", [beside(), in_line()])
+    write_mapping_page(tmp_path / "two.html", [parallel_outcome(), serial_outcome()])
     browser.open("about:blank")
     browser.open((tmp_path / "two.html").as_uri())
-    until(browser, "document.querySelectorAll('#chips button').length === 2")
+    wait_until_shown(browser, "document.querySelectorAll('#chips button').length === 2")
     browser.press("n")
-    until(browser, "document.querySelector('#tip').innerText.includes('one layer')")
+    wait_until_shown(browser, "document.querySelector('#tip').innerText.includes('one layer')")
     assert browser.exceptions == []

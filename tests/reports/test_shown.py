@@ -8,16 +8,15 @@ from pathlib import Path
 import pytest
 
 import weft
-from tests.tuning.test_report import searched
+from tests.support.tuning import tuned
 from weft.cli import printing
 from weft.reports.tables import ResultTable, TableRow, as_html, number
 from weft.simulation.report import Report, StreamReport
 from weft.simulation.request_report import RequestReport, RequestStream
 from weft.simulation.run_tables import comparison_table, copies_of, report_table, request_comparison_table
-from weft_stitch.making.generator import generate
-from weft_stitch.making.model_files import save_nets
+from weft_stitch.making.generator import generate, save_nets
 from weft_stitch.pages.tables import tables as stitching_tables
-from weft_tune.pages.tables import tables as tuning_tables
+from weft_tune.pages.page import tables as tuning_tables
 from weft_tune.result import OtherMethod, TuningResult
 
 TABLE = ResultTable("a < b", ("name", "x"), (TableRow(("<i>", "1")), TableRow(("best", "2"), best=True)), 1, ("a & b",))
@@ -109,7 +108,7 @@ def test_policies_that_do_the_same_are_named_once() -> None:
 
 
 def test_a_tuning_shows_formats_and_other_methods() -> None:
-    tuning = searched(1)
+    tuning = tuned(1)
     result = TuningResult(tuning=tuning, objective="weights + activations", seconds=1.0)
     (layers,) = tuning_tables(result)
     assert [row.cells[0] for row in layers.rows] == [*(target.name for target in tuning.network.targets), "all"]

@@ -14,57 +14,17 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
+from tests.reports.examples import CAPACITY, REPORT, alternating, page_data
 from weft.base.errors import InputError
 from weft.devices import Npu, parse_npu
 from weft.devices.costs.layer_costs import LayerCost, Profile
 from weft.engine.policies import POLICIES
-from weft.reports.html import model_colours, write_html
-from weft.reports.occupancy import Occupancy, occupancy
 from weft.reports.page import PALETTE, json_ready
-from weft.reports.perfetto import DRAM_CHANNEL, PE_ARRAY, write_perfetto
 from weft.reports.timeline import READABLE_SPANS, draw_timeline, readable_end_s
-from weft.reports.trace import Span, Trace
+from weft.reports.trace import Occupancy, Span, Trace, occupancy
+from weft.reports.trace_exports import DRAM_CHANNEL, PE_ARRAY, model_colours, write_html, write_perfetto
 from weft.simulation import Run, simulate
 from weft.workloads import Saturated
-
-CAPACITY = 3_000_000
-REPORT = {
-    "stp": 1.7,
-    "bound_stp": 1.8,
-    "fraction_of_bound": 0.94,
-    "antt": 1.6,
-    "max_slowdown": 1.9,
-    "pe_utilisation": np.float64(0.5),
-    "dram_utilisation": float("nan"),
-    "makespan_s": 0.01,
-    "streams": [
-        {
-            "model": "conv",
-            "queries": np.int64(2),
-            "standalone_s": 1e-3,
-            "mean_latency_s": 2e-3,
-            "slowdown": 2.0,
-        }
-    ],
-}
-
-
-def alternating(queries: int, models: tuple[str, ...] = ("conv", "gemm"), layers: int = 6) -> Trace:
-    """Streams take turns; fetches are serial, computes are serial and follow their fetch."""
-    spans: list[Span] = []
-    fetch_free_s = compute_free_s = 0.0
-    for query in range(queries):
-        for layer in range(layers):
-            for stream, model in enumerate(models):
-                # Stream 0 computes long, the others fetch long; each first layer has no weights.
-                weight_bytes = 0 if layer == 0 else 100_000 * (1 + 9 * min(stream, 1))
-                fetch_end_s = fetch_free_s + weight_bytes / 25e9
-                start_s = max(fetch_end_s, compute_free_s)
-                end_s = start_s + (30e-6 if stream == 0 else 7e-6)
-                name = f"{model}.layer{layer}"
-                spans.append(Span(model, query, name, fetch_free_s, fetch_end_s, start_s, end_s, stream, weight_bytes))
-                fetch_free_s, compute_free_s = fetch_end_s, end_s
-    return Trace.from_spans(spans, models, {"device": "npu", "policy": "turns", "weight_buffer_bytes": CAPACITY})
 
 
 def two_layers() -> Trace:
@@ -122,13 +82,6 @@ def events(trace: Trace, folder: Path, **wanted: Any) -> list[dict[str, Any]]:
     write_perfetto(trace, folder / "trace.json")
     read = json.loads((folder / "trace.json").read_text(encoding="utf-8"))["traceEvents"]
     return [event for event in read if all(event.get(key) == value for key, value in wanted.items())]
-
-
-def page_data(page: str) -> dict[str, Any]:
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, flags=re.DOTALL)
-    assert found is not None
-    data: dict[str, Any] = json.loads(found[1])
-    return data
 
 
 def bars(figure: Figure) -> int:

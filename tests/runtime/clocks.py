@@ -40,7 +40,7 @@ def said_times(segment_s: float = 0.001) -> Iterator[None]:
         return lambda: next(readings) * segment_s
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preparing, "clock", clock)
+        patch.setattr(preparing, "clock_for", clock)
         patch.setattr(preparing, "profile", alike)
         _said.append(segment_s)
         try:

@@ -6,10 +6,13 @@ own.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
-from onnx import ModelProto
+from onnx import ModelProto, helper, numpy_helper
 
 from tests.runtime.special_models import drawn, graph, ints
+from weft.runtime.rows import METADATA_KEY
 
 KEEPING = (
     "y = Relu(a)",
@@ -74,3 +77,26 @@ def random_model(steps: list[str], seed: int) -> ModelProto:
         sixes=ints(-1, 6), two_threes=ints(-1, 2, 3), threes_first=ints(3, -1), scale=np.float32(0.1),
         point=np.uint8(128), twice=ints(1, 2),
     )  # fmt: skip
+
+
+def quantised_model(path: Path, *, says: str | None = None) -> Path:
+    """The largest of eight sums of 8-bit products; the scale is that of the largest value of all that come together."""
+    rng = np.random.default_rng(0)
+    weights = numpy_helper.from_array(rng.integers(-127, 128, (32, 8)).astype(np.int8), "w")
+    nodes = [
+        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
+        helper.make_node("MatMulInteger", ["q", "w", "zero"], ["sums"]),
+        helper.make_node("ArgMax", ["sums"], ["y"], axis=1, keepdims=0),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "quantised",
+        [helper.make_tensor_value_info("x", 1, ["n", 32])],
+        [helper.make_tensor_value_info("y", 7, ["n"])],
+        [weights],
+    )
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    if says is not None:
+        helper.set_model_props(made, {METADATA_KEY: says})
+    path.write_bytes(made.SerializeToString())
+    return path

@@ -5,11 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
-import onnxruntime as ort
 import pytest
 
 from tests.registering import register
@@ -17,19 +15,12 @@ from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from tests.runtime.exit_nets import EXITS, SIDE, conv_net
 from tests.runtime.isolated.contract import ContractBackend
 from tests.runtime.process_backend import ProcessBackend
+from tests.runtime.steps import Heard, draw, first_output, run_step
 from tests.serving import live
-from tests.serving.test_serve_endless import ENDLESS, asked, turning
+from tests.support.endless import ENDLESS, loop_input, loop_model
 from weft.base.errors import InputError, ModelError, UnfitInputs
 from weft.base.registry import OWN, VARIABLE
-from weft.runtime.backend import (
-    Backend,
-    BatchPart,
-    DeviceLane,
-    LoadedModel,
-    LoadOptions,
-    Step,
-    StepEnd,
-)
+from weft.runtime.backend import Backend, BatchPart, DeviceLane, LoadedModel, LoadOptions, Step
 from weft.runtime.backends import make_backend
 
 SEGMENT_S = 0.001
@@ -64,67 +55,42 @@ def chain(backend: Backend, folder: Path) -> Iterator[LoadedModel]:
     model.close()
 
 
-class Heard:
-    """Ends as they come, and the threads that told of them."""
-
-    def __init__(self) -> None:
-        self._ends: SimpleQueue[StepEnd] = SimpleQueue()
-        self.threads: list[int] = []
-
-    def __call__(self, end: StepEnd) -> None:
-        self.threads.append(threading.get_ident())
-        self._ends.put(end)
-
-    def end(self) -> StepEnd:
-        return self._ends.get(timeout=live.PATIENCE_S)
-
-
-def ended(model: LoadedModel, lane: DeviceLane, segment: int, *parts: BatchPart, rows: int = 1) -> StepEnd:
-    heard = Heard()
-    model.start(Step(segment, parts, rows), lane, heard)
-    return heard.end()
-
-
 def computed(model: LoadedModel, lane: DeviceLane, inputs: dict[str, Any]) -> dict[str, Any]:
     """All segments, one after another."""
     values: Any = inputs
     answers: dict[str, Any] = {}
     for segment in range(len(model.segments)):
-        end = ended(model, lane, segment, BatchPart(values), rows=len(next(iter(inputs.values()))))
+        end = run_step(model, lane, segment, BatchPart(values), rows=len(next(iter(inputs.values()))))
         assert end.error is None
-        ((values, answers),) = end.made
+        ((values, answers),) = end.outputs
     return answers
-
-
-def drawn(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
-
-
-def plain(path: Path, inputs: dict[str, Any]) -> Any:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"]).run(None, inputs)[0]
 
 
 # Models
 
 
 def test_a_model_is_cut_measured_and_says_what_it_holds(backend: Backend, chain: LoadedModel) -> None:
-    assert len(chain.segments) == len(chain.steady) == 3
+    assert len(chain.segments) == len(chain.timing.steady) == 3
     assert [(spec.name, spec.datatype, spec.shape) for spec in chain.inputs] == [("x", "FP32", (-1, 16))]
     assert [spec.name for spec in chain.outputs] == ["y"]
-    assert chain.batchable and chain.mergeable and chain.max_batch == 4 and not chain.exits and not chain.tasks
-    assert chain.warm_shapes == {"x": (1, 16)} and chain.memory_bytes >= 6 * 16 * 16 * 4
-    assert chain.times_s[1] == pytest.approx((SEGMENT_S,) * 3) == chain.times_at(3)
-    assert chain.times_at(8) == pytest.approx((2 * SEGMENT_S,) * 3)
+    assert (
+        chain.batching.batchable
+        and chain.batching.mergeable
+        and chain.batching.max_batch == 4
+        and not chain.exits
+        and not chain.tasks
+    )
+    assert chain.timing.warm_shapes == {"x": (1, 16)} and chain.residency.memory_bytes >= 6 * 16 * 16 * 4
+    assert chain.timing.times_s[1] == pytest.approx((SEGMENT_S,) * 3) == chain.timing.times_at(3)
+    assert chain.timing.times_at(8) == pytest.approx((2 * SEGMENT_S,) * 3)
 
 
 def test_a_prepared_batch_size_changes_nothing(chain: LoadedModel, lane: DeviceLane, folder: Path) -> None:
-    before = computed(chain, lane, {"x": drawn(3, 16)})["y"]
+    before = computed(chain, lane, {"x": draw(3, 16)})["y"]
     for rows in (1, 3, 3, 4):
         chain.prepare(rows)
-    assert np.array_equal(computed(chain, lane, {"x": drawn(3, 16)})["y"], before)
-    assert np.array_equal(before, plain(folder / "chain.onnx", {"x": drawn(3, 16)}))
+    assert np.array_equal(computed(chain, lane, {"x": draw(3, 16)})["y"], before)
+    assert np.array_equal(before, first_output(folder / "chain.onnx", {"x": draw(3, 16)}))
 
 
 def test_a_file_that_is_no_model_is_refused_by_name(backend: Backend, tmp_path: Path) -> None:
@@ -138,7 +104,7 @@ def test_what_was_cut_once_is_found_in_the_cache(backend: Backend, folder: Path,
     with said_times():
         first = backend.open(path, LoadOptions(max_batch=2), tmp_path)
     again = backend.open(path, LoadOptions(max_batch=2), tmp_path)
-    assert again.times_s == first.times_s and again.segments == first.segments
+    assert again.timing.times_s == first.timing.times_s and again.segments == first.segments
     first.close()
     again.close()
 
@@ -150,63 +116,63 @@ def test_the_end_comes_as_an_event_on_the_clock_of_the_backend(
     backend: Backend, chain: LoadedModel, lane: DeviceLane
 ) -> None:
     before, heard = backend.now(), Heard()
-    chain.start(Step(0, (BatchPart({"x": drawn(1, 16)}),), 1), lane, heard)
+    chain.start(Step(0, (BatchPart({"x": draw(1, 16)}),), 1), lane, heard)
     end = heard.end()
     assert before <= end.began <= end.ended <= backend.now()
     assert heard.threads != [threading.get_ident()]
     if backend.inline:
-        chain.start(Step(0, (BatchPart({"x": drawn(1, 16)}),), 1), lane, heard, here=True)
+        chain.start(Step(0, (BatchPart({"x": draw(1, 16)}),), 1), lane, heard, here=True)
         assert heard.threads[-1] == threading.get_ident()
 
 
 def test_rows_leave_and_batches_are_joined_between_segments(chain: LoadedModel, lane: DeviceLane, folder: Path) -> None:
-    inputs = [{"x": drawn(rows, 16, seed=rows)} for rows in (2, 1, 3)]
-    early = ended(chain, lane, 0, BatchPart(inputs[0]), BatchPart(inputs[1]), rows=3)
-    late = ended(chain, lane, 0, BatchPart(inputs[2]), rows=3)
-    ((values, _),), ((others, _),) = early.made, late.made
-    end = ended(chain, lane, 1, BatchPart(values, [2, 0]), BatchPart(others), rows=5)
+    inputs = [{"x": draw(rows, 16, seed=rows)} for rows in (2, 1, 3)]
+    early = run_step(chain, lane, 0, BatchPart(inputs[0]), BatchPart(inputs[1]), rows=3)
+    late = run_step(chain, lane, 0, BatchPart(inputs[2]), rows=3)
+    ((values, _),), ((others, _),) = early.outputs, late.outputs
+    end = run_step(chain, lane, 1, BatchPart(values, [2, 0]), BatchPart(others), rows=5)
     assert end.error is None
-    end = ended(chain, lane, 2, BatchPart(end.made[0].values, [0, 1, 4]), rows=3)
+    end = run_step(chain, lane, 2, BatchPart(end.outputs[0].values, [0, 1, 4]), rows=3)
     rows = np.concatenate([inputs[1]["x"], inputs[0]["x"][:1], inputs[2]["x"][2:]])
-    np.testing.assert_allclose(end.made[0].answers["y"], plain(folder / "chain.onnx", {"x": rows}), rtol=1e-5)
+    np.testing.assert_allclose(end.outputs[0].answers["y"], first_output(folder / "chain.onnx", {"x": rows}), rtol=1e-5)
 
 
 def test_a_step_can_be_run_again_on_the_same_values(chain: LoadedModel, lane: DeviceLane) -> None:
-    first = ended(chain, lane, 0, BatchPart({"x": drawn(2, 16)}), rows=2).made[0].values
-    one, two = (ended(chain, lane, 1, BatchPart(first), rows=2).made[0].values for _ in range(2))
-    answers = [ended(chain, lane, 2, BatchPart(each), rows=2).made[0].answers["y"] for each in (one, two)]
+    first = run_step(chain, lane, 0, BatchPart({"x": draw(2, 16)}), rows=2).outputs[0].values
+    one, two = (run_step(chain, lane, 1, BatchPart(first), rows=2).outputs[0].values for _ in range(2))
+    answers = [run_step(chain, lane, 2, BatchPart(each), rows=2).outputs[0].answers["y"] for each in (one, two)]
     assert np.array_equal(*answers)
 
 
 def test_answers_come_at_exits_and_at_the_end_only(
     backend: Backend, chain: LoadedModel, lane: DeviceLane, folder: Path
 ) -> None:
-    assert ended(chain, lane, 0, BatchPart({"x": drawn(1, 16)})).made[0].answers == {}
+    assert run_step(chain, lane, 0, BatchPart({"x": draw(1, 16)})).outputs[0].answers == {}
     model = backend.open(conv_net(folder / "exits.onnx"), LoadOptions(grain_s=NO_LENGTH_S, max_batch=2, exits=EXITS))
-    assert [(each.output, each.segment) for each in model.exits] == [(name, at) for at, name in enumerate(EXITS)]
-    assert model.confidence == "logits" and [spec.name for spec in model.outputs] == ["logits"]
-    values: Any = {"x": drawn(2, 1, SIDE, SIDE)}
+    assert [(each.output, each.segment) for each in model.exits.specs] == [(name, at) for at, name in enumerate(EXITS)]
+    assert model.exits.confidence == "logits" and [spec.name for spec in model.outputs] == ["logits"]
+    values: Any = {"x": draw(2, 1, SIDE, SIDE)}
     for segment, name in enumerate(EXITS):
-        ((values, answers),) = ended(model, lane, segment, BatchPart(values), rows=2).made
+        ((values, answers),) = run_step(model, lane, segment, BatchPart(values), rows=2).outputs
         assert {key: each.shape for key, each in answers.items()} == {name: (2, 4)}
     model.close()
 
 
 def test_inputs_that_a_model_cannot_compute_are_told_from_faults(chain: LoadedModel, lane: DeviceLane) -> None:
-    end = ended(chain, lane, 0, BatchPart({"x": drawn(1, 7)}))
-    assert isinstance(end.error, UnfitInputs) and not end.made and "\n" not in str(end.error)
-    assert ended(chain, lane, 0, BatchPart({"x": drawn(1, 16)})).error is None
+    end = run_step(chain, lane, 0, BatchPart({"x": draw(1, 7)}))
+    assert isinstance(end.error, UnfitInputs) and not end.outputs and "\n" not in str(end.error)
+    assert run_step(chain, lane, 0, BatchPart({"x": draw(1, 16)})).error is None
 
 
 def test_what_runs_on_two_lanes_at_once_is_stopped_one_by_one(backend: Backend, folder: Path) -> None:
-    model = backend.open(turning(folder / "turning.onnx"), LoadOptions())
+    model = backend.open(loop_model(folder / "turning.onnx"), LoadOptions())
     lanes, ends = [backend.lane(index) for index in range(2)], [Heard(), Heard()]
-    endless = Step(0, (BatchPart(asked(ENDLESS)),), 1)
+    endless = Step(0, (BatchPart(loop_input(ENDLESS)),), 1)
     runs = [model.start(endless, lane, heard) for lane, heard in zip(lanes, ends, strict=True)]
     assert not lanes[0].close(0.0)
     runs[1].stop()
     assert ends[1].end().error is not None
-    assert ended(model, lanes[1], 0, BatchPart(asked(2))).error is None  # what comes after it is not stopped
+    assert run_step(model, lanes[1], 0, BatchPart(loop_input(2))).error is None  # what comes after it is not stopped
     runs[0].stop()
     assert ends[0].end().error is not None
     assert all(lane.close(live.PATIENCE_S) for lane in lanes)
@@ -216,11 +182,11 @@ def test_what_runs_on_two_lanes_at_once_is_stopped_one_by_one(backend: Backend, 
 def test_one_that_has_ended_cannot_be_stopped_any_more_nor_what_comes_after_it(
     backend: Backend, lane: DeviceLane, folder: Path
 ) -> None:
-    model, heard = backend.open(turning(folder / "again.onnx"), LoadOptions()), Heard()
-    first = model.start(Step(0, (BatchPart(asked(1)),), 1), lane, heard)
+    model, heard = backend.open(loop_model(folder / "again.onnx"), LoadOptions()), Heard()
+    first = model.start(Step(0, (BatchPart(loop_input(1)),), 1), lane, heard)
     assert heard.end().error is None
     first.stop()
-    model.start(Step(0, (BatchPart(asked(20_000)),), 1), lane, heard)
+    model.start(Step(0, (BatchPart(loop_input(20_000)),), 1), lane, heard)
     first.stop()
     assert heard.end().error is None
     model.close()
@@ -240,7 +206,7 @@ def apart() -> Iterator[ProcessBackend]:
 def test_values_stay_in_the_memory_of_the_process_until_nobody_needs_them(apart: ProcessBackend, folder: Path) -> None:
     path = live.heavy(folder / "far.onnx", layers=4, width=16, rows="n")  # type: ignore[arg-type]
     model, lane = apart.open(path, LoadOptions(grain_s=ANY_LENGTH_S, max_pieces=2, max_batch=4)), apart.lane(0)
-    (made,) = ended(model, lane, 0, BatchPart({"x": drawn(4, 16)}), rows=4).made
+    (made,) = run_step(model, lane, 0, BatchPart({"x": draw(4, 16)}), rows=4).outputs
     assert not isinstance(made.values, dict) and made.answers == {}
     assert apart.held() == (1, 1, 4 * 16 * 4)
     del made
@@ -252,18 +218,18 @@ def test_values_stay_in_the_memory_of_the_process_until_nobody_needs_them(apart:
 def test_a_process_that_dies_ends_what_it_ran_and_the_next_model_has_a_new_one(
     apart: ProcessBackend, folder: Path
 ) -> None:
-    path = turning(folder / "dying.onnx")
+    path = loop_model(folder / "dying.onnx")
     model, lane, heard = apart.open(path, LoadOptions()), apart.lane(0), Heard()
     first = apart.pid
-    model.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lane, heard)
+    model.start(Step(0, (BatchPart(loop_input(ENDLESS)),), 1), lane, heard)
     apart.link.process.kill()
     assert "has ended (exit code -9); load the model again" in str(heard.end().error)
     assert lane.close(live.PATIENCE_S)
-    assert "load the model again" in str(ended(model, lane, 0, BatchPart(asked(1))).error)
+    assert "load the model again" in str(run_step(model, lane, 0, BatchPart(loop_input(1))).error)
     model.close()
     again = apart.open(path, LoadOptions())
     assert apart.pid != first
-    assert ended(again, lane, 0, BatchPart(asked(1))).error is None
+    assert run_step(again, lane, 0, BatchPart(loop_input(1))).error is None
 
 
 # By name

@@ -15,22 +15,22 @@ from hypothesis import strategies as st
 from onnx import numpy_helper
 
 from tests.models.onnx_graphs import F32, I64, node, proto, tensor
+from weft.models.onnx_graph import prune
 from weft.runtime.cutting import (
     BANDWIDTH_BYTES_PER_S,
     CUT_COST_S,
     SeenTensor,
     choose_cuts,
     crossing_bytes,
-    prune,
     scratch_bytes,
     split,
     weight_bytes,
     whole_because,
 )
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
-from weft.runtime.onnxruntime_cpu.node_times import profile
-from weft.runtime.onnxruntime_cpu.samples import sample, specs
-from weft.runtime.onnxruntime_cpu.sessions import open_session
+from weft.runtime.onnxruntime_cpu.profiler import profile
+from weft.runtime.onnxruntime_cpu.sessions import open_session, specs
+from weft.runtime.samples import sample
 
 # --- choosing ---------------------------------------------------------------------------------------------------------
 

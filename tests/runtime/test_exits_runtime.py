@@ -203,8 +203,8 @@ def bits(values):
 def test_a_model_is_cut_at_its_exits_and_gives_the_bits_of_the_whole(nets, models, name, kind):
     model = models[name, kind]
     assert len(model.segments) == 3 if kind == "coarse" else len(model.segments) > 3
-    assert [each.output for each in model.exits] == list(EXITS)
-    assert model.exits[-1].segment == len(model.segments) - 1 and model.mergeable and model.remarks == ()
+    assert [each.output for each in model.exits.specs] == list(EXITS)
+    assert model.exits.specs[-1].segment == len(model.segments) - 1 and model.batching.mergeable and model.remarks == ()
     assert [spec.name for spec in model.outputs] == ["logits"]
     for count in (1, 3):
         feed = {"x": samples(count, SHAPES[name], seed=count)}
@@ -222,13 +222,13 @@ def test_the_numbers_of_samples_that_cross_a_cut_are_found(models):
 
 def test_a_file_may_name_its_exits(tmp_path):
     path = conv_net(tmp_path / "marked.onnx", marked=True)
-    assert [each.output for each in prepare(path, LoadOptions(max_batch=1)).exits] == list(EXITS)
-    assert [each.output for each in prepare(path, LoadOptions(max_batch=1, exits=("exit2", "logits"))).exits] == [
+    assert [each.output for each in prepare(path, LoadOptions(max_batch=1)).exits.specs] == list(EXITS)
+    assert [each.output for each in prepare(path, LoadOptions(max_batch=1, exits=("exit2", "logits"))).exits.specs] == [
         "exit2",
         "logits",
     ]
     whole = prepare(path, LoadOptions(max_batch=1, exits=("logits",)))
-    assert whole.exits == () and len(whole.outputs) == 3
+    assert whole.exits is None and len(whole.outputs) == 3
 
 
 def test_a_model_with_exits_comes_back_from_the_cache(tmp_path):
@@ -237,14 +237,14 @@ def test_a_model_with_exits_comes_back_from_the_cache(tmp_path):
     first = prepare(path, options, cache)
     again = prepare(path, options, cache, said.append)
     assert said == ["loading it from the cache"] and again.blueprint == first.blueprint
-    assert again.exits[0] == ExitSpec(output="exit1", segment=0) and again.blueprint.confidence == "probabilities"
+    assert again.exits.specs[0] == ExitSpec(output="exit1", segment=0) and again.exits.confidence == "probabilities"
     feed = {"x": samples(2)}
     assert bits(again.run_to_exits(feed)) == bits(first.run_to_exits(feed))
 
 
 def test_batches_of_models_without_exits_can_be_joined_too(nets):
     model = prepare(nets["conv"], LoadOptions(grain_s=ANY_LENGTH_S, max_batch=4))
-    assert model.exits == () and len(model.segments) > 3 and model.mergeable
+    assert model.exits is None and len(model.segments) > 3 and model.batching.mergeable
 
 
 # --- what cannot be ---------------------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def test_a_model_that_cannot_be_left_is_refused_if_asked_and_served_whole_if_not
         prepare(path, LoadOptions(exits=("b", "y")))
     assert "\n" not in str(caught.value)
     model = prepare(path, LoadOptions())
-    assert model.exits == () and [spec.name for spec in model.outputs] == ["b", "y"]
+    assert model.exits is None and [spec.name for spec in model.outputs] == ["b", "y"]
     assert any("cannot be left at the exits its file names" in remark for remark in model.remarks)
     feed = {"x": np.ones((1, 6), np.float32)}
     assert set(model.run(feed)) == {"b", "y"}
@@ -371,7 +371,7 @@ def test_exits_cannot_be_checked_without_a_run(tmp_path):
     onnx.save(model, tmp_path / "net.onnx")
     with pytest.raises(ModelError, match="cannot be checked without a run; give shapes for the free dimensions of x"):
         prepare(tmp_path / "net.onnx", LoadOptions(exits=("a", "y")))
-    assert prepare(tmp_path / "net.onnx", LoadOptions(exits=("a", "y"), shapes={"x": (1, 5)})).mergeable
+    assert prepare(tmp_path / "net.onnx", LoadOptions(exits=("a", "y"), shapes={"x": (1, 5)})).batching.mergeable
 
 
 # --- every sample keeps its data --------------------------------------------------------------------------------------
@@ -406,9 +406,9 @@ class Flight:
         """Compute a batch's next segment; at an exit, *stays* says of each sample whether it goes on."""
         segment, ids, values = self.batches.pop(place)
         values = self.model.run_segment(segment, values)
-        for number, each in enumerate(self.model.exits, start=1):
+        for number, each in enumerate(self.model.exits.specs, start=1):
             if each.segment == segment:
-                end = number == len(self.model.exits)
+                end = number == len(self.model.exits.specs)
                 rows = [] if end else [row for row in range(len(ids)) if stays()]
                 for row in set(range(len(ids))) - set(rows):
                     assert ids[row] not in self.left, "it left twice"

@@ -12,7 +12,7 @@ import pytest
 from weft.engine import Completion
 from weft.engine.lane_queues import MOST_AHEAD, SHORT_TICKS, awaited, has_room, lane_for
 from weft.engine.policies import Candidate, Start
-from weft.runtime.backend import Ended, StepEnd, StepOutput
+from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
 from weft.runtime.lanes import ABORT_FROM_TICKS, LaneExecutor
 
 TICKS = SHORT_TICKS + 100_000
@@ -88,10 +88,16 @@ class Work:
         self.refuses: Exception | None = None
         """What it says of what it is given."""
 
-    def steady(self, segment: int) -> bool:
-        return True
+    @property
+    def loaded(self) -> Any:
+        """It is its own model."""
+        return self
 
-    def start(self, segment: int, lane: Any, ended: Ended, *, here: bool) -> Run:
+    def step(self, segment: int) -> Step:
+        return Step(segment, (), 1)
+
+    def start(self, step: Step, lane: Any, ended: Ended, *, here: bool) -> Run:
+        segment = step.segment
         assert not here
         assert segment == len(self.taken), "it goes on from what was not taken"
         run = Run(lane, self.batch, segment, ended, segment + 1 < self._segments and segment not in self._exits)
@@ -132,7 +138,7 @@ class Bench:
         batch: int,
         layer: int = 0,
         ticks: int = TICKS,
-        home: int = -1,
+        home: int | None = None,
         stream: int = 0,
         lane: int = -1,
         body: object = None,
@@ -160,8 +166,8 @@ class Bench:
     def started(self, lane: int = 0) -> list[tuple[int, int]]:
         return [(run.batch, run.segment) for run in self.backend.opened[lane].steps]
 
-    def _work_of(self, candidate: Candidate) -> Work:
-        return self.works[candidate.query]
+    def _work_of(self, candidate: Candidate, batch: object) -> tuple[Work, bool]:
+        return self.works[candidate.query], False
 
     def _wake(self) -> None:
         self.woken += 1

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.engine.hosts import PATIENCE_S
-from tests.runtime.test_lanes import TICKS, Bench, Task, begun
+from tests.runtime.lane_bench import TICKS, Bench, Task, begun
 from weft.engine.policies.base import NO_DEADLINE
 from weft.runtime.lanes import OVERRUN_TICKS, OVERRUN_TIMES, UNSURE_TICKS
 from weft.runtime.urgency import GENTLE

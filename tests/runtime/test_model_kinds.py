@@ -11,15 +11,14 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from tests.support.kinds import register
 from weft.base.errors import ModelError, NotLearned
-from weft.base.registry import Entry, Tool, registered
-from weft.runtime import model_kinds
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.model import ModelOnHost
 from weft.runtime.cuda.onnx_files import OnnxFile
 from weft.runtime.cuda.preparing import prepare_on
-from weft.runtime.model_kinds import kind_of, suffixes
+from weft.runtime.metadata import kind_of, suffixes
 
 
 def written(path: Path, **metadata: str) -> Path:
@@ -59,13 +58,6 @@ class OtherFile(OnnxFile):
 
 def refuse(*given: Any) -> None:
     raise AssertionError("opened without the files that it takes over")
-
-
-def register(patch: pytest.MonkeyPatch, target: str, **about: Any) -> None:
-    """Have another package's kind beside those there are."""
-    tool = Tool("other", "other", "", "other[gpu]", (), False, {})
-    kinds = {**registered("model_kinds"), "other": Entry(tool, "other", target, {"devices": ["cuda"], **about})}
-    patch.setattr(model_kinds, "registered", {"model_kinds": kinds}.__getitem__)
 
 
 def test_a_kind_of_another_package_is_opened_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +105,7 @@ def test_what_the_versions_of_packages_change_is_prepared_again(
 def test_no_tool_is_imported_to_say_which_kind_a_file_is_of(tmp_path: Path) -> None:
     path = written(tmp_path / "net.onnx", weft_body="")
     code = (
-        "import sys; from pathlib import Path; from weft.runtime.model_kinds import kind_of\n"
+        "import sys; from pathlib import Path; from weft.runtime.metadata import kind_of\n"
         f"assert kind_of(Path({str(path)!r}), 'cuda').name == 'body'\n"
         "assert not [name for name in sys.modules if name.startswith('weft_') or name == 'torch']"
     )

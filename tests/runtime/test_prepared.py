@@ -24,7 +24,7 @@ from weft.runtime.external import external_files
 from weft.runtime.onnxruntime_cpu.cache import is_empty
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
-from weft.runtime.onnxruntime_cpu.samples import sample
+from weft.runtime.samples import sample
 from weft.runtime.tensors import TensorSpec
 
 STRING = onnx.TensorProto.STRING
@@ -128,7 +128,7 @@ def test_weights_in_files_of_their_own_are_cut_too(tmp_path):
 
 def test_a_model_shorter_than_the_grain_stays_whole(tmp_path):
     model = prepare(perceptron(tmp_path, width=32), LoadOptions(grain_s=NO_LENGTH_S, max_batch=1))
-    assert model.segments == ("whole",) and model.warm_shapes and model.remarks == ()
+    assert model.segments == ("whole",) and model.timing.warm_shapes and model.remarks == ()
 
 
 def test_control_flow_stays_whole_with_a_remark(tmp_path):
@@ -189,9 +189,14 @@ def test_a_prepared_model_tells_what_it_takes_gives_and_costs(tmp_path):
     model = prepare(perceptron(tmp_path), replace(FINE, max_batch=6))
     assert model.inputs == (TensorSpec("x", "FP32", (-1, 640)),)
     assert model.outputs == (TensorSpec("a5", "FP32", (-1, 640)), TensorSpec("a1", "FP32", (-1, 640)))
-    assert sorted(model.times_s) == [1, 2, 4, 6] and model.max_batch == 6 and model.batchable and not model.free
-    assert all(len(times) == len(model.segments) and min(times) > 0 for times in model.times_s.values())
-    assert 6 * 640 * 640 * 4 <= model.memory_bytes < 2 * 6 * 640 * 640 * 4
+    assert (
+        sorted(model.timing.times_s) == [1, 2, 4, 6]
+        and model.batching.max_batch == 6
+        and model.batching.batchable
+        and not model.free
+    )
+    assert all(len(times) == len(model.segments) and min(times) > 0 for times in model.timing.times_s.values())
+    assert 6 * 640 * 640 * 4 <= model.residency.memory_bytes < 2 * 6 * 640 * 640 * 4
 
 
 def test_times_lie_straight_between_measured_sizes():
@@ -199,20 +204,20 @@ def test_times_lie_straight_between_measured_sizes():
     times_s = {1: (1.0, 10.0), 2: (2.0, 12.0), 6: (4.0, 14.0)}
     blueprint = Blueprint(inputs=(), outputs=(), segments=segments, warm_shapes={}, times_s=times_s, max_batch=6)
     model = CpuModel(blueprint, ())
-    assert model.times_at(2) == (2.0, 12.0)
-    assert model.times_at(4) == model.times_at(4) == (3.0, 13.0)
-    assert model.times_at(12) == (8.0, 28.0)
+    assert model.timing.times_at(2) == (2.0, 12.0)
+    assert model.timing.times_at(4) == model.timing.times_at(4) == (3.0, 13.0)
+    assert model.timing.times_at(12) == (8.0, 28.0)
 
 
 def test_free_dimensions_are_not_guessed(tmp_path):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3, "h")], [tensor("y", "n", 3, "h")])
     cold = prepare(path, LoadOptions())
-    assert cold.warm_shapes is None and not cold.times_s and cold.free and cold.max_batch == 1
+    assert cold.timing.warm_shapes is None and not cold.timing.times_s and cold.free and cold.batching.max_batch == 1
     assert cold.remarks == ("stays whole and was not measured: give shapes for the free dimensions of x",)
-    assert cold.times_at(3) == (0.0,)
+    assert cold.timing.times_at(3) == (0.0,)
     assert cold.run({"x": np.zeros((2, 3, 5), np.float32)})["y"].shape == (2, 3, 5)
     warm = prepare(path, LoadOptions(shapes={"x": (1, 3, 7)}))
-    assert warm.warm_shapes and warm.times_s and warm.free and warm.batchable
+    assert warm.timing.warm_shapes and warm.timing.times_s and warm.free and warm.batching.batchable
 
 
 def test_a_size_given_once_holds_for_all_dimensions_of_that_name(tmp_path):
@@ -242,7 +247,7 @@ def test_a_model_that_fails_on_made_up_inputs_is_served_unmeasured(tmp_path):
     table = numpy_helper.from_array(np.zeros((1, 4), np.float32), "t")
     path = saved(tmp_path, nodes, [tensor("i", 40, dtype=I64)], [tensor("y", 40, 4)], [table])
     model = prepare(path, LoadOptions())
-    assert model.warm_shapes is None and "it fails on made-up inputs" in model.remarks[0]
+    assert model.timing.warm_shapes is None and "it fails on made-up inputs" in model.remarks[0]
     assert model.run({"i": np.zeros(40, np.int64)})["y"].shape == (40, 4)
 
 
@@ -264,7 +269,7 @@ def test_a_free_first_dimension_that_is_no_batch_is_found_out(tmp_path, nodes):
     zero = numpy_helper.from_array(np.array(0), "zero")
     path = saved(tmp_path, nodes, [tensor("x", "n", 5)], [tensor("y", "n", 5)], [zero])
     model = prepare(path, LoadOptions())
-    assert (model.max_batch, model.batchable, model.free) == (1, False, True)
+    assert (model.batching.max_batch, model.batching.batchable, model.free) == (1, False, True)
     assert model.remarks == ("not batched: output 'y' of batch 2 is not that of its samples",)
     with pytest.raises(ModelError, match=r"max_batch is 4, but the model cannot be batched"):
         prepare(path, LoadOptions(max_batch=4))
@@ -294,23 +299,27 @@ def test_models_that_cannot_be_batched_say_why(tmp_path, nodes, output, reason):
     ]
     path = saved(tmp_path, nodes, [tensor("x", "n", 5)], [output], constants)
     model = prepare(path, LoadOptions())
-    assert model.max_batch == 1 and reason in model.remarks[0]
+    assert model.batching.max_batch == 1 and reason in model.remarks[0]
 
 
 def test_a_shape_that_does_not_begin_with_1_is_not_a_batch(tmp_path):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3)], [tensor("y", "n", 3)])
     model = prepare(path, LoadOptions(shapes={"x": (32, 3)}))
-    assert not model.batchable and "give it a shape that begins with 1" in model.remarks[0]
+    assert not model.batching.batchable and "give it a shape that begins with 1" in model.remarks[0]
 
 
 def test_batching_goes_as_far_as_it_pays(tmp_path, monkeypatch):
     path = saved(tmp_path, [node("Tanh", ["x"], ["y"])], [tensor("x", "n", 3)], [tensor("y", "n", 3)])
     with said_times():  # a batch takes as long as a sample, so each doubling saves half
         most = prepare(path, LoadOptions())
-        monkeypatch.setattr("weft.runtime.onnxruntime_cpu.measuring.LEAST_GAIN", 0.6)
+        monkeypatch.setattr("weft.runtime.onnxruntime_cpu.model_timing.LEAST_GAIN", 0.6)
         none = prepare(path, LoadOptions())
-    assert (most.max_batch, sorted(most.times_s), most.remarks) == (8, [1, 2, 4, 8], ())
-    assert (none.max_batch, sorted(none.times_s), none.remarks) == (1, [1], ("not batched: batch 2 gains 50%",))
+    assert (most.batching.max_batch, sorted(most.timing.times_s), most.remarks) == (8, [1, 2, 4, 8], ())
+    assert (none.batching.max_batch, sorted(none.timing.times_s), none.remarks) == (
+        1,
+        [1],
+        ("not batched: batch 2 gains 50%",),
+    )
 
 
 def test_putting_samples_together_counts(tmp_path, monkeypatch):
@@ -327,7 +336,7 @@ def test_putting_samples_together_counts(tmp_path, monkeypatch):
 
     monkeypatch.setattr(CpuModel, "gather", gathered)
     monkeypatch.setattr(CpuModel, "run_segment", run)
-    monkeypatch.setattr("weft.runtime.onnxruntime_cpu.preparing.clock", lambda threads: lambda: passed_s[0])
+    monkeypatch.setattr("weft.runtime.onnxruntime_cpu.preparing.clock_for", lambda threads: lambda: passed_s[0])
     assert prepare(path, LoadOptions()).remarks[-1] == "not batched: batch 2 gains 0%"
 
 
@@ -355,7 +364,7 @@ def test_a_cached_model_is_not_measured_again_and_gives_the_same(cached):
     (entry / "prepared.json").write_text(json.dumps(record))
     said = []
     again = prepare(path, FINE, cache, said.append)
-    assert said == ["loading it from the cache"] and set(again.times_s[1]) == {123.0} and len(again.segments) > 1
+    assert said == ["loading it from the cache"] and set(again.timing.times_s[1]) == {123.0} and len(again.segments) > 1
     assert_same_bits(again.run(feed), wanted)
 
 

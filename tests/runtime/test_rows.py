@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from onnx import ModelProto, helper, numpy_helper, parser
+from onnx import ModelProto, helper, parser
 
 from tests.runtime.row_cases import CAUTIOUS, KEEPS, MIXES, OTHER_VERSIONS, WEIGHTS
+from tests.runtime.row_graphs import quantised_model
 from tests.runtime.special_models import MOODS, SPECIAL, Special, drawn, graph, ints
 from weft.base.errors import ModelError
-from weft.runtime.onnxruntime_cpu.node_times import Tracer
+from weft.models.operators import OPERATORS
+from weft.models.operators.rules.row_ownership import Mixed, collapsed, joined, numbered, shrunk
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
+from weft.runtime.onnxruntime_cpu.profiler import Tracer
 from weft.runtime.onnxruntime_cpu.sessions import open_session
-from weft.runtime.owners import Mixed, collapsed, joined, numbered, shrunk
-from weft.runtime.row_rules import LOTS, RULES, WHOLE
-from weft.runtime.rows import METADATA_KEY, Seen, judged
+from weft.runtime.rows import Seen, judge_rows
 from weft.runtime.tensors import TensorSpec
 
 ROWS = 3
@@ -58,7 +59,7 @@ def batch(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def verdict(made: ModelProto, folder: Path) -> str | None:
     """What is said of the operators of a graph; where the rows of its output are is another matter."""
     rows = [row(made, "plain", seed) for seed in range(ROWS)]
-    said = judged(made, [batch(rows[:2]), batch(rows)], Tracer(folder, 1)).mixing
+    said = judge_rows(made, [batch(rows[:2]), batch(rows)], Tracer(folder, 1)).mixing
     return None if said and said.startswith("output ") else said
 
 
@@ -124,7 +125,7 @@ def test_before_opset_13_a_softmax_takes_all_axes_from_its_own_on(version: int, 
 
 NOT_KNOWN = {
     "BitCast", "CastLike", "CastMap", "CategoryMapper", "CenterCropPad", "ConcatFromSequence", "DeformConv",
-    "DictVectorizer", "FeatureVectorizer", "GroupNormalization", "ImageDecoder", "MaxRoiPool", "MaxUnpool",
+    "DictVectorizer", "FeatureVectorizer", "ImageDecoder", "MaxRoiPool", "MaxUnpool",
     "NegativeLogLikelihoodLoss", "Optional", "OptionalGetElement", "OptionalHasElement", "RoiAlign", "SVMClassifier",
     "SVMRegressor", "SequenceAt", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
     "SequenceLength", "SequenceMap", "SoftmaxCrossEntropyLoss", "SplitToSequence", "TreeEnsemble", "ZipMap",
@@ -137,7 +138,9 @@ BY_VALUE = {
 
 
 def test_of_every_operator_it_is_said_what_it_does_or_that_it_is_not_known() -> None:
-    kinds = [{*RULES}, {*WHOLE}, {*LOTS}, {"If", "Loop", "Scan"}, NOT_KNOWN, BY_VALUE]
+    ruled = {name.rpartition(":")[2] for name, each in OPERATORS.items() if each.rows}
+    random = {name for name, each in OPERATORS.items() if each.random}
+    kinds = [ruled, random, {"If", "Loop", "Scan"}, NOT_KNOWN, BY_VALUE]
     assert len(set().union(*kinds)) == sum(map(len, kinds))
     schemas = onnx.defs.get_all_schemas_with_history()
     names = {each.name for each in schemas if each.domain in ("", "ai.onnx.ml") and each.since_version <= 26}
@@ -158,9 +161,9 @@ def test_operators_of_other_domains_are_not_known(tmp_path: Path) -> None:
         def compute(self, *_: Any) -> list[np.ndarray]:
             raise AssertionError
 
-    assert judged(made, [rows], Blind()).mixing == "Relu '' is not known to keep rows apart"
+    assert judge_rows(made, [rows], Blind()).mixing == "Relu '' is not known to keep rows apart"
     made.graph.node[0].domain = ""
-    assert judged(made, [rows], Blind()).mixing == "Relu '' is not known to keep rows apart"
+    assert judge_rows(made, [rows], Blind()).mixing == "Relu '' is not known to keep rows apart"
 
 
 def test_groups_keep_samples_apart_that_lie_beside_each_other_as_channels(tmp_path: Path) -> None:
@@ -170,7 +173,7 @@ def test_groups_keep_samples_apart_that_lie_beside_each_other_as_channels(tmp_pa
             f"(float[n,3,4] x) => (float[a,b,c] y) {{ t = Reshape(x, six) y = Conv<group = {groups}>(t, w) }}",
             six=ints(1, 6, 4), w=drawn(6, 6 // groups, 2),
         )  # fmt: skip
-        said = judged(made, [{"x": drawn(2, 3, 4)}], Tracer(tmp_path, 1)).mixing
+        said = judge_rows(made, [{"x": drawn(2, 3, 4)}], Tracer(tmp_path, 1)).mixing
         assert str(said).startswith("Conv ") == mixes
 
 
@@ -193,8 +196,8 @@ def summing(part: str) -> ModelProto:
 def test_a_loop_that_takes_another_row_in_every_turn_is_found(tmp_path: Path) -> None:
     picking, fixed = summing("part = Gather(x, turn)"), summing("part = Gather(x, first)")
     rows = [batch([{"x": drawn(1, 3, 4, seed=seed)} for seed in range(count)]) for count in (2, 3)]
-    assert "turn to turn" in str(judged(picking, rows, Tracer(tmp_path, 1)).mixing)
-    assert judged(fixed, rows, Tracer(tmp_path, 1)).mixing is None
+    assert "turn to turn" in str(judge_rows(picking, rows, Tracer(tmp_path, 1)).mixing)
+    assert judge_rows(fixed, rows, Tracer(tmp_path, 1)).mixing is None
     assert really_mixes(picking) and not really_mixes(fixed)
 
 
@@ -227,50 +230,27 @@ def test_rows_of_other_shapes_are_joined_if_they_are_kept_apart_whatever_the_sha
 ) -> None:
     (special,) = (each for each in SPECIAL if each.name == name)
     found = prepare(special.save(tmp_path), LoadOptions(max_batch=2, shapes=special.shapes))
-    assert found.any_shapes == joins
+    assert found.batching.any_shapes == joins
 
 
 # Real files
 
 
-def quantised(path: Path, *, says: str | None = None) -> Path:
-    """The largest of eight sums of 8-bit products; the scale is that of the largest value of all that come together."""
-    rng = np.random.default_rng(0)
-    weights = numpy_helper.from_array(rng.integers(-127, 128, (32, 8)).astype(np.int8), "w")
-    nodes = [
-        helper.make_node("DynamicQuantizeLinear", ["x"], ["q", "scale", "zero"]),
-        helper.make_node("MatMulInteger", ["q", "w", "zero"], ["sums"]),
-        helper.make_node("ArgMax", ["sums"], ["y"], axis=1, keepdims=0),
-    ]
-    graph = helper.make_graph(
-        nodes,
-        "quantised",
-        [helper.make_tensor_value_info("x", 1, ["n", 32])],
-        [helper.make_tensor_value_info("y", 7, ["n"])],
-        [weights],
-    )
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    if says is not None:
-        helper.set_model_props(made, {METADATA_KEY: says})
-    path.write_bytes(made.SerializeToString())
-    return path
-
-
 def test_a_model_with_such_an_operator_is_not_batched_and_says_why(tmp_path: Path) -> None:
-    found = prepare(quantised(tmp_path / "q.onnx"), LoadOptions())
-    assert (found.max_batch, found.batchable) == (1, False)
+    found = prepare(quantised_model(tmp_path / "q.onnx"), LoadOptions())
+    assert (found.batching.max_batch, found.batching.batchable) == (1, False)
     (remark,) = found.remarks
     assert remark.startswith("not batched: DynamicQuantizeLinear") and 'rows = "independent"' in remark
     with pytest.raises(ModelError, match=r"max_batch is 4, but the model cannot be batched: DynamicQuantizeLinear"):
-        prepare(quantised(tmp_path / "q.onnx"), LoadOptions(max_batch=4))
+        prepare(quantised_model(tmp_path / "q.onnx"), LoadOptions(max_batch=4))
 
 
 def test_it_is_batched_if_its_file_or_its_settings_say_so(tmp_path: Path) -> None:
-    said = prepare(quantised(tmp_path / "said.onnx", says="independent"), LoadOptions(max_batch=4))
-    told = prepare(quantised(tmp_path / "told.onnx"), LoadOptions(max_batch=4, independent_rows=True))
-    assert [(each.max_batch, each.batchable) for each in (said, told)] == [(4, True)] * 2
+    said = prepare(quantised_model(tmp_path / "said.onnx", says="independent"), LoadOptions(max_batch=4))
+    told = prepare(quantised_model(tmp_path / "told.onnx"), LoadOptions(max_batch=4, independent_rows=True))
+    assert [(each.batching.max_batch, each.batching.batchable) for each in (said, told)] == [(4, True)] * 2
 
 
 def test_a_file_that_says_something_else_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"weft\.rows = 'mixed'"):
-        prepare(quantised(tmp_path / "q.onnx", says="mixed"), LoadOptions())
+        prepare(quantised_model(tmp_path / "q.onnx", says="mixed"), LoadOptions())

@@ -1,4 +1,4 @@
-"""Scratch memory is returned when it has not been needed for a while, and kept where it is needed again and again."""
+"""Scratch memory is returned when it has not been needed for a while, and kept where it is needed repeatedly."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper
 
-from tests.runtime.test_backend_contract import Heard
+from tests.runtime.steps import Heard
 from tests.serving import live
 from weft.runtime.backend import BatchPart, LoadOptions, Step
-from weft.runtime.onnxruntime_cpu import scratch as scratches
+from weft.runtime.onnxruntime_cpu import lane as scratches
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
-from weft.runtime.onnxruntime_cpu.lane import CpuLane
-from weft.runtime.onnxruntime_cpu.scratch import KEPT_BYTES, LONG_NS, Scratch
+from weft.runtime.onnxruntime_cpu.lane import KEPT_BYTES, LONG_NS, CpuLane, ScratchMemory
 
 SECOND = 10**9
 
@@ -27,7 +26,7 @@ class Process:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now, self.resident, self.shrunk = 0, 10 * KEPT_BYTES, 0
-        self.scratch = Scratch(lambda: self.now, lambda: self.resident)
+        self.scratch = ScratchMemory(lambda: self.now, lambda: self.resident)
         monkeypatch.setattr(scratches, "shrink_arena", self._shrink)
 
     def _shrink(self) -> None:
@@ -108,13 +107,13 @@ def widening(path: Path) -> Path:
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="only Linux tells the memory of a process this way")
 def test_an_idle_lane_returns_what_a_large_request_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shrunk, shrink = threading.Event(), Scratch.shrink
+    shrunk, shrink = threading.Event(), ScratchMemory.shrink
 
-    def noticed(self: Scratch) -> None:
+    def noticed(self: ScratchMemory) -> None:
         shrink(self)
         shrunk.set()
 
-    monkeypatch.setattr(Scratch, "shrink", noticed)
+    monkeypatch.setattr(ScratchMemory, "shrink", noticed)
     monkeypatch.setattr(scratches, "LONG_NS", 0)
     backend = CpuBackend()
     model, lane, heard = backend.open(widening(tmp_path / "w.onnx"), LoadOptions()), backend.lane(0), Heard()

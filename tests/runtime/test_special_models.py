@@ -28,7 +28,7 @@ def test_there_are_many_and_each_has_a_name_of_its_own() -> None:
 @pytest.mark.parametrize("special", [each for each in SPECIAL if each.batched], ids=lambda each: each.name)
 def test_neighbours_do_not_move_the_rows_of_a_batch(special: Special, tmp_path: Path) -> None:
     model = prepare(special.save(tmp_path), LoadOptions(max_batch=SIZE, shapes=special.shapes))
-    assert model.batchable and model.max_batch == SIZE
+    assert model.batching.batchable and model.batching.max_batch == SIZE
     assert [*problems(model, special, SIZE, np.random.default_rng(5))] == []
 
 

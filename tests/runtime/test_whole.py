@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.clocks import ANY_LENGTH_S
 from tests.runtime.exit_nets import EXITS, conv_net
 from tests.serving import live
-from tests.serving.test_serve_endless import ENDLESS, turning
+from tests.support.endless import ENDLESS, loop_model
 from weft.base.errors import ModelError
 from weft.runtime.backend import LoadOptions
 from weft.runtime.onnxruntime_cpu import preparing
@@ -40,16 +40,16 @@ def never_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_model_is_opened_whole_and_never_run(chain: Path, tmp_path: Path, never_run: None) -> None:
     model = prepare(chain, FINE, tmp_path / "cache", learn=False)
-    model.prepare(model.max_batch)
-    assert not model.learned and model.segments == ("whole",) and model.steady == (False,)
-    assert model.warm_shapes is None and not model.batchable and model.max_batch == 1
-    assert model.memory_bytes == chain.stat().st_size
+    model.prepare(model.batching.max_batch)
+    assert not model.timing.learned and model.segments == ("whole",) and model.timing.steady == (False,)
+    assert model.timing.warm_shapes is None and not model.batching.batchable and model.batching.max_batch == 1
+    assert model.residency.memory_bytes == chain.stat().st_size
     assert not (tmp_path / "cache").exists()
 
 
 def test_what_it_gives_is_what_it_gives_in_full(chain: Path) -> None:
     whole, full = prepare(chain, FINE, learn=False), prepare(chain, FINE)
-    assert full.learned and len(full.segments) == 3
+    assert full.timing.learned and len(full.segments) == 3
     feed = {"x": np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)}
     assert whole.run(feed)["y"].tobytes() == full.run(feed)["y"].tobytes()
 
@@ -58,19 +58,19 @@ def test_what_is_in_the_cache_is_opened_in_full(chain: Path, tmp_path: Path) -> 
     full, said = prepare(chain, FINE, tmp_path / "cache"), list[str]()
     again = prepare(chain, FINE, tmp_path / "cache", said.append, learn=False)
     assert said == ["loading it from the cache"]
-    assert again.learned and again.blueprint == full.blueprint
+    assert again.timing.learned and again.blueprint == full.blueprint
 
 
 def test_how_long_it_may_be_learned_does_not_change_what_is_in_the_cache(chain: Path, tmp_path: Path) -> None:
     prepare(chain, LoadOptions(), tmp_path / "cache")
-    assert prepare(chain, LoadOptions(learn_s=600.0), tmp_path / "cache", learn=False).learned
+    assert prepare(chain, LoadOptions(learn_s=600.0), tmp_path / "cache", learn=False).timing.learned
 
 
 def test_models_with_exits_are_opened_in_full_all_the_same(tmp_path: Path) -> None:
     options = LoadOptions(max_batch=2, exits=EXITS)
     model = prepare(conv_net(tmp_path / "exits.onnx"), options, tmp_path / "cache", learn=False)
-    assert model.learned and len(model.exits) == len(EXITS)
-    assert prepare(tmp_path / "exits.onnx", options, tmp_path / "cache", learn=False).learned
+    assert model.timing.learned and len(model.exits.specs) == len(EXITS)
+    assert prepare(tmp_path / "exits.onnx", options, tmp_path / "cache", learn=False).timing.learned
 
 
 @pytest.mark.parametrize(
@@ -106,13 +106,13 @@ NEVER = LoadOptions(values={"turns": float(ENDLESS)})
 
 
 def test_learning_that_does_not_end_is_stopped_when_its_time_is_over(tmp_path: Path) -> None:
-    path = turning(tmp_path / "turning.onnx")
+    path = loop_model(tmp_path / "turning.onnx")
     with pytest.raises(ModelError, match=r"turning\.onnx: was not cut and measured within 0\.1 s"):
         prepare(path, LoadOptions(values=NEVER.values, learn_s=0.1), tmp_path / "cache")
     assert not any((tmp_path / "cache").iterdir())
 
 
-@pytest.mark.parametrize("phase", ["profile", "measure", "judged"])
+@pytest.mark.parametrize("phase", ["profile", "measure", "judge_rows"])
 def test_in_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
     """What is found out by runs that fail is found out; but one that was stopped says nothing of the model."""
     allowance, real = Allowance(), getattr(preparing, phase)
@@ -128,7 +128,7 @@ def test_in_every_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: 
 
 
 def test_the_end_of_a_backend_stops_what_it_tries_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, backend, runs = turning(tmp_path / "turning.onnx"), CpuBackend(), threading.Event()
+    path, backend, runs = loop_model(tmp_path / "turning.onnx"), CpuBackend(), threading.Event()
     run, problems = Allowance.run, list[Exception]()
 
     def noticed(self: Allowance, *args: Any) -> Any:
@@ -154,17 +154,17 @@ def test_the_end_of_a_backend_stops_what_it_tries_out(tmp_path: Path, monkeypatc
 
 def test_a_model_without_warm_shapes_can_be_stopped_too(tmp_path: Path) -> None:
     """Whatever it is expected to take: every run on a lane carries what stops it."""
-    from tests.runtime.test_backend_contract import Heard
-    from tests.serving.test_serve_endless import asked
+    from tests.runtime.steps import Heard
+    from tests.support.endless import loop_input
     from weft.runtime.backend import BatchPart, Step
 
     backend = CpuBackend()
     model, lane, heard = (
-        backend.open(turning(tmp_path / "t.onnx"), LoadOptions(), learn=False),
+        backend.open(loop_model(tmp_path / "t.onnx"), LoadOptions(), learn=False),
         backend.lane(0),
         Heard(),
     )
-    running = model.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lane, heard)
+    running = model.start(Step(0, (BatchPart(loop_input(ENDLESS)),), 1), lane, heard)
     running.stop()
     assert heard.end().error is not None
     assert lane.close(live.PATIENCE_S)
@@ -173,7 +173,7 @@ def test_a_model_without_warm_shapes_can_be_stopped_too(tmp_path: Path) -> None:
 def test_a_version_that_answers_nobody_while_it_opens_a_model_is_told_of_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    path, (new, old) = turning(tmp_path / "t.onnx"), (CpuBackend(), CpuBackend())
+    path, (new, old) = loop_model(tmp_path / "t.onnx"), (CpuBackend(), CpuBackend())
     for backend, version in ((new, "1.31.0"), (old, "1.30.2"), (old, "1.30.2")):
         with monkeypatch.context() as patched:
             patched.setattr("onnxruntime.__version__", version)

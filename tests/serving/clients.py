@@ -23,7 +23,8 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.serving import live
-from tests.serving.test_serve_models import chain, plain, session
+from tests.serving.chain import chain
+from tests.support.references import run_session, session
 
 utils = pytest.importorskip("tritonclient.utils")
 
@@ -96,7 +97,7 @@ def x(rows: int = 2, seed: int = 1) -> np.ndarray:
 
 
 def expected(folder: Path, array: np.ndarray) -> np.ndarray:
-    return plain(session(folder / "mlp.onnx"), {"x": array})["y"]
+    return run_session(session(folder / "mlp.onnx"), {"x": array})["y"]
 
 
 def values(kind: str) -> np.ndarray:

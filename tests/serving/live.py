@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from weft.engine.policies.base import NO_DEADLINE
 from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepEnd
+from weft.runtime.cuda.cpu_twins import TWIN
+from weft.runtime.facets import SegmentTiming
+from weft.runtime.isolated.backend import IsolatingBackend
+from weft.runtime.isolated.group import WorkerGroup
 from weft.serving.config import ServerConfig
 from weft.serving.server import Server
 
@@ -143,20 +150,23 @@ class Gate:
         """*after*: so many segments pass."""
         served = live.server.service.library.find(model).served
         assert served is not None
-        self._loaded, self._rows, self._after, self._foreseen = served.loaded, rows, after, foreseen
+        self._body, self._loaded, self._timing = served.body, served.loaded, served.body.timing
+        self._rows, self._after, self._foreseen = rows, after, foreseen
         self._reached, self._opened = threading.Event(), threading.Event()
         self._now, self._same_lanes = live.server.backend.now, same_lanes(live)
 
     def __enter__(self) -> Gate:
         self._loaded.start = self._start  # type: ignore[method-assign]
-        self._loaded.times_at = self._times  # type: ignore[method-assign]
+        if self._foreseen:
+            self._body.timing = self._said_long()
         self._same_lanes.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.open()
         self._same_lanes.__exit__(None, None, None)
-        del self._loaded.start, self._loaded.times_at
+        del self._loaded.start
+        self._body.timing = self._timing
 
     def wait(self) -> None:
         """Return when something is held."""
@@ -172,10 +182,11 @@ class Gate:
         self._reached.set()
         return _Held(self._opened, begin, lambda error: ended(StepEnd(self._now(), self._now(), error=error)))
 
-    def _times(self, batch: int) -> tuple[float, ...]:
-        if batch == self._rows and self._foreseen:
-            return (100.0,) * len(self._loaded.segments)
-        return type(self._loaded).times_at(self._loaded, batch)
+    def _said_long(self) -> SegmentTiming:
+        """The timing of the model, with very long segments at the batch size that is held."""
+        sizes = range(1, max(self._rows, self._loaded.batching.max_batch) + 2)
+        times_s = {size: self._timing.times_at(size) for size in sizes}
+        return replace(self._timing, times_s=times_s | {self._rows: (100.0,) * len(self._loaded.segments)})
 
 
 @contextlib.contextmanager
@@ -268,3 +279,34 @@ def heavy(path: Path, *, layers: int = 24, width: int = 512, rows: int = 64, see
         weights,
     )
     return save(graph, path)
+
+
+@contextlib.contextmanager
+def serve_process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """``weft serve`` as users run it, once it is ready, and its address."""
+    command = [sys.executable, "-c", "from weft.cli.main import main; main()", "serve", str(folder)]
+    command += ["--http-port", "0", "--grpc-port", "0", *options]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        for line in server.stdout:
+            if found := re.search(r"http://(\S+)", line):
+                break
+        else:
+            raise AssertionError(server.stderr.read() if server.stderr else "")
+        yield server, found[1]
+    finally:
+        server.kill()
+        server.communicate()
+
+
+def worker_group(server: Live, name: str) -> WorkerGroup:
+    """The worker processes that an isolation group of a server runs in."""
+    backend = server.server.backend
+    assert isinstance(backend, IsolatingBackend)
+    return backend.groups()[name]
+
+
+def device_worker(server: Live) -> Any:
+    """The worker process of the device's twin."""
+    return server.server.service.library.backend.groups()[TWIN].worker

@@ -10,7 +10,7 @@ import pytest
 
 FAULTS = """
 import ctypes, resource, sys
-from weft.serving.allocation import keep_freed_memory
+from weft.serving.held_memory import keep_freed_memory
 
 if sys.argv[1] == "kept":
     keep_freed_memory()
@@ -33,7 +33,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 LEFT = """
 import ctypes
-from weft.serving import allocation
+from weft.serving import held_memory as allocation
 
 allocation.keep_freed_memory()
 libc = ctypes.CDLL(None)

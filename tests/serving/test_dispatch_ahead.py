@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.engine.hosts import Machine
-from tests.serving.test_dispatch import at_rest
+from tests.engine.hosts import Machine, assert_at_rest
 from weft.base.errors import WorkerDied
 from weft.serving.streams import ServedModel
 
@@ -39,7 +38,7 @@ def test_the_next_segment_is_queued_while_one_runs_and_the_answer_is_the_same(ma
     assert spans(one) == [(0, 5, "done"), (5, 9, "done"), (9, 12, "done")]
     assert model.statistics.segments == 3 and sent.ticket.compute_ns == 12_000_000
     assert one.dispatcher.lanes.lanes[0].busy_ticks == 12_000_000
-    at_rest(one, model)
+    assert_at_rest(one, model)
 
 
 def test_the_next_batch_is_queued_behind_the_last_segment_of_one(machine: Make) -> None:
@@ -50,7 +49,7 @@ def test_the_next_batch_is_queued_behind_the_last_segment_of_one(machine: Make) 
     assert held(one) == [(0, 0), (1, 0)]
     one.run()
     assert [each.end_ms for each in sent] == [5, 10, 15]
-    at_rest(one, model)
+    assert_at_rest(one, model)
 
 
 def test_a_batch_that_fails_is_told_so_once_and_others_go_on(machine: Make) -> None:
@@ -61,7 +60,7 @@ def test_a_batch_that_fails_is_told_so_once_and_others_go_on(machine: Make) -> N
     assert bad.fate == "internal" and "poison" in str(bad.outcome)
     assert good.fate == "served"
     assert [outcome for _, _, outcome in spans(one)][:2] == ["failed", "failed"]
-    at_rest(one, model)
+    assert_at_rest(one, model)
 
 
 def test_a_request_whose_worker_dies_while_its_next_segment_is_queued_is_tried_again(machine: Make) -> None:
@@ -80,7 +79,7 @@ def test_a_request_whose_worker_dies_while_its_next_segment_is_queued_is_tried_a
     one.run()
     assert sent.fate == "served" and np.array_equal(sent.outcome["y"], 2 * sent.inputs["x"])
     assert sent.end_ms == 10 + 2 + 15 and sent.ticket.tries == 1
-    at_rest(one, model)
+    assert_at_rest(one, model)
 
 
 def given_up(machine: Machine, model: ServedModel) -> list[float]:
@@ -91,7 +90,7 @@ def given_up(machine: Machine, model: ServedModel) -> list[float]:
         times.append(machine.now_ms)
         body.loaded.close()
 
-    machine.dispatcher.emptied = emptied
+    machine.dispatcher.feed.emptied = emptied
     return times
 
 
@@ -108,7 +107,7 @@ def test_a_client_that_leaves_while_a_segment_is_queued_takes_that_with_it(machi
     one.run()
     assert emptied == [5.0] and model.loaded.ran == {0: 1}
     assert [outcome for _, _, outcome in spans(one)] == ["aborted", "done"]
-    at_rest(one, model)
+    assert_at_rest(one, model)
 
 
 def test_a_strict_request_that_expires_while_a_segment_is_queued_does_too(machine: Make) -> None:
@@ -122,7 +121,7 @@ def test_a_strict_request_that_expires_while_a_segment_is_queued_does_too(machin
     assert late.fate == "expired" and late.end_ms == 16
     assert emptied[0] == 20.0 and model.loaded.ran == {0: 1, 1: 1}
     assert after.fate == "served" and after.end_ms == 23
-    at_rest(one, model, other)
+    assert_at_rest(one, model, other)
 
 
 def test_whoever_is_left_for_another_and_waits_behind_it_was_preempted(machine: Make) -> None:
@@ -133,7 +132,7 @@ def test_whoever_is_left_for_another_and_waits_behind_it_was_preempted(machine: 
     one.run()
     assert first.end_ms == 22 and one.sent[1].end_ms == 12  # behind the segment that was queued when it came
     assert long.statistics.preemptions == 1 and urgent.statistics.preemptions == 0
-    at_rest(one, long, urgent)
+    assert_at_rest(one, long, urgent)
 
 
 def test_what_never_ends_is_stopped_though_its_end_was_told(machine: Make) -> None:
@@ -145,7 +144,7 @@ def test_what_never_ends_is_stopped_though_its_end_was_told(machine: Make) -> No
     one.run()
     assert sent.fate == "too_long" and sent.end_ms == 100
     assert after.fate == "served" and after.end_ms == 103
-    at_rest(one, endless, other)
+    assert_at_rest(one, endless, other)
 
 
 def test_it_is_stopped_though_whoever_waited_for_it_went_long_before(machine: Make) -> None:
@@ -157,7 +156,7 @@ def test_it_is_stopped_though_whoever_waited_for_it_went_long_before(machine: Ma
     after = one.send(other, 10_000)
     one.run()
     assert sent.fate == "cancelled" and after.fate == "served" and after.end_ms == 103
-    at_rest(one, endless, other)
+    assert_at_rest(one, endless, other)
 
 
 def test_exits_are_waited_for_and_who_stays_goes_on(machine: Make) -> None:
@@ -170,4 +169,4 @@ def test_exits_are_waited_for_and_who_stays_goes_on(machine: Make) -> None:
     assert held(one) == [(0, 1)]  # nobody knows who goes on
     one.run()
     assert (leaves.end_ms, stays.end_ms) == (10, 15)
-    at_rest(one, model)
+    assert_at_rest(one, model)

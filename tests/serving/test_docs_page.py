@@ -12,14 +12,12 @@ from collections.abc import Iterator
 import pytest
 
 from tests.serving.live import PATIENCE_S, Live, mlp, running
-from tests.serving.test_dashboard import Browser, needs_chromium
-from weft.serving.docs_page import headers, page
-from weft.serving.openapi import PATHS
+from tests.support.browser import Browser, needs_chromium, wait_until_shown
+from weft.serving import pages
+from weft.serving.endpoints import ENDPOINTS
 
 KEY = "k3y"
-
-TRIES = 600
-"""How often the page is looked at, each time for a seventh of a second, before what a test waits for must be there."""
+PAGE = bytes(pages.docs().body)
 
 
 @pytest.fixture(scope="module")
@@ -36,42 +34,22 @@ def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
         yield live
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    made = Browser(tmp_path_factory.mktemp("chromium"))
-    yield made
-    made.close()
-
-
-def until(browser: Browser, expression: str) -> None:
-    """Return when *expression* holds; the page asks nobody by itself, so it is not waited for by its rounds."""
-    look = f"for (let k = 0; k < 9; k++) {{ if (document.body && ({expression})) return true; await pause(); }}"
-    pause = "const pause = () => new Promise(go => setTimeout(go, 300));"
-    for _ in range(TRIES):
-        if browser.evaluate(f"(async () => {{ {pause} {look} return false; }})()"):
-            break
-        assert not browser.exceptions, browser.exceptions
-    else:
-        pytest.fail(f"{expression} does not hold; the page shows:\n{browser.text('body')}")
-    assert not browser.exceptions, browser.exceptions
-
-
 def shows(browser: Browser, selector: str, text: str) -> None:
-    until(browser, f"document.querySelector({json.dumps(selector)})?.innerText.includes({json.dumps(text)})")
+    wait_until_shown(browser, f"document.querySelector({json.dumps(selector)})?.innerText.includes({json.dumps(text)})")
 
 
 def test_the_page_is_one_file_that_asks_nobody_else() -> None:
-    text = page().decode()
-    assert len(page()) < 24_000
+    text = PAGE.decode()
+    assert len(PAGE) < 24_000
     assert set(re.findall(r"https?://[^'\"\s]+", text)) == {"http://www.w3.org/2000/svg"}
     assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|style=|onclick=", text)
 
 
 def test_only_its_own_script_and_style_may_be_used() -> None:
-    policy = dict(headers())["Content-Security-Policy"]
+    policy = dict(pages.docs().headers)["Content-Security-Policy"]
     assert "unsafe" not in policy and policy.startswith("default-src 'none'; ")
     for tag in ("script", "style"):
-        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", page().decode(), flags=re.S)
+        (text,) = re.findall(f"<{tag}>(.*?)</{tag}>", PAGE.decode(), flags=re.S)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}'; " in policy
 
@@ -80,9 +58,9 @@ def test_it_is_served_without_a_key_and_with_its_policy(locked: Live) -> None:
     connection = http.client.HTTPConnection(locked.address, timeout=PATIENCE_S)
     connection.request("GET", "/docs")
     answer = connection.getresponse()
-    assert (answer.status, answer.read()) == (200, page())
+    assert (answer.status, answer.read()) == (200, PAGE)
     assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
-    assert answer.headers["Content-Security-Policy"] == dict(headers())["Content-Security-Policy"]
+    assert answer.headers["Content-Security-Policy"] == dict(pages.docs().headers)["Content-Security-Policy"]
     connection.close()
 
 
@@ -90,7 +68,7 @@ def test_it_is_served_without_a_key_and_with_its_policy(locked: Live) -> None:
 def test_it_shows_every_path_by_its_groups(browser: Browser, server: Live) -> None:
     browser.open(f"{server.url}/docs")
     shows(browser, "#shown", "Repository")
-    described = {each.path for each in PATHS}
+    described = {endpoint.path for endpoint in ENDPOINTS}
     assert set(browser.texts("summary .path")) == described
     assert browser.texts("h2") == ["Inference", "Models", "Repository", "Server", "What weft shows of itself"]
     assert browser.complaints == []
@@ -100,11 +78,11 @@ def test_it_shows_every_path_by_its_groups(browser: Browser, server: Live) -> No
 def test_a_model_is_tried_out(browser: Browser, server: Live) -> None:
     browser.open("about:blank")
     browser.open(f"{server.url}/docs#infer")
-    until(browser, "document.querySelector('#infer[open] textarea')")
+    wait_until_shown(browser, "document.querySelector('#infer[open] textarea')")
     assert browser.evaluate("document.querySelector('#infer input').value") == "net"
     assert "inputs list of object" in browser.evaluate("document.querySelector('#infer .body').textContent")
     browser.click("#infer button[type=button]")
-    until(browser, "document.querySelector('#infer textarea').value.includes('[1,4]')")
+    wait_until_shown(browser, "document.querySelector('#infer textarea').value.includes('[1,4]')")
     browser.click("#infer button.send")
     shows(browser, "#infer .status", "200 OK")
     assert '"model_name": "net"' in browser.text("#infer .answer")
@@ -116,7 +94,7 @@ def test_a_model_is_tried_out(browser: Browser, server: Live) -> None:
 def test_a_refusal_is_shown_as_one(browser: Browser, server: Live) -> None:
     browser.open("about:blank")
     browser.open(f"{server.url}/docs#infer")
-    until(browser, "document.querySelector('#infer[open] textarea')")
+    wait_until_shown(browser, "document.querySelector('#infer[open] textarea')")
     browser.evaluate("document.querySelector('#infer textarea').value = '{}'")
     browser.click("#infer button.send")
     shows(browser, "#infer .status.bad", "400 Bad Request")
@@ -127,13 +105,13 @@ def test_a_refusal_is_shown_as_one(browser: Browser, server: Live) -> None:
 def test_it_asks_for_the_key_and_uses_it(browser: Browser, locked: Live) -> None:
     browser.open("about:blank")
     browser.open(f"{locked.url}/docs#server")
-    until(browser, "document.querySelector('#ask')?.hidden === false")
+    wait_until_shown(browser, "document.querySelector('#ask')?.hidden === false")
     browser.evaluate("document.querySelector('#key').value = 'wrong'")
     browser.click("#ask button")
     shows(browser, "#trouble", "refused")
     browser.evaluate(f"document.querySelector('#key').value = '{KEY}'")
     browser.click("#ask button")
-    until(browser, "document.querySelector('#server[open] button.send')")
+    wait_until_shown(browser, "document.querySelector('#server[open] button.send')")
     assert browser.evaluate("document.querySelector('#ask').hidden && document.querySelector('#trouble').hidden")
     browser.click("#server button.send")
     shows(browser, "#server .status", "200 OK")

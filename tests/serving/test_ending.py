@@ -13,10 +13,12 @@ from pathlib import Path
 import pytest
 
 from tests.serving import live
-from tests.serving.test_serve_endless import ENDLESS, asked, turning
-from tests.serving.test_serve_life import Background, process, times
-from tests.serving.test_serve_models import Refused, infer, send, until
-from weft.serving import ending
+from tests.serving.factors import multiplying_model
+from tests.serving.live import serve_process
+from tests.support.concurrency import Background, until
+from tests.support.endless import ENDLESS, loop_input, loop_model
+from tests.support.inference import Refused, infer, send
+from weft.serving import shutdown
 
 STUCK = "import threading; stuck = lambda *_, **__: threading.Event().wait(); "
 """In a patched server: what never ends, and cannot be stopped."""
@@ -50,7 +52,7 @@ def stopped(server: subprocess.Popen[str]) -> str:
 
 
 def test_it_ends_while_a_model_is_being_loaded_that_never_will_be(tmp_path: Path) -> None:
-    times(tmp_path / "times.onnx", 2)
+    multiplying_model(tmp_path / "times.onnx", 2)
     with patched(tmp_path, "from weft.serving.library import Library; Library._opened = stuck") as server:
         assert server.stdout and "loading times" in server.stdout.readline()
         errors = stopped(server)
@@ -59,20 +61,20 @@ def test_it_ends_while_a_model_is_being_loaded_that_never_will_be(tmp_path: Path
 
 
 def test_it_ends_while_a_model_is_being_learned_that_never_will_be(tmp_path: Path) -> None:
-    turning(tmp_path / "endless.onnx")
+    loop_model(tmp_path / "endless.onnx")
     (tmp_path / "endless.toml").write_text(f"values = {{ turns = {float(ENDLESS)} }}\n")
-    with process(tmp_path, "--learn-s", "100000", "--drain-s", "600") as (server, _):
+    with serve_process(tmp_path, "--learn-s", "100000", "--drain-s", "600") as (server, _):
         errors = stopped(server)
     assert server.returncode == 0, errors
     assert "Traceback" not in errors
 
 
 def test_told_twice_it_ends_though_a_lane_cannot_be_stopped(tmp_path: Path) -> None:
-    turning(tmp_path / "turning.onnx")
+    loop_model(tmp_path / "turning.onnx")
     patch = "from weft.runtime.onnxruntime_cpu.model import CpuModel; CpuModel.compute = stuck"
     with patched(tmp_path, patch, "--drain-s", "100000") as server:
         where = address(server)
-        waiting = Background(lambda: infer(where, "turning", asked(1)))
+        waiting = Background(lambda: infer(where, "turning", loop_input(1)))
         until(lambda: any(lane["busy"] for lane in send(where, "GET", "/weft/state").json()["lanes"]), "it runs")
         server.send_signal(signal.SIGTERM)
         assert server.stdout and any("finishing 1 request" in line for line in server.stdout)
@@ -85,7 +87,7 @@ def test_told_twice_it_ends_though_a_lane_cannot_be_stopped(tmp_path: Path) -> N
 
 def test_it_ends_though_its_event_loop_is_held(tmp_path: Path) -> None:
     """The last resort: nothing of the usual end is possible any more."""
-    times(tmp_path / "times.onnx", 2)
+    multiplying_model(tmp_path / "times.onnx", 2)
     patch = "from weft.serving.server import Server; Server.stop = stuck"
     with patched(tmp_path, patch, "--drain-s", "0") as server:
         address(server)
@@ -102,7 +104,7 @@ def test_it_ends_though_its_event_loop_is_held(tmp_path: Path) -> None:
     ids=["a handler", "an object"],
 )
 def test_it_ends_though_the_interpreter_would_not(tmp_path: Path, patch: str) -> None:
-    times(tmp_path / "times.onnx", 2)
+    multiplying_model(tmp_path / "times.onnx", 2)
     with patched(tmp_path, patch) as server:
         address(server)
         errors = stopped(server)
@@ -111,7 +113,7 @@ def test_it_ends_though_the_interpreter_would_not(tmp_path: Path, patch: str) ->
 
 def test_told_twice_it_ends_though_the_disk_does_not_answer(tmp_path: Path) -> None:
     """Its event loop goes on meanwhile and hears of the second signal; no last resort is needed."""
-    times(tmp_path / "times.onnx", 2)
+    multiplying_model(tmp_path / "times.onnx", 2)
     patch = "import weft.serving.server as s; s.remove = lambda _: (print('removing', flush=True), stuck())"
     patch += "; s.LastResort.within = lambda *_: None"
     with patched(tmp_path, patch) as server:
@@ -123,7 +125,7 @@ def test_told_twice_it_ends_though_the_disk_does_not_answer(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_removed_is_said_and_keeps_nobody(tmp_path: Path) -> None:
-    times(tmp_path / "times.onnx", 2)
+    multiplying_model(tmp_path / "times.onnx", 2)
     with patched(tmp_path, "import weft.serving.server as s; s.remove = lambda _: 1 / 0") as server:
         address(server)
         errors = stopped(server)
@@ -132,7 +134,7 @@ def test_what_cannot_be_removed_is_said_and_keeps_nobody(tmp_path: Path) -> None
 
 def test_a_program_that_had_a_server_goes_on_after_it(tmp_path: Path) -> None:
     """No last resort ends it later."""
-    times(tmp_path / "times.onnx", 2)
+    multiplying_model(tmp_path / "times.onnx", 2)
     command = [
         "import os, signal, sys, weft.serving.server as s; from weft.cli.main import main",
         "resort = s.LastResort.disarm; s.LastResort.disarm = lambda self: (resort(self), print('disarmed'))[0]",
@@ -141,7 +143,7 @@ def test_a_program_that_had_a_server_goes_on_after_it(tmp_path: Path) -> None:
         "try: main(sys.argv[1:])",
         "except SystemExit as error: print('goes on', error.code)",
     ]
-    arguments = ["serve", str(tmp_path), "--http-port", "0", "--grpc-port", "-1", "--drain-s", "0"]
+    arguments = ["serve", str(tmp_path), "--http-port", "0", "--grpc-port", "-1"]
     done = subprocess.run(
         [sys.executable, "-c", "\n".join(command), *arguments], capture_output=True, text=True, timeout=live.PATIENCE_S
     )
@@ -152,7 +154,7 @@ def test_a_program_that_had_a_server_goes_on_after_it(tmp_path: Path) -> None:
 def test_the_last_resort_can_be_put_off_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
-    resort = ending.LastResort(lambda: 7)
+    resort = shutdown.LastResort(lambda: 7)
     resort.within(live.PATIENCE_S)
     resort.within(0.0)
     until(lambda: left, "it leaves")
@@ -163,5 +165,5 @@ def test_the_last_resort_can_be_put_off_and_taken_back(monkeypatch: pytest.Monke
 
 def test_a_process_without_such_threads_ends_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("it was not stuck"))
-    monkeypatch.setattr(ending.threading, "enumerate", list)
-    ending.leave_if_stuck(1, "never said")
+    monkeypatch.setattr(shutdown.threading, "enumerate", list)
+    shutdown.leave_if_stuck(1, "never said")

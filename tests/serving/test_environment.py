@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from tests import ROOT
 from weft.base.errors import InputError
 from weft.cli.serve import _settings
-from weft.serving.config import ServerConfig
+from weft.serving.config import GROUP_OF
 from weft.serving.environment import VARIABLES, near_misses, settings_in, variable
 
 GIVEN: dict[str, tuple[str, Any]] = {
@@ -80,7 +79,7 @@ def refused(**environment: str) -> str:
 
 
 def test_every_setting_has_its_variable() -> None:
-    assert {variable(each.name) for each in fields(ServerConfig)} == VARIABLES.keys()
+    assert {variable(key) for key in GROUP_OF} == VARIABLES.keys()
     assert {*GIVEN, "api_key"} == set(VARIABLES.values())
 
 
@@ -135,10 +134,10 @@ def test_options_go_before_variables_and_those_before_the_file(tmp_path: Path, m
     monkeypatch.setenv("WEFT_LANES", "3")
     monkeypatch.setenv("WEFT_THREADS", "3")
     found = _settings(str(file), {"lanes": 4}, None)
-    assert (found.lanes, found.threads, found.late) == (4, 3, "keep")
-    assert _settings(None, {"models": ("resnet50",)}, None).threads == 3
+    assert (found.execution.lanes, found.execution.threads, found.scheduling.late) == (4, 3, "keep")
+    assert _settings(None, {"models": ("resnet50",)}, None).execution.threads == 3
     monkeypatch.setenv("WEFT_MODELS", "magika")
-    assert _settings(None, {}, None).models == _settings(str(file), {}, None).models == ("magika",)
+    assert _settings(None, {}, None).loading.models == _settings(str(file), {}, None).loading.models == ("magika",)
 
 
 def test_a_key_file_goes_before_the_settings_and_the_variable_of_the_key_after_them(
@@ -149,10 +148,10 @@ def test_a_key_file_goes_before_the_settings_and_the_variable_of_the_key_after_t
     file = tmp_path / "serve.toml"
     file.write_text("models = ['resnet50']\napi_key = 'of-the-file'\n")
     monkeypatch.setenv("WEFT_API_KEY", "of-the-client")
-    assert _settings(str(file), {}, None).api_key == "of-the-file"
+    assert _settings(str(file), {}, None).network.api_key == "of-the-file"
     monkeypatch.setenv("WEFT_API_KEY_FILE", str(tmp_path / "variable"))
-    assert _settings(str(file), {}, None).api_key == "of-the-variable"
-    assert _settings(str(file), {}, str(tmp_path / "option")).api_key == "of-the-option"
+    assert _settings(str(file), {}, None).network.api_key == "of-the-variable"
+    assert _settings(str(file), {}, str(tmp_path / "option")).network.api_key == "of-the-option"
     monkeypatch.setenv("WEFT_API_KEY_FILE", str(tmp_path / "none"))
     with pytest.raises(InputError, match="none: cannot read it: No such file"):
         _settings(str(file), {}, None)

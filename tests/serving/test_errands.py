@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from weft.serving.errands import errand, errands_of
+from weft.serving.background_tasks import errand, errands_of
 
 
 class Session:

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 
 from tests.serving import live
-from tests.serving.test_serve_models import until
+from tests.support.concurrency import until
 from weft.serving import proto
-from weft.serving.allocation import IDLE_BYTES
 from weft.serving.grpc_calls import NOT_RECEIVED, LostAnswers
+from weft.serving.held_memory import IDLE_BYTES
 
 ROWS = 4096
 """Rows of a large request for the model of 64 inputs: 1 MiB."""

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.serving.test_http import GET, PATIENCE_S, VALID, Bench, Later, echo, error_of, run, trickle
+from tests.serving.http_bench import GET, PATIENCE_S, VALID, Bench, Later, echo, error_of, run, trickle
 from weft.base.errors import OverBudget
-from weft.http import listening
-from weft.http.budget import UNCOUNTED_BYTES, ByteBudget
+from weft.http import server as http_server
+from weft.http.bodies import TransferProgress
+from weft.http.limits import UNCOUNTED_BYTES, ByteBudget
 from weft.http.messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
-from weft.http.progress import Progress
 from weft.http.server import ClientLimits
 
 MB = 2**20
@@ -28,7 +28,7 @@ MB = 2**20
 @pytest.fixture(scope="module", autouse=True)
 def lingering() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("weft.http.server._LINGER_S", PATIENCE_S)
+        patch.setattr("weft.http.connections.LINGER_S", PATIENCE_S)
         yield
 
 
@@ -343,16 +343,16 @@ def test_answers_that_nobody_reads_count_too() -> None:
     run(test, lambda exchange: exchange.respond(HttpResponse(200, b"x" * 16 * MB)), budget=budget)
 
 
-# Progress
+# TransferProgress
 
 
 def test_progress_is_judged_by_whole_windows() -> None:
-    watched = Progress(10.0, 5.0, now_s=100.0, start=7)
+    watched = TransferProgress(10.0, 5.0, now_s=100.0, start=7)
     assert not watched.stalled(105.0, 7)
     assert not watched.stalled(110.5, 57)
     assert not watched.stalled(120.0, 57)
     assert watched.stalled(121.0, 106)
-    assert Progress(10.0, 5.0, now_s=0.0, start=0).stalled(10.1, 49)
+    assert TransferProgress(10.0, 5.0, now_s=0.0, start=0).stalled(10.1, 49)
 
 
 def test_a_body_may_take_any_time_while_it_comes() -> None:
@@ -509,7 +509,7 @@ def test_when_all_are_at_work_a_reserve_answers_for_health() -> None:
 def test_without_a_file_left_it_says_so_once_and_goes_on(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(listening, "PAUSE_S", 0.001)
+    monkeypatch.setattr(http_server, "PAUSE_S", 0.001)
     short = 5
     accept = socket.socket.accept
 

@@ -7,24 +7,20 @@ import random
 import ssl
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.serving.test_http import GET, Bench, Later, error_of, run
-from weft.http import server as http
-from weft.http.long_bodies import PIECE_BYTES, LongBody
+from tests.serving.http_bench import GET, Bench, Later, Loop, error_of, loops, run
+from weft.http import connections
+from weft.http.bodies import ROOM_PIECE_BYTES, LongBody
+from weft.http.connections import _PIECE_BYTES, _POURED_BYTES
 from weft.http.messages import HttpExchange, HttpResponse
-from weft.http.server import _PIECE_BYTES, _POURED_BYTES, ClientLimits, HttpServer
-from weft.serving.server import fastest_loop
+from weft.http.server import ClientLimits, HttpServer
 
 LONG = 8 * _POURED_BYTES + 12_345
 """More than the system takes at once."""
-
-Loop = Callable[[], asyncio.AbstractEventLoop]
-loops = pytest.mark.parametrize("loop", {asyncio.new_event_loop, fastest_loop() or asyncio.new_event_loop})
 
 
 def text(size: int) -> bytes:
@@ -79,7 +75,7 @@ def test_others_are_served_between_the_pieces_of_a_long_body(loop: Loop, monkeyp
 
     monkeypatch.setattr(LongBody, "buffer_updated", counted)
     run(test, echo, loop=loop)
-    assert max(taken.values()) <= PIECE_BYTES and sum(taken.values()) > LONG - _POURED_BYTES
+    assert max(taken.values()) <= ROOM_PIECE_BYTES and sum(taken.values()) > LONG - _POURED_BYTES
 
 
 @loops
@@ -212,7 +208,7 @@ def test_a_server_that_goes_down_ends_what_it_has_begun_to_say() -> None:
 def test_others_are_served_between_the_pieces_of_a_long_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """One who reads at once gets it in many turns of the loop, not in one."""
     given: list[int] = []
-    pour = http._Connection._pour
+    pour = connections.ServerConnection._pour
 
     def counted(connection: Any) -> None:
         left = sum(map(len, connection._pieces))
@@ -223,7 +219,7 @@ def test_others_are_served_between_the_pieces_of_a_long_answer(monkeypatch: pyte
         async with bench.client() as client:
             assert (await client.ask(post(text(LONG)))).body == text(LONG)
 
-    monkeypatch.setattr(http._Connection, "_pour", counted)
+    monkeypatch.setattr(connections.ServerConnection, "_pour", counted)
     run(test, echo)
     assert max(given) <= _PIECE_BYTES and sum(given) >= LONG
 
@@ -252,7 +248,7 @@ def test_no_memory_for_a_body_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test(bench: Bench) -> None:
         async with bench.client() as client:
             with monkeypatch.context() as patched:
-                patched.setattr(http.np, "empty", nothing)
+                patched.setattr(connections.np, "empty", nothing)
                 answer = await client.ask(post(text(LONG)))
             assert answer.status == 503 and "no memory" in answer.body.decode()
             assert bench.server.budget.held_bytes == 0

@@ -257,9 +257,9 @@ def test_settings_are_those_of_a_file_and_unknown_ones_are_refused(tmp_path: Pat
     file = tmp_path / "weft.toml"
     file.write_text(f'models = ["{model}"]\nlanes = 3\nhttp_port = 8123\npolicy = "edf"\n')
     config = weft.Server(config=file, lanes=2).config
-    assert (config.lanes, config.policy, config.models) == (2, "edf", (str(model),))
-    assert {key: getattr(config, key) for key in PORTS} == PORTS, "the system chooses"
-    assert weft.Server(config=file, http_port=8124).config.http_port == 8124
+    assert (config.execution.lanes, config.scheduling.policy, config.loading.models) == (2, "edf", (str(model),))
+    assert {key: config.value_of(key) for key in PORTS} == PORTS, "the system chooses"
+    assert weft.Server(config=file, http_port=8124).config.network.http_port == 8124
     assert weft.Server(config=config).config == config
     with pytest.raises(InputError, match="unknown setting 'lane'; did you mean lanes"):
         weft.Server(model, lane=2)
@@ -273,8 +273,8 @@ def test_the_folder_of_a_plan_brings_its_settings(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
     (tmp_path / "weft.toml").write_text('models = ["models/"]\npolicy = "edf"\nlanes = 2\n')
     config = weft.Server(tmp_path, lanes=1).config
-    assert (config.policy, config.lanes, config.http_port) == ("edf", 1, 0)
-    assert [Path(each) for each in config.models] == [tmp_path / "models"]
+    assert (config.scheduling.policy, config.execution.lanes, config.network.http_port) == ("edf", 1, 0)
+    assert [Path(each) for each in config.loading.models] == [tmp_path / "models"]
 
 
 # Arrays

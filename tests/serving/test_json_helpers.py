@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import io
 import os
-import pickle
 import signal
 import subprocess
 import weakref
@@ -19,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.serving.test_wire_fuzz import BODIES, INPUTS, JSON, MODEL, OUTPUTS, TYPED, fits, grpc_request
+from tests.serving.wire_examples import BODIES, INPUTS, JSON, MODEL, OUTPUTS, TYPED, assert_fits, grpc_request
 from weft.base.errors import BadRequest, Failed, Overloaded
-from weft.serving import grpc_wire, json_helpers, json_worker, proto
-from weft.serving.json_helpers import JsonHelpers, is_large
-from weft.serving.wire import InferRequest, InferResponse, Wanted, decode, encode
+from weft.serving import grpc_wire, proto, wire
+from weft.serving.json_helpers import JsonHelpers
+from weft.serving.wire import InferRequest, InferResponse, Wanted, decode, encode, is_large
 
 
 class Used:
@@ -45,7 +43,6 @@ def used() -> Iterator[Used]:
     made = Used()
     yield made
     made.helpers.close()
-    assert made.helpers.processes == [] or made.helpers._closed
     made.loop.close()
 
 
@@ -63,14 +60,14 @@ def same(a: InferRequest, b: InferRequest) -> None:
 @pytest.mark.parametrize(("body", "length"), BODIES)
 def test_a_request_is_read_as_it_would_be_here(used: Used, body: bytes, length: int | None) -> None:
     found = used.do(lambda helpers: helpers.decode(body, length, MODEL))
-    fits(found, MODEL)
+    assert_fits(found, MODEL)
     same(found, decode(body, length, MODEL))
 
 
 def test_a_request_over_grpc_is_read_as_it_would_be_here(used: Used) -> None:
     message = grpc_request(TYPED, typed=True)
     found = used.do(lambda helpers: helpers.decode_message(message.SerializeToString(), TYPED))
-    fits(found, TYPED)
+    assert_fits(found, TYPED)
     same(found, grpc_wire.decode_infer(message, TYPED))
 
 
@@ -101,7 +98,7 @@ def test_damaged_bodies_are_read_or_refused_alike(used: Used, data: st.DataObjec
     if isinstance(outcomes[0], str):
         assert outcomes[0] == outcomes[1]
     else:
-        fits(outcomes[1], MODEL)
+        assert_fits(outcomes[1], MODEL)
 
 
 def response(**outputs: Any) -> InferResponse:
@@ -123,7 +120,7 @@ def test_an_answer_that_cannot_be_written_says_why(used: Used) -> None:
 
 
 def test_only_answers_with_much_json_are_large() -> None:
-    many = np.zeros((json_helpers.LARGE_ELEMENTS, 2))
+    many = np.zeros((wire.LARGE_ELEMENTS, 2))
     assert is_large(response(y=many)) and not is_large(response())
     binary = response(y=many)
     binary.request.wanted = (Wanted("y", True),)
@@ -132,41 +129,24 @@ def test_only_answers_with_much_json_are_large() -> None:
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_answers_with_many_or_long_strings_are_large(binary: bool) -> None:
-    few, many = json_helpers.LARGE_ELEMENTS // 2, json_helpers.LARGE_ELEMENTS + 1
-    long = b"x" * (json_helpers.LARGE_BYTES + 1)
+    few, many = wire.LARGE_ELEMENTS // 2, wire.LARGE_ELEMENTS + 1
+    long = b"x" * (wire.LARGE_BYTES + 1)
     for items, large in (([b"x"] * few, False), ([b"x"] * many, True), ([long], True), (["x", long], True)):
         made = response(s=np.array(items, np.object_))
         made.request.wanted = (Wanted("s", binary),)
         assert is_large(made) is large
 
 
-# Messages
+def test_an_error_nobody_thought_of_is_our_fault_and_not_the_end(used: Used) -> None:
+    for _ in range(2):
+        with pytest.raises(Failed, match=r"internal error: ValueError: .*invalid literal"):
+            used.do(lambda helpers: helpers.call(int, b"no number"))
+    (process,) = used.helpers.processes
+    assert used.do(lambda helpers: helpers.call(process_of, b"")) == process
 
 
-@given(st.lists(st.binary(max_size=50), max_size=5), st.integers(0, 3))
-def test_messages_arrive_as_they_were_sent(data: list[bytes], views: int) -> None:
-    stream = io.BytesIO()
-    arrays = [np.arange(size) for size in range(views)]
-    json_worker.send(stream, (data, arrays, [pickle.PickleBuffer(each) for each in data]))
-    json_worker.send(stream, "next")
-    stream.seek(0)
-    found, found_arrays, buffers = json_worker.receive(stream)
-    assert found == data and [bytes(each) for each in buffers] == data
-    assert all((a == b).all() for a, b in zip(found_arrays, arrays, strict=True))
-    assert json_worker.receive(stream) == "next"
-    with pytest.raises(EOFError):
-        json_worker.receive(stream)
-
-
-def test_a_worker_answers_until_there_are_no_jobs() -> None:
-    jobs, answers = io.BytesIO(), io.BytesIO()
-    for job in (json_worker.DecodeJob(pickle.PickleBuffer(b"{"), None, MODEL), "nonsense"):
-        json_worker.send(jobs, job)
-    jobs.seek(0)
-    json_worker.work(jobs, answers)
-    answers.seek(0)
-    assert isinstance(json_worker.receive(answers), BadRequest)
-    assert "no such job" in str(json_worker.receive(answers))
+def process_of(message: memoryview) -> int:
+    return os.getpid()
 
 
 # Life
@@ -177,7 +157,7 @@ def test_a_process_that_dies_is_replaced(used: Used, caplog: pytest.LogCaptureFi
     used.do(lambda helpers: helpers.decode(body, length, MODEL))
     (first,) = used.helpers.processes
     os.kill(first, signal.SIGKILL)
-    fits(used.do(lambda helpers: _until_read(helpers, body)), MODEL)
+    assert_fits(used.do(lambda helpers: _until_read(helpers, body)), MODEL)
     (second,) = used.helpers.processes
     assert second != first
 
@@ -210,7 +190,7 @@ def test_who_left_before_its_turn_is_not_read(used: Used) -> None:
         second = helpers.decode(body, length, MODEL)
         third = helpers.decode(body, length, MODEL)
         second.cancel()
-        fits(await third, MODEL)
+        assert_fits(await third, MODEL)
         assert (await first).parameters["p7"] == 7 and second.cancelled()
         await asyncio.sleep(0)
         assert helpers.busy == 0
@@ -239,7 +219,7 @@ def test_nothing_is_held_for_who_left_before_its_turn() -> None:
             assert gone() is None and not first.done()
         finally:
             os.kill(process, signal.SIGCONT)
-        fits(await first, MODEL)
+        assert_fits(await first, MODEL)
 
     made.do(main)
     made.helpers.close()
@@ -276,7 +256,7 @@ def test_it_knows_no_secret_and_imports_nothing_from_the_folder_it_is_started_in
 
     monkeypatch.setattr(subprocess, "Popen", spied)
     made = Used()
-    fits(made.do(lambda helpers: helpers.decode(*BODIES[0], MODEL)), MODEL)
+    assert_fits(made.do(lambda helpers: helpers.decode(*BODIES[0], MODEL)), MODEL)
     made.helpers.close()
     made.loop.close()
     assert not ran.exists() and "s3cret" not in seen["env"].values()

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests import ROOT
-from tests.serving.test_wire_fuzz import JSON, MODEL
+from tests.serving.wire_examples import JSON, MODEL
 from weft.base.errors import BadRequest, RequestError, TooLarge
-from weft.serving import json_structure
-from weft.serving.json_structure import LIMITS, Structure, check_keys, check_parts, exact_structure
+from weft.serving import json_text
+from weft.serving.json_text import LIMITS, Structure, check_keys, check_parts, exact_structure
 from weft.serving.wire import decode
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -89,8 +89,8 @@ def test_keys_of_different_objects_may_be_the_same() -> None:
 def test_too_many_parts_are_refused_before_they_are_parsed(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     piece = {"objects": b"{}", "lists": b"[]", "keys": b'{"a":1}', "strings": b'""', "commas": b"1,1"}[kind]
     limits = Structure(*[10**6] * 5)._replace(**{kind: 31 if kind == "commas" else 16 + (kind == "lists")})
-    monkeypatch.setattr(json_structure, "LIMITS", limits)
-    monkeypatch.setattr(json_structure, "UNCOUNTED_BYTES", 0)
+    monkeypatch.setattr(json_text, "LIMITS", limits)
+    monkeypatch.setattr(json_text, "UNCOUNTED_BYTES", 0)
     check_parts(b"[" + b",".join([piece] * 16) + b"]")
     text = b"[" + b",".join([piece] * 17) + b"]"
     with pytest.raises(TooLarge, match=f"{getattr(limits, kind) + 1 + (kind == 'commas')} {kind}, more than the limit"):
@@ -99,7 +99,7 @@ def test_too_many_parts_are_refused_before_they_are_parsed(kind: str, monkeypatc
 
 
 def test_small_requests_cannot_have_too_many_parts() -> None:
-    assert min(LIMITS) >= json_structure.UNCOUNTED_BYTES // 2
+    assert min(LIMITS) >= json_text.UNCOUNTED_BYTES // 2
 
 
 BODIES = [each for kind in hostile_json.KINDS.values() for each in kind]

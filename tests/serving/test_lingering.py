@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.serving.test_http import PATIENCE_S, Bench, Client, run
-from tests.serving.test_http_long import Loop, loops
-from weft.http import lingering
-from weft.http.server import ClientLimits, HttpResponse
+from tests.serving.http_bench import PATIENCE_S, Bench, Client, Loop, loops, run
+from weft.http import bodies
+from weft.http.messages import HttpResponse
+from weft.http.server import ClientLimits
 
 HEAD = b"POST /a HTTP/1.1\r\nHost: h\r\nContent-Length: 200000000\r\n\r\n"
 FLOOD = 64 << 20
@@ -24,22 +24,22 @@ LIMITS = ClientLimits(body_bytes=100)
 
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.http.server._LINGER_S", PATIENCE_S)
+    monkeypatch.setattr("weft.http.connections.LINGER_S", PATIENCE_S)
 
 
 @pytest.fixture
 def by_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Nobody's turn comes by itself; what was thrown away in those that were made to come."""
     taken: list[int] = []
-    throw_away = lingering.thrown_away
+    throw_away = bodies.thrown_away
 
     def counted(endpoint: object) -> int:
         taken.append(0)
         taken[-1] = throw_away(endpoint)  # type: ignore[arg-type]
         return taken[-1]
 
-    monkeypatch.setattr(lingering, "PAUSE_S", PATIENCE_S)
-    monkeypatch.setattr(lingering, "thrown_away", counted)
+    monkeypatch.setattr(bodies, "PAUSE_S", PATIENCE_S)
+    monkeypatch.setattr(bodies, "thrown_away", counted)
     yield taken
 
 
@@ -156,7 +156,7 @@ def test_nobody_is_waited_for_whatever_the_process_says_of_its_sockets() -> None
     try:
         one, other = socket.socketpair()
         with one, other, pytest.raises(BlockingIOError):
-            lingering.thrown_away(one)
+            bodies.thrown_away(one)
     finally:
         socket.setdefaulttimeout(before)
 

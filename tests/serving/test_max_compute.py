@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.serving import live
-from tests.serving.test_serve_endless import ENDLESS, asked, busy, turning
-from tests.serving.test_serve_models import Refused, failures, infer, until
+from tests.support.concurrency import until
+from tests.support.endless import ENDLESS, busy_lanes, loop_input, loop_model
+from tests.support.inference import Refused, failures, infer
 from weft.serving.config import ModelConfig, ServerConfig
 
 Make = Any
@@ -70,16 +71,16 @@ def test_without_a_limit_it_takes_as_long_as_it_takes(machine: Make) -> None:
 
 
 def test_a_loop_that_never_ends_is_stopped_in_a_real_server(tmp_path: Path) -> None:
-    turning(tmp_path / "turning.onnx")
+    loop_model(tmp_path / "turning.onnx")
     (tmp_path / "turning.toml").write_text("max_compute_s = 0.1\n")
     with live.running(tmp_path, grpc_port=None) as server:
         with pytest.raises(Refused, match="max_compute_s") as refused:
-            infer(server, "turning", asked(ENDLESS))
+            infer(server, "turning", loop_input(ENDLESS))
         assert refused.value.status == 504
-        until(lambda: busy(server) == 0, "the lane is free")
-        assert infer(server, "turning", asked(3))
+        until(lambda: busy_lanes(server) == 0, "the lane is free")
+        assert infer(server, "turning", loop_input(3))
         assert failures(server, "too_long") == 1
 
 
 def test_it_is_a_minute_unless_somebody_says_otherwise() -> None:
-    assert ServerConfig(models=("m",)).max_compute_s == 60 and ModelConfig().max_compute_s is None
+    assert ServerConfig(models=("m",)).scheduling.max_compute_s == 60 and ModelConfig().max_compute_s is None

@@ -189,9 +189,9 @@ def test_requests_that_wait_are_seen(tmp_path: Path) -> None:
     with running(tmp_path, grpc_port=None) as live:
 
         async def send(count: int) -> None:
-            body = json.dumps({"inputs": [ROW]}).encode()
+            body, service = json.dumps({"inputs": [ROW]}).encode(), live.server.service
             for _ in range(count):
-                live.server.service.infer("net", "", lambda model: decode(body, None, model), answers.append, dict)
+                service.infer(service.meant("net", ""), lambda model: decode(body, None, model), answers.append, dict)
 
         answers: list[Any] = []
         live.call(send(3))

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import ast
 import http.client
-import inspect
 import json
 import os
 import re
@@ -17,8 +15,10 @@ import pytest
 from jsonschema import Draft202012Validator
 from openapi_spec_validator import OpenAPIV31SpecValidator
 
+from tests.conformance.schema import resolve
 from tests.serving.live import PATIENCE_S, Live, mlp, running
-from weft.serving import routes
+from weft.serving import proto
+from weft.serving.endpoints import ENDPOINTS, RPCS, find
 
 KEY = "k3y"
 METHODS = ("get", "head", "post", "put", "delete", "patch", "options")
@@ -62,16 +62,6 @@ def operations(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]
         for method in METHODS:
             if method in item:
                 yield path, method, item[method]
-
-
-def resolved(found: dict[str, Any], node: Any) -> Any:
-    """A reference's target, or the node itself."""
-    while isinstance(node, dict) and "$ref" in node:
-        target: Any = found
-        for part in node["$ref"].removeprefix("#/").split("/"):
-            target = target[part]
-        node = target
-    return node
 
 
 def filled(path: str) -> str:
@@ -120,18 +110,11 @@ def test_every_component_is_used_but_the_405_that_no_operation_can_give(live: Li
     assert defined - used == {"responses/401", "responses/405", "responses/429"}  # this server has no key
 
 
-def test_every_word_that_routes_match_is_in_a_described_path(live: Live) -> None:
-    tree = ast.parse(inspect.getsource(routes))
-    words = {
-        node.value.value
-        for match in ast.walk(tree)
-        if isinstance(match, ast.Match)
-        for node in ast.walk(match)
-        if isinstance(node, ast.MatchValue) and isinstance(node.value, ast.Constant)
-    }
-    assert {"v2", "health", "stats", "timeline"} <= words
-    described = {word for path in document(live)["paths"] for word in path.strip("/").split("/")}
-    assert words <= described
+def test_the_table_gives_the_paths_of_the_document_and_the_calls_of_grpc(live: Live) -> None:
+    assert list(document(live)["paths"]) == [endpoint.path for endpoint in ENDPOINTS]
+    assert {*RPCS, "ModelStreamInfer"} == {*proto.METHODS}
+    for endpoint in ENDPOINTS:
+        assert find(filled(endpoint.path)).endpoint is endpoint
 
 
 def test_described_operations_answer_as_described(live: Live) -> None:
@@ -142,7 +125,7 @@ def test_described_operations_answer_as_described(live: Live) -> None:
         status, headers, body = ask(live, method, filled(path), request_for(path))
         responses = operation["responses"]
         assert status == (200 if "200" in responses else 501), (path, body)
-        response = resolved(found, responses[str(status)])
+        response = resolve(found, responses[str(status)])
         if "content" not in response:
             assert body == b"", path
             continue
@@ -168,6 +151,11 @@ def test_only_described_paths_exist(live: Live) -> None:
     for path in document(live)["paths"]:
         status, _, body = ask(live, "GET", f"{filled(path).rstrip('/')}/more")
         assert status == 404, (path, body)
+
+
+def test_a_path_without_the_name_of_its_model_leads_nowhere(live: Live) -> None:
+    for path in ("/v2/models//ready", "/v2/repository/models//load", "/v2/repository/models//unload"):
+        assert ask(live, "POST" if "repository" in path else "GET", path, b"")[0] == 404, path
 
 
 def test_unload_and_load_answer_as_described(live: Live) -> None:
@@ -206,7 +194,7 @@ def test_refusals_answer_as_described(live: Live, path: str, method: str, body: 
     plain = re.sub(r"/models/(net|none)", "/models/{model}", path.partition("?")[0])
     plain = re.sub(r"/versions/\d+", "/versions/{version}", plain)
     plain = plain.replace("/region/frames/", "/region/{region}/")
-    response = resolved(found, found["paths"][plain][method.lower()]["responses"][str(status)])
+    response = resolve(found, found["paths"][plain][method.lower()]["responses"][str(status)])
     check(found, response["content"]["application/json"]["schema"], json.loads(answer))
 
 
@@ -255,7 +243,7 @@ def test_a_key_is_described_and_asked_for_where_described(locked: Live) -> None:
             assert status == 200 and "401" not in operation["responses"], path
             continue
         assert status == 401, path
-        response = resolved(found, operation["responses"]["401"])
+        response = resolve(found, operation["responses"]["401"])
         assert {name.lower() for name in response["headers"]} <= headers.keys()
         if method != "head":
             check(found, response["content"]["application/json"]["schema"], json.loads(body))
@@ -282,7 +270,7 @@ def test_a_full_memory_says_when_to_come_back(tmp_path: Path) -> None:
         found = document(live)
         status, headers, body = ask(live, "POST", "/v2/models/net/infer", request_for("infer"))
         assert status == 503
-        response = resolved(found, found["paths"]["/v2/models/{model}/infer"]["post"]["responses"]["503"])
+        response = resolve(found, found["paths"]["/v2/models/{model}/infer"]["post"]["responses"]["503"])
         assert {name.lower() for name in response["headers"]} <= headers.keys()
         check(found, response["content"]["application/json"]["schema"], json.loads(body))
 

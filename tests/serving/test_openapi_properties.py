@@ -22,15 +22,16 @@ from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from onnx import TensorProto, helper
 
+from tests.conformance.schema import resolve
 from tests.serving.live import PATIENCE_S, Live, mlp, running, save
-from tests.serving.test_openapi import resolved
 from weft.runtime.tensors import DATATYPES
-from weft.serving.openapi import HEADER_LENGTH, PATHS, TRANSPORT
+from weft.serving.endpoints import ENDPOINTS
+from weft.serving.openapi import HEADER_LENGTH, TRANSPORT
 
 Content = tuple[tuple[tuple[str, str], ...], bytes]
 """Headers and a body."""
 DEFLATED = (("Content-Encoding", "deflate"),)
-OPERATIONS = [(path.path, method) for path in PATHS for method in path.methods.split()]
+OPERATIONS = [(endpoint.path, method.lower()) for endpoint in ENDPOINTS for method in endpoint.methods]
 KINDS = {
     "text": (TensorProto.STRING, "BYTES"),
     "half": (TensorProto.FLOAT16, "FP16"),
@@ -149,7 +150,7 @@ def judge(document: Document, request: Request, answer: Answer) -> None:
 
 
 def judge_error(document: Document, operation: dict[str, Any] | None, answer: Answer) -> None:
-    response = resolved(document, operation["responses"][str(answer.status)]) if operation else {"content": {}}
+    response = resolve(document, operation["responses"][str(answer.status)]) if operation else {"content": {}}
     if not answer.body:
         assert "content" not in response, answer  # a probe says no
         return
@@ -225,7 +226,7 @@ HEADERS = st.lists(
 
 def from_schema(document: Document, schema: Any) -> st.SearchStrategy[Any]:
     """Values that a schema of the document allows."""
-    schema = resolved(document, schema)
+    schema = resolve(document, schema)
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
     kinds = schema.get("type", "object")

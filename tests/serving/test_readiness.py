@@ -14,10 +14,10 @@ from typing import Any
 import grpc
 import pytest
 
-from tests.cli.test_cli import run
 from tests.serving import live
-from tests.serving.test_serve_life import process
-from tests.serving.test_serve_models import send
+from tests.serving.live import serve_process
+from tests.support.commands import run
+from tests.support.inference import send
 from weft.base.errors import InputError
 from weft.serving import proto
 from weft.serving.process import ServerProcess
@@ -251,7 +251,7 @@ def test_a_broken_file_alone_ends_the_command_with_the_reason(
 @pytest.mark.parametrize("names", [(), ("broken",)])
 def test_with_wait_for_models_it_stays_and_serves_what_comes(tmp_path: Path, names: tuple[str, ...]) -> None:
     folder = repository(tmp_path / "models", *names)
-    with process(folder, "--wait-for-models", *ONE_LANE) as (server, address):
+    with serve_process(folder, "--wait-for-models", *ONE_LANE) as (server, address):
         assert send(address, "GET", "/v2/health/ready").status == 503
         live.mlp(folder / "good.onnx")
         assert send(address, "POST", "/v2/repository/models/good/load").status == 200

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.hosts import MS
-from tests.serving.test_dispatch import at_rest
+from tests.engine.hosts import MS, assert_at_rest
 from weft.base.errors import BadRequest, Expired, Overloaded, WorkerDied
 from weft.runtime.breaker import Breaker, Endurance
-from weft.runtime.lent import LendingTerms, LentTensor
-from weft.serving import second_tries
-from weft.serving.second_tries import MOST_TRIES, QUARANTINE_S
+from weft.runtime.client_memory import LendingTerms, LentTensor
+from weft.serving import retries
+from weft.serving.retries import MOST_TRIES, QUARANTINE_S
 from weft.serving.tickets import BatchWork
 
 POISON = 13.0
@@ -45,7 +44,7 @@ def test_a_request_whose_worker_died_has_one_more_try(machine):
     sent = one.send(model, value=4)
     one.run()
     assert sent.outcome["y"].tolist() == [[8]] and sent.end_ms == 10
-    at_rest(one, model)
+    assert_at_rest(one, model)
 
 
 def test_it_has_no_third_try(machine, caplog):
@@ -57,8 +56,8 @@ def test_it_has_no_third_try(machine, caplog):
     assert isinstance(sent.outcome, WorkerDied) and sent.fate == "worker_died"
     assert str(sent.outcome) == "net: the worker that computed it died: SIGKILL"
     assert "net: a request was on 2 workers when they died" in caplog.text
-    assert one.dispatcher.second_tries.quarantines == 0  # another one may have been why
-    at_rest(one, model)
+    assert one.dispatcher.feed.second_tries.quarantines == 0  # another one may have been why
+    assert_at_rest(one, model)
 
 
 def test_members_of_a_batch_are_tried_singly_and_only_the_one_to_blame_fails(machine):
@@ -69,7 +68,7 @@ def test_members_of_a_batch_are_tried_singly_and_only_the_one_to_blame_fails(mac
     one.run()
     assert [each.fate for each in sent] == ["served", "worker_died", "served"]
     assert [each.ticket.batch_size for each in sent] == [1, 1, 1]
-    at_rest(one, model)
+    assert_at_rest(one, model)
 
 
 def test_inputs_that_killed_twice_are_refused_for_a_while_and_others_are_not(machine):
@@ -78,7 +77,7 @@ def test_inputs_that_killed_twice_are_refused_for_a_while_and_others_are_not(mac
     dying(model, poison=POISON)
     one.send(model, value=POISON)
     one.run()
-    assert one.dispatcher.second_tries.quarantines == 1
+    assert one.dispatcher.feed.second_tries.quarantines == 1
     with pytest.raises(Overloaded, match="net: the same inputs killed their worker twice; refused for 60 s") as refused:
         one.send(model, value=POISON)
     assert refused.value.reason == "quarantined" and refused.value.retry_after_s == QUARANTINE_S
@@ -89,12 +88,12 @@ def test_inputs_that_killed_twice_are_refused_for_a_while_and_others_are_not(mac
     again = one.send(model, value=POISON)
     one.run()
     assert again.fate == "worker_died"
-    at_rest(one, model)
+    assert_at_rest(one, model)
 
 
 def test_texts_are_told_apart_by_what_they_say(machine):
     one = machine()
-    tries, model = one.dispatcher.second_tries, one.model([5])
+    tries, model = one.dispatcher.feed.second_tries, one.model([5])
     tickets = [one.send(model).ticket for _ in range(2)]
     for ticket, text in zip(tickets, (b"a", b"b"), strict=True):
         ticket.inputs = {"x": np.array([[text]], np.object_)}
@@ -118,7 +117,7 @@ class Paper:
 
 def test_lent_inputs_are_told_apart_by_what_lies_there_and_unseen_ones_by_where(machine):
     one = machine()
-    tries, model = one.dispatcher.second_tries, one.model([5])
+    tries, model = one.dispatcher.feed.second_tries, one.model([5])
     tickets = [one.send(model).ticket for _ in range(4)]
     papers = [Paper(b"aaaaaaaa"), Paper(b"aaaabbbb"), Paper(None), Paper(None, 2)]
     for ticket, paper, offset in zip(tickets, papers, (0, 4, 0, 0), strict=True):
@@ -140,7 +139,7 @@ def test_a_strict_request_without_time_for_another_try_is_told_at_once(machine):
     one.run()
     assert late.fate == "worker_died"
     assert early.fate == "served"
-    at_rest(one, model)
+    assert_at_rest(one, model)
 
 
 def test_a_strict_request_that_meets_no_worker_is_told_to_come_again_and_that_it_is_no_fault_of_ours(machine):
@@ -151,7 +150,7 @@ def test_a_strict_request_that_meets_no_worker_is_told_to_come_again_and_that_it
     one.run()
     assert isinstance(sent.outcome, Overloaded) and sent.fate == "worker_starting"
     assert (sent.outcome.status, sent.outcome.retry_after_s) == (503, 1.0)
-    at_rest(one, model)
+    assert_at_rest(one, model)
 
 
 def test_one_whose_worker_died_before_is_told_the_same_when_it_meets_none(machine):
@@ -163,7 +162,7 @@ def test_one_whose_worker_died_before_is_told_the_same_when_it_meets_none(machin
     assert sent.fate == "worker_starting" and sent.ticket.deaths == 1
     assert (sent.outcome.status, sent.outcome.code) == (503, "UNAVAILABLE")
     assert str(sent.outcome) == "net: its worker is being started; send it again in 1 s"
-    at_rest(one, model)
+    assert_at_rest(one, model)
 
 
 def test_who_is_not_to_blame_waits_for_another_worker_as_long_as_it_takes_without_holding_a_lane(machine):
@@ -175,7 +174,7 @@ def test_who_is_not_to_blame_waits_for_another_worker_as_long_as_it_takes_withou
     one.run()
     assert waiting.fate == "served" and waiting.end_ms > 20 * 50
     assert one.sent[1].fate == "served" and one.sent[1].end_ms < 140
-    at_rest(one, model, other)
+    assert_at_rest(one, model, other)
 
 
 def test_but_not_for_ever(machine):
@@ -195,7 +194,7 @@ def test_one_that_waits_for_another_worker_may_be_withdrawn_or_expire(machine):
     one.at(100, lambda: one.dispatcher.withdraw(gone.ticket))
     one.run()
     assert gone.fate == "cancelled" and strict.fate in ("expired", "worker_starting")
-    at_rest(one, model)
+    assert_at_rest(one, model)
 
 
 def test_a_model_that_was_taken_out_refuses_requests(machine):
@@ -239,13 +238,13 @@ def test_only_inputs_that_look_like_quarantined_ones_are_read(machine, monkeypat
     one.send(model, value=POISON)
     one.run()
     read = []
-    digest = second_tries._digest
-    monkeypatch.setattr(second_tries, "_digest", lambda ticket: read.append(ticket.model.name) or digest(ticket))
+    digest = retries._digest
+    monkeypatch.setattr(retries, "_digest", lambda ticket: read.append(ticket.model.name) or digest(ticket))
     one.send(other, value=POISON)
     one.send(model, value=1)
     one.run()
     assert read == ["net"]
-    at_rest(one, model, other)
+    assert_at_rest(one, model, other)
 
 
 def test_outputs_that_do_not_fit_a_batch_are_told_to_its_requests_and_nobody_else(machine, caplog, monkeypatch):
@@ -261,4 +260,4 @@ def test_outputs_that_do_not_fit_a_batch_are_told_to_its_requests_and_nobody_els
     one.run()
     assert [each.fate for each in sent] == ["internal", "internal"] and calm.fate == "served"
     assert "do not fit its requests" in caplog.text
-    at_rest(one, model, other)
+    assert_at_rest(one, model, other)

@@ -16,15 +16,16 @@ import pytest
 from tests.engine.hosts import MS
 from tests.runtime.clocks import NO_LENGTH_S
 from tests.serving import live
-from tests.serving.test_serve_models import Refused, infer, send, until
-from tests.serving.test_serve_stitched import models, spans
 from tests.stitching.encoders import answers, as_tagger, sentences, tiny_encoders, with_exit
+from tests.support.concurrency import until
+from tests.support.inference import Refused, infer, send, timeline_spans
+from tests.support.stitched import served_tasks
 from weft.base.errors import BadRequest, StitchError
-from weft.runtime.cuda.twins import TWIN
+from weft.runtime.cuda.cpu_twins import TWIN
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.serving.tickets import ClientTicket
-from weft_stitch.bodies.whole_run import stitch_body
+from weft_stitch.bodies.body_stitching import stitch_body
 
 NAMES = [f"tiny-encoder-{task}" for task in range(3)]
 
@@ -64,7 +65,7 @@ def ask(machine: Any, served: Any, given: dict[str, np.ndarray]) -> list[Any]:
 
 def test_requests_of_several_models_and_lengths_run_in_one_go(machine, prepared, folder):
     one = machine()
-    served = models(one, prepared)
+    served = served_tasks(one, prepared)
     asked = [(2, sentences(1, 7, 0)), (0, sentences(1, 5, 1)), (2, sentences(1, 8, 2)), (1, sentences(1, 6, 3))]
     found = [ask(one, served[task], given) for task, given in asked]
     one.run()
@@ -75,7 +76,7 @@ def test_requests_of_several_models_and_lengths_run_in_one_go(machine, prepared,
 
 def test_much_longer_requests_do_not_make_short_ones_wait(machine, prepared, folder):
     one = machine()
-    served = models(one, prepared)
+    served = served_tasks(one, prepared)
     asked = [(0, sentences(1, 4, 0)), (1, sentences(1, 40, 1))]
     found = [ask(one, served[task], given) for task, given in asked]
     one.run()
@@ -86,7 +87,7 @@ def test_much_longer_requests_do_not_make_short_ones_wait(machine, prepared, fol
 
 def test_inputs_of_two_lengths_are_refused(machine, prepared):
     one = machine()
-    served = models(one, prepared)
+    served = served_tasks(one, prepared)
     given = sentences(1, 7) | {"attention_mask": np.ones((1, 5), np.int64)}
     with pytest.raises(BadRequest, match=r"must be of one length from 1 on, not \[5, 7\]"):
         ask(one, served[0], given)
@@ -160,7 +161,9 @@ def test_models_come_and_go_while_others_are_asked(tmp_path: Path, device: str |
         with pytest.raises(Refused, match="404"):
             infer(server, NAMES[1], sentences(1, 5))
         library = server.server.service.library
-        until(lambda: library.used_bytes == library.find(NAMES[0]).served.loaded.memory_bytes, "the old body to leave")
+        until(
+            lambda: library.used_bytes == library.find(NAMES[0]).served.residency.memory_bytes, "the old body to leave"
+        )
         assert ("by kernels of its own" in library.find(NAMES[0]).message) == (device == TWIN)
 
 
@@ -179,13 +182,13 @@ def on_device(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[live.L
 @pytest.mark.parametrize("mix", [((0, 1), (1, 64), (2, 7), (1, 16)), ((2, 3), (2, 40), (2, 5), (2, 64))])
 def test_on_a_device_requests_of_any_lengths_run_in_one_go(on_device: Any, mix: Any) -> None:
     server, folder = on_device
-    before = len(spans(server))
+    before = len(timeline_spans(server))
     asked = [(NAMES[task], sentences(1, length, length)) for task, length in mix]
     with ThreadPoolExecutor(len(asked)) as clients:
         found = list(clients.map(lambda each: infer(server, *each), asked))
     for (name, given), each in zip(asked, found, strict=True):
         check(each, folder, name, given)
-    ran = spans(server)[before:]
+    ran = timeline_spans(server)[before:]
     assert [(each["model"], each["batch"], each["outcome"]) for each in ran] == [("body", 4, "done")]
 
 

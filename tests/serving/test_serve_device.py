@@ -18,11 +18,12 @@ import pytest
 
 from tests.runtime.cuda.nets import chain, choosing, drawn, wanted
 from tests.serving import live
-from tests.serving.test_serve_models import until
+from tests.serving.live import device_worker
+from tests.support.concurrency import until
 from tests.support.inference import infer_fp32
 from weft.base.errors import InputError
 from weft.runtime import device_kinds
-from weft.runtime.cuda.twins import TWIN
+from weft.runtime.cuda.cpu_twins import TWIN
 from weft.runtime.isolated.device import DeviceBackend
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.serving import isolation
@@ -65,7 +66,7 @@ def test_requests_are_answered_from_a_device_one_step_ahead(server: live.Live, f
 
 def test_a_device_has_one_worker_for_models_in_many_folders(server: live.Live, folder: Path) -> None:
     groups = server.server.service.library.backend.groups()
-    assert str(folder) in worker_of(server).readable and not groups[TWIN]._building
+    assert str(folder) in device_worker(server).readable and not groups[TWIN]._building
 
 
 def test_what_the_device_does_not_take_is_answered_all_the_same_and_told(server: live.Live, folder: Path) -> None:
@@ -104,10 +105,6 @@ class Lent:
         self.memory.unlink()
 
 
-def worker_of(server: live.Live) -> Any:
-    return server.server.service.library.backend.groups()[TWIN].worker
-
-
 def test_long_inputs_in_regions_are_lent_to_the_device(server: live.Live, folder: Path) -> None:
     path, images = folder / "wide" / "1" / "model.onnx", [Lent(server, seed, 1 + seed % 2) for seed in range(6)]
     for _ in range(2):
@@ -115,15 +112,18 @@ def test_long_inputs_in_regions_are_lent_to_the_device(server: live.Live, folder
             answers = list(clients.map(Lent.asked, images))
         for image, answer in zip(images, answers, strict=True):
             np.testing.assert_allclose(answer, wanted(path, {"x": image.array}), rtol=1e-4, atol=1e-5)
-    assert len(worker_of(server)._lent) == 6
-    worker_of(server).kill("a test")
-    until(lambda: worker_of(server) is not None and worker_of(server).alive and worker_of(server).opened, "a worker")
+    assert len(device_worker(server)._lent) == 6
+    device_worker(server).kill("a test")
+    until(
+        lambda: device_worker(server) is not None and device_worker(server).alive and device_worker(server).opened,
+        "a worker",
+    )
     np.testing.assert_allclose(images[0].asked(), answers[0], rtol=1e-6)
-    assert len(worker_of(server)._lent) == 1
+    assert len(device_worker(server)._lent) == 1
     for image in images:
         image.close()
-    until(lambda: not worker_of(server)._lent, "forgotten regions")
-    assert worker_of(server).call("borrowed") == 0
+    until(lambda: not device_worker(server)._lent, "forgotten regions")
+    assert device_worker(server).call("borrowed") == 0
 
 
 def test_a_region_that_is_cut_off_fails_its_own_requests(server: live.Live) -> None:
@@ -184,7 +184,7 @@ def test_more_models_than_fit_take_turns_and_nothing_is_lost(tmp_path: Path) -> 
         return bool(np.allclose(answer, answers[turn % 2], rtol=1e-4, atol=1e-5))
 
     with live.running(tmp_path / "models", device=TWIN, device_memory_bytes=1 << 40, cache=tmp_path / "cache") as found:
-        one = _loaded(found, names)[0].moving_bytes
+        one = _loaded(found, names)[0].residency.moving_bytes
         assert one > 1 << 20
     with live.running(
         tmp_path / "models", device=TWIN, device_memory_bytes=one * 3 // 2, cache=tmp_path / "cache"

@@ -14,9 +14,9 @@ import pytest
 
 from tests.runtime.cuda.nets import chain, drawn, wanted
 from tests.serving import live
-from tests.serving.test_serve_models import until
+from tests.support.concurrency import until
 from tests.support.inference import infer_fp32
-from weft.runtime.cuda.twins import TWIN
+from weft.runtime.cuda.cpu_twins import TWIN
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 BOTH = (TWIN, f"{TWIN}#2")

@@ -6,35 +6,29 @@ import json
 import urllib.error
 import urllib.request
 from collections import Counter
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import tritonclient.grpc as grpc_client
-import tritonclient.http as http_client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from tests.engine.hosts import MS, Machine, Sent, Staged, compute_here, count
+from tests.engine.hosts import MS, Machine, Sent, Staged, begun, compute_here, count
 from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S
-from tests.runtime.exit_nets import CLASSES, EXITS, Alone, conv_net, samples, token_net
+from tests.runtime.exit_nets import CLASSES, EXITS, conv_net, samples
+from tests.serving.contracts.exits import *  # noqa: F403
+from tests.serving.contracts.exits import COUNT, REFILLING, check_answer, infer, metrics, outputs_of
 from tests.serving.live import Live, running
 from weft.base.errors import Cancelled, InputError
-from weft.engine.policies import POLICIES
 from weft.engine.steering import CALM, FULL, ExitShares, Pressure, Steering
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
-from weft.serving.leaving import CONFIDENCE, EXIT, Leaving
+from weft.serving.exit_rules import EXIT, ExitRules
 from weft.serving.streams import ServedModel
-from weft.serving.tickets import BatchWork, ClientTicket
+from weft.serving.tickets import ClientTicket
 
-REFILLING = [name for name, policy in POLICIES.items() if policy.traits.refills]
 SERVING = [*REFILLING, "adaptive", "punctual", "fifo", "edf", "layerweaver+"]
-COUNT = 40
-"""Samples there are to send."""
 
 
 # --- steering ---------------------------------------------------------------------------------------------------------
@@ -85,31 +79,9 @@ def test_shares_are_learned_from_who_left():
 
 
 @pytest.fixture(scope="module")
-def nets(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("nets")
-    return {"conv": conv_net(folder / "conv.onnx"), "token": token_net(folder / "token.onnx")}
-
-
-@pytest.fixture(scope="module")
 def prepared(nets) -> dict[str, CpuModel]:
     coarse, fine = (LoadOptions(grain_s=each, max_batch=4, exits=EXITS) for each in (NO_LENGTH_S, ANY_LENGTH_S))
     return {"conv": prepare(nets["conv"], coarse), "token": prepare(nets["token"], fine)}
-
-
-class References(dict):
-    """By net: the samples, and of each what every exit gives when it is alone, and how sure it is."""
-
-    def __repr__(self) -> str:
-        return "references"
-
-
-@pytest.fixture(scope="module")
-def references(nets) -> References:
-    found = References()
-    for name, shape in (("conv", (1, 6, 6)), ("token", (4, 6))):
-        inputs, session = samples(COUNT, shape), Alone(nets[name])
-        found[name] = inputs, [session.exits(each[None]) for each in inputs]
-    return found
 
 
 def served(machine: Machine, model: CpuModel, *, ms: float = 1, each_ms: float = 1, **steering: Any) -> ServedModel:
@@ -117,7 +89,7 @@ def served(machine: Machine, model: CpuModel, *, ms: float = 1, each_ms: float =
         return len(next(each for name, each in values.items() if name not in model.rowless))
 
     staged: Any = Staged(machine, model, ms, each_ms, rows_of)
-    return ServedModel("net", staged, leaving=Leaving(model, Steering(**steering)))
+    return ServedModel("net", staged, leaving=ExitRules(model.exits, Steering(**steering)))
 
 
 def send(machine: Machine, model: ServedModel, inputs: np.ndarray, due_ms: float = 1000, **ask: Any) -> Sent:
@@ -138,22 +110,6 @@ def at_rest(machine: Machine, model: ServedModel) -> None:
     assert (machine.dispatcher.pending, machine.dispatcher.waiting) == (0, 0)
     assert (model.leases, model.line.waiting) == (0, 0)
     assert all(len(sent.replies) == 1 for sent in machine.sent)
-
-
-def check_answer(
-    outcome: dict[str, np.ndarray], wanted: list[list[tuple[np.ndarray, float]]], threshold: float
-) -> None:
-    """Every row took the first exit at which it is sure, and has what that exit gives to it alone."""
-    assert list(outcome) == ["logits", EXIT, CONFIDENCE]
-    assert outcome[EXIT].dtype == np.int64 and outcome[CONFIDENCE].dtype == np.float32
-    assert outcome["logits"].shape == (len(wanted), CLASSES) and outcome[EXIT].shape == (len(wanted),)
-    for answer, number, sure, exits in zip(outcome["logits"], outcome[EXIT], outcome[CONFIDENCE], wanted, strict=True):
-        reference, confident = exits[number - 1]
-        assert answer.argmax() == reference.argmax()
-        np.testing.assert_allclose(answer, reference, rtol=1e-4, atol=1e-5)
-        assert sure == pytest.approx(confident, abs=1e-5)
-        assert number == len(EXITS) or sure >= threshold
-        assert all(before < threshold + 1e-5 for _, before in exits[: number - 1]), "it could have left before"
 
 
 def check_books(machine: Machine, model: ServedModel) -> None:
@@ -278,7 +234,7 @@ def test_batches_that_cannot_be_joined_run_one_after_another(machine, nets, refe
     one = machine("fifo")
     model, (inputs, wanted) = ServedModel("net", loose), references["conv"]
     tickets = [send(one, model, inputs[at : at + 1]).ticket for at in range(3)]
-    first, second = BatchWork(model, tickets[:2]), BatchWork(model, tickets[2:])
+    first, second = begun(one, tickets[:2]), begun(one, tickets[2:])
     for batch in (first, second):
         compute_here(batch, 0)
     first.join(second)
@@ -389,63 +345,9 @@ def test_everybody_is_answered_once_by_an_exit_it_reached(machine, prepared, ref
 # --- a real server ----------------------------------------------------------------------------------------------------
 
 
-def repository(folder: Path) -> Path:
-    """Three models: exits named in the settings, exits named in the file with a record beside it, and probabilities."""
-    conv_net(folder / "conv.onnx")
-    (folder / "conv.toml").write_text(
-        'exits = ["exit1", "exit2", "logits"]\nexit_threshold = 0.7\nmax_batch = 4\nslo_ms = 5000\ngrain_ms = 1e6\n'
-    )
-    conv_net(folder / "marked" / "1" / "model.onnx", seed=3, marked=True)
-    rng = np.random.default_rng(0)
-    np.savez(
-        folder / "marked" / "1" / "record.npz",
-        confidence=rng.random((200, 3)),
-        correct=rng.random((200, 3)) < [0.5, 0.7, 0.9],
-    )
-    (folder / "marked" / "weft.toml").write_text('exit_record = "record.npz"\nexit_floor = 0.4\nmax_batch = 4\n')
-    token_net(folder / "plain.onnx")
-    return folder
-
-
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory) -> dict[str, Any]:
-    """A repository and a cache for several servers."""
-    folder = tmp_path_factory.mktemp("served")
-    return {"models": repository(folder / "models"), "cache": folder / "cache"}
-
-
-@pytest.fixture(scope="module")
-def live(stored):
-    with running(stored["models"], cache=stored["cache"], policy="fluid") as started:
-        yield started
-
-
 def get(live: Live, path: str) -> Any:
     with urllib.request.urlopen(f"{live.url}/{path}") as answer:
         return json.loads(answer.read())
-
-
-def infer(live: Live, inputs: np.ndarray, model: str = "conv", **more: Any) -> dict[str, Any]:
-    """The JSON answer to a request in JSON; a refusal is raised."""
-    tensor = {"name": "x", "datatype": "FP32", "shape": list(inputs.shape), "data": inputs.ravel().tolist()}
-    body = json.dumps({"inputs": [tensor], **more}).encode()
-    request = urllib.request.Request(f"{live.url}/v2/models/{model}/infer", body)
-    with urllib.request.urlopen(request) as answer:
-        return dict(json.loads(answer.read()))
-
-
-def outputs_of(answer: dict[str, Any]) -> dict[str, np.ndarray]:
-    kinds = {"FP32": np.float32, "INT64": np.int64}
-    return {
-        each["name"]: np.array(each["data"], kinds[each["datatype"]]).reshape(each["shape"])
-        for each in answer["outputs"]
-    }
-
-
-def metrics(live: Live) -> dict[str, float]:
-    with urllib.request.urlopen(f"{live.url}/metrics") as answer:
-        lines = answer.read().decode().splitlines()
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
 
 
 def test_metadata_lists_the_answer_its_exit_and_its_confidence(live):
@@ -456,28 +358,6 @@ def test_metadata_lists_the_answer_its_exit_and_its_confidence(live):
     ]
     assert get(live, "v2/models/conv/config")["parameters"]["weft_exit_threshold"] == {"string_value": "0.7"}
     assert [each["name"] for each in get(live, "v2/models/plain")["outputs"]] == list(EXITS), "nobody named its exits"
-
-
-def test_answers_carry_exit_confidence_and_threshold(live, references):
-    inputs, wanted = references["conv"]
-    for at in range(COUNT):
-        answer = infer(live, inputs[at : at + 1])
-        check_answer(outputs_of(answer), [wanted[at]], 0.7)
-        assert answer["parameters"]["weft_exit_threshold"] == 0.7
-    many = infer(live, inputs, parameters={"weft_exit_threshold": 0.9})
-    check_answer(outputs_of(many), wanted, 0.9)
-    assert many["parameters"]["weft_exit_threshold"] == 0.9 and len(set(outputs_of(many)["weft_exit"].tolist())) == 3
-
-
-def test_the_threshold_moves_the_exits(live, references):
-    inputs, _ = references["conv"]
-    taken_at = [
-        outputs_of(infer(live, inputs, parameters={"weft_exit_threshold": threshold}))["weft_exit"]
-        for threshold in (1e-9, 0.5, 0.7, 0.9, 1.1)
-    ]
-    assert set(taken_at[0]) == {1} and set(taken_at[-1]) == {3}
-    for lower, higher in pairwise(taken_at):
-        assert (lower <= higher).all() and (lower < higher).any()
 
 
 @pytest.mark.parametrize("threshold", [0, -0.5, True, "0.5", "nan", 1e10])
@@ -503,48 +383,6 @@ def test_models_without_exits_do_not_mind_a_threshold(live):
     answer = infer(live, samples(2, (4, 6)), "plain", parameters={"weft_exit_threshold": 0.5})
     assert [each["name"] for each in answer["outputs"]] == list(EXITS)
     assert "weft_exit_threshold" not in answer["parameters"]
-
-
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_clients_of_the_protocol_get_the_same(live, references, protocol):
-    inputs, wanted = references["conv"]
-    client, address = (http_client, live.address) if protocol == "http" else (grpc_client, live.grpc_address)
-    server = client.InferenceServerClient(address)
-    tensor = client.InferInput("x", list(inputs[:8].shape), "FP32")
-    tensor.set_data_from_numpy(inputs[:8])
-    answer = server.infer("conv", [tensor], parameters={"weft_exit_threshold": 0.8})
-    check_answer({name: answer.as_numpy(name) for name in ("logits", EXIT, CONFIDENCE)}, wanted[:8], 0.8)
-    parameters = answer.get_response()["parameters"] if protocol == "http" else answer.get_response().parameters
-    used = parameters["weft_exit_threshold"]
-    assert (used if protocol == "http" else used.double_param) == 0.8
-    with pytest.raises(Exception, match="weft_exit_threshold = -1"):
-        server.infer("conv", [tensor], parameters={"weft_exit_threshold": -1})
-    server.close()
-
-
-@pytest.mark.parametrize("policy", [*REFILLING, "adaptive", "punctual"])
-def test_many_clients_at_once_get_what_each_would_get_alone(stored, references, policy):
-    inputs, wanted = references["conv"]
-    settings = {"policy": policy, "cache": stored["cache"], "grpc_port": None}
-    with running(stored["models"], **settings) as live:
-        client = http_client.InferenceServerClient(live.address, concurrency=8)
-        pending = []
-        for at in range(COUNT):
-            rows = 1 + (at % 7 == 0)
-            tensor = http_client.InferInput("x", [rows, *inputs.shape[1:]], "FP32")
-            tensor.set_data_from_numpy(np.resize(inputs[at : at + rows], (rows, *inputs.shape[1:])))
-            pending.append((at, rows, client.async_infer("conv", [tensor], parameters={"weft_slo_ms": 2000})))
-        for at, rows, request in pending:
-            answer = request.get_result()
-            places = [at + row if at + row < COUNT else at for row in range(rows)]
-            found = {name: answer.as_numpy(name) for name in ("logits", EXIT, CONFIDENCE)}
-            check_answer(found, [wanted[place] for place in places], 0.7)
-        client.close()
-        counted = metrics(live)
-        rows = sum(rows for _, rows, _ in pending)
-        assert sum(counted[f'weft_exits_total{{model="conv",version="1",exit="{n}"}}'] for n in (1, 2, 3)) == rows
-        assert counted['nv_inference_count{model="conv",version="1"}'] == rows
-        assert counted['nv_inference_request_success{model="conv",version="1"}'] == COUNT
 
 
 def test_metrics_and_state_tell_of_exits_threshold_and_accuracy(live, references):
@@ -623,7 +461,7 @@ def test_bad_settings_are_one_line(complaints, number):
 def test_a_model_that_was_opened_in_vain_gives_its_memory_back(tmp_path, monkeypatch):
     closed: list[str] = []
     plain = CpuModel.close
-    monkeypatch.setattr(CpuModel, "close", lambda self: (closed.append(self.exits[-1].output), plain(self)))
+    monkeypatch.setattr(CpuModel, "close", lambda self: (closed.append(self.exits.specs[-1].output), plain(self)))
     conv_net(tmp_path / "m.onnx")
     (tmp_path / "m.toml").write_text('exits = ["exit1", "logits"]\nexit_record = "none.npz"')
     with running(tmp_path, grpc_port=None, backend="onnxruntime"):

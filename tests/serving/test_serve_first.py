@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 
 from tests.serving import live
-from tests.serving.test_serve_endless import ENDLESS, asked, turning
-from tests.serving.test_serve_life import Background, factor_of, load, some_input, times, unload
-from tests.serving.test_serve_models import assert_same_bits, chain, infer, model, plain, send, session, state, until
+from tests.serving.chain import chain, some_input
+from tests.serving.factors import multiplying_model, served_factor
+from tests.support.concurrency import Background, until
+from tests.support.endless import ENDLESS, loop_input, loop_model
+from tests.support.inference import infer, load_model, model_state, send, state, unload_model
+from tests.support.references import assert_same_bits, run_session, session
 from weft.base.errors import ModelError, NotLearned
 from weft.runtime.onnxruntime_cpu.whole import REMARK
 from weft.serving import learning
@@ -54,36 +57,39 @@ def test_a_model_answers_whole_and_is_replaced_when_it_is_learned(slow: Path, ma
     reference, few = session(slow / "chain.onnx"), {"x": some_input()["x"][:2]}
     with live.running(slow, grpc_port=None, learn_first=False, lanes=2) as server:
         assert send(server, "GET", "/v2/health/ready").status == 200
-        assert (model(server, "chain")["segments"], model(server, "chain")["message"]) == (1, learning.REMARK)
-        assert_same_bits(infer(server, "chain", few), plain(reference, few))
+        assert (model_state(server, "chain")["segments"], model_state(server, "chain")["message"]) == (
+            1,
+            learning.REMARK,
+        )
+        assert_same_bits(infer(server, "chain", few), run_session(reference, few))
         with live.Gate(server, "chain", rows=1, foreseen=False) as gate:  # to a whole model, a request is a row
             running = Background(lambda: infer(server, "chain", some_input()))
             gate.wait()
             may_learn.set()
             settle(server)
-            assert model(server, "chain")["segments"] > 1 and model(server, "chain")["message"] == ""
-            assert_same_bits(infer(server, "chain", few), plain(reference, few))
+            assert model_state(server, "chain")["segments"] > 1 and model_state(server, "chain")["message"] == ""
+            assert_same_bits(infer(server, "chain", few), run_session(reference, few))
             both = state(server)["memory"]["used_bytes"]
-        assert_same_bits(running.result(), plain(reference, some_input()))
+        assert_same_bits(running.result(), run_session(reference, some_input()))
         until(lambda: state(server)["memory"]["used_bytes"] < both, "the whole one has left")
-        told = model(server, "chain")
+        told = model_state(server, "chain")
         assert (told["requests"], told["failures"]) == (3, {})
 
 
 def test_requests_that_come_while_models_are_swapped_are_all_answered(tmp_path: Path) -> None:
-    times(tmp_path / "times.onnx", 1)
-    from tests.serving.test_serve_life import Clients
+    multiplying_model(tmp_path / "times.onnx", 1)
+    from tests.support.concurrency import Clients
 
     with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
-        with Clients(4, lambda seed: factor_of(server, seed)) as clients:
+        with Clients(4, lambda seed: served_factor(server, seed)) as clients:
             for factor in (2.0, 3.0, 4.0):
                 clients.served(10)
-                times(tmp_path / "times.onnx", factor)
-                assert load(server, "times") == 200
+                multiplying_model(tmp_path / "times.onnx", factor)
+                assert load_model(server, "times") == 200
                 settle(server)
             clients.served(10)
         assert clients.problems == [] and set(clients.statuses) == {200}
-        assert model(server, "times")["requests"] == clients.statuses[200]
+        assert model_state(server, "times")["requests"] == clients.statuses[200]
 
 
 def test_a_setting_that_cannot_hold_is_told_and_the_model_served_all_the_same(tmp_path: Path) -> None:
@@ -91,7 +97,7 @@ def test_a_setting_that_cannot_hold_is_told_and_the_model_served_all_the_same(tm
     (tmp_path / "fixed.toml").write_text("max_batch = 4\n")
     with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
         settle(server)
-        told = model(server, "fixed")
+        told = model_state(server, "fixed")
         assert told["state"] == "ready" and told["message"].startswith("stays whole: max_batch is 4, but the model")
         assert str(tmp_path) not in told["message"]
         assert send(server, "GET", "/v2/health/ready").status == 200
@@ -104,24 +110,24 @@ def test_a_model_that_cannot_be_learned_is_served_all_the_same(
         raise ModelError(f"{entry.path}: is too large")
 
     monkeypatch.setattr(Library, "_learned", fails)
-    times(tmp_path / "times.onnx", 5)
+    multiplying_model(tmp_path / "times.onnx", 5)
     with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
         settle(server)
-        assert model(server, "times")["message"] == "stays whole: is too large"
-        assert factor_of(server, 1) == 5
+        assert model_state(server, "times")["message"] == "stays whole: is too large"
+        assert served_factor(server, 1) == 5
 
 
 def test_learning_that_never_ends_holds_nobody_not_even_the_end(tmp_path: Path) -> None:
-    turning(tmp_path / "endless.onnx")
+    loop_model(tmp_path / "endless.onnx")
     (tmp_path / "endless.toml").write_text(f"values = {{ turns = {float(ENDLESS)} }}\n")
-    times(tmp_path / "times.onnx", 2)
+    multiplying_model(tmp_path / "times.onnx", 2)
     with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
         assert until(learners, "it is being learned")
-        assert factor_of(server, 1) == 2
-        times(tmp_path / "times.onnx", 3)
-        assert load(server, "times") == 200
-        assert factor_of(server, 1) == 3
-        assert infer(server, "endless", asked(3))
+        assert served_factor(server, 1) == 2
+        multiplying_model(tmp_path / "times.onnx", 3)
+        assert load_model(server, "times") == 200
+        assert served_factor(server, 1) == 3
+        assert infer(server, "endless", loop_input(3))
         assert learners()
     until(lambda: not learners(), "it was stopped")
 
@@ -138,34 +144,34 @@ def test_one_that_takes_long_comes_again_when_all_others_had_a_turn(
 
     monkeypatch.setattr(Library, "_learned", learned)
     for name in ("a", "b"):
-        times(tmp_path / f"{name}.onnx", 2)
+        multiplying_model(tmp_path / f"{name}.onnx", 2)
     with live.running(tmp_path, grpc_port=None, learn_first=False, learn_s=60.0) as server:
         both_wait.set()
         settle(server)
-        assert model(server, "a")["message"] == "stays whole: takes longer"
+        assert model_state(server, "a")["message"] == "stays whole: takes longer"
     assert sorted(turns[:2]) == [("a", 10.0), ("b", 10.0)] and turns[2:] == [("a", 60.0)]
 
 
 def test_learning_that_takes_too_long_leaves_the_model_whole(tmp_path: Path) -> None:
-    turning(tmp_path / "endless.onnx")
+    loop_model(tmp_path / "endless.onnx")
     (tmp_path / "endless.toml").write_text(f"values = {{ turns = {float(ENDLESS)} }}\n")
     with live.running(tmp_path, grpc_port=None, learn_first=False, learn_s=0.1) as server:
         settle(server)
-        told = model(server, "endless")["message"]
+        told = model_state(server, "endless")["message"]
         assert told.startswith("stays whole: was not cut and measured within 0.1 s")
-        assert infer(server, "endless", asked(3))
+        assert infer(server, "endless", loop_input(3))
 
 
 def test_nothing_is_learned_where_nothing_shall_be(slow: Path) -> None:
     with live.running(slow, grpc_port=None, learn_s=0.0) as server:
         settle(server)
-        assert (model(server, "chain")["segments"], model(server, "chain")["message"]) == (1, REMARK)
+        assert (model_state(server, "chain")["segments"], model_state(server, "chain")["message"]) == (1, REMARK)
 
 
 def test_where_two_copies_have_no_room_it_is_learned_first(slow: Path) -> None:
     budget = round((slow / "chain.onnx").stat().st_size * 1.5)
     with live.running(slow, grpc_port=None, learn_first=False, memory_budget_bytes=budget) as server:
-        assert model(server, "chain")["segments"] > 1
+        assert model_state(server, "chain")["segments"] > 1
 
 
 def test_what_has_no_room_beside_others_is_learned_when_they_leave(tmp_path: Path) -> None:
@@ -175,45 +181,45 @@ def test_what_has_no_room_beside_others_is_learned_when_they_leave(tmp_path: Pat
     budget = round((tmp_path / "a.onnx").stat().st_size * 2.5)
     with live.running(tmp_path, grpc_port=None, learn_first=False, memory_budget_bytes=budget) as server:
         settle(server)
-        assert [model(server, name)["segments"] for name in ("a", "b")] == [1, 1]
-        assert unload(server, "b") == 200
-        until(lambda: model(server, "a")["segments"] > 1, "it is learned")
+        assert [model_state(server, name)["segments"] for name in ("a", "b")] == [1, 1]
+        assert unload_model(server, "b") == 200
+        until(lambda: model_state(server, "a")["segments"] > 1, "it is learned")
         assert server.server.service.library.evictions == 0
 
 
 def test_a_file_that_changed_meanwhile_is_not_met_before_it_is_loaded(
     tmp_path: Path, may_learn: threading.Event
 ) -> None:
-    times(tmp_path / "times.onnx", 1)
+    multiplying_model(tmp_path / "times.onnx", 1)
     with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
-        times(tmp_path / "times.onnx", 2)
+        multiplying_model(tmp_path / "times.onnx", 2)
         may_learn.set()
         settle(server)
-        assert factor_of(server, 1) == 1
-        assert model(server, "times")["message"] == "stays whole: its file has changed since; load it again"
-        assert load(server, "times") == 200
+        assert served_factor(server, 1) == 1
+        assert model_state(server, "times")["message"] == "stays whole: its file has changed since; load it again"
+        assert load_model(server, "times") == 200
         settle(server)
-        assert factor_of(server, 1) == 2
+        assert served_factor(server, 1) == 2
 
 
 def test_what_was_learned_of_a_model_that_left_is_dropped(tmp_path: Path, may_learn: threading.Event) -> None:
-    times(tmp_path / "times.onnx", 1)
+    multiplying_model(tmp_path / "times.onnx", 1)
     with live.running(tmp_path, grpc_port=None, learn_first=False) as server:
-        assert unload(server, "times") == 200
+        assert unload_model(server, "times") == 200
         may_learn.set()
         settle(server)
-        assert model(server, "times")["state"] == "unloaded"
+        assert model_state(server, "times")["state"] == "unloaded"
         assert state(server)["memory"]["used_bytes"] == 0
 
 
 def test_with_a_cache_it_is_learned_once(slow: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with live.running(slow, grpc_port=None, learn_first=False, cache=tmp_path / "cache") as server:
         settle(server)
-        pieces = model(server, "chain")["segments"]
+        pieces = model_state(server, "chain")["segments"]
         assert pieces > 1
     monkeypatch.setattr(Library, "_learned", None)
     with live.running(slow, grpc_port=None, learn_first=False, cache=tmp_path / "cache") as server:
-        assert model(server, "chain")["segments"] == pieces
+        assert model_state(server, "chain")["segments"] == pieces
 
 
 # Loads
@@ -221,7 +227,7 @@ def test_with_a_cache_it_is_learned_once(slow: Path, tmp_path: Path, monkeypatch
 
 def test_a_load_that_never_ends_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("stuck", "times"):
-        times(tmp_path / f"{name}.onnx", 2)
+        multiplying_model(tmp_path / f"{name}.onnx", 2)
         (tmp_path / f"{name}.toml").write_text("preload = false\n")
     opened, begun, may_go_on = Library._opened, threading.Event(), threading.Event()
 
@@ -236,8 +242,8 @@ def test_a_load_that_never_ends_holds_up_no_other(tmp_path: Path, monkeypatch: p
         x = {"x": some_input()["x"][:1, :4]}
         waiting = Background(lambda: infer(server, "stuck", x))
         assert begun.wait(live.PATIENCE_S)
-        assert factor_of(server, 1) == 2
-        assert model(server, "stuck")["state"] == "loading"
+        assert served_factor(server, 1) == 2
+        assert model_state(server, "stuck")["state"] == "loading"
         may_go_on.set()
         assert (waiting.result()["y"] == 2 * x["x"]).all()
 
@@ -247,7 +253,7 @@ def test_a_server_loads_several_models_at_once_and_names_them_in_order(
 ) -> None:
     names = ["a", "b", "c", "d"]
     for name in names:
-        times(tmp_path / f"{name}.onnx", 2)
+        multiplying_model(tmp_path / f"{name}.onnx", 2)
     opened, together, said = Library._opened, threading.Barrier(len(names)), list[str]()
 
     def all_at_once(self: Library, entry: Any) -> Any:

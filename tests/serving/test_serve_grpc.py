@@ -12,19 +12,10 @@ import numpy as np
 import pytest
 
 from tests.serving import live
+from tests.serving.chain import CHAIN_WIDTH, LONG_ROWS, computed, occupied
 from tests.serving.clients import Blocking, Client, expected, utils, x
-from tests.serving.test_serve_life import Background
-from tests.serving.test_serve_models import (
-    CHAIN_WIDTH,
-    LONG_ROWS,
-    computed,
-    failures,
-    infer,
-    model,
-    occupied,
-    state,
-    until,
-)
+from tests.support.concurrency import Background, until
+from tests.support.inference import failures, infer, model_state, state
 
 triton = pytest.importorskip("tritonclient.grpc")
 
@@ -111,10 +102,10 @@ def test_a_stream_that_is_cancelled_drops_what_it_asked_for(blocking: Any, serve
         blocking.start_stream(lambda result, error: None)
         for _ in range(3):
             blocking.async_stream_infer("mlp", [tensor("x", x())])
-        until(lambda: model(server, "mlp")["queued"] == 3, "three requests wait")
+        until(lambda: model_state(server, "mlp")["queued"] == 3, "three requests wait")
         blocking.stop_stream(cancel_requests=True)
         until(lambda: failures(server, "cancelled") == before + 3, "they are dropped")
-        assert model(server, "mlp")["queued"] == 0
+        assert model_state(server, "mlp")["queued"] == 0
 
 
 # Deadlines, and clients that go away
@@ -130,7 +121,7 @@ def test_the_clients_own_deadline_is_the_requests(client: Client, server: live.L
     with occupied(server), client.refused(504, match="cannot be met"):
         client.infer("mlp", [tensor("x", x())], client_timeout=60)
     assert failures(server, "unmeetable") == before + 1
-    assert model(server, "mlp")["queued"] == 0
+    assert model_state(server, "mlp")["queued"] == 0
 
 
 def test_the_clients_own_deadline_may_pass_in_the_queue(client: Client, server: live.Live) -> None:
@@ -140,7 +131,7 @@ def test_the_clients_own_deadline_may_pass_in_the_queue(client: Client, server: 
         long = Background(lambda: infer(server, "unmeasured", {"x": np.ones((1, 2, 512), np.float32)}))
         gate.wait()
         waiting = Background(lambda: client.infer("mlp", [tensor("x", x())], client_timeout=live.PATIENCE_S))
-        until(lambda: model(server, "mlp")["queued"] == 1, "it waits")
+        until(lambda: model_state(server, "mlp")["queued"] == 1, "it waits")
         with server.leapt(live.PATIENCE_S), client.refused(504, match="deadline passed"):
             waiting.result()
     assert long.result()["y"].tolist() == [1]
@@ -151,11 +142,11 @@ def test_a_call_that_is_cancelled_while_it_waits(blocking: Any, server: live.Liv
     before, answers = failures(server, "cancelled"), queue.Queue[Any]()
     with occupied(server):
         call = blocking.async_infer("mlp", [tensor("x", x())], lambda result, error: answers.put(error))
-        until(lambda: model(server, "mlp")["queued"] == 1, "it waits")
+        until(lambda: model_state(server, "mlp")["queued"] == 1, "it waits")
         call.cancel()
         assert "CANCELLED" in answers.get(timeout=live.PATIENCE_S).status()
         until(lambda: failures(server, "cancelled") == before + 1, "it is counted")
-        assert model(server, "mlp")["queued"] == 0
+        assert model_state(server, "mlp")["queued"] == 0
 
 
 def test_a_call_that_is_cancelled_half_way(blocking: Any, server: live.Live) -> None:
@@ -169,7 +160,7 @@ def test_a_call_that_is_cancelled_half_way(blocking: Any, server: live.Live) -> 
         assert "CANCELLED" in answers.get(timeout=live.PATIENCE_S).status()
         until(lambda: failures(server, "cancelled") == before + 1, "it is counted")
         until(lambda: not state(server)["lanes"][0]["busy"], "the lane is free")
-    last = model(server, "chain")["segments"]
+    last = model_state(server, "chain")["segments"]
     assert 1 <= len(computed(server, since)) < last
     assert f"{last}/{last}" not in computed(server, since)
 

@@ -13,10 +13,10 @@ import pytest
 
 from tests.runtime.isolated.models import HOURS, boxes, stubborn
 from tests.serving import live
-from tests.serving.test_serve_endless import ENDLESS, answers, asked, busy, one_that_never_ends, turning
-from tests.serving.test_serve_life import Background, process
-from tests.serving.test_serve_models import Refused, infer, send, until
-from weft.runtime.isolated.backend import IsolatingBackend
+from tests.serving.live import serve_process, worker_group
+from tests.support.concurrency import Background, until
+from tests.support.endless import ENDLESS, busy_lanes, endless_request, loop_input, loop_model, other_model_answers
+from tests.support.inference import Refused, infer, metric, send
 from weft.runtime.isolated.group import WorkerGroup
 from weft.runtime.isolated.model import IsolatedModel
 
@@ -24,7 +24,7 @@ from weft.runtime.isolated.model import IsolatedModel
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[live.Live]:
     folder = tmp_path_factory.mktemp("models")
-    turning(folder / "turning.onnx")
+    loop_model(folder / "turning.onnx")
     stubborn(folder / "stubborn.onnx")
     live.mlp(folder / "mlp.onnx")
     live.mlp(folder / "near.onnx")
@@ -33,12 +33,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[live.Live]:
     settings: dict[str, Any] = {"isolation": "process", "worker_kill_s": 0.05, "worker_deaths": 1000}
     with live.running(folder, grpc_port=None, lanes=2, drain_s=0.0, **settings) as running:
         yield running
-
-
-def group(server: live.Live, name: str) -> WorkerGroup:
-    backend = server.server.backend
-    assert isinstance(backend, IsolatingBackend)
-    return backend.groups()[name]
 
 
 def loaded(server: live.Live, name: str) -> Any:
@@ -54,11 +48,6 @@ def kill_the_one_in_charge(workers: WorkerGroup, number: int = signal.SIGKILL) -
     os.kill(workers.worker.pid, number)
 
 
-def metric(server: live.Live, name: str) -> float:
-    lines = send(server, "GET", "/metrics").body.decode().splitlines()
-    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name) and line[len(name)] in " {")
-
-
 def test_models_run_where_they_are_set_to(server: live.Live) -> None:
     assert isinstance(loaded(server, "mlp"), IsolatedModel) and not isinstance(loaded(server, "near"), IsolatedModel)
     assert sorted(server.server.backend.groups()) == ["group:calm", "model:stubborn", "model:turning"]  # type: ignore[attr-defined]
@@ -72,46 +61,46 @@ def test_an_operator_that_cannot_be_stopped_frees_its_lane_after_the_deadline(se
     with pytest.raises(Refused) as refused:
         infer(server, "stubborn", boxes(HOURS), timeout=300_000)
     assert refused.value.status == 504
-    until(lambda: busy(server) == 0, "the lane is free")
+    until(lambda: busy_lanes(server) == 0, "the lane is free")
     until(lambda: metric(server, "weft_worker_deaths_total") > before, "its worker was killed")
-    assert answers(server)
+    assert other_model_answers(server)
     assert infer(server, "stubborn", boxes(3))["y"].shape == (3, 3)
     until(lambda: metric(server, "weft_worker_restarts_total") > 0, "another one was started")
 
 
 def test_a_client_that_goes_away_costs_no_worker_where_its_request_can_be_stopped(server: live.Live) -> None:
     deaths = metric(server, "weft_worker_deaths_total")
-    with one_that_never_ends(server):
-        assert answers(server)
-    until(lambda: busy(server) == 0, "the lane is free")
+    with endless_request(server):
+        assert other_model_answers(server)
+    until(lambda: busy_lanes(server) == 0, "the lane is free")
     assert metric(server, "weft_worker_deaths_total") == deaths
 
 
 def test_a_request_whose_worker_is_killed_is_tried_once_more_and_others_go_on(server: live.Live) -> None:
-    workers = group(server, "model:turning")
-    waiting = Background(lambda: infer(server, "turning", asked(ENDLESS)))
-    until(lambda: busy(server), "it runs")
+    workers = worker_group(server, "model:turning")
+    waiting = Background(lambda: infer(server, "turning", loop_input(ENDLESS)))
+    until(lambda: busy_lanes(server), "it runs")
     kill_the_one_in_charge(workers)
-    until(lambda: workers.counts.deaths == 1 and busy(server), "it runs again, on the spare")
+    until(lambda: workers.counts.deaths == 1 and busy_lanes(server), "it runs again, on the spare")
     assert send(server, "GET", "/v2/health/live").status == 200
-    assert answers(server)
+    assert other_model_answers(server)
     kill_the_one_in_charge(workers, signal.SIGSEGV)
     with pytest.raises(Refused, match=r"turning: the worker that computed it died: SIGSEGV") as refused:
         waiting.result()
     assert refused.value.status == 500
-    assert busy(server) == 0
+    assert busy_lanes(server) == 0
     with pytest.raises(Refused, match="the same inputs killed their worker twice") as refused:
-        infer(server, "turning", asked(ENDLESS))
+        infer(server, "turning", loop_input(ENDLESS))
     assert refused.value.status == 503
     assert metric(server, "weft_quarantines_total") == 1
-    assert np.array_equal(infer(server, "turning", asked(3))["y"], np.arange(4))
+    assert np.array_equal(infer(server, "turning", loop_input(3))["y"], np.arange(4))
 
 
 def test_healthy_requests_survive_the_death_of_their_worker(server: live.Live) -> None:
-    workers = group(server, "group:calm")
+    workers = worker_group(server, "group:calm")
     for _ in range(2):
         kill_the_one_in_charge(workers)
-        assert all(answers(server) for _ in range(5))
+        assert all(other_model_answers(server) for _ in range(5))
     assert workers.counts.deaths == 2
 
 
@@ -125,22 +114,22 @@ def test_a_model_that_was_taken_out_says_so_and_when_it_is_tried_again(server: l
         reply = send(server, "POST", "/v2/models/turning/infer", {"inputs": []})
         assert reply.status in (400, 503)
         with pytest.raises(Refused, match=r"died \d+ times; it is tried again in 10.0 s") as refused:
-            infer(server, "turning", asked(1))
+            infer(server, "turning", loop_input(1))
         assert refused.value.status == 503
         (row,) = [row for row in send(server, "POST", "/v2/repository/index").json() if row["name"] == "turning"]
         assert row["state"] == "UNAVAILABLE" and "tried again in 10.0 s" in row["reason"]
         assert send(server, "GET", "/v2/models/turning/ready").status == 503
         assert metric(server, "weft_worker_breaker") == 2
-        assert answers(server)
+        assert other_model_answers(server)
         clock[0] += 10**10
-        assert np.array_equal(infer(server, "turning", asked(3))["y"], np.arange(4))
+        assert np.array_equal(infer(server, "turning", loop_input(3))["y"], np.arange(4))
         assert metric(server, "weft_worker_breaker") == 0
     finally:
         breaker._now = before
 
 
 def test_an_unload_ends_the_workers_of_a_model(server: live.Live) -> None:
-    workers = group(server, "model:stubborn")
+    workers = worker_group(server, "model:stubborn")
     spare = until(lambda: workers.worker and workers.spare, "there is a spare")
     pids = [spare.pid, workers.worker.pid if workers.worker else 0]
     assert send(server, "POST", "/v2/repository/models/stubborn/unload").status == 200
@@ -150,9 +139,9 @@ def test_an_unload_ends_the_workers_of_a_model(server: live.Live) -> None:
 
 
 def test_sigterm_ends_the_server_with_all_its_workers(tmp_path: Path) -> None:
-    turning(tmp_path / "turning.onnx")
-    with process(tmp_path, "--lanes", "1", "--drain-s", "0.1", "--isolation", "process") as (server, address):
-        waiting = Background(lambda: infer(address, "turning", asked(ENDLESS)))
+    loop_model(tmp_path / "turning.onnx")
+    with serve_process(tmp_path, "--lanes", "1", "--drain-s", "0.1", "--isolation", "process") as (server, address):
+        waiting = Background(lambda: infer(address, "turning", loop_input(ENDLESS)))
         until(lambda: any(lane["busy"] for lane in send(address, "GET", "/weft/state").json()["lanes"]), "it runs")
         children = Path(f"/proc/{server.pid}/task")
         pids = {int(each) for task in children.iterdir() for each in (task / "children").read_text().split()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.client
 import os
 import re
@@ -13,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,46 +21,18 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.serving import live
-from tests.serving.test_serve_models import (
-    CHAIN_WIDTH,
-    Refused,
-    assert_same_bits,
-    chain,
-    infer,
-    model,
-    occupied,
-    packed,
-    plain,
-    send,
-    session,
-    state,
-    until,
-)
+from tests.serving.chain import CHAIN_WIDTH, SOME_ROWS, chain, occupied, some_input
+from tests.serving.factors import multiplying_model, served_factor
+from tests.serving.live import serve_process
+from tests.support.concurrency import Background, Clients, until
+from tests.support.inference import Refused, infer, load_model, model_state, packed, send, state, unload_model
+from tests.support.references import assert_same_bits, run_session, session
 from weft.serving import library
 from weft.serving.config import ServerConfig
 from weft.serving.process import ServerProcess
 from weft.serving.server import Server
 
-SOME_ROWS = 64
-"""Of a request for the chain."""
-
-
 # Models
-
-
-def times(path: Path, factor: float) -> Path:
-    """y = factor * x, so that an answer tells which file it comes from; put in its place in one step."""
-    graph = helper.make_graph(
-        [helper.make_node("Mul", ["x", "factor"], ["y"])],
-        "times",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", "w"])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", "w"])],
-        [numpy_helper.from_array(np.array(factor, np.float32), "factor")],
-    )
-    live.save(graph, path.with_suffix(".new"))
-    path.with_suffix(".new").replace(path)
-    path.with_suffix(".toml").write_text("shapes = { x = [1, 4] }\n")
-    return path
 
 
 def lookup(path: Path) -> Path:
@@ -78,80 +49,7 @@ def lookup(path: Path) -> Path:
     return live.save(graph, path)
 
 
-def some_input() -> dict[str, np.ndarray]:
-    return {"x": np.random.default_rng(0).normal(size=(SOME_ROWS, CHAIN_WIDTH)).astype(np.float32)}
-
-
 # Clients
-
-
-class Clients:
-    """Threads that ask again and again until the block ends; a result is checked, a refusal must be a defined one."""
-
-    def __init__(self, count: int, ask: Callable[[int], Any]) -> None:
-        self.statuses: Counter[int] = Counter()
-        self.problems: list[BaseException] = []
-        self._ask, self._stopped = ask, threading.Event()
-        self._threads = [threading.Thread(target=self._run, args=(seed,)) for seed in range(count)]
-
-    def _run(self, seed: int) -> None:
-        try:
-            while not self._stopped.is_set():
-                try:
-                    self._ask(seed)
-                    self.statuses[200] += 1
-                except Refused as refused:
-                    if refused.status not in (404, 503):
-                        raise
-                    self.statuses[refused.status] += 1
-        except BaseException as problem:
-            self.problems.append(problem)
-
-    def __enter__(self) -> Clients:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stopped.set()
-        for thread in self._threads:
-            thread.join()
-
-    def served(self, more: int) -> None:
-        """Wait for so many more results."""
-        wanted = self.statuses[200] + more
-        until(lambda: self.statuses[200] >= wanted or self.problems, "clients are served")
-        assert self.problems == []
-
-
-class Background:
-    """One request on a thread of its own."""
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self._call = call
-        self._outcome: Any = None
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._outcome = self._call()
-        except BaseException as error:
-            self._outcome = error
-
-    def result(self) -> Any:
-        self._thread.join()
-        if isinstance(self._outcome, BaseException):
-            raise self._outcome
-        return self._outcome
-
-
-def load(server: live.Live, name: str) -> int:
-    return send(server, "POST", f"/v2/repository/models/{name}/load").status
-
-
-def unload(server: live.Live | str, name: str) -> int:
-    return send(server, "POST", f"/v2/repository/models/{name}/unload").status
 
 
 def evictions(server: live.Live) -> int:
@@ -166,18 +64,9 @@ def evictions(server: live.Live) -> int:
 
 @pytest.fixture
 def changing(tmp_path: Path) -> Iterator[live.Live]:
-    times(tmp_path / "times.onnx", 1)
+    multiplying_model(tmp_path / "times.onnx", 1)
     with live.running(tmp_path, grpc_port=None) as server:
         yield server
-
-
-def factor_of(server: live.Live, seed: int) -> float:
-    """Ask, and tell from the answer which file was met."""
-    x = np.random.default_rng(seed).integers(1, 100, (1 + seed % 3, 4)).astype(np.float32)
-    y = infer(server, "times", {"x": x})["y"]
-    factor = float(y.flat[0] / x.flat[0])
-    assert (y == x * np.float32(factor)).all()
-    return factor
 
 
 def test_a_changed_file_is_met_from_its_load_on_and_nothing_is_lost(changing: live.Live, tmp_path: Path) -> None:
@@ -185,15 +74,15 @@ def test_a_changed_file_is_met_from_its_load_on_and_nothing_is_lost(changing: li
 
     def ask(seed: int) -> None:
         before = sure[0]
-        assert before <= factor_of(changing, seed) <= newest[0]
+        assert before <= served_factor(changing, seed) <= newest[0]
 
     with Clients(4, ask) as clients:
         for factor in (2.0, 3.0, 4.0, 5.0):
             clients.served(10)
             newest[0] = factor
-            times(tmp_path / "times.onnx", factor)
-            assert load(changing, "times") == 200
-            assert factor_of(changing, 9) == factor
+            multiplying_model(tmp_path / "times.onnx", factor)
+            assert load_model(changing, "times") == 200
+            assert served_factor(changing, 9) == factor
             sure[0] = factor
         clients.served(10)
     assert clients.problems == []
@@ -201,30 +90,30 @@ def test_a_changed_file_is_met_from_its_load_on_and_nothing_is_lost(changing: li
 
 
 def test_unloading_under_traffic_refuses_and_loading_serves_again(changing: live.Live) -> None:
-    with Clients(4, lambda seed: factor_of(changing, seed)) as clients:
+    with Clients(4, lambda seed: served_factor(changing, seed)) as clients:
         for _ in range(4):
             clients.served(10)
-            assert unload(changing, "times") == 200
+            assert unload_model(changing, "times") == 200
             with pytest.raises(Refused, match="unloaded") as refused:
-                factor_of(changing, 9)
+                served_factor(changing, 9)
             assert refused.value.status == 404
             assert send(changing, "GET", "/v2/models/times/ready").status != 200
             until(lambda: clients.statuses[404] >= 4, "clients are refused")
-            assert load(changing, "times") == 200
-            assert factor_of(changing, 9) == 1
+            assert load_model(changing, "times") == 200
+            assert served_factor(changing, 9) == 1
         clients.served(10)
     assert clients.problems == []
     assert set(clients.statuses) <= {200, 404, 503}
 
 
 def test_a_file_that_became_bad_does_not_replace_the_model(changing: live.Live, tmp_path: Path) -> None:
-    with Clients(2, lambda seed: factor_of(changing, seed)) as clients:
+    with Clients(2, lambda seed: served_factor(changing, seed)) as clients:
         (tmp_path / "times.onnx").write_bytes(b"nonsense")
-        assert load(changing, "times") == 400
+        assert load_model(changing, "times") == 400
         clients.served(5)
-        times(tmp_path / "times.onnx", 7)
-        assert load(changing, "times") == 200
-        assert factor_of(changing, 9) == 7
+        multiplying_model(tmp_path / "times.onnx", 7)
+        assert load_model(changing, "times") == 200
+        assert served_factor(changing, 9) == 7
     assert clients.problems == []
     assert set(clients.statuses) == {200}
 
@@ -234,14 +123,14 @@ def test_several_clients_load_and_unload_at_once(changing: live.Live) -> None:
     statuses: Counter[int] = Counter()
 
     def switch(seed: int) -> None:
-        statuses[(load if seed % 2 else unload)(changing, "times")] += 1
+        statuses[(load_model if seed % 2 else unload_model)(changing, "times")] += 1
 
-    with Clients(4, switch) as switchers, Clients(2, lambda seed: factor_of(changing, seed)) as clients:
+    with Clients(4, switch) as switchers, Clients(2, lambda seed: served_factor(changing, seed)) as clients:
         until(lambda: statuses.total() >= 60 or switchers.problems, "models come and go")
     assert clients.problems == [] and switchers.problems == []
     assert set(statuses) <= {200, 503} and set(clients.statuses) <= {200, 404, 503}
-    assert load(changing, "times") == 200
-    assert factor_of(changing, 1) == 1
+    assert load_model(changing, "times") == 200
+    assert served_factor(changing, 1) == 1
 
 
 # Memory
@@ -254,18 +143,18 @@ def test_two_models_share_a_budget_for_one(tmp_path: Path) -> None:
         for seed, name in enumerate("ab")
     }
     with live.running(tmp_path, grpc_port=None) as server:
-        sizes = {name: model(server, name)["memory_bytes"] for name in files}
+        sizes = {name: model_state(server, name)["memory_bytes"] for name in files}
     budget = round(max(sizes.values()) * 1.5)
     assert budget < sum(sizes.values())
     x = {"x": np.random.default_rng(1).normal(size=(1, 128)).astype(np.float32)}
-    wanted = {name: plain(session(path), x) for name, path in files.items()}
+    wanted = {name: run_session(session(path), x) for name, path in files.items()}
     with live.running(tmp_path, grpc_port=None, memory_budget_bytes=budget) as server:
         before = evictions(server)
         for _ in range(3):
             for name in files:
                 assert_same_bits(infer(server, name, x), wanted[name])
                 assert state(server)["memory"]["used_bytes"] <= budget
-                assert model(server, name)["state"] == "ready"
+                assert model_state(server, name)["state"] == "ready"
         assert evictions(server) - before >= 5
         with Clients(2, lambda seed: assert_same_bits(infer(server, "ab"[seed], x), wanted["ab"[seed]])) as clients:
             clients.served(10)
@@ -284,7 +173,7 @@ def test_what_is_running_keeps_its_model(slow: Path, tmp_path: Path) -> None:
     """Neither the budget nor an unload takes it away; its memory returns with its last answer."""
     other = live.heavy(tmp_path / "other.onnx", layers=16, width=128, rows=1)
     (tmp_path / "other.toml").write_text("preload = false\n")
-    wanted = plain(session(slow / "chain.onnx"), some_input())
+    wanted = run_session(session(slow / "chain.onnx"), some_input())
     budget = round((slow / "chain.onnx").stat().st_size * 1.5)
     with live.running(slow, tmp_path, grpc_port=None, memory_budget_bytes=budget) as server:
         x = {"x": np.ones((1, 128), np.float32)}
@@ -292,20 +181,20 @@ def test_what_is_running_keeps_its_model(slow: Path, tmp_path: Path) -> None:
             running = Background(lambda: infer(server, "chain", some_input()))
             gate.wait()
             waiting = Background(lambda: infer(server, "other", x))  # until what runs has ended
-            until(lambda: model(server, "chain")["state"] == "unloaded", "it has to leave")
-            assert model(server, "other")["state"] == "loading"
+            until(lambda: model_state(server, "chain")["state"] == "unloaded", "it has to leave")
+            assert model_state(server, "other")["state"] == "loading"
         assert_same_bits(running.result(), wanted)
-        assert_same_bits(waiting.result(), plain(session(other), x))
+        assert_same_bits(waiting.result(), run_session(session(other), x))
         assert evictions(server) == 1
 
 
 def test_an_unloaded_model_finishes_what_it_runs(slow: Path) -> None:
-    wanted = plain(session(slow / "chain.onnx"), some_input())
+    wanted = run_session(session(slow / "chain.onnx"), some_input())
     with live.running(slow, grpc_port=None) as server:
         with live.Gate(server, "chain", SOME_ROWS) as gate:
             running = Background(lambda: infer(server, "chain", some_input()))
             gate.wait()
-            assert unload(server, "chain") == 200
+            assert unload_model(server, "chain") == 200
             assert state(server)["memory"]["used_bytes"] > 0
             with pytest.raises(Refused) as refused:
                 infer(server, "chain", some_input())
@@ -325,14 +214,14 @@ def test_a_model_larger_than_the_budget_is_refused(slow: Path) -> None:
 def test_counters_outlive_an_unload(slow: Path) -> None:
     with live.running(slow, grpc_port=None) as server:
         infer(server, "chain", some_input())
-        assert unload(server, "chain") == 200
+        assert unload_model(server, "chain") == 200
         assert state(server)["totals"]["success"] == 1
 
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/statm"), reason="only Linux tells the memory of a process this way")
 def test_memory_returns_with_an_unload(tmp_path: Path) -> None:
     """Of a process of its own: in ours what other tests have left is taken again, and not given back."""
-    times(tmp_path / "small.onnx", 2)
+    multiplying_model(tmp_path / "small.onnx", 2)
     _large(tmp_path / "large.onnx", megabytes=96)
     (tmp_path / "large.toml").write_text("preload = false\nmax_batch = 1\ngrain_ms = 0.0001\nmax_pieces = 4\n")
     x = {"x": np.ones((1, 2048), np.float32)}
@@ -341,7 +230,7 @@ def test_memory_returns_with_an_unload(tmp_path: Path) -> None:
         infer(at, "small", {"x": np.ones((1, 4), np.float32)})
         infer(at, "large", x)
         held = _resident_bytes(server.pid)
-        assert unload(at, "large") == 200
+        assert unload_model(at, "large") == 200
         assert state(at)["memory"]["used_bytes"] < 1 << 20
         until(lambda: held - _resident_bytes(server.pid) > 70 << 20, "its memory returns")
 
@@ -369,7 +258,7 @@ def flawed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One sound model among bad ones."""
     place = tmp_path_factory.mktemp("flawed")
     for name in ("sound", "vanishing", "misconfigured", "unshaped"):
-        times(place / f"{name}.onnx", 3)
+        multiplying_model(place / f"{name}.onnx", 3)
     (place / "broken.onnx").write_bytes(b"nonsense")
     (place / "vanishing.toml").write_text("preload = false\n")
     (place / "misconfigured.toml").write_text("priority = \n")
@@ -404,8 +293,8 @@ def test_bad_models_disturb_only_their_own_requests(flawed: Path) -> None:
 def test_a_server_whose_cache_is_gone_loads_models_all_the_same(tmp_path: Path) -> None:
     """A cache only saves time: without it, models are loaded all the same."""
     repository, cache = tmp_path / "models", tmp_path / "cache"
-    times(repository / "first.onnx", 2)
-    times(repository / "second.onnx", 3)
+    multiplying_model(repository / "first.onnx", 2)
+    multiplying_model(repository / "second.onnx", 3)
     (repository / "second.toml").write_text("preload = false\n")
     x = {"x": np.ones((1, 4), np.float32)}
     with live.running(repository, grpc_port=None, cache=cache) as server:
@@ -425,17 +314,17 @@ def test_contents_that_cannot_be_computed_fail_alone(slow: Path, tmp_path: Path)
             asked = {
                 number: Background(lambda each=each: infer(server, "lookup", each)) for number, each in rows.items()
             }
-            until(lambda: model(server, "lookup")["queued"] == len(rows), "all wait")
+            until(lambda: model_state(server, "lookup")["queued"] == len(rows), "all wait")
         for number, each in asked.items():
             if 0 <= number < 8:
-                assert_same_bits(each.result(), plain(reference, rows[number]))
+                assert_same_bits(each.result(), run_session(reference, rows[number]))
                 continue
             with pytest.raises(Refused, match="lookup") as refused:
                 each.result()
             assert refused.value.status == 400
         spans = send(server, "GET", f"/weft/timeline?since={since}").json()["spans"]
         assert ("failed", len(rows)) in {(span["outcome"], span["batch"]) for span in spans}
-        assert model(server, "lookup")["failures"] == {"bad_request": 2}
+        assert model_state(server, "lookup")["failures"] == {"bad_request": 2}
 
 
 # Beginning and ending
@@ -471,7 +360,7 @@ def test_it_lives_at_once_and_is_ready_when_it_is_warm(slow: Path, monkeypatch: 
         starting.result()
         assert (200, False) not in seen
         assert send(address, "GET", "/v2/health/ready").status == 200
-        assert_same_bits(early.result(), plain(session(slow / "chain.onnx"), x))
+        assert_same_bits(early.result(), run_session(session(slow / "chain.onnx"), x))
     finally:
         seen_cold.set()
         asyncio.run_coroutine_threadsafe(server.stop(), loop).result(live.PATIENCE_S)
@@ -482,7 +371,7 @@ def test_it_lives_at_once_and_is_ready_when_it_is_warm(slow: Path, monkeypatch: 
 
 def test_more_shapes_than_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("weft.serving.streams.STREAMS", 128)
-    times(tmp_path / "times.onnx", 2)
+    multiplying_model(tmp_path / "times.onnx", 2)
     with live.running(tmp_path, grpc_port=None) as server:
         connection = http.client.HTTPConnection(server.address, timeout=live.PATIENCE_S)
         told = []
@@ -497,35 +386,18 @@ def test_more_shapes_than_are_told_apart(tmp_path: Path, monkeypatch: pytest.Mon
         connection.close()
         dispatcher = server.server.service.dispatcher
         assert len(dispatcher.streams) <= 128
-        most = model(server, "times")["mean_batch"] and max(s.batches for s in dispatcher.streams._by_use.values())
+        most = model_state(server, "times")["mean_batch"] and max(
+            s.batches for s in dispatcher.streams._by_use.values()
+        )
         assert len(dispatcher.streams.programs) <= 129 * most
         assert told[0] == told[1], "what it tells grows with nothing but its numbers"
-
-
-@contextlib.contextmanager
-def process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """``weft serve`` as users run it, once it is ready, and its address."""
-    command = [sys.executable, "-c", "from weft.cli.main import main; main()", "serve", str(folder)]
-    command += ["--http-port", "0", "--grpc-port", "0", *options]
-    server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    try:
-        assert server.stdout is not None
-        for line in server.stdout:
-            if found := re.search(r"http://(\S+)", line):
-                break
-        else:
-            raise AssertionError(server.stderr.read() if server.stderr else "")
-        yield server, found[1]
-    finally:
-        server.kill()
-        server.communicate()
 
 
 def test_told_to_stop_it_answers_what_it_took(slow: Path) -> None:
     """Requests that run and wait get their results; who asks while it goes down is told so; it ends well."""
     x = some_input()
-    wanted = plain(session(slow / "chain.onnx"), x)
-    with process(slow, "--drain-s", str(live.PATIENCE_S)) as (server, address):
+    wanted = run_session(session(slow / "chain.onnx"), x)
+    with serve_process(slow, "--drain-s", str(live.PATIENCE_S)) as (server, address):
         asked = [Background(lambda: infer(address, "chain", x)) for _ in range(6)]
 
         def taken() -> bool:
@@ -565,7 +437,7 @@ def test_told_to_stop_before_it_is_ready_it_ends(slow: Path) -> None:
 
 def test_a_stop_of_a_server_in_process_answers_what_waits(slow: Path) -> None:
     x = some_input()
-    wanted = plain(session(slow / "chain.onnx"), x)
+    wanted = run_session(session(slow / "chain.onnx"), x)
     with live.running(slow, grpc_port=None) as server:
         asked = [Background(lambda: infer(server, "chain", x)) for _ in range(4)]
         until(lambda: state(server)["in_flight"] + state(server)["totals"]["success"] >= 4, "all are taken")

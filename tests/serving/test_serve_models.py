@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import http.client
-import json
 import shutil
-import socket
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 
 from tests.serving import live
+from tests.support.inference import Refused, infer, state
+from tests.support.references import assert_same_bits, run_session, session
 from weft.models import zoo
 from weft.models.packaged import packaged_models
-from weft.runtime.tensors import DATATYPES
 
 NAMES = ("pp-ocr-det", "pp-ocr-cls", "pp-ocr-rec", "silero-vad", "magika")
 SHAPES: dict[str, dict[str, list[tuple[int, ...]]]] = {
@@ -37,168 +32,6 @@ PICTURES = (
     ("pp-ocr-rec", [1, 3, 48, 64], ""),
 )
 """What models of pictures are measured at, and other settings of theirs."""
-
-CHAIN_WIDTH = 128
-LONG_ROWS = 3
-"""Requests for the chain with so many rows occupy the lane for as long as a test wants."""
-
-Arrays = Mapping[str, np.ndarray]
-
-
-# Talking to a server without a client library
-
-
-class Reply(NamedTuple):
-    status: int
-    headers: Any
-    body: bytes
-
-    def json(self) -> Any:
-        return json.loads(self.body)
-
-
-class Refused(Exception):
-    """An answer that is no result."""
-
-    def __init__(self, reply: Reply) -> None:
-        super().__init__(f"{reply.status} {reply.body.decode()}")
-        self.status = reply.status
-
-
-def send(server: live.Live | str, method: str, path: str, body: bytes | Any = b"", headers: Any = None) -> Reply:
-    """One request over a connection of its own."""
-    address = server if isinstance(server, str) else server.address
-    connection = http.client.HTTPConnection(address, timeout=live.PATIENCE_S)
-    try:
-        body = body if isinstance(body, bytes) else json.dumps(body).encode()
-        connection.request(method, path, body, headers or {})
-        answer = connection.getresponse()
-        return Reply(answer.status, answer.headers, answer.read())
-    finally:
-        connection.close()
-
-
-def packed(arrays: Arrays, **parameters: Any) -> tuple[bytes, dict[str, str]]:
-    """A request with binary tensors both ways: its body and its headers."""
-    kinds = {dtype: name for name, dtype in DATATYPES.items()}
-    parts = [np.ascontiguousarray(each).tobytes() for each in arrays.values()]
-    inputs = [
-        {
-            "name": name,
-            "shape": each.shape,
-            "datatype": kinds[each.dtype],
-            "parameters": {"binary_data_size": len(part)},
-        }
-        for (name, each), part in zip(arrays.items(), parts, strict=True)
-    ]
-    head = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True, **parameters}}).encode()
-    return b"".join([head, *parts]), {"Inference-Header-Content-Length": str(len(head))}
-
-
-def unpacked(reply: Reply) -> dict[str, np.ndarray]:
-    """The tensors of an answer."""
-    at = int(reply.headers["Inference-Header-Content-Length"])
-    found = {}
-    for each in json.loads(reply.body[:at])["outputs"]:
-        end = at + each["parameters"]["binary_data_size"]
-        found[each["name"]] = np.frombuffer(reply.body[at:end], DATATYPES[each["datatype"]]).reshape(each["shape"])
-        at = end
-    assert at == len(reply.body)
-    return found
-
-
-def infer(server: live.Live | str, name: str, arrays: Arrays, **parameters: Any) -> dict[str, np.ndarray]:
-    body, headers = packed(arrays, **parameters)
-    reply = send(server, "POST", f"/v2/models/{name}/infer", body, headers)
-    if reply.status != 200:
-        raise Refused(reply)
-    return unpacked(reply)
-
-
-def state(server: live.Live | str) -> Any:
-    return send(server, "GET", "/weft/state").json()
-
-
-def model(server: live.Live, name: str) -> Any:
-    return next(each for each in state(server)["models"] if each["name"] == name)
-
-
-def failures(server: live.Live, reason: str) -> int:
-    return int(state(server)["totals"]["failures"].get(reason, 0))
-
-
-def until(found: Callable[[], Any], what: str) -> Any:
-    """Wait for something that must come."""
-    end_s = time.monotonic() + live.PATIENCE_S
-    while not (result := found()):
-        assert time.monotonic() < end_s, f"waited in vain: {what}"
-        time.sleep(0.01)
-    return result
-
-
-# Keeping a server busy
-
-
-def chain(path: Path, settings: str = "") -> Path:
-    """A model of several segments, on a machine of any speed."""
-    live.heavy(path, layers=24, width=CHAIN_WIDTH, rows="n")  # type: ignore[arg-type]
-    path.with_suffix(".toml").write_text(f"grain_ms = 0.0001\nmax_pieces = 8\nmax_batch = 1\n{settings}")
-    return path
-
-
-def chain_request(rows: int, **parameters: Any) -> bytes:
-    """A whole HTTP request for the chain, with binary data, as bytes."""
-    size = rows * CHAIN_WIDTH * 4
-    x = {"name": "x", "shape": [rows, CHAIN_WIDTH], "datatype": "FP32", "parameters": {"binary_data_size": size}}
-    header = json.dumps({"inputs": [x], "parameters": parameters}).encode()
-    head = (
-        f"POST /v2/models/chain/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(header) + size}\r\n"
-        f"Inference-Header-Content-Length: {len(header)}\r\n\r\n"
-    )
-    return head.encode() + header + np.full(rows * CHAIN_WIDTH, 0.5, np.float32).tobytes()
-
-
-def computed(server: live.Live, since: float) -> list[str]:
-    """The segments of long requests for the chain that were run, as "3/16"."""
-    spans = send(server, "GET", f"/weft/timeline?since={since}").json()["spans"]
-    return [span["segment"] for span in spans if span["model"] == "chain" and span["batch"] == LONG_ROWS]
-
-
-@contextlib.contextmanager
-def occupied(server: live.Live) -> Iterator[None]:
-    """The only lane is in the second segment of the chain until the block ends, when who asked for it leaves.
-
-    All others are due later.
-    """
-    address = "127.0.0.1", server.server.http_port or 0
-    with live.Gate(server, "chain", LONG_ROWS, after=1) as gate:
-        with socket.create_connection(address, timeout=live.PATIENCE_S) as client:
-            client.sendall(chain_request(LONG_ROWS, weft_slo_ms=0.001))
-            gate.wait()
-            yield
-        until(lambda: not state(server)["lanes"][0]["busy"], "the lane is free")
-
-
-# Comparing
-
-
-def session(path: Path) -> ort.InferenceSession:
-    """What we compare with: plain ONNX Runtime, with as many threads as the server has."""
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    return ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-
-
-def plain(reference: ort.InferenceSession, arrays: Arrays) -> dict[str, np.ndarray]:
-    names = [each.name for each in reference.get_outputs()]
-    return dict(zip(names, reference.run(names, dict(arrays)), strict=True))
-
-
-def assert_same_bits(got: Arrays, wanted: Arrays) -> None:
-    assert list(got) == list(wanted)
-    for name, each in wanted.items():
-        assert (got[name].dtype, got[name].shape) == (each.dtype, each.shape)
-        assert got[name].tobytes() == each.tobytes(), name
 
 
 # The models
@@ -255,7 +88,7 @@ STATELESS = ("pp-ocr-det", "pp-ocr-cls", "pp-ocr-rec", "magika", "small-bert")
 
 def check(server: live.Live, name: str, references: Mapping[str, ort.InferenceSession]) -> None:
     for arrays in requests(name, references):
-        assert_same_bits(infer(server, name, arrays), plain(references[name], arrays))
+        assert_same_bits(infer(server, name, arrays), run_session(references[name], arrays))
 
 
 def listen(server: live.Live, reference: ort.InferenceSession, *, rows: int, steps: int) -> None:
@@ -264,7 +97,7 @@ def listen(server: live.Live, reference: ort.InferenceSession, *, rows: int, ste
     ours = theirs = np.zeros((2, rows, 128), np.float32)
     for _ in range(steps):
         heard = {"input": rng.normal(size=(rows, 576)).astype(np.float32), "sr": np.array(16000, np.int64)}
-        wanted = plain(reference, heard | {"state": theirs})
+        wanted = run_session(reference, heard | {"state": theirs})
         got = infer(server, "silero-vad", heard | {"state": ours})
         assert_same_bits(got, wanted)
         ours, theirs = got["stateN"], wanted["stateN"]

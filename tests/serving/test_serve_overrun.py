@@ -12,15 +12,16 @@ import numpy as np
 import pytest
 
 from tests.serving import live
-from tests.serving.test_serve_endless import answers, asked, busy, one_that_never_ends, turning
-from tests.serving.test_serve_isolated import group, metric
-from tests.serving.test_serve_models import infer, state, until
+from tests.serving.live import worker_group
+from tests.support.concurrency import until
+from tests.support.endless import busy_lanes, endless_request, loop_input, loop_model, other_model_answers
+from tests.support.inference import infer, metric, state
 from weft.runtime.urgency import GENTLE
 
 
 @pytest.fixture(params=["threads", "process"])
 def server(request: Any, tmp_path: Path) -> Iterator[live.Live]:
-    turning(tmp_path / "turning.onnx")
+    loop_model(tmp_path / "turning.onnx")
     live.mlp(tmp_path / "mlp.onnx")
     with live.running(tmp_path, grpc_port=None, lanes=2, drain_s=0.0, isolation=request.param) as running:
         yield running
@@ -31,39 +32,39 @@ def replaced(server: live.Live) -> float:
 
 
 def test_others_are_answered_while_hostile_requests_have_all_lanes(server: live.Live) -> None:
-    assert answers(server) and replaced(server) == 0
-    with one_that_never_ends(server), one_that_never_ends(server):
+    assert other_model_answers(server) and replaced(server) == 0
+    with endless_request(server), endless_request(server):
         for _ in range(3):
-            assert answers(server)
+            assert other_model_answers(server)
         assert replaced(server) in (1, 2)
-        assert busy(server) == 2
-    until(lambda: busy(server) == 0, "they were stopped")
+        assert busy_lanes(server) == 2
+    until(lambda: busy_lanes(server) == 0, "they were stopped")
     assert len(state(server)["lanes"]) == 2
-    assert np.array_equal(infer(server, "turning", asked(3))["y"], np.arange(4))
+    assert np.array_equal(infer(server, "turning", loop_input(3))["y"], np.arange(4))
 
 
 def test_it_can_be_done_again_and_again(server: live.Live) -> None:
     for turn in range(3):
         with contextlib.ExitStack() as stack:
             for _ in range(3):
-                stack.enter_context(one_that_never_ends(server))
-            assert answers(server)
-        until(lambda: busy(server) == 0 and len(state(server)["lanes"]) == 2, "all is as before")
+                stack.enter_context(endless_request(server))
+            assert other_model_answers(server)
+        until(lambda: busy_lanes(server) == 0 and len(state(server)["lanes"]) == 2, "all is as before")
         assert replaced(server) > turn
 
 
 @pytest.mark.parametrize("server", ["process"], indirect=True)
 def test_a_thread_of_a_worker_that_gave_way_is_used_no_more(server: live.Live) -> None:
     def urgencies() -> list[int]:
-        worker = group(server, "model:turning").worker
+        worker = worker_group(server, "model:turning").worker
         assert worker is not None
         tasks = [int(each.name) for each in Path(f"/proc/{worker.pid}/task").iterdir()]
         return [os.getpriority(os.PRIO_PROCESS, task) for task in tasks]
 
     before = max(urgencies())
-    with one_that_never_ends(server), one_that_never_ends(server):
-        assert answers(server)
+    with endless_request(server), endless_request(server):
+        assert other_model_answers(server)
         until(lambda: max(urgencies()) == max(before, GENTLE), "it gives way")
     until(lambda: max(urgencies()) == before, "its thread has ended")
     for _ in range(8):
-        assert np.array_equal(infer(server, "turning", asked(3))["y"], np.arange(4))
+        assert np.array_equal(infer(server, "turning", loop_input(3))["y"], np.arange(4))

@@ -7,7 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.serving import live
-from weft.base.errors import InputError
+from tests.support.kinds import register
+from weft.base.errors import InputError, ModelError
+from weft.runtime.backends import make_backend
+from weft.runtime.isolated.limits import WorkerLimits
+from weft.serving.isolation import check_device
 from weft.serving.repository import Repository
 
 
@@ -34,4 +38,15 @@ def test_a_program_is_not_loaded_unless_somebody_allows_it(tmp_path: Path) -> No
 def test_without_a_device_a_program_says_what_it_needs(tmp_path: Path) -> None:
     (tmp_path / "flat.pt2").write_bytes(b"code")
     with live.running(tmp_path, allow_programs=True) as server:
-        assert "programs of torch run on a GPU: serve with --device cuda:0" in server.server.service.why_not_ready()
+        said = server.server.service.why_not_ready()
+    assert ".pt2 files, of the kind torch-program, run on cuda only: serve with --device cuda:0, or export" in said
+
+
+def test_a_kind_of_another_package_says_what_it_needs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(monkeypatch, "nowhere", suffix=".other")
+    backend = make_backend("onnxruntime", WorkerLimits())
+    with pytest.raises(
+        ModelError, match=r"\.other files, of the kind other, run on cuda only: serve with --device cuda:0"
+    ):
+        check_device(tmp_path / "net.other", backend)
+    check_device(tmp_path / "net.onnx", backend)

@@ -13,8 +13,9 @@ import pytest
 
 from tests.engine.hosts import Machine
 from tests.serving import live
-from tests.serving.test_serve_life import times
-from tests.serving.test_serve_models import Refused, infer, model, send, state, until
+from tests.serving.factors import multiplying_model
+from tests.support.concurrency import until
+from tests.support.inference import Refused, infer, model_state, send, state
 from weft.base.errors import Expired, InputError
 from weft.http.messages import HttpExchange
 from weft.serving import library
@@ -62,7 +63,7 @@ def test_a_batch_does_not_wait_for_others_beyond_its_deadline(monkeypatch):
 
 def test_a_policy_that_does_not_serve_requests_is_refused_at_the_start(tmp_path: Path) -> None:
     async def start() -> None:
-        Server(ServerConfig(models=(str(times(tmp_path / "times.onnx", 2)),), policy="weft"))
+        Server(ServerConfig(models=(str(multiplying_model(tmp_path / "times.onnx", 2)),), policy="weft"))
 
     with pytest.raises(InputError, match="never run dry"):
         asyncio.run(start())
@@ -71,13 +72,13 @@ def test_a_policy_that_does_not_serve_requests_is_refused_at_the_start(tmp_path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     for name in ("a", "b", "c"):
-        times(tmp_path / f"{name}.onnx", 2)
+        multiplying_model(tmp_path / f"{name}.onnx", 2)
     return tmp_path
 
 
 def test_models_that_do_not_fit_are_left_for_later_and_send_nobody_away(folder: Path) -> None:
     with live.running(folder, grpc_port=None) as server:
-        size = model(server, "a")["memory_bytes"]
+        size = model_state(server, "a")["memory_bytes"]
     with live.running(folder, grpc_port=None, memory_budget_bytes=size + size // 2) as server:
         assert [each["state"] for each in state(server)["models"]] == ["ready", "unloaded", "unloaded"]
         assert server.server.service.library.evictions == 0
@@ -108,7 +109,7 @@ def test_a_model_whose_file_is_gone_leaves_when_the_disk_is_looked_at(folder: Pa
 
 
 def test_a_file_that_cannot_be_loaded_is_tried_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    times(tmp_path / "good.onnx", 2)
+    multiplying_model(tmp_path / "good.onnx", 2)
     (tmp_path / "bad.onnx").write_bytes(b"no model")
     tried: list[Path] = []
     prepare = library.Library._opened
@@ -122,7 +123,7 @@ def test_a_file_that_cannot_be_loaded_is_tried_once(tmp_path: Path, monkeypatch:
             assert refused.value.status == 503
             assert str(tmp_path) not in str(refused.value)
         assert [path.name for path in tried].count("bad.onnx") == 1
-        times(tmp_path / "bad.onnx", 3)
+        multiplying_model(tmp_path / "bad.onnx", 3)
         assert send(server, "POST", "/v2/repository/models/bad/load").status == 200
         ask(server, "bad")
 
@@ -130,7 +131,7 @@ def test_a_file_that_cannot_be_loaded_is_tried_once(tmp_path: Path, monkeypatch:
 def test_a_strict_request_does_not_wait_for_a_model_longer_than_its_deadline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times(tmp_path / "times.onnx", 2)
+    multiplying_model(tmp_path / "times.onnx", 2)
     (tmp_path / "times.toml").write_text("preload = false\n")
     opened, may_go_on = library.Library._opened, threading.Event()
 
@@ -157,7 +158,7 @@ def test_pages_of_others_cannot_unload_a_model(folder: Path) -> None:
     with live.running(folder / "a.onnx", grpc_port=None) as server:
         path = "/v2/repository/models/a/unload"
         assert send(server, "POST", path, headers={"Origin": "http://elsewhere.example"}).status == 400
-        assert model(server, "a")["state"] == "ready"
+        assert model_state(server, "a")["state"] == "ready"
         assert send(server, "POST", path, headers={"Origin": f"http://{server.address}"}).status == 200
 
 

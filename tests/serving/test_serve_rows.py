@@ -8,12 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
+from tests.runtime.row_graphs import quantised_model
 from tests.runtime.special_models import SPECIAL, Special, graph, ints
-from tests.runtime.test_rows import quantised
 from tests.serving import live
-from tests.serving.test_serve_endless import one_that_never_ends, turning
-from tests.serving.test_serve_life import Background
-from tests.serving.test_serve_models import infer, model, plain, send, session, state, until
+from tests.support.concurrency import Background, until
+from tests.support.endless import endless_request, loop_model
+from tests.support.inference import infer, model_state, send, state
+from tests.support.references import run_session, session
 
 CLIENTS = 8
 
@@ -21,8 +22,10 @@ CLIENTS = 8
 @contextlib.contextmanager
 def lane_taken(server: live.Live) -> Iterator[None]:
     """One that never ends has the only lane; a lane that is busy may also learn, while that one waits."""
-    with live.same_lanes(server), one_that_never_ends(server):
-        until(lambda: model(server, "turning")["queued"] == 0 < state(server)["in_flight"], "the lane has that one")
+    with live.same_lanes(server), endless_request(server):
+        until(
+            lambda: model_state(server, "turning")["queued"] == 0 < state(server)["in_flight"], "the lane has that one"
+        )
         yield
 
 
@@ -33,9 +36,9 @@ def asked(path: Path, server: live.Live) -> tuple[list[int], list[int]]:
     inputs[3]["x"] *= 200
     with lane_taken(server):
         waiting = [Background(lambda each=each: infer(server, "quantised", each)) for each in inputs]
-        until(lambda: model(server, "quantised")["queued"] == CLIENTS, "all of them wait")
+        until(lambda: model_state(server, "quantised")["queued"] == CLIENTS, "all of them wait")
     alone = session(path)
-    return [each.result()["y"].item() for each in waiting], [plain(alone, each)["y"].item() for each in inputs]
+    return [each.result()["y"].item() for each in waiting], [run_session(alone, each)["y"].item() for each in inputs]
 
 
 def executions(server: live.Live) -> int:
@@ -45,18 +48,18 @@ def executions(server: live.Live) -> int:
 
 
 def test_one_with_large_numbers_does_not_change_the_answers_of_others(tmp_path: Path) -> None:
-    turning(tmp_path / "turning.onnx")
-    path = quantised(tmp_path / "quantised.onnx")
+    loop_model(tmp_path / "turning.onnx")
+    path = quantised_model(tmp_path / "quantised.onnx")
     with live.running(tmp_path, grpc_port=None) as server:
         got, wanted = asked(path, server)
         assert got == wanted
         assert executions(server) == CLIENTS
-        assert "not batched: DynamicQuantizeLinear" in model(server, "quantised")["message"]
+        assert "not batched: DynamicQuantizeLinear" in model_state(server, "quantised")["message"]
 
 
 def test_a_file_that_says_that_rows_are_independent_is_batched(tmp_path: Path) -> None:
-    turning(tmp_path / "turning.onnx")
-    path = quantised(tmp_path / "quantised.onnx", says="independent")
+    loop_model(tmp_path / "turning.onnx")
+    path = quantised_model(tmp_path / "quantised.onnx", says="independent")
     path.with_suffix(".toml").write_text(f"max_batch = {CLIENTS}\n")
     with live.running(tmp_path, grpc_port=None) as server:
         got, wanted = asked(path, server)
@@ -65,8 +68,8 @@ def test_a_file_that_says_that_rows_are_independent_is_batched(tmp_path: Path) -
 
 
 def test_settings_that_say_so_do_the_same(tmp_path: Path) -> None:
-    turning(tmp_path / "turning.onnx")
-    path = quantised(tmp_path / "quantised.onnx")
+    loop_model(tmp_path / "turning.onnx")
+    path = quantised_model(tmp_path / "quantised.onnx")
     path.with_suffix(".toml").write_text(f'max_batch = {CLIENTS}\nrows = "independent"\n')
     with live.running(tmp_path, grpc_port=None) as server:
         asked(path, server)
@@ -77,12 +80,12 @@ def asked_for(server: live.Live, name: str, inputs: list[np.ndarray]) -> list[np
     """What clients who wait together for a model get."""
     with lane_taken(server):
         waiting = [Background(lambda each=each: infer(server, name, {"x": each})) for each in inputs]
-        until(lambda: model(server, name)["queued"] == len(inputs), "all of them wait")
+        until(lambda: model_state(server, name)["queued"] == len(inputs), "all of them wait")
     return [each.result()["y"] for each in waiting]
 
 
 def test_rows_of_other_shapes_than_the_measured_ones_are_joined_only_if_no_shape_mixes_them(tmp_path: Path) -> None:
-    turning(tmp_path / "turning.onnx")
+    loop_model(tmp_path / "turning.onnx")
     (wide,) = (each for each in SPECIAL if each.name == "wide-rows")
     alone = session(wide.save(tmp_path))
     folded = Special("folded", lambda: graph("(float[n,s] x) => (float[m,4] y) { y = Reshape(x, c) }", c=ints(-1, 4)))
@@ -94,6 +97,8 @@ def test_rows_of_other_shapes_than_the_measured_ones_are_joined_only_if_no_shape
         for size in (4, 8):
             inputs = [rng.normal(size=(1, size)).astype(np.float32) for _ in range(4)]
             got = asked_for(server, "wide-rows", inputs)
-            assert [each.tobytes() for each in got] == [plain(alone, {"x": each})["y"].tobytes() for each in inputs]
+            assert [each.tobytes() for each in got] == [
+                run_session(alone, {"x": each})["y"].tobytes() for each in inputs
+            ]
         long = [rng.normal(size=(1, 8)).astype(np.float32) for _ in range(3)]
         assert [each.shape for each in asked_for(server, "folded", long)] == [(2, 4)] * 3

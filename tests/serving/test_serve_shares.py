@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import sys
-import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,18 +15,18 @@ import pytest
 
 from tests.runtime.cuda.nets import chain, choosing, drawn, leaving, wanted
 from tests.serving import live
-from tests.serving.test_serve_device import worker_of
-from tests.serving.test_serve_models import until
-from tests.support.inference import infer_fp32
+from tests.serving.live import device_worker
+from tests.support.concurrency import until
+from tests.support.inference import infer_fp32, infer_json, send
 from weft.base.errors import BadRequest, InputError
 from weft.runtime.backend import LoadOptions
+from weft.runtime.cuda.cpu_twins import TWIN, UNCUT_TWIN
 from weft.runtime.cuda.device import TWIN_CUTS
 from weft.runtime.cuda.engine import CudaEngine
-from weft.runtime.cuda.twins import TWIN, UNCUT_TWIN
 from weft.runtime.isolated.device import DeviceBackend
 from weft.serving import isolation
 from weft.serving.config import ServerConfig
-from weft.serving.sharing import UNMEASURED
+from weft.serving.gpu_sharing import UNMEASURED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 CHAINS = ("short", "middle", "long")
@@ -62,29 +61,13 @@ def server(folder: Path) -> Iterator[live.Live]:
         yield found
 
 
-def answers(server: live.Live, model: str, feeds: list[dict[str, Any]]) -> list[Any]:
-    """What a model says, one request after another."""
-    return [_outputs(server, model, feed) for feed in feeds]
-
-
-def _outputs(server: live.Live, model: str, feed: dict[str, Any]) -> dict[str, Any]:
-    inputs = [
-        {"name": name, "shape": each.shape, "datatype": "FP32", "data": each.ravel().tolist()}
-        for name, each in feed.items()
-    ]
-    url = f"{server.url}/v2/models/{model}/infer"
-    request = urllib.request.Request(url, json.dumps({"inputs": inputs}).encode(), method="POST")
-    with urllib.request.urlopen(request, timeout=live.PATIENCE_S) as answer:
-        return {each["name"]: each["data"] for each in json.load(answer)["outputs"]}
+def infer_each(server: live.Live, model: str, feeds: list[dict[str, Any]]) -> list[Any]:
+    """The outputs of a model, one request after another."""
+    return [infer_json(server, model, feed) for feed in feeds]
 
 
 def dispatcher_of(server: live.Live) -> Any:
     return server.server.service.dispatcher
-
-
-def told(server: live.Live, path: str) -> Any:
-    with urllib.request.urlopen(f"{server.url}/{path}", timeout=live.PATIENCE_S) as answer:
-        return answer.read().decode()
 
 
 def test_processors_and_several_devices_have_no_shares(folder: Path) -> None:
@@ -102,9 +85,9 @@ def test_models_that_share_a_device_say_the_same_as_when_they_do_not(server: liv
     models = [*CHAINS, "leaving", "choosing"]
     feeds = {name: [drawn(1 if name == "choosing" else 1 + at % 3, at) for at in range(8)] for name in models}
     with live.running(folder, device=TWIN) as unshared:
-        right = {name: answers(unshared, name, feeds[name]) for name in models}
+        right = {name: infer_each(unshared, name, feeds[name]) for name in models}
     with ThreadPoolExecutor(len(models)) as clients:
-        found = dict(zip(models, clients.map(lambda name: answers(server, name, feeds[name]), models), strict=True))
+        found = dict(zip(models, clients.map(lambda name: infer_each(server, name, feeds[name]), models), strict=True))
     assert found == right, "bit for bit"
 
 
@@ -148,7 +131,10 @@ def test_kinds_follow_the_programs_as_streams_come_and_go(server: live.Live, mon
         for model in [server.server.service.library.find(each).served for each in CHAINS]:
             for stream in model.streams.values():
                 own = range(stream.first_program, stream.first_program + stream.batches)
-                like = [model.loaded.like.get(stream.rows * size, UNMEASURED) for size in range(1, stream.batches + 1)]
+                like = [
+                    model.loaded.shares.like.get(stream.rows * size, UNMEASURED)
+                    for size in range(1, stream.batches + 1)
+                ]
                 assert [shares.kinds[program] for program in own] == like
                 assert len({shares.bodies[program] for program in own}) == 1
                 models.add(model.name)
@@ -186,7 +172,7 @@ def test_a_worker_that_is_killed_loses_no_request_on_any_lane(server: live.Live,
 
     def asks(task: tuple[int, tuple[str, Any]]) -> Any:
         if task[0] == 20:
-            worker_of(server).kill("a test")
+            device_worker(server).kill("a test")
         return infer_fp32(server, *task[1])
 
     with ThreadPoolExecutor(6) as clients:
@@ -201,13 +187,17 @@ def test_who_had_which_share_is_told(two: Path) -> None:
     with live.running(two, device=TWIN, policy="split") as found:
         for at in range(6):
             infer_fp32(found, ("short", "middle")[at % 2], drawn(1))
-        lines = dict(line.rsplit(" ", 1) for line in told(found, "metrics").splitlines() if not line.startswith("#"))
+        lines = dict(
+            line.rsplit(" ", 1)
+            for line in send(found, "GET", "/metrics").body.decode().splitlines()
+            if not line.startswith("#")
+        )
         seconds = {name: float(each) for name, each in lines.items() if name.startswith("weft_share_seconds_total")}
         assert {each.split("share=")[1] for each in seconds if seconds[each]} == {'"5"}', '"3"}'}
         assert float(lines[f'weft_device_busy_seconds_total{{device="{TWIN}"}}']) > 0
-        events = json.loads(told(found, "weft/trace"))["traceEvents"]
+        events = send(found, "GET", "/weft/trace").json()["traceEvents"]
         assert {each["args"]["name"] for each in events if each["ph"] == "M"} == {"lane 5: 5 SMs", "lane 6: 3 SMs"}
-        state = json.loads(told(found, "weft/state"))
+        state = send(found, "GET", "/weft/state").json()
         assert [lane["share"] for lane in state["lanes"]] == ["8", "8", "8", "8", "8 high", "5", "3", "4", "4"]
         assert {share for model in state["models"] for share in model["shares"]} == {"5", "3"}
 
@@ -237,7 +227,7 @@ def test_models_that_take_turns_in_the_memory_share_the_device_all_the_same(tmp_
     feed = {"x": np.random.default_rng(1).standard_normal((1, *LARGE)).astype(np.float32)}
     right = wanted(path, feed)
     alone = CudaEngine(TWIN).open(path, LoadOptions(grain_s=1e-7, max_batch=1, rests=True), None, learn=True)
-    most = alone.moving_bytes * 5 // 2
+    most = alone.residency.moving_bytes * 5 // 2
     with live.running(tmp_path, device=TWIN, policy="abreast", device_memory_bytes=most) as found:
         backend = found.server.service.library.backend
         with ThreadPoolExecutor(4) as clients:
@@ -249,6 +239,6 @@ def test_models_that_take_turns_in_the_memory_share_the_device_all_the_same(tmp_
 
 def test_whether_models_share_is_settled_at_the_start(server: live.Live) -> None:
     service = server.server.service
-    service.settings_again = lambda: ServerConfig(models=service.config.models, device=TWIN, policy="punctual")
+    service.settings_again = lambda: ServerConfig(models=service.config.loading.models, device=TWIN, policy="punctual")
     with pytest.raises(BadRequest, match="policy = punctual: whether models share a GPU is settled at the start"):
         server.call(service.renew())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,26 @@ import onnx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper
 
-from tests.engine.hosts import MS, Machine, Sent, Staged, compute_here, count
+from tests.engine.hosts import MS, Machine, Sent, begun, compute_here, count
 from tests.runtime.clocks import ANY_LENGTH_S, NO_LENGTH_S, said_times
 from tests.serving import live
-from tests.serving.test_serve_models import Refused, infer, model, packed, send, state
-from tests.stitching.nets import macs, run, tiny
+from tests.serving.contracts.stitched import *  # noqa: F403
+from tests.stitching.nets import macs
+from tests.support.inference import Refused, infer, model_state, packed, send
+from tests.support.stitched import (
+    NAMES,
+    NETS,
+    check_output,
+    head_output,
+    needs_rows,
+    net_output,
+    pictures,
+    served_tasks,
+    stitched_file,
+    task_metadata,
+)
 from weft.base.errors import (
     BadRequest,
     Cancelled,
@@ -34,55 +46,13 @@ from weft.models.sources import load_model
 from weft.runtime.metadata import STITCHED_KEY
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
-from weft.runtime.stitched import TaskSpec, read_tasks, tasks_in
+from weft.runtime.stitched import read_tasks, tasks_in
 from weft.serving.repository import Repository
 from weft.serving.streams import ServedModel
 from weft.serving.tickets import ClientTicket, MixedWork
 from weft.simulation.prediction import predict
-from weft_stitch.lowering import lower
-from weft_stitch.metadata import metadata
-from weft_stitch.net import Net
-from weft_stitch.onnx_writer import write_onnx
-from weft_stitch.reading.alignment import align
 
-NETS = tiny().nets
-NAMES = [net.name for net in NETS]
 FIXED = "stitched with a fixed number of rows"
-
-
-def stitched(path: Path, tasks: int = 3, form: str = "split", *, dynamic: bool = True, **settings: Any) -> Path:
-    """A file of small models that share weights."""
-    made = tiny(tasks=tasks, **settings)
-    family = align(made.nets)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_onnx(lower(family, made.planted, form, dynamic=dynamic), path, metadata(family, family.batches))
-    return path
-
-
-def said(tasks: Sequence[TaskSpec]) -> dict[str, str]:
-    """The metadata of a file with these tasks."""
-    return {STITCHED_KEY: json.dumps({"version": 1, "tasks": [task.model_dump() for task in tasks]})}
-
-
-def pictures(rows: int = 1, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng(seed).standard_normal((rows, *NETS[0].inputs[0].shape), np.float32)
-
-
-def answer(net: Net, rows: np.ndarray) -> np.ndarray:
-    return run(net, rows)[0]
-
-
-def check(outputs: Any, net: Net, given: np.ndarray) -> None:
-    """An answer is what the model gives alone."""
-    assert list(outputs) == [port.name for port in net.outputs]
-    (port,) = net.outputs
-    assert outputs[port.name].shape == (len(given), *port.shape)
-    np.testing.assert_allclose(outputs[port.name], answer(net, given), atol=1e-5)
-
-
-@pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stitched(tmp_path_factory.mktemp("stitched") / "body.onnx")
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +111,7 @@ def renamed(source: Path, target: Path, **changes: dict[str, str]) -> Path:
     """The file with other ports for its first task."""
     proto = onnx.load(source)
     first, *others = tasks_in(source)
-    helper.set_model_props(proto, said([first.model_copy(update=changes), *others]))
+    helper.set_model_props(proto, task_metadata([first.model_copy(update=changes), *others]))
     onnx.save(proto, target)
     return target
 
@@ -157,13 +127,13 @@ def test_tasks_must_fit_their_graph(file: Path, tmp_path: Path) -> None:
 
 def test_fixed_batches_are_refused_and_the_way_out_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=f"{FIXED}.*--dynamic"):
-        prepare(stitched(tmp_path / "fixed.onnx", dynamic=False), LoadOptions())
+        prepare(stitched_file(tmp_path / "fixed.onnx", dynamic=False), LoadOptions())
 
 
 def test_models_of_a_file_that_cannot_be_loaded_fail_in_one_line(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with live.running(stitched(tmp_path / "fixed.onnx", dynamic=False), grpc_port=None) as running:
+    with live.running(stitched_file(tmp_path / "fixed.onnx", dynamic=False), grpc_port=None) as running:
         _announce(running.server)
         names = [slot.entry.name for slot in running.server.service.library.slots()]
     told = [record.name for record in caplog.records if record.getMessage().count(FIXED) == 1]
@@ -184,70 +154,33 @@ def test_exits_are_refused(file: Path) -> None:
 
 @pytest.mark.parametrize("form", ["mts", "split", "half", "separate"])
 def test_rows_of_any_mix_are_those_of_the_models_alone(tmp_path: Path, form: str) -> None:
-    body = prepare(stitched(tmp_path / "body.onnx", form=form), LoadOptions(max_batch=4))
+    body = prepare(stitched_file(tmp_path / "body.onnx", form=form), LoadOptions(max_batch=4))
     for mix in ([0], [2], [0, 1, 2], [2, 2, 0], [1, 1]):
         given = [pictures(seed=at) for at in range(len(mix))]
-        samples = [{body.tasks[task].inputs["image"]: each} for task, each in zip(mix, given, strict=True)]
+        samples = [{body.tasks.specs[task].inputs["image"]: each} for task, each in zip(mix, given, strict=True)]
         found = body.run(body.gather(samples))
         for task, net in enumerate(NETS):
-            (inner,) = body.tasks[task].outputs.values()
-            wanted = [answer(net, each) for each, owner in zip(given, mix, strict=True) if owner == task]
+            (inner,) = body.tasks.specs[task].outputs.values()
+            wanted = [net_output(net, each) for each, owner in zip(given, mix, strict=True) if owner == task]
             assert found[inner].shape == (len(wanted), *net.outputs[0].shape)
             if wanted:
                 np.testing.assert_allclose(found[inner], np.concatenate(wanted), atol=1e-5)
 
 
 def test_a_stitched_file_is_measured_as_mixed_as_it_can_be(prepared: CpuModel) -> None:
-    assert prepared.batchable and prepared.max_batch == 4 and not prepared.mergeable
-    assert sorted(prepared.times_s) == [1, 2, 4] and all(sum(each) > 0 for each in prepared.times_s.values())
+    assert prepared.batching.batchable and prepared.batching.max_batch == 4 and not prepared.batching.mergeable
+    assert sorted(prepared.timing.times_s) == [1, 2, 4] and all(
+        sum(each) > 0 for each in prepared.timing.times_s.values()
+    )
     assert prepared.blueprint.absent_rows == 0 and prepared.remarks == ()
 
 
 @pytest.mark.parametrize(("tasks", "largest"), [(3, 8), (9, 16)])
 def test_batches_of_as_many_rows_as_there_are_tasks_are_tried(tmp_path: Path, monkeypatch, tasks, largest) -> None:
-    monkeypatch.setattr("weft.runtime.onnxruntime_cpu.measuring.LEAST_GAIN", -100.0)  # batching always pays
-    assert prepare(stitched(tmp_path / "body.onnx", tasks, form="mts"), LoadOptions()).max_batch == largest
-
-
-def needs_rows(path: Path) -> Path:
-    """Two tasks of which neither can be left out: no rows cannot be reshaped to no rows of -1."""
-    rng = np.random.default_rng(3)
-    nodes, inputs, outputs, tasks = [], [], [], []
-    weights = {"shape": np.array([0, -1]), "w": rng.standard_normal((4, 4), np.float32)}
-    for name in ("a", "b"):
-        weights[f"h{name}"] = rng.standard_normal((4, 3), np.float32)
-        nodes += [
-            helper.make_node("Reshape", [f"{name}.x", "shape"], [f"flat.{name}"]),
-            helper.make_node("MatMul", [f"flat.{name}", "w"], [f"body.{name}"]),
-            helper.make_node("MatMul", [f"body.{name}", f"h{name}"], [f"{name}.y"]),
-        ]
-        inputs.append(helper.make_tensor_value_info(f"{name}.x", TensorProto.FLOAT, [f"{name}_rows", 2, 2]))
-        outputs.append(helper.make_tensor_value_info(f"{name}.y", TensorProto.FLOAT, [f"{name}_out", 3]))
-        tasks.append(TaskSpec(name=name, inputs={"x": f"{name}.x"}, outputs={"y": f"{name}.y"}))
-    constants = [numpy_helper.from_array(array, name) for name, array in weights.items()]
-    graph = helper.make_graph(nodes, "both", inputs, outputs, constants)
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    helper.set_model_props(proto, said(tasks))
-    onnx.save(proto, path)
-    return path
-
-
-def alone(path: Path, name: str, given: np.ndarray) -> np.ndarray:
-    weights = {each.name: numpy_helper.to_array(each) for each in onnx.load(path).graph.initializer}
-    return given.reshape(-1, 4) @ weights["w"] @ weights[f"h{name}"]
-
-
-def models(machine: Machine, body: CpuModel, *, ms: float = 1, each_ms: float = 1, **terms: Any) -> list[ServedModel]:
-    """The models that have a body, on a machine."""
-    first = {name for task in body.tasks for name in task.inputs.values()}
-
-    def rows_of(index: int, values: dict[str, Any]) -> int:
-        """Of all tasks together, where it is the first segment."""
-        return sum(len(each) for name, each in values.items() if name in first) if index == 0 else 0
-
-    staged: Any = Staged(machine, body, ms, each_ms, rows_of)
-    whole = ServedModel("body", staged, **terms)
-    return [whole.for_task(task, queue_size=4) for task in body.tasks]
+    monkeypatch.setattr("weft.runtime.onnxruntime_cpu.model_timing.LEAST_GAIN", -100.0)  # batching always pays
+    assert (
+        prepare(stitched_file(tmp_path / "body.onnx", tasks, form="mts"), LoadOptions()).batching.max_batch == largest
+    )
 
 
 def ask(machine: Machine, served: ServedModel, given: np.ndarray, due_ms: float = 1000, **how: Any) -> Sent:
@@ -273,21 +206,21 @@ def at_rest(machine: Machine, served: Sequence[ServedModel]) -> None:
 
 def test_requests_for_several_models_that_wait_together_run_in_one_go(machine, prepared):
     one = machine()
-    served = models(one, prepared)
+    served = served_tasks(one, prepared)
     order = [2, 0, 2, 1]
     sent = [ask(one, served[task], pictures(seed=at)) for at, task in enumerate(order)]
     assert [each.line.waiting for each in served] == [1, 1, 2]
     one.run()
     assert served[0].loaded.ran == [(0, 4)]
     for at, (task, each) in enumerate(zip(order, sent, strict=True)):
-        check(each.outcome, NETS[task], pictures(seed=at))
+        check_output(each.outcome, NETS[task], pictures(seed=at))
         assert (each.end_ms, each.ticket.batch_size) == (5, 4)
     at_rest(one, served)
 
 
 def test_each_model_has_its_own_counters(machine, prepared):
     one = machine()
-    served = models(one, prepared)
+    served = served_tasks(one, prepared)
     for task in (2, 0, 2):
         ask(one, served[task], pictures())
     one.run()
@@ -304,31 +237,31 @@ def test_each_model_has_its_own_counters(machine, prepared):
 
 def test_several_rows_of_one_request_stay_together(machine, prepared):
     one = machine()
-    served = models(one, prepared)
+    served = served_tasks(one, prepared)
     sent = [ask(one, served[task], pictures(2, seed=task)) for task in (1, 0, 1)]
     empty = ask(one, served[2], pictures(0))
     one.run()
     assert [each.ticket.batch_size for each in sent] == [2, 2, 1], "of four rows at most"
     for task, each in zip((1, 0, 1), sent, strict=True):
-        check(each.outcome, NETS[task], pictures(2, seed=task))
+        check_output(each.outcome, NETS[task], pictures(2, seed=task))
     assert empty.outcome[NETS[2].outputs[0].name].shape == (0, *NETS[2].outputs[0].shape)
     at_rest(one, served)
 
 
 def test_who_is_due_first_goes_first_whatever_its_model(machine, prepared):
     one = machine("edf")
-    served = models(one, prepared)
+    served = served_tasks(one, prepared)
     sent = [ask(one, served[at % 3], pictures(seed=at), due_ms=1000 - at) for at in range(6)]
     one.run()
     assert [each.ticket.batch_size for each in sent] == [2, 2, 4, 4, 4, 4]
     assert [each.end_ms for each in sent] == [8, 8, 5, 5, 5, 5]
     for at, each in enumerate(sent):
-        check(each.outcome, NETS[at % 3], pictures(seed=at))
+        check_output(each.outcome, NETS[at % 3], pictures(seed=at))
 
 
 def test_a_batch_is_as_urgent_as_its_most_urgent_member(machine, prepared):
     one = machine("priority")
-    served, rival = models(one, prepared), one.model([20], name="rival")
+    served, rival = served_tasks(one, prepared), one.model([20], name="rival")
     long = one.send(rival)
     one.run(1)
     later, urgent = one.send(rival, priority=3), ask(one, served[1], pictures(), priority=9)
@@ -339,7 +272,7 @@ def test_a_batch_is_as_urgent_as_its_most_urgent_member(machine, prepared):
 
 def test_a_strict_deadline_drops_one_model_s_request_and_leaves_the_others(machine, prepared):
     one = machine()
-    served, rival = models(one, prepared), one.model([20], name="rival")
+    served, rival = served_tasks(one, prepared), one.model([20], name="rival")
     one.send(rival, strict=True)  # so that it does not yield
     one.run(1)
     strict = ask(one, served[0], pictures(), due_ms=24, strict=True)
@@ -348,27 +281,27 @@ def test_a_strict_deadline_drops_one_model_s_request_and_leaves_the_others(machi
         ask(one, served[2], pictures(), due_ms=10, strict=True)
     one.run()
     assert strict.end_ms == 23, "19 of the rival, 3 of two rows together"
-    check(other.outcome, NETS[1], pictures(seed=1))
+    check_output(other.outcome, NETS[1], pictures(seed=1))
     assert [each.statistics.failures.total() for each in served] == [0, 0, 0]
     at_rest(one, served)
 
 
 def test_who_went_away_takes_nobody_along(machine, prepared):
     one = machine()
-    served = models(one, prepared)
+    served = served_tasks(one, prepared)
     sent = [ask(one, served[task], pictures(seed=task)) for task in range(3)]
     one.at(1, lambda: one.dispatcher.withdraw(sent[1].ticket))
     one.run()
     assert isinstance(sent[1].outcome, Cancelled)
-    check(sent[0].outcome, NETS[0], pictures(seed=0))
-    check(sent[2].outcome, NETS[2], pictures(seed=2))
+    check_output(sent[0].outcome, NETS[0], pictures(seed=0))
+    check_output(sent[2].outcome, NETS[2], pictures(seed=2))
     assert [each.statistics.failures["cancelled"] for each in served] == [0, 1, 0]
     at_rest(one, served)
 
 
 def test_each_model_has_its_own_queue(machine, prepared):
     one = machine()
-    served = models(one, prepared, batch_timeout_ms=50)
+    served = served_tasks(one, prepared, batch_timeout_ms=50)
     one.send(one.model([20], name="rival"))
     one.run(1)
     for _ in range(4):
@@ -382,20 +315,20 @@ def test_each_model_has_its_own_queue(machine, prepared):
 
 def test_a_mixed_batch_that_fails_is_tried_one_by_one(machine, prepared):
     one = machine()
-    served = models(one, prepared)
+    served = served_tasks(one, prepared)
     poisoned = served[1].task.inputs["image"]
     served[0].loaded.fails = lambda _, values: poisoned in values and len(values[poisoned]) > 0
     sent = [ask(one, served[task], pictures(seed=task)) for task in range(3)]
     one.run()
     assert sent[1].fate == "internal" and [rows for _, rows in served[0].loaded.ran] == [3, 1, 1, 1]
-    check(sent[0].outcome, NETS[0], pictures(seed=0))
-    check(sent[2].outcome, NETS[2], pictures(seed=2))
+    check_output(sent[0].outcome, NETS[0], pictures(seed=0))
+    check_output(sent[2].outcome, NETS[2], pictures(seed=2))
     at_rest(one, served)
 
 
 def test_inputs_whose_rows_differ_are_refused(machine, prepared, monkeypatch):
     one = machine()
-    (first, *_) = models(one, prepared)
+    (first, *_) = served_tasks(one, prepared)
     monkeypatch.setattr(first, "task", first.task.model_copy(update={"inputs": {"image": "a", "mask": "b"}}))
     inputs = {"image": pictures(2), "mask": pictures(3)}
     with pytest.raises(BadRequest, match=rf"{NAMES[0]}: its inputs must have the same first dimension, not \[2, 3\]"):
@@ -404,14 +337,14 @@ def test_inputs_whose_rows_differ_are_refused(machine, prepared, monkeypatch):
 
 def test_another_model_goes_between_the_segments_of_a_mixed_batch(machine, segments):
     one = machine()
-    served, rival = models(one, segments, ms=5, each_ms=0), one.model([1], name="rival")
+    served, rival = served_tasks(one, segments, ms=5, each_ms=0), one.model([1], name="rival")
     sent = [ask(one, served[task], pictures(seed=task)) for task in (1, 0)]
     urgent: list[Sent] = []
     one.at(1, lambda: urgent.append(one.send(rival, 9)))
     one.run()
     assert urgent[0].end_ms == 6 and [each.end_ms for each in sent] == [16, 16]
     for task, each in zip((1, 0), sent, strict=True):
-        check(each.outcome, NETS[task], pictures(seed=task))
+        check_output(each.outcome, NETS[task], pictures(seed=task))
     assert [each.statistics.preemptions for each in served] == [1, 1, 0]
     assert [each.statistics.segments for each in served] == [3, 3, 0]
     at_rest(one, served)
@@ -421,9 +354,9 @@ def joined(
     machine: Machine, body: CpuModel, order: Sequence[int], first: int, given: Sequence[np.ndarray]
 ) -> list[Any]:
     """Answers of two batches, the *first* requests in one of them, that meet after the first segment."""
-    served = models(machine, body)
+    served = served_tasks(machine, body)
     tickets = [ask(machine, served[task], each).ticket for task, each in zip(order, given, strict=True)]
-    ahead, behind = (MixedWork(served[0].body, each) for each in (tickets[:first], tickets[first:]))
+    ahead, behind = (begun(machine, each, MixedWork) for each in (tickets[:first], tickets[first:]))
     for batch in (ahead, behind):
         batch.model.loaded = body  # without the time it would take
         compute_here(batch, 0)
@@ -438,23 +371,23 @@ def joined(
 def test_batches_that_meet_half_way_keep_their_rows_apart(machine, segments):
     order, given = (1, 2, 1, 0), [pictures(seed=at) for at in range(4)]
     for task, each, found in zip(order, given, joined(machine(), segments, order, 1, given), strict=True):
-        check(found, NETS[task], each)
+        check_output(found, NETS[task], each)
 
 
 def test_a_batch_that_was_stopped_at_its_beginning_takes_others_in(machine, prepared):
     one = machine()
-    served = models(one, prepared)
+    served = served_tasks(one, prepared)
     given = [pictures(seed=at) for at in range(3)]
     tickets = [ask(one, served[task], each).ticket for task, each in zip((1, 2, 1), given, strict=True)]
     served[0].body.loaded.fails = lambda _, values: True
-    batch = MixedWork(served[0].body, tickets[:1])
+    batch = begun(one, tickets[:1], MixedWork)
     with pytest.raises(ValueError, match="cannot be computed"):
         compute_here(batch, 0)
-    batch.join(MixedWork(served[0].body, tickets[1:]))
+    batch.join(begun(one, tickets[1:], MixedWork))
     served[0].body.loaded = prepared
     compute_here(batch, 0)
     for task, each, (_, found) in zip((1, 2, 1), given, batch.results(), strict=True):
-        check(found, NETS[task], each)
+        check_output(found, NETS[task], each)
 
 
 @settings(max_examples=15)
@@ -472,7 +405,7 @@ def test_whatever_comes_is_answered_with_its_own_rows(prepared, policy, asked):
     with pytest.MonkeyPatch.context() as patch:
         one = Machine(patch, policy)
         try:
-            served, sent = models(one, prepared), list[tuple[int, np.ndarray, Sent]]()
+            served, sent = served_tasks(one, prepared), list[tuple[int, np.ndarray, Sent]]()
             for at, (task, rows, ms, due_ms, priority) in enumerate(asked):
                 row = pictures(rows, seed=at)
 
@@ -483,7 +416,7 @@ def test_whatever_comes_is_answered_with_its_own_rows(prepared, policy, asked):
             one.run()
             assert len(sent) == len(asked)
             for task, row, each in sent:
-                check(each.outcome, NETS[task], row)
+                check_output(each.outcome, NETS[task], row)
             assert sum(each.statistics.inferences for each in served) == sum(rows for _, rows, *_ in asked)
             at_rest(one, served)
         finally:
@@ -500,14 +433,14 @@ def test_a_graph_that_needs_rows_of_every_task_gets_them(machine, both):
     assert body.blueprint.absent_rows == 1
     assert "computes a row for each of its models that no request asks for" in body.remarks[0]
     one = machine()
-    a, b = models(one, body)
+    a, b = served_tasks(one, body)
     given = [np.random.default_rng(at).standard_normal((1, 2, 2), np.float32) for at in range(4)]
     sent = [ask(one, a, given[0])]
     one.at(1, lambda: sent.extend(ask(one, each, row) for each, row in zip((b, a, b), given[1:], strict=True)))
     one.run()
     assert [each.ticket.batch_size for each in sent] == [1, 3, 3, 3]
     for name, each, row in zip("abab", sent, given, strict=True):
-        np.testing.assert_allclose(each.outcome["y"], alone(both, name, row), rtol=1e-5)
+        np.testing.assert_allclose(each.outcome["y"], head_output(both, name, row), rtol=1e-5)
 
 
 def test_rows_that_nobody_asked_for_are_in_no_answer_of_batches_that_met(machine, both):
@@ -516,16 +449,16 @@ def test_rows_that_nobody_asked_for_are_in_no_answer_of_batches_that_met(machine
     assert len(body.segments) > 1
     given = [np.random.default_rng(at).standard_normal((1, 2, 2), np.float32) for at in range(3)]
     for name, row, found in zip("aba", given, joined(machine(), body, (0, 1, 0), 1, given), strict=True):
-        np.testing.assert_allclose(found["y"], alone(both, name, row), rtol=1e-5)
+        np.testing.assert_allclose(found["y"], head_output(both, name, row), rtol=1e-5)
 
 
 def test_a_cached_body_still_has_its_tasks(file: Path, tmp_path: Path) -> None:
     options = LoadOptions(max_batch=2)
     first, again = (prepare(file, options, tmp_path) for _ in range(2))
-    assert again.tasks == first.tasks and again.max_batch == 2
-    feed = {again.tasks[1].inputs["image"]: pictures()}
-    (inner,) = again.tasks[1].outputs.values()
-    np.testing.assert_allclose(again.run(again.gather([feed]))[inner], answer(NETS[1], pictures()), atol=1e-5)
+    assert again.tasks == first.tasks and again.batching.max_batch == 2
+    feed = {again.tasks.specs[1].inputs["image"]: pictures()}
+    (inner,) = again.tasks.specs[1].outputs.values()
+    np.testing.assert_allclose(again.run(again.gather([feed]))[inner], net_output(NETS[1], pictures()), atol=1e-5)
 
 
 # --- the repository ---------------------------------------------------------------------------------------------------
@@ -578,7 +511,7 @@ def test_names_that_clash_or_cannot_be_are_problems(file: Path, tmp_path: Path) 
     (tmp_path / "copy.onnx").write_bytes(file.read_bytes())
     proto = onnx.load(file)
     first, *others = tasks_in(file)
-    helper.set_model_props(proto, said([first.model_copy(update={"name": "../up"}), *others]))
+    helper.set_model_props(proto, task_metadata([first.model_copy(update={"name": "../up"}), *others]))
     onnx.save(proto, tmp_path / "odd.onnx")
     helper.set_model_props(proto, {STITCHED_KEY: "{}"})
     onnx.save(proto, tmp_path / "worse.onnx")
@@ -606,37 +539,6 @@ def test_models_stay_known_while_their_file_cannot_be_looked_at(file: Path, tmp_
 # --- a real server ----------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def folder(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A batch goes when it is full, so that three requests, one for each model, run in one go."""
-    root = tmp_path_factory.mktemp("models")
-    (root / "body.onnx").write_bytes(file.read_bytes())
-    (root / "body.toml").write_text("max_batch = 3\nbatch_timeout_ms = 600000\nslo_ms = 900000\n")
-    live.mlp(root / "plain.onnx")
-    return root
-
-
-@pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[live.Live]:
-    with live.running(folder) as running:
-        yield running
-
-
-def together(server: live.Live, seeds: Sequence[int] = (0, 1, 2)) -> list[dict[str, np.ndarray]]:
-    """A request for each model at the same time."""
-    found: list[Any] = [None] * len(seeds)
-
-    def one(at: int) -> None:
-        found[at] = infer(server, NAMES[at], {"image": pictures(seed=seeds[at])})
-
-    threads = [threading.Thread(target=one, args=(at,)) for at in range(len(seeds))]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
-    return found
-
-
 def test_every_model_looks_like_one_of_its_own(server: live.Live) -> None:
     for net in NETS:
         path = f"/v2/models/{net.name}"
@@ -653,51 +555,11 @@ def test_every_model_looks_like_one_of_its_own(server: live.Live) -> None:
     assert send(server, "GET", "/v2/models/body").status == 404
 
 
-def test_requests_over_http_are_answered_in_one_go(server: live.Live) -> None:
-    before = len(spans(server))
-    for net, seed, found in zip(NETS, (0, 1, 2), together(server), strict=True):
-        check(found, net, pictures(seed=seed))
-    (span,) = spans(server)[before:]
-    assert (span["model"], span["batch"], span["outcome"]) == ("body", 3, "done")
-    timeline = send(server, "GET", "/weft/timeline?since=0").json()
-    assert {"body", *NAMES} <= {*timeline["models"]}
-
-
-def spans(server: live.Live) -> list[Any]:
-    return list(send(server, "GET", "/weft/timeline?since=0").json()["spans"])
-
-
-def test_requests_over_grpc_are_answered_like_any_model_s(server: live.Live) -> None:
-    triton = pytest.importorskip("tritonclient.grpc")
-    with triton.InferenceServerClient(server.grpc_address) as client:
-        assert client.get_model_metadata(NAMES[0]).inputs[0].name == "image"
-        image = triton.InferInput("image", [3, *NETS[0].inputs[0].shape], "FP32")
-        image.set_data_from_numpy(pictures(3))
-        found = client.infer(NAMES[0], [image])
-    port = NETS[0].outputs[0].name
-    np.testing.assert_allclose(found.as_numpy(port), answer(NETS[0], pictures(3)), atol=1e-5)
-    assert found.get_response().model_name == NAMES[0]
-
-
 def test_what_does_not_fit_a_model_is_refused_in_its_own_words(server: live.Live) -> None:
     with pytest.raises(Refused, match=r"unknown input .*image"):
         infer(server, NAMES[0], {f"{NAMES[0]}.image": pictures()})
     body, headers = packed({"image": pictures()[:, :, 1:]})
     assert send(server, "POST", f"/v2/models/{NAMES[0]}/infer", body, headers).status == 400
-
-
-def test_counters_are_by_model_and_memory_is_counted_once(server: live.Live) -> None:
-    before = {name: model(server, name)["requests"] for name in NAMES}
-    together(server)
-    assert {name: model(server, name)["requests"] for name in NAMES} == {name: n + 1 for name, n in before.items()}
-    now = state(server)
-    held = [each["memory_bytes"] for each in now["models"]]
-    assert min(held) > 0 and now["memory"]["used_bytes"] - 2 <= sum(held) <= now["memory"]["used_bytes"]
-    stats = send(server, "GET", f"/v2/models/{NAMES[0]}/stats").json()["model_stats"][0]
-    assert stats["inference_count"] >= stats["execution_count"] >= 1
-    page = send(server, "GET", "/metrics").body.decode()
-    assert all(f'nv_inference_request_success{{model="{name}",version="1"}}' in page for name in NAMES)
-    assert 'model="body"' not in page
 
 
 def test_the_profile_says_which_models_have_one_body(server: live.Live) -> None:
@@ -715,27 +577,27 @@ def test_models_leave_one_by_one_and_the_body_with_the_last(file: Path, tmp_path
             assert send(server, "POST", f"/v2/repository/models/{name}/unload").status == 200
         with pytest.raises(Refused, match="404"):
             infer(server, NAMES[0], {"image": pictures()})
-        check(infer(server, NAMES[2], {"image": pictures()}), NETS[2], pictures())
+        check_output(infer(server, NAMES[2], {"image": pictures()}), NETS[2], pictures())
         assert library.find(NAMES[2]).served.body is body and library.used_bytes > 0
         assert send(server, "POST", f"/v2/repository/models/{NAMES[2]}/unload").status == 200
-        assert library.used_bytes == 0 and [model(server, name)["state"] for name in NAMES] == ["unloaded"] * 3
+        assert library.used_bytes == 0 and [model_state(server, name)["state"] for name in NAMES] == ["unloaded"] * 3
         assert send(server, "POST", f"/v2/repository/models/{NAMES[1]}/load").status == 200
-        check(infer(server, NAMES[1], {"image": pictures()}), NETS[1], pictures())
-        assert [model(server, name)["state"] for name in NAMES] == ["unloaded", "ready", "unloaded"]
+        check_output(infer(server, NAMES[1], {"image": pictures()}), NETS[1], pictures())
+        assert [model_state(server, name)["state"] for name in NAMES] == ["unloaded", "ready", "unloaded"]
         assert send(server, "POST", f"/v2/repository/models/{NAMES[0]}/load").status == 200
-        assert [model(server, name)["state"] for name in NAMES] == ["ready", "ready", "unloaded"]
+        assert [model_state(server, name)["state"] for name in NAMES] == ["ready", "ready", "unloaded"]
         bodies = {library.find(name).served.body for name in NAMES[:2]}
-        assert len(bodies) == 1 and library.used_bytes == bodies.pop().loaded.memory_bytes
+        assert len(bodies) == 1 and library.used_bytes == bodies.pop().residency.memory_bytes
 
 
 def test_a_file_stitched_anew_brings_other_models(tmp_path: Path) -> None:
-    path = stitched(tmp_path / "body.onnx", 2)
+    path = stitched_file(tmp_path / "body.onnx", 2)
     with live.running(tmp_path) as server:
-        check(infer(server, NAMES[1], {"image": pictures()}), NETS[1], pictures())
-        stitched(path, 3)
+        check_output(infer(server, NAMES[1], {"image": pictures()}), NETS[1], pictures())
+        stitched_file(path, 3)
         assert send(server, "POST", f"/v2/repository/models/{NAMES[0]}/load").status == 200
         for net in NETS:
-            check(infer(server, net.name, {"image": pictures()}), net, pictures())
+            check_output(infer(server, net.name, {"image": pictures()}), net, pictures())
         library = server.server.service.library
         assert len({library.find(name).served.body for name in NAMES}) == 1
         live.mlp(path)
@@ -761,12 +623,12 @@ def test_a_file_that_holds_others_since_it_was_looked_at_says_so(file: Path, tmp
 
 
 def test_what_cannot_be_served_is_said_of_every_model(tmp_path: Path) -> None:
-    stitched(tmp_path / "body.onnx", dynamic=False)
+    stitched_file(tmp_path / "body.onnx", dynamic=False)
     with live.running(tmp_path) as server:
         for name in NAMES:
             with pytest.raises(Refused, match=f"503.*{FIXED}"):
                 infer(server, name, {"image": pictures()})
-        assert {model(server, name)["state"] for name in NAMES} == {"failed"}
+        assert {model_state(server, name)["state"] for name in NAMES} == {"failed"}
 
 
 def test_models_come_on_demand_and_are_evicted_together(file: Path, tmp_path: Path) -> None:
@@ -776,11 +638,13 @@ def test_models_come_on_demand_and_are_evicted_together(file: Path, tmp_path: Pa
     for path in (tmp_path / "body.toml", wide.with_suffix(".toml")):
         with path.open("a") as settings:
             settings.write("\nmax_batch = 1\n")
-    held = [prepare(tmp_path / name, LoadOptions(max_batch=1)).memory_bytes for name in ("body.onnx", "wide.onnx")]
+    held = [
+        prepare(tmp_path / name, LoadOptions(max_batch=1)).residency.memory_bytes for name in ("body.onnx", "wide.onnx")
+    ]
     with live.running(tmp_path, memory_budget_bytes=sum(held) - 1) as server:
         library = server.server.service.library
         assert [library.find(name).state for name in NAMES] == ["unloaded"] * 3
-        check(infer(server, NAMES[1], {"image": pictures()}), NETS[1], pictures())
+        check_output(infer(server, NAMES[1], {"image": pictures()}), NETS[1], pictures())
         assert [library.find(name).state for name in NAMES] == ["ready"] * 3
         assert library.find("wide").state == "unloaded" and library.evictions == 1
         infer(server, "wide", {"x": np.zeros((1, 64), np.float32)})

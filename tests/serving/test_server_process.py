@@ -7,16 +7,19 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.serving import live
-from tests.serving.test_serve_models import until
+from tests.support.concurrency import until
 from weft.base.errors import InputError
 from weft.serving import process
 from weft.serving.process import LINES_KEPT, ServerProcess
@@ -127,3 +130,37 @@ def test_an_end_with_half_a_request_open_waits_for_nobody(serving: ServerProcess
 def test_one_that_cannot_start_says_why() -> None:
     with pytest.raises(InputError, match=r"did not start: weft: .*no-such"), ServerProcess("/no-such.onnx"):
         raise AssertionError("it started")
+
+
+OWNER = """
+import sys
+from weft.serving.process import ServerProcess
+with ServerProcess(sys.argv[1], "--learn-s=0") as server:
+    print(server.url, server.pid, flush=True)
+    sys.stdin.read()
+"""
+
+
+def refuses(url: str) -> bool:
+    """Whether nobody listens there any more."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    try:
+        socket.create_connection((host, int(port))).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_a_server_ends_with_a_process_that_is_killed(folder: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER, str(folder)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout
+        url, pid = owner.stdout.readline().split()
+        urlopen(url).close()  # so it has printed all that it prints: a closed standard output would end it, too
+        owner.kill()
+    try:
+        until(lambda: refuses(url), "the server ends")
+    except AssertionError:
+        os.kill(int(pid), signal.SIGKILL)
+        raise

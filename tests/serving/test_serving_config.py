@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from hypothesis import strategies as st
 
 from weft.base.errors import InputError
 from weft.serving.config import (
+    GROUP_OF,
+    GROUPS,
     ModelConfig,
+    NetworkSettings,
     ServerConfig,
     is_loopback,
     one_line,
@@ -115,19 +119,19 @@ def test_a_version_overrides_only_the_settings_it_names():
 
 def test_the_server_listens_on_this_machine_only_unless_told_otherwise():
     config = ServerConfig()
-    assert (config.host, config.http_port, config.grpc_port) == ("127.0.0.1", 8000, 8001)
-    assert (config.default_slo_ms, config.best_effort_ms, config.drain_s) == (1000.0, 60000.0, 30.0)
-    assert (config.total_queue, config.threads) == (4096, 1)
-    assert config.warnings == () and config.api_key is None
+    assert config.network == NetworkSettings(host="127.0.0.1", http_port=8000, grpc_port=8001, drain_s=30.0)
+    assert (config.scheduling.default_slo_ms, config.scheduling.best_effort_ms) == (1000.0, 60000.0)
+    assert (config.limits.total_queue, config.execution.threads) == (4096, 1)
+    assert config.warnings == () and config.network.api_key is None
 
 
 @pytest.mark.parametrize(("cores", "lanes"), [(1, 1), (2, 1), (3, 2), (64, 63)])
 def test_a_core_is_left_to_the_network_unless_there_is_only_one(tmp_path, monkeypatch, cores, lanes):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)), raising=False)
-    assert ServerConfig().lanes == server(tmp_path, "").lanes == lanes
+    assert ServerConfig().execution.lanes == server(tmp_path, "").execution.lanes == lanes
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    assert ServerConfig().lanes == lanes
+    assert ServerConfig().execution.lanes == lanes
 
 
 @pytest.mark.parametrize(
@@ -172,8 +176,24 @@ def test_a_value_the_server_cannot_use_is_refused_by_name(changes, said):
 
 
 def test_what_is_replaced_in_a_configuration_is_checked_too():
-    assert replace(ServerConfig(), http_port=0, grpc_port=0).http_port == 0
+    assert replace(ServerConfig(), http_port=0, grpc_port=0).network.http_port == 0
     assert "lanes = -1" in refused(replace, ServerConfig(), lanes=-1)
+    assert "host = 'a b'" in refused(replace, ServerConfig(), network=NetworkSettings(host="a b"))
+    assert refused(ServerConfig, lane=1) == "unknown key 'lane'; did you mean 'lanes'?"
+
+
+def test_every_key_is_in_one_group_and_every_group_is_small():
+    keys = [key.name for group in GROUPS.values() for key in fields(group)]
+    assert sorted(keys) == sorted(GROUP_OF) and not GROUPS.keys() & GROUP_OF.keys()
+    for kind in (ServerConfig, *GROUPS.values()):
+        assert len([name for name in dir(kind) if not name.startswith("_")]) <= 12, kind
+
+
+def test_settings_outside_of_their_group_are_read_with_a_warning():
+    with pytest.warns(DeprecationWarning, match=r"ServerConfig.lanes is ServerConfig.execution.lanes now"):
+        assert ServerConfig(lanes=3).lanes == 3
+    with pytest.raises(AttributeError, match="no attribute 'lane'"):
+        ServerConfig().lane  # noqa: B018
 
 
 @pytest.mark.parametrize("key", ["", "two words", "line\nbreak", "\u00fc" * 8, "x" * 4097, 12345678])
@@ -270,23 +290,31 @@ def test_a_file_may_set_everything_with_paths_from_its_folder(tmp_path):
     (tmp_path / "resnet50").mkdir()  # a name that weft knows stays a name
     config = server(tmp_path, WHOLE, {"WEFT_API_KEY": "another"})
     beside = [str(tmp_path / name) for name in ("repository", "one.onnx", "two.pt2", "sub/other")]
-    assert config.models == ("resnet50", *beside[:3], "/srv/models", beside[3], "unheard-of")
-    assert (config.tls_cert, config.tls_key) == (tmp_path / "tls/cert.pem", Path("/etc/key.pem"))
-    assert (config.cache, config.api_key, config.grpc_port) == (tmp_path / "cache", "s3cret", None)
-    assert (config.keys_file, config.allowed_hosts) == (tmp_path / "keys.toml", ("a.example", "b.example"))
-    assert config.policy_options == {"alpha": 0.5, "depth": 3, "lazy": True}
-    assert [type(value) for value in config.policy_options.values()] == [float, int, bool]
+    read = {
+        "models": ("resnet50", *beside[:3], "/srv/models", beside[3], "unheard-of"),
+        "shapes": ("one:x=1x3", "two:seq=128"),
+        "tls_cert": tmp_path / "tls/cert.pem",
+        "tls_key": Path("/etc/key.pem"),
+        "cache": tmp_path / "cache",
+        "keys_file": tmp_path / "keys.toml",
+        "allowed_hosts": ("a.example", "b.example"),
+        "grpc_port": None,
+    }
+    wanted = tomllib.loads(WHOLE) | read | {"api_key": "s3cret"}
+    del wanted["api_key_file"]
+    assert {key: config.value_of(key) for key in wanted} == wanted
+    assert [type(value) for value in config.scheduling.policy_options.values()] == [float, int, bool]
     defaults = ServerConfig()
-    same = [each.name for each in fields(config) if getattr(config, each.name) == getattr(defaults, each.name)]
+    same = [key for key in GROUP_OF if config.value_of(key) == defaults.value_of(key)]
     assert same == ["pin", "device", "precision", "device_memory_bytes"]  # which cannot go with threads and isolation
-    assert server(tmp_path, "pin = true").pin is True
-    on_gpu = server(tmp_path, 'device = "cuda:1"\nprecision = "fp16"\ndevice_memory_bytes = 7000')
+    assert server(tmp_path, "pin = true").execution.pin is True
+    on_gpu = server(tmp_path, 'device = "cuda:1"\nprecision = "fp16"\ndevice_memory_bytes = 7000').execution
     assert (on_gpu.device, on_gpu.precision, on_gpu.device_memory_bytes) == ("cuda:1", "fp16", 7000)
 
 
 def test_a_file_may_set_nothing(tmp_path):
     assert server(tmp_path, "") == ServerConfig()
-    assert server(tmp_path, "otlp = true").otlp is True
+    assert server(tmp_path, "otlp = true").telemetry.otlp is True
 
 
 @pytest.mark.parametrize(
@@ -321,13 +349,13 @@ def test_a_key_comes_from_the_file_before_the_environment(tmp_path):
     assert read_api_key(path, environment) == "from-file"
     assert read_api_key(None, environment) == "from-environment"
     assert read_api_key(None, {}) is None and read_api_key(None, {"WEFT_API_KEY": ""}) is None
-    assert server(tmp_path, "", environment).api_key == "from-environment"
-    assert server(tmp_path, "api_key = 'written'", environment).api_key == "written"
+    assert server(tmp_path, "", environment).network.api_key == "from-environment"
+    assert server(tmp_path, "api_key = 'written'", environment).network.api_key == "written"
 
 
 def test_the_environment_of_the_process_is_the_default(tmp_path, monkeypatch):
     monkeypatch.setenv("WEFT_API_KEY", "of-the-process")
-    assert read_server_config(written(tmp_path, "")).api_key == "of-the-process"
+    assert read_server_config(written(tmp_path, "")).network.api_key == "of-the-process"
 
 
 def test_a_key_file_with_no_key_or_two_is_refused_without_showing_it(tmp_path):
@@ -345,7 +373,7 @@ def test_one_line_is_printable_and_encodable_whatever_it_is_given(text):
     assert shown == text or not text.isprintable()
 
 
-KEYS = st.sampled_from([*ModelConfig.model_fields, *(each.name for each in fields(ServerConfig)), "api_key_file", "x"])
+KEYS = st.sampled_from([*ModelConfig.model_fields, *GROUP_OF, "api_key_file", "x"])
 VALUES = st.one_of(
     st.sampled_from(["-1", "0", "1", "1.5", "inf", "nan", "true", "1979-05-27", "0x" + "f" * 4000]),
     st.sampled_from(["''", "'a'", "'127.0.0.1'", "'http://a'", "'\\u0000'", '"\\u0000\\n"']),

@@ -25,9 +25,9 @@ import pytest
 
 import weft
 from tests.serving.live import PATIENCE_S, Live, mlp, running
-from tests.serving.test_serve_models import until
+from tests.support.concurrency import until
 from weft.base.errors import Expired
-from weft.http import encoding
+from weft.http import bodies
 from weft.serving import grpc_wire, in_process, proto, routes
 from weft.serving.region_tensors import RequestRegions
 from weft.serving.service import Service
@@ -152,7 +152,7 @@ def test_a_result_whose_json_is_there_too_late_is_a_504(server, service, made_la
 
 
 def test_a_result_that_is_packed_too_late_is_a_504(server, service, made_late):
-    made_late(service, encoding, "packed")
+    made_late(service, bodies, "packed")
     assert http(server, STRICT, rows=200)[0] == 504
     assert books(service) == TOO_LATE
 
@@ -259,14 +259,14 @@ def test_a_result_that_cannot_be_encoded_is_counted_as_failed_alone(server, serv
 
 
 def test_a_client_that_leaves_while_its_result_is_packed_is_counted_as_cancelled_alone(server, service, monkeypatch):
-    packing, packed, reached = encoding.packed, threading.Event(), threading.Event()
+    packing, packed, reached = bodies.packed, threading.Event(), threading.Event()
 
     def pack(*args: Any) -> Any:
         reached.set()
         assert packed.wait(PATIENCE_S)
         return packing(*args)
 
-    monkeypatch.setattr(encoding, "packed", pack)
+    monkeypatch.setattr(bodies, "packed", pack)
     tensor = {"name": "x", "datatype": "FP32", "shape": [200, 64], "data": [0.5] * 64 * 200}
     body = json.dumps({"inputs": [tensor]}).encode()
     head = (

@@ -26,18 +26,16 @@ import pytest
 
 from tests.serving import live
 from tests.serving.clients import CLIENTS, KINDS, Client, expected, told, utils, values, x
-from tests.serving.test_serve_models import until
+from tests.support.concurrency import until
 from weft.base.errors import AlreadyRegistered, BadRequest, Forbidden, NotFound, OverBudget, TooLarge
-from weft.http.budget import ByteBudget
-from weft.runtime.lent import Lender, LentTensor
+from weft.http.limits import ByteBudget
+from weft.runtime.client_memory import Lender, LentTensor
 from weft.runtime.tensors import TensorSpec
 from weft.serving import grpc_wire, proto
-from weft.serving.cuda_memory import CudaMemory
-from weft.serving.json_helpers import is_large
 from weft.serving.keys import Caller, KeyConfig
 from weft.serving.region_tensors import HERE_BYTES, STRING_BYTES_HERE, STRINGS_HERE, RegionTensors, RequestRegions
 from weft.serving.regions import RegionPart, places
-from weft.serving.shared_memory import FOLDER, SystemMemory
+from weft.serving.shared_memory import FOLDER, CudaMemory, SystemMemory
 from weft.serving.wire import (
     InferRequest,
     InferResponse,
@@ -47,6 +45,7 @@ from weft.serving.wire import (
     decode,
     encode,
     fit,
+    is_large,
     to_binary,
 )
 

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.devices.host import GpuCuts
-from weft.devices.seen_speeds import LEAST, MOST, WAITS, Pair, SeenSpeeds
-from weft.devices.shares import GpuLikeness
+from weft.devices.shares import LEAST, MOST, WAITS, GpuLikeness, Pair, SeenSpeeds
 from weft.engine.policies.ways import open_ways, ways
-from weft.serving.sharing import TOLD_TICKS, UNCUT, UNMEASURED, GpuSharing, RanOn, sharing_for
+from weft.serving.gpu_sharing import TOLD_TICKS, UNCUT, UNMEASURED, GpuSharing, LaneRun, sharing_for
 from weft.serving.statistics import SHARES_KEPT, ShareTimes
 
 HEAVY = GpuLikeness(speeds={84: 0.7, 48: 0.42}, kernel_us=40, memory=0.1)
@@ -23,7 +22,7 @@ MS = 1_000_000
 @pytest.fixture
 def sharing() -> GpuSharing:
     found = GpuSharing()
-    assert found.recut(H200) and not found.recut(H200) and not found.recut(None)
+    assert found.recut(H200) and not found.recut(H200)
     found.put(0, [HEAVY], 0)
     found.put(1, [SMALL, SMALL], 1)
     return found
@@ -60,7 +59,7 @@ def test_a_program_that_takes_the_place_of_another_is_another_kind(sharing: GpuS
 def test_decisions_follow_what_was_learned_of_a_body_until_it_is_gone(sharing: GpuSharing) -> None:
     pair, before = Pair(0, LARGE_LANE, 1, SMALL_LANE), [ways(sharing.shares, (0, other)) for other in (1, 2)]
     for _ in range(2 * WAITS):
-        sharing.observe(RanOn(LARGE_LANE, 0, 0, MS), 4 * MS, [RanOn(SMALL_LANE, 1, 0, MS)])
+        sharing.observe(LaneRun(LARGE_LANE, 0, 0, MS), 4 * MS, [LaneRun(SMALL_LANE, 1, 0, MS)])
     assert sharing.shares.seen.factor(pair) > 1.3
     assert [ways(sharing.shares, (0, other)) != old for other, old in zip((1, 2), before, strict=True)] == [True, True]
     sharing.forget(1)
@@ -68,16 +67,16 @@ def test_decisions_follow_what_was_learned_of_a_body_until_it_is_gone(sharing: G
 
 
 def test_what_ran_alone_on_the_whole_is_told_from_what_did_not(sharing: GpuSharing) -> None:
-    assert sharing.observe(RanOn(0, 0, 0, MS), MS, ()) == (True, 1.0)
-    assert sharing.observe(RanOn(LARGE_LANE, 0, MS, 2 * MS), MS, ()) == (False, 0.7)
-    beside = sharing.observe(RanOn(0, 0, 2 * MS, 3 * MS), MS, [RanOn(1, 1, 0, 3 * MS)])
+    assert sharing.observe(LaneRun(0, 0, 0, MS), MS, ()) == (True, 1.0)
+    assert sharing.observe(LaneRun(LARGE_LANE, 0, MS, 2 * MS), MS, ()) == (False, 0.7)
+    beside = sharing.observe(LaneRun(0, 0, 2 * MS, 3 * MS), MS, [LaneRun(1, 1, 0, 3 * MS)])
     assert not beside.alone and beside.speed < 1.0
-    later = sharing.observe(RanOn(2, 1, 10 * MS, 11 * MS), MS, ())
+    later = sharing.observe(LaneRun(2, 1, 10 * MS, 11 * MS), MS, ())
     assert later.alone, "what ended before it began was not beside it"
 
 
 def test_a_lane_that_is_no_more_teaches_nothing(sharing: GpuSharing) -> None:
-    assert sharing.observe(RanOn(40, 0, 0, MS), MS, ()) == (False, 1.0)
+    assert sharing.observe(LaneRun(40, 0, 0, MS), MS, ()) == (False, 1.0)
 
 
 def test_speeds_follow_what_was_seen_of_a_pair(sharing: GpuSharing) -> None:
@@ -85,8 +84,8 @@ def test_speeds_follow_what_was_seen_of_a_pair(sharing: GpuSharing) -> None:
     predicted = sharing.shares.predicted(kinds, lanes)[0]
     took = round(MS / predicted / 0.8)
     for _ in range(4 * WAITS):
-        other = RanOn(SMALL_LANE, 1, at, at + took)
-        seen = sharing.observe(RanOn(LARGE_LANE, 0, at, at + took), MS, [other])
+        other = LaneRun(SMALL_LANE, 1, at, at + took)
+        seen = sharing.observe(LaneRun(LARGE_LANE, 0, at, at + took), MS, [other])
         at += took
     assert seen.speed == pytest.approx(0.8 * predicted, rel=0.12)
     assert sharing.shares.speeds(kinds, lanes)[0] == seen.speed
@@ -107,8 +106,8 @@ def test_a_way_that_is_better_than_it_looks_is_found() -> None:
         one = free.index(min(free))
         took = round(MS / off / sharing.shares.predicted((0, 1), lanes)[one])
         free[one] += took
-        beside = RanOn(lanes[1 - one], 1 - one, 0, free[one])
-        sharing.observe(RanOn(lanes[one], one, free[one] - took, free[one]), MS, [beside])
+        beside = LaneRun(lanes[1 - one], 1 - one, 0, free[one])
+        sharing.observe(LaneRun(lanes[one], one, free[one] - took, free[one]), MS, [beside])
     assert tried[0] != (0, 0) and tried[-WAITS:] == [(0, 0)] * WAITS
     assert len(set(tried)) > 2, "others were tried, too"
     for lanes in {(0, 1), *tried} - {(0, 0)}:
@@ -117,7 +116,7 @@ def test_a_way_that_is_better_than_it_looks_is_found() -> None:
 
 def test_a_segment_that_its_lane_was_late_for_teaches_nothing_of_pairs(sharing: GpuSharing) -> None:
     for at in range(0, 400 * MS, 2 * MS):
-        sharing.observe(RanOn(LARGE_LANE, 0, at, at + MS), 4 * MS, [RanOn(SMALL_LANE, 1, at, at + MS)])
+        sharing.observe(LaneRun(LARGE_LANE, 0, at, at + MS), 4 * MS, [LaneRun(SMALL_LANE, 1, at, at + MS)])
     assert not sharing.shares.seen
 
 
@@ -126,17 +125,17 @@ def test_decisions_hear_of_what_was_learned_now_and_then(sharing: GpuSharing) ->
     told = set()
     for at in range(0, 1000 * MS, MS):
         ratio = 0.5 + at / (500 * MS)
-        sharing.observe(RanOn(LARGE_LANE, 0, at, at + MS), round(ratio * MS), [RanOn(SMALL_LANE, 1, at, at + MS)])
+        sharing.observe(LaneRun(LARGE_LANE, 0, at, at + MS), round(ratio * MS), [LaneRun(SMALL_LANE, 1, at, at + MS)])
         told.add(tuple(sharing.shares.tagged((0, 1))))
     assert 5 < len(told) <= 1 + 1000 * MS // (4 * TOLD_TICKS)
 
 
 def test_nothing_is_learned_of_a_pair_that_did_not_run_together_all_the_time(sharing: GpuSharing) -> None:
     for others_end in (MS // 2, 8 * MS // 10):
-        sharing.observe(RanOn(LARGE_LANE, 0, 0, MS), MS // 4, [RanOn(SMALL_LANE, 1, 0, others_end)])
-    several = [RanOn(1, 1, 0, MS), RanOn(2, 2, 0, MS)]
-    sharing.observe(RanOn(0, 0, 0, MS), MS // 4, several)
-    sharing.observe(RanOn(0, 0, 0, MS), None, several[:1])
+        sharing.observe(LaneRun(LARGE_LANE, 0, 0, MS), MS // 4, [LaneRun(SMALL_LANE, 1, 0, others_end)])
+    several = [LaneRun(1, 1, 0, MS), LaneRun(2, 2, 0, MS)]
+    sharing.observe(LaneRun(0, 0, 0, MS), MS // 4, several)
+    sharing.observe(LaneRun(0, 0, 0, MS), None, several[:1])
     assert not sharing.shares.seen
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests import ROOT
 from tests.serving import live
-from tests.serving.test_serve_models import until
+from tests.support.concurrency import until
 from weft.load import LoadResult
 from weft.load.report import stream_load
 from weft.workloads.requests import parse_workload

@@ -26,7 +26,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.serving.live import PATIENCE_S, Gate, Live, mlp, running
-from tests.serving.test_serve_models import until
+from tests.support.concurrency import until
 from weft.base.errors import InputError
 from weft.base.version import __version__
 from weft.serving import proto

@@ -8,8 +8,8 @@ import zlib
 import numpy as np
 import pytest
 
-from weft.http import encoding
-from weft.http.encoding import packed, wanted_encoding
+from weft.http import bodies
+from weft.http.bodies import packed, wanted_encoding
 from weft.http.messages import HttpResponse
 
 
@@ -52,5 +52,5 @@ def test_noise_stays_as_it_is(size: int) -> None:
 
 
 def test_a_large_answer_is_judged_by_a_sample_of_its_largest_part() -> None:
-    noise = np.random.default_rng(0).bytes(encoding.SAMPLE_BYTES)
+    noise = np.random.default_rng(0).bytes(bodies.SAMPLE_BYTES)
     assert packed(HttpResponse(200, [b"{" * 2000, noise, noise]), "gzip").body == [b"{" * 2000, noise, noise]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 
 from weft.base.errors import BadRequest
 from weft.runtime.tensors import TensorSpec
-from weft.serving import json_literals, routes
+from weft.serving import json_text, routes
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Wanted, decode, encode
 
 
@@ -27,7 +28,7 @@ def body(data: str, kind: str = "FP32", **more: Any) -> bytes:
 
 def answer(*arrays: np.ndarray, kind: str = "FP32") -> bytes:
     outputs = tuple(TensorSpec(f"y{at}", kind, (-1, 3)) for at in range(len(arrays)))
-    spec = model(kind)._replace(outputs=outputs)
+    spec = replace(model(kind), outputs=outputs)
     wanted = tuple(Wanted(each.name, False) for each in outputs)
     computed = {each.name: array for each, array in zip(outputs, arrays, strict=True)}
     parts, length = encode(InferResponse(InferRequest({}, "null", {}, wanted), spec, computed))
@@ -78,20 +79,20 @@ def test_a_request_with_a_literal_is_otherwise_read_as_one_without() -> None:
 )
 def test_what_cannot_be_read_is_still_refused(text: bytes) -> None:
     with pytest.raises(orjson.JSONDecodeError):
-        json_literals.loads(text)
+        json_text.loads(text)
 
 
 def test_whole_numbers_are_those_of_orjson() -> None:
     numbers = ["0", "-1", str(2**63), str(2**64 - 1), str(2**64), str(-(2**63) - 1), "1e3", "-0"]
     plain = orjson.loads(f"[{','.join(numbers)}]")
-    found = json_literals.loads(f"[{','.join([*numbers, 'NaN'])}]".encode())
+    found = json_text.loads(f"[{','.join([*numbers, 'NaN'])}]".encode())
     assert found[:-1] == plain and list(map(type, found[:-1])) == list(map(type, plain))
     assert math.isnan(found[-1])
 
 
 def test_only_the_json_part_of_a_body_is_looked_at() -> None:
-    assert json_literals.among(b"[NaN]") and json_literals.among(b"[-Infinity]")
-    assert not json_literals.among(b"[1]NaN", 3) and not json_literals.among(b"[null]")
+    assert json_text.has_literals(b"[NaN]") and json_text.has_literals(b"[-Infinity]")
+    assert not json_text.has_literals(b"[1]NaN", 3) and not json_text.has_literals(b"[null]")
 
 
 def test_the_parameters_of_a_request_that_waits_for_its_model_are_seen_beside_literals() -> None:

@@ -18,10 +18,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.serving import live
 from tests.serving.clients import CLIENTS, Client, echo, expected, values, x
-from tests.serving.test_serve_models import send, until
+from tests.support.concurrency import until
+from tests.support.inference import send
 from weft.serving import grpc_health
 from weft.serving.grpc_health import NOT_SERVING, SERVICE_UNKNOWN, SERVING, HealthCheckRequest, HealthCheckResponse
-from weft.serving.json_literals import QUICK_BYTES
+from weft.serving.json_text import QUICK_BYTES
 
 triton = pytest.importorskip("tritonclient.grpc")
 

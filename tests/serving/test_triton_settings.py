@@ -202,6 +202,6 @@ def test_what_cannot_be_traced_so_changes_nothing(wanted: Any, error: type[Reque
 def test_what_is_not_traced_is_for_the_dashboard_alone() -> None:
     recorder = Recorder()
     for model, traced in (("seen", True), ("unseen", False)):
-        recorder.add(LaneSpan(0, model, "1/1", 0, 10, 10, 1, 0, "done", traced))
+        recorder.spans.append(LaneSpan(0, model, "1/1", 0, 10, 10, 1, 0, "done", traced))
     assert [each["name"] for each in recorder.as_perfetto()["traceEvents"] if each["ph"] == "X"] == ["seen"]
     assert [span.model for span in recorder.since(0)] == ["seen", "unseen"]

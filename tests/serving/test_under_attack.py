@@ -19,7 +19,7 @@ import onnxruntime as ort
 import pytest
 
 from tests import ROOT
-from tests.serving.test_serve_models import until
+from tests.support.concurrency import until
 from weft.runtime.isolated import confinement, worker
 from weft.serving.config import read_server_config
 
@@ -148,8 +148,8 @@ def test_settings_are_those_this_version_knows(tmp_path: Path) -> None:
     assert (modes.as_served(both), modes.as_served(frozenset({"learn_first"}))) == ((), ("--learn-later",))
     given = modes.settings_for("T", modes.settings_known(), lanes=2, drain_s=3.5, preload=False)
     read = read_server_config(modes.write_settings(tmp_path / "serve.toml", (str(tmp_path), "pp-ocr-cls"), given))
-    assert (read.lanes, read.drain_s, read.preload) == (2, 3.5, False)
-    assert read.models == (str(tmp_path), "pp-ocr-cls")
+    assert (read.execution.lanes, read.network.drain_s, read.loading.preload) == (2, 3.5, False)
+    assert read.loading.models == (str(tmp_path), "pp-ocr-cls")
 
 
 @linux_only

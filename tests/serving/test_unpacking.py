@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.base.errors import BadRequest, TooLarge
-from weft.http import unpacking
-from weft.http.unpacking import SLICE_BYTES, STEP_BYTES, Unpacker
+from weft.http.bodies import SLICE_BYTES, STEP_BYTES, Unpacker
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {"gzip": gzip.compress, "deflate": zlib.compress}
 
@@ -30,7 +29,7 @@ def unpacked(body: bytes, encoding: str, most_bytes: int = 1 << 30) -> bytes:
 @given(data=st.lists(st.binary(max_size=60).map(lambda each: each * 7)).map(b"".join), size=st.integers(1, 40))
 def test_a_body_is_what_was_packed_however_it_is_cut(encoding: str, data: bytes, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(unpacking, "SLICE_BYTES", size)
+        patch.setattr("weft.http.bodies.SLICE_BYTES", size)
         assert unpacked(PACKERS[encoding](data), encoding) == data
         with pytest.raises(BadRequest, match="ends too early"):
             unpacked(PACKERS[encoding](data)[:-1], encoding)

@@ -14,11 +14,10 @@ import pytest
 from onnx import TensorProto, helper
 
 from tests.serving import live
-from tests.serving.test_serve_models import Refused, infer
+from tests.support.inference import Refused, infer
 from weft.base.errors import UnfitInputs
-from weft.runtime.onnxruntime_cpu import memory_limit, run_errors
-from weft.runtime.onnxruntime_cpu.memory_limit import UNKNOWN
-from weft.runtime.onnxruntime_cpu.sessions import open_model
+from weft.runtime.onnxruntime_cpu import sessions
+from weft.runtime.onnxruntime_cpu.sessions import UNKNOWN, open_model
 from weft.serving import proto
 
 SHAPES = {
@@ -80,9 +79,9 @@ def test_a_tensor_that_would_fit_is_the_servers_fault(tmp_path: Path, monkeypatc
     session = open_model(growing(tmp_path / "m.onnx"), 1)
     with pytest.raises(Exception, match="40000000000000") as failed:
         session.run(None, {"shape": np.array([10**13], np.int64)})
-    assert isinstance(run_errors.explain(failed.value), UnfitInputs)
-    monkeypatch.setattr(run_errors, "memory_limit_bytes", lambda: 1 << 60)
-    explained = run_errors.explain(failed.value)
+    assert isinstance(sessions.explain(failed.value), UnfitInputs)
+    monkeypatch.setattr(sessions, "memory_limit_bytes", lambda: 1 << 60)
+    explained = sessions.explain(failed.value)
     assert isinstance(explained, MemoryError)
     assert str(explained) == "Expand 'grow' found no memory for a tensor of 40000000000000 bytes"
 
@@ -94,6 +93,6 @@ def test_a_container_has_no_more_memory_than_its_control_group(
     file = tmp_path / "memory.max"
     if text is not None:
         file.write_text(text)
-    monkeypatch.setattr(memory_limit, "CONTAINER_LIMITS", (file,))
-    monkeypatch.setattr(memory_limit, "_swap_bytes", lambda: 0)
-    assert memory_limit.machine_memory_bytes() == min(limit, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    monkeypatch.setattr(sessions, "CONTAINER_LIMITS", (file,))
+    monkeypatch.setattr(sessions, "_swap_bytes", lambda: 0)
+    assert sessions.machine_memory_bytes() == min(limit, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))

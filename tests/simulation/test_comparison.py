@@ -11,7 +11,7 @@ import weft
 from weft.base.errors import DeviceError, InputError, WorkloadError
 from weft.devices import Host, HostModel, TiledNpu, load_device
 from weft.devices.costs.layer_costs import LayerCost, Profile
-from weft.planning.survey.measuring import subjects_of
+from weft.planning.survey.host_measurement import subjects_of
 from weft.simulation.comparison import compare, compare_requests
 from weft.simulation.loads import AS_WRITTEN, PAPER_RATIOS, SustainedLoads, check_asked, sustain
 from weft.simulation.requests import simulate_requests

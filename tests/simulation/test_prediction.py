@@ -7,29 +7,13 @@ import json
 import pytest
 
 from tests.serving import live
+from tests.support.benchmarks import benchmark_report
 from weft.base.errors import InputError
 from weft.cli.main import main
 from weft.engine.policies import POLICIES
 from weft.load import run_load
 from weft.simulation.prediction import predict
 from weft.workloads.requests import parse_workload
-
-
-def bench(**changes):
-    """Two models on one lane: a long one of four segments, and a short urgent one that comes while it runs."""
-    models = {
-        "long": {"segments": ["a", "b", "c", "d"], "times_s": {"1": [0.010] * 4}, "max_batch": 1},
-        "short": {"segments": ["a"], "times_s": {"1": [0.002], "2": [0.003]}, "max_batch": 2},
-    }
-    streams = [
-        {"model": "long", "deadline_s": 1.0, "scheduled_s": [0.0, 0.1], "lag_s": [0.0, 0.0],
-         "latency_s": [0.043, 0.041], "status": [200, 200]},
-        {"model": "short", "deadline_s": 0.02, "scheduled_s": [0.001], "lag_s": [0.0],
-         "latency_s": [0.012], "status": [200]},
-    ]  # fmt: skip
-    profile = {"policy": "punctual", "lanes": 1, "models": models}
-    whole = {"format": 1, "deadlines": "soft", "transport_s": 0.001, "workload": {}, "streams": streams}
-    return whole | {"profile": profile} | changes
 
 
 def written(tmp_path, content):
@@ -39,7 +23,7 @@ def written(tmp_path, content):
 
 
 def test_the_urgent_one_goes_between_two_segments_of_the_long_one(tmp_path):
-    prediction = predict(written(tmp_path, bench()))
+    prediction = predict(written(tmp_path, benchmark_report()))
     long, short = prediction.streams
     assert short.predicted.mean_s == pytest.approx(0.010 - 0.001 + 0.002 + 0.001)
     assert long.predicted.p99_s == pytest.approx(0.042 + 0.001, rel=0.02)  # 40 ms of its own, 2 ms of the other
@@ -48,13 +32,13 @@ def test_the_urgent_one_goes_between_two_segments_of_the_long_one(tmp_path):
 
 
 def test_another_policy_tells_what_it_would_have_done(tmp_path):
-    short = predict(written(tmp_path, bench()), "fifo").streams[1]
+    short = predict(written(tmp_path, benchmark_report()), "fifo").streams[1]
     assert short.predicted.mean_s == pytest.approx(0.040 - 0.001 + 0.002 + 0.001)
     assert short.predicted.missed_share == 1.0
 
 
 def test_strict_deadlines_drop_what_cannot_be_met(tmp_path):
-    content = bench(deadlines="strict")
+    content = benchmark_report(deadlines="strict")
     content["profile"]["policy"] = "fifo"
     short = predict(written(tmp_path, content)).streams[1]
     assert short.predicted.answered == 0
@@ -62,13 +46,13 @@ def test_strict_deadlines_drop_what_cannot_be_met(tmp_path):
 
 
 def test_times_seen_in_service_count_more_than_those_measured_at_load(tmp_path):
-    content = bench()
+    content = benchmark_report()
     content["profile"]["models"]["short"]["seen_s"] = {"1": [0.004]}
     assert predict(written(tmp_path, content)).streams[1].predicted.mean_s == pytest.approx(0.014)
 
 
 def test_what_is_known_of_the_way_and_of_hand_overs_is_added(tmp_path):
-    content = bench()
+    content = benchmark_report()
     content["profile"]["hand_over_s"] = 0.0005
     content["streams"][1]["overhead_s"] = 0.003
     long, short = predict(written(tmp_path, content)).streams
@@ -77,14 +61,14 @@ def test_what_is_known_of_the_way_and_of_hand_overs_is_added(tmp_path):
 
 
 def test_requests_of_the_warm_up_are_served_but_not_counted(tmp_path):
-    long, short = predict(written(tmp_path, bench(workload={"warmup_s": 0.05}))).streams
+    long, short = predict(written(tmp_path, benchmark_report(workload={"warmup_s": 0.05}))).streams
     assert (long.requests, short.requests) == (1, 0)
     assert short.predicted.mean_s is None
 
 
 def sharing_a_gpu():
     """The same on a GPU: the long one fills it, the short one needs little of it."""
-    content = bench()
+    content = benchmark_report()
     content["profile"] |= {"policy": "abreast", "gpu": {"sms": 132, "cuts": [[84, 48]]}}
     for name, speeds in (("long", {"84": 0.7, "48": 0.4}), ("short", {"84": 1.0, "48": 1.0})):
         content["profile"]["models"][name]["like"] = {"1": {"speeds": speeds, "kernel_us": 10.0, "memory": 0.1}}
@@ -106,7 +90,7 @@ def test_models_that_share_a_gpu_run_beside_each_other(tmp_path):
 
 def test_shares_of_a_gpu_that_nobody_measured_are_told_in_one_line(tmp_path):
     with pytest.raises(InputError, match="abreast chooses shares of a GPU, and the server's models had none"):
-        predict(written(tmp_path, bench()), "abreast")
+        predict(written(tmp_path, benchmark_report()), "abreast")
 
 
 def with_exits(taken, /, **changes):
@@ -117,7 +101,7 @@ def with_exits(taken, /, **changes):
     stream = {"model": "nets/net.onnx", "deadline_s": 1.0, "scheduled_s": [0.0] * count, "lag_s": [0.0] * count,
               "latency_s": [0.1] * count, "status": [200] * count, "exit": taken}  # fmt: skip
     profile = {"policy": "fifo", "lanes": 1, "models": {"net": model | changes}}
-    return bench(streams=[stream], profile=profile, transport_s=0.0)
+    return benchmark_report(streams=[stream], profile=profile, transport_s=0.0)
 
 
 def test_a_request_leaves_where_it_left(tmp_path):
@@ -189,7 +173,7 @@ def test_lists_of_different_lengths_are_one_line(tmp_path, key):
 )
 def test_what_cannot_be_predicted_is_said_in_one_line(tmp_path, change, said):
     with pytest.raises(InputError) as caught:
-        predict(written(tmp_path, bench(**change)))
+        predict(written(tmp_path, benchmark_report(**change)))
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
 

@@ -72,3 +72,13 @@ def together(path: Path, names: Sequence[str], feeds: Sequence[Feed]) -> list[di
         {key.removeprefix(f"{name}."): each for key, each in found.items() if key.startswith(f"{name}.")}
         for name in names
     ]
+
+
+def distinct_bytes(files: Sequence[Path]) -> int:
+    """What all different tensors of the files take."""
+    held = {}
+    for path in files:
+        for each in onnx.load(path).graph.initializer:
+            array = numpy_helper.to_array(each)
+            held[array.dtype.str, array.shape, array.tobytes()] = array.nbytes
+    return sum(held.values())

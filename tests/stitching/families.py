@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 
 from weft_stitch.discovery.evidence import Evidence
 from weft_stitch.discovery.partition import NONE, Partition
-from weft_stitch.family import Family, FamilyLayer
+from weft_stitch.family import Family, FamilyLayer, Sharing, Wiring, role, wire
 from weft_stitch.net import Net, Op, Port, Window, assemble
-from weft_stitch.sharing import Sharing
-from weft_stitch.spaces import Wiring, role, wire
 
 BLOCKS = ("conv", "residual", "project", "loop", "dense", "depthwise", "excite")
 """What a random network is made of."""
@@ -192,7 +190,8 @@ def changed(family: Family, change: Callable[[int, Op], Op]) -> Family:
 
 def stored(family: Family, sharing: Sharing) -> int:
     """Weights that are left when none that is shared is stored twice."""
-    return Evidence(family, wire(family), {name: Partition.of(each) for name, each in sharing.spaces.items()}).stored
+    partitions = {name: Partition.from_space(space) for name, space in sharing.spaces.items()}
+    return Evidence(family, wire(family), partitions).stored
 
 
 def pairs(sharing: Sharing) -> set[tuple[str, int, int, int, int]]:

@@ -9,7 +9,7 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from weft_stitch.emit import plain_graph
+from weft_stitch.graph_steps import plain_graph
 from weft_stitch.net import Net
 from weft_stitch.onnx_writer import to_onnx
 from weft_stitch.reading.onnx_reader import read_net

@@ -10,7 +10,6 @@ import numpy as np
 import onnx
 import onnxruntime
 import typer
-from typer.core import TyperCommand
 
 from weft.base.errors import WeftError
 from weft.runtime.stitched import tasks_in
@@ -32,6 +31,23 @@ def session(path: Path) -> Any:
     options.log_severity_level = 4
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+
+
+def stitch_command() -> Any:
+    app = typer.Typer()
+    app.command("stitch")(command)
+    return typer.main.get_command(app)
+
+
+COMMAND = stitch_command()
+
+
+def option(name: str, value: Any) -> list[str]:
+    """An option as it is typed; a flag that is off by default has no ``--no-`` form and is left out."""
+    written = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{written}"] if value else [f"--no-{written}"] if name in ("measure", "slabs") else []
+    return [f"--{written}", str(value)]
 
 
 def save(models: Sequence[onnx.ModelProto], folder: Path) -> list[Path]:
@@ -108,12 +124,12 @@ def outcome(models: Sequence[onnx.ModelProto], folder: Path, *, jumpy: bool = Fa
 
     *jumpy*: a last bit may change much of the answers, which the command may then find and refuse.
     """
-    files, called = save(models, folder), typer.Context(TyperCommand("stitch"))
+    files = save(models, folder)
     if not runnable(files):
         return NOT_RUNNABLE
+    options = [word for name, value in ({"measure": False} | settings).items() for word in option(name, value)]
     try:
-        called.params = {"measure": False} | settings
-        command(called, [str(path) for path in files], str(folder / "out.onnx"), **called.params)
+        COMMAND.main([*map(str, files), "-o", str(folder / "out.onnx"), *options], standalone_mode=False)
     except WeftError as error:
         text = str(error)
         assert error.exit_code == 2

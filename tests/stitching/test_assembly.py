@@ -25,21 +25,21 @@ from weft_stitch import Stitched, generate, stitch
 from weft_stitch.assembly import assemble, uniform
 from weft_stitch.counts import count
 from weft_stitch.discovery import discover
-from weft_stitch.emit import plain_graph
+from weft_stitch.family import kinds, part, wire
 from weft_stitch.forms import FORMS
-from weft_stitch.making.model_files import save_nets
+from weft_stitch.graph import signature
+from weft_stitch.graph_steps import plain_graph
+from weft_stitch.layouts import pieces
+from weft_stitch.lowering import formed
+from weft_stitch.making.generator import save_nets
 from weft_stitch.net import Net
-from weft_stitch.parts import kinds, part
 from weft_stitch.planning.budget import BudgetLimits, stitch_groups
 from weft_stitch.planning.cost import Modelled
-from weft_stitch.planning.groups import Unmet
-from weft_stitch.planning.signatures import signature
+from weft_stitch.planning.grouping import Unmet
 from weft_stitch.reading.alignment import align
-from weft_stitch.running.checking import largest_difference
+from weft_stitch.running.sessions import largest_difference
 from weft_stitch.sharing_map import write_sharing
-from weft_stitch.spaces import wire
 from weft_stitch.summary import SLABBED
-from weft_stitch.weights import unique_weights
 
 SIZE = 20
 """Channels of the layer that the formulas are tried on."""
@@ -225,7 +225,9 @@ def test_the_report_counts_the_graph_and_the_models(nets):
     alone = [count(plain_graph(net)) for net in nets]
     assert report.sequential.macs == sum(each.macs for each in alone)
     assert report.sequential.activation_bytes == max(each.activation_bytes for each in alone)
-    assert report.kernels.unique == unique_weights(made.family, wire(made.family), made.sharing)
+    wiring, layers = wire(made.family), formed(made.family)
+    unique = sum(piece.array.size for layer in layers for piece in pieces(layer, wiring, made.sharing))
+    assert report.kernels.unique == unique
 
 
 def test_a_dynamic_graph_is_counted_with_the_rows_it_was_made_for(nets):
@@ -388,9 +390,9 @@ def test_its_names_exist_and_are_sorted():
         weft_stitch.stich  # noqa: B018
 
 
-def test_stitching_needs_numpy_alone():
-    """Also without the rest of the package, as on a machine that has only torch and numpy."""
-    heavy = "torch", "onnx", "onnxruntime", "pydantic", "numba", "matplotlib"
+def test_stitching_needs_numpy_and_onnx_alone():
+    """Also without the rest of the package, as on a machine that has torch and no ONNX Runtime."""
+    heavy = "torch", "onnxruntime", "pydantic", "numba", "matplotlib"
     code = f"""
 import sys, types
 package = types.ModuleType("weft")

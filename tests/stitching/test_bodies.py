@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 import weft
-from tests.stitching.encoders import answers, as_tagger, sentences, tiny_encoders, together
+from tests.stitching.encoders import answers, as_tagger, distinct_bytes, sentences, tiny_encoders, together
 from weft.base.errors import StitchError
 from weft.runtime.stitched import tasks_in
-from weft_stitch.bodies.whole_run import BodyStitching, stitch_body
+from weft_stitch.bodies.body_stitching import BodyStitching, stitch_body
 from weft_stitch.making import encoders
 from weft_stitch.making.encoders import EncoderRecipe, EncoderSize
 from weft_stitch.onnx_writer import to_onnx
@@ -42,16 +42,6 @@ def equals_its_models(made: BodyStitching, folder: Path, sizes: Sequence[tuple[i
     feeds = [sentences(rows, length, task) for task, (rows, length) in enumerate(sizes)]
     for name, feed, found in zip(made.names, feeds, together(path, made.names, feeds), strict=True):
         same(found, answers(made.files[name], feed))
-
-
-def distinct_bytes(files: Sequence[Path]) -> int:
-    """What all different tensors of the files take."""
-    held = {}
-    for path in files:
-        for each in onnx.load(path).graph.initializer:
-            array = numpy_helper.to_array(each)
-            held[array.dtype.str, array.shape, array.tobytes()] = array.nbytes
-    return sum(held.values())
 
 
 SIZES = st.builds(
@@ -235,8 +225,7 @@ def test_the_library_makes_a_body_of_models_that_take_whole_numbers(tmp_path):
 
 
 def test_pictures_become_a_body_where_one_asks_for_it(tmp_path):
-    from weft_stitch.making.generator import generate
-    from weft_stitch.making.model_files import save_nets
+    from weft_stitch.making.generator import generate, save_nets
 
     files = save_nets(generate("tinynet", 2, sharing=1.0, permute=False, norm="shared").nets, tmp_path, dynamic=True)
     made = weft.stitch(files, body=True, measure=False)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,51 +11,12 @@ import torch
 from torch import nn
 
 import weft
+from tests.stitching.adapters import lora_factors, merge_adapter, write_adapter, write_safetensors
 from tests.stitching.encoders import sentences, together
-from tests.stitching.test_bodies_torch import WIDTH, Encoder, exported
+from tests.stitching.torch_encoders import WIDTH, Encoder, export_encoders
 from weft.base.errors import InputError, StitchError
-from weft_stitch.bodies.safetensors import read_safetensors
-from weft_stitch.bodies.whole_run import BodyStitching
-
-SETTINGS = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["taken"], "fan_in_fan_out": False}
-KINDS = {"float32": "F32", "float16": "F16", "float64": "F64", "uint16": "BF16"}
-
-
-def write_safetensors(path: Path, tensors: Mapping[str, np.ndarray]) -> Path:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    data = b""
-    for name, each in tensors.items():
-        ends = [len(data), len(data) + each.nbytes]
-        header[name] = {"dtype": KINDS[str(each.dtype)], "shape": each.shape, "data_offsets": ends}
-        data += each.tobytes()
-    told = json.dumps(header).encode()
-    path.write_bytes(len(told).to_bytes(8, "little") + told + data)
-    return path
-
-
-def adapter(folder: Path, tensors: Mapping[str, torch.Tensor], **settings: Any) -> Path:
-    folder.mkdir()
-    (folder / "adapter_config.json").write_text(json.dumps(SETTINGS | settings))
-    named = {f"base_model.model.{name}": each.detach().numpy() for name, each in tensors.items()}
-    write_safetensors(folder / "adapter_model.safetensors", named)
-    return folder
-
-
-def factors(module: str, taken: int, made: int, rank: int = 2, seed: int = 0) -> dict[str, torch.Tensor]:
-    drawn = torch.Generator().manual_seed(seed)
-    return {
-        f"{module}.lora_A.weight": 0.2 * torch.randn(rank, taken, generator=drawn),
-        f"{module}.lora_B.weight": 0.2 * torch.randn(made, rank, generator=drawn),
-    }
-
-
-def merged(base: Encoder, parts: Mapping[str, torch.Tensor], scale: float) -> Encoder:
-    """What torch makes of a base and an adapter."""
-    model = copy.deepcopy(base)
-    for name, second in parts.items():
-        if module := name.removesuffix(".lora_B.weight") if name.endswith(".lora_B.weight") else "":
-            model.get_submodule(module).weight.data += scale * second @ parts[f"{module}.lora_A.weight"]
-    return model
+from weft_stitch.bodies.adapters import read_safetensors
+from weft_stitch.bodies.body_stitching import BodyStitching
 
 
 @pytest.fixture(params=[False, True], ids=["old exporter", "new exporter"])
@@ -67,24 +25,28 @@ def base(tmp_path: Path, request: pytest.FixtureRequest) -> tuple[Encoder, Path]
         pytest.importorskip("onnxscript")
     torch.manual_seed(0)
     model = Encoder(whole=False)
-    (path,) = exported([model], tmp_path, new=request.param)
+    (path,) = export_encoders([model], tmp_path, new=request.param)
     return model, path
 
 
 def test_models_are_the_base_and_their_adapters(base: tuple[Encoder, Path], tmp_path: Path) -> None:
     """One of a few products, one of others with a head of its own, and the base itself."""
     model, path = base
-    first = factors("blocks.0.taken", WIDTH, 3 * WIDTH) | factors("blocks.1.down", 64, WIDTH, seed=1)
+    first = lora_factors("blocks.0.taken", WIDTH, 3 * WIDTH) | lora_factors("blocks.1.down", 64, WIDTH, seed=1)
     head = nn.Linear(WIDTH, 5)
-    second = factors("blocks.1.taken", WIDTH, 3 * WIDTH, 3, seed=2)
+    second = lora_factors("blocks.1.taken", WIDTH, 3 * WIDTH, 3, seed=2)
     saved = {"head.weight": head.weight, "head.bias": head.bias}
     folders = [
-        adapter(tmp_path / "first", first, alpha_pattern={"blocks.1.down": 4}),
-        adapter(tmp_path / "second", second | saved, r=3, use_rslora=True, modules_to_save=["head"]),
+        write_adapter(tmp_path / "first", first, alpha_pattern={"blocks.1.down": 4}),
+        write_adapter(tmp_path / "second", second | saved, r=3, use_rslora=True, modules_to_save=["head"]),
     ]
     wanted = [
-        merged(merged(model, factors("blocks.0.taken", WIDTH, 3 * WIDTH), 6 / 2), dict(list(first.items())[2:]), 4 / 2),
-        merged(model, second, 6 / 3**0.5),
+        merge_adapter(
+            merge_adapter(model, lora_factors("blocks.0.taken", WIDTH, 3 * WIDTH), 6 / 2),
+            dict(list(first.items())[2:]),
+            4 / 2,
+        ),
+        merge_adapter(model, second, 6 / 3**0.5),
         model,
     ]
     wanted[1].head = head
@@ -103,7 +65,7 @@ def test_models_are_the_base_and_their_adapters(base: tuple[Encoder, Path], tmp_
 
 def test_names_may_begin_deeper(base: tuple[Encoder, Path], tmp_path: Path) -> None:
     """An adapter of a classifier around the encoder that was exported."""
-    folder = adapter(tmp_path / "deeper", factors("encoder.blocks.0.mixed", WIDTH, WIDTH))
+    folder = write_adapter(tmp_path / "deeper", lora_factors("encoder.blocks.0.mixed", WIDTH, WIDTH))
     made = weft.stitch([folder], base=base[1], measure=False)
     assert [each.rank for each in made.shared if each.rank] == [2]
 
@@ -111,27 +73,27 @@ def test_names_may_begin_deeper(base: tuple[Encoder, Path], tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("tensors", "settings", "message"),
     [
-        (factors("blocks.7.taken", WIDTH, 3 * WIDTH), {}, r"blocks\.7\.taken\.weight is not found in a"),
-        (factors("blocks.0.taken", WIDTH, WIDTH), {}, r"adapter of blocks\.0\.taken is for a weight of 32x32"),
-        (factors("blocks.0.taken", WIDTH, 3 * WIDTH), {"r": 4}, "no two matrices of rank 4"),
-        (factors("words", WIDTH, 50), {}, "words has an adapter, but .* is no product"),
-        (factors("blocks.0.taken", WIDTH, 3 * WIDTH), {"use_dora": True}, "is of DoRA"),
-        (factors("blocks.0.taken", WIDTH, 3 * WIDTH), {"peft_type": "IA3"}, "is of IA3"),
-        (factors("blocks.0.taken", WIDTH, 3 * WIDTH), {"init_lora_weights": "pissa_niter_4"}, "changes the base"),
+        (lora_factors("blocks.7.taken", WIDTH, 3 * WIDTH), {}, r"blocks\.7\.taken\.weight is not found in a"),
+        (lora_factors("blocks.0.taken", WIDTH, WIDTH), {}, r"adapter of blocks\.0\.taken is for a weight of 32x32"),
+        (lora_factors("blocks.0.taken", WIDTH, 3 * WIDTH), {"r": 4}, "no two matrices of rank 4"),
+        (lora_factors("words", WIDTH, 50), {}, "words has an adapter, but .* is no product"),
+        (lora_factors("blocks.0.taken", WIDTH, 3 * WIDTH), {"use_dora": True}, "is of DoRA"),
+        (lora_factors("blocks.0.taken", WIDTH, 3 * WIDTH), {"peft_type": "IA3"}, "is of IA3"),
+        (lora_factors("blocks.0.taken", WIDTH, 3 * WIDTH), {"init_lora_weights": "pissa_niter_4"}, "changes the base"),
         ({"blocks.0.taken.lora_magnitude_vector": torch.ones(3)}, {}, "no part of an adapter of a product"),
         ({"blocks.0.taken.lora_A.weight": torch.ones(2, WIDTH)}, {}, "has lora_A only"),
-        (factors("blocks.0.taken", WIDTH, 3 * WIDTH), {"r": "two"}, "adapter_config.json: r = 'two'"),
+        (lora_factors("blocks.0.taken", WIDTH, 3 * WIDTH), {"r": "two"}, "adapter_config.json: r = 'two'"),
     ],
 )
 def test_adapters_that_do_not_fit_are_refused(tmp_path_factory, tmp_path, tensors, settings, message):
     torch.manual_seed(0)
-    (path,) = exported([Encoder(whole=False)], tmp_path, new=False)
+    (path,) = export_encoders([Encoder(whole=False)], tmp_path, new=False)
     with pytest.raises(StitchError, match=f"(?s)odd.*{message}"):
-        weft.stitch([adapter(tmp_path / "odd", tensors, **settings)], base=path, measure=False)
+        weft.stitch([write_adapter(tmp_path / "odd", tensors, **settings)], base=path, measure=False)
 
 
 def test_an_adapter_needs_its_base(tmp_path: Path) -> None:
-    folder = adapter(tmp_path / "odd", factors("words", 2, 2))
+    folder = write_adapter(tmp_path / "odd", lora_factors("words", 2, 2))
     with pytest.raises(StitchError, match="odd is an adapter; give base = the ONNX file"):
         weft.stitch([folder])
     (folder / "adapter_model.safetensors").unlink()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,48 +10,12 @@ import pytest
 from onnx import numpy_helper
 
 from tests.stitching.encoders import TOKENS, answers, sentences, tiny_encoders, together
-from weft_stitch.bodies.whole_run import BodyStitching, stitch_body
-
-Change = Callable[[np.ndarray, np.random.Generator], np.ndarray]
-LINES = "words"
-"""The table of words, which has no node of its own."""
-
-
-def changed(source: Path, target: Path, seed: int, **changes: Change) -> Path:
-    """A file with other weights, of steps by their names (two lines below stand for a dot)."""
-    proto = onnx.load(source)
-    read = {each.name: each.input[1] for each in proto.graph.node if each.op_type == "MatMul"}
-    read[LINES] = next(each.input[0] for each in proto.graph.node if each.op_type == "Gather")
-    held = {each.name: each for each in proto.graph.initializer}
-    for step, change in changes.items():
-        stored = held[read[step.replace("__", ".")]]
-        array = change(numpy_helper.to_array(stored).copy(), np.random.default_rng(seed))
-        stored.CopyFrom(numpy_helper.from_array(array.astype(np.float32), stored.name))
-    onnx.save(proto, target)
-    return target
-
-
-def other_columns(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    weight[:, [1, 5]] = rng.standard_normal((len(weight), 2))
-    return weight
+from tests.stitching.variants import changed_file, other_columns, other_lines, scaled_columns, scaled_rows
+from weft_stitch.bodies.body_stitching import BodyStitching, stitch_body
 
 
 def other_rows(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return other_columns(weight.T, rng).T
-
-
-def scaled_columns(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return weight * rng.uniform(0.5, 2, weight.shape[1])
-
-
-def scaled_rows(weight: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    return scaled_columns(weight.T, rng).T
-
-
-def other_lines(table: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Three more, and a tuned one."""
-    table[7] += 1
-    return np.concatenate([table, rng.standard_normal((3, table.shape[1]))])
 
 
 def own(made: BodyStitching) -> dict[str, tuple[str, ...]]:
@@ -73,9 +36,9 @@ def test_a_few_columns_and_rows_are_a_model_s_own(tmp_path, tolerance):
     """In all modes, as not a bit is lost; pooler: of rows without a length."""
     (source,) = tiny_encoders(tmp_path / "source", 1)
     change = {"layer0__up__product": other_columns, "layer1__down__product": other_rows}
-    files = [changed(source, tmp_path / "a.onnx", 0)]
-    files.append(changed(source, tmp_path / "b.onnx", 1, **change))
-    files.append(changed(source, tmp_path / "c.onnx", 2, **change, pooler__product=other_rows))
+    files = [changed_file(source, tmp_path / "a.onnx", 0)]
+    files.append(changed_file(source, tmp_path / "b.onnx", 1, **change))
+    files.append(changed_file(source, tmp_path / "c.onnx", 2, **change, pooler__product=other_rows))
     made = stitch_body(files, tolerance=tolerance, measure=False)
     assert own(made) == {
         "layer0.up.product": ("2 columns",),
@@ -92,9 +55,9 @@ def test_a_weight_that_two_models_have_is_stored_once(tmp_path):
     (source,) = tiny_encoders(tmp_path / "source", 1)
     sizes = []
     for count in (1, 4):
-        files = [changed(source, tmp_path / "a.onnx", 0)]
+        files = [changed_file(source, tmp_path / "a.onnx", 0)]
         files += [
-            changed(source, tmp_path / f"b{at}.onnx", 1, layer0__up__product=other_columns) for at in range(count)
+            changed_file(source, tmp_path / f"b{at}.onnx", 1, layer0__up__product=other_columns) for at in range(count)
         ]
         made = stitch_body(files, measure=False)
         equals_its_models(made, tmp_path)
@@ -106,8 +69,10 @@ def test_a_weight_that_two_models_have_is_stored_once(tmp_path):
 def test_a_scale_is_a_model_s_own_where_something_may_be_lost(tmp_path, change):
     (source,) = tiny_encoders(tmp_path / "source", 1)
     steps = ("layer0__value__product", "layer1__down__product", "pooler__product")
-    files = [changed(source, tmp_path / "a.onnx", 0)]
-    files += [changed(source, tmp_path / f"{name}.onnx", ord(name), **dict.fromkeys(steps, change)) for name in "bc"]
+    files = [changed_file(source, tmp_path / "a.onnx", 0)]
+    files += [
+        changed_file(source, tmp_path / f"{name}.onnx", ord(name), **dict.fromkeys(steps, change)) for name in "bc"
+    ]
     made = stitch_body(files, tolerance=1e-6, measure=False)
     assert own(made) == {each.replace("__", "."): ("scale",) for each in steps}
     assert made.weight_bytes < 0.4 * made.apart_bytes < stitch_body(files, measure=False).weight_bytes
@@ -118,9 +83,9 @@ def test_a_scale_is_a_model_s_own_where_something_may_be_lost(tmp_path, change):
 def test_tables_may_differ_in_some_lines_and_in_size(tmp_path, first):
     """To the last bit, whichever of them comes first; a line that a model lacks is still refused."""
     (source,) = tiny_encoders(tmp_path / "source", 1)
-    files = [changed(source, tmp_path / "plain.onnx", 0)]
-    files += [changed(source, tmp_path / f"{name}.onnx", ord(name), words=other_lines) for name in "bc"]
-    files.append(changed(source, tmp_path / "d.onnx", ord("b"), words=other_lines))
+    files = [changed_file(source, tmp_path / "plain.onnx", 0)]
+    files += [changed_file(source, tmp_path / f"{name}.onnx", ord(name), words=other_lines) for name in "bc"]
+    files.append(changed_file(source, tmp_path / "d.onnx", ord("b"), words=other_lines))
     files = files[::-1] if first else files
     made = stitch_body(files, measure=False)
     assert list(own(made).values()) == [("3 lines" if first else "4 lines",)]

@@ -15,9 +15,8 @@ from torch import nn
 from torch.nn import functional
 
 import weft
-from tests.stitching.encoders import answers, together
-from tests.stitching.test_bodies import distinct_bytes
-from weft_stitch.bodies.whole_run import BodyStitching
+from tests.stitching.encoders import answers, distinct_bytes, together
+from weft_stitch.bodies.body_stitching import BodyStitching
 
 torch.set_num_threads(1)
 

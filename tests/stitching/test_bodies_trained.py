@@ -10,7 +10,7 @@ import pytest
 
 from tests.stitching.encoders import answers, together
 from weft.models.stored import place
-from weft_stitch.bodies.whole_run import stitch_body
+from weft_stitch.bodies.body_stitching import stitch_body
 
 TASKS = ("language", "kind", "family")
 LONGEST = 40

@@ -14,9 +14,9 @@ import pytest
 from tests.stitching.encoders import tiny_encoders
 from weft.base.errors import StitchError
 from weft.runtime.metadata import BODY_KEY
-from weft_stitch.bodies.described import rebuilt
-from weft_stitch.bodies.whole_run import stitch_body
-from weft_stitch.reading.onnx_stitched import _told, read_body
+from weft_stitch.bodies.body_description import read_body, rebuilt
+from weft_stitch.bodies.body_stitching import stitch_body
+from weft_stitch.file_description import noted_in
 from weft_stitch.running.body_reading import read_encoder
 
 Told = tuple[dict[str, Any], Callable[[str], Any]]
@@ -29,7 +29,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     path = folder / "body.onnx"
     stitch_body(tiny_encoders(folder, rank=2), tolerance=1e-6, measure=False, check=False).to_onnx(path)
     assert len(read_encoder(read_body(path)).names) == 3
-    text, weights = _told(path, BODY_KEY)
+    text, weights = noted_in(path, BODY_KEY)
     return json.loads(text), weights
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-import warnings
-
 import numpy as np
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional
 
+from tests.stitching.classifiers import HEADS, export_classifiers
 from tests.stitching.encoders import answers, tiny_encoders
-from tests.stitching.test_bodies_near import LINES, changed, other_columns, other_lines
+from tests.stitching.variants import LINES, changed_file, other_columns, other_lines
 from weft.base.errors import StitchError
-from weft_stitch.bodies.whole_run import stitch_body
+from weft_stitch.bodies.body_stitching import stitch_body
 from weft_stitch.running.body_serving import FusedEncoder
 
 
@@ -37,64 +33,8 @@ def test_requests_are_answered_as_by_the_models_files(tmp_path, tolerance, recip
         np.testing.assert_allclose(found, wanted[0], atol=1e-4, rtol=1e-4)
 
 
-WIDTH, HEADS = 32, 4
-
-
-class Layer(nn.Module):
-    """As BERT's."""
-
-    def __init__(self):
-        super().__init__()
-        self.key, self.query, self.value, self.mixed = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
-        self.inner, self.outer = nn.Linear(WIDTH, 64), nn.Linear(64, WIDTH)
-        self.attended, self.done = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-
-    def forward(self, hidden, mask):
-        def apart(linear):
-            return linear(hidden).view(*hidden.shape[:2], -1, WIDTH // HEADS).transpose(1, 2)
-
-        seen = functional.scaled_dot_product_attention(*map(apart, (self.query, self.key, self.value)), attn_mask=mask)
-        hidden = self.attended(hidden + self.mixed(seen.transpose(1, 2).flatten(2)))
-        return self.done(hidden + self.outer(functional.gelu(self.inner(hidden))))
-
-
-class Classifier(nn.Module):
-    def __init__(self, activation):
-        super().__init__()
-        self.words, self.kinds, self.places = (nn.Embedding(each, WIDTH) for each in (50, 2, 64))
-        self.normed, self.layers = nn.LayerNorm(WIDTH), nn.ModuleList(Layer() for _ in range(2))
-        self.pooler, self.classifier, self.activation = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3), activation
-
-    def forward(self, tokens, shown, kinds):
-        places = self.places(torch.arange(tokens.shape[1], device=tokens.device))
-        hidden = self.normed(self.words(tokens) + self.kinds(kinds) + places)
-        for layer in self.layers:
-            hidden = layer(hidden, shown[:, None, None, :].bool())
-        return self.classifier(self.activation(self.pooler(hidden[:, 0])))
-
-
-def exported(folder, activation=torch.tanh):
-    """Two models with heads of their own, and what they are in torch."""
-    torch.manual_seed(0)
-    base, models, files = Classifier(activation).eval(), [], []
-    names = ["tokens", "shown", "kinds"]
-    example = tuple(torch.ones(2, 7, dtype=torch.int64) for _ in names)
-    for name in ("mail", "news"):
-        models.append(copy.deepcopy(base))
-        models[-1].classifier = nn.Linear(WIDTH, len(name) - 2 * len(files))
-        files.append(folder / f"{name}.onnx")
-        axes = {each: {0: "rows", 1: "length"} for each in names}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            torch.onnx.export(
-                models[-1], example, files[-1], input_names=names, output_names=["found"], dynamic_axes=axes,
-                dynamo=False,
-            )  # fmt: skip
-    return files, models
-
-
 def test_a_bert_of_torchs_exporter_is_read(tmp_path):
-    files, models = exported(tmp_path)
+    files, models = export_classifiers(tmp_path)
     encoder = FusedEncoder(stitch_body(files, measure=False), "cpu")
     assert encoder.encoder.weights.heads == HEADS
     tokens = torch.randint(0, 50, (1, 11))
@@ -107,7 +47,7 @@ def test_a_bert_of_torchs_exporter_is_read(tmp_path):
 
 
 def test_a_head_of_another_kind_is_refused(tmp_path):
-    files, _ = exported(tmp_path, torch.relu)
+    files, _ = export_classifiers(tmp_path, torch.relu)
     with pytest.raises(StitchError, match="Relu, not the tanh of a pooler"):
         FusedEncoder(stitch_body(files, measure=False), "cpu")
 
@@ -128,7 +68,7 @@ def test_a_body_with_layers_of_a_models_own_is_refused_by_the_layers_name(tmp_pa
 )
 def test_what_differs_but_by_a_low_rank_is_refused(tmp_path, changes, why):
     base = tiny_encoders(tmp_path, classes=4)[0]
-    files = [changed(base, tmp_path / f"{seed}.onnx", seed, **changes) for seed in (1, 2)]
+    files = [changed_file(base, tmp_path / f"{seed}.onnx", seed, **changes) for seed in (1, 2)]
     with pytest.raises(StitchError, match=why):
         FusedEncoder(stitch_body([base, *files], measure=False), "cpu")
 

@@ -10,8 +10,7 @@ from weft_stitch.forms import FORMS
 from weft_stitch.lowering import formed, lower
 from weft_stitch.planning.planner import MIXED, lower_plan
 from weft_stitch.reading.alignment import align
-from weft_stitch.running.clock import GraphClock, plan_for
-from weft_stitch.running.ways import Place
+from weft_stitch.running.gpu_timing import GraphClock, Place, plan_for
 
 
 def test_the_plan_is_the_fastest_of_what_was_timed():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft_stitch.codes import MOST_BITS, TOGETHER, coded, packed
-from weft_tune.numbers.packing import pack
+from weft_stitch.counts import MOST_BITS, TOGETHER, coded, packed
+from weft_tune.numbers.arrays import pack
 
 
 @pytest.mark.parametrize("bits", range(1, MOST_BITS + 1))

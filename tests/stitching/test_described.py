@@ -17,21 +17,16 @@ from tests.stitching.nets import TINY, images, run, tiny
 from weft.base.errors import StitchError
 from weft.runtime.metadata import FAMILY_KEY
 from weft_stitch import stitch
-from weft_stitch.described import described
-from weft_stitch.emit import plain_graph
-from weft_stitch.family import Family
+from weft_stitch.family import Family, Sharing, part
+from weft_stitch.file_description import described, metadata, read_stitched, rebuilt
 from weft_stitch.graph import Graph
+from weft_stitch.graph_steps import plain_graph
 from weft_stitch.layouts import tidy
 from weft_stitch.lowering import lower
-from weft_stitch.metadata import metadata
 from weft_stitch.net import Net, Op, assemble
 from weft_stitch.onnx_writer import write_onnx
-from weft_stitch.parts import part
 from weft_stitch.reading.alignment import align
-from weft_stitch.reading.onnx_stitched import read_stitched
-from weft_stitch.rebuilding import rebuilt
 from weft_stitch.running.module import StitchedModule, torch
-from weft_stitch.sharing import Sharing
 from weft_stitch.slabs import slabs
 
 FORMS = ("mts", "split", "half", "separate")

@@ -18,18 +18,16 @@ from tests.stitching.nets import images
 from weft.base.errors import StitchError
 from weft_stitch.counts import count
 from weft_stitch.discovery import discover
-from weft_stitch.emit import plain_graph
-from weft_stitch.fused_plain import activated, plain
+from weft_stitch.family import Block, ChannelSpace
+from weft_stitch.graph_steps import plain_graph
 from weft_stitch.lowering import lower
 from weft_stitch.making.generator import generate
 from weft_stitch.net import Op, Port, Window, assemble
 from weft_stitch.packing import Activation, columns, pack
 from weft_stitch.reading.alignment import align
-from weft_stitch.running.fused import FusedConv, Shape
+from weft_stitch.running.fused import FusedConv, Shape, activated, plain
 from weft_stitch.running.module import StitchedModule
-from weft_stitch.sharing import Block, ChannelSpace
-from weft_stitch.spaces import wire
-from weft_stitch.weights import unique_weights
+from weft_stitch.summary import count_kernels
 
 RELU = Activation("Relu")
 
@@ -301,7 +299,7 @@ def test_fused_graphs_equal_the_models_one_by_one(architecture, changes, align_b
         want = StitchedModule(plain_graph(net))(x)[0]
         assert (y - want).abs().max() <= 1e-5 * max(1.0, float(want.abs().max()))
     if align_by == 1:
-        assert count(graph).weight_bytes == 4 * unique_weights(family, wire(family), sharing)
+        assert count(graph).weight_bytes == 4 * count_kernels(family, sharing).unique
 
 
 def check_fused(planted, align_by):

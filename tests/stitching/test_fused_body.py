@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.base.errors import StitchError
-from weft_stitch.running import body_plain, fused_body
+from weft_stitch.running import fused_body
 from weft_stitch.running.body_rows import TokenRequest, pack
 from weft_stitch.running.fused_body import (
     PLAINEST,
@@ -24,6 +24,7 @@ from weft_stitch.running.fused_body import (
     SharedProduct,
     TileShape,
 )
+from weft_stitch.running.kernel_shapes import product_shapes
 
 MODELS, WIDTH, HEADS, RANK = 3, 32, 2, 16
 REQUESTS = [TokenRequest(*each) for each in ((2, 5), (0, 19), (2, 14), (1, 1), (0, 16))]
@@ -147,7 +148,7 @@ def test_the_product_equals_its_twin(name):
     x = drawn(len(tables.positions), WIDTH)
     gelu = sections == 1 and shape.parts == 1
     found = fused_body.launch_product(x, each, tables, shape, gelu=gelu)
-    wanted = body_plain.product(x, each.weight, each.bias, each.down, each.up, tables, gelu)
+    wanted = fused_body.plain_product(x, each.weight, each.bias, each.down, each.up, tables, gelu)
     torch.testing.assert_close(found.sum(0) if shape.parts > 1 else found, wanted, atol=1e-4, rtol=1e-4)
 
 
@@ -156,7 +157,7 @@ def test_the_norm_adds_up_parts_as_its_twin(own):
     torch.manual_seed(3)
     tables = pack(REQUESTS).tables("cpu")
     parts, residual, each = drawn(2, 96, WIDTH), drawn(96, WIDTH), norm(own=own)
-    wanted = body_plain.norm(parts.sum(0), residual, *each, tables)
+    wanted = fused_body.plain_norm(parts.sum(0), residual, *each, tables)
     torch.testing.assert_close(fused_body.launch_norm(parts, residual, each, tables), wanted, atol=1e-5, rtol=1e-5)
 
 
@@ -166,7 +167,7 @@ def test_attention_equals_its_twin_for_all_lengths(longest):
     packed = pack([*REQUESTS, TokenRequest(1, longest)])
     tables = packed.tables("cpu", room=8)
     x = drawn(packed.rows, 3 * 48)
-    found, wanted = fused_body.launch_attention(x, 2, tables, longest), body_plain.attention(x, 2, tables)
+    found, wanted = fused_body.launch_attention(x, 2, tables, longest), fused_body.plain_attention(x, 2, tables)
     for first, (_, length) in zip(packed.first, packed.requests, strict=True):
         rows = slice(first, first + length)
         torch.testing.assert_close(found[rows], wanted[rows], atol=1e-5, rtol=1e-5)
@@ -177,7 +178,7 @@ def test_heads_equal_their_twin():
     tables, x = pack(REQUESTS).tables("cpu"), drawn(96, 40)
     each = OwnHead(drawn(MODELS, 40, 70), drawn(MODELS, 70))
     picked = x[tables.first.long()]
-    wanted = body_plain.head(picked, *each, tables, True)
+    wanted = fused_body.plain_head(picked, *each, tables, True)
     for found in (
         fused_body.launch_head(x, each, tables, at=tables.first, tanh=True),
         fused_body.launch_head(picked, each, tables, tanh=True),
@@ -194,7 +195,5 @@ def test_rows_that_do_not_hold_the_requests_are_refused():
 
 @pytest.mark.parametrize("rank", [0, RANK])
 def test_there_are_tiles_for_small_products_too(rank):
-    from weft_stitch.running import body_shapes
-
-    assert body_shapes.shapes(product(128, 128, rank=rank), 64, False)
-    assert body_shapes.shapes(product(32, 32, rank=rank), 64, False) == [PLAINEST]
+    assert product_shapes(product(128, 128, rank=rank), 64, False)
+    assert product_shapes(product(32, 32, rank=rank), 64, False) == [PLAINEST]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.models.damage import changed, spliced
 from tests.stitching.files import model, node, numbers
 from weft.base.errors import ModelError, StitchError
-from weft_stitch.emit import plain_graph
+from weft_stitch.graph_steps import plain_graph
 from weft_stitch.onnx_writer import to_onnx
 from weft_stitch.reading.onnx_reader import read_net
 

@@ -11,10 +11,10 @@ import pytest
 
 from tests.stitching.nets import TINY, images, macs, run, tiny
 from weft.base.errors import StitchError
+from weft_stitch.family import wire
 from weft_stitch.making.architectures import ARCHITECTURES, plan
 from weft_stitch.making.generator import FamilyRecipe, generate, save
 from weft_stitch.reading.alignment import align
-from weft_stitch.spaces import wire
 
 
 def parameters(net):

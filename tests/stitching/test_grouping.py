@@ -13,11 +13,10 @@ from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import images, tiny
 from weft.base.errors import StitchError
 from weft_stitch.counts import count
+from weft_stitch.family import kinds, part
 from weft_stitch.lowering import lower
-from weft_stitch.parts import kinds, part
 from weft_stitch.planning.cost import Modelled
-from weft_stitch.planning.grouping import SIZES, Grouping, group, interpolated
-from weft_stitch.planning.groups import NOTHING, GroupCost, Unmet, Wish, size
+from weft_stitch.planning.grouping import NOTHING, SIZES, GroupCost, Grouping, Unmet, Wish, group, interpolated, size
 from weft_stitch.planning.planner import lower_plan, plan
 from weft_stitch.reading.alignment import align
 

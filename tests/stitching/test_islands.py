@@ -9,8 +9,8 @@ from onnx import TensorProto, helper
 
 from tests.stitching.files import model, node, numbers
 from tests.stitching.outcomes import STITCHED, outcome
+from tests.support.tuning import FORMAT_CASES, formats_for, network_of
 from tests.tuning.onnx_nets import chain
-from tests.tuning.test_export import CASES, formats, network_of
 from weft.cli.main import main
 from weft_stitch.graph import Builder
 from weft_tune.export import export
@@ -57,13 +57,13 @@ def test_a_transform_that_leaves_its_defaults_out_is_an_island(tmp_path):
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_tuned_files_are_stitched(style, dynamic, tmp_path):
     net = chain()
-    models = [export(net, network_of(net), formats(network_of(net), *CASES["8 bits"]), style)] * 2
+    models = [export(net, network_of(net), formats_for(network_of(net), *FORMAT_CASES["8 bits"]), style)] * 2
     assert outcome(models, tmp_path, jumpy=True, islands=True, dynamic=dynamic) == STITCHED
 
 
 def test_a_tuned_file_of_another_dialect_is_refused_in_one_line(tmp_path):
     net = chain()
-    models = [export(net, network_of(net), formats(network_of(net), *CASES["8 bits"]), "qonnx")]
+    models = [export(net, network_of(net), formats_for(network_of(net), *FORMAT_CASES["8 bits"]), "qonnx")]
     paths = [tmp_path / "a.onnx"]
     onnx.save(models[0], paths[0])
     with pytest.raises(SystemExit) as leaving:
@@ -192,7 +192,7 @@ TIED = {
 def test_models_that_mix_their_rows_are_not_stitched_for_any_number_of_them(case, tmp_path):
     models = family(*TIED[case], **({"sizes": np.array([1, 4, 12, 12])} if case == "sizes" else {}))
     refused = outcome(models, tmp_path, islands=True, dynamic=True)
-    assert refused == "m0 answers a row by the rows beside it in y; leave out dynamic = True"
+    assert refused == "m0 answers a row by the rows beside it in y; leave out --dynamic"
     assert outcome(models, tmp_path, islands=True) == STITCHED
 
 
@@ -210,7 +210,7 @@ def test_a_model_for_one_number_of_rows_is_not_stitched_for_any(tmp_path):
         "start": numbers(1, 1, 2),
     }
     refused = outcome(family(*nodes, **constants), tmp_path, islands=True, dynamic=True)
-    assert refused == "m0 runs with the number of rows in its file (1) only; leave out dynamic = True"
+    assert refused == "m0 runs with the number of rows in its file (1) only; leave out --dynamic"
     assert outcome(family(*nodes, **constants), tmp_path, islands=True) == STITCHED
 
 

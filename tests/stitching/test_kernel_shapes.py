@@ -37,7 +37,7 @@ class Bench:
     def warmup(self, *arguments: Any, grid: Any, **settings: Any) -> None:
         self.compiled.append(settings)
 
-    def seconds(self, run: Callable[[], object]) -> float:
+    def seconds(self, run: Callable[[], object], repeats: int) -> float:
         self.timed.append(self.layer.shape)
         return float(self.layer.shape.tall * self.layer.shape.wide)
 

@@ -13,10 +13,9 @@ from tests.stitching import files as stitch_files
 from tests.stitching.files import assert_close, assert_reads_as_itself, inputs_of, kinds, model, node, numbers, run
 from weft.base.errors import ModelError, StitchError
 from weft.models.packaged import packaged_models
-from weft_stitch import onnx_writer
 from weft_stitch.counts import count
-from weft_stitch.emit import plain_graph
 from weft_stitch.graph import Builder
+from weft_stitch.graph_steps import plain_graph
 from weft_stitch.onnx_writer import to_onnx, write_onnx
 from weft_stitch.planning.cost import Modelled
 from weft_stitch.reading.onnx_reader import read_net
@@ -428,7 +427,7 @@ def test_metadata_and_versions_are_written(tmp_path):
 
 
 def test_more_weights_than_a_file_holds_go_beside_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_writer, "MOST_BYTES_IN_FILE", 100)
+    monkeypatch.setattr("weft.models.onnx_graph.MOST_BYTES_IN_FILE", 100)
     weight = numbers(16, 4, 3, 3)
     graph = plain_graph(read_net(model([node("Conv", ["x", "w"], ["y"])], {"w": weight})))
     for _ in range(2):  # written over, not behind, what is there
@@ -439,7 +438,7 @@ def test_more_weights_than_a_file_holds_go_beside_it(tmp_path, monkeypatch):
 
 
 def test_weights_beside_a_file_that_is_linked_to_stand_beside_the_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_writer, "MOST_BYTES_IN_FILE", 100)
+    monkeypatch.setattr("weft.models.onnx_graph.MOST_BYTES_IN_FILE", 100)
     (tmp_path / "far").mkdir()
     (tmp_path / "link.onnx").symlink_to("far/m.onnx")
     graph = plain_graph(read_net(model([node("Conv", ["x", "w"], ["y"])], {"w": W})))
@@ -451,7 +450,7 @@ def test_weights_beside_a_file_that_is_linked_to_stand_beside_the_file(tmp_path,
 
 
 def test_an_interrupt_leaves_a_file_and_the_weights_beside_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(onnx_writer, "MOST_BYTES_IN_FILE", 100)
+    monkeypatch.setattr("weft.models.onnx_graph.MOST_BYTES_IN_FILE", 100)
     graphs = [plain_graph(read_net(model([node("Conv", ["x", "w"], ["y"])], {"w": each}))) for each in (W, W + 1)]
     write_onnx(graphs[0], tmp_path / "m.onnx")
     save = onnx.save_model
@@ -468,7 +467,7 @@ def test_an_interrupt_leaves_a_file_and_the_weights_beside_it(tmp_path, monkeypa
 
 
 def test_weights_that_need_a_file_of_their_own_do_not_go_to_a_device(monkeypatch):
-    monkeypatch.setattr(onnx_writer, "MOST_BYTES_IN_FILE", 100)
+    monkeypatch.setattr("weft.models.onnx_graph.MOST_BYTES_IN_FILE", 100)
     graph = plain_graph(read_net(model([node("Conv", ["x", "w"], ["y"])], {"w": W})))
     with pytest.raises(StitchError, match=r"^/dev/null: cannot write: more than one file is needed; name a file$"):
         write_onnx(graph, "/dev/null")
@@ -751,7 +750,7 @@ def test_products_inside_islands_are_counted():
     assert count(graph).macs == 2 * 2 * (30 * 30 * 2) * 2  # rows, heads, both products
     assert Modelled().seconds([graph])[0] > 0
     loose = plain_graph(net, dynamic=True)
-    assert count(loose, rows=2).activation_bytes >= 4 * 2 * 2 * 30 * 30
+    assert count(loose).activation_bytes >= 4 * 2 * 30 * 30
 
 
 def test_an_island_that_moves_the_rows_is_tied_to_their_number_and_says_so():

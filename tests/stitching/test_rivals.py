@@ -17,9 +17,10 @@ from tests.stitching.graphs import assert_close, separately
 from tests.stitching.nets import images, tiny
 from weft.base.errors import StitchError
 from weft_stitch.discovery import discover
-from weft_stitch.parts import part
+from weft_stitch.family import part
 from weft_stitch.reading.alignment import align
-from weft_stitch.running.measuring import (
+from weft_stitch.running.gpu_timing import (
+    Place,
     TimedWay,
     build,
     error,
@@ -28,7 +29,6 @@ from weft_stitch.running.measuring import (
     reference,
     times_ms,
 )
-from weft_stitch.running.ways import Place
 
 sys.path.append(str(ROOT / "benchmarks"))
 import stitch_gpu

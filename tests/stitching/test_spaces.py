@@ -9,8 +9,8 @@ import pytest
 
 from tests.stitching.families import Drawing, family_of
 from weft.base.errors import StitchError
+from weft_stitch.family import role, wire
 from weft_stitch.net import Op, Port, Value, assemble
-from weft_stitch.spaces import role, wire
 
 
 @dataclass(frozen=True)

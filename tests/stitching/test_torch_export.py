@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from tests.stitching.files import assert_close, kinds, run
 from weft.base.errors import ModelError, StitchError
-from weft_stitch.emit import plain_graph
+from weft_stitch.graph_steps import plain_graph
 from weft_stitch.net import Net
 from weft_stitch.onnx_writer import to_onnx
 from weft_stitch.reading.alignment import align

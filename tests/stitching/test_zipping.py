@@ -25,13 +25,11 @@ from tests.stitching.nets import TINY, images, run, tiny
 from weft.base.errors import StitchError
 from weft.models.trained import TRAINED
 from weft_stitch.discovery import discover
-from weft_stitch.making.generator import FamilyRecipe
-from weft_stitch.making.model_files import save_nets
+from weft_stitch.making.generator import FamilyRecipe, save_nets
 from weft_stitch.making.zipped import ZIPPED, card
 from weft_stitch.reading.alignment import align
 from weft_stitch.reading.onnx_reader import read_net
-from weft_stitch.spaces import wire
-from weft_stitch.weights import unique_weights
+from weft_stitch.summary import count_kernels
 
 torch.set_num_threads(1)
 
@@ -218,7 +216,7 @@ def test_zipped_models_share_exactly_and_still_know_their_tasks(pupils, sharing,
         "image": 1, "stem.conv": narrow, "block1.1.conv": narrow, "block2.1.conv": wide, "block2.2.conv": wide, "fc": 0
     }  # fmt: skip
     alone = sum(op.weight.size for net in nets for op in net.ops if op.kind == "conv")
-    assert unique_weights(family, wire(family), zipped.planted) < (0.55 if sharing == 0.9 else 0.85) * alone
+    assert count_kernels(family, zipped.planted).unique < (0.55 if sharing == 0.9 else 0.85) * alone
 
 
 def test_tuning_repairs_what_merging_breaks(pupils):
@@ -259,7 +257,7 @@ def test_shipped_networks_share_what_their_card_says(name):
     nets = [read_net(task.path) for task in found.tasks]
     family = align(nets)
     sharing = discover(family)
-    assert unique_weights(family, wire(family), sharing) == found.at(found.shipped).unique_weights < found.weights
+    assert count_kernels(family, sharing).unique == found.at(found.shipped).unique_weights < found.weights
     inner = [space for space in sharing.spaces.values() if min(space.widths) >= 20]
     assert len(inner) == 4
     assert all(space.shared_width == round(found.shipped * min(space.widths)) for space in inner)

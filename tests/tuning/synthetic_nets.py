@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from weft.base.errors import EvaluationError
-from weft_tune.evaluation import Score, Scored, Subset
+from weft_tune.evaluation import OnScore, Score, Subset
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import Format
@@ -52,7 +52,7 @@ class SyntheticNet:
         return Score(float(right.mean()), True, len(right))
 
     def evaluate_many(
-        self, configurations: Sequence[Configuration], subset: Subset, scored: Scored | None = None
+        self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
         found: list[Score | EvaluationError] = []
         for place, each in enumerate(configurations):

@@ -7,15 +7,11 @@ import math
 import pytest
 
 from weft.base.errors import TuneError
-from weft_tune.baselines import BASELINES, relaxed_ristretto, ristretto, stripes
-from weft_tune.baselines.ristretto import integer_length
-from weft_tune.baselines.stripes import covering
-from weft_tune.callable_evaluator import CallableEvaluator
-from weft_tune.evaluation import Evaluator, Score, Subset
+from weft_tune.baselines import BASELINES, covering_format, integer_length, relaxed_ristretto, ristretto, stripes
+from weft_tune.evaluation import CallableEvaluator, Evaluator, Score, Subset
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import Configuration
-from weft_tune.numbers.format import FIXED, FLOAT32
-from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.numbers.format import FIXED, FLOAT32, TwosComplement
 
 CONV = Target("conv", weights=500, inputs=784, weight_max=0.579, input_max=0.996, macs=288000)
 FC = Target("fc", weights=2000, inputs=200, weight_max=0.165, input_max=5.06, macs=2000)
@@ -132,8 +128,8 @@ def test_branches_share_a_width():
 
 
 def test_stripes_covers_every_value_with_16_bits():
-    assert [covering(CONV, role) for role in ("weight", "input")] == [FIXED(16, 0), FIXED(16, 0)]
-    assert [covering(FC, role) for role in ("weight", "input")] == [FIXED(16, 2), FIXED(16, -3)]
+    assert [covering_format(CONV, role) for role in ("weight", "input")] == [FIXED(16, 0), FIXED(16, 0)]
+    assert [covering_format(FC, role) for role in ("weight", "input")] == [FIXED(16, 2), FIXED(16, -3)]
 
 
 def needs(conv_range: float, conv_step: float, fc_range: float, fc_step: float):

@@ -11,7 +11,7 @@ import pytest
 
 from weft.base.errors import ModelError
 from weft.models.classifiers import model_path, validation
-from weft_tune.quantised.int8 import classes, quantise_int8
+from weft_tune.quantised.scoring import classes, quantise_int8
 
 LENET = model_path("lenet")
 WEIGHTS = 20 * 25 + 50 * 20 * 25 + 500 * 800 + 10 * 500

@@ -7,8 +7,7 @@ import threading
 import pytest
 
 from weft.base.errors import EvaluationError, TuneError
-from weft_tune.callable_evaluator import CallableEvaluator
-from weft_tune.evaluation import Evaluator, Score, Subset
+from weft_tune.evaluation import CallableEvaluator, Evaluator, Score, Subset
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import FIXED
 

@@ -12,8 +12,7 @@ from tests import ROOT
 from weft.models.classifiers import NAMES, model_path, validation
 from weft_tune.numbers.arrays import rounded
 from weft_tune.numbers.configuration import Configuration
-from weft_tune.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32
-from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32, TwosComplement
 from weft_tune.quantised.evaluator import OnnxEvaluator
 from weft_tune.quantised.targets import find_targets
 

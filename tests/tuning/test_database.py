@@ -15,7 +15,7 @@ import pytest
 
 from weft.base.errors import EvaluationError, TuneError
 from weft_tune import database
-from weft_tune.database import Database, opened
+from weft_tune.database import Database, open_database
 from weft_tune.evaluation import Score
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import FIXED
@@ -60,7 +60,7 @@ def test_failures_are_kept_with_their_output():
 
 def test_an_open_database_stays_open():
     with Database() as scores:
-        with opened(scores) as same:
+        with open_database(scores) as same:
             assert same is scores
         assert len(scores) == 0
 

@@ -10,11 +10,10 @@ from weft.models.layer import Gemm, Layer, Model
 from weft.models.sources import load_model
 from weft.simulation import simulate
 from weft.workloads import Saturated
-from weft_tune.geometry import network_of
+from weft_tune.hardware import Latency, latency_s, network_of, tuned_model
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import EXP, FIXED
 from weft_tune.objective import parse_objective
-from weft_tune.on_device import Latency, latency_s, tuned_model
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +70,7 @@ def test_latency_falls_with_the_bits_and_is_remembered(npu, dense, monkeypatch):
     latency = Latency(dense, network, npu)
     whole, narrow = latency(Configuration({})), latency(weights(network, FIXED(4)))
     assert narrow < whole / 2
-    monkeypatch.setattr("weft_tune.on_device.latency_s", None)  # not asked again
+    monkeypatch.setattr("weft_tune.hardware.latency_s", None)  # not asked again
     assert latency(weights(network, FIXED(4, bias=3))) == narrow
 
 

@@ -8,6 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.support.tuning import FORMAT_CASES, formats_for, network_of
 from tests.tuning.onnx_nets import NETS, samples, save, tangle
 from weft.base.errors import TuneError
 from weft.models.classifiers import model_path, validation
@@ -24,11 +25,10 @@ from weft_tune.numbers.format import (
     FLOAT16,
     FLOAT32,
     Format,
+    TwosComplement,
 )
-from weft_tune.numbers.twos_complement import TwosComplement
-from weft_tune.quantised.opened import open_for_tuning
+from weft_tune.quantised.opened import make_plan, open_for_tuning
 from weft_tune.quantised.runner import LayerFormats, PlanRunner, SampleOrder
-from weft_tune.quantised.stages import make_plan
 
 RUNNABLE = ("qdq", "packed", "simulated")
 
@@ -48,17 +48,6 @@ def run(model, *inputs, **settings):
 
 def as_written(model, *inputs):
     return run(model, *inputs, graph_optimization_level=onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL)
-
-
-def network_of(model, branches=()):
-    layers = [layer for layer in find_layers(model) if layer.name not in branches[1:]]
-    return Network(
-        "net",
-        tuple(
-            Target(layer.name, layer.weight.size, 1, 1.0, 1.0, branches=branches if layer.name in branches else ())
-            for layer in layers
-        ),
-    )
 
 
 def layer_by_layer(model, configuration, *inputs):
@@ -96,28 +85,10 @@ def digits():
     return found.inputs()[:100], found.label[:100]
 
 
-def formats(network, weights, inputs):
-    names = [layer for target in network.targets for layer in target.layers]
-    found = {f"{name}.weight": weights[place % len(weights)] for place, name in enumerate(names)}
-    return Configuration(found | {f"{name}.input": inputs[place % len(inputs)] for place, name in enumerate(names)})
-
-
-CASES = {
-    "8 bits": ([FIXED(8, 1)], [FIXED(8, -3)]),
-    "4 bits": ([FIXED(4, 2)], [FIXED(4, -2)]),
-    "ternary": ([FIXED(2, 3)], [FIXED(2, 0)]),
-    "exponents": ([EXP(4, 9)], [EXP(6, 20)]),
-    "floats": ([FLOAT(8), FLOAT(6, 5)], [FLOAT(8), FLOAT(7)]),
-    "half": ([FLOAT16], [FLOAT16]),
-    "mixed": ([FIXED(3, 2), EXP(3, 8), FLOAT(5, 4), FIXED(9, 1)], [FIXED(5, -3), EXP(5, 8), FLOAT(6), FIXED(12, -4)]),
-    "others": ([TwosComplement(4, 4), BIN(4), Format(1, 3, 1, 6)], [TwosComplement(6, 2), FIXED(20, -4), FLOAT(20)]),
-}
-
-
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=FORMAT_CASES)
 def simulated(request, lenet, digits):
     """A case of formats and the answers it comes to."""
-    configuration = formats(network_of(lenet), *CASES[request.param])
+    configuration = formats_for(network_of(lenet), *FORMAT_CASES[request.param])
     return request.param, configuration, layer_by_layer(lenet, configuration, digits[0])
 
 
@@ -149,7 +120,7 @@ def test_files_shrink_with_the_formats(lenet):
     whole, weights = lenet.ByteSize(), network.weights
 
     def size(style, form, data=FLOAT32):
-        return export(lenet, network, formats(network, [form], [data]), style).ByteSize()
+        return export(lenet, network, formats_for(network, [form], [data]), style).ByteSize()
 
     overhead = whole - 4 * weights + 6000
     assert size("qdq", FIXED(8)) < weights + overhead
@@ -261,7 +232,9 @@ def test_graphs_of_any_shape_answer_as_their_pieces_do(net, style, tmp_path):
     model = tangle(3) if net == "tangle" else NETS[net]()
     opened, inputs = open_for_tuning(save(model, tmp_path)), samples(model, 12)
     plan = make_plan(opened, opened.layers, inputs)
-    forms = formats(network_of(opened.model), [FIXED(4, 1), EXP(4, 8), FLOAT(6)], [FIXED(6, -2), FLOAT(7), EXP(5, 9)])
+    forms = formats_for(
+        network_of(opened.model), [FIXED(4, 1), EXP(4, 8), FLOAT(6)], [FIXED(6, -2), FLOAT(7), EXP(5, 9)]
+    )
     runner = PlanRunner(plan, 0)
     runner.add("all", SampleOrder(inputs, np.arange(12)))
     layers = {
@@ -300,7 +273,7 @@ def test_nothing_to_do_leaves_the_network_as_it_is(lenet, digits):
 
 def test_the_file_says_which_formats_it_has(lenet, tmp_path):
     network = network_of(lenet)
-    configuration = formats(network, [EXP(4, 9)], [FIXED(6, -3)])
+    configuration = formats_for(network, [EXP(4, 9)], [FIXED(6, -3)])
     write_export(tmp_path / "tuned.onnx", model_path("lenet"), network, configuration)
     read = onnx.load(tmp_path / "tuned.onnx")
     (text,) = [each.value for each in read.metadata_props if each.key == FORMATS]
@@ -308,7 +281,7 @@ def test_the_file_says_which_formats_it_has(lenet, tmp_path):
 
 
 def test_weights_beside_a_file_that_is_linked_to_stand_beside_the_file(lenet, tmp_path, monkeypatch):
-    monkeypatch.setattr("weft_tune.export.MOST_BYTES_IN_FILE", 100)
+    monkeypatch.setattr("weft.models.onnx_graph.MOST_BYTES_IN_FILE", 100)
     (tmp_path / "far").mkdir()
     (tmp_path / "link.onnx").symlink_to("far/tuned.onnx")
     sizes = []
@@ -333,7 +306,7 @@ def test_metadata_survives_a_raise_of_the_opset():
 def test_qonnx_nodes_carry_the_format_in_their_inputs(lenet):
     network = network_of(lenet)
     forms = [FIXED(3, 2), EXP(4, 9), FLOAT(8, -2), BIN(3)]
-    made = export(lenet, network, formats(network, forms, [FIXED(5, -3), TwosComplement(6, 2)]), "qonnx")
+    made = export(lenet, network, formats_for(network, forms, [FIXED(5, -3), TwosComplement(6, 2)]), "qonnx")
     onnx.checker.check_model(made)
     assert ("qonnx.custom_op.general", 1) in [(each.domain, each.version) for each in made.opset_import]
     constants = {each.name: numpy_helper.to_array(each) for each in made.graph.initializer}

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weft_tune.ranking import HighestScore, MostGainPerLoss, Rule
+from weft_tune.judge import HighestScore, MostGainPerLoss, Rule
 
 scores = st.integers(0, 20).map(lambda right: right / 20)
 objectives = st.integers(0, 6).map(float)

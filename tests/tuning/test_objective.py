@@ -9,8 +9,7 @@ import pytest
 from weft.base.errors import TuneError
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import Configuration
-from weft_tune.numbers.format import EXP, FIXED
-from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.numbers.format import EXP, FIXED, TwosComplement
 from weft_tune.objective import DEFAULT, layers_of, objective_from, parse_objective, total_bits
 
 NET = Network("net", (Target("a", 10, 3, 1.0, 1.0, 100), Target("b", 20, 5, 1.0, 1.0, 200, branches=("b1", "b2"))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from weft_tune.quantised.cache import ArrayCache
+from weft_tune.quantised.runner import ArrayCache
 
 KILO = {"x": np.zeros(1000, np.int8)}
 

@@ -137,9 +137,9 @@ def test_what_two_configurations_share_is_run_once(made, monkeypatch):
     ran = []
     with OnnxEvaluator(*made) as evaluator:
         evaluator.evaluate(COARSE, "full")
-        inner = evaluator._engine._run
+        inner, stages = evaluator._engine._run_stage, evaluator._plan.stages
         monkeypatch.setattr(
-            evaluator._engine, "_run", lambda stage, *rest: ran.append(stage.layer) or inner(stage, *rest)
+            evaluator._engine, "_run_stage", lambda at, *rest: ran.append(stages[at].layer) or inner(at, *rest)
         )
         evaluator.evaluate(Configuration(dict(COARSE) | {"fc.weight": EXP(4, 7)}), "full")
     assert set(ran) == {"fc"} and len(ran) == -(-COUNT // 32)

@@ -23,9 +23,8 @@ from tests.tuning.onnx_nets import (
 from weft.base.errors import ModelError, TuneError
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import EXP, FIXED, FLOAT
-from weft_tune.quantised.opened import open_for_tuning
+from weft_tune.quantised.opened import make_plan, open_for_tuning
 from weft_tune.quantised.runner import LayerFormats, PlanRunner, SampleOrder
-from weft_tune.quantised.stages import make_plan
 
 COUNT = 11
 FORMATS = (FIXED(5, -1), EXP(4, 7), FLOAT(6), FIXED(3), FLOAT(32))

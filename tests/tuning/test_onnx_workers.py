@@ -152,10 +152,9 @@ def test_processes_end_when_nobody_needs_them_and_their_files_go(made, side_by_s
     side_by_side.measure(FLOATS, *made[1:3])
     ids, folder = side_by_side.process_ids, Path(side_by_side._engine._folder.name)
     assert len(ids) == 2 and all(map(alive, ids)) and folder.is_dir()
-    process = side_by_side._engine._workers[0].process
-    stream, process.stdin = process.stdin, None
-    stream.close()  # as when this process is killed
-    assert process.wait() == 0
+    worker = side_by_side._engine._workers[0]
+    worker._input.close()  # as when this process is killed
+    assert worker.wait() == 0
     side_by_side.close()
     side_by_side.close()
     assert not any(map(alive, ids)) and not folder.exists()

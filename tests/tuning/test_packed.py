@@ -23,8 +23,8 @@ from weft_tune.numbers.format import (
     FLOAT16,
     FLOAT32,
     Format,
+    TwosComplement,
 )
-from weft_tune.numbers.twos_complement import TwosComplement
 from weft_tune.packed import MAGIC, read_packed, weights_of, write_packed
 
 FORMS = [

@@ -5,44 +5,27 @@ from __future__ import annotations
 import json
 import math
 from base64 import b64decode
-from functools import cache
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests import ROOT
+from tests.support.tuning import small_network, softly, tuned
 from weft.base.errors import EvaluationError, InputError
-from weft_tune import Network, Target, Tuning, find_formats
-from weft_tune.baselines.stripes import stripes
-from weft_tune.callable_evaluator import CallableEvaluator
-from weft_tune.evaluation import Subset
-from weft_tune.numbers.configuration import Configuration
-from weft_tune.numbers.format import EXP, FIXED, FLOAT16
-from weft_tune.numbers.spelling import spell
+from weft_tune import find_formats
+from weft_tune.baselines import stripes
+from weft_tune.evaluation import CallableEvaluator, Subset
+from weft_tune.numbers.configuration import Configuration, describe_change
+from weft_tune.numbers.format import EXP, FIXED, FLOAT16, spell
 from weft_tune.pages.page import write_tuning_page
-from weft_tune.pages.picture import draw_search, move_text, phase_spans
-from weft_tune.result import OtherMethod, TuningResult, kept_places
-from weft_tune.trials import Trial
-
-
-def network(layers: int = 2) -> Network:
-    return Network("net", tuple(Target(f"conv{n}", 500 * n, 784, 0.5, 2.0, 10_000) for n in range(1, layers + 1)))
-
-
-def softly(configuration: Configuration, subset: Subset) -> float:
-    """Loses a little with every bit; the full set is harder than the small one promises."""
-    lost = sum(2.0 ** -configuration[name].bits for name in configuration)
-    return 0.98 - (0.02 if subset == "small" else 0.03) * lost
-
-
-@cache
-def searched(layers: int = 2, **options: object) -> Tuning:
-    return find_formats(network(layers), CallableEvaluator(softly), margin=0.01, layerwise="BOTH", **options)  # type: ignore[arg-type]
+from weft_tune.pages.picture import draw_search, phase_spans
+from weft_tune.result import OtherMethod, Trial, TuningResult, kept_places
+from weft_tune.tuning_run import summarise
 
 
 def test_every_trial_is_drawn_once_and_the_chosen_ones_are_marked(tmp_path: Path) -> None:
-    tuning = searched()
+    tuning = tuned()
     figure = draw_search(tuning, tmp_path / "search.png", tmp_path / "search.svg")
     upper = figure.axes[0]
     points = {line.get_label(): line.get_xdata() for line in upper.lines if line.get_linestyle() == "None"}
@@ -55,7 +38,7 @@ def test_every_trial_is_drawn_once_and_the_chosen_ones_are_marked(tmp_path: Path
 
 
 def test_thresholds_are_those_of_the_set_that_a_phase_uses() -> None:
-    tuning = searched(1)
+    tuning = tuned(1)
     upper = draw_search(tuning).axes[0]
     lines = [line for line in upper.lines if line.get_color() == "#b42318"]
     spans = phase_spans(tuning.trials)
@@ -64,7 +47,7 @@ def test_thresholds_are_those_of_the_set_that_a_phase_uses() -> None:
 
 
 def test_phases_follow_each_other_without_gaps() -> None:
-    tuning = searched()
+    tuning = tuned()
     spans = phase_spans(tuning.trials)
     assert spans[0].first == 1 and spans[-1].last == tuning.iterations
     assert all(before.last + 1 == after.first for before, after in pairwise(spans))
@@ -74,7 +57,7 @@ def test_what_lies_far_below_the_threshold_is_drawn_on_the_edge() -> None:
     def cliff(configuration: Configuration, subset: Subset) -> float:
         return 0.98 if all(configuration[name].bits >= 4 for name in configuration) else 0.1
 
-    tuning = find_formats(network(), CallableEvaluator(cliff), margin=0.01)
+    tuning = find_formats(small_network(), CallableEvaluator(cliff), margin=0.01)
     upper = draw_search(tuning).axes[0]
     low, _ = upper.get_ylim()
     assert low > 0.9
@@ -83,28 +66,28 @@ def test_what_lies_far_below_the_threshold_is_drawn_on_the_edge() -> None:
 
 
 def test_long_searches_name_no_steps_and_short_ones_do() -> None:
-    short, long = searched(1), searched(2)
+    short, long = tuned(1), tuned(2)
     assert any("\N{RIGHTWARDS ARROW}" in text.get_text() for text in draw_search(short).axes[1].texts)
     assert list(draw_search(long).axes[1].texts) == []
 
 
 def test_a_search_in_one_pass_and_one_that_keeps_the_base_can_be_drawn() -> None:
-    draw_search(searched(1, two_passes=False))
-    stuck = find_formats(network(), CallableEvaluator(lambda c, s: 0.5 if c else 1.0), margin=0.0)
+    draw_search(tuned(1, two_passes=False))
+    stuck = find_formats(small_network(), CallableEvaluator(lambda c, s: 0.5 if c else 1.0), margin=0.0)
     assert stuck.configuration == Configuration({})
     draw_search(stuck)
 
 
 def test_a_negative_objective_is_drawn_as_it_is() -> None:
-    tuning = searched(1, objective="weights - 1e9")
+    tuning = tuned(1, objective="weights - 1e9")
     assert draw_search(tuning).axes[1].get_ylabel() == "objective"
 
 
 def test_a_figure_of_another_kind_or_place_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="a figure ends in"):
-        draw_search(searched(1), tmp_path / "search.jpeg")
+        draw_search(tuned(1), tmp_path / "search.jpeg")
     with pytest.raises(InputError, match="cannot write"):
-        draw_search(searched(1), tmp_path / "no" / "search.png")
+        draw_search(tuned(1), tmp_path / "no" / "search.png")
 
 
 def formats(**given: object) -> Configuration:
@@ -124,7 +107,7 @@ def formats(**given: object) -> Configuration:
     ],
 )
 def test_a_step_is_told_in_few_words(before: Configuration, after: Configuration, text: str) -> None:
-    assert move_text(before, after).replace("\N{RIGHTWARDS ARROW}", "->") == text
+    assert describe_change(before, after).replace("\N{RIGHTWARDS ARROW}", "->") == text
 
 
 def test_the_file_is_strict_json_and_says_what_failed() -> None:
@@ -133,7 +116,7 @@ def test_the_file_is_strict_json_and_says_what_failed() -> None:
             raise EvaluationError("no shifter")
         return softly(configuration, subset)
 
-    tuning = find_formats(network(), CallableEvaluator(picky), margin=0.01, on_failure="skip")
+    tuning = find_formats(small_network(), CallableEvaluator(picky), margin=0.01, on_failure="skip")
     result = TuningResult(tuning=tuning, objective="weights + activations", seconds=1.0)
     written = json.loads(json.dumps(result.as_dict(), allow_nan=False))
     failed = [trial for trial in written["trials"] if "failure" in trial]
@@ -143,7 +126,7 @@ def test_the_file_is_strict_json_and_says_what_failed() -> None:
 
 
 def test_the_way_in_the_file_gets_smaller_and_ends_at_the_result() -> None:
-    tuning = searched()
+    tuning = tuned()
     written = TuningResult(tuning=tuning, objective="weights + activations", seconds=1.0).as_dict()
     way = [written["trials"][place] for place in written["path"]]
     assert way[-1]["formats"] == tuning.configuration.text
@@ -152,9 +135,9 @@ def test_the_way_in_the_file_gets_smaller_and_ends_at_the_result() -> None:
 
 
 def test_other_methods_are_counted_in_the_same_bits() -> None:
-    found = stripes(network(), CallableEvaluator(softly), margin=0.01)
-    other = OtherMethod.of(network(), found)
-    assert other.weight_bits == 16 * network().weights
+    found = stripes(small_network(), CallableEvaluator(softly), margin=0.01)
+    other = summarise(small_network(), found)
+    assert other.weight_bits == 16 * small_network().weights
     assert other.activation_bits == sum(784 * found.configuration[f"conv{n}.input"].bits for n in (1, 2))
     assert other.feasible == (other.score >= found.threshold)
 
@@ -166,7 +149,7 @@ def page(path: Path) -> dict[str, object]:
 
 
 def test_the_page_shows_the_layers_the_way_and_the_picture_itself(tmp_path: Path) -> None:
-    tuning = searched(1, two_passes=False)
+    tuning = tuned(1, two_passes=False)
     others = (OtherMethod("Other </script><b>", "8 bits", 4000, 6272, 0.5, False, 3),)
     result = TuningResult(tuning=tuning, objective="weights + activations", seconds=1.0, others=others)
     write_tuning_page(tmp_path / "report.html", result, ["it is small"])
@@ -184,13 +167,13 @@ def test_the_page_shows_the_layers_the_way_and_the_picture_itself(tmp_path: Path
 
 def test_trials_are_what_the_picture_expects() -> None:
     """It tells bounds from scores by ``exact``, and failures by a score that is not finite."""
-    tuning = searched()
+    tuning = tuned()
     assert all(isinstance(trial, Trial) and trial.exact and math.isfinite(trial.score) for trial in tuning.trials)
 
 
 def test_the_formats_page_names_every_key_of_the_file() -> None:
     page = (ROOT / "docs/formats.md").read_text()
-    written = TuningResult(tuning=searched(1), objective="weights + activations", seconds=1.0).as_dict()
+    written = TuningResult(tuning=tuned(1), objective="weights + activations", seconds=1.0).as_dict()
     nested = [written, written["score"], written["objective"], written["layers"][0]["weight"], written["trials"][0]]
     keys = {key for each in nested for key in each} | set(OtherMethod._fields)
     assert sorted(key for key in keys if f"`{key}`" not in page) == []

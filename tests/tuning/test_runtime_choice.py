@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from weft.runtime.timing import Turns
 from weft_tune.runtime_target.choice import (
     FLOAT16,
     FLOAT32,
@@ -17,10 +18,9 @@ from weft_tune.runtime_target.choice import (
     FastestVariant,
     choose,
 )
-from weft_tune.runtime_target.qdq import QdqWay
-from weft_tune.runtime_target.timing import Turns
+from weft_tune.runtime_target.qdq import QdqOptions
 
-Variant = tuple[frozenset[str], QdqWay | None]
+Variant = tuple[frozenset[str], QdqOptions | None]
 """The layers in 8 bits and how; all of them in float16, if it is not said how."""
 HALVES = frozenset(["float16"])
 
@@ -45,7 +45,7 @@ class HandMade:
     def original(self) -> Variant:
         return frozenset(), None
 
-    def eight_bits(self, chosen: frozenset[str], way: QdqWay) -> Variant:
+    def eight_bits(self, chosen: frozenset[str], way: QdqOptions) -> Variant:
         return (chosen, way) if chosen else self.original
 
     def halves(self) -> Variant:
@@ -62,7 +62,7 @@ class HandMade:
         self.races += 1
         return tuple(Turns((self._seconds(variant),) * turns) for variant in variants)
 
-    def harm(self, layer: str, way: QdqWay) -> float:
+    def harm(self, layer: str, way: QdqOptions) -> float:
         return self.known[layer][2]
 
     def layer_times(self, variants: Sequence[Variant]) -> list[dict[str, float]]:
@@ -111,23 +111,23 @@ def test_the_most_harmful_for_what_they_save_are_left_out_and_no_more() -> None:
 
 def test_other_steps_come_before_leaving_layers_out() -> None:
     result = found(HandMade({"a": (3, 1, 0.02), "b": (3, 1, 0.02)}, costs={"clipped": 0.04}))
-    assert result.left_out == {} and result.way is not None and result.way.clipped and result.score == 1
+    assert result.left_out == {} and result.options is not None and result.options.clipped and result.score == 1
 
 
 def test_weights_of_7_bits_are_taken_where_products_overflow() -> None:
     result = found(HandMade({"a": (3, 1, 0.5)}, costs={"7-bit": 0.5}))
-    assert result.way is not None and result.way.weight_bits == 7 and result.kind == INT8
+    assert result.options is not None and result.options.weight_bits == 7 and result.kind == INT8
 
 
 def test_the_faster_way_is_taken() -> None:
     result = found(HandMade({"a": (3, 1, 0)}, slow_ways={"uint8": 0.5}))
-    assert result.way is not None and result.way.activations == "int8"
+    assert result.options is not None and result.options.activations == "int8"
 
 
 def test_nothing_faster_leaves_the_model_as_it_was() -> None:
     place = HandMade({"a": (1, 2, 0), "b": (1, 1, 0)})
     result = found(place)
-    assert (result.kind, result.variant, result.way) == (FLOAT32, place.original, None)
+    assert (result.kind, result.variant, result.options) == (FLOAT32, place.original, None)
     assert result.before == result.after and result.times_after == result.times_before and result.score == 1
 
 
@@ -138,7 +138,7 @@ def test_a_score_that_nothing_keeps_leaves_the_model_as_it_was() -> None:
 
 def test_float16_wins_where_it_is_fastest() -> None:
     result = found(HandMade({"a": (3, 2, 0)}, halves_s=1.5))
-    assert (result.kind, result.after.median_s, result.way) == (FLOAT16, 1.5, None)
+    assert (result.kind, result.after.median_s, result.options) == (FLOAT16, 1.5, None)
 
 
 def test_float16_that_is_slower_than_8_bits_is_left() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,39 +13,22 @@ import onnxruntime as ort
 import pytest
 
 import weft
+from tests.support.tuning import fix_times
 from tests.tuning.files import points, save_data, save_model
 from weft.base.errors import InputError, TuneError
 from weft.cli.main import main
-from weft_tune.cli.tune_target import fastest_sentences
-from weft_tune.quantised.likeness import agreement, closeness
-from weft_tune.runtime_target.timing import Turns
-
-
-def known_times(monkeypatch: pytest.MonkeyPatch, eight_bits_s: float) -> None:
-    """The model as it was takes 2 s and each of its layers 1 s; float16 takes longer, 8 bits as long as is said."""
-
-    def in_turns(runs: Sequence[Any], turns: int, clock: Any) -> tuple[Turns, ...]:
-        return tuple(Turns((whole(run.__self__.written),) * turns) for run in runs)
-
-    def layer_times(variants: Sequence[Any], layers: Sequence[str], given: Any) -> list[dict[str, float]]:
-        return [dict.fromkeys(layers, 0.5 * whole(each)) for each in variants]
-
-    def whole(written: Any) -> float:
-        made = {node.op_type for node in written.model.graph.node} if written else set()
-        return eight_bits_s if "QuantizeLinear" in made else 4.0 if "Cast" in made else 2.0
-
-    monkeypatch.setattr("weft_tune.runtime_target.bench.in_turns", in_turns)
-    monkeypatch.setattr("weft_tune.runtime_target.bench.layer_times", layer_times)
+from weft_tune.cli.tune_show import fastest_sentences
+from weft_tune.quantised.metrics import agreement, closeness
 
 
 @pytest.fixture
 def faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    known_times(monkeypatch, 1.0)
+    fix_times(monkeypatch, 1.0)
 
 
 @pytest.fixture
 def slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    known_times(monkeypatch, 3.0)
+    fix_times(monkeypatch, 3.0)
 
 
 @pytest.fixture(autouse=True)

@@ -14,11 +14,9 @@ from tests.models.onnx_graphs import node, tensor
 from tests.tuning.onnx_nets import NETS, chain, draw, model_of, residual, samples, save
 from weft_tune.quantised.opened import open_for_tuning
 from weft_tune.runtime_target.bench import RuntimeBench
-from weft_tune.runtime_target.choice import WAYS
-from weft_tune.runtime_target.places import eight_bit_places
-from weft_tune.runtime_target.prepared import prepare_model
-from weft_tune.runtime_target.qdq import QdqWay
-from weft_tune.runtime_target.ranges import TensorRange, lost
+from weft_tune.runtime_target.choice import OPTIONS
+from weft_tune.runtime_target.prepared import TensorRange, clipping_loss, prepare_model
+from weft_tune.runtime_target.qdq import QdqOptions, eight_bit_places
 
 COUNT = 24
 
@@ -45,7 +43,7 @@ def stored(model: ModelProto, name: str) -> np.ndarray:
 @pytest.mark.parametrize("net", NETS)
 def test_every_way_computes_nearly_the_same(net: str, tmp_path: Path) -> None:
     bench = bench_of(NETS[net](), tmp_path)
-    ways = (*WAYS, QdqWay(clipped=True), QdqWay(weight_bits=7))
+    ways = (*OPTIONS, QdqOptions(clipped=True), QdqOptions(weight_bits=7))
     scores = [bench.score(bench.eight_bits(frozenset(bench.layers), way)) for way in ways]
     assert bench.score(bench.original) == 1 and all(0.9 < score < 1 for score in scores), scores
     assert 0.998 < bench.score(bench.halves()) < 1
@@ -53,12 +51,12 @@ def test_every_way_computes_nearly_the_same(net: str, tmp_path: Path) -> None:
 
 def test_chosen_layers_are_8_bit_kernels_and_the_others_are_not(tmp_path: Path) -> None:
     bench = bench_of(chain(), tmp_path)
-    everything = bench.eight_bits(frozenset(bench.layers), WAYS[0]).written
+    everything = bench.eight_bits(frozenset(bench.layers), OPTIONS[0]).written
     assert everything is not None
     made = operators(everything.model, tmp_path)
     assert made.count("QLinearConv") == 2 and made.count("QGemm") == 1
     assert not {"Conv", "Gemm", "Relu"} & set(made)  # what a Relu does comes for nothing
-    part = bench.eight_bits(frozenset(["conv2"]), WAYS[0]).written
+    part = bench.eight_bits(frozenset(["conv2"]), OPTIONS[0]).written
     assert part is not None
     made = operators(part.model, tmp_path)
     assert made.count("QLinearConv") == 1 and "Gemm" in made and "QGemm" not in made
@@ -67,14 +65,14 @@ def test_chosen_layers_are_8_bit_kernels_and_the_others_are_not(tmp_path: Path) 
 def test_operators_between_layers_stay_in_8_bits_if_they_shall(tmp_path: Path) -> None:
     bench = bench_of(residual(), tmp_path)
     for joined in (True, False):
-        written = bench.eight_bits(frozenset(bench.layers), QdqWay(joined=joined)).written
+        written = bench.eight_bits(frozenset(bench.layers), QdqOptions(joined=joined)).written
         assert written is not None
         assert ("QLinearAdd" in operators(written.model, tmp_path)) is joined
 
 
 def test_weights_have_a_step_for_each_channel_and_biases_those_of_both(tmp_path: Path) -> None:
     bench = bench_of(chain(), tmp_path)
-    written = bench.eight_bits(frozenset(bench.layers), WAYS[0]).written
+    written = bench.eight_bits(frozenset(bench.layers), OPTIONS[0]).written
     assert written is not None
     weights = {each.name: each.weight for each in bench.prepared.layers}
     for name, axis in (("conv1", 0), ("fc", 0)):
@@ -83,7 +81,7 @@ def test_weights_have_a_step_for_each_channel_and_biases_those_of_both(tmp_path:
         assert (np.abs(codes).reshape(len(steps), -1).max(axis=1) == 127).all()
         back = codes * steps.reshape(-1, *[1] * (codes.ndim - 1))
         assert np.abs(back - weights[name]).max() <= steps.max() / 2 * 1.001
-    narrow = bench.eight_bits(frozenset(bench.layers), QdqWay(weight_bits=7)).written
+    narrow = bench.eight_bits(frozenset(bench.layers), QdqOptions(weight_bits=7)).written
     assert narrow is not None and np.abs(stored(narrow.model, "conv1.weight/codes")).max() == 63
     assert stored(written.model, "conv1.bias/codes").dtype == np.int32
     assert not {each.name for each in written.model.graph.initializer} & {"conv1.weight", "fc.weight"}
@@ -97,7 +95,7 @@ def test_a_bias_that_is_large_beside_its_weights_does_not_overflow(tmp_path: Pat
     weights["conv1.weight"].CopyFrom(numpy_helper.from_array(small, "conv1.weight"))
     weights["conv1.bias"].CopyFrom(numpy_helper.from_array(np.full(4, 2.0, np.float32), "conv1.bias"))
     bench = bench_of(model, tmp_path)
-    assert bench.score(bench.eight_bits(frozenset(bench.layers), WAYS[0])) > 0.97
+    assert bench.score(bench.eight_bits(frozenset(bench.layers), OPTIONS[0])) > 0.97
 
 
 def test_an_output_that_is_made_in_8_bits_keeps_its_name(tmp_path: Path) -> None:
@@ -106,7 +104,7 @@ def test_an_output_that_is_made_in_8_bits_keeps_its_name(tmp_path: Path) -> None
         [node("Conv", ["x", "conv.weight"], ["y"])], [tensor("x", "n", 1, 6, 6)], [tensor("y", "n", 3, 4, 4)], weights
     )
     bench = bench_of(model, tmp_path)
-    variant = bench.eight_bits(frozenset(["conv"]), WAYS[0])
+    variant = bench.eight_bits(frozenset(["conv"]), OPTIONS[0])
     assert [each.name for each in variant.session.get_outputs()] == ["y"] and 0.97 < bench.score(variant) < 1
     assert variant.written is not None and "QLinearConv" in operators(variant.written.model, tmp_path)
 
@@ -149,13 +147,13 @@ def test_values_that_are_only_handed_on_keep_the_steps_they_were_made_in(tmp_pat
     model = model_of(nodes, [tensor("x", "n", 1, 12, 12)], [tensor("y", "n", 2, 3, 3)], weights)
     prepared = prepare_model(save(model, tmp_path), ["a", "b"])
     places = eight_bit_places(prepared.model.graph, prepared.layers, joined=True)
-    assert dict(places.made) == {"r": "a", "y": "b"}  # what the Relu makes, not what enters it
-    assert dict(places.read) == {"x": "a", "p": "b"} and places.steps["p"] == "r" and places.seen == {"x", "r", "y"}
+    assert dict(places.produced) == {"r": "a", "y": "b"}  # what the Relu makes, not what enters it
+    assert dict(places.read) == {"x": "a", "p": "b"} and places.steps["p"] == "r" and places.ranged == {"x", "r", "y"}
 
 
 def test_every_layer_has_its_time_in_every_variant(tmp_path: Path) -> None:
     bench = bench_of(residual(), tmp_path)
-    variants = [bench.original, bench.eight_bits(frozenset(bench.layers), WAYS[0])]
+    variants = [bench.original, bench.eight_bits(frozenset(bench.layers), OPTIONS[0])]
     for times in bench.layer_times(variants):
         assert set(times) == set(bench.layers) and all(seconds >= 0 for seconds in times.values())
 
@@ -164,4 +162,4 @@ def test_zero_is_met_exactly_and_ranges_can_be_clipped() -> None:
     seen = TensorRange(0.5, 4.0, 0.5)
     assert seen.bounds(False) == (0, 4) and seen.bounds(True) == (0, 2)
     rare = np.append(np.linspace(0, 1, 1_000_000, dtype=np.float32), np.float32(8))
-    assert lost(rare, 0, 4) < lost(rare, 0, 8) and lost(rare, 0, 0) == 0
+    assert clipping_loss(rare, 0, 4) < clipping_loss(rare, 0, 8) and clipping_loss(rare, 0, 0) == 0

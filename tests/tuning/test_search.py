@@ -8,23 +8,18 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from weft.base.errors import EvaluationError
-from weft_tune.callable_evaluator import CallableEvaluator
 from weft_tune.database import Database
-from weft_tune.evaluation import Evaluator, Score, Scored, Subset
+from weft_tune.evaluation import CallableEvaluator, Evaluator, OnScore, Score, Subset
+from weft_tune.fine import BiasRule, climb, exchange, fine, raise_biases, repair
 from weft_tune.judge import Judge, Point
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import FIXED, Format
 from weft_tune.objective import parse_objective
 from weft_tune.platform import Platform, Unbiased, parse_platform
-from weft_tune.search.bias import BiasRule, raised
-from weft_tune.search.coarse import coarse, rungs
-from weft_tune.search.exchange import exchanged
-from weft_tune.search.fine import fine
-from weft_tune.search.recovery import climbed, recovered
-from weft_tune.search.repair import repaired
+from weft_tune.result import Phase
 from weft_tune.search_space import space_of
-from weft_tune.trials import Phase
+from weft_tune.tuner import coarse, recover, uniform_settings
 
 NET = Network("net", (Target("small", 10, 10, 1.0, 1.0), Target("large", 1000, 10, 1.0, 1.0)))
 FIXED_ONLY = parse_platform({"name": "fixed", "formats": ["FIXED 2..8"]}, "test")
@@ -77,14 +72,14 @@ def test_coarse_goes_on_in_powers_of_two():
 def test_coarse_without_a_passing_format():
     judge = judge_of(lambda c: 0.0, 1.0)
     assert coarse(judge) is None
-    assert [setting.types[0].bits for setting in rungs(judge)] == [2, 4, 8]
+    assert [setting.types[0].bits for setting in uniform_settings(judge)] == [2, 4, 8]
 
 
 @pytest.mark.parametrize(("rule", "expected"), [("chapter", 5), ("keep", 2)])
 def test_how_far_biases_are_raised(rule: BiasRule, expected: int):
     """Best at 2, feasible up to 5."""
     judge = judge_of(lambda c: 1.0 - 0.1 * abs(c["large.weight"].bias - 2) - 10 * (c["large.input"].bias > 0), 0.65)
-    point = raised(judge, uniform(judge, 4), rule)
+    point = raise_biases(judge, uniform(judge, 4), rule)
     assert point.configuration["large.weight"] == FIXED(4, expected)
 
 
@@ -98,7 +93,7 @@ def test_repair_gives_a_narrower_width_the_bias_it_needs():
     judge = judge_of(score, 0.9)
     start = uniform(judge, 4)
     assert weight_bits(fine(judge, start, "keep")) == (2, 4)
-    found = repaired(judge, start)
+    found = repair(judge, start)
     assert found is not None and found.configuration["large.weight"] == FIXED(3, 2)
     assert weight_bits(fine(judge, start, "repair")) == (2, 2)
 
@@ -115,7 +110,7 @@ def test_repair_of_the_second_pass_moves_one_bias_once(raises: int, expected: Fo
 
     judge = judge_of(score, 0.0)
     judge.phase = 4
-    found = repaired(judge, uniform(judge, 4))
+    found = repair(judge, uniform(judge, 4))
     assert found is not None and found.configuration["large.weight"] == expected
     assert {trial.configuration["large.weight"].bias for trial in judge.trials} == tried
 
@@ -133,7 +128,7 @@ class Stopping:
         return Score(0.5, exact=needed <= 0.5)
 
     def evaluate_many(
-        self, configurations: Sequence[Configuration], subset: Subset, scored: Scored | None = None
+        self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
         return [self.evaluate(each, subset) for each in configurations]
 
@@ -146,7 +141,7 @@ def test_repair_of_the_second_pass_asks_only_whether_a_score_passes(phase: Phase
     evaluator = Stopping()
     judge = judging(evaluator, 0.9)
     judge.phase = phase
-    assert repaired(judge, judge.point(judge.space.uniform(lambda group: Unbiased("FIXED", 3)))) is None
+    assert repair(judge, judge.point(judge.space.uniform(lambda group: Unbiased("FIXED", 3)))) is None
     assert evaluator.needed == asked
 
 
@@ -155,32 +150,32 @@ def test_exchange_takes_bits_from_what_is_large():
         return 1.0 - 0.01 * sum(4.0 ** (4 - configuration[f"{name}.weight"].bits) for name in ("small", "large"))
 
     judge = judge_of(score, 0.83)
-    assert weight_bits(exchanged(judge, uniform(judge, 3))) == (4, 2)
+    assert weight_bits(exchange(judge, uniform(judge, 3))) == (4, 2)
     judge.threshold = 0.9
-    assert exchanged(judge, uniform(judge, 3)) is None
+    assert exchange(judge, uniform(judge, 3)) is None
 
 
 def test_recovery_takes_the_most_accurate_step_up():
     judge = judge_of(lambda c: (c["small.weight"].bits + 2 * c["large.weight"].bits) / 24, 14 / 24)
-    found = recovered(judge, uniform(judge, 3).setting)
+    found = recover(judge, uniform(judge, 3).setting)
     assert weight_bits(found) == (3, 6)
-    assert recovered(judge, uniform(judge, 6).setting) == uniform(judge, 6)
+    assert recover(judge, uniform(judge, 6).setting) == uniform(judge, 6)
 
 
 def test_recovery_can_lower_a_bias():
     judge = judge_of(lambda c: -float(c["small.weight"].bias + 1), 0.0)
-    found = recovered(judge, uniform(judge, 3).setting)
+    found = recover(judge, uniform(judge, 3).setting)
     assert found is not None and found.configuration["small.weight"] == FIXED(3, -1)
 
 
 def test_recovery_gives_up():
     judge = judge_of(lambda c: 0.0, math.inf)
-    assert recovered(judge, uniform(judge, 2).setting) is None
+    assert recover(judge, uniform(judge, 2).setting) is None
 
 
 def test_biases_alone_can_make_the_widest_setting_pass():
     judge = judge_of(lambda c: -abs(c["large.weight"].bias - 3.0) - abs(c["small.input"].bias + 1.0), 0.0)
-    found = climbed(judge, uniform(judge, 8).setting)
+    found = climb(judge, uniform(judge, 8).setting)
     assert found is not None
     assert (found.configuration["large.weight"], found.configuration["small.input"]) == (FIXED(8, 3), FIXED(8, -1))
-    assert climbed(judge_of(lambda c: -abs(c["large.weight"].bias - 99.0), 0.0), uniform(judge, 8).setting) is None
+    assert climb(judge_of(lambda c: -abs(c["large.weight"].bias - 99.0), 0.0), uniform(judge, 8).setting) is None

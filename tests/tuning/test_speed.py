@@ -8,11 +8,20 @@ from weft.base.errors import TuneError
 from weft.models.classifiers import model_path
 from weft.models.onnx_import import import_onnx
 from weft.models.sources import load_model
-from weft_tune.geometry import LayerWork, network_of, node_names, places, work_of
+from weft_tune.hardware import (
+    SPEED_MODELS,
+    LayerWork,
+    bit_serial,
+    bit_serial_ideal,
+    network_of,
+    node_names,
+    places,
+    word_packing,
+    work_of,
+)
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import EXP, FIXED
-from weft_tune.speed import SPEED_MODELS, bit_serial, bit_serial_ideal, word_packing
 
 WIDE = LayerWork("wide", windows=64, channels=32, kernel=9, filters=256, groups=1, convolution=True)
 SLIM = LayerWork("slim", windows=24 * 24, channels=1, kernel=25, filters=20, groups=1, convolution=True)

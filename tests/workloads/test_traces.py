@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from weft.base.errors import WorkloadError
-from weft.workloads.azure import read_trace
-from weft.workloads.traces import CountedTrace, TimedTrace
+from weft.workloads.traces import CountedTrace, TimedTrace, read_trace
 from weft.workloads.traffic import Surge, Traffic, as_toml, read_traffic
 from weft.workloads.traffic_fit import fit
 

@@ -17,11 +17,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.base.errors import StitchError
-from weft_stitch.family import Family, FamilyLayer
+from weft_stitch.family import Block, ChannelSpace, Family, FamilyLayer, Sharing, Wiring, role, wire
 from weft_stitch.net import Array, Net
 from weft_stitch.reading.alignment import align
-from weft_stitch.sharing import Block, ChannelSpace, Sharing
-from weft_stitch.spaces import Wiring, role, wire
 
 from .calibration import moments, restore, statistics
 from .merging import Filters, damped, merge, pair

@@ -31,6 +31,7 @@ from weft.runtime.backend import (
     StepOutput,
 )
 from weft.runtime.defaults import BackendDefaults, LaneDefaults, ModelDefaults, StepDefaults
+from weft.runtime.facets import ModelResidency, SegmentTiming
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.tensors import DATATYPES, TensorSpec
 
@@ -118,25 +119,23 @@ class SlowModel(ModelDefaults):
     """A file in one segment; requests are not batched."""
 
     segments: tuple[str, ...] = ("whole",)
-    steady: tuple[bool, ...] = (False,)
-    learned = False
+    timing = SegmentTiming((False,), learned=False)
 
     def __init__(self, model: onnx.ModelProto, memory_bytes: int) -> None:
         self._session = ReferenceEvaluator(model)
         weights = {tensor.name for tensor in model.graph.initializer}
         self.inputs = tuple(_spec(value) for value in model.graph.input if value.name not in weights)
         self.outputs = tuple(map(_spec, model.graph.output))
-        self.memory_bytes = memory_bytes
-        self.times_s = {}
+        self.residency = ModelResidency(memory_bytes)
 
     def measured(self, options: LoadOptions) -> SlowModel:
         """Run it once, with inputs of ones, and keep how long it took: weft plans and decides with that."""
         free = {spec.name: tuple(1 if size < 0 else size for size in spec.shape) for spec in self.inputs}
-        self.warm_shapes = free | {name: tuple(shape) for name, shape in options.shapes.items()}
-        ones = {spec.name: np.ones(self.warm_shapes[spec.name], DATATYPES[spec.datatype]) for spec in self.inputs}
+        shapes = free | {name: tuple(shape) for name, shape in options.shapes.items()}
+        ones = {spec.name: np.ones(shapes[spec.name], DATATYPES[spec.datatype]) for spec in self.inputs}
         began_s = time.perf_counter()
         self._session.run(None, ones)
-        self.times_s, self.learned = {1: (time.perf_counter() - began_s,)}, True
+        self.timing = SegmentTiming((False,), {1: (time.perf_counter() - began_s,)}, shapes)
         return self
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:

@@ -1,10 +1,10 @@
 """Everything weft raises on purpose.
 
 WeftError
-├── InputError            what the caller gave us cannot be used   (exit code 2)
+├── InputError            the caller's input cannot be used        (exit code 2)
 │   ├── ModelError        a model file, its shapes, or a model's name
-│   │   ├── NotLearned    it could not be cut and measured in the time it was given
-│   │   └── ShapeNeeded   an input has free dimensions, and nothing says how large they are
+│   │   ├── NotLearned    it could not be cut and measured within its time limit
+│   │   └── ShapeNeeded   an input has free dimensions whose sizes are unknown
 │   ├── UnusableTool      a tool lacks a package, or cannot be imported (an AttributeError, too)
 │   ├── NumberError       a number format, or values it cannot hold
 │   ├── DeviceError       a device file, its values, or models that do not fit on it
@@ -12,31 +12,33 @@ WeftError
 │   ├── PlanError         a plan folder, or what was planned
 │   ├── ProfileError      a profile file or its values
 │   ├── StitchError       models that cannot be joined, and where they first differ
-│   ├── TuneError         what a search for number formats was given
+│   ├── TuneError         the input of a search for number formats
 │   │   └── EvaluationError   a configuration could not be scored
 │   └── WorkloadError     streams, mixes and counts that make no sense
+├── ChildDied             a child process ended before it answered  (exit code 1)
 ├── PolicyError           a policy broke the scheduling contract    (exit code 3)
 │   └── InvalidStart
-├── UnfitInputs           a backend cannot compute what it was given (a BadRequest, in the server)
+├── UnfitInputs           a backend cannot compute these inputs     (a BadRequest, in the server)
 └── RequestError          a served request has no result            (an HTTP status and a gRPC code)
-    ├── BadRequest        it cannot be understood, or does not fit the model
-    │   └── AlreadyRegistered   a region of shared memory has the name it asks for
-    ├── Unauthorised      it carries no key, or a wrong one
-    ├── Forbidden         nobody may ask for that here: a foreign host, a repository that is read-only
+    ├── BadRequest        malformed, or does not fit the model
+    │   └── AlreadyRegistered   a shared memory region of this name exists
+    ├── Unauthorised      no API key, or an unknown one
+    ├── Forbidden         not allowed for any client: a foreign host, a read-only repository
     ├── NotFound          no such model, version or path
-    ├── TooLarge          its body or its headers exceed a limit
-    ├── Unsupported       a part of the protocol, or a setting of it, that is not there
-    ├── Overloaded        a queue or the memory is full, or the server is going down
-    │   ├── LoadFailed    its model cannot be loaded as it is
-    │   ├── OverBudget    its bytes find no room beside those of other requests
-    │   ├── OverQuota     its key has asked for as much as it may
-    │   └── WorkerStarting   the process that is to compute it is being started
-    ├── Expired           its deadline passed, or cannot be met any more
-    ├── Cancelled         its client went away
-    └── Failed            our own fault
-        └── WorkerDied    the process that computed it died
+    ├── TooLarge          the body or the headers exceed a limit
+    ├── Unsupported       an extension, or a setting of it, that is not implemented
+    ├── Overloaded        a queue or the memory is full, or the server is shutting down
+    │   ├── LoadFailed    the model cannot be loaded
+    │   ├── OverBudget    the byte budget has no room for the body
+    │   ├── OverQuota     the rate limit or quota of the API key is exceeded
+    │   └── WorkerStarting   the worker process is being started
+    ├── Expired           the deadline passed, or cannot be met any more
+    ├── Cancelled         the client disconnected
+    └── Failed            an internal error
+        └── WorkerDied    the worker process died
 
-The split is by who can do something about it, because that is what the command line asks.
+Errors are split by the party that can act on them (caller, policy author, client, operator), because exit codes and
+statuses tell exactly that.
 """
 
 from __future__ import annotations
@@ -53,45 +55,48 @@ class WeftError(Exception):
 
 
 class InputError(WeftError):
-    """What the caller gave us cannot be used."""
+    """Input from the caller that cannot be used."""
 
     exit_code = 2
 
 
 class UnusableTool(InputError, AttributeError):
-    """A tool lacks a package or cannot be imported; for ``hasattr`` its public names are absent then."""
+    """A tool that lacks a package or cannot be imported.
+
+    It is an AttributeError too, so that ``hasattr(weft, name)`` is False for the public names of such a tool.
+    """
 
 
 class ModelError(InputError):
-    """A model cannot be read, or what it says about itself cannot be true."""
+    """A model that cannot be read, or whose description contradicts itself."""
 
 
 class NotLearned(ModelError):
-    """Cutting and measuring a model took longer than it may; it can be served whole."""
+    """Cutting and measuring a model exceeded its time limit; the model can be served whole."""
 
 
 class ShapeNeeded(ModelError):
-    """An input has free dimensions, and nothing says how large they are.
+    """An input has free dimensions whose sizes are unknown.
 
-    The message advises ``--shape``; who knows how else the user asked raises it again with ``advising``.
+    The message advises ``--shape``; a caller that knows another way to give shapes raises ``advising(...)`` instead.
     """
 
     def __init__(self, problem: str, name: str = "", sizes: str = "", *, model: str = "", advice: str = "") -> None:
-        """*name*, *sizes*: the input, and an example of what to say of it; *model*: whose input it is."""
-        said = advice or (f"pass --shape {name}={sizes}" if name else "")
-        super().__init__(f"{problem}; {said}" if said else problem)
+        """*name*, *sizes*: the input and an example of its shape; *model*: the model that has it."""
+        advice = advice or (f"pass --shape {name}={sizes}" if name else "")
+        super().__init__(f"{problem}; {advice}" if advice else problem)
         self.problem, self.name, self.sizes, self.model = problem, name, sizes, model
 
     def advising(self, advice: str) -> ShapeNeeded:
-        """The same with other advice."""
+        """Return the error with other advice."""
         return ShapeNeeded(self.problem, self.name, self.sizes, model=self.model, advice=advice)
 
-    def of(self, model: str) -> ShapeNeeded:
-        """The same, said of *model*."""
+    def for_model(self, model: str) -> ShapeNeeded:
+        """Return the error with *model* named in it."""
         return ShapeNeeded(f"{model}: {self.problem}", self.name, self.sizes, model=model)
 
     def among_several(self) -> ShapeNeeded:
-        """The same, where an option has to say which model it means."""
+        """Return the error with advice that names the model, for commands that take several models."""
         return self.advising(f"pass --shape {self.model}:{self.name}={self.sizes}")
 
 
@@ -100,7 +105,7 @@ class DeviceError(InputError):
 
 
 class PlacingError(InputError):
-    """Machines or a placement cannot be used, or no machine can serve a model; told with what it needs."""
+    """Machines or a placement that cannot be used, or a model that no machine can serve."""
 
 
 class PlanError(InputError):
@@ -116,15 +121,15 @@ class StitchError(InputError):
 
 
 class NumberError(InputError):
-    """A number format cannot exist, or cannot hold what it was given."""
+    """A number format that cannot exist, or values that it cannot represent."""
 
 
 class TuneError(InputError):
-    """A search for number formats cannot be made of what it was given."""
+    """Input from which no search for number formats can be set up."""
 
 
 class EvaluationError(TuneError):
-    """A configuration could not be scored; ``output`` is what the evaluation said before it failed."""
+    """A configuration could not be scored; ``output`` is what the evaluation printed before it failed."""
 
     def __init__(self, message: str, output: str = "") -> None:
         super().__init__(message)
@@ -132,7 +137,17 @@ class EvaluationError(TuneError):
 
 
 class WorkloadError(InputError):
-    """The asked-for streams, mix or counts make no sense."""
+    """Streams, a mix or counts that make no sense."""
+
+
+class ChildDied(WeftError):
+    """A child process ended before it answered; ``how`` names the signal or the exit code."""
+
+    def __init__(self, code: int) -> None:
+        """code: the return code of ``subprocess``; a negative one is a signal."""
+        self.code = code
+        self.how = f"by signal {-code}" if code < 0 else f"with code {code}"
+        super().__init__(f"a child process was ended {self.how}")
 
 
 class PolicyError(WeftError):
@@ -142,15 +157,15 @@ class PolicyError(WeftError):
 
 
 class InvalidStart(PolicyError):
-    """A policy started something that was not on offer."""
+    """A policy started work that it was not offered."""
 
 
 class UnfitInputs(WeftError):
-    """A model cannot compute the inputs it was given; the message says why."""
+    """Inputs that a model cannot compute; the message says why."""
 
 
 class RequestError(WeftError):
-    """A served request has no result; every kind has its status, its gRPC code and the reason it is counted under."""
+    """A served request without a result; each subclass has an HTTP status, a gRPC code and a reason for the metrics."""
 
     status = 500
     code = "INTERNAL"
@@ -158,25 +173,25 @@ class RequestError(WeftError):
 
 
 class BadRequest(RequestError):
-    """It cannot be understood, or does not fit the model."""
+    """A malformed request, or one that does not fit the model."""
 
     status, code, reason = 400, "INVALID_ARGUMENT", "bad_request"
 
 
 class AlreadyRegistered(BadRequest):
-    """A region of shared memory has the name that another one shall get."""
+    """A shared memory region is registered under a name that is taken."""
 
     code = "ALREADY_EXISTS"
 
 
 class Unauthorised(RequestError):
-    """It carries no key, or a wrong one."""
+    """A request without an API key, or with an unknown one."""
 
     status, code, reason = 401, "UNAUTHENTICATED", "unauthorised"
 
 
 class Forbidden(RequestError):
-    """Nobody may ask for that here, with whatever key."""
+    """A request that is not allowed with any key."""
 
     status, code, reason = 403, "PERMISSION_DENIED", "forbidden"
 
@@ -188,19 +203,19 @@ class NotFound(RequestError):
 
 
 class TooLarge(RequestError):
-    """Its body or its headers exceed a limit."""
+    """A request whose body or headers exceed a limit."""
 
     status, code, reason = 413, "RESOURCE_EXHAUSTED", "too_large"
 
 
 class Unsupported(RequestError):
-    """A part of the protocol, or a setting of it, that is not there; the message names it."""
+    """A protocol extension, or a setting of it, that is not implemented; the message names it."""
 
     status, code, reason = 501, "UNIMPLEMENTED", "unsupported"
 
 
 class Overloaded(RequestError):
-    """A queue or the memory is full, or the server is going down; it may be sent again later."""
+    """A queue or the memory is full, or the server is shutting down; the client may retry after ``retry_after_s``."""
 
     status, code, reason = 503, "UNAVAILABLE", "queue_full"
 
@@ -210,14 +225,14 @@ class Overloaded(RequestError):
 
 
 class LoadFailed(Overloaded):
-    """Its model cannot be loaded as it is."""
+    """The model of a request cannot be loaded."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, reason="load_failed")
 
 
 class OverBudget(Overloaded):
-    """Its bytes find no room beside those of other requests."""
+    """The byte budget has no room for the body of a request."""
 
     code = "RESOURCE_EXHAUSTED"
 
@@ -226,7 +241,7 @@ class OverBudget(Overloaded):
 
 
 class OverQuota(Overloaded):
-    """Its key has asked for as much as it may; it may be sent again when ``retry_after_s`` have passed."""
+    """The rate limit or quota of an API key is exceeded; the client may retry after ``retry_after_s``."""
 
     status, code = 429, "RESOURCE_EXHAUSTED"
 
@@ -235,7 +250,7 @@ class OverQuota(Overloaded):
 
 
 class WorkerStarting(Overloaded):
-    """The process that is to compute it is being started, for the first time or again."""
+    """The worker process of a model is being started or restarted."""
 
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         advice = f"send it again in {retry_after_s:g} s"
@@ -243,8 +258,11 @@ class WorkerStarting(Overloaded):
 
 
 class Expired(RequestError):
-    """Its deadline passed (``expired``) or cannot be met any more (``unmeetable``); or it was computed for longer than
-    the server allows (``too_long``)."""
+    """A request that missed a time limit.
+
+    Reasons: its deadline passed (``expired``), cannot be met any more (``unmeetable``), or it was computed for longer
+    than the server allows (``too_long``).
+    """
 
     status, code, reason = 504, "DEADLINE_EXCEEDED", "expired"
 
@@ -254,34 +272,34 @@ class Expired(RequestError):
 
 
 class Cancelled(RequestError):
-    """Its client went away."""
+    """The client disconnected before the answer."""
 
     status, code, reason = 499, "CANCELLED", "cancelled"
 
 
 class Failed(RequestError):
-    """Our own fault."""
+    """An internal error of the server."""
 
 
 class WorkerDied(Failed):
-    """The process that computed it died, or is not there yet.
+    """The worker process of a request died, or has not started.
 
-    Clients are told of it only where their own request may be why; to others it is a ``WorkerStarting``.
+    Only clients whose request may be the cause see this error; others get a ``WorkerStarting``.
     """
 
     reason = "worker_died"
 
     def __init__(self, message: str, *, suspects: int = 0, again_s: float = 0.0) -> None:
-        """*suspects*: how many steps, this one among them, may be why; 0: this one had nothing to do with it.
+        """suspects: how many running steps, this one included, may be the cause; 0: this one is not.
 
-        again_s: when it is worth trying again.
+        again_s: seconds after which a retry makes sense.
         """
         super().__init__(message)
         self.suspects, self.again_s = suspects, again_s
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
-    """The sentence for a name nobody registered: what was asked, the nearest names, or all of them."""
+    """Return the message for an unknown name, with the nearest known names, or all of them."""
     names = sorted(known)
     near = get_close_matches(name.lower(), names, n=3, cutoff=0.5)
     hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(names)}"
@@ -289,12 +307,12 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong, in words: of an error of the system without its number and the path, which the message has."""
+    """Return the text of an error; of an OSError without number and path, which the caller's message has already."""
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return re.sub(r"\[Errno -?[0-9]+\] ", "", text)
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says, without what follows the first line; its kind where it says nothing."""
+    """Return the first line of an error's text, at most 200 characters; the name of its class if it has no text."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return text[:200]

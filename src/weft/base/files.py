@@ -1,4 +1,8 @@
-"""Files: written whole or not at all, beside their place first, then moved there; and what is no regular file."""
+"""Atomic writes of files and folders, and checks of paths.
+
+A file is written next to its target first, in a temporary folder, and then renamed, so that readers never see half of
+it. Pipes, devices and open files of this process are written in place.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,9 @@ from tempfile import TemporaryDirectory
 from weft.base.errors import InputError, reason_of
 
 _MOST_LINKS = 40
-"""As many as Linux follows."""
+"""Links that are followed from one path, as many as Linux follows; more are a loop."""
 _ONLY_IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY, errno.EXDEV, errno.EROFS)
-"""Nothing may be moved here: the folder belongs to others, or the file is a mount. What is there may be written yet."""
+"""Errors of a rename after which writing in place may still work: a foreign folder, or a file that is a mount."""
 
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
@@ -29,12 +33,12 @@ _KINDS = {
 
 
 def kind_of(mode: int) -> str:
-    """What a thing in a folder is, in words, by its mode (``st_mode``)."""
+    """Return the kind of a file in words, by its mode (``st_mode``)."""
     return _KINDS.get(stat.S_IFMT(mode), "a file")
 
 
 def kind_at(path: str | os.PathLike[str]) -> str:
-    """The same by its path; empty where nothing is there, or it cannot be looked at."""
+    """Return the kind of the file at a path; empty if there is none, or if it cannot be examined."""
     try:
         return kind_of(os.stat(path).st_mode)
     except (OSError, ValueError):  # ValueError: a path with a zero in it
@@ -49,38 +53,39 @@ def refuse_special_file(path: str | os.PathLike[str], error: type[InputError] = 
 
 @contextmanager
 def replacing(path: str | os.PathLike[str], error: type[InputError] = InputError) -> Iterator[Path]:
-    """A path to write to, with the name of *path*; what stands there takes its place when the block ends well.
+    """Yield a temporary path with the name of *path*; it replaces *path* if the block ends without an exception.
 
-    Where *path* is a link, that is the place of what it links to. Other files that the block writes beside it go along.
-    What cannot be written is the caller's mistake and raises *error*. Pipes, devices and the open files of this process
-    (/dev/stdout, /dev/fd/3) are written to as they are, from where they stand.
+    Links are followed: the file that *path* links to is replaced. Other files that the block writes next to the
+    temporary path are moved along. A path that cannot be written raises *error*. Pipes, devices and the open files of
+    this process (/dev/stdout, /dev/fd/3) are written in place, from their current position on.
     """
     target = Path(path)
     try:
         descriptor, real = _descriptor(target), Path(os.path.realpath(target))
-        as_it_is = descriptor is not None or not _replaceable(target)
-        with _folder(None if as_it_is else real) as folder:
-            beside = Path(folder, target.name)
-            yield beside
-            others = [each for each in beside.parent.iterdir() if each != beside]
-            if as_it_is and others:
+        in_place = descriptor is not None or not _replaceable(target)
+        with _temporary_folder(None if in_place else real) as folder:
+            draft = Path(folder, target.name)
+            yield draft
+            others = [path for path in draft.parent.iterdir() if path != draft]
+            if in_place and others:
                 raise OSError("more than one file is needed; name a file")
-            for each in others:
-                _move(each, real.with_name(each.name))
-            if as_it_is:
-                _pour(beside, target if descriptor is None else descriptor)
+            # the named file last: a reader that sees it finds the files it refers to
+            for other in others:
+                _move(other, real.with_name(other.name))
+            if in_place:
+                _copy_into(draft, target if descriptor is None else descriptor)
             else:
-                _move(beside, real)
+                _move(draft, real)
     except OSError as problem:
         raise error(f"{target}: cannot write: {problem.strerror or problem}") from problem
 
 
 def _descriptor(path: Path) -> int | None:
-    """The number of the open file that a name like /dev/stdout stands for.
+    """Return the file descriptor that a name like /dev/stdout stands for; None for any other path.
 
-    To open the name instead would be to start that file afresh: what others wrote to it would be lost.
+    Opening the name instead would truncate that file: what other processes wrote to it would be lost.
     """
-    open_files = {os.path.realpath(each) for each in ("/dev/fd", "/proc/self/fd")}
+    open_files = {os.path.realpath(folder) for folder in ("/dev/fd", "/proc/self/fd")}
     for _ in range(_MOST_LINKS):
         folder = os.path.realpath(path.parent)
         if folder in open_files and path.name.isdecimal():
@@ -92,7 +97,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 def _replaceable(target: Path) -> bool:
-    """Whether nothing or a file stands there; what may not be written is refused."""
+    """Tell whether *target* is absent or a regular file; PermissionError if it may not be written."""
     try:
         mode = target.stat().st_mode
     except FileNotFoundError:
@@ -102,8 +107,8 @@ def _replaceable(target: Path) -> bool:
     return stat.S_ISREG(mode)
 
 
-def _folder(real: Path | None) -> TemporaryDirectory[str]:
-    """Where to write first: beside *real*, or elsewhere if that cannot be and a file is there to be filled."""
+def _temporary_folder(real: Path | None) -> TemporaryDirectory[str]:
+    """Make a temporary folder next to *real*; elsewhere if that is forbidden and *real* can be written in place."""
     if real:
         try:
             return TemporaryDirectory(prefix=".", dir=real.parent, ignore_cleanup_errors=True)
@@ -113,30 +118,30 @@ def _folder(real: Path | None) -> TemporaryDirectory[str]:
     return TemporaryDirectory(ignore_cleanup_errors=True)
 
 
-def _pour(written: Path, place: Path | int) -> None:
-    """Write what *written* holds to *place*; an open file goes on after what this process has printed."""
+def _copy_into(draft: Path, target: Path | int) -> None:
+    """Write the content of *draft* to a path or a file descriptor, after everything this process has printed."""
     sys.stdout.flush()
-    with written.open("rb") as source, open(place if isinstance(place, Path) else os.dup(place), "wb") as file:
+    with draft.open("rb") as source, open(target if isinstance(target, Path) else os.dup(target), "wb") as file:
         shutil.copyfileobj(source, file)
 
 
-def _move(written: Path, real: Path) -> None:
+def _move(draft: Path, real: Path) -> None:
     try:
         if real.exists():
-            shutil.copymode(real, written)
-        written.replace(real)
+            shutil.copymode(real, draft)
+        draft.replace(real)
     except OSError as problem:
         if problem.errno not in _ONLY_IN_PLACE:
             raise
-        _pour(written, real)
+        _copy_into(draft, real)
 
 
 @contextmanager
 def replacing_folder(path: str | os.PathLike[str], error: type[InputError] = InputError) -> Iterator[Path]:
-    """An empty folder to fill; it takes the place of *path* when the block ends well, and what stood there is gone.
+    """Yield an empty folder to fill; it replaces the folder *path* if the block ends without an exception.
 
-    Where *path* is a link, that is the place of what it links to. Where the system can let two folders change places,
-    there is no moment without one. What cannot be written raises *error*.
+    Links are followed. Where the system can exchange two folders in one step, there is always one at *path*. A folder
+    that cannot be written raises *error*.
     """
     real = Path(os.path.realpath(path))
     try:
@@ -154,7 +159,8 @@ def _put_in_place(filled: Path, real: Path) -> None:
         filled.rename(real)
         return
     shutil.copymode(real, filled)
-    if not _exchanged(filled, real):
+    if not _exchange(filled, real):
+        # two renames: readers may find no folder in between, and the old one returns if the second fails
         before = filled.with_name(f"{filled.name}.before")
         real.rename(before)
         try:
@@ -164,19 +170,19 @@ def _put_in_place(filled: Path, real: Path) -> None:
             raise
 
 
-def _exchanged(one: Path, other: Path) -> bool:
-    """Let two folders change places in one step; False where the system does not do that."""
+def _exchange(first: Path, second: Path) -> bool:
+    """Exchange two folders in one step; False where the system cannot."""
     import ctypes
 
     if not sys.platform.startswith("linux"):
         return False
     call = getattr(ctypes.CDLL(None), "renameat2", None)
     here, exchange = ctypes.c_int(-100), ctypes.c_uint(2)  # AT_FDCWD, RENAME_EXCHANGE
-    return call is not None and bool(call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0)
+    return call is not None and bool(call(here, os.fsencode(first), here, os.fsencode(second), exchange) == 0)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder and those that it lies in, where they are not there yet."""
+    """Make a folder and its parents if they are missing; InputError if that fails."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
@@ -184,30 +190,29 @@ def make_folder(path: Path) -> None:
 
 
 def check_file(path: Path) -> None:
-    """Raise the OSError with which ``replacing`` would fail now; nothing is left behind.
+    """Raise the OSError with which ``replacing`` would fail now; no file is left behind.
 
-    Whether a file can be made beside the place is found out by making one: permissions alone do not tell of file
-    systems that take no files, such as /proc.
+    A file is really made: permissions alone do not tell about file systems that take no files, such as /proc.
     """
     if _descriptor(path) is None and _replaceable(path):
-        with _folder(Path(os.path.realpath(path))):
+        with _temporary_folder(Path(os.path.realpath(path))):
             return
 
 
 def check_folder(path: Path, *, replaced: bool) -> None:
-    """Raise the OSError with which writing a folder would fail now; nothing is left behind.
+    """Raise the OSError with which writing a folder would fail now; no file is left behind.
 
     replaced: whether ``replacing_folder`` will write it; else ``make_folder``, and files one by one.
     """
     real = Path(os.path.realpath(path))
     if real.exists() and not real.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
-    there = real.parent if replaced else next(folder for folder in (real, *real.parents) if folder.exists())
-    with TemporaryDirectory(prefix=".", dir=there, ignore_cleanup_errors=True):
+    nearest = real.parent if replaced else next(folder for folder in (real, *real.parents) if folder.exists())
+    with TemporaryDirectory(prefix=".", dir=nearest, ignore_cleanup_errors=True):
         return
 
 
 def write_text(path: str | os.PathLike[str], text: str, error: type[InputError] = InputError) -> None:
-    """Write a text file."""
-    with replacing(path, error) as beside:
-        beside.write_text(text, encoding="utf-8")
+    """Write a text file in UTF-8, whole or not at all."""
+    with replacing(path, error) as draft:
+        draft.write_text(text, encoding="utf-8")

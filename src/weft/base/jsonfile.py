@@ -1,4 +1,4 @@
-"""Reading and writing our JSON files, and turning validation reports into one line."""
+"""JSON files, and reports of pydantic as one line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft.base.files import write_text
 
 
 def read_json(path: str | Path, error: type[InputError]) -> Any:
-    """The parsed file; anything that is not strict JSON raises *error* (NaN and Infinity included)."""
+    """Parse a file; anything that is not strict JSON raises *error* (NaN and Infinity included)."""
 
     def refuse(token: str) -> Any:
         raise error(f"{path}: {token} is not a number a file may hold")
@@ -30,24 +30,24 @@ def read_json(path: str | Path, error: type[InputError]) -> Any:
 
 
 def write_json(path: str | Path, value: Any) -> None:
-    """Write *value*; a path that cannot be written is the caller's mistake."""
+    """Write a JSON file, whole or not at all; InputError if the path cannot be written."""
     write_text(path, as_json(value))
 
 
 def as_json(value: Any) -> str:
-    """*value* as our files spell it."""
+    """Return *value* as JSON in the layout of weft's files."""
     return json.dumps(value, indent=1, allow_nan=False) + "\n"
 
 
 def printable(text: str) -> str:
-    """A validator for names: they end up in one-line messages and tables."""
+    """Validate a name: names appear in one-line messages and tables."""
     if not text.isprintable():
         raise ValueError("must be printable, on one line")
     return text
 
 
 def first_problem(error: ValidationError, *schemas: type[BaseModel]) -> str:
-    """The first complaint of a pydantic report: where, what, the value, and near names for a wrong key."""
+    """Return the first problem of a pydantic report: place, message, value, and near names for an unknown key."""
     problem = error.errors(include_url=False)[0]
     where = ".".join(str(part) for part in problem["loc"]) or "the file"
     if problem["type"] == "extra_forbidden":
@@ -57,9 +57,10 @@ def first_problem(error: ValidationError, *schemas: type[BaseModel]) -> str:
         return f"unknown key {where!r}" + (f"; did you mean {near[0]!r}?" if near else "")
     if problem["type"] == "missing":
         return f"{where} is missing"
-    if not problem["loc"] and problem["type"] == "value_error":  # what is said of the whole names its part
-        return problem["msg"].removeprefix("Value error, ")
+    message = problem["msg"].removeprefix("Value error, ")
+    if not problem["loc"] and problem["type"] == "value_error":  # a validator of the whole model names the part itself
+        return message
     value = repr(problem["input"])
     shown = value if len(value) <= 60 else value[:57] + "..."
-    rest, said = len(error.errors()) - 1, problem["msg"].removeprefix("Value error, ")
-    return f"{where} = {shown}: {said}" + (f" (and {rest} more problems)" if rest else "")
+    rest = len(error.errors()) - 1
+    return f"{where} = {shown}: {message}" + (f" (and {rest} more problems)" if rest else "")

@@ -1,9 +1,9 @@
-"""The registry of tools: what weft and the packages beside it bring, as plain data.
+"""The registry of tools: commands, public names, policies, backends and more, registered as plain data.
 
-A tool is a package with a file ``tool.toml`` that names its commands, public names, policies, backends, devices, kinds
-of models, pages and planning options (docs/tools.md). weft itself is the first of them, and its own tools are listed in
-its file; other people's packages name theirs by an entry point of the group ``weft.tools``. To list tools, their files
-are read and nothing is imported: what a tool registers is imported when it is used.
+A tool is a package with a file ``tool.toml`` that names its commands, public names, policies, backends, devices, model
+kinds, pages and planning options (docs/tools.md). weft itself is the first tool, and its file lists weft's own tools;
+third-party packages register by an entry point of the group ``weft.tools``. Listing tools reads their files and imports
+no module of theirs: a registered target is imported when it is used.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 API = 1
-"""The version of ``tool.toml`` and of what it may register; a tool for another version is left out."""
+"""The version of the format of ``tool.toml``; a tool for another version is left out."""
 
 FILE = "tool.toml"
 CORE = "weft"
 """The package whose file is read first and lists weft's own tools."""
 ENTRY_POINTS = "weft.tools"
 VARIABLE = "WEFT_TOOLS"
-"""``own``: other people's tools are left out, here and in every process that inherits the variable."""
+"""Environment variable; ``own`` leaves out third-party tools, here and in every process that inherits it."""
 OWN = "own"
 
 SECTIONS: Mapping[str, Mapping[str, type]] = {
@@ -46,17 +46,17 @@ SECTIONS: Mapping[str, Mapping[str, type]] = {
     "pages": {},
     "plan_options": {},
 }
-"""What a tool may register -> the keys that an entry may have besides those of ``_ANY_ENTRY``, and their types."""
+"""Section of ``tool.toml`` -> the keys that its entries may have besides those of ``_ANY_ENTRY``, and their types."""
 _ANY_ENTRY: Mapping[str, type] = {"target": str, "needs": list, "extra": str}
 _TOGETHER = (("names", "modules"), ("policies", "share_policies"))
 """Sections that share one namespace: a name may be in one of them only."""
 ANY_NAME = "[A-Za-z0-9._-]+"
-"""What may follow the colon in a device's name where its kind does not say (``names``)."""
+"""The part of a device's name after the colon, if the kind has no pattern of its own (``names``)."""
 _KEYS = {"api", "name", "summary", "extra", "needs", "tools", *SECTIONS}
 
 
 class Entry(NamedTuple):
-    """Something that a tool registers."""
+    """An entry that a tool registers."""
 
     tool: Tool
     name: str
@@ -66,9 +66,9 @@ class Entry(NamedTuple):
     """The other keys of the entry."""
 
     def load(self) -> Any:
-        """Import the target; UnusableTool with the command that installs the missing package.
+        """Import the target; UnusableTool that names the command to install a missing package.
 
-        All declared packages are checked first, so that a command does not fail after minutes of work.
+        All required packages are checked first, so that a command does not fail after minutes of work.
         """
         if missing := self.missing():
             raise UnusableTool(self._lacks(*missing))
@@ -105,7 +105,7 @@ class Tool(NamedTuple):
     needs: tuple[str, ...]
     """Modules required by all its entries; an entry may require more."""
     own: bool
-    """Whether it is weft's own."""
+    """Whether the tool is part of weft."""
     sections: Mapping[str, Mapping[str, Mapping[str, Any]]]
     """Section -> name -> entry."""
 
@@ -130,61 +130,63 @@ class Tool(NamedTuple):
 
 
 def _absent(modules: Iterable[str]) -> tuple[str, ...]:
-    # the package that a module is in: to look for the module itself would import that
+    # only top-level packages are looked up: finding a submodule would import its parents
     return tuple(name for name in modules if find_spec(name.partition(".")[0]) is None)
 
 
 class Registry(NamedTuple):
-    """All tools, and why others were left out."""
+    """All usable tools, and the reasons for which others were left out."""
 
     tools: tuple[Tool, ...]
     problems: tuple[str, ...]
-    """A line each."""
+    """One line for every tool that was left out."""
 
 
 @cache
 def registry() -> Registry:
-    """The tools of this installation: weft, weft's own, then other people's by name."""
-    core, own_packages = _core()
+    """Return the tools of this installation: weft, weft's own tools, then third-party tools by name."""
+    package_folder = Path(__file__).parents[1]
+    core = _read(package_folder / FILE, CORE, own=True)
     tools, problems = [core], list[str]()
-    for package in own_packages:
-        if _beside(package).is_file():  # a distribution may leave out some of weft's own tools
-            _admit(tools, problems, package, partial(_read, _beside(package), package, own=True))
+    for package in tomllib.loads((package_folder / FILE).read_text("utf-8"))["tools"]:
+        path = package_folder.parent / package / FILE
+        if path.is_file():  # a distribution may leave out some of weft's own tools
+            _admit(tools, problems, package, partial(_read, path, package, own=True))
     if uses_others():
         from importlib.metadata import entry_points  # takes longer than all the files
 
         for point in sorted(entry_points(group=ENTRY_POINTS), key=lambda point: point.name):
-            _admit(tools, problems, point.name, partial(_of_entry_point, point))
+            _admit(tools, problems, point.name, partial(_read_entry_point, point))
     return Registry(tuple(tools), tuple(problems))
 
 
 def uses_others() -> bool:
-    """Whether other people's packages may add anything, which ``use_own_tools`` ends."""
-    asked = os.environ.get(VARIABLE, "")
-    if asked not in ("", OWN):
-        raise InputError(f"the variable {VARIABLE} = {asked!r} must be {OWN!r}, or not be set")
-    return asked != OWN
+    """Tell whether third-party tools are loaded; ``use_own_tools`` turns that off."""
+    value = os.environ.get(VARIABLE, "")
+    if value not in ("", OWN):
+        raise InputError(f"the variable {VARIABLE} = {value!r} must be {OWN!r}, or not be set")
+    return value != OWN
 
 
 def use_own_tools() -> None:
-    """Leave out other people's tools from now on, in this process and in those it starts."""
+    """Leave out third-party tools from now on, in this process and in its child processes."""
     os.environ[VARIABLE] = OWN
     registry.cache_clear()
 
 
 def registered(section: str) -> dict[str, Entry]:
-    """Name -> entry of one section, those of weft first."""
+    """Return name -> entry of a section, weft's own entries first."""
     return {entry.name: entry for tool in registry().tools for entry in tool.entries(section)}
 
 
 def entry_of(section: str, name: str) -> Entry | None:
-    """The entry of a name, None if there is none; for what is asked for often, as a table of all takes 0.1 ms."""
+    """Return the entry of a name, or None. For frequent lookups: ``registered`` builds its table in 0.1 ms."""
     tools = (tool for tool in registry().tools if name in tool.sections.get(section, {}))
     return next((tool.entry(section, name) for tool in tools), None)
 
 
 def find(section: str, name: str, what: str) -> Entry:
-    """The entry of a name; InputError that lists what there is. *what*: what the entries are called."""
+    """Return the entry of a name; InputError that lists the known names. *what*: the noun for an entry."""
     entries = registered(section)
     if name not in entries:
         raise InputError(unknown_name(what, name, list(entries)))
@@ -192,22 +194,12 @@ def find(section: str, name: str, what: str) -> Entry:
 
 
 def others() -> tuple[Tool, ...]:
-    """Other people's tools."""
+    """Return the third-party tools."""
     return tuple(tool for tool in registry().tools if not tool.own)
 
 
-def _core() -> tuple[Tool, Sequence[str]]:
-    path = Path(__file__).parents[1] / FILE
-    return _read(path, CORE, own=True), tomllib.loads(path.read_text("utf-8"))["tools"]
-
-
-def _beside(package: str) -> Path:
-    """The file of a package that is installed, or lies, where weft does."""
-    return Path(__file__).parents[2] / package / FILE
-
-
-def _of_entry_point(point: EntryPoint) -> Tool:
-    spec = find_spec(point.module.partition(".")[0])  # of a package itself, which imports nothing
+def _read_entry_point(point: EntryPoint) -> Tool:
+    spec = find_spec(point.module.partition(".")[0])  # finding a top-level package imports nothing
     if spec is None or not spec.submodule_search_locations:
         raise ValueError(f"its package {point.module} is not there")
     tool = _read(Path(next(iter(spec.submodule_search_locations))) / FILE, point.module, own=False)
@@ -217,34 +209,32 @@ def _of_entry_point(point: EntryPoint) -> Tool:
 
 
 def _admit(tools: list[Tool], problems: list[str], name: str, read: Callable[[], Tool]) -> None:
-    """Add a tool, or a line on why it is left out: a broken tool must not keep the others from working."""
+    """Add a tool, or the reason for which it is left out: a broken tool must not break the others."""
     try:
         tool = read()
         _check_names(tool, tools)
     except FileNotFoundError as error:
         problems.append(f"tool {name!r} is left out: there is no {error.filename}")
-    except Exception as error:  # metadata of packages can be broken in ways that nobody foresees
+    except Exception as error:  # metadata of packages can be broken in any way
         problems.append(f"tool {name!r} is left out: {reason_of(error)}")
     else:
         tools.append(tool)
 
 
 def _check_names(tool: Tool, earlier: Sequence[Tool]) -> None:
-    """ValueError where a name is taken; the first tool that registers it has it."""
+    """Raise ValueError if a name is taken: the first tool that registers a name keeps it."""
     for other in earlier:
         if other.name == tool.name:
             raise ValueError(f"{other.package} has that name already")
         for section in SECTIONS:
-            if taken := sorted(_names(tool, section) & _names(other, *_beside_section(section))):
+            namespace = next((sections for sections in _TOGETHER if section in sections), (section,))
+            if taken := sorted(_names(tool, section) & _names(other, *namespace)):
                 raise ValueError(f"{other.name} has {taken[0]!r} among its {section} already")
         if taken := sorted(_suffixes(tool) & _suffixes(other)):
             raise ValueError(f"{other.name} has a kind of models whose files end in {taken[0]!r} already")
-    if not tool.own and (taken := sorted(_names(tool, "names", "modules") & _core_packages())):
+    core_packages = {path.stem for path in Path(__file__).parents[1].iterdir()}
+    if not tool.own and (taken := sorted(_names(tool, "names", "modules") & core_packages)):
         raise ValueError(f"weft has a package {taken[0]!r} already")
-
-
-def _beside_section(section: str) -> tuple[str, ...]:
-    return next((together for together in _TOGETHER if section in together), (section,))
 
 
 def _names(tool: Tool, *sections: str) -> set[str]:
@@ -255,35 +245,32 @@ def _suffixes(tool: Tool) -> set[str]:
     return {kind["suffix"] for kind in tool.sections.get("model_kinds", {}).values() if "suffix" in kind}
 
 
-def _core_packages() -> set[str]:
-    return {path.stem for path in Path(__file__).parents[1].iterdir()}
-
-
 def _read(path: Path, package: str, *, own: bool) -> Tool:
-    """A tool from its file; ValueError that says what is wrong."""
-    told = tomllib.loads(path.read_text("utf-8"))
-    if told.get("api") != API:
-        raise ValueError(f"it is made for version {told.get('api')} of the registry, and this weft has {API}")
-    if strange := sorted(set(told) - _KEYS):
-        raise ValueError(f"{strange[0]!r} is not known in {FILE}; there are {', '.join(sorted(_KEYS))}")
-    name, needs = told.get("name"), _needs(told)
+    """Read the file of a tool; ValueError that names the problem."""
+    content = tomllib.loads(path.read_text("utf-8"))
+    if content.get("api") != API:
+        raise ValueError(f"it is made for version {content.get('api')} of the registry, and this weft has {API}")
+    if unknown := sorted(set(content) - _KEYS):
+        raise ValueError(f"{unknown[0]!r} is not known in {FILE}; there are {', '.join(sorted(_KEYS))}")
+    name, needs = content.get("name"), _needs(content)
     if not isinstance(name, str) or not name:
         raise ValueError("it has no name")
-    sections = {section: _entries(section, told[section]) for section in SECTIONS if section in told}
-    return Tool(package, name, str(told.get("summary", "")), str(told.get("extra", "")), tuple(needs), own, sections)
+    summary, extra = (str(content.get(key, "")) for key in ("summary", "extra"))
+    sections = {section: _entries(section, content[section]) for section in SECTIONS if section in content}
+    return Tool(package, name, summary, extra, tuple(needs), own, sections)
 
 
-def _needs(told: Mapping[str, Any]) -> list[str]:
-    needs = told.get("needs", [])
+def _needs(table: Mapping[str, Any]) -> list[str]:
+    needs = table.get("needs", [])
     if not isinstance(needs, list) or not all(isinstance(module, str) and module for module in needs):
         raise ValueError("needs must be a list of modules")
     return needs
 
 
-def _entries(section: str, told: Any) -> dict[str, dict[str, Any]]:
-    if not isinstance(told, dict):
+def _entries(section: str, table: Any) -> dict[str, dict[str, Any]]:
+    if not isinstance(table, dict):
         raise ValueError(f"{section} must be a table")
-    entries = {name: {"target": about} if isinstance(about, str) else about for name, about in told.items()}
+    entries = {name: {"target": about} if isinstance(about, str) else about for name, about in table.items()}
     for name, about in entries.items():
         if not isinstance(about, dict) or not isinstance(about.get("target"), str):
             raise ValueError(f"{section}.{name} must name its target, as module or module:attribute")
@@ -294,7 +281,7 @@ def _entries(section: str, told: Any) -> dict[str, dict[str, Any]]:
 
 
 def _check_keys(where: str, about: Mapping[str, Any], known: Mapping[str, type]) -> None:
-    """ValueError for a key that is not known, or has a value of another type; lists hold text."""
+    """Raise ValueError for an unknown key, or for a value of another type; lists hold text."""
     _needs(about)
     for key, value in about.items():
         if key not in known:
@@ -305,7 +292,7 @@ def _check_keys(where: str, about: Mapping[str, Any], known: Mapping[str, type])
 
 
 def _check_device(name: str, about: Mapping[str, Any]) -> None:
-    """ValueError where a kind of device is ambiguous or has no valid example; device names are ``KIND:WHICH``."""
+    """Raise ValueError if a kind of device is ambiguous or has no valid example; device names are ``KIND:WHICH``."""
     if not re.fullmatch("[a-z][a-z0-9_-]*", name) or name in ("host", "cpu"):
         raise ValueError(
             f"devices.{name} cannot be the beginning of a device's name; use small letters, not host or cpu"

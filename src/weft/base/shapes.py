@@ -1,7 +1,7 @@
-"""Shapes as users write them: ``NAME=1x3x640x640``, one grammar for options, streams and files.
+"""Tensor shapes as users write them: ``NAME=1x3x640x640``, one grammar for options, streams and files.
 
-A NAME that is an input takes a size for each of its dimensions. A NAME that is an axis, which is what model files call
-a free dimension (``batch``, ``seq``), takes one number, for all inputs that have the axis.
+A NAME that is an input takes a size for each of its dimensions. A NAME that is an axis (a free dimension that has a
+name in the model file, such as ``batch`` or ``seq``) takes one number, for all inputs that have the axis.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ Shape = tuple[int, ...]
 Shapes = Mapping[str, Shape]
 """Input -> its sizes, or axis -> its one size."""
 Dimension = int | str | None
-"""What a model file says of a dimension: its size, the name of its axis, or nothing."""
+"""A dimension in a model file: its size, the name of its axis, or None."""
 NAMELESS = (None, "", "?")
-"""What free dimensions are called that have no name; two of them need not have one size."""
+"""Names of free dimensions without a name of their own; two of them may differ in size."""
 EXAMPLE = "1x3x224x224"
 FREE_SIZE = 128
-"""The size that stands for a free one in examples."""
+"""The size of a free dimension in examples; any value would do."""
 
 _SIZES = re.compile(r"[0-9]{1,18}(?:x[0-9]{1,18})*")
 """At most 18 digits, which 64 bits hold."""
 _TENSOR_NUMBER = re.compile(r"[0-9]+")
-"""What follows the colon in the name of a tensor of TensorFlow, as in ``image:0``."""
+"""The part after the colon in TensorFlow's tensor names, as in ``image:0``."""
 
 
 def parse_sizes(text: str) -> Shape:
-    """The sizes in ``1x3x640x640``; ModelError where it is nothing like that."""
+    """Parse ``1x3x640x640``; ModelError for any other text."""
     if not _SIZES.fullmatch(sizes := text.strip()):
         raise ModelError(f"{text!r} is not a shape like {EXAMPLE}, nor the size of an axis like {FREE_SIZE}")
     return tuple(map(int, sizes.split("x")))
 
 
 def parse_shape(text: str) -> tuple[str, Shape]:
-    """The name and the sizes in ``NAME=1x3x640x640``; ModelError where it is nothing like that."""
+    """Parse ``NAME=1x3x640x640``; ModelError for any other text."""
     name, equals, sizes = text.rpartition("=")
     if not equals or not name.strip():
         raise ModelError(f"{text!r} is not of the form NAME={EXAMPLE}")
@@ -47,26 +47,26 @@ def parse_shape(text: str) -> tuple[str, Shape]:
 def parse_shapes(
     texts: Sequence[str], models: Sequence[str], aliases: Mapping[str, str] | None = None
 ) -> dict[str, dict[str, Shape]]:
-    """Model -> name -> sizes, from texts of the form ``[MODEL:]NAME=1x3x640x640``.
+    """Return model -> name -> sizes, from texts of the form ``[MODEL:]NAME=1x3x640x640``.
 
-    Where there are several models, a text has to say which it means. aliases: other names of the models.
-    Anything else raises ModelError.
+    With several models a text must name the model. aliases: other names of the models. Any other text, and two
+    different shapes for one name, raise ModelError.
     """
-    found: dict[str, dict[str, Shape]] = {}
+    shapes: dict[str, dict[str, Shape]] = {}
     for text in texts:
         target, sizes = parse_shape(text)
         model, name = _split_target(target, text, models, aliases or {})
-        known = found.setdefault(model, {}).setdefault(name, sizes)
+        known = shapes.setdefault(model, {}).setdefault(name, sizes)
         if known != sizes:
             raise ModelError(f"{name} is given as {written(known)} and as {written(sizes)}; keep one of them")
-    return found
+    return shapes
 
 
 def _split_target(target: str, text: str, models: Sequence[str], aliases: Mapping[str, str]) -> tuple[str, str]:
-    """The model and the name of ``[MODEL:]NAME``; names may have colons of their own."""
-    for called, model in (*((model, model) for model in models), *aliases.items()):
-        if target.startswith(f"{called}:") and len(target) > len(called) + 1:
-            return model, target[len(called) + 1 :]
+    """Return the model and the name in ``[MODEL:]NAME``; names may contain colons."""
+    for alias, model in (*((model, model) for model in models), *aliases.items()):
+        if target.startswith(f"{alias}:") and len(target) > len(alias) + 1:
+            return model, target[len(alias) + 1 :]
     other, colon, name = target.rpartition(":")
     if colon and not _TENSOR_NUMBER.fullmatch(name):
         raise ModelError(f"{text!r}: {other!r} is not among the models {', '.join(models)}")
@@ -76,9 +76,10 @@ def _split_target(target: str, text: str, models: Sequence[str], aliases: Mappin
 
 
 def sizes_of(value: Any) -> Any:
-    """What a file gives as a shape: the text ``1x3``, a whole number, or an array of sizes, as a list of sizes.
+    """Return a shape from a file as a list of sizes: the text ``1x3``, a whole number, or an array of sizes.
 
-    Anything else is handed back for the file's schema to refuse; a text that is no shape raises ValueError.
+    Other values are returned unchanged, for the schema of the file to refuse; a text that is no shape raises
+    ValueError.
     """
     if isinstance(value, str):
         try:
@@ -88,17 +89,17 @@ def sizes_of(value: Any) -> Any:
     return [value] if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def settle(given: Mapping[str, Sequence[int]], inputs: Mapping[str, Sequence[Dimension] | None]) -> dict[str, Shape]:
-    """The full shapes of all inputs that follow from what is *given* for inputs and axes.
+def settle(stated: Mapping[str, Sequence[int]], inputs: Mapping[str, Sequence[Dimension] | None]) -> dict[str, Shape]:
+    """Derive the full shapes of inputs from the sizes *stated* for inputs and axes.
 
-    inputs: what the model file says of each; None where it says nothing. A free first dimension that nothing tells is
-    the batch, 1. Inputs that still have a dimension of unknown size are left out, and so are those of which nothing is
-    given. What does not fit the model raises ModelError.
+    inputs: the dimensions in the model file; None where it has none. A free first dimension of unknown size is the
+    batch, 1. Inputs that still have a dimension of unknown size, and inputs without a stated size, are left out. Shapes
+    that do not fit the model raise ModelError.
     """
-    axes = {each for dimensions in inputs.values() for each in _axes(dimensions)}
+    axes = {axis for dimensions in inputs.values() for axis in _axes(dimensions)}
     shapes: dict[str, Shape] = {}
     sizes: dict[str, int] = {}
-    for name, shape in given.items():
+    for name, shape in stated.items():
         if name in inputs:
             shapes[name] = _fitting(name, tuple(shape), inputs)
         elif name not in axes:
@@ -109,8 +110,8 @@ def settle(given: Mapping[str, Sequence[int]], inputs: Mapping[str, Sequence[Dim
             sizes[name] = shape[0]
     sizes = _with_sizes_of(shapes, inputs, sizes)
     filled = {name: one_sample(dimensions or (), inputs, sizes) for name, dimensions in inputs.items()}
-    carried = {name for name, dimensions in inputs.items() if not sizes.keys().isdisjoint(_axes(dimensions))}
-    return {name: filled[name] for name in inputs if name in carried and -1 not in filled[name]} | shapes
+    sized = {name for name, dimensions in inputs.items() if not sizes.keys().isdisjoint(_axes(dimensions))}
+    return {name: filled[name] for name in inputs if name in sized and -1 not in filled[name]} | shapes
 
 
 def one_sample(
@@ -118,22 +119,23 @@ def one_sample(
     inputs: Mapping[str, Sequence[Dimension] | None],
     sizes: Mapping[str, int] | None = None,
 ) -> Shape:
-    """The sizes of an input's dimensions, -1 where nothing tells them; *sizes*: axis -> size.
+    """Return the sizes of an input's dimensions, -1 where unknown; *sizes*: axis -> size.
 
     A free first dimension is the batch, 1, and so are others that have its name in any of the *inputs*.
     """
-    batch = {each[0]: 1 for each in inputs.values() if each and isinstance(each[0], str) and each[0] not in NAMELESS}
+    firsts = [shape[0] for shape in inputs.values() if shape]
+    batch = {axis: 1 for axis in firsts if isinstance(axis, str) and axis not in NAMELESS}
     known = {**batch, **(sizes or {})}
-    filled = [each if isinstance(each, int) else known.get(each or "", -1) for each in dimensions]
-    return tuple(1 if place == 0 and size < 0 else size for place, size in enumerate(filled))
+    filled = [size if isinstance(size, int) else known.get(size or "", -1) for size in dimensions]
+    return tuple(1 if index == 0 and size < 0 else size for index, size in enumerate(filled))
 
 
 def _with_sizes_of(
     shapes: Shapes, inputs: Mapping[str, Sequence[Dimension] | None], stated: Mapping[str, int]
 ) -> dict[str, int]:
-    """Axis -> size: those *stated*, and those that follow from the shapes of inputs.
+    """Return axis -> size: those *stated*, and those that follow from the shapes of inputs.
 
-    An axis with two sizes in *shapes* is a name that an exporter used twice, and tells nothing of other inputs.
+    An axis with two sizes in *shapes* is a name that an exporter used twice; it determines no other input.
     """
     seen: dict[str, set[int]] = {}
     for name, shape in shapes.items():
@@ -146,7 +148,7 @@ def _with_sizes_of(
 
 
 def _fitting(name: str, shape: Shape, inputs: Mapping[str, Sequence[Dimension] | None]) -> Shape:
-    """A shape, once it is shown to fit what the file says of the input."""
+    """Return *shape* if it fits the dimensions of the input in the model file; ModelError if not."""
     dimensions = inputs[name]
     if any(not isinstance(size, int) or size < 0 for size in shape):
         raise ModelError(
@@ -161,29 +163,29 @@ def _fitting(name: str, shape: Shape, inputs: Mapping[str, Sequence[Dimension] |
 
 
 def _axes(dimensions: Sequence[Dimension] | None) -> Iterator[str]:
-    return (each for each in dimensions or () if isinstance(each, str) and each not in NAMELESS)
+    return (axis for axis in dimensions or () if isinstance(axis, str) and axis not in NAMELESS)
 
 
 def described(inputs: Mapping[str, Sequence[Dimension] | None]) -> str:
-    """Inputs for messages, with the names of their axes: ``ids [batch, seq]; mask [batch, seq]``."""
+    """Return inputs for a message, with the names of their axes: ``ids [batch, seq]; mask [batch, seq]``."""
     return "; ".join(f"{name} {describe_dimensions(dimensions)}" for name, dimensions in inputs.items()) or "none"
 
 
 def describe_dimensions(dimensions: Sequence[Dimension] | None) -> str:
-    """Dimensions for messages: ``[batch, 3, ?, 224]``."""
+    """Return dimensions for a message: ``[batch, 3, ?, 224]``."""
     if dimensions is None:
         return "of any shape"
-    return f"[{', '.join('?' if each in NAMELESS else str(each) for each in dimensions)}]"
+    return f"[{', '.join('?' if size in NAMELESS else str(size) for size in dimensions)}]"
 
 
 def example(dimensions: Sequence[Dimension]) -> str:
-    """Sizes that would fit, for advice: ``1x128`` for ``[batch, seq]``."""
-    sizes = [each if isinstance(each, int) and each >= 0 else FREE_SIZE for each in dimensions]
+    """Return a shape that would fit, for advice in messages: ``1x128`` for ``[batch, seq]``."""
+    sizes = [size if isinstance(size, int) and size >= 0 else FREE_SIZE for size in dimensions]
     if dimensions and (not isinstance(dimensions[0], int) or dimensions[0] < 0):
         sizes[0] = 1
     return written(sizes)
 
 
 def written(shape: Sequence[int]) -> str:
-    """A shape as users write it; free dimensions (-1) have a question mark."""
+    """Return a shape as users write it; free dimensions (-1) are question marks."""
     return "x".join("?" if size == -1 else str(size) for size in shape) or "()"

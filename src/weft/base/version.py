@@ -1,12 +1,13 @@
-"""The package's version, and that of what runs its models, in one place."""
+"""Versions of weft and of ONNX Runtime."""
 
 __version__ = "0.2.0"
 
 
 def runtime_version() -> str:
-    """The version of ONNX Runtime, under either of the names it is installed by."""
+    """Return the version of ONNX Runtime."""
     from importlib.metadata import PackageNotFoundError, version
 
+    # the GPU build has the same modules under another distribution name
     for package in ("onnxruntime", "onnxruntime-gpu"):
         try:
             return version(package)

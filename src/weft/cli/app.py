@@ -1,4 +1,4 @@
-"""``weft``: the commands in their groups."""
+"""The command line ``weft``: registered commands in their groups, each imported when it is used."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ GROUPS = (
     "Models on a SoC, with shared weights, with fewer bits",
     "Papers",
 )
-"""Groups of commands, by the problems that the table in the README has; those of other people's tools come after."""
+"""Groups of commands in the order of the README; groups of third-party tools follow."""
 OTHERS = "Tools"
-"""The group of commands that name none."""
+"""The group of commands without one."""
 
 
 class Interrupted(Exception):
-    """Ctrl-C, where typer would end without a word."""
+    """Ctrl-C; typer would exit without a message."""
 
 
 class _Commands(Mapping[str, Any]):
-    """The registered commands by name, each imported when it is asked for: most runs need one of them."""
+    """The registered commands by name, each imported on first access: most runs need one of them."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(_by_group())
@@ -48,19 +48,20 @@ class _Commands(Mapping[str, Any]):
 
 
 def _by_group() -> dict[str, Entry]:
-    """Commands in the order of their groups; a name with a space is a command of another one."""
+    """Return the commands in the order of their groups; a name with a space is a subcommand."""
     entries = {name: entry for name, entry in registered("commands").items() if " " not in name}
     order = {group: place for place, group in enumerate(GROUPS)}
     return dict(sorted(entries.items(), key=lambda item: order.get(group_of(item[1]), len(order))))
 
 
 def group_of(entry: Entry) -> str:
+    """Return the group of a command."""
     return str(entry.about.get("group", OTHERS))
 
 
 @cache
 def _command(name: str) -> Any:
-    """A command for the help and to run."""
+    """Return a command, ready to run."""
     entry, parent = _by_group()[name], typer.Typer(add_completion=False)
     parent.callback()(lambda: None)
     module = _module(entry)
@@ -73,14 +74,14 @@ def _command(name: str) -> Any:
 
 
 def _module(entry: Entry) -> Any:
-    """The module of a command; where it cannot be used, a command that says why."""
+    """Return the module of a command; if it cannot be used, a command that prints the reason."""
     try:
         module = entry.load()
     except InputError as error:
         return _Unusable(error)
     if entry.tool.own:
         return module
-    try:  # what others write is built once alone, so that only their command fails
+    try:  # a third-party command is built alone first, so that only this command fails
         trial = typer.Typer(add_completion=False)
         trial.add_typer(module.app) if hasattr(module, "app") else trial.command()(module.command)
         typer.main.get_command(trial)
@@ -91,14 +92,14 @@ def _module(entry: Entry) -> Any:
 
 
 def _add(app: typer.Typer, name: str, module: Any, **settings: Any) -> None:
-    # an unusable command has no options, and takes any: what is missing matters more than how it was called
+    # an unusable command accepts any options: the reason matters more than a wrong option
     anything = {"ignore_unknown_options": True, "allow_extra_args": True}
     context = anything if isinstance(module, _Unusable) else None
     app.command(name, cls=Command, context_settings=context, **settings)(module.command)
 
 
 class _Unusable:
-    """Stands for a command whose tool cannot be imported: the others work, and this one says what it lacks."""
+    """Replaces a command whose tool cannot be imported: it raises the error, and other commands work."""
 
     def __init__(self, error: InputError) -> None:
         def command(context: typer.Context) -> None:
@@ -109,13 +110,13 @@ class _Unusable:
 
 
 def _summary(entry: Entry) -> TyperCommand:
-    """A command as the list of commands shows it."""
+    """Return a command for the list of commands, without importing it."""
     text = entry.about.get("help", "")
     return TyperCommand(entry.name, help=text if entry.tool.own else escape(text), rich_help_panel=group_of(entry))
 
 
 def add_subcommands(app: typer.Typer, name: str) -> None:
-    """Add the commands that tools register below another, as ``models generate`` below ``models``."""
+    """Add the subcommands that tools register, as ``models generate`` below ``models``."""
     for path, entry in registered("commands").items():
         above, space, below = path.partition(" ")
         if space and above == name:
@@ -125,13 +126,13 @@ def add_subcommands(app: typer.Typer, name: str) -> None:
 class _Root(TyperGroup):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _Commands()  # type: ignore[assignment]  # nothing is added to it
+        self.commands = _Commands()  # type: ignore[assignment]  # read only, where typer declares a dict
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print what tools registered: to import every command takes seconds."""
+        """Print the registered summaries: importing every command takes seconds."""
         commands, self.commands = self.commands, {name: _summary(entry) for name, entry in _by_group().items()}
         try:
             super().format_help(ctx, formatter)
@@ -169,8 +170,8 @@ app = typer.Typer(
 )
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(wanted: bool) -> None:
+    if wanted:
         typer.echo(f"weft {__version__}")
         raise typer.Exit
 
@@ -181,15 +182,15 @@ def _root(
 ) -> None:
     """Run many neural networks on one machine, well."""
     console.stderr = False
-    told = logging.getLogger("weft.kernels")
-    if not told.handlers:
-        told.setLevel(logging.INFO)
-        told.propagate = False
-        told.addHandler(_ToStandardError())
+    compiler_log = logging.getLogger("weft.kernels")
+    if not compiler_log.handlers:
+        compiler_log.setLevel(logging.INFO)
+        compiler_log.propagate = False
+        compiler_log.addHandler(_ToStandardError())
 
 
 class _ToStandardError(logging.Handler):
-    """Says what the compiler does, which takes seconds, where progress is told."""
+    """Prints the log of the compiler, which takes seconds, like progress."""
 
     def emit(self, record: logging.LogRecord) -> None:
         typer.echo(record.getMessage(), err=True)

@@ -1,4 +1,4 @@
-"""``weft bench``: send a workload to a real server and say how many deadlines it met."""
+"""``weft bench``: sends a workload to a real server, and prints latencies and met deadlines."""
 
 from __future__ import annotations
 
@@ -9,18 +9,9 @@ import typer
 
 from weft.base.errors import WorkloadError
 from weft.cli import common
-from weft.cli.common import how, out, what
-from weft.cli.printing import (
-    add_row,
-    console,
-    number,
-    plain_table,
-    progress_bar,
-    say,
-    write_result,
-)
-from weft.cli.streams import asked_workload
-from weft.cli.unused import refuse_unused
+from weft.cli.command import refuse_unused
+from weft.cli.common import asked_workload, how, out, what
+from weft.cli.printing import add_row, console, number, plain_table, progress_bar, say, write_result
 from weft.reports.tables import largest_notes, mark_largest
 
 if TYPE_CHECKING:
@@ -73,18 +64,18 @@ def command(
     plan = _plan(workload)
     if not json_file:
         refuse_unused(context, "a run without a file", {"save_latencies": "name the file with --json"})
-    asked = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shape)
+    sent = _workload(workload, streams, {"duration_s": duration, "warmup_s": warmup, "seed": seed}, shape)
     if load is not None:
-        asked = _at_load(asked, load)
-        plan = _foreseen(plan, workload, asked)
-    with progress_bar("sending", max(1, round(asked.duration_s))) as advance:
+        sent = _at_load(sent, load)
+        plan = _predicted_at(plan, workload, sent)
+    seconds = max(1, round(sent.duration_s))
+    with progress_bar("sending", seconds) as advance:
 
         def progress(gone_s: float, answers: int, outstanding: int) -> None:
-            done = min(round(gone_s), max(1, round(asked.duration_s)))
-            advance(f"{answers} answers, {outstanding} to come; seconds", done)
+            advance(f"{answers} answers, {outstanding} to come; seconds", min(round(gone_s), seconds))
 
         result = run_load(
-            asked,
+            sent,
             url,
             deadlines=deadlines or (plan.deadlines if plan else "strict"),
             connections=connections,
@@ -94,12 +85,12 @@ def command(
             progress=progress,
         )
     print_load(result)
-    compared = _compared(plan, result) if plan else {}
-    write_result(json_file, {**result.as_dict(latencies=save_latencies), **compared})
+    comparison = _print_comparison(plan, result) if plan else {}
+    write_result(json_file, {**result.as_dict(latencies=save_latencies), **comparison})
 
 
 def _plan(path: str | None) -> Plan | None:
-    """The plan that is to be measured, if a plan's folder is named."""
+    """Read the plan to compare with, if *path* is a plan's folder."""
     from weft.planning.layout import is_plan
     from weft.planning.plan import read_plan
 
@@ -114,59 +105,59 @@ def _at_load(workload: Workload, load: float) -> Workload:
     return workload.scaled(load)
 
 
-def _foreseen(plan: Plan | None, folder: str | None, workload: Workload) -> Plan | None:
-    """The plan with what it predicts of these requests."""
-    from weft.planning.foreseen import foreseen, planned_host
+def _predicted_at(plan: Plan | None, folder: str | None, workload: Workload) -> Plan | None:
+    """Return the plan with its prediction for another load."""
+    from weft.planning.load_prediction import foreseen, planned_host
 
     if plan is None or folder is None:
         return None
     return plan.model_copy(update={"predicted": foreseen(plan, planned_host(folder), workload)})
 
 
-def _compared(plan: Plan, result: LoadResult) -> dict[str, object]:
-    """Print what was predicted beside what was measured; the same for the JSON."""
-    from weft.planning.beside import beside
+def _print_comparison(plan: Plan, result: LoadResult) -> dict[str, object]:
+    """Print the predicted and measured figures next to each other; returns them for the JSON."""
+    from weft.planning.measured_comparison import beside
 
-    found = beside(plan, result)
+    comparison = beside(plan, result)
     headings = [word for what in ("p50", "p99", "missed") for word in (f"{what} predicted", "measured", "apart")]
     table = plain_table("predicted and measured, ms", ("stream", *headings))
-    for each in found.streams:
-        foreseen, seen = each.predicted, each.measured
+    for stream in comparison.streams:
+        predicted, measured = stream.predicted, stream.measured
         add_row(
             table,
-            each.model,
-            *(number(value, 2) for value in (foreseen.p50_ms, seen.p50_ms)),
-            _signed(each.p50_off, " %"),
-            mark_largest(number(foreseen.p99_ms, 2), foreseen.p99_max_of),
-            mark_largest(number(seen.p99_ms, 2), seen.p99_max_of),
-            _signed(each.p99_off, " %"),
-            *(number(value, 2, scale=100, suffix=" %") for value in (foreseen.missed, seen.missed)),
-            _signed(each.missed_off, " points"),
+            stream.model,
+            *(number(value, 2) for value in (predicted.p50_ms, measured.p50_ms)),
+            _signed(stream.p50_off, " %"),
+            mark_largest(number(predicted.p99_ms, 2), predicted.p99_max_of),
+            mark_largest(number(measured.p99_ms, 2), measured.p99_max_of),
+            _signed(stream.p99_off, " %"),
+            *(number(value, 2, scale=100, suffix=" %") for value in (predicted.missed, measured.missed)),
+            _signed(stream.missed_off, " points"),
         )
     console.print(table)
-    for line in (found.verdict(), *(f"remark    {remark}" for remark in found.remarks)):
+    for line in (comparison.verdict(), *(f"remark    {remark}" for remark in comparison.remarks)):
         say(line)
-    return {"plan": found.as_dict()}
+    return {"plan": comparison.as_dict()}
 
 
-def _signed(share: float | None, suffix: str = "") -> str:
+def _signed(share: float | None, suffix: str) -> str:
     return "-" if share is None else f"{share * 100:+.1f}{suffix}"
 
 
 def _workload(
-    path: str | None, streams: list[str] | None, given: dict[str, float | int | None], shapes: list[str] | None
+    path: str | None, streams: list[str] | None, options: dict[str, float | int | None], shapes: list[str] | None
 ) -> Workload:
     from weft.planning.layout import is_plan, planned_workload
 
     if (path is None) == (not streams):
         raise WorkloadError("say what to send: a workload file, a plan, or --stream MODEL:rate=10")
-    changes = {key: value for key, value in given.items() if value is not None}
+    changes = {key: value for key, value in options.items() if value is not None}
     planned = planned_workload if path is not None and is_plan(path) else None
     return asked_workload(path, streams, shapes, read=planned, **changes)
 
 
 def print_load(result: LoadResult) -> None:
-    """What a run came to, as tables."""
+    """Print the result of a run as tables."""
     name = result.server.get("name")
     title = f"{result.url} ({name}), deadlines {result.deadlines}" if name else result.url
     fates = plain_table(
@@ -176,27 +167,28 @@ def print_load(result: LoadResult) -> None:
         "latency from the scheduled time, ms",
         ("stream", "mean", "p50", "p90", "p95", "p99", "p99.9", "max", "send lag p99", "max"),
     )
-    for each in result.streams:
-        found = each.figures
+    for load in result.streams:
+        figures = load.figures
         add_row(
             fates,
-            each.stream.model,
-            str(found.scheduled),
-            str(found.answered),
-            _others(found),
-            f"{found.offered_per_s:.1f}",
-            f"{found.answered_per_s:.1f}",
-            "none" if each.stream.deadline_ms is None else f"{each.stream.deadline_ms:g}",
-            number(found.met_share, 2, scale=100, suffix=" %"),
+            load.stream.model,
+            str(figures.scheduled),
+            str(figures.answered),
+            _others(figures),
+            f"{figures.offered_per_s:.1f}",
+            f"{figures.answered_per_s:.1f}",
+            "none" if load.stream.deadline_ms is None else f"{load.stream.deadline_ms:g}",
+            number(figures.met_share, 2, scale=100, suffix=" %"),
         )
-        spans = (found.mean_s, found.p50_s, found.p90_s, found.p95_s)
+        spans = (figures.mean_s, figures.p50_s, figures.p90_s, figures.p95_s)
         cells = [number(value, 2, scale=1e3) for value in spans]
-        cells += [mark_largest(number(value, 2, scale=1e3), found.p99_max_of) for value in (found.p99_s, found.p999_s)]
-        cells += [number(value, 2, scale=1e3) for value in (found.max_s, found.lag_p99_s, found.lag_max_s)]
-        add_row(times, each.stream.model, *cells)
+        tail = [number(value, 2, scale=1e3) for value in (figures.p99_s, figures.p999_s)]
+        cells += [mark_largest(cell, figures.p99_max_of) for cell in tail]
+        cells += [number(value, 2, scale=1e3) for value in (figures.max_s, figures.lag_p99_s, figures.lag_max_s)]
+        add_row(times, load.stream.model, *cells)
     console.print(fates)
     console.print(times)
-    for note in largest_notes((each.stream.model, each.figures.p99_max_of) for each in result.streams):
+    for note in largest_notes((load.stream.model, load.figures.p99_max_of) for load in result.streams):
         say(note, style="dim")
     _print_answers(result)
     say(
@@ -209,21 +201,21 @@ def print_load(result: LoadResult) -> None:
 
 
 def _print_answers(result: LoadResult) -> None:
-    """How many answers were right, and where they left the model; nothing where neither is known."""
-    told = [each for each in result.streams if each.figures.accuracy is not None or each.figures.exit_shares]
-    if not told:
+    """Print the accuracy of answers and their shares by exit; nothing if neither is known."""
+    loads = [load for load in result.streams if load.figures.accuracy is not None or load.figures.exit_shares]
+    if not loads:
         return
-    exits = max(len(each.figures.exit_shares or ()) for each in told)
+    exits = max(len(load.figures.exit_shares or ()) for load in loads)
     table = plain_table("answers", ("stream", "right", *(f"exit {number}" for number in range(1, exits + 1))))
-    for each in told:
-        shares = [number(share, 1, scale=100, suffix=" %") for share in each.figures.exit_shares or ()]
-        right = number(each.figures.accuracy, 2, scale=100, suffix=" %")
-        add_row(table, each.stream.model, right, *shares, *[""] * (exits - len(shares)))
+    for load in loads:
+        shares = [number(share, 1, scale=100, suffix=" %") for share in load.figures.exit_shares or ()]
+        right = number(load.figures.accuracy, 2, scale=100, suffix=" %")
+        add_row(table, load.stream.model, right, *shares, *[""] * (exits - len(shares)))
     console.print(table)
 
 
-def _others(found: StreamFigures) -> str:
-    """What is no 200, by its kind."""
-    kinds = [f"{status}: {count}" for status, count in found.statuses.items() if status != 200]
-    kinds += [f"{kind}: {count}" for kind, count in (("broken", found.broken), ("lost", found.lost)) if count]
+def _others(figures: StreamFigures) -> str:
+    """Return the requests without status 200, by status or kind."""
+    kinds = [f"{status}: {count}" for status, count in figures.statuses.items() if status != 200]
+    kinds += [f"{kind}: {count}" for kind, count in (("broken", figures.broken), ("lost", figures.lost)) if count]
     return ", ".join(kinds) or "-"

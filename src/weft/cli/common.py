@@ -1,4 +1,4 @@
-"""Options that several commands share, and the roads from what a user writes to our values."""
+"""Options that several commands share, and the parsing of their values: names, sizes, shapes, streams."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import typer
 
 from weft.base.errors import InputError, ModelError, ShapeNeeded, WorkloadError
 from weft.base.files import check_file, check_folder
-from weft.cli.printing import STANDARD_OUTPUT, console, progress_bar, warn_of_gaps
+from weft.base.shapes import parse_shape
+from weft.cli.command import PRICED
+from weft.cli.printing import STANDARD_OUTPUT, console
 from weft.reports.pictures import SUFFIXES, require_matplotlib
 
 if TYPE_CHECKING:
-    from weft.devices import Npu
-    from weft.devices.costs.layer_costs import Profile
     from weft.engine.policies import Option
-    from weft.workloads import Saturated
+    from weft.workloads.requests import Workload
 
 
 def in_panel(panel: str) -> Callable[..., Any]:
-    """Declares options that the command's help lists under *panel*."""
+    """Return a function that declares options in a panel of the help."""
     return partial(typer.Option, rich_help_panel=panel)
 
 
 what, how, out = map(in_panel, ("What", "How", "Output"))
-"""Options that say what a command is about, how it goes about it, and what comes out of it."""
+"""Options for the subject of a command, for the way it works, and for its output."""
 
 
 def file_option(
@@ -40,9 +40,9 @@ def file_option(
     panel: str | None = "Output",
     require: Callable[[], None] | None = None,
 ) -> Any:
-    """An option that names a file to write; where that cannot be, it is refused before any work.
+    """Declare an option for a file to write; a path that cannot be written is refused before any work.
 
-    require: raises InputError where a package that writes the file is not installed.
+    require: raises InputError if a package that writes the file is not installed.
     """
 
     def check(context: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
@@ -59,9 +59,9 @@ def file_option(
 
 
 def folder_option(*names: str, help: str, replaced: bool = False, panel: str | None = "Output", **settings: Any) -> Any:
-    """An option that names a folder to write; where that cannot be, it is refused before any work.
+    """Declare an option for a folder to write; a path that cannot be written is refused before any work.
 
-    replaced: whether the folder is written whole, in the place of an older one, beside which it is made first.
+    replaced: whether the folder is written whole and replaces an older one, next to which it is made first.
     """
 
     def check(context: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
@@ -73,7 +73,7 @@ def folder_option(*names: str, help: str, replaced: bool = False, panel: str | N
 
 
 def check_folder_place(option: str, path: Path, *, replaced: bool = False) -> None:
-    """Refuse a place that no folder can be written to, before minutes of work."""
+    """Raise InputError for a path at which no folder can be written, before minutes of work."""
     if replaced and not path.absolute().parent.is_dir():
         raise InputError(f"{option} {path}: there is no folder {path.absolute().parent}")
     if path.is_file():
@@ -111,7 +111,7 @@ def _why_not(option: str, path: Path, suffixes: Sequence[str], taken: dict[Path,
 
 
 def _completed(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
-    """Completes the last of several names with commas between them."""
+    """Return a shell completion of the last of several names with commas between them."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, begun = incomplete.rpartition(",")
@@ -121,7 +121,7 @@ def _completed(known: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]
 
 
 def model_names() -> Iterable[str]:
-    """All names of models that weft knows."""
+    """Return all names of models that weft knows."""
     from weft.models.packaged import PACKAGED
     from weft.models.trained import TRAINED
     from weft.models.zoo import ZOO
@@ -150,28 +150,6 @@ def _policy_names() -> Iterable[str]:
 complete_models, complete_devices = _completed(model_names), _completed(_device_names)
 complete_socs, complete_policies = _completed(_soc_names), _completed(_policy_names)
 
-Models = Annotated[
-    str, what("--models", "-m", autocompletion=complete_models, help="Zoo names, packaged models or .onnx files: a,b,c")
-]
-ProfileFiles = Annotated[
-    list[str] | None, what("--profile", help="A profile JSON to run beside the models; repeatable.")
-]
-Batch = Annotated[int, what("--batch", "-b", help="Samples per query.")]
-SeqLen = Annotated[int, what("--seq-len", help="Tokens per sample, for models that take text.")]
-Tables = Annotated[str, what("--tables", help="ncf: 'stream' its tables for every query, or 'gather' rows.")]
-Queries = Annotated[int, how("--queries", "-n", help="Rounds of work: a query of every model each.")]
-Cost = Annotated[str, how("--cost", help="Cost model: pipelined, scalesim, maestro or roofline.")]
-Mix = Annotated[str | None, what("--mix", help="Queries of each model per round, as 1:1 or 2:1:3.")]
-MaxLag = Annotated[float, how("--max-lag", help="Rounds a model may fall behind the mix.")]
-Spill = Annotated[bool, how("--spill", help="Pay for activations that do not fit instead of refusing.")]
-Pieces = Annotated[
-    int | None,
-    how(
-        "--pieces",
-        show_default="none, or as many as weft finds best",
-        help="Cut layers larger than this part of the buffer, 8 for an eighth; 1 cuts none.",
-    ),
-]
 Policies = Annotated[
     str,
     how(
@@ -197,42 +175,8 @@ TraceFile = Annotated[str | None, file_option("--trace", help="Write the trace a
 DeviceFile = Annotated[str | None, file_option("--toml", help="Write the result as a device file.")]
 
 
-def read_profiles(
-    npu: Npu,
-    models: str,
-    files: Sequence[str] | None,
-    *,
-    batch: int,
-    cost: str,
-    seq_len: int,
-    tables: str,
-    shapes: Sequence[str] | None,
-) -> list[Profile]:
-    """Profiles of the named models on the device, then those read from files."""
-    from weft.devices.costs.layer_costs import estimate, read_profile
-    from weft.models.sources import load_models
-
-    names = split_names(models)
-    given = parse_shapes(shapes, names)
-    parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
-    profiles = []
-    with shapes_of_several(names), progress_bar("reading", len(names)) as advance:
-        for name in names:
-            for model in load_models(name, shapes=given.get(name), parameters=parameters):
-                warn_of_gaps(model)
-                profiles.append(estimate(model, npu, batch=batch, cost=cost))
-            advance()
-    for path in files or ():
-        profiles.append(read_profile(path))
-        if profiles[-1].device != npu.name:
-            typer.echo(f"weft: {path} was made for {profiles[-1].device}, and runs on {npu.name} here", err=True)
-    if not profiles:
-        raise InputError("nothing to run: give --models, --profile, or both")
-    return profiles
-
-
 def split_names(text: str, needed_by: str = "") -> list[str]:
-    """What stands between commas; *needed_by*: an option that has to name something."""
+    """Split a list with commas; *needed_by*: an option that must name something."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if needed_by and not names:
         raise InputError(f"{needed_by} {text!r} names nothing; leave it out, or write names with commas between")
@@ -240,7 +184,7 @@ def split_names(text: str, needed_by: str = "") -> list[str]:
 
 
 def parse_shapes(texts: Sequence[str] | None, models: Sequence[str]) -> dict[str, dict[str, tuple[int, ...]]]:
-    """The shapes that were given with ``--shape``: model -> input or axis -> sizes."""
+    """Return the shapes of ``--shape``: model -> input or axis -> sizes."""
     from weft.base.shapes import parse_shapes
     from weft.workloads.requests import served_name
 
@@ -252,7 +196,7 @@ def parse_shapes(texts: Sequence[str] | None, models: Sequence[str]) -> dict[str
 
 @contextmanager
 def shapes_of_several(models: Sequence[str]) -> Iterator[None]:
-    """Advice to pass ``--shape`` says for which model, where there are several."""
+    """Have advice to pass ``--shape`` name the model, if there are several."""
     try:
         yield
     except ShapeNeeded as error:
@@ -261,18 +205,8 @@ def shapes_of_several(models: Sequence[str]) -> Iterator[None]:
         raise error.among_several() from error
 
 
-def make_workload(queries: int, mix: str | None, max_lag: float) -> Saturated:
-    from weft.workloads import Saturated
-
-    try:
-        parts = tuple(float(part) for part in mix.split(":")) if mix else None
-    except ValueError:
-        raise WorkloadError(f"--mix {mix!r} is not of the form 1:1") from None
-    return Saturated(queries, parts, max_lag)
-
-
 def parse_bytes(option: str, text: str | None) -> int | None:
-    """A size like 512m or 2g; units are powers of 1024."""
+    """Parse a size like 512m or 2g; units are powers of 1024."""
     if text is None:
         return None
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([kmgt]?)(?:i?b)?", text.strip().lower())
@@ -281,8 +215,16 @@ def parse_bytes(option: str, text: str | None) -> int | None:
     return round(float(match[1]) * float(1024 ** " kmgt".index(match[2] or " ")))
 
 
+def written_bytes(size: int | None) -> str | None:
+    """Return a size as ``parse_bytes`` reads it, as 256m."""
+    if size is None:
+        return None
+    unit = max((unit for unit in range(5) if size % 1024**unit == 0), default=0)
+    return f"{size >> 10 * unit}{' kmgt'[unit].strip()}"
+
+
 def parse_options(texts: Sequence[str] | None) -> dict[str, Option]:
-    """NAME=VALUE pairs; values are true, false or numbers."""
+    """Parse NAME=VALUE pairs; values are true, false or numbers."""
     options: dict[str, Option] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
@@ -295,17 +237,124 @@ def parse_options(texts: Sequence[str] | None) -> dict[str, Option]:
 def _option(text: str, value: str) -> Option:
     if value.lower() in ("true", "false"):
         return value.lower() == "true"
-    found = as_number(value)
-    if isinstance(found, str):
+    number = as_number(value)
+    if isinstance(number, str):
         raise InputError(f"--option {text!r}: {value!r} is neither true, false nor a number")
-    return found
+    return number
 
 
 def as_number(text: str) -> int | float | str:
-    """The number that a text says, or the text itself."""
+    """Return the number in a text, or the text itself."""
+    # int first: float would accept whole numbers too, and round those beyond 2**53
     for kind in (int, float):
         try:
             return kind(text)
         except ValueError:
             continue
     return text
+
+
+# Streams: ``--stream MODEL:rate=10,deadline=250``
+
+LONGER = {"deadline": "deadline_ms", "think": "think_ms", "grain": "grain_ms"}
+"""Short names of a stream's keys on the command line."""
+LISTED = ("exits", "exit_rates")
+"""Keys that take several values, with a + between them, as exit_rates=0.5+0.3+0.2."""
+SHAPE, VALUE = "shape", "value"
+"""Keys for the content of an input, as shape=ids=1x128 or value=sr=16000; they may be repeated."""
+
+
+def parse_stream(text: str) -> dict[str, object]:
+    """Return the keys of a stream, from MODEL:key=value,key=value."""
+    model, _, rest = text.partition(":")
+    if not model or re.match(r"\w+=", model):
+        raise WorkloadError(f"--stream {text!r} names no model; write MODEL:{text.removeprefix(':') or 'rate=10'}")
+    keys: dict[str, object] = {"model": model}
+    shapes: dict[str, object] = {}
+    values: dict[str, object] = {}
+    for part in rest.split(",") if rest else ():
+        key, equals, value = (word.strip() for word in part.partition("="))
+        if not equals:
+            raise WorkloadError(f"--stream {text!r} is not of the form MODEL:rate=10,deadline=250")
+        if key == SHAPE:
+            _add_input(shapes, text, key, value, parse_shape)
+        elif key == VALUE:
+            _add_input(values, text, key, value, _parse_value)
+        elif key in LISTED and "+" in value:
+            keys[key] = [as_number(word.strip()) for word in value.split("+")]
+        else:
+            keys[LONGER.get(key, key)] = as_number(value)
+    return keys | ({"shapes": shapes} if shapes else {}) | ({"values": values} if values else {})
+
+
+def _add_input(
+    known: dict[str, object], text: str, key: str, value: str, parse: Callable[[str], tuple[str, object]]
+) -> None:
+    """Add the content of an input, NAME=1x128; the former NAME:1x128 is read with a warning."""
+    before, colon, after = value.rpartition(":")
+    former = "=" not in value and bool(colon and before)
+    try:
+        name, content = parse(f"{before}={after}" if former else value)
+    except ModelError as error:
+        raise WorkloadError(f"--stream {text!r}: {key}={value}: {error}") from error
+    if known.setdefault(name, content) != content:
+        raise WorkloadError(f"--stream {text!r}: {key} says two things of {name}; keep one of them")
+    if former:
+        typer.echo(f"weft: write {key}={before}={after}; the next release does not read {key}={value}", err=True)
+
+
+def _parse_value(text: str) -> tuple[str, object]:
+    name, equals, number = text.rpartition("=")
+    if not equals or not name:
+        raise ModelError(f"{text!r} is not of the form NAME=16000")
+    return name, as_number(number)
+
+
+def _refuse_model(path: str) -> None:
+    """Raise WorkloadError for a model in the place of a workload file, with the option that takes it."""
+    if path.endswith(".onnx") or (path in model_names() and not Path(path).exists()):
+        shown = f"-s {path}:rate=10,deadline=100"
+        raise WorkloadError(f"{path} is a model, and a workload file (TOML) is wanted here; ask for it with {shown}")
+
+
+def asked_workload(
+    path: str | None,
+    streams: Sequence[str] | None,
+    shapes: Sequence[str] | None = None,
+    *,
+    read: Callable[[str], Workload] | None = None,
+    **changes: Any,
+) -> Workload:
+    """Return the workload of a file or of ``--stream``, with the shapes of ``--shape`` and other keys changed.
+
+    read: reads *path* if that is no workload file.
+    """
+    from weft.workloads.requests import parse_workload, read_workload
+
+    if path is not None:
+        _refuse_model(path)
+        workload = (read or read_workload)(path)
+        raw, where = workload.model_dump(exclude_unset=True), path
+    else:
+        raw, where = {"stream": [parse_stream(text) for text in streams or ()]}, "--stream"
+    return with_shapes(parse_workload(raw | changes, where), shapes)
+
+
+def with_shapes(workload: Workload, texts: Sequence[str] | None) -> Workload:
+    """Return the workload with the shapes of ``--shape`` in its streams; they override those of the file.
+
+    A shape for a stream of profiles, which cannot use it, raises InputError.
+    """
+    if not texts:
+        return workload
+    shapes = parse_shapes(texts, list(dict.fromkeys(stream.model for stream in workload.stream)))
+    for stream in workload.stream:
+        if stream.profiles and stream.model in shapes:
+            raise InputError(f"--shape does not apply to {stream.model}, whose stream has profiles: {PRICED}")
+    streams = tuple(
+        stream.model_copy(update={"shapes": {**stream.shapes, **shapes[stream.model]}})
+        if stream.model in shapes
+        else stream
+        for stream in workload.stream
+    )
+    return workload.model_copy(update={"stream": streams})

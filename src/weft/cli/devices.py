@@ -1,4 +1,4 @@
-"""``weft devices``: the presets, and what a device file says."""
+"""``weft devices``: the presets, and the values of a device."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def show(
     """Every value of a device; a starting point for a file of your own."""
     from weft.devices import Host, Soc, as_toml, load_any, soc_as_toml
 
-    found = load_any(device)
-    if isinstance(found, Host):
-        print_host(found)
+    loaded = load_any(device)
+    if isinstance(loaded, Host):
+        print_host(loaded)
         return
-    text = soc_as_toml(found) if isinstance(found, Soc) else as_toml(found)
+    text = soc_as_toml(loaded) if isinstance(loaded, Soc) else as_toml(loaded)
     say(text, soft_wrap=True, end="")
 
 
@@ -68,8 +68,8 @@ def _list_gpus() -> None:
     table = plain_table(
         "gpus, for requests with --policies abreast and its like", ("gpu", "models", "SMs", "cuts"), left=2
     )
+    pairs = read_pairs()
     for name in gpus():
-        pairs = read_pairs()
         cuts = ", ".join(f"{large}+{small}" for large, small in pairs.cuts)
         add_row(table, name, ", ".join(pairs.models), str(pairs.sms), cuts)
     console.print(table)

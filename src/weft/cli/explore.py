@@ -17,7 +17,7 @@ from weft.cli.printing import (
     plain_table,
     progress_bar,
     say,
-    told,
+    say_written,
     warn_of_gaps,
     write_result,
 )
@@ -73,7 +73,7 @@ def explore_npu(
     board = load_platform(platform)
     models = _load_models(model, shape)
     with progress_bar("exploring", 1) as advance:
-        found = explore(
+        exploration = explore(
             models,
             board,
             max_batch=max_batch,
@@ -86,41 +86,41 @@ def explore_npu(
             bandwidth_gb_s=_parse_bandwidth(bandwidth, board),
             progress=lambda done, of: advance(None, done, of),
         )
-    _print(found, models, top)
+    _print(exploration, models, top)
     if figure:
         from weft.simulation.designs import draw_designs
 
-        draw_designs(found, figure)
-        told("figure", figure)
-    write_result(json_file, exploration_as_dict(found))
+        draw_designs(exploration, figure)
+        say_written("figure", figure)
+    write_result(json_file, exploration_as_dict(exploration))
     if toml:
-        write_text(toml, as_toml(found.device().model_copy(update={"platform": platform})))
-        told("device", toml)
+        write_text(toml, as_toml(exploration.device().model_copy(update={"platform": platform})))
+        say_written("device", toml)
 
 
-def exploration_as_dict(found: Exploration) -> dict[str, object]:
-    """The search as a JSON file tells it: every design as columns, and the indices of the best and of the fronts."""
-    t_r, t_p, t_c = (sizes.tolist() for sizes in found.tile)
+def exploration_as_dict(exploration: Exploration) -> dict[str, object]:
+    """Return the search for a JSON file: every design as columns, and the indices of the best and of the fronts."""
+    t_r, t_p, t_c = (sizes.tolist() for sizes in exploration.tile)
     return {
         "format": 1,
-        "platform": found.platform.name,
-        "models": list(found.models),
-        "weights": list(found.weights),
-        "options": found.template.model_dump(exclude={"kind", "name", "source", "platform", "t_r", "t_p", "t_c"}),
-        "best": found.best,
-        "latency_front": found.latency_front,
-        "size_front": found.size_front,
-        "designs": {"t_r": t_r, "t_p": t_p, "t_c": t_c, "score": found.scores.tolist()},
-        "times_s": {name: found.times_s[place].tolist() for place, name in enumerate(found.models)},
+        "platform": exploration.platform.name,
+        "models": list(exploration.models),
+        "weights": list(exploration.weights),
+        "options": exploration.template.model_dump(exclude={"kind", "name", "source", "platform", "t_r", "t_p", "t_c"}),
+        "best": exploration.best,
+        "latency_front": exploration.latency_front,
+        "size_front": exploration.size_front,
+        "designs": {"t_r": t_r, "t_p": t_p, "t_c": t_c, "score": exploration.scores.tolist()},
+        "times_s": dict(zip(exploration.models, exploration.times_s.tolist(), strict=True)),
     }
 
 
 def _load_models(names: list[str], shapes: list[str] | None) -> list[Model]:
     from weft.models.sources import load_model
 
-    given = parse_shapes(shapes, names)
+    sizes = parse_shapes(shapes, names)
     with shapes_of_several(names), progress_bar("reading"):
-        models = [load_model(name, shapes=given.get(name)) for name in names]
+        models = [load_model(name, shapes=sizes.get(name)) for name in names]
     for loaded in models:
         warn_of_gaps(loaded)
     return models
@@ -142,30 +142,30 @@ def _parse_bandwidth(text: str | None, board: Board) -> float | None:
         return board.calibrated_gb_s(text)
 
 
-def _print(found: Exploration, models: list[Model], top: int) -> None:
+def _print(exploration: Exploration, models: list[Model], top: int) -> None:
     from weft.devices.costs.tiled import lookup_table
 
-    board, device = found.platform, found.device()
-    names = ", ".join(found.models)
-    columns = ["<T_R, T_P, T_C>", "score", "of best", "DSP %", "BRAM %", "batch 1 ms", f"batch {found.max_batch} /s"]
+    board, device, max_batch = exploration.platform, exploration.device(), exploration.max_batch
+    names = ", ".join(exploration.models)
+    columns = ["<T_R, T_P, T_C>", "score", "of best", "DSP %", "BRAM %", "batch 1 ms", f"batch {max_batch} /s"]
     table = plain_table(f"{names} on {board.name}", columns)
-    for index in found.ranked(top):
-        design = found.device(index)
+    for index in exploration.ranked(top):
+        design = exploration.device(index)
         add_row(
             table,
             f"<{design.t_r}, {design.t_p}, {design.t_c}>",
-            number(float(found.scores[index]), 1),
-            number(float(found.scores[index] / found.scores[found.best]), 4),
+            number(float(exploration.scores[index]), 1),
+            number(float(exploration.scores[index] / exploration.scores[exploration.best]), 4),
             number(design.dsps / board.dsps, 2, scale=100),
             number(design.bram_bits / board.bram_bits, 2, scale=100),
-            number(float(found.latency_s[index]), 2, scale=1e3),
-            number(float(found.throughput[index]), 2),
-            style="bold" if index == found.best else "",
+            number(float(exploration.latency_s[index]), 2, scale=1e3),
+            number(float(exploration.throughput[index]), 2),
+            style="bold" if index == exploration.best else "",
         )
     console.print(table)
-    say(f"{len(found)} designs at {device.clock_mhz:g} MHz and {device.bandwidth_gb_s:g} GB/s")
+    say(f"{len(exploration)} designs at {device.clock_mhz:g} MHz and {device.bandwidth_gb_s:g} GB/s")
     for loaded in models:
-        entries = lookup_table(loaded, device, found.max_batch)
+        entries = lookup_table(loaded, device, max_batch)
         say(
             f"{loaded.name}: look-up table of {len(entries.layers)} layers x {entries.max_batch} batch sizes, "
             f"{entries.storage_bits} bits"

@@ -1,21 +1,13 @@
-"""This machine as a device, on the command line: measured, read from a file, shown."""
+"""Devices of commands: options, the device of a workload, this machine measured, and its measurements as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 from weft.base.errors import InputError
 from weft.cli.common import complete_devices, how, what
-from weft.cli.printing import (
-    add_row,
-    console,
-    counted,
-    number,
-    plain_table,
-    progress_bar,
-    say,
-)
+from weft.cli.printing import add_row, console, counted, number, plain_table, progress_bar, say
 
 if TYPE_CHECKING:
     from weft.devices import Host, Npu
@@ -25,6 +17,7 @@ if TYPE_CHECKING:
     from weft.workloads.requests import Workload
 
 SECONDS = 5.0
+"""Default time in which all models run together; a longer one gives steadier results, a shorter one noise."""
 DEFAULT_NPU = "tpuv3-like"
 
 AnyDevice = Annotated[
@@ -43,15 +36,6 @@ LaneCount = Annotated[
 Seconds = Annotated[float, how("--seconds", help="host: how long to watch all models together.")]
 Cache = Annotated[str | None, how("--cache", help="host: where cut models are kept, the folder of weft serve --cache.")]
 
-Asked = Mapping[str, tuple[int, ...]]
-
-
-def subject(source: str, shapes: Asked | None = None) -> Subject:
-    """A model to measure; packaged ones bring the shapes of what is sent to them."""
-    from weft.planning.survey.measuring import subject
-
-    return subject(source, shapes)
-
 
 def measure(
     subjects: Sequence[Subject] | Workload,
@@ -60,8 +44,8 @@ def measure(
     seconds: float = SECONDS,
     cache: str | None = None,
 ) -> Host:
-    """This machine, or a GPU of it, with these models, or with those of a workload."""
-    from weft.planning.survey.measuring import measure
+    """Measure this machine, or a GPU of it, with these models or those of a workload; shows the progress."""
+    from weft.planning.survey.host_measurement import measure
 
     with progress_bar("measuring", 1) as advance:
         return measure(
@@ -75,50 +59,62 @@ def measure(
 
 
 def workload_device(
-    workload: Workload, device: str | None, lanes: int | None, seconds: float = SECONDS, cache: str | None = None
+    workload: Workload,
+    device: str | None,
+    lanes: int | None,
+    seconds: float = SECONDS,
+    cache: str | None = None,
+    shapes: Sequence[str] | None = None,
 ) -> Device:
-    """The device that a workload runs on: the one named, its own, or this machine, measured now with its models."""
-    from weft.devices import is_measured, load_device
+    """Return the device of a workload: the named one, its own, or this machine, measured now with its models.
+
+    shapes: the values of ``--shape``, which are refused if the device has the times of its models already.
+    """
+    from weft.devices import Host, is_measured, load_device
 
     name = device or workload.device
     if not is_measured(name):
         if lanes is not None:
             raise InputError(f"--lanes does not apply to {name}: it is for --device host, which is measured")
         if device is None and "device" not in workload.model_fields_set:
-            tell_default(name)
-        return load_device(name)
+            _say_default(name)
+        loaded = load_device(name)
+        if shapes and isinstance(loaded, Host):
+            raise InputError(
+                f"--shape does not apply to {name}: its models are measured already; --device host measures them again"
+            )
+        return loaded
     return measure(workload, name, lanes, seconds, cache)
 
 
 def named_npu(device: str | None) -> Npu:
-    """The NPU to price models for; the usual one, and a line that says so, where none is named."""
+    """Return the NPU to price models for; without a name the default one, which is then printed."""
     from weft.devices import is_measured, load_npu, read_host
 
     if device is not None and (is_measured(device) or device.endswith(".json")):
         if not is_measured(device):
             read_host(device)
         raise InputError(f"--device {device} serves requests: give their rates and deadlines in a --workload file")
-    found = load_npu(device or DEFAULT_NPU)
+    npu = load_npu(device or DEFAULT_NPU)
     if device is None:
-        tell_default(found.name)
-    return found
+        _say_default(npu.name)
+    return npu
 
 
-def tell_default(device: str) -> None:
-    """Say that nobody named the device."""
+def _say_default(device: str) -> None:
     say(f"no device named: priced for {device}, a simulated NPU (--device host measures this machine)", soft_wrap=True)
 
 
 def print_host(host: Host) -> None:
-    """What was measured: models by batch size, and what lanes that run together do to each other."""
+    """Print the measurements of a machine: models by batch size, and the contention between lanes."""
     many = host.lanes > 1
     columns = ("model", "segments", "batch", "ms", "longest ms", "p99 / mean", "besides ms")
     beside = [f"beside {other}" for other in host.models] if many else []
     lanes = f"{counted(host.lanes, 'lane')}, {counted(host.threads, 'thread')} each"
     table = plain_table(f"{host.name}: {lanes}", (*columns, *beside))
-    for place, (name, model) in enumerate(host.models.items()):
+    for index, (name, model) in enumerate(host.models.items()):
         for batch in sorted(model.times_s):
-            lost = host.together().losses[place] if many else ()
+            lost = host.together().losses[index] if many else ()
             add_row(
                 table,
                 name if batch == 1 else "",
@@ -141,7 +137,7 @@ def print_host(host: Host) -> None:
 
 
 def _print_shares(host: Host, gpu: GpuCuts) -> None:
-    """What every model is like: its speed on the shares, and what it is bound by."""
+    """Print the speed of every model on the shares of a GPU, and the resource that bounds it."""
     sides = [side for cut in gpu.cuts for side in cut]
     columns = ("model", "batch", *(f"on {side} SMs" for side in sides), "bound by", "kernel us", "of the memory")
     table = plain_table(f"speeds on shares of {gpu.sms} SMs, 1 on all of them", columns)

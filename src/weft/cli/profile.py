@@ -10,17 +10,10 @@ import typer
 
 from weft.base.errors import InputError
 from weft.cli import common, host
+from weft.cli.command import refuse_parameters_of_others, refuse_unused
 from weft.cli.common import complete_models, file_option, parse_shapes
-from weft.cli.printing import (
-    add_row,
-    console,
-    plain_table,
-    progress_bar,
-    say,
-    told,
-    warn_of_gaps,
-)
-from weft.cli.unused import refuse_parameters_of_others, refuse_unused
+from weft.cli.printing import add_row, console, plain_table, progress_bar, say, say_written, warn_of_gaps
+from weft.cli.saturated import Batch, Cost, SeqLen, Tables
 
 if TYPE_CHECKING:
     from weft.devices import Npu
@@ -42,10 +35,10 @@ def command(
         ),
     ],
     device: host.AnyDevice = None,
-    batch: common.Batch = 1,
-    seq_len: common.SeqLen = 16,
-    tables: common.Tables = "stream",
-    cost: common.Cost = "pipelined",
+    batch: Batch = 1,
+    seq_len: SeqLen = 16,
+    tables: Tables = "stream",
+    cost: Cost = "pipelined",
     shape: common.Shapes = None,
     lanes: host.LaneCount = None,
     seconds: host.Seconds = host.SECONDS,
@@ -61,13 +54,15 @@ def command(
 
     shapes = parse_shapes(shape, models)
     if device is not None and is_measured(device):
+        from weft.planning.survey.host_measurement import subject
+
         refuse_unused(context, f"--device {device}", ON_HOST)
-        asked = [(name, shapes.get(model)) for model in models for name in each_in(model)]
-        measured = host.measure([host.subject(*each) for each in asked], device, lanes, seconds, cache)
+        subjects = [subject(name, shapes.get(model)) for model in models for name in each_in(model)]
+        measured = host.measure(subjects, device, lanes, seconds, cache)
         host.print_host(measured)
         if output:
             write_host(measured, output)
-            told("profile", output)
+            say_written("profile", output)
         return
     refuse_unused(context, f"--device {device or host.DEFAULT_NPU}", ON_NPU)
     if len(models) > 1:
@@ -76,18 +71,18 @@ def command(
     npu = host.named_npu(device)
     parameters: dict[str, int | str] = {"seq_len": seq_len, "tables": tables}
     with progress_bar("reading"):
-        found = load_models(models[0], shapes=shapes.get(models[0]), parameters=parameters)
-        profiles = [estimate(model, npu, batch=batch, cost=cost) for model in found]
-    for model, profile in zip(found, profiles, strict=True):
+        loaded = load_models(models[0], shapes=shapes.get(models[0]), parameters=parameters)
+        profiles = [estimate(model, npu, batch=batch, cost=cost) for model in loaded]
+    for model, profile in zip(loaded, profiles, strict=True):
         warn_of_gaps(model)
         print_profile(profile, npu)
     for profile, path in zip(profiles, _outputs(output, profiles), strict=False):
         write_profile(profile, path)
-        told("profile", path)
+        say_written("profile", path)
 
 
 def _outputs(output: str | None, profiles: Sequence[Profile]) -> list[Path]:
-    """Where profiles go; those of the models in a stitched file are told apart by their names."""
+    """Return the paths of the profiles; those of a stitched file get the names of its models."""
     if output is None or len(profiles) == 1:
         return [Path(output)] if output else []
     path = Path(output)
@@ -95,6 +90,7 @@ def _outputs(output: str | None, profiles: Sequence[Profile]) -> list[Path]:
 
 
 def print_profile(profile: Profile, npu: Npu) -> None:
+    """Print the costs of all layers, and the resource that bounds the model."""
     fetch_s = profile.weight_bytes / npu.bandwidth_bytes_per_s
     title = f"{profile.model} on {npu.name}, batch {profile.batch}"
     table = plain_table(title, ("layer", "compute us", "fetch us", "MB"))

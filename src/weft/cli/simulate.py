@@ -1,47 +1,58 @@
-"""``weft simulate``: one policy, several models, one device."""
+"""``weft simulate``: one policy on saturated models, on the requests of a workload, or on a run of ``weft bench``."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from weft.base.errors import InputError
 from weft.cli import common
-from weft.cli.common import (
-    complete_policies,
-    how,
-    make_workload,
-    parse_options,
-    read_profiles,
-    split_names,
-    what,
+from weft.cli.command import PROFILES_ONLY, refuse_parameters_of_others, refuse_unused
+from weft.cli.common import complete_policies, how, parse_options, split_names, what, with_shapes
+from weft.cli.host import AnyDevice, LaneCount, named_npu, workload_device
+from weft.cli.printing import (
+    add_row,
+    console,
+    counted,
+    number,
+    plain_table,
+    print_table,
+    progress_bar,
+    say,
+    write_result,
 )
-from weft.cli.host import AnyDevice, LaneCount, named_npu
-from weft.cli.printing import console, number, print_table, progress_bar, say, write_result
-from weft.cli.unused import PROFILES_ONLY, is_given, refuse_parameters_of_others, refuse_unused
+from weft.cli.saturated import SaturatedOptions
+from weft.cli.settings import From, Typed, with_settings
+from weft.cli.timeline import write_exports
 
 if TYPE_CHECKING:
+    from weft.engine.policies import Option
+    from weft.simulation.prediction import Figures
     from weft.simulation.report import Report
+    from weft.simulation.request_report import RequestReport
+    from weft.simulation.requests import Device
+    from weft.workloads.requests import Workload
 
 
-class Ways(NamedTuple):
-    """What each way of using the command makes of an option: nothing to say where it takes it, else the way out."""
+class CommandForms(NamedTuple):
+    """For an option, what to do instead in each form of the command; empty if the form takes the option."""
 
     models: str = ""
-    """Saturated streams of models, perhaps with profiles beside them."""
+    """Saturated streams of models, with or without profiles."""
     profiles: str = ""
     """Saturated streams of profiles alone."""
     workload: str = ""
     bench: str = ""
 
 
-WRITTEN = Ways("--models", "profiles without --models", "--workload", "--bench")
-"""What a user calls each way."""
+WRITTEN = CommandForms("--models", "profiles without --models", "--workload", "--bench")
+"""The forms as a user writes them."""
 
 _ONE = "it brings its own streams; give one of them"
 _STREAM = "its streams name their models; change them in the file"
-_SEGMENTS = "the file has the times that the server measured, of its own models and batches"
+_MEASURED = "the file has the times that the server measured, of its own models and batches"
 _LATE = "only requests with deadlines can be late; give them in a --workload file"
 _ENDS = "requests come for as long as duration_s in the file says"
 _SENT = "it takes the requests that were sent; run weft bench again for others"
@@ -51,42 +62,44 @@ _DRAWN = "a server's lanes have no such timeline; /weft/trace of the running ser
 
 _LANES = "it is for --device host, which serves the requests of a --workload"
 
-_EXPORT = Ways(bench=_DRAWN)
+_EXPORT = CommandForms(bench=_DRAWN)
 OPTIONS = {
-    "device": Ways(bench=_SEGMENTS),
-    "lanes": Ways(models=_LANES, profiles=_LANES, bench=_SEGMENTS),
-    "policy": Ways(),
-    "workload": Ways(bench=_ONE),
-    "bench": Ways(),
-    "late": Ways(models=_LATE, profiles=_LATE, bench="the run was sent with deadlines of its own kind"),
-    "models": Ways(workload=_STREAM, bench=_SEGMENTS),
-    "profile": Ways(workload="a stream has its own: profiles = [...] in the file", bench=_SEGMENTS),
-    "batch": Ways(
-        profiles=PROFILES_ONLY["batch"], workload="each stream has its max_batch in the file", bench=_SEGMENTS
+    "device": CommandForms(bench=_MEASURED),
+    "lanes": CommandForms(models=_LANES, profiles=_LANES, bench=_MEASURED),
+    "policy": CommandForms(),
+    "workload": CommandForms(bench=_ONE),
+    "bench": CommandForms(),
+    "late": CommandForms(models=_LATE, profiles=_LATE, bench="the run was sent with deadlines of its own kind"),
+    "models": CommandForms(workload=_STREAM, bench=_MEASURED),
+    "profile": CommandForms(workload="a stream has its own: profiles = [...] in the file", bench=_MEASURED),
+    "batch": CommandForms(
+        profiles=PROFILES_ONLY["batch"], workload="each stream has its max_batch in the file", bench=_MEASURED
     ),
-    "seq_len": Ways(
-        profiles=PROFILES_ONLY["seq_len"], workload="each stream has its seq_len in the file", bench=_SEGMENTS
+    "seq_len": CommandForms(
+        profiles=PROFILES_ONLY["seq_len"], workload="each stream has its seq_len in the file", bench=_MEASURED
     ),
-    "tables": Ways(profiles=PROFILES_ONLY["tables"], workload="tables are streamed there", bench=_SEGMENTS),
-    "queries": Ways(workload=_ENDS, bench=_SENT),
-    "cost": Ways(profiles=PROFILES_ONLY["cost"], bench=_SEGMENTS),
-    "mix": Ways(workload=_RATES, bench=_SENT),
-    "max_lag": Ways(workload=_RATES, bench=_SENT),
-    "spill": Ways(workload=_FITS, bench=_SEGMENTS),
-    "pieces": Ways(workload="a workload's layers stay whole", bench=_SEGMENTS),
-    "shape": Ways(profiles=PROFILES_ONLY["shape"], workload="each stream has its shapes in the file", bench=_SEGMENTS),
-    "option": Ways(),
-    "json_file": Ways(),
+    "tables": CommandForms(profiles=PROFILES_ONLY["tables"], workload="tables are streamed there", bench=_MEASURED),
+    "queries": CommandForms(workload=_ENDS, bench=_SENT),
+    "cost": CommandForms(profiles=PROFILES_ONLY["cost"], bench=_MEASURED),
+    "mix": CommandForms(workload=_RATES, bench=_SENT),
+    "max_lag": CommandForms(workload=_RATES, bench=_SENT),
+    "spill": CommandForms(workload=_FITS, bench=_MEASURED),
+    "pieces": CommandForms(workload="a workload's layers stay whole", bench=_MEASURED),
+    "shape": CommandForms(profiles=PROFILES_ONLY["shape"], bench=_MEASURED),
+    "option": CommandForms(),
+    "json_file": CommandForms(),
     "trace": _EXPORT,
     "html": _EXPORT,
     "perfetto": _EXPORT,
     "figure": _EXPORT,
 }
-"""Every option of the command, and what each way makes of it."""
+"""Option -> the forms that do not take it."""
 
 
+@with_settings
 def command(
     context: typer.Context,
+    *,
     file: Annotated[
         str | None, typer.Argument(metavar="[WORKLOAD]", help="A workload file (TOML), instead of --models.")
     ] = None,
@@ -107,17 +120,7 @@ def command(
         str | None, what("--bench", help="Predict a run of weft bench on a weft server from its JSON, and compare.")
     ] = None,
     late: Annotated[str, how("--late", help="--workload: weave, keep, demote or drop late requests.")] = "weave",
-    models: common.Models = "",
-    profile: common.ProfileFiles = None,
-    batch: common.Batch = 1,
-    seq_len: common.SeqLen = 16,
-    tables: common.Tables = "stream",
-    queries: common.Queries = 100,
-    cost: common.Cost = "pipelined",
-    mix: common.Mix = None,
-    max_lag: common.MaxLag = 0.25,
-    spill: common.Spill = False,
-    pieces: common.Pieces = None,
+    typed: Annotated[Typed, From(SaturatedOptions)],
     shape: common.Shapes = None,
     option: common.PolicyOptions = None,
     json_file: common.JsonFile = None,
@@ -127,8 +130,6 @@ def command(
     figure: common.FigureFile = None,
 ) -> None:
     """Weave models on a simulated NPU, or serve the arriving requests of a workload file there or on this machine."""
-    from weft.cli.requests import predict_bench, simulate_workload
-    from weft.cli.timeline import write_exports
     from weft.simulation import simulate
 
     if file is not None and workload is not None:
@@ -136,10 +137,11 @@ def command(
     if file is not None and bench:
         raise InputError(f"{file} does not apply to --bench: {_ONE}")
     workload = workload or file
-    way = "bench" if bench else "workload" if workload else "profiles" if profile and not models else "models"
-    refuse_unused(
-        context, getattr(WRITTEN, way), {name: out for name, ways in OPTIONS.items() if (out := getattr(ways, way))}
-    )
+    options = SaturatedOptions(**typed)
+    only_profiles = options.profile and not options.models
+    form = "bench" if bench else "workload" if workload else "profiles" if only_profiles else "models"
+    instead = {name: advice for name, forms in OPTIONS.items() if (advice := getattr(forms, form))}
+    refuse_unused(context, getattr(WRITTEN, form), instead)
     if bench:
         predict_bench(bench, policy, parse_options(option), json_file)
         return
@@ -150,20 +152,26 @@ def command(
             policy or "weft+",
             device=device,
             lanes=lanes,
+            shapes=shape,
             late=late,
-            cost=cost if is_given(context, "cost") else None,
+            cost=typed.get("cost"),
             option=option,
             json_file=json_file,
             exports=exports,
         )
         return
-    refuse_parameters_of_others(context, split_names(models))
+    refuse_parameters_of_others(context, split_names(options.models))
     npu = named_npu(device)
-    profiles = read_profiles(npu, models, profile, batch=batch, cost=cost, seq_len=seq_len, tables=tables, shapes=shape)
-    saturated = make_workload(queries, mix, max_lag)
+    profiles, saturated = options.read_profiles(npu, shape), options.workload
     with progress_bar("simulating"):
         run = simulate(
-            profiles, npu, policy or "weft", saturated, options=parse_options(option), spill=spill, pieces=pieces
+            profiles,
+            npu,
+            policy or "weft",
+            saturated,
+            options=parse_options(option),
+            spill=options.spill,
+            pieces=options.pieces,
         )
     print_report(run.report)
     write_result(json_file, run.report.as_dict())
@@ -171,6 +179,7 @@ def command(
 
 
 def print_report(report: Report) -> None:
+    """Print the report of a run of saturated streams."""
     from weft.simulation.run_tables import report_table
 
     print_table(report_table(report)._replace(notes=()))
@@ -188,3 +197,117 @@ def print_report(report: Report) -> None:
     for stream in report.streams:
         if stream.queries == 0:
             say(f"{stream.model} starved: no query completed", style="yellow")
+
+
+# Requests
+
+
+def simulate_workload(
+    path: str,
+    policy: str,
+    *,
+    device: str | None,
+    lanes: int | None,
+    shapes: list[str] | None,
+    late: str,
+    cost: str | None,
+    option: list[str] | None,
+    json_file: str | None,
+    exports: dict[str, str | None],
+) -> None:
+    """Simulate a workload file under one policy, print the report and write files. *cost*: None for the default."""
+    from weft.devices.costs import DEFAULT_COST
+    from weft.engine.lateness import check_late
+    from weft.engine.policies import check_policy
+    from weft.simulation.requests import prepare, request_trace, simulate_requests
+    from weft.workloads.requests import read_workload
+
+    workload = with_shapes(read_workload(path), shapes)
+    check_policy(policy)
+    check_late(late)
+    target = workload_device(workload, device, lanes, shapes=shapes)
+    if cost is not None:
+        _check_cost(workload, target)
+    record = any(exports.values())
+    with progress_bar("simulating"):
+        case = prepare(workload, target, cost or DEFAULT_COST)
+        run = simulate_requests(case, policy, late=late, options=parse_options(option), record=record)
+    print_requests(run.report)
+    print_exits(workload)
+    write_result(json_file, run.report.as_dict())
+    if record:
+        write_exports(request_trace(case, run), None, **exports)
+
+
+def _check_cost(workload: Workload, device: Device) -> None:
+    """Raise InputError for a cost model if the device or the profiles determine the costs."""
+    from weft.devices import Npu
+
+    if not isinstance(device, Npu):
+        costs = "a tiled NPU has a cost model of its own" if device.kind == "tiled" else "this machine is measured"
+        raise InputError(f"--cost does not apply to {device.name}: {costs}; leave it out")
+    if all(stream.profiles for stream in workload.stream):
+        raise InputError("--cost does not apply to profiles: every stream of the workload has them; leave it out")
+
+
+def print_requests(report: RequestReport) -> None:
+    """Print the report of a run of requests."""
+    from weft.simulation.run_tables import busy, requests_table
+
+    table = requests_table(report)
+    print_table(table._replace(notes=table.notes[1:]))
+    console.print(
+        f"\nSTP [bold]{report.stp:.3f}[/bold] of {report.offered_stp:.3f} offered, {report.goodput_stp:.3f} in time   "
+        f"{busy(report, '   ')}   {report.decisions} decisions",
+        highlight=False,
+    )
+
+
+def print_exits(workload: Workload) -> None:
+    """Print the shares of samples that take each exit, and the accuracy if the stream has an exit record."""
+    for index, stream in enumerate(workload.stream):
+        if not stream.leaves:
+            continue
+        record = workload.record(index)
+        shares = stream.exit_rates if record is None else record.rates(stream.exit_threshold)
+        line = f"{stream.model}: {' / '.join(f'{share:.1%}' for share in shares)} leave by its exits, the end last"
+        if record is not None:
+            line += f"; {record.accuracy(stream.exit_threshold):.2%} answered correctly"
+            line += f" at a threshold of {stream.exit_threshold:g}"
+        if stream.exit_floor is not None:
+            line += f", while it is calm: it may sink to {stream.exit_floor:g}"
+        say(line)
+
+
+def predict_bench(path: str, policy: str | None, options: dict[str, Option], json_file: str | None) -> None:
+    """Simulate a measured run of ``weft bench``, and print both next to each other."""
+    from weft.simulation.prediction import predict
+
+    with progress_bar("simulating"):
+        prediction = predict(path, policy, options)
+    overheads = ", ".join(f"{stream.model} {stream.overhead_s * 1e3:.2f} ms" for stream in prediction.streams)
+    columns = ("model", "", "requests", "answered", "mean ms", "p50 ms", "p99 ms", "missed")
+    table = plain_table(f"measured and simulated on {counted(prediction.lanes, 'lane')}", columns, left=2)
+    measured = f"measured under {_named(prediction.measured_policy, prediction.measured_options)}"
+    simulated = f"simulated under {_named(prediction.policy, prediction.policy_options)}"
+    for stream in prediction.streams:
+        add_row(table, stream.model, measured, str(stream.requests), *_figures(stream.measured))
+        add_row(table, "", simulated, "", *_figures(stream.predicted))
+    console.print(table)
+    say(
+        f"simulated with {prediction.hand_over_s * 1e3:.2f} ms more per segment for hand-overs, and per request "
+        f"for all but its segments: {overheads}",
+        style="dim",
+    )
+    write_result(json_file, prediction.as_dict())
+
+
+def _named(policy: str, options: Mapping[str, Option]) -> str:
+    """Return a policy with its options, as a user writes it."""
+    return " ".join([policy, *(f"{key}={value}" for key, value in options.items())])
+
+
+def _figures(figures: Figures) -> tuple[str, ...]:
+    times = (figures.mean_s, figures.p50_s, figures.p99_s)
+    missed = "-" if figures.missed_share is None else f"{figures.missed_share:.2%}"
+    return str(figures.answered), *(number(time, 2, scale=1e3) for time in times), missed

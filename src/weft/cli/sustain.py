@@ -1,4 +1,4 @@
-"""``weft sustain``: the largest load at which deadlines hold, for several policies and ratios."""
+"""``weft sustain``: the highest load at which deadlines hold, for several policies and ratios."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import typer
 
 from weft.base.errors import InputError
 from weft.cli import common
-from weft.cli.common import how, split_names, what
+from weft.cli.common import how, split_names, what, with_shapes
 from weft.cli.host import SECONDS, AnyDevice, Cache, LaneCount, Seconds, workload_device
-from weft.cli.printing import print_table, progress_bar, told, write_result
+from weft.cli.printing import print_table, progress_bar, say_written, write_result
 
 
 def command(
@@ -22,6 +22,7 @@ def command(
     ] = None,
     device: AnyDevice = None,
     lanes: LaneCount = None,
+    shape: common.Shapes = None,
     seconds: Seconds = SECONDS,
     cache: Cache = None,
     late: Annotated[str, how("--late", help="weave, keep, demote or drop requests that are late.")] = "weave",
@@ -38,17 +39,17 @@ def command(
 
     if processes < 0:
         raise InputError(f"processes = {processes} must be at least 1")
-    base = read_workload(workload)
+    base = with_shapes(read_workload(workload), shape)
     mixes = _mixes(ratios)
-    named = policies if policies == "all" else split_names(policies, "--policies")
-    check_asked(base, named, mixes, late)
-    found = workload_device(base, device, lanes, seconds, cache)
+    names = policies if policies == "all" else split_names(policies, "--policies")
+    check_asked(base, names, mixes, late)
+    target = workload_device(base, device, lanes, seconds, cache, shape)
     with progress_bar("searching", 1) as advance:
-        made = sustain(
+        loads = sustain(
             base,
-            policies=named,
+            policies=names,
             ratios=mixes,
-            device=found,
+            device=target,
             late=late,
             limit=limit,
             seeds=seeds,
@@ -56,13 +57,13 @@ def command(
             processes=processes or os.cpu_count() or 1,
             on_progress=lambda done, of: advance(None, done, of),
         )
-    print_table(made.table())
-    write_result(json_file, made.as_dict())
+    print_table(loads.table())
+    write_result(json_file, loads.as_dict())
     if figure:
         from weft.reports.pictures import save
 
-        save(made.plot(), figure)
-        told("figure", figure)
+        save(loads.plot(), figure)
+        say_written("figure", figure)
 
 
 def _mixes(text: str | None) -> list[tuple[float, ...]] | None:

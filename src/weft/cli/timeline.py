@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from weft.cli.common import FigureFile, HtmlFile, PerfettoFile
-from weft.cli.printing import progress_bar, told
+from weft.cli.printing import progress_bar, say_written
 
 if TYPE_CHECKING:
     from weft.reports.trace import Trace
@@ -38,25 +38,25 @@ def write_exports(
     perfetto: str | None = None,
     figure: str | None = None,
 ) -> None:
-    """Write the asked-for forms of a trace and say where they are."""
+    """Write a trace to the files that are given, and print their paths."""
     with progress_bar("writing"):
         if trace_file:
             from weft.reports.trace import write_trace
 
             write_trace(trace, trace_file)
-            told("trace", trace_file)
+            say_written("trace", trace_file)
         if html:
-            from weft.reports.html import write_html
+            from weft.reports.trace_exports import write_html
 
             write_html(trace, html, report=report)
-            told("timeline", html)
+            say_written("timeline", html)
         if perfetto:
-            from weft.reports.perfetto import write_perfetto
+            from weft.reports.trace_exports import write_perfetto
 
             write_perfetto(trace, perfetto)
-            told("perfetto", perfetto)
+            say_written("perfetto", perfetto)
         if figure:
             from weft.reports.timeline import draw_timeline
 
             draw_timeline(trace, figure)
-            told("figure", figure)
+            say_written("figure", figure)

@@ -1,4 +1,4 @@
-"""``weft tools``: which tools there are, what they register, and why others were left out."""
+"""``weft tools``: the installed tools, the entries that they register, and the reasons why others were left out."""
 
 from __future__ import annotations
 
@@ -11,27 +11,21 @@ from weft.cli.printing import add_row, console, plain_table, write_result
 
 def command(json_file: common.JsonFile = None) -> None:
     """List the tools of this installation, and what each needs and adds."""
-    found = registry()
+    installed = registry()
     table = plain_table("tools", ("tool", "what it does", "commands", "from", "state"), left=5)
-    for tool in found.tools:
-        add_row(table, tool.name, tool.summary, ", ".join(_names(tool, "commands")), _origin(tool), _state(tool))
+    for tool in installed.tools:
+        missing = tool.missing()
+        state, package = tool.lacks(*missing) if missing else "ready", "weft" if tool.own else tool.package
+        add_row(table, tool.name, tool.summary, ", ".join(_names(tool, "commands")), package, state)
     console.print(table)
-    for problem in found.problems:
+    for problem in installed.problems:
         typer.echo(f"weft: {problem}", err=True)
-    write_result(json_file, {"tools": [_as_dict(tool) for tool in found.tools], "problems": list(found.problems)})
+    tools = [_as_dict(tool) for tool in installed.tools]
+    write_result(json_file, {"tools": tools, "problems": list(installed.problems)})
 
 
 def _names(tool: Tool, section: str) -> list[str]:
     return [entry.name for entry in tool.entries(section)]
-
-
-def _origin(tool: Tool) -> str:
-    return "weft" if tool.own else tool.package
-
-
-def _state(tool: Tool) -> str:
-    missing = tool.missing()
-    return tool.lacks(*missing) if missing else "ready"
 
 
 def _as_dict(tool: Tool) -> dict[str, object]:

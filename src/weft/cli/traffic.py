@@ -1,4 +1,4 @@
-"""``weft traffic``: generated requests for many models that are like those somebody recorded."""
+"""``weft traffic``: synthetic traffic for many models, fitted to a recorded trace."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 from weft.cli import common
 from weft.cli.command import Command
 from weft.cli.common import file_option, how
-from weft.cli.printing import counted, print_table, progress_bar, say, told, write_result
+from weft.cli.printing import counted, print_table, progress_bar, say, say_written, write_result
 
 if TYPE_CHECKING:
     from weft.reports.tables import ResultTable
@@ -39,37 +39,37 @@ def traffic_fit(
 ) -> None:
     """Find the popularity, burstiness and daily wave of a recorded trace, and how like it generated traffic is."""
     from weft.base.files import write_text
-    from weft.workloads.azure import read_trace
+    from weft.workloads.traces import read_trace
     from weft.workloads.traffic import as_toml
     from weft.workloads.traffic_fit import fit
 
     with progress_bar("reading"):
         recorded = read_trace(*trace)
     with progress_bar("fitting"):
-        found = fit(recorded, seed)
+        fitted = fit(recorded, seed)
     count, callers = int(recorded.requests().sum()), counted(len(recorded.callers), "caller")
-    print_table(_table(f"{count} requests of {callers} in {recorded.span_s / 3600:.3g} h", found))
-    for line in as_toml(found.traffic).splitlines():
+    print_table(_table(f"{count} requests of {callers} in {recorded.span_s / 3600:.3g} h", fitted))
+    for line in as_toml(fitted.traffic).splitlines():
         say(line)
     if output:
-        write_text(output, as_toml(found.traffic))
-        told("traffic", output)
-    write_result(json_file, _as_dict(found))
+        write_text(output, as_toml(fitted.traffic))
+        say_written("traffic", output)
+    write_result(json_file, _as_dict(fitted))
 
 
-def _table(title: str, found: TrafficFit) -> ResultTable:
+def _table(title: str, fitted: TrafficFit) -> ResultTable:
     from weft.reports.tables import ResultTable, TableRow
 
-    rows = tuple(TableRow((what, f"{trace:.3g}", f"{traffic:.3g}")) for what, trace, traffic in found.likeness)
-    notes = tuple(f"not known: {each}" for each in found.unknown)
+    rows = tuple(TableRow((what, f"{trace:.3g}", f"{traffic:.3g}")) for what, trace, traffic in fitted.likeness)
+    notes = tuple(f"not known: {parameter}" for parameter in fitted.unknown)
     return ResultTable(title, ("", "trace", "generated"), rows, 1, notes)
 
 
-def _as_dict(found: TrafficFit) -> dict[str, Any]:
-    """What the JSON file says (docs/formats.md)."""
+def _as_dict(fitted: TrafficFit) -> dict[str, Any]:
+    """Return the fit as docs/formats.md describes it."""
     return {
         "format": 1,
-        "traffic": found.traffic.model_dump(mode="json"),
-        "likeness": [each._asdict() for each in found.likeness],
-        "unknown": list(found.unknown),
+        "traffic": fitted.traffic.model_dump(mode="json"),
+        "likeness": [measure._asdict() for measure in fitted.likeness],
+        "unknown": list(fitted.unknown),
     }

@@ -1,6 +1,6 @@
-"""What else a machine did while it was measured: processor time of other processes, stolen time, clock, repeats.
+"""Conditions of a measurement: processor time of other processes, stolen time, clock, repeats.
 
-``weft.planning.survey.processor_time`` reads it; here are the value that hosts and plans keep, and its words.
+``weft.planning.survey.processor_time`` reads it; hosts and plans store the value, and messages use its words.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import BaseModel, Field
 
 OTHERS_SHARE = 0.05
 """Share of the cores' time above which other processes are named. Plans look for the largest load in steps of 5 %
-(``planning.trials.STEP``): what takes less changes no number that they tell."""
+(``planning.trials.STEP``): what takes less changes no number in them."""
 STOLEN_SHARE = 0.02
 """Share of the cores' time above which steal is named. It is less than for processes: a hypervisor takes whole time
 slices of some milliseconds, and two in a hundred requests that wait for one are more than the usual limit of late ones.
@@ -26,10 +26,10 @@ NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Conditions(BaseModel, extra="forbid", frozen=True):
-    """The state of the machine during a measurement; None: the system does not tell."""
+    """The state of the machine during a measurement; None: the system does not report it."""
 
     ended: datetime
-    """When the measurement was over."""
+    """When the measurement ended."""
     cores: Annotated[int, Field(ge=1, le=65536)]
     """Cores that the measured processes were allowed to use."""
     others_cores: NotNegative | None = None
@@ -88,11 +88,13 @@ def worst_of(measured: Iterable[Conditions | None]) -> Conditions | None:
     if not known:
         return None
     numbers: dict[str, Any] = {
-        key: max((getattr(each, key) for each in known if getattr(each, key) is not None), default=None)
+        key: max(
+            (getattr(measurement, key) for measurement in known if getattr(measurement, key) is not None), default=None
+        )
         for key in ("cores", "others_cores", "stolen_share", "repeats_ratio")
     }
-    clocks = [each.clock_mhz for each in known if each.clock_mhz is not None]
-    ended = min(each.ended for each in known)
+    clocks = [measurement.clock_mhz for measurement in known if measurement.clock_mhz is not None]
+    ended = min(measurement.ended for measurement in known)
     return Conditions(ended=ended, clock_mhz=min(clocks, default=None), **numbers)
 
 

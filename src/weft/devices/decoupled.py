@@ -39,7 +39,7 @@ class DeviceClocks(NamedTuple):
     array_began: int = 0
     """When the last issued compute starts."""
     resident: tuple[Resident, ...] = ()
-    """Layers whose compute ends after ``channel_free``, in order."""
+    """Layers whose compute ends after ``channel_free``, in order: their weights are in the buffer."""
 
     @classmethod
     def at(cls, now: int) -> DeviceClocks:
@@ -63,9 +63,10 @@ def fetch_end(state: DeviceClocks, size: int, buffer: int, start: int) -> int:
     finish; the printed pseudo-code (Fig. 9, line 14) does, by a strict comparison.
     """
     free = state.free(buffer)
-    if size <= free:
+    if size <= free:  # no stall
         return start + size
     time, need = start + free, size - free
+    # Each finished layer frees its weights; the channel fills that space, and stalls until the next one is free.
     for entry in state.resident:
         time = max(time, entry.done)
         if need <= entry.size:
@@ -83,6 +84,7 @@ def issue(
     fetched = fetch_end(state, fetch, buffer, start)
     began = max(state.array_free, fetched)
     done = began + compute
+    # Weights are on chip only while the channel may have to wait for them: later ones were fetched after they left.
     kept = tuple(entry for entry in state.resident if entry.done > fetched)
     after = DeviceClocks(fetched, done, began, (*kept, Resident(fetch, done)) if done > fetched else kept)
     return after, LayerTimes(start, fetched, began, done)

@@ -1,7 +1,7 @@
-"""What was measured of models alone and in pairs on a GPU, the constants fitted to it, and that GPU as a device.
+"""Measurements of models alone and in pairs on a GPU, the constants fitted to them, and that GPU as a device.
 
-The numbers lie in ``data/h200.json``, with where they come from. ``fitted`` finds the constants of ``Contention`` that
-meet the pairs best; ``left_out`` tells how far off each pair is if it is not among those they are fitted to.
+The numbers are in ``data/h200.json``, with their source. ``fitted`` finds the constants of ``Contention`` that fit the
+pairs best; ``left_out`` computes the error for each pair by constants that were fitted without it.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ Floats = npt.NDArray[np.float64]
 Amount = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 
 HAND_OVER_S = 1e-4
-"""What passes until a lane that had nothing left begins the next segment: measured in one process, by how long the GPU
-was idle."""
+"""Time until a lane whose queue ran empty begins the next segment: the idle time of the GPU, measured in one process.
+"""
 SEGMENT_MS = 0.25
 """How long segments of a model on the simulated GPU take, about, as they are cut by default on a real one."""
 ROUNDS = 60
+"""Most rounds of the fit; it converges in about 20, and each costs a prediction of all pairs per constant."""
 ENOUGH = 1e-7
-"""What a round must gain, in squared logarithms, for another one."""
+"""Least gain of a round, in squared logarithms, for another one."""
 H200 = Path(__file__).parent / "data" / "h200.json"
 STREAMS = ("streams", "a high", "b high")
 """Ways to run a pair on the whole GPU; others are two sides of a cut."""
@@ -42,7 +43,7 @@ class AloneModel(BaseModel, extra="forbid", frozen=True):
     ms: Amount
     kernels: Annotated[int, Field(ge=1)]
     gb: Amount
-    """What it reads and writes."""
+    """Gigabytes that it reads and writes."""
     speeds: dict[int, Annotated[float, Field(gt=0, le=4)]]
     estimated: tuple[int, ...] = ()
     """The shares of which the speed was not measured."""
@@ -68,30 +69,31 @@ class GpuPairs(BaseModel, extra="forbid", frozen=True):
     sms: Annotated[int, Field(ge=1)]
     cuts: tuple[tuple[int, int], ...]
     gb_per_s: Amount
-    """What a copy reaches."""
+    """Bandwidth of a copy."""
     models: dict[str, AloneModel]
     pairs: tuple[MeasuredPair, ...]
 
     def like(self, model: str) -> GpuLikeness:
-        """What a model is like."""
-        found = self.models[model]
-        memory = min(1.0, found.gb / (found.ms / 1e3) / self.gb_per_s)
-        return GpuLikeness(speeds=found.speeds, kernel_us=found.ms * 1e3 / found.kernels, memory=memory)
+        """The likeness of a model, from what was measured of it alone."""
+        alone = self.models[model]
+        memory = min(1.0, alone.gb / (alone.ms / 1e3) / self.gb_per_s)
+        return GpuLikeness(speeds=alone.speeds, kernel_us=alone.ms * 1e3 / alone.kernels, memory=memory)
 
     def cut(self, contention: Contention) -> GpuCuts:
+        """How the GPU can be shared, by a model of contention."""
         return GpuCuts(sms=self.sms, cuts=self.cuts, contention=contention)
 
     def predicted(self, pair: MeasuredPair, contention: Contention) -> list[float]:
         """The speeds of a pair by the model."""
-        shares = self.cut(contention).shares([self.like(each) for each in pair.models])
+        shares = self.cut(contention).shares([self.like(model) for model in pair.models])
         return shares.speeds((0, 1), _lanes(pair.how, shares))
 
     def device(self) -> Host:
         """The GPU with these models, in segments of about equal length, to simulate requests on."""
         models = {}
-        for name, each in self.models.items():
-            count = max(1, round(each.ms / SEGMENT_MS))
-            times, segments = (each.ms / 1e3 / count,) * count, tuple(f"part {at}" for at in range(count))
+        for name, alone in self.models.items():
+            count = max(1, round(alone.ms / SEGMENT_MS))
+            times, segments = (alone.ms / 1e3 / count,) * count, tuple(f"part {at}" for at in range(count))
             models[name] = HostModel(segments=segments, times_s={1: times}, like={1: self.like(name)})
         gpu = self.cut(Contention())
         return Host(
@@ -107,16 +109,16 @@ class GpuPairs(BaseModel, extra="forbid", frozen=True):
 
 
 class PairError(NamedTuple):
-    """A pair, and what a model says of it that it was not fitted to."""
+    """A pair, and the speeds that a model predicts which was not fitted to it."""
 
     pair: MeasuredPair
     speeds: tuple[float, ...]
 
     @property
     def error(self) -> float:
-        """How far off both speeds are, on average, as a part of the measured ones."""
-        off = [abs(said / was - 1) for said, was in zip(self.speeds, self.pair.speeds, strict=True)]
-        return sum(off) / len(off)
+        """Mean relative error of both speeds."""
+        errors = [abs(predicted / speed - 1) for predicted, speed in zip(self.speeds, self.pair.speeds, strict=True)]
+        return sum(errors) / len(errors)
 
 
 def gpus() -> tuple[str, ...]:
@@ -125,7 +127,7 @@ def gpus() -> tuple[str, ...]:
 
 
 def read_pairs(path: str | Path = H200) -> GpuPairs:
-    """What was measured, from a file; of the H200 where none is named."""
+    """Read measurements from a file; those of the H200 where none is named."""
     try:
         return GpuPairs.model_validate(read_json(path, DeviceError))
     except ValidationError as error:
@@ -133,18 +135,21 @@ def read_pairs(path: str | Path = H200) -> GpuPairs:
 
 
 def fitted(measured: GpuPairs, pairs: Sequence[MeasuredPair] | None = None) -> Contention:
-    """The constants with which the logarithms of all speeds are met best (Levenberg and Marquardt's way)."""
+    """The constants with the least squared error of the logarithms of all speeds, by Levenberg and Marquardt's method.
+
+    Logarithms, so that half as fast and twice as fast are errors of the same size.
+    """
     known = measured.pairs if pairs is None else pairs
     now, damping = np.array([getattr(Contention(), name) for name in _FITTED]), 1e-2
-    off = _off(measured, known, now)
+    off = _residuals(measured, known, now)
     for _ in range(ROUNDS):
         steps = np.eye(len(now)) * 1e-5
-        slopes = np.array([(_off(measured, known, now + step) - off) / 1e-5 for step in steps]).T
+        slopes = np.array([(_residuals(measured, known, now + step) - off) / 1e-5 for step in steps]).T
         push = np.linalg.solve(slopes.T @ slopes + damping * np.eye(len(now)), -slopes.T @ off)
         there = np.maximum(0.0, now + push)
-        off_there = _off(measured, known, there)
+        off_there = _residuals(measured, known, there)
         gained = (off**2).sum() - (off_there**2).sum()
-        if gained <= 0:
+        if gained <= 0:  # the step went too far: damp it, towards the gradient
             damping *= 4
             continue
         now, off, damping = there, off_there, damping / 3
@@ -154,25 +159,26 @@ def fitted(measured: GpuPairs, pairs: Sequence[MeasuredPair] | None = None) -> C
 
 
 def left_out(measured: GpuPairs) -> list[PairError]:
-    """Every pair, by constants fitted to those without its two models together, however they shared."""
-    found = []
+    """Every pair, predicted with constants fitted without all pairs of the same two models (cross-validation)."""
+    errors = []
     for models in dict.fromkeys(pair.models for pair in measured.pairs):
         others = fitted(measured, [pair for pair in measured.pairs if pair.models != models])
-        own = [pair for pair in measured.pairs if pair.models == models]
-        found += [PairError(pair, tuple(measured.predicted(pair, others))) for pair in own]
-    return found
+        held_out = [pair for pair in measured.pairs if pair.models == models]
+        errors += [PairError(pair, tuple(measured.predicted(pair, others))) for pair in held_out]
+    return errors
 
 
 def _constants(values: Floats) -> Contention:
     return Contention(**{name: round(float(value), 4) for name, value in zip(_FITTED, values, strict=True)})
 
 
-def _off(measured: GpuPairs, pairs: Sequence[MeasuredPair], values: Floats) -> Floats:
+def _residuals(measured: GpuPairs, pairs: Sequence[MeasuredPair], values: Floats) -> Floats:
+    """Logarithms of predicted speeds over measured ones; rounding of constants comes after the fit."""
     constants = Contention(**dict(zip(_FITTED, map(float, values), strict=True)))
-    said = [speed for pair in pairs for speed in measured.predicted(pair, constants)]
-    was = [speed for pair in pairs for speed in pair.speeds]
-    found: Floats = np.log(np.maximum(1e-3, np.array(said))) - np.log(np.array(was))
-    return found
+    predicted = [speed for pair in pairs for speed in measured.predicted(pair, constants)]
+    speeds = [speed for pair in pairs for speed in pair.speeds]
+    residuals: Floats = np.log(np.maximum(1e-3, np.array(predicted))) - np.log(np.array(speeds))
+    return residuals
 
 
 def _lanes(how: str, shares: Shares) -> tuple[int, int]:
@@ -180,7 +186,7 @@ def _lanes(how: str, shares: Shares) -> tuple[int, int]:
     first, second = shares.whole[:2]
     if how in STREAMS:
         return {"streams": (first, second), "a high": (shares.high, second), "b high": (first, shares.high)}[how]
-    one, two = (int(each) for each in how.split("+"))
+    one, two = (int(sms) for sms in how.split("+"))
     for sides in shares.cuts:
         for a, b in (sides, sides[::-1]):
             if (shares.lanes[a].sms, shares.lanes[b].sms) == (one, two):

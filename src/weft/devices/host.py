@@ -1,4 +1,4 @@
-"""This machine as a device: lanes that are threads, and the models as its server cuts and runs them, measured.
+"""This machine as a device: lanes that are threads, and models as its server cuts and runs them, measured.
 
 ``weft.planning.survey`` measures; the file it writes (JSON, docs/formats.md) is read here. Nothing here runs anything.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +20,6 @@ from weft.base.jsonfile import first_problem, printable, read_json, write_json
 from weft.base.registry import ANY_NAME, Entry, registered
 from weft.devices.conditions import Conditions
 from weft.devices.lanes import Lanes
-from weft.devices.measured import times_at
 from weft.devices.shares import Contention, GpuLikeness, Shares, ladder
 
 HOST = "host"
@@ -43,9 +42,10 @@ def is_device(name: str) -> bool:
     return entry is not None and re.fullmatch(entry.about.get("names", ANY_NAME), name.partition(":")[2]) is not None
 
 
-def example_devices() -> str:
-    """A name of each registered kind of device, for messages: ``cuda:0``."""
-    return " or ".join(entry.about["example"] for entry in registered("devices").values())
+def example_devices(kinds: Container[str] | None = None) -> str:
+    """A name of each registered kind of device, or of those *kinds* only, for messages: ``cuda:0``."""
+    devices = registered("devices").values()
+    return " or ".join(entry.about["example"] for entry in devices if kinds is None or entry.name in kinds)
 
 
 def is_measured(name: str) -> bool:
@@ -61,13 +61,13 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
     times_s: Annotated[dict[int, tuple[Time, ...]], Field(min_length=1)]
     """Batch size -> mean time of each segment on a lane that works without pause, the others idle."""
     spread: tuple[tuple[Factor, ...], ...] = ()
-    """Runs one after another, as they came: of each segment, its time over the mean; none: always the mean."""
+    """Successive runs, in order: the time of each segment over its mean; empty: always the mean."""
     overhead_s: tuple[Time, ...] = ()
-    """What single requests took besides their segments and the hand-overs: the way, reading and answering."""
+    """Latency of single requests besides their segments and hand-overs: transfer, parsing and answering."""
     loses: dict[str, Share] = {}
     """Other model -> share of its speed that it loses while one lane runs that."""
     like: dict[int, GpuLikeness] = {}
-    """Batch size -> what it is like, where it may run on shares of a GPU."""
+    """Batch size -> its likeness, where it may run on shares of a GPU."""
     exits: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """After how many segments requests may leave, the end not among them; those that were measured went to the end."""
 
@@ -98,26 +98,26 @@ class HostModel(BaseModel, extra="forbid", frozen=True):
         return float(np.quantile(totals, 0.99, method="inverted_cdf") / totals.mean())
 
     def like_at(self, batch: int) -> GpuLikeness:
-        """What it is like at a batch size."""
+        """Its likeness at a batch size."""
         return like_at(self.like, batch)
 
     def times_at(self, batch: int) -> tuple[float, ...]:
-        """The time of each segment at a batch size, straight between the measured ones."""
+        """The time of each segment at a batch size, interpolated between the measured ones."""
         return times_at(self.times_s, len(self.segments), batch)
 
 
 def like_at(like: Mapping[int, GpuLikeness], batch: int) -> GpuLikeness:
-    """What a model is like at a batch size: as at the next larger one that was measured, or the largest."""
+    """The likeness of a model at a batch size: of the next larger size that was measured, or of the largest."""
     return like[min((size for size in like if size >= batch), default=max(like))]
 
 
 def usable_cores() -> int:
-    """How many processor cores this process may use."""
+    """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def lane_cores(cores: int, threads: int) -> int:
-    """How many lanes of so many threads run at full speed side by side.
+    """Number of lanes, with *threads* threads each, that run at full speed at the same time.
 
     At least two: a lane and the server's own work are in every measured time.
     """
@@ -154,7 +154,7 @@ class GpuCuts(BaseModel, extra="forbid", frozen=True):
         return part and part + self.streams
 
     def shares(self, kinds: Sequence[GpuLikeness], bodies: Sequence[int] = (), tags: Sequence[int] = ()) -> Shares:
-        """Its lanes, for these kinds of work; *bodies*: whose each of them is. *tags*: which are alike."""
+        """Its lanes, for these kinds of work. bodies: the body of each kind; tags: equal for kinds of equal speed."""
         return Shares(self.sms, ladder(self.sms, self.cuts, self.streams), kinds, self.contention, bodies, tags)
 
 
@@ -167,7 +167,7 @@ class Host(BaseModel, extra="forbid", frozen=True):
     source: Annotated[str, AfterValidator(printable)] = ""
     """Processor, versions and time of the measurement."""
     conditions: Conditions | None = None
-    """What else the machine did meanwhile; None: it was not looked at."""
+    """Conditions of the measurement; None: they were not recorded."""
     cores: Count
     lanes: Count
     threads: Count = 1
@@ -175,18 +175,18 @@ class Host(BaseModel, extra="forbid", frozen=True):
     isolation: Annotated[str, AfterValidator(printable)] = "threads"
     """Where models ran: in threads of the server, or in worker processes."""
     ahead: Annotated[int, Field(ge=0, le=16)] = 0
-    """How many segments each lane takes besides the one that it computes."""
+    """Segments that each lane queues besides the one that it computes."""
     memory_bytes: Annotated[int, Field(ge=0, le=2**62)] | None = None
-    """What the server held while it served all its models, its workers included; None: not known."""
+    """Memory of the server and its workers while all models were loaded; None: not known."""
     hand_over_s: tuple[Time, ...] = ()
-    """What passed on a lane from the end of a segment to the start of the next, one after another; what lanes take
-    ahead begins at once."""
+    """Times on a lane from the end of a segment to the start of the next, as measured in order; a segment that was
+    queued ahead begins at once."""
     step_s: Time = 0.0
-    """How long the server is busy with each segment that it starts, in which it does not see what ends or comes."""
+    """Time of the event loop for each segment that it starts; it sees no ends and no arrivals meanwhile."""
     abort_from_s: Time = 0.01
-    """Segments that are expected to take so long may be stopped half-way for something urgent."""
+    """Segments of at least this expected duration may be stopped for an urgent request."""
     abort_s: Time = 0.001
-    """How long that takes."""
+    """Time that stopping one takes."""
     gpu: GpuCuts | None = None
     """How it can be shared, if it is a GPU whose models were measured on shares."""
     models: Annotated[dict[str, HostModel], Field(min_length=1)]
@@ -225,12 +225,12 @@ class Host(BaseModel, extra="forbid", frozen=True):
 
 
 def read_host(path: str | Path) -> Host:
-    """A measurement that was saved."""
+    """Read a measurement from a file."""
     return parse_host(read_json(path, DeviceError), str(path))
 
 
 def is_calibration(raw: Any) -> bool:
-    """Whether a JSON file holds what ``weft map calibrate`` measures: how cores slow each other down at the memory."""
+    """Whether a JSON file holds what ``weft map calibrate`` measures: contention of the cores for the memory."""
     return isinstance(raw, dict) and "achieved_gb_s" in raw
 
 
@@ -252,3 +252,14 @@ def parse_host(raw: Any, where: str) -> Host:
 
 def write_host(host: Host, path: str | Path) -> None:
     write_json(path, host.model_dump(mode="json"))
+
+
+def times_at(times_s: Mapping[int, tuple[float, ...]], segments: int, batch: int) -> tuple[float, ...]:
+    """Seconds of each segment, interpolated between the measured batch sizes; zeros where nothing was measured."""
+    if not times_s:
+        return (0.0,) * segments
+    sizes = sorted(times_s)
+    if batch > sizes[-1]:  # beyond the largest, time is in proportion to the batch
+        return tuple(time_s * batch / sizes[-1] for time_s in times_s[sizes[-1]])
+    columns = zip(*(times_s[size] for size in sizes), strict=True)
+    return tuple(float(np.interp(batch, sizes, column)) for column in columns)

@@ -1,4 +1,4 @@
-"""Which parts of a device run at the same time, and what they do to each other's speed.
+"""Lanes: which parts of a device run at the same time, and how they slow each other down.
 
 An NPU that fetches and computes in parallel has two lanes, its channel and its array, neither of which slows the
 other; a tiled NPU has one. The lanes of a host are threads that share caches, memory and cores: how much speed a lane
@@ -20,7 +20,7 @@ class Lanes:
 
     names: tuple[str, ...]
     cores: int = 0
-    """How many lanes run at full speed side by side; 0: all of them."""
+    """Number of lanes that run at full speed at the same time; 0: all of them."""
     losses: tuple[tuple[float, ...], ...] = ()
     """Own kind, other kind -> share of its speed that a lane loses while one other runs; none where nothing is lost."""
 
@@ -28,16 +28,17 @@ class Lanes:
         return len(self.names)
 
     def speeds(self, kinds: Sequence[int], lanes: Sequence[int] = ()) -> list[float]:
-        """How fast each of the lanes that run goes, by the kinds of what they run; which lanes makes no difference."""
+        """The speed of each running lane, by the kinds of work that run; which lanes they are makes no difference."""
         share = self.share(len(kinds))
         if not self.losses or len(kinds) == 1:
             return [share] * len(kinds)
-        found = []
+        speeds = []
         for own in kinds:
+            # The sum counts the lane's own kind once too often.
             lost = sum([self.losses[own][other] for other in kinds]) - self.losses[own][own]
-            found.append(share * max(LEAST_SPEED, 1.0 - lost))
-        return found
+            speeds.append(share * max(LEAST_SPEED, 1.0 - lost))
+        return speeds
 
     def share(self, running: int) -> float:
-        """The part of a core that each of so many running lanes gets."""
+        """The part of a core that each of *running* lanes gets."""
         return min(1.0, self.cores / running) if self.cores and running else 1.0

@@ -20,8 +20,9 @@ from weft.base.jsonfile import first_problem, printable
 from weft.devices.lanes import Lanes
 
 MIB = 2**20
+"""Bytes of a MiB."""
 FOLDERS = {"device": "presets", "platform": "platforms"}
-"""Where the descriptions that ship with the package lie."""
+"""Kind of description -> folder of those that ship with the package."""
 
 Positive = Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
@@ -119,7 +120,7 @@ def load_npu(name_or_path: str) -> Npu:
 
 
 def read_description(kind: Literal["device", "platform"], name_or_path: str) -> dict[str, Any]:
-    """What one of our own TOML files says, by name, or the user's file at a path."""
+    """Read a TOML file: one that ships with the package, by name, or a user's by its path."""
     if name_or_path in shipped(kind):
         text = (resources.files("weft.devices") / FOLDERS[kind] / f"{name_or_path}.toml").read_text("utf-8")
     else:

@@ -1,14 +1,13 @@
-"""A system on chip: several units that share one memory, and how much they slow each other down there.
+"""A system on chip: several units that share one memory, and how much they slow each other down by it.
 
 Two models of contention. ``pccs`` (Xu et al., MICRO 2021) is fitted per unit: three regions by a unit's own
-demand, a drop that starts at some total demand and ends at some external one. ``sharing`` needs no fit: whoever
-asks for more than the memory gives is served in proportion. Both are plain arithmetic here; the compiled
-twin is ``weft_map.kernels.contention``.
+demand, a drop that starts at some total demand and ends at some external one. ``sharing`` needs no fit: once
+the units demand more than the memory gives, each is served in proportion to its demand. Both are plain arithmetic here;
+the compiled twin is ``weft_map.kernels.soc``.
 """
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -17,6 +16,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, field_va
 
 from weft.base.errors import DeviceError, unknown_name
 from weft.base.jsonfile import first_problem, printable, read_json
+from weft.base.tomlfile import as_toml
 from weft.devices.gpu_pairs import gpus
 from weft.devices.host import Host, is_calibration, is_measured
 from weft.devices.npu import Npu, Positive, presets, read_description, shipped_of_kind
@@ -150,18 +150,18 @@ def load_soc(name_or_path: str) -> Soc:
         return parse_soc(read_description("device", name_or_path), name_or_path)
     if name_or_path.endswith(".json"):
         return _calibrated(name_or_path)
-    found = _named(name_or_path)
-    if len(found) > 1:
-        raise DeviceError(f"SoC {name_or_path!r} may be {' or '.join(found)}; write more of the name")
-    if not found and name_or_path in presets():
+    names = _named(name_or_path)
+    if len(names) > 1:
+        raise DeviceError(f"SoC {name_or_path!r} may be {' or '.join(names)}; write more of the name")
+    if not names and name_or_path in presets():
         raise DeviceError(f"{name_or_path}: an NPU, and models are mapped to a SoC; known: {', '.join(socs())}")
-    if not found:
+    if not names:
         raise DeviceError(unknown_name("SoC", name_or_path, socs()) + " (a SoC file ends in .toml)")
-    return parse_soc(read_description("device", found[0]), found[0])
+    return parse_soc(read_description("device", names[0]), names[0])
 
 
 def _calibrated(path: str) -> Soc:
-    """What ``weft map calibrate --json`` found of a machine, as a device."""
+    """A machine as ``weft map calibrate --json`` measured it, as a device."""
     raw = read_json(path, DeviceError)
     if not is_calibration(raw):
         raise DeviceError(f"{path}: no calibration, and models are mapped to a SoC; weft map calibrate --json FILE")
@@ -204,14 +204,4 @@ def parse_soc(raw: dict[str, Any], where: str) -> Soc:
 
 def soc_as_toml(soc: Soc) -> str:
     """A file that describes the SoC."""
-    parts = [_lines(soc.model_dump(exclude={"units"}))]
-    for unit in soc.units:
-        values = unit.model_dump(exclude={"contention"}, exclude_none=True)
-        parts.append("[[units]]\n" + _lines(values))
-        parts.append("[units.contention]\n" + _lines(unit.contention.model_dump()))
-    return "\n".join(parts)
-
-
-def _lines(values: dict[str, Any]) -> str:
-    # what JSON writes of our values is TOML too
-    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+    return as_toml(soc.model_dump(exclude_none=True))

@@ -7,11 +7,11 @@ such a design must fit. Descriptions only: what a layer costs is in ``weft.devic
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
+from weft.base import tomlfile
 from weft.base.errors import DeviceError, unknown_name
 from weft.base.jsonfile import first_problem, printable
 from weft.devices.gpu_pairs import gpus, read_pairs
@@ -54,10 +54,10 @@ class Board(BaseModel, extra="forbid", frozen=True, strict=True):
 
     def calibrated_gb_s(self, name: str) -> float:
         """The bandwidth of the calibration of that name."""
-        found = {entry.name: entry.bandwidth_gb_s for entry in self.calibration}
-        if name not in found:
-            raise DeviceError(f"{self.name}: " + unknown_name("calibration", name, found))
-        return found[name]
+        bandwidths = {entry.name: entry.bandwidth_gb_s for entry in self.calibration}
+        if name not in bandwidths:
+            raise DeviceError(f"{self.name}: " + unknown_name("calibration", name, bandwidths))
+        return bandwidths[name]
 
 
 class PeShape(NamedTuple):
@@ -214,6 +214,4 @@ def check_platform(device: TiledNpu, platform: Board, where: str) -> None:
 
 def as_toml(device: Npu | TiledNpu) -> str:
     """A file that describes the device."""
-    values = device.model_dump(exclude_none=True)
-    # what JSON writes of our values is TOML too
-    return "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
+    return tomlfile.as_toml(device.model_dump(exclude_none=True))

@@ -53,9 +53,10 @@ class Admission:
 
     def refusal(self, ticket: Ticket, now: int) -> Refusal | None:
         """Why a request is not taken; None if it is."""
-        if self._queues.line.full:
+        line, own_line = self._queues.line, ticket.line
+        if line.waiting >= line.places:
             return Refusal("all_full")
-        if ticket.line and ticket.line.full:
+        if own_line and own_line.waiting >= own_line.places:
             return Refusal("line_full", self.free_in(NO_DEADLINE, now))
         if not ticket.strict:
             return None

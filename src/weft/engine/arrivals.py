@@ -60,6 +60,10 @@ class Arrivals:
         """What became of each request, in order."""
         self._batches: list[tuple[int, int]] = []  # stream and oldest arrival of each batch that was served
 
+    @property
+    def arrivals(self) -> Arrivals:
+        return self
+
     def take(self, now: int) -> Iterable[Ticket]:
         """Open arrivals first, then returning clients."""
         return self._taken(now) if self._soonest <= now else ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from itertools import chain, islice
 
-from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Running
+from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, Policy, Refill, Running, ShareUse
 from weft.engine.queues import Queues, StreamQueue
 from weft.engine.tickets import Batch, Ticket
 
@@ -61,11 +61,11 @@ class Batcher:
         if self._refills:
             return self._refilling_heads(queue)
         batches = queue.batches if queue.by_query else []
-        going_on = self._going_on(batches)
+        going_on = self._going_on(batches) if batches else []
         heads = [self.head(queue, batch, behind=self._behind(queue, batch, 0, now)) for batch in going_on]
         waiting, most = len(queue.waiting), queue.terms.max_batch
         ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
-        if ready and len(batches) < queue.places and self._may_begin(queue, self._unissued(batches)):
+        if ready and (not batches or (len(batches) < queue.places and self._may_begin(queue, self._unissued(batches)))):
             members = list(islice(queue.waiting, most))
             batch = _formed(queue, members)
             heads.append(self.head(queue, batch, behind=self._behind(queue, batch, len(members), now)))
@@ -90,10 +90,10 @@ class Batcher:
     def _going_on(self, batches: list[Batch]) -> list[Batch]:
         """Those that could be given a lane: one that stays where it began, only while that lane takes more."""
         still = [batch for batch in batches if not batch.running]
-        if all([batch.home < 0 for batch in still]):
+        if all([batch.home is None for batch in still]):
             return still
         rooms = self._rooms()  # once for all of them: where late ones gather there are dozens
-        return [batch for batch in still if batch.home < 0 or batch.home in rooms]
+        return [batch for batch in still if batch.home is None or batch.home in rooms]
 
     def _may_begin(self, queue: StreamQueue, batches: list[Batch]) -> bool:
         """Whether one more may begin: as many as there are lanes, and one that is due before all of those."""
@@ -105,13 +105,13 @@ class Batcher:
     def _unissued(self, batches: list[Batch]) -> list[Batch]:
         """Those that need a lane again, or may: where lanes take layers ahead, the next begins behind a last layer."""
         programs = self._setting.programs
-        if not self._setting.ahead or all(batch.layer < len(programs[batch.program]) for batch in batches):
+        if not self._setting.ahead or all(batch.layer < len(programs[batch.program].names) for batch in batches):
             return batches
         back = {(each.candidate.program, each.candidate.query) for each in self._abortable() if each.stoppable}
         return [
             batch
             for batch in batches
-            if batch.layer < len(programs[batch.program]) or (batch.program, batch.query) in back
+            if batch.layer < len(programs[batch.program].names) or (batch.program, batch.query) in back
         ]
 
     def late_heads(self, queue: StreamQueue) -> list[Candidate]:
@@ -132,7 +132,10 @@ class Batcher:
         room = min(most - sum([len(batch.members) for batch in standing]), most * self._setting.lanes - begun)
         first = list(islice(chain(queue.waiting, queue.late), max(0, room)))
         waiting = len(queue.waiting) + len(queue.late)
-        heads = [self.head(queue, batch, tuple([each.due for each in batch.members]), waiting) for batch in standing]
+        heads = [
+            self.head(queue, batch, Refill(tuple([ticket.due for ticket in batch.members]), waiting))
+            for batch in standing
+        ]
         return heads + self._beginnings(queue, first, waiting) if first else heads
 
     def _beginnings(self, queue: StreamQueue, first: list[Ticket], waiting: int) -> list[Candidate]:
@@ -154,8 +157,7 @@ class Batcher:
                     deadline=deadline,
                     priority=priority,
                     size=size,
-                    dues=dues[:size],
-                    waiting=waiting - size,
+                    refill=Refill(dues[:size], waiting - size),
                 )
             )
         return found
@@ -169,8 +171,7 @@ class Batcher:
         self,
         queue: StreamQueue,
         batch: Batch,
-        dues: tuple[int, ...] = (),
-        waiting: int = 0,
+        refill: Refill | None = None,
         behind: int = NO_DEADLINE,
     ) -> Candidate:
         """The next layer of a batch."""
@@ -179,10 +180,11 @@ class Batcher:
         if len(members) > 1:
             arrival = min([ticket.arrival for ticket in members])
             priority = max([ticket.priority for ticket in members])
+        share = ShareUse(queue.lately, behind) if self._setting.shares else None
         return Candidate.of_batch(
             self._setting.programs[number], self._remaining[number], number, queue.stream, batch.query, arrival,
-            batch.deadline, priority, len(members), batch.layer, batch.last_issued, dues, waiting, queue.served,
-            batch.home, queue.lately, behind,
+            batch.deadline, priority, len(members), batch.layer, batch.last_issued, queue.served, batch.home, refill,
+            share,
         )  # fmt: skip
 
     def begin(self, candidate: Candidate) -> Batch:

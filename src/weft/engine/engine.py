@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 
 from weft.base.errors import InvalidStart
 from weft.devices.decoupled import DeviceClocks, LayerTimes
-from weft.engine.policies.base import Candidate, LaneState, Policy, Running, Start, View
+from weft.engine.policies.base import Candidate, Event, EventKind, LaneState, Policy, Running, Start, View
 
 
 class Offer(NamedTuple):
@@ -42,6 +42,11 @@ class Completion(NamedTuple):
 class Source(Protocol):
     """Where layers come from."""
 
+    @property
+    def events(self) -> list[Event]:
+        """What happened since the policy was last asked, in order; the engine empties it."""
+        ...
+
     def done(self) -> bool:
         """Whether nothing is left to issue, now or later."""
         ...
@@ -58,8 +63,8 @@ class Source(Protocol):
         """When there may be something to issue, where nothing could be at this instant."""
         ...
 
-    def issued(self, candidate: Candidate, step: int) -> None:
-        """One of the candidates went."""
+    def issued(self, candidate: Candidate, step: int) -> object:
+        """One of the candidates went; returns its batch, where it belongs to one."""
         ...
 
     def completed(self, completion: Completion) -> None:
@@ -93,8 +98,8 @@ class Executor(Protocol):
         """Let time pass, with nothing to do, until then or until something changes."""
         ...
 
-    def submit(self, start: Start) -> None:
-        """Give the device a layer to compute."""
+    def submit(self, start: Start, batch: object = None) -> None:
+        """Give the device a layer to compute; *batch*: as the source has it."""
         ...
 
     def abortable(self) -> tuple[Running, ...]:
@@ -116,6 +121,8 @@ class Engine:
     def __init__(self, source: Source, policy: Policy, executor: Executor) -> None:
         self._source, self._policy, self._executor = source, policy, executor
         self._steps = 0
+        self._open_ended: set[tuple[int, int]] = set()
+        """Batches that go on to their end unless they are revoked, by stream and query."""
 
     def run(self) -> int:
         """Issue layers until the source is done; returns how many."""
@@ -131,7 +138,8 @@ class Engine:
     def step(self) -> bool:
         """Account for what has happened, and issue one layer if there is one and the executor can take it.
 
-        Returns whether there may be another one to issue at once.
+        Returns whether there may be another one to issue at once. A batch that was started to its end goes on without
+        a question, also where it is held back for others.
         """
         self.account()
         device = self._executor.ready()
@@ -139,19 +147,39 @@ class Engine:
             self._reconsider()
             return False
         offer = self._source.offer(device)
+        if self._open_ended and (going_on := self._going_on(offer)):
+            self._issue(Start(going_on, to_end=True))
+            return True
         if not offer.candidates:
             return False
-        start = self._policy.decide(View(device, *offer, self._executor.held()))
+        start = self._policy.decide(self._view(device, offer))
+        self._source.events.clear()
         if start is None:
             if not self._executor.rests():
                 raise InvalidStart(f"{type(self._policy).__name__} waits, and nothing runs that could end")
             return False
         if start.candidate not in offer.candidates:
             raise InvalidStart(f"{type(self._policy).__name__} chose {start.candidate}, which is not on offer")
-        self._source.issued(start.candidate, self._steps)
-        self._executor.submit(start)
-        self._steps += 1
+        self._issue(start)
         return start.more
+
+    def _view(self, device: DeviceClocks, offer: Offer) -> View:
+        lanes = self._executor.held() if self._policy.traits.shares else ()
+        return View(device, *offer, lanes, tuple(self._source.events))
+
+    def _issue(self, start: Start) -> None:
+        candidate = start.candidate
+        if start.to_end:
+            self._open_ended.add((candidate.stream, candidate.query))
+        self._executor.submit(start, self._source.issued(candidate, self._steps))
+        self._steps += 1
+
+    def _going_on(self, offer: Offer) -> Candidate | None:
+        """The next segment of a batch that was started to its end; the first such, in the source's order."""
+        for head in offer.heads:
+            if head.layer and (head.stream, head.query) in self._open_ended:
+                return head
+        return None
 
     def account(self) -> None:
         """Tell the source what has ended and what time it is."""
@@ -159,15 +187,30 @@ class Engine:
             self._source.completed(completion)
         for stream, query in self._source.at(self._executor.now()):
             self._executor.stop(stream, query)
+        if self._open_ended:
+            for event in self._source.events:
+                if event.kind in (EventKind.BATCH_END, EventKind.REVOKED):
+                    self._open_ended.discard((event.stream, event.query))
 
     def _reconsider(self) -> None:
-        """Ask whether something long that runs shall be given up for what waits."""
+        """Ask the policy whether to preempt running work for waiting work; called when no lane is free."""
         running = self._executor.abortable()
+        if self._open_ended and self._source.events:
+            known = {layer.candidate for layer in running}
+            running += tuple(
+                Running(candidate, rest, stoppable=False)
+                for candidate, rest in self._executor.rests()
+                if candidate not in known and (candidate.stream, candidate.query) in self._open_ended
+            )
         if not running:
             return
         device = DeviceClocks.at(self._executor.now())
         offer = self._source.offer(device)
-        if offer.candidates:
-            victim = self._policy.aborts(View(device, *offer), running)
-            if victim is not None:
-                self._executor.stop(victim.stream, victim.query)
+        victim = self._policy.aborts(self._view(device, offer), running) if offer.candidates else None
+        if victim is None:
+            return
+        batch = victim.stream, victim.query
+        if batch in self._open_ended:  # ``account`` removes it when it reads the event
+            self._source.events.append(Event(EventKind.REVOKED, *batch))
+        if any(layer.stoppable and layer.candidate == victim for layer in running):
+            self._executor.stop(*batch)

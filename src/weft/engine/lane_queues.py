@@ -103,7 +103,7 @@ def lane_for(batch: BatchKey, lanes: Sequence[L], rest: Callable[[L], int]) -> L
 
 def at_home(candidate: Candidate, lanes: Sequence[N]) -> Sequence[N]:
     """Those of the lanes with room that a layer may go to: where its batch stays, if it has to."""
-    return lanes if candidate.home < 0 else [lane for lane in lanes if lane.index == candidate.home]
+    return lanes if candidate.home is None else [lane for lane in lanes if lane.index == candidate.home]
 
 
 def awaited(task: Queued, lane: LaneQueue[Q], lanes: Iterable[LaneQueue[Q]], *, shares: bool = False) -> list[Q]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import log
 
-from weft.engine.policies.base import NO_DEADLINE, Candidate
+from weft.engine.policies.base import NO_DEADLINE, Candidate, Event, EventKind
 from weft.engine.steering import Steered
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine, due
 
@@ -50,9 +50,12 @@ class StreamQueue:
     """The part of the device's time that it was given lately, while it had work; when another comes, no more than what
     is fair from then on."""
     looked_at: int = 0
+    came: Event = field(init=False)
+    """That a request of it came; one event stands for all, since it says no more than that."""
 
     def __post_init__(self) -> None:
         self.in_flight = [None] * self.places
+        self.came = Event(EventKind.ARRIVAL, self.stream)
 
     @property
     def idle(self) -> bool:
@@ -104,6 +107,7 @@ class StreamQueue:
         """Let a batch leave its place."""
         self.in_flight[self.in_flight.index(batch)] = None
         del self.by_query[batch.query]
+        batch.ended = True
 
 
 def _number(queue: StreamQueue) -> int:
@@ -181,8 +185,8 @@ class Queues:
         rests = self._remaining[batch.program]
         return rests[batch.layer] if batch.layer < len(rests) else 0
 
-    def put(self, ticket: Ticket) -> None:
-        """Let a request wait for its turn."""
+    def put(self, ticket: Ticket) -> StreamQueue:
+        """Let a request wait for its turn, in the queue that is returned."""
         queue = self._streams[ticket.stream]
         if queue.idle:
             others = self.busy()
@@ -191,12 +195,13 @@ class Queues:
             self._busy = sorted([*others, queue], key=_number)
         queue.put(ticket)
         self.count(ticket, 1)
+        return queue
 
     def count(self, ticket: Ticket, more: int) -> None:
         """Note that a request waits, or waits no longer."""
-        for line in (self.line, ticket.line):
-            if line:
-                line.waiting += more
+        self.line.waiting += more
+        if ticket.line:
+            ticket.line.waiting += more
 
     def withdraw(self, ticket: Ticket) -> Batch | None:
         """Nobody waits for it any more: it leaves the queue; if it is in a batch, that is returned and goes on for
@@ -215,30 +220,31 @@ class StrictDeadlines:
     """Strict requests by their deadlines; those that were answered are swept out now and then."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[int, int, Ticket]] = []
+        self.heap: list[tuple[int, int, Ticket]] = []
+        """Deadlines with their requests, the first one first; empty where no request is strict."""
         self._most = LEAST_SWEPT
         self._taken = 0
 
     def watch(self, ticket: Ticket) -> None:
         """Remember when a request is due."""
         self._taken += 1
-        heapq.heappush(self._heap, (ticket.due, self._taken, ticket))
-        if len(self._heap) > self._most:
-            self._heap = [entry for entry in self._heap if not entry[2].gone]
-            heapq.heapify(self._heap)
-            self._most = max(LEAST_SWEPT, 2 * len(self._heap))
+        heapq.heappush(self.heap, (ticket.due, self._taken, ticket))
+        if len(self.heap) > self._most:
+            self.heap = [entry for entry in self.heap if not entry[2].gone]
+            heapq.heapify(self.heap)
+            self._most = max(LEAST_SWEPT, 2 * len(self.heap))
 
     def next(self) -> int:
         """When the next of them is due."""
-        return self._heap[0][0] if self._heap else NO_DEADLINE
+        return self.heap[0][0] if self.heap else NO_DEADLINE
 
     def any_passed(self, now: int) -> bool:
         """Whether there is something to forget: the first of them is due, or was answered."""
-        return bool(self._heap) and (self._heap[0][0] <= now or self._heap[0][2].gone)
+        return bool(self.heap) and (self.heap[0][0] <= now or self.heap[0][2].gone)
 
     def passed(self, now: int) -> Iterator[Ticket]:
         """Those that are due and were not answered; they are forgotten."""
         while self.any_passed(now):
-            ticket = heapq.heappop(self._heap)[2]
+            ticket = heapq.heappop(self.heap)[2]
             if not ticket.gone:
                 yield ticket

@@ -16,10 +16,10 @@ from weft.engine.admission import Admission, Refusal, Rests
 from weft.engine.batches import Abortable, Batcher, Rooms, most_batches
 from weft.engine.engine import Completion, Offer
 from weft.engine.lateness import late_work, woven
-from weft.engine.policies.base import NO_DEADLINE, Candidate, LateWork, Policy
+from weft.engine.policies.base import NO_DEADLINE, Candidate, Event, EventKind, LateWork, Policy
 from weft.engine.queues import Queues, StreamQueue, StrictDeadlines
 from weft.engine.steering import Steered
-from weft.engine.tickets import Batch, Feed, Terms, Ticket
+from weft.engine.tickets import ArrivalSource, Batch, Feed, Terms, Ticket
 
 QUEUE_PLACES = 1 << 16
 
@@ -52,11 +52,13 @@ class Requests:
         places: int = NO_DEADLINE,
     ) -> None:
         self._feed, self._remaining, self._joined = feed, remaining, joined
+        self._arrivals = feed.arrivals
+        self.events: list[Event] = []
         self._rests, self._abortable, self._rooms = rests, abortable, rooms
         self.queues = Queues(remaining, places)
         self._asked: dict[int, Terms] = {}
         """The terms of each stream, whatever of them the policy allows."""
-        self._deadlines = StrictDeadlines()
+        self.deadlines = StrictDeadlines()
         self._now = 0
         self._obey(policy, late)
 
@@ -102,12 +104,12 @@ class Requests:
         return max(most_batches(self._late_work), 2 * lanes + ending, refilled)
 
     def done(self) -> bool:
-        return self._feed.exhausted() and not self.queues.busy()
+        return self._arrivals is not None and self._arrivals.exhausted() and not self.queues.busy()
 
     def next_event(self) -> int:
-        soonest, due = self._feed.next_arrival(), self._deadlines.next()
-        if due < soonest:
-            soonest = due
+        soonest = self.deadlines.next()
+        if self._arrivals:
+            soonest = min(soonest, self._arrivals.next_arrival())
         if self.queues.line.waiting:
             for queue in self.queues.waiting():
                 wait = self._batcher.ready_at(queue)
@@ -117,18 +119,20 @@ class Requests:
 
     def at(self, now: int) -> Iterable[tuple[int, int]]:
         self._now = now
-        if self._deadlines.any_passed(now):
+        if self.deadlines.any_passed(now):
             return self._passing(now)
-        self._take(now)
+        if self._arrivals:
+            self._take(self._arrivals, now)
         return ()
 
     def _passing(self, now: int) -> Iterator[tuple[int, int]]:
         """Overdue requests first: whoever comes finds what nobody waits for stopped."""
         yield from self._expire(now)
-        self._take(now)
+        if self._arrivals:
+            self._take(self._arrivals, now)
 
-    def _take(self, now: int) -> None:
-        for ticket in self._feed.take(now):
+    def _take(self, arrivals: ArrivalSource, now: int) -> None:
+        for ticket in arrivals.take(now):
             if self.admit(ticket, now):
                 ticket.gone = True
                 self._feed.refused(ticket, now)
@@ -144,14 +148,15 @@ class Requests:
 
     def put(self, ticket: Ticket) -> None:
         """Let a request wait for its turn."""
-        self.queues.put(ticket)
+        self.events.append(self.queues.put(ticket).came)
         if ticket.strict:
-            self._deadlines.watch(ticket)
+            self.deadlines.watch(ticket)
 
     def _expire(self, now: int) -> Iterator[tuple[int, int]]:
         """Drop strict requests that are due, and say which running batches nobody waits for any more."""
-        for ticket in self._deadlines.passed(now):
+        for ticket in self.deadlines.passed(now):
             stream, batch = ticket.stream, self.queues.withdraw(ticket)
+            self.events.append(Event(EventKind.DEADLINE, stream, batch.query if batch else -1))
             self._feed.dropped(ticket, ticket.due)  # who may know it by another stream
             if batch and batch.running and batch.forsaken:
                 yield stream, batch.query
@@ -181,7 +186,7 @@ class Requests:
             return Offer(everything, everything)
         return Offer(everything, tuple(woven(heads, device, self._setting) if weaves else on_time))
 
-    def issued(self, candidate: Candidate, step: int) -> None:
+    def issued(self, candidate: Candidate, step: int) -> Batch:
         batch = self.queues.batch_of(candidate) or self._batcher.begin(candidate)
         batch.last_issued, batch.layer, batch.running = step, batch.layer + 1, True
         queue = self.queues[candidate.stream]
@@ -190,6 +195,7 @@ class Requests:
             queue.remember(self._now, candidate.compute)
         if queue.steered and candidate.layer == 0:
             self._steer(queue.steered, queue.terms, batch.members)
+        return batch
 
     def _steer(self, steered: Steered, terms: Terms, members: list[Ticket]) -> None:
         """How sure early answers of a batch that begins must be: what a request says, or what the load allows.
@@ -210,34 +216,35 @@ class Requests:
         queue = self.queues[completion.candidate.stream]
         batch.running = False
         if completion.error is not None:
-            queue.end(batch)
+            self._end(queue, batch)
             self._feed.failed(batch, completion.error)
             self._feed.ended(batch)
         elif completion.aborted:
             batch.layer -= 1
+            self.events.append(Event(EventKind.REVOKED, queue.stream, batch.query))
         else:
-            batch.home = completion.lane if self._setting.apart else -1
+            batch.home = completion.lane if self._setting.apart else None
             self._advance(queue, batch, completion)
 
     def _advance(self, queue: StreamQueue, batch: Batch, completion: Completion) -> None:
         """A layer of a batch was computed: all of its requests are done, or some leave, or it meets another batch."""
         program = self._setting.programs[batch.program]
-        if batch.layer == len(program):
-            queue.end(batch)
+        if batch.layer == len(program.names):
+            self._end(queue, batch)
             self._drop_overdue(batch, completion)
             self._feed.served(batch, completion)
             _depart(batch.members)
-            self._feed.ended(batch)
             return
         if batch.layer in program.exits:
             self._drop_overdue(batch, completion)
             staying = self._feed.leave(batch, completion)
             _depart([ticket for ticket in batch.members if ticket not in staying])
             if not staying:
-                queue.end(batch)
+                self._end(queue, batch)
                 self._feed.ended(batch)
                 return
             _regroup(queue, batch, staying)
+        self.events.append(Event(EventKind.SEGMENT_END, queue.stream, batch.query))
         if self._refills:
             self._merge(queue, batch)
 
@@ -262,7 +269,7 @@ class Requests:
             self._feed.merged(kept, joining)
             if self._joined:
                 self._joined(queue.stream, kept.query, joining.query)
-            queue.end(joining)
+            self._end(queue, joining)
             kept.late = kept.late and joining.late
             kept.deadline = min(kept.deadline, joining.deadline)
             kept.last_issued = max(kept.last_issued, joining.last_issued)
@@ -280,6 +287,7 @@ class Requests:
                 place += 1
                 continue
             del waiting[place]
+            self.events.append(Event(EventKind.DEADLINE, queue.stream))
             if not ticket.strict and len(queue.late) < QUEUE_PLACES:
                 queue.late.append(ticket)
                 continue
@@ -313,16 +321,22 @@ class Requests:
             elif all(ticket.strict or ticket.gone for ticket in batch.members):
                 self._give_up(queue, batch, clock)
             elif self._demote:
+                if not batch.late:
+                    self.events.append(Event(EventKind.DEADLINE, queue.stream, batch.query))
                 batch.late, batch.deadline = True, NO_DEADLINE
             else:
                 batch.deadline = min(ticket.due for ticket in batch.members)
 
     def _give_up(self, queue: StreamQueue, batch: Batch, clock: int) -> None:
         """End a batch half-way: nobody waits for it, or nobody in it can be on time."""
-        queue.end(batch)
+        self._end(queue, batch)
         for ticket in batch.members:
             self._drop(ticket, clock)
         self._feed.ended(batch)
+
+    def _end(self, queue: StreamQueue, batch: Batch) -> None:
+        queue.end(batch)
+        self.events.append(Event(EventKind.BATCH_END, queue.stream, batch.query))
 
 
 def _regroup(queue: StreamQueue, batch: Batch, members: list[Ticket]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from weft.devices.decoupled import DeviceClocks
 from weft.engine.engine import Completion, Offer
-from weft.engine.policies.base import Candidate, Setting
+from weft.engine.policies.base import Candidate, Event, Setting
 from weft.engine.policies.fairness import Band, may_go
 
 DONE = 1 << 62
@@ -28,6 +28,8 @@ class SaturatedStreams:
         self._layer = [0] * streams
         self._last_issued = [-1] * streams
         self._progress = [0] * streams
+        self.events: list[Event] = []
+        """Nothing happens to streams that never run dry."""
 
     def done(self) -> bool:
         return self._work_left <= 0

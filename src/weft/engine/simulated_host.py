@@ -243,7 +243,7 @@ class SimulatedHost:
             self._settle()
             self._regulate()
 
-    def submit(self, start: Start) -> None:
+    def submit(self, start: Start, batch: object = None) -> None:
         started_at = self._now + self._step_ticks
         while self._now < started_at:
             self._pass(started_at)

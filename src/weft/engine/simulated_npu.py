@@ -36,7 +36,7 @@ class SimulatedNpu:
             kept = tuple(entry for entry in self._state.resident if entry.done > tick)
             self._state = self._state._replace(channel_free=tick, resident=kept)
 
-    def submit(self, start: Start) -> None:
+    def submit(self, start: Start, batch: object = None) -> None:
         head = start.candidate
         self._state, times = issue(self._state, head.fetch, head.compute, self._buffer, start.not_before)
         self._ended.append(Completion(head, times))

@@ -82,9 +82,11 @@ class Batch:
     layer: int = 0
     last_issued: int = -1
     running: bool = False
+    ended: bool = False
+    """It has left its place in the queue, whatever became of it."""
     work: object = None
     """What an executor keeps for it."""
-    home: int = -1
+    home: int | None = None
     """The lane that it stays on, where lanes have memory of their own and it has left something there."""
 
     @property
@@ -93,8 +95,8 @@ class Batch:
         return self.members[0].gone and all(ticket.gone for ticket in self.members)
 
 
-class Feed(Protocol):
-    """Where requests come from and answers go."""
+class ArrivalSource(Protocol):
+    """Requests whose times are known beforehand: those of simulated clients."""
 
     def take(self, now: int) -> Iterable[Ticket]:
         """Requests that have arrived, in order of arrival within a stream."""
@@ -108,8 +110,17 @@ class Feed(Protocol):
         """Whether no request will come any more."""
         ...
 
+
+class Feed(Protocol):
+    """Where answers go, and where requests come from that are not put into the queues as they come."""
+
+    @property
+    def arrivals(self) -> ArrivalSource | None:
+        """The timetable of simulated requests; None for a server, whose requests are admitted as they come."""
+        ...
+
     def served(self, batch: Batch, completion: Completion) -> None:
-        """The last layer of a batch was computed."""
+        """The last layer of a batch was computed, and nothing of it runs any more."""
         ...
 
     def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
@@ -133,5 +144,5 @@ class Feed(Protocol):
         ...
 
     def ended(self, batch: Batch) -> None:
-        """Nothing of a batch runs any more; told last, whatever became of it, and of one that joined another, too."""
+        """Release a batch that ended without being served, or that joined another; the last call for it."""
         ...

@@ -1,7 +1,6 @@
-"""HTTP/1.1 as weft speaks it: the server's connections, messages and limits, and the client of load and gates.
+"""HTTP/1.1: the server's connections, messages and limits, and the client of the load generator and of gates.
 
-``server.py`` reads requests and writes answers, ``messages.py`` has both as values; ``listening.py`` accepts
-connections; ``limits.py``, ``budget.py``, ``places.py`` and ``progress.py`` say what is let in, ``long_bodies.py`` how
-much of it at a time, ``lingering.py`` throws away what is not; ``unpacking.py`` and ``encoding.py`` are compressed
-bodies; ``hops.py``, what a server and a gate tell each other; ``client.py`` and ``answers.py`` are the other side.
+``server.py`` listens and closes connections, ``connections.py`` reads requests and writes answers, ``messages.py`` has
+both as values. ``limits.py`` bounds the cost of clients, ``bodies.py`` handles long, slow and compressed bodies.
+``client.py`` is the client.
 """

@@ -1,8 +1,7 @@
 """A small HTTP/1.1 client on asyncio: whole prebuilt requests out, status and body in.
 
-A ``Pool`` keeps connections alive and opens more where all are busy, up to a limit; one request is under
-way on a connection at a time. What a request means is elsewhere: whoever sends one is a ``Taker`` and
-hears what became of it.
+A ``Pool`` keeps connections alive and opens more if all are busy, up to a limit; each connection carries one request at
+a time. A request belongs to a ``Taker``, which builds it and gets its answer, or the reason why there is none.
 """
 
 from __future__ import annotations
@@ -17,30 +16,223 @@ from typing import NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 from weft.base.errors import InputError, reason_of
-from weft.http.answers import Answer, AnswerParser, NotHttp
 
 CONNECT_TIMEOUT_S = 10.0
+"""Longest time to open a connection; a server that is only slow under load accepts within a few seconds."""
 CALL_TIMEOUT_S = 30.0
+"""Longest time for the answer to one ``call``: metadata, statistics, health."""
+
+MAX_HEAD_BYTES = 1 << 16
+"""Longest head of an answer, or of a chunk, that is read; servers send a few hundred bytes."""
+MAX_KEPT_BYTES = 1 << 16
+"""Bytes of an error's body that are kept; the rest is read and dropped."""
+
+_HEADERS = re.compile(
+    rb"\r\n(content-length|transfer-encoding|connection|inference-header-content-length)[ \t]*:[ \t]*([^\r\n]*)",
+    re.IGNORECASE,
+)
+_STATUS_LINE = re.compile(rb"HTTP/1\.[0-9] [1-9][0-9][0-9](?: |\r|\Z)")
+
+
+class Answer(NamedTuple):
+    """A complete answer."""
+
+    status: int
+    body: bytes
+    """Beginning of the body; of an answer with status 200 at most ``keep_bytes``."""
+    reusable: bool
+    """Whether the connection may carry another request."""
+    json_bytes: int | None = None
+    """Length of the JSON part before binary tensors; None without the header, -1 if the header is no number."""
+    head: bytes = b""
+    """Status line and headers."""
+
+
+class NotHttp(ValueError):
+    """The bytes of a server are no HTTP/1 answer."""
+
+
+class AnswerParser:
+    """Parser of answers that arrive in pieces of any size."""
+
+    __slots__ = (
+        "_buffer", "_json_bytes", "_kept", "_left", "_read", "_reusable", "_room", "_status", "_take", "keep_bytes",
+    )  # fmt: skip
+
+    def __init__(self, *, keep_bytes: int = 0) -> None:
+        self.keep_bytes = keep_bytes
+        """Bytes of the body that are kept of an answer with status 200."""
+        self._reset()
+
+    def _reset(self) -> None:
+        self._buffer = b""
+        self._kept: list[bytes] = []
+        self._read = b""
+        self._status = 0
+        self._left = 0
+        self._room = 0
+        self._json_bytes: int | None = None
+        self._reusable = True
+        self._take = self._head
+
+    def feed(self, data: bytes) -> Answer | None:
+        """Parse a piece; returns the answer if it is complete. Bytes after it make the connection not reusable."""
+        return self._take(data)
+
+    def end(self) -> Answer | None:
+        """Return the answer if its body ends with the connection; None if the connection ended too early."""
+        if self._take != self._rest:
+            return None
+        return self._done(b"")
+
+    def _head(self, data: bytes) -> Answer | None:
+        if self._buffer:
+            data = self._buffer + data
+        end = data.find(b"\r\n\r\n")
+        if end < 0 or end > MAX_HEAD_BYTES:
+            if len(data) > MAX_HEAD_BYTES:
+                raise NotHttp(f"its head is longer than {MAX_HEAD_BYTES} bytes")
+            self._buffer = data
+            return None
+        self._buffer = b""
+        self._begin(data[:end])
+        rest = data[end + 4 :]
+        if 100 <= self._status < 200:  # an interim answer; the real one follows
+            self._reset()
+            return self._head(rest) if rest else None
+        if self._take == self._length and self._left == 0:
+            return self._done(rest)
+        return self._take(rest) if rest else None
+
+    def _begin(self, head: bytes) -> None:
+        if not _STATUS_LINE.match(head):
+            raise NotHttp(f"it begins with {head[:40]!r}")
+        self._read, self._status = head, int(head[9:12])
+        self._reusable = head[7:8] == b"1"
+        self._room = MAX_KEPT_BYTES if self._status != 200 else self.keep_bytes
+        lengths, self._take = set(), self._rest
+        for name, value in _HEADERS.findall(head):
+            key = name.lower()
+            if key == b"content-length":
+                lengths.add(value.strip())
+            elif key == b"connection":
+                self._reusable = b"close" not in value.lower()
+            elif key == b"inference-header-content-length":
+                self._json_bytes = _number(value.strip())
+            elif value.strip().lower() == b"chunked":
+                self._take = self._chunk_size
+            else:
+                raise NotHttp(f"its transfer encoding is {value[:40]!r}")
+        if self._take == self._chunk_size:
+            return
+        if self._status in (204, 304):
+            self._left, self._take = 0, self._length
+        elif lengths:
+            self._left, self._take = _length_of(lengths), self._length
+        else:
+            self._reusable = False
+
+    def _length(self, data: bytes) -> Answer | None:
+        if len(data) < self._left:
+            self._left -= len(data)
+            self._keep(data)
+            return None
+        if self._room:
+            self._keep(data[: self._left])
+        return self._done(data[self._left :])
+
+    def _rest(self, data: bytes) -> Answer | None:
+        self._keep(data)
+        return None
+
+    def _chunk_size(self, data: bytes) -> Answer | None:
+        data = self._buffer + data
+        self._buffer = b""
+        while True:
+            end = data.find(b"\r\n")
+            if end < 0:
+                if len(data) > MAX_HEAD_BYTES:
+                    raise NotHttp("a chunk's head has no end")
+                self._buffer = data
+                return None
+            text = data[:end].partition(b";")[0].strip(b" \t")
+            if not re.fullmatch(rb"[0-9A-Fa-f]{1,15}", text):
+                raise NotHttp(f"a chunk's length is {text[:40]!r}")
+            size = int(text, 16)
+            data = data[end + 2 :]
+            if size == 0:
+                self._take = self._trailer
+                return self._trailer(data)
+            self._left, self._take = size + 2, self._chunk  # with the line end after it
+            if len(data) < self._left:
+                return self._chunk(data)
+            self._keep(data[:size])
+            data, self._take = data[size + 2 :], self._chunk_size
+
+    def _chunk(self, data: bytes) -> Answer | None:
+        """Parse the rest of a chunk that arrived in pieces."""
+        if len(data) < self._left:
+            self._keep(data[: max(0, self._left - 2)])
+            self._left -= len(data)
+            return None
+        self._keep(data[: max(0, self._left - 2)])
+        self._take = self._chunk_size
+        return self._chunk_size(data[self._left :])
+
+    def _trailer(self, data: bytes) -> Answer | None:
+        data = self._buffer + data
+        if data.startswith(b"\r\n"):
+            return self._done(data[2:])
+        end = data.find(b"\r\n\r\n")
+        if end >= 0:
+            return self._done(data[end + 4 :])
+        if len(data) > MAX_HEAD_BYTES:
+            raise NotHttp("its trailer has no end")
+        self._buffer = data
+        return None
+
+    def _keep(self, data: bytes) -> None:
+        if self._room:
+            self._kept.append(data[: self._room])
+            self._room -= len(self._kept[-1])
+
+    def _done(self, beyond: bytes) -> Answer:
+        answer = Answer(self._status, b"".join(self._kept), self._reusable and not beyond, self._json_bytes, self._read)
+        self._reset()
+        return answer
+
+
+def _length_of(values: set[bytes]) -> int:
+    text = min(values)
+    length = _number(text)
+    if len(values) > 1 or length < 0:
+        raise NotHttp(f"its content length is {b', '.join(sorted(values))[:40]!r}")
+    return length
+
+
+def _number(text: bytes) -> int:
+    """Parse a whole number of at most 18 digits; -1 for other text."""
+    return int(text) if text.isdigit() and len(text) <= 18 else -1
 
 
 class ServerAddress(NamedTuple):
-    """Where a server is."""
+    """The address of a server."""
 
     url: str
     host: str
     port: int
     prefix: str
-    """What every path begins with: empty, or ``/some/folder``."""
+    """Prefix of every path: empty, or ``/some/folder``."""
     authority: str
     context: ssl.SSLContext | None
 
 
 class Taker(Protocol):
-    """Sends requests, and hears of each by its number exactly once: answered or broken."""
+    """Builds requests and takes their answers, by number; ``answered`` or ``broken`` is called once for each."""
 
     @property
     def keep_bytes(self) -> int:
-        """How much of a good answer's body it wants to see."""
+        """Bytes of the body that are kept of an answer with status 200."""
         ...
 
     def request(self, number: int) -> bytes: ...
@@ -53,7 +245,7 @@ class Taker(Protocol):
 
 
 def parse_url(url: str, context: ssl.SSLContext | None = None) -> ServerAddress:
-    """The server that *url* names; https takes the system's certificates where there is no *context*."""
+    """Parse the URL of a server; https takes the system's certificates without a *context*."""
     try:
         parts = urlsplit(url)
         port = parts.port
@@ -84,7 +276,7 @@ def request_bytes(
     head: str = "",
     body: bytes | memoryview = b"",
 ) -> bytes:
-    """A whole request; *head*: further header lines, each with its line end."""
+    """Return a whole request as bytes; *head*: further header lines with their line ends."""
     if key is not None and not (key.isascii() and key.isprintable()):
         raise InputError("--api-key holds characters that no HTTP header can carry")
     lines = f"{method} {target.prefix}/{path} HTTP/1.1\r\nHost: {target.authority}\r\n{head}"
@@ -96,7 +288,7 @@ def request_bytes(
 
 
 class Connection(asyncio.Protocol):
-    """One connection of a pool, and the request under way on it."""
+    """One connection of a pool, and the request on it."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -111,6 +303,7 @@ class Connection(asyncio.Protocol):
         self.transport = cast(asyncio.Transport, transport)
 
     def send(self, taker: Taker, number: int) -> None:
+        """Send a request; the connection must be idle."""
         self.taker, self.number = taker, number
         self._parser.keep_bytes = taker.keep_bytes
         taker.sent(number, self._time())
@@ -118,7 +311,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         taker = self.taker
-        if taker is None:  # nobody asked
+        if taker is None:  # bytes without a request
             self.transport.abort()
             return
         try:
@@ -130,7 +323,7 @@ class Connection(asyncio.Protocol):
         if answer is None:
             return
         now_s, number, self.taker = self._time(), self.number, None
-        # An answer that comes before the whole request is out leaves the rest of it on the line.
+        # an answer that arrives before its request is sent to the end leaves the rest of it on the connection
         if answer.reusable and not self.transport.get_write_buffer_size():
             self._pool.free(self)
         else:
@@ -151,7 +344,7 @@ class Connection(asyncio.Protocol):
 
 
 def unreachable(url: str, error: OSError, server: str) -> str:
-    """The error message for a refused connection to *url*; *server*: the command that starts what should listen."""
+    """Return the message for a failed connection to *url*; *server*: the command that starts the server."""
     numbers = set(re.findall(r"\[Errno ([0-9]+)\]", str(error)))  # a host of several addresses has one of each
     if numbers == {str(ECONNREFUSED)}:
         return f"nothing listens at {url.removeprefix('http://')}; start `{server}` first"
@@ -159,16 +352,16 @@ def unreachable(url: str, error: OSError, server: str) -> str:
 
 
 class Pool:
-    """Connections to one server; a request takes the one used last, or a new one, or waits in line."""
+    """Connections to one server; a request takes the idle one used last, or a new one, or waits in a queue."""
 
     def __init__(self, target: ServerAddress, limit: int) -> None:
         self.loop = asyncio.get_running_loop()
         self.target = target
         self.limit = limit
         self.opened = 0
-        """Connections ever made."""
+        """Connections opened so far."""
         self.held_back = 0
-        """Requests that found every connection busy and the limit reached."""
+        """Requests that had to wait because all connections were busy and the limit was reached."""
         self._idle: list[Connection] = []
         self._live: set[Connection] = set()
         self._waiting: deque[tuple[Taker, int]] = deque()
@@ -178,17 +371,18 @@ class Pool:
 
     @property
     def outstanding(self) -> int:
-        """Requests under way, or waiting for a connection."""
+        """Requests sent without an answer so far, or waiting for a connection."""
         return len(self._live) - len(self._idle) + len(self._waiting)
 
     async def open(self, count: int) -> None:
-        """Have *count* connections at the least; raises OSError where the server cannot be reached."""
+        """Open connections until there are *count*, or the limit; OSError if the server cannot be reached."""
         while len(self._live) < min(count, self.limit):
             self.free(await self._connect())
 
     def send(self, taker: Taker, number: int) -> None:
-        """Send a request now, or as soon as there is a connection."""
+        """Send a request now, or as soon as a connection is idle."""
         idle = self._idle
+        # the one used last: it is the most likely one to be open, and its buffers are warm
         while idle:
             connection = idle.pop()
             if not connection.transport.is_closing():
@@ -200,33 +394,33 @@ class Pool:
         self._grow()
 
     def free(self, connection: Connection) -> None:
-        """A connection has nothing to do."""
+        """Give an idle connection the next waiting request, or keep it."""
         if self._waiting:
             connection.send(*self._waiting.popleft())
         else:
             self._idle.append(connection)
 
     def gone(self, connection: Connection) -> None:
-        """A connection has ended."""
+        """Forget a closed connection."""
         self._live.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)
         self._grow()
 
     def abandon(self, taker: Taker) -> None:
-        """Nobody waits for what a taker has under way; it hears no more of it, and the server that it left."""
-        self._waiting = deque(each for each in self._waiting if each[0] is not taker)
-        for connection in [each for each in self._live if each.taker is taker]:
+        """Cancel the requests of a taker without calling it; their connections are closed, which tells the server."""
+        self._waiting = deque(entry for entry in self._waiting if entry[0] is not taker)
+        for connection in [connection for connection in self._live if connection.taker is taker]:
             connection.taker = None
             connection.transport.abort()
 
     def lose(self) -> None:
-        """The server is not there any more: requests under way are broken."""
+        """Break all requests, as the server is gone."""
         for connection in list(self._live):
             connection.transport.abort()
 
     async def close(self) -> None:
-        """End every connection at once; requests under way hear no more."""
+        """Close every connection at once; takers of open requests are not called."""
         self._closed = True
         self._waiting.clear()
         for task in self._tasks:
@@ -236,7 +430,7 @@ class Pool:
             connection.taker = None
             connection.transport.abort()
         until_s = self.loop.time() + 1
-        while self._live and self.loop.time() < until_s:
+        while self._live and self.loop.time() < until_s:  # transports report their end in later turns of the loop
             await asyncio.sleep(0)
 
     def _grow(self) -> None:
@@ -247,7 +441,7 @@ class Pool:
             task.add_done_callback(self._tasks.discard)
 
     async def _open(self) -> None:
-        """Open one connection for those that wait; where none can be opened, and none is left, tell the first."""
+        """Open a connection for waiting requests; if that fails and no other is left, break the first of them."""
         try:
             connection = await self._connect()
         except OSError as error:
@@ -273,7 +467,7 @@ class Pool:
 
 
 class _Call:
-    """One request for whose whole answer somebody waits."""
+    """A single request whose answer is a future."""
 
     keep_bytes = sys.maxsize
 
@@ -285,7 +479,7 @@ class _Call:
         return self._request
 
     def sent(self, number: int, now_s: float) -> None:
-        """A request left; nobody asks when."""
+        """Ignore the time of sending."""
 
     def answered(self, number: int, answer: Answer, now_s: float) -> None:
         if not self.future.done():
@@ -297,8 +491,8 @@ class _Call:
 
 
 async def call(pool: Pool, request: bytes) -> Answer:
-    """Send one request and wait for its answer; OSError where there is none, or none in time."""
-    errand = _Call(request)
-    pool.send(errand, 0)
+    """Send a request and wait for its answer; OSError if there is none, or none in time."""
+    single = _Call(request)
+    pool.send(single, 0)
     async with asyncio.timeout(CALL_TIMEOUT_S):
-        return await errand.future
+        return await single.future

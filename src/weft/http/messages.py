@@ -1,6 +1,10 @@
-"""What travels over HTTP: a request and the way to answer it, an answer, and both as bytes.
+"""HTTP messages as values: a request with its reply function, an answer, and the headers of a gate (router).
 
-``http`` moves them. ``HttpExchange.respond`` must be called in the thread of the event loop.
+``HttpExchange.respond`` must be called in the thread of the event loop.
+
+A gate and a server behind it exchange three headers. A request carries its age, so that its deadlines count from the
+moment its client sent it, whatever the clocks of the machines say, and the priorities that its client's key allows. The
+answer to such a request carries an estimate for the next one, by which the gate divides requests among servers.
 """
 
 from __future__ import annotations
@@ -8,12 +12,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from http import HTTPStatus
 from typing import NamedTuple, Protocol
 from urllib.parse import unquote_to_bytes
+
+from weft.base.errors import BadRequest
 
 NO_BODY = frozenset({204, 304})
 """Statuses of answers without a body."""
@@ -26,14 +32,14 @@ _ABSOLUTE = re.compile(r"https?://([^/?#@]+)(?=[/?#]|$)", re.IGNORECASE)
 
 
 class Passage(Protocol):
-    """What lets a request in that was judged by its head, until it is answered or its client has left."""
+    """The admission of a request by its head, which lasts until it is answered or its client disconnects."""
 
     @property
     def body_bytes(self) -> int:
         """Most bytes that its body may have."""
 
     def end(self) -> None:
-        """The request is over; called once."""
+        """End the admission; called once."""
 
 
 class HttpResponse(NamedTuple):
@@ -46,23 +52,23 @@ class HttpResponse(NamedTuple):
 
 
 class RequestTarget(NamedTuple):
-    """What a request is for."""
+    """The target of a request: path and query."""
 
     path: str
-    """Decoded and free of control characters."""
+    """Decoded, without control characters."""
     raw_path: str
-    """As sent, so that ``%2F`` can be told from ``/``."""
+    """As sent, so that ``%2F`` and ``/`` remain different."""
     query: str
     authority: str = ""
-    """Host and port of a target in absolute form, which the header ``Host`` does not outweigh (RFC 9112, 3.2.2)."""
+    """Host and port of a target in absolute form, which goes before the header ``Host`` (RFC 9112, 3.2.2)."""
 
 
 @dataclass(eq=False, slots=True)
 class HttpExchange:
-    """One request and the way to answer it.
+    """A request with its reply function.
 
-    Header names are in lower case; a header given several times is joined by commas.
-    Set ``gone`` before the handler returns: it is called once, if the client leaves before ``respond``.
+    Header names are in lower case; a repeated header is joined by commas. Set ``gone`` before the handler returns: it
+    is called once, if the client disconnects before ``respond``.
     """
 
     _answer: Callable[[HttpExchange, HttpResponse], None] | None
@@ -70,26 +76,27 @@ class HttpExchange:
     target: RequestTarget
     headers: dict[str, str]
     body: bytes | memoryview
-    """A view where it is long."""
+    """A view if it is long."""
     peer: str
     received_ns: int = field(default_factory=time.monotonic_ns)
     gone: Callable[[], None] | None = None
     passage: Passage | None = None
-    """What the gate found out about it, where there is a gate."""
+    """The admission of the server's gate, if it has one."""
     held_bytes: int = 0
-    """What the server holds for its body, of what it may hold for all."""
+    """Bytes of its body that count towards the byte budget."""
 
     @property
     def path(self) -> str:
+        """Decoded path of the target."""
         return self.target.path
 
     @property
     def open(self) -> bool:
-        """Whether an answer is still wanted."""
+        """Whether the client still waits for an answer."""
         return self._answer is not None
 
     def respond(self, response: HttpResponse) -> None:
-        """Answer, once; an answer too many, or to a client who left, is dropped.
+        """Answer, once; a second answer, or one to a client that disconnected, is dropped.
 
         Raises ValueError for a header or status that cannot be sent; the exchange then stays open.
         """
@@ -97,25 +104,25 @@ class HttpExchange:
             self._answer(self, response)
 
     def end(self) -> Callable[[], None] | None:
-        """Want no answer any more; returns whom to tell that the client left."""
+        """Drop later answers; returns the callback for a client that disconnected."""
         gone, self._answer, self.gone = self.gone, None, None
         return gone
 
 
 def error_response(status: int, error: str, headers: tuple[tuple[str, str], ...] = ()) -> HttpResponse:
-    """An answer whose body is ``{"error": ...}``."""
+    """Return an answer whose body is ``{"error": ...}``."""
     return HttpResponse(status, json.dumps({"error": error}).encode(), headers=headers)
 
 
 @lru_cache(maxsize=256)
 def header_name(raw: bytes) -> str:
-    """A header's name as it is known: in lower case."""
+    """Return the name of a header in lower case."""
     return raw.decode("latin-1").lower()
 
 
 @lru_cache(maxsize=256)
 def parse_target(url: bytes) -> RequestTarget | None:
-    """Path and query of a request target, or None when it is not one we serve."""
+    """Parse a request target; None if it is malformed, or of a form that the server does not serve."""
     raw, authority = url.decode("latin-1"), ""
     if not raw.startswith("/"):
         if raw == "*":
@@ -141,7 +148,7 @@ def parse_target(url: bytes) -> RequestTarget | None:
 
 @lru_cache(maxsize=512)
 def opening(status: int, content_type: str) -> bytes:
-    """The status line and the content type."""
+    """Return the status line and the content type of an answer; ValueError if they cannot be sent."""
     if not 200 <= status <= 599:
         raise ValueError(f"response status is {status}; a final answer has 200 to 599")
     if not _VALUE.fullmatch(content_type):
@@ -153,7 +160,7 @@ def opening(status: int, content_type: str) -> bytes:
 
 @lru_cache(maxsize=256)
 def header_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
-    """Further headers of an answer; ValueError for one that cannot be sent."""
+    """Return further headers of an answer as bytes; ValueError for one that cannot be sent."""
     lines = []
     for name, value in headers:
         if not _TOKEN.fullmatch(name) or name.lower() in _OURS:
@@ -164,3 +171,79 @@ def header_lines(headers: tuple[tuple[str, str], ...]) -> bytes:
             raise ValueError(f"response header {name} has the value {value!r}; remove line ends and control characters")
         lines.append(f"{name}: {value}\r\n")
     return "".join(lines).encode("latin-1")
+
+
+# Headers between a gate (router) and a server
+
+AGE = "weft-age-us"
+RANK = "weft-priority"
+ESTIMATE = "Weft-Estimate"
+
+_OLDEST_US = 10**12  # 11 days; a larger age is no age, and its nanoseconds would leave 63 bits
+_RANK = re.compile(r"([0-3]) ([1-3])")
+_ESTIMATE = re.compile(rb"\r\nweft-estimate: ?(\d{1,15}) (\d{1,15}) (\d{1,6})(?:\r|\Z)", re.IGNORECASE)
+
+
+class ClientRank(NamedTuple):
+    """The priorities that a client's key gives its requests (``weft.serving.keys``)."""
+
+    priority: int = 0
+    """Priority of requests without one; 0: that of their model."""
+    top: int = 1
+    """Highest priority that the key allows; 1 is the highest of all."""
+
+    def within(self, other: ClientRank) -> ClientRank:
+        """Return the priorities that both keys allow: a second key raises no request above the first."""
+        return ClientRank(self.priority or other.priority, max(self.top, other.top))
+
+    def header(self) -> str:
+        """Return the header line of a request."""
+        return f"{RANK}: {self.priority} {self.top}\r\n"
+
+
+ANYONE = ClientRank()
+
+
+def rank_of(headers: Mapping[str, str]) -> ClientRank:
+    """Return the priorities that a gate passed on with a request; ``ANYONE`` for a request directly from its client."""
+    text = headers.get(RANK)
+    if text is None:
+        return ANYONE
+    match = _RANK.fullmatch(text)
+    if match is None:
+        raise BadRequest(f"{RANK} = {text[:40]!r} must be a priority from 0 to 3 and the highest one, from 1 to 3")
+    return ClientRank(int(match[1]), int(match[2]))
+
+
+class ServerEstimate(NamedTuple):
+    """A server's estimate for another request; times are nanoseconds."""
+
+    ahead: int
+    """Until a lane is free for it."""
+    own: int
+    """Its own computing time."""
+    lanes: int
+    """How many such requests are computed at a time."""
+
+    def header(self) -> tuple[str, str]:
+        """Return the header of an answer."""
+        return ESTIMATE, f"{self.ahead // 1000} {self.own // 1000} {self.lanes}"
+
+
+def age_of(headers: Mapping[str, str]) -> int | None:
+    """Return the nanoseconds that a request has spent in gates; None for a request directly from its client."""
+    text = headers.get(AGE)
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 16 and int(text) < _OLDEST_US):
+        raise BadRequest(f"{AGE} = {text[:40]!r} must be a whole number of microseconds")
+    return int(text) * 1000
+
+
+def estimate_in(head: bytes) -> ServerEstimate | None:
+    """Return the estimate in the head of an answer; None if it has none."""
+    match = _ESTIMATE.search(head)
+    if match is None:
+        return None
+    ahead, own, lanes = (int(number) for number in match.groups())
+    return ServerEstimate(ahead * 1000, own * 1000, max(1, lanes))

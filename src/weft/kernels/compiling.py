@@ -51,11 +51,9 @@ event.register("numba:compile", _Announcement())
 
 def loop(function: F) -> F:
     """Compile a function, and keep it until a source changes that it is made of."""
+    # numba names the cache file by this. A file that other sources made is never opened: it may name missing classes.
+    function.__qualname__ += f"-{stamp(function.__module__)[:16]}"
     compiled: F = _njit(cache=True)(function)
-    if not _config.DISABLE_JIT:
-        index = compiled._cache._cache_file  # type: ignore[attr-defined]
-        # numba compares this before it reads the rest, which names classes that another weft may not have
-        index._version = f"{index._version} {stamp(function.__module__)}"
     return compiled
 
 

@@ -1,4 +1,4 @@
-"""Load on a real server: a workload's requests, sent at their times to any server of the Open Inference Protocol."""
+"""The load generator: sends a workload's requests at their times to any server of the Open Inference Protocol."""
 
 from weft.load.generator import Progress, drive, run_load
 from weft.load.report import BROKEN, LOST, LoadResult, StreamFigures, StreamLoad

@@ -1,10 +1,9 @@
-"""Sends a workload to a server at the times its arrival processes draw, and measures from those times.
+"""The load generator: sends requests at the times that arrival processes draw, and measures from those times.
 
-The generator is an open loop: a request leaves when its time has come, whatever became of those before
-it, and its latency counts from that time even where the generator, or a connection, was late. So a
-server that stalls is charged for every request it kept waiting, not only for the one that hung.
-Closed streams are the exception they are meant to be: a client's next request has its time when the
-last one is answered and the client has thought.
+The load is open-loop: a request is sent at its scheduled time, whether or not earlier ones were answered, and its
+latency counts from that time even if the generator, or a connection, was late. A server that stalls is thus charged for
+every request that it kept waiting, not only for the one that hung. Closed streams are the exception: a client's next
+request is scheduled when the last one is answered and the think time has passed.
 """
 
 from __future__ import annotations
@@ -13,6 +12,8 @@ import asyncio
 import gc
 import json
 import math
+import select
+import selectors
 import ssl
 import statistics
 import sys
@@ -28,8 +29,7 @@ from typing import Any, NamedTuple, ParamSpec
 import numpy as np
 
 from weft.base.errors import InputError, ShapeNeeded, WorkloadError, reason_of, unknown_name
-from weft.http.answers import Answer
-from weft.http.client import Pool, call, parse_url, request_bytes, unreachable
+from weft.http.client import Answer, Pool, call, parse_url, request_bytes, unreachable
 from weft.load.payload import (
     BINARY,
     DEADLINES,
@@ -42,41 +42,53 @@ from weft.load.payload import (
     served_name,
     unshaped,
 )
-from weft.load.reading import MAX_ANSWER_BYTES, Readings, announces_exits
-from weft.load.report import BROKEN, LOST, OK, LoadResult, StreamLoad, stream_load
-from weft.load.timing import precise_loop
+from weft.load.report import (
+    BROKEN,
+    LOST,
+    MAX_ANSWER_BYTES,
+    OK,
+    SHOWN_CHARACTERS,
+    AnswerReader,
+    LoadResult,
+    StreamLoad,
+    announces_exits,
+    stream_load,
+)
 from weft.workloads.exits import MOST_EXITS
 from weft.workloads.requests import Stream, Workload
 
-Asked = ParamSpec("Asked")
+Arguments = ParamSpec("Arguments")
 Progress = Callable[[float, int, int], None]
-"""Called now and then with the seconds gone, the answers that came, and the requests under way or waiting."""
+"""Called every ``PROGRESS_S`` with the seconds gone, the answers received, and the requests sent or waiting."""
 
 MOST_REQUESTS = 5_000_000
+"""Most requests of open streams: their times and outcomes are kept in memory, about 100 bytes for each."""
 SENT_AT_ONCE = 32
-"""Requests sent in a row before the loop may look for answers."""
+"""Requests sent in a row before the loop looks for answers; more would add to the latencies of those."""
 LEAD_S = 0.05
+"""Time before the first request, in which the loop settles after the setup."""
 PAUSE_S = 0.05
-"""How long a closed client waits at least after its connection failed."""
+"""Shortest pause of a closed client after its connection failed, so that a dead server is not hammered."""
 ROUND_TRIPS = 50
+"""Probes whose median is the round trip: enough that a few slow ones do not count."""
 PROGRESS_S = 0.2
-SHOWN_CHARACTERS = 200
+"""Period of progress reports: five a second look smooth on a terminal."""
 SAMPLING = 2
-"""Of a seed's independent sequences, the one that samples are drawn from; the others are the workload's."""
+"""Number of the seed's independent random sequence for samples; the workload uses the others."""
 
 ANSWER_HEAD_BYTES = 64 << 10
-"""How much of an answer is searched for its parameters."""
+"""Bytes of an answer that are searched for its parameters; they come before the outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Preparation:
-    """What the server was asked before the run."""
+    """The server's metadata, and the requests built from it."""
 
     server: dict[str, Any]
     payloads: tuple[Payload, ...]
-    """What is sent for each stream."""
-    tell_exits: tuple[bool, ...]
-    """Whether the answers to each tell at which exit they left."""
+    """Requests of each stream."""
+    have_exits: tuple[bool, ...]
+    """Whether the answers of each stream have the exits."""
     transport_s: float
 
 
@@ -94,10 +106,10 @@ async def drive(
 ) -> LoadResult:
     """Send a workload to the server at *url* and wait for the answers.
 
-    deadlines: strict tells the server to give up at the deadline, soft tells it the deadline, none
-    nothing. connections: as many at most. grace_s: what has no answer so long after the last arrival
-    is lost. context: for https, instead of the system's certificates. alone: so many requests of every
-    stream are sent one after another before, to find out what they take besides being computed.
+    deadlines: strict: the server gives up at the deadline; soft: it knows the deadline; none: it does not.
+    connections: the limit. grace_s: grace period for answers after the last arrival; later ones are lost. context: for
+    https, instead of the system's certificates. alone: requests of every stream that are sent one after another before
+    the run, to measure their time besides queueing and computing.
     """
     _check(deadlines, connections, grace_s)
     target = parse_url(url, context)
@@ -105,13 +117,13 @@ async def drive(
     control, pool = Pool(target, 1), Pool(target, connections)
     try:
         plan = await _prepare(workload, control, deadlines, api_key)
-        overheads = [await _overhead_s(control, each.requests[0], alone) for each in plan.payloads]
+        overheads = [await _overhead_s(control, payload.requests[0], alone) for payload in plan.payloads]
         run = _LoadRun(workload, plan, pool, clock)
         await _reach(pool, max(4, *(s.clients for s in workload.stream if s.arrival == "closed"), 4))
         started, cpu_s = datetime.now(UTC), time.thread_time()
         await run.go(progress)
         cpu_s = time.thread_time() - cpu_s
-        await pool.close()  # what comes now is too late
+        await pool.close()  # later answers are lost
         profile = await _profile(control, api_key)
     finally:
         await pool.close()
@@ -133,36 +145,38 @@ async def drive(
     )
 
 
-def _waited_for(send: Callable[Asked, Coroutine[Any, Any, LoadResult]]) -> Callable[Asked, LoadResult]:
-    """*send* for callers that have no event loop: it runs in one of its own, and nothing of ours disturbs it."""
+def _blocking(
+    send: Callable[Arguments, Coroutine[Any, Any, LoadResult]],
+) -> Callable[Arguments, LoadResult]:
+    """Return *send* for callers without an event loop: it runs in one of its own, undisturbed."""
 
     @wraps(send)
-    def run(*what: Asked.args, **how: Asked.kwargs) -> LoadResult:
+    def run(*arguments: Arguments.args, **options: Arguments.kwargs) -> LoadResult:
         with _undisturbed(), asyncio.Runner(loop_factory=precise_loop) as runner:
-            return runner.run(send(*what, **how))
+            return runner.run(send(*arguments, **options))
 
     return run
 
 
-run_load = _waited_for(drive)
+run_load = _blocking(drive)
 """``drive`` for callers without an event loop."""
 
 
 async def _overhead_s(pool: Pool, request: bytes, count: int) -> float | None:
-    """What a request takes alone besides waiting and being computed, as a weft server tells those; the median."""
-    found = []
+    """Return the median time of a lone request besides queueing and computing, which a weft server reports."""
+    overheads_s = []
     for _ in range(count):
         began_s = time.perf_counter()
         answer = await call(pool, request)
         took_s = time.perf_counter() - began_s
-        told = _told_us(answer.body) if answer.status == OK else None
-        if told is not None:
-            found.append(took_s - told / 1e6)
-    return max(0.0, statistics.median(found)) if found else None
+        served_us = _served_us(answer.body) if answer.status == OK else None
+        if served_us is not None:
+            overheads_s.append(took_s - served_us / 1e6)
+    return max(0.0, statistics.median(overheads_s)) if overheads_s else None
 
 
-def _told_us(body: bytes) -> int | None:
-    """Queueing and computing as the answer's parameters say it; its tensors may follow in binary."""
+def _served_us(body: bytes) -> int | None:
+    """Return the time of queueing and computing in an answer's parameters; None if it has none."""
     try:
         answer, _ = json.JSONDecoder().raw_decode(body[:ANSWER_HEAD_BYTES].decode("latin-1"))
         parameters = answer["parameters"]
@@ -182,7 +196,7 @@ def _check(deadlines: str, connections: int, grace_s: float) -> None:
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """No garbage collection, and other threads of ours give way soon."""
+    """Keep garbage collection off and thread switches quick: both would delay the sending of requests."""
     interval_s, collecting = sys.getswitchinterval(), gc.isenabled()
     gc.collect()
     gc.disable()
@@ -203,44 +217,45 @@ class _Clock:
         self.duration_s = duration_s
         self.grace_s = grace_s
         self.start_s = 0.0
-        """When the run begins, on the loop's own clock."""
+        """Start of the run on the loop's clock."""
         self.ended_s = 0.0
 
 
-class _Part(NamedTuple):
-    """All that one stream needs of a run."""
+class _StreamContext(NamedTuple):
+    """The members of a run that one stream needs."""
 
     stream: Stream
     payload: Payload
-    tell_exits: bool
+    has_exits: bool
     rng: np.random.Generator
-    """Which samples are sent."""
+    """Draws the samples."""
     clock: _Clock
     pool: Pool
-    leave: Callable[[], None]
+    end_one: Callable[[], None]
+    """Called when a request has ended for good."""
 
 
-class _Open:
-    """An open stream's requests; it sends them when told to."""
+class _OpenStream:
+    """The requests of an open stream, which ``_LoadRun`` sends."""
 
-    def __init__(self, part: _Part) -> None:
-        self.stream, self.clock = part.stream, part.clock
-        self._payload, self._rng, self._leave = part.payload, part.rng, part.leave
-        self._readings = Readings(part.payload.labels, exits=part.tell_exits)
-        self.keep_bytes = MAX_ANSWER_BYTES if self._readings.wanted else 0
+    def __init__(self, context: _StreamContext) -> None:
+        self.stream, self.clock = context.stream, context.clock
+        self._payload, self._rng, self._end_one = context.payload, context.rng, context.end_one
+        self._reader = AnswerReader(context.payload.labels, exits=context.has_exits)
+        self.keep_bytes = MAX_ANSWER_BYTES if self._reader.wanted else 0
         self._rows = array("q")
         self.answers = 0
         self.messages: dict[int, str] = {}
         self.scheduled, self.lag, self.latency, self.status = array("d"), array("d"), array("d"), array("h")
 
     def schedule(self, times_s: Sequence[float]) -> None:
-        """Add requests that nothing has become of yet."""
+        """Add requests; until they end they count as lost."""
         count = len(times_s)
         self.scheduled.extend(times_s)
         self.lag.extend([math.nan] * count)
         self.latency.extend([math.nan] * count)
         self.status.extend([LOST] * count)
-        self._readings.expect(count)
+        self._reader.expect(count)
         if self._payload.sampled:
             self._rows.extend(self._rng.integers(len(self._payload.requests), size=count).tolist())
 
@@ -255,21 +270,22 @@ class _Open:
         self.status[number] = answer.status
         self.answers += 1
         if answer.status != OK and answer.status not in self.messages:
-            self.messages[answer.status] = _told(answer.body)
-        self.over(now_s)
-        if self.keep_bytes and answer.status == OK:  # after the client's next request has left
-            self._readings.read(number, answer)
+            self.messages[answer.status] = _error_text(answer.body)
+        self.ended(now_s)
+        if self.keep_bytes and answer.status == OK:  # last: reading takes time, and a closed client must send first
+            self._reader.read(number, answer)
 
     def broken(self, number: int, why: str, now_s: float) -> None:
         self.status[number] = BROKEN
         self.messages.setdefault(BROKEN, _one_line(why))
-        self.over(now_s, at_least_s=PAUSE_S)
+        self.ended(now_s, at_least_s=PAUSE_S)
 
-    def over(self, now_s: float, at_least_s: float = 0.0) -> None:
-        """One request has ended."""
-        self._leave()
+    def ended(self, now_s: float, at_least_s: float = 0.0) -> None:
+        """Count the end of a request; *at_least_s*: shortest pause before a closed client's next one."""
+        self._end_one()
 
     def result(self, workload: Workload, exit_count: int) -> StreamLoad:
+        """Return the outcomes and figures of the stream."""
         rows = np.array(self._rows, np.int64) if self._payload.sampled else None
         lag_s, scheduled_s = np.array(self.lag), np.array(self.scheduled)
         waited_s = np.maximum(0.0, self.clock.ended_s - scheduled_s)
@@ -281,32 +297,33 @@ class _Open:
             latency_s=np.array(self.latency),
             status=np.array(self.status, np.int16),
             messages=self.messages,
-            said=self._readings.said(rows, exit_count),
+            contents=self._reader.contents(rows, exit_count),
         )
 
 
-class _Closed(_Open):
-    """A closed stream: as many clients, each of which sends again when it has its answer and has thought."""
+class _ClosedStream(_OpenStream):
+    """A closed stream: clients that send again after their answer and a think time."""
 
-    def __init__(self, part: _Part) -> None:
-        super().__init__(part)
-        self._pool = part.pool
+    def __init__(self, context: _StreamContext) -> None:
+        super().__init__(context)
+        self._pool = context.pool
 
     def begin(self) -> None:
+        """Send the first request of every client."""
         for number in range(self.stream.clients):
             self.schedule([0.0])
             self._pool.send(self, number)
 
-    def over(self, now_s: float, at_least_s: float = 0.0) -> None:
+    def ended(self, now_s: float, at_least_s: float = 0.0) -> None:
         pause_s = max(self.stream.think_ms / 1e3, at_least_s)
-        at_s = now_s - self.clock.start_s + pause_s
-        if at_s >= self.clock.duration_s:
-            self._leave()
+        next_s = now_s - self.clock.start_s + pause_s
+        if next_s >= self.clock.duration_s:
+            self._end_one()
             return
         number = len(self.scheduled)
-        self.schedule([at_s])
+        self.schedule([next_s])
         if pause_s:
-            self.clock.loop.call_at(self.clock.start_s + at_s, self._pool.send, self, number)
+            self.clock.loop.call_at(self.clock.start_s + next_s, self._pool.send, self, number)
         else:
             self._pool.send(self, number)
 
@@ -318,33 +335,33 @@ class _LoadRun:
         self.workload = workload
         self.pool = pool
         self.clock = clock
-        self._over = clock.loop.create_future()
-        self._under_way = 0
-        """Open requests without an end, and closed clients that are not through."""
+        self._finished = clock.loop.create_future()
+        self._unfinished = 0
+        """Requests of open streams without an outcome, and closed clients that send further requests."""
         self.streams = [self._stream(index, plan) for index in range(len(workload.stream))]
         self._next = 0
         self._order()
 
-    def _stream(self, index: int, plan: _Preparation) -> _Open:
+    def _stream(self, index: int, plan: _Preparation) -> _OpenStream:
         stream = self.workload.stream[index]
-        # Numbers of their own: with samples or without, the arrivals are the same.
+        # a random sequence of its own: with samples or without, the arrivals are the same
         rng = np.random.default_rng([self.workload.seed, index, SAMPLING])
-        payload, tells = plan.payloads[index], plan.tell_exits[index]
-        part = _Part(stream, payload, tells, rng, self.clock, self.pool, self._leave)
-        return _Closed(part) if stream.arrival == "closed" else _Open(part)
+        payload, has_exits = plan.payloads[index], plan.have_exits[index]
+        context = _StreamContext(stream, payload, has_exits, rng, self.clock, self.pool, self._end_one)
+        return _ClosedStream(context) if stream.arrival == "closed" else _OpenStream(context)
 
     def _order(self) -> None:
-        """All open requests of all streams by their times."""
+        """Sort the requests of all open streams by their times; of equal times the first stream goes first."""
         times, owners, numbers = [np.empty(0)], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
         total = 0
-        for index, each in enumerate(self.streams):
-            if isinstance(each, _Closed):
+        for index, stream in enumerate(self.streams):
+            if isinstance(stream, _ClosedStream):
                 continue
             for block in self.workload.arrivals(index):
                 times.append(block)
-                numbers.append(np.arange(len(each.scheduled), len(each.scheduled) + len(block)))
+                numbers.append(np.arange(len(stream.scheduled), len(stream.scheduled) + len(block)))
                 owners.append(np.full(len(block), index))
-                each.schedule(block.tolist())
+                stream.schedule(block.tolist())
                 total += len(block)
                 if total > MOST_REQUESTS:
                     raise WorkloadError(f"more than {MOST_REQUESTS} requests; lower the rates or duration_s")
@@ -355,31 +372,31 @@ class _LoadRun:
         self._numbers: list[int] = np.concatenate(numbers)[order].tolist()
 
     async def go(self, progress: Progress | None) -> None:
-        """Send everything; returns with the last answer or at the end of the grace."""
+        """Send all requests; returns after the last answer, or at the end of the grace period."""
         loop, clock = self.clock.loop, self.clock
         clock.start_s = loop.time() + LEAD_S
-        closed = [each for each in self.streams if isinstance(each, _Closed)]
-        self._under_way = len(self._times) + sum(each.stream.clients for each in closed)
-        if not self._under_way:
+        closed = [stream for stream in self.streams if isinstance(stream, _ClosedStream)]
+        self._unfinished = len(self._times) + sum(stream.stream.clients for stream in closed)
+        if not self._unfinished:
             raise WorkloadError(f"nothing arrives within {clock.duration_s:g} s; raise the rates or duration_s")
-        for each in closed:
-            loop.call_at(clock.start_s, each.begin)
+        for stream in closed:
+            loop.call_at(clock.start_s, stream.begin)
         if self._times:
             loop.call_at(clock.start_s + self._times[0], self._send_due)
         cut = loop.call_at(clock.start_s + clock.duration_s + clock.grace_s, self._end)
         if progress:
-            self._tell(progress)
-        await self._over
+            self._report(progress)
+        await self._finished
         cut.cancel()
         clock.ended_s = loop.time() - clock.start_s
 
     def results(self, profile: Any) -> tuple[StreamLoad, ...]:
-        """What became of each stream; *profile*: what the server says of its models."""
-        return tuple(each.result(self.workload, _exit_count(profile, each.stream)) for each in self.streams)
+        """Return the results of all streams; *profile*: the server's profile of its models."""
+        return tuple(stream.result(self.workload, _exit_count(profile, stream.stream)) for stream in self.streams)
 
     def _send_due(self) -> None:
-        """Send what is due, and come back when the next one is."""
-        if self._over.done():
+        """Send the requests that are due, and schedule the next call."""
+        if self._finished.done():
             return
         loop, start_s, times, send = self.clock.loop, self.clock.start_s, self._times, self.pool.send
         first = self._next
@@ -391,39 +408,40 @@ class _LoadRun:
         if self._next < len(times):
             loop.call_at(start_s + times[self._next], self._send_due)
 
-    def _leave(self) -> None:
-        self._under_way -= 1
-        if not self._under_way:
+    def _end_one(self) -> None:
+        self._unfinished -= 1
+        if not self._unfinished:
             self._end()
 
     def _end(self) -> None:
-        if not self._over.done():
-            self._over.set_result(None)
+        if not self._finished.done():
+            self._finished.set_result(None)
 
-    def _tell(self, progress: Progress) -> None:
-        if self._over.done():
+    def _report(self, progress: Progress) -> None:
+        if self._finished.done():
             return
         gone_s = max(0.0, self.clock.loop.time() - self.clock.start_s)
-        answers = sum(each.answers for each in self.streams)
+        answers = sum(stream.answers for stream in self.streams)
         progress(gone_s, answers, self.pool.outstanding)
-        self.clock.loop.call_later(PROGRESS_S, self._tell, progress)
+        self.clock.loop.call_later(PROGRESS_S, self._report, progress)
 
 
 async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str | None) -> _Preparation:
-    """Ask the server what it is and what its models take; build every stream's request."""
+    """Read the metadata of the server and its models, and build the requests of every stream."""
     await _reach(control, 1)
-    server = await _asked(control, "v2", key)
+    server = await _get(control, "v2", key)
     if not isinstance(server, dict):
         raise InputError(f"{control.target.url}: GET v2 does not describe a server of the Open Inference Protocol")
-    payloads, tell_exits = [], []
+    payloads, have_exits = [], []
     for index, stream in enumerate(workload.stream):
         metadata = await _metadata(control, stream, key)
         inputs = read_inputs(stream.model, metadata)
         if unknown := unshaped(stream, inputs):
-            known = read_shapes(await _config(control, stream, key))
+            answer = await _call(control, "GET", f"{model_path(stream)}/config", key)
+            known = read_shapes(_parsed(answer.body) if answer.status == OK else None)
             stated = {name: shape for name, shape in known.items() if name in unknown}
             stream = stream.model_copy(update={"shapes": {**stated, **stream.shapes}})
-        tell_exits.append(announces_exits(metadata))
+        have_exits.append(announces_exits(metadata))
         try:
             payload = build_payload(
                 stream,
@@ -438,7 +456,7 @@ async def _prepare(workload: Workload, control: Pool, deadlines: str, key: str |
         except ShapeNeeded as error:
             raise workload.advised(stream, error) from error
         payloads.append(payload)
-    return _Preparation(server, tuple(payloads), tuple(tell_exits), await _round_trip_s(control, key))
+    return _Preparation(server, tuple(payloads), tuple(have_exits), await _round_trip_s(control, key))
 
 
 async def _reach(pool: Pool, count: int) -> None:
@@ -448,55 +466,51 @@ async def _reach(pool: Pool, count: int) -> None:
         raise InputError(unreachable(pool.target.url, error, "weft serve")) from error
 
 
-async def _call(control: Pool, request: bytes) -> Answer:
+async def _call(control: Pool, method: str, path: str, key: str | None, body: bytes = b"") -> Answer:
     try:
-        return await call(control, request)
+        return await call(control, request_bytes(control.target, method, path, key=key, body=body))
     except OSError as error:
         why = _one_line(reason_of(error)) or "no answer in time"
         raise InputError(f"{control.target.url}: the server does not answer: {why}") from error
 
 
-async def _asked(control: Pool, path: str, key: str | None) -> Any:
-    """The JSON under a path that every server of the protocol has."""
-    answer = await _call(control, request_bytes(control.target, "GET", path, key=key))
+async def _get(control: Pool, path: str, key: str | None) -> Any:
+    """Return the JSON under a path that every server of the protocol has."""
+    return _content(control, path, await _call(control, "GET", path, key))
+
+
+def _content(control: Pool, path: str, answer: Answer) -> Any:
     if answer.status == 401:
         raise InputError(f"{control.target.url}: the server wants another key than this one; give --api-key")
     if answer.status != OK:
-        raise InputError(f"{control.target.url}: GET {path} has status {answer.status}: {_told(answer.body)}")
+        raise InputError(f"{control.target.url}: GET {path} has status {answer.status}: {_error_text(answer.body)}")
     return _parsed(answer.body)
 
 
 async def _metadata(control: Pool, stream: Stream, key: str | None) -> Any:
+    """Return the metadata of a stream's model; InputError with near names if the server does not have the model."""
     path, name = model_path(stream), served_name(stream.model)
-    answer = await _call(control, request_bytes(control.target, "GET", path, key=key))
-    if answer.status == OK:
-        return _parsed(answer.body)
+    answer = await _call(control, "GET", path, key)
     if answer.status not in (400, 404):
-        raise InputError(f"{control.target.url}: GET {path} has status {answer.status}: {_told(answer.body)}")
-    index = await _call(control, request_bytes(control.target, "POST", "v2/repository/index", key=key, body=b"{}"))
-    listed = _parsed(index.body) if index.status == OK else None
-    known = [str(each["name"]) for each in listed if isinstance(each, dict) and "name" in each] if listed else []
-    hint = unknown_name("model", name, known) if known else f"unknown model {name!r}; {_told(answer.body)}"
+        return _content(control, path, answer)
+    index = await _call(control, "POST", "v2/repository/index", key, b"{}")
+    rows = _parsed(index.body) if index.status == OK else None
+    known = [str(row["name"]) for row in rows if isinstance(row, dict) and "name" in row] if rows else []
+    hint = unknown_name("model", name, known) if known else f"unknown model {name!r}; {_error_text(answer.body)}"
     raise InputError(f"{control.target.url}: {hint}")
 
 
-async def _config(control: Pool, stream: Stream, key: str | None) -> Any:
-    """What the server was told of a model; None where it does not say."""
-    answer = await _call(control, request_bytes(control.target, "GET", f"{model_path(stream)}/config", key=key))
-    return _parsed(answer.body) if answer.status == OK else None
-
-
 async def _round_trip_s(control: Pool, key: str | None) -> float:
-    request, loop, times = request_bytes(control.target, "GET", "v2/health/live", key=key), control.loop, []
+    loop, times = control.loop, []
     for _ in range(ROUND_TRIPS):
         before_s = loop.time()
-        await _call(control, request)
+        await _call(control, "GET", "v2/health/live", key)
         times.append(loop.time() - before_s)
     return statistics.median(times)
 
 
 async def _profile(control: Pool, key: str | None) -> Any:
-    """What a weft server measured; None where it is another server, or gone."""
+    """Return the profile of a weft server; None from any other server, or if it is gone."""
     try:
         answer = await call(control, request_bytes(control.target, "GET", "weft/profile", key=key))
     except OSError:
@@ -505,7 +519,7 @@ async def _profile(control: Pool, key: str | None) -> Any:
 
 
 def _exit_count(profile: Any, stream: Stream) -> int:
-    """How many exits a model has, its end among them, as a weft server tells; 0 where nobody does."""
+    """Return the number of a model's exits, its end included, by a weft server's profile; 0 if unknown."""
     try:
         early = profile["models"][served_name(stream.model)]["exits"]
     except (KeyError, TypeError):
@@ -523,13 +537,13 @@ def _parsed(body: bytes) -> Any:
         return None
 
 
-def _told(body: bytes) -> str:
-    """What an error's body says, on one line."""
-    found = _parsed(body)
-    if isinstance(found, dict):
-        found = next((found[key] for key in ("error", "detail", "message") if key in found), None)
-        if found is not None:
-            return _one_line(found if isinstance(found, str) else json.dumps(found))
+def _error_text(body: bytes) -> str:
+    """Return the error message in the body of an answer on one line; servers of the protocol use several keys."""
+    content = _parsed(body)
+    if isinstance(content, dict):
+        message = next((content[key] for key in ("error", "detail", "message") if key in content), None)
+        if message is not None:
+            return _one_line(message if isinstance(message, str) else json.dumps(message))
     return _one_line(body.decode("utf-8", "replace")) or "no text"
 
 
@@ -537,3 +551,31 @@ def _one_line(text: str) -> str:
     line = "".join(letter if letter.isprintable() else " " for letter in text)
     line = " ".join(line.split())
     return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 3] + "..."
+
+
+if sys.platform == "linux":
+    _HIGHEST_DESCRIPTOR = 1023
+    """The highest that select() takes."""
+
+    class PreciseSelector(selectors.EpollSelector):
+        """Waits for epoll's own descriptor with select(), then asks epoll.
+
+        select() has a timeout in microseconds, epoll one in milliseconds, by which requests would be late.
+        """
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            if timeout is not None and timeout > 0 and self.fileno() <= _HIGHEST_DESCRIPTOR:
+                if not select.select([self.fileno()], (), (), timeout)[0]:
+                    return []
+                timeout = 0
+            return super().select(timeout)
+
+    def precise_loop() -> asyncio.AbstractEventLoop:
+        """Make an event loop with exact timers; the caller closes it."""
+        return asyncio.SelectorEventLoop(PreciseSelector())
+
+else:
+
+    def precise_loop() -> asyncio.AbstractEventLoop:
+        """Make an event loop; the usual one has exact timers here."""
+        return asyncio.new_event_loop()

@@ -1,6 +1,9 @@
-"""The requests a stream sends: what the model's metadata asks for, filled with seeded values or samples, as bytes.
+"""The requests of a stream as bytes: the inputs in the model's metadata, filled with seeded values or with samples.
 
-Tensors travel in binary where the server announces that it takes them so, as JSON otherwise.
+Tensors are binary if the server announces the extension, otherwise JSON.
+
+Samples come from an .npz file with a row of every input per sample, and labels if they are known. Values are sent as
+they are: widened to the input's data type if that loses no digit, never scaled.
 """
 
 from __future__ import annotations
@@ -9,53 +12,61 @@ import json
 import struct
 from ast import literal_eval
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.base.errors import InputError, ShapeNeeded, WorkloadError, unknown_name
 from weft.base.shapes import example, written
 from weft.http.client import ServerAddress, request_bytes
-from weft.load.samples import Ints, Samples, read_samples
+from weft.runtime.samples import Ints, array_names, fits, read_arrays, require_arrays
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 from weft.workloads.requests import Stream
 from weft.workloads.requests import served_name as served_name
 
 DEADLINES = ("strict", "soft", "none")
-"""strict: the server may give up at the deadline; soft: it knows it; none: it is not told."""
+"""strict: the server may give up at the deadline; soft: it knows the deadline; none: it does not."""
 
 BINARY = "binary_tensor_data"
-"""The name under which servers announce the extension."""
+"""The name of the extension in a server's metadata."""
 
 TRITON_PRIORITY = {9: 1, 3: 2, 1: 3}
+"""Weight of a stream -> the priority of the protocol, of which 1 is the highest."""
 WORD = b"weft"
 MAX_TENSOR_BYTES = 1 << 30
+"""Largest tensor that is sent; a larger one is a mistake in a shape, and would fill the memory."""
 MAX_STREAM_BYTES = 1 << 30
-"""The most that the requests kept ready for a stream, one for every sample, may take."""
+"""Most bytes of the requests kept ready for a stream, one for every sample: they are all in memory."""
+LABEL = "label"
+MAX_ARRAY_BYTES = 1 << 30
+"""Largest unpacked array of samples; a larger one is a damaged file, or cannot be kept ready to send."""
 
 
 class Payload(NamedTuple):
-    """What a stream sends."""
+    """The requests of a stream."""
 
     requests: tuple[bytes, ...]
     """Whole HTTP requests: one for every sample, or a single one that is sent each time."""
     sampled: bool = False
     labels: Ints | None = None
-    """The right answer to each, where it is known."""
+    """The right class of each sample, if known."""
 
 
 def model_path(stream: Stream) -> str:
+    """Return the path of a stream's model on a server."""
     return f"v2/models/{quote(served_name(stream.model), safe='')}"
 
 
 def read_inputs(model: str, metadata: Any) -> tuple[TensorSpec, ...]:
-    """The inputs that a model's metadata lists."""
+    """Return the inputs in a model's metadata; InputError if it does not list them."""
     try:
         inputs = tuple(
-            TensorSpec(each["name"], each["datatype"], tuple(int(size) for size in each["shape"]))
-            for each in metadata["inputs"]
+            TensorSpec(entry["name"], entry["datatype"], tuple(int(size) for size in entry["shape"]))
+            for entry in metadata["inputs"]
         )
     except (KeyError, TypeError, ValueError) as error:
         raise InputError(f"{model}: its metadata does not say what its inputs are ({error!r})") from None
@@ -68,36 +79,36 @@ def read_inputs(model: str, metadata: Any) -> tuple[TensorSpec, ...]:
 
 
 def unshaped(stream: Stream, inputs: Sequence[TensorSpec]) -> set[str]:
-    """Inputs with a free dimension besides the batch of which the stream says nothing."""
-    given = set(stream.shapes) if stream.samples is None else {spec.name for spec in inputs}
-    return {spec.name for spec in inputs if any(size < 0 for size in spec.shape[1:])} - given
+    """Return the inputs with a free dimension besides the batch for which the stream has no shape."""
+    shaped = set(stream.shapes) if stream.samples is None else {spec.name for spec in inputs}
+    return {spec.name for spec in inputs if any(size < 0 for size in spec.shape[1:])} - shaped
 
 
 def read_shapes(config: Any) -> dict[str, tuple[int, ...]]:
-    """Input -> the shape that a weft server measures a model with, as its configuration tells; else nothing."""
+    """Return input -> shape with which a weft server measures the model, by its configuration; else nothing."""
     try:
-        told = literal_eval(config["parameters"]["weft_shapes"]["string_value"])
-        return {str(name): tuple(int(size) for size in shape) for name, shape in told.items()}
+        shapes = literal_eval(config["parameters"]["weft_shapes"]["string_value"])
+        return {str(name): tuple(int(size) for size in shape) for name, shape in shapes.items()}
     except (KeyError, TypeError, ValueError, SyntaxError, AttributeError, RecursionError, MemoryError):
         return {}
 
 
 def input_shape(stream: Stream, spec: TensorSpec) -> tuple[int, ...]:
-    """The shape to send: free dimensions from the stream's shapes; a first one is the batch, 1."""
-    given = stream.shapes.get(spec.name)
-    if given is None:
-        shape = tuple(1 if size < 0 and place == 0 else size for place, size in enumerate(spec.shape))
+    """Return the shape to send: the stream's, or the model's with 1 for a free first dimension, the batch."""
+    stated = stream.shapes.get(spec.name)
+    if stated is None:
+        shape = tuple(1 if size < 0 and axis == 0 else size for axis, size in enumerate(spec.shape))
         if any(size < 0 for size in shape):
             problem = f"{stream.model}: its input {spec.name!r} has the free shape {written(spec.shape)}"
             raise ShapeNeeded(problem, spec.name, example(spec.shape), model=stream.model)
         return shape
-    if len(given) != len(spec.shape) or any(
-        want not in (-1, have) for have, want in zip(given, spec.shape, strict=True)
+    if len(stated) != len(spec.shape) or any(
+        want not in (-1, have) for have, want in zip(stated, spec.shape, strict=True)
     ):
         raise WorkloadError(
-            f"{stream.model}: shape {written(given)} does not fit its input {spec.name!r}, {written(spec.shape)}"
+            f"{stream.model}: shape {written(stated)} does not fit its input {spec.name!r}, {written(spec.shape)}"
         )
-    return given
+    return stated
 
 
 def build_payload(
@@ -111,23 +122,23 @@ def build_payload(
     seed: Sequence[int] = (0,),
     folder: str | Path = ".",
 ) -> Payload:
-    """The whole HTTP requests of a stream, the same for the same seed; *folder*: where its samples are looked for."""
+    """Build the HTTP requests of a stream, the same for the same seed; *folder*: that of its samples."""
     for name in (*stream.shapes, *stream.values):
         if name not in (known := [spec.name for spec in inputs]):
             axes = " (a server does not tell the names of axes: give shapes of inputs)"
             raise WorkloadError(f"{stream.model}: {unknown_name('input', name, known)}{axes}")
-    form = _Form(stream, tuple(inputs), target, _parameters(stream, deadlines), binary, key)
+    template = _RequestTemplate(stream, tuple(inputs), target, _parameters(stream, deadlines), binary, key)
     if stream.samples is None:
         rng = np.random.default_rng(seed)
         values = [_values(stream, spec, input_shape(stream, spec), rng) for spec in inputs]
-        return Payload((form.filled(values),))
+        return Payload((template.fill(values),))
     samples = read_samples(Path(folder) / stream.samples, inputs)
     _check_shapes(stream, inputs, samples)
-    return Payload(_filled_with(form, samples), True, samples.labels)
+    return Payload(_sample_requests(template, samples), True, samples.labels)
 
 
-class _Form(NamedTuple):
-    """A request to be filled with tensors."""
+class _RequestTemplate(NamedTuple):
+    """A request without its tensors."""
 
     stream: Stream
     inputs: tuple[TensorSpec, ...]
@@ -136,7 +147,8 @@ class _Form(NamedTuple):
     binary: bool
     key: str | None
 
-    def filled(self, tensors: Sequence[Array]) -> bytes:
+    def fill(self, tensors: Sequence[Array]) -> bytes:
+        """Return the request with these tensors as bytes."""
         entries: list[dict[str, object]] = []
         raw = b""
         for spec, tensor in zip(self.inputs, tensors, strict=True):
@@ -148,9 +160,6 @@ class _Form(NamedTuple):
             else:
                 entry["data"] = _listed(tensor)
             entries.append(entry)
-        return self._request(entries, raw)
-
-    def _request(self, entries: Sequence[Mapping[str, object]], raw: bytes) -> bytes:
         parameters = {**self.parameters, "binary_data_output": True} if self.binary else self.parameters
         text = json.dumps({"parameters": parameters, "inputs": entries}, allow_nan=False).encode()
         head = f"Inference-Header-Content-Length: {len(text)}\r\nContent-Type: application/octet-stream\r\n"
@@ -164,13 +173,13 @@ class _Form(NamedTuple):
         )
 
 
-def _filled_with(form: _Form, samples: Samples) -> tuple[bytes, ...]:
+def _sample_requests(template: _RequestTemplate, samples: Samples) -> tuple[bytes, ...]:
     requests, total = [], 0
-    where = f"{form.stream.samples}: sample"
+    where = f"{template.stream.samples}: sample"
     for row in range(len(samples)):
         try:
-            requests.append(form.filled([samples.inputs[spec.name][row, ...] for spec in form.inputs]))
-        except ValueError as error:  # the server takes JSON, which has no NaN, and text only as UTF-8
+            requests.append(template.fill([samples.inputs[spec.name][row, ...] for spec in template.inputs]))
+        except ValueError as error:  # JSON has no NaN, and text must be UTF-8
             raise WorkloadError(f"{where} {row} holds what no JSON can, and the server takes nothing else") from error
         total += len(requests[-1])
         if total > MAX_STREAM_BYTES:
@@ -207,16 +216,16 @@ def _parameters(stream: Stream, deadlines: str) -> dict[str, object]:
 
 
 def sent_threshold(stream: Stream) -> float | None:
-    """How sure an early answer must be, where the stream states it; else that is the server's affair.
+    """Return the exit threshold to send; None leaves it to the server.
 
-    So it is with a floor: what a request states does not sink with the load.
+    A stream with a floor sends none: the threshold of a request does not sink with the load.
     """
     stated = "exit_threshold" in stream.model_fields_set and stream.exit_floor is None
     return stream.exit_threshold if stated else None
 
 
 def _values(stream: Stream, spec: TensorSpec, shape: tuple[int, ...], rng: np.random.Generator) -> Array:
-    """Random values that any model takes: whole numbers are 0 or 1, because they may be looked up in a table."""
+    """Draw values that any model takes: whole numbers are 0 or 1, because they may be indices into a table."""
     kind = DATATYPES[spec.datatype]
     if float(np.prod(shape, dtype=float)) * max(kind.itemsize, 8) > MAX_TENSOR_BYTES:
         raise WorkloadError(f"{stream.model}: its input {spec.name!r} of shape {written(shape)} is too large to send")
@@ -243,6 +252,82 @@ def _listed(tensor: Array) -> list[Any]:
 
 
 def announced(server: Mapping[str, Any], extension: str) -> bool:
-    """Whether a server's metadata lists an extension."""
+    """Tell whether a server's metadata lists an extension."""
     extensions = server.get("extensions")
     return isinstance(extensions, list) and extension in extensions
+
+
+# Samples
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Samples:
+    """Samples for the requests of a stream."""
+
+    inputs: Mapping[str, Array]
+    """Input -> (samples, shape of one request's tensor)."""
+    labels: Ints | None
+    """The right class of each sample, if known."""
+
+    def __len__(self) -> int:
+        return len(next(iter(self.inputs.values())))
+
+
+def read_samples(path: str | Path, inputs: Sequence[TensorSpec]) -> Samples:
+    """Read the samples in an .npz file and check them against the model's inputs; WorkloadError if they do not fit."""
+    try:
+        held, needed = array_names(path), [spec.name for spec in inputs]
+        require_arrays(held, needed)
+        return _checked(read_arrays(path, {*needed, *({LABEL} & {*held})}, MAX_ARRAY_BYTES), inputs)
+    except InputError as error:
+        raise WorkloadError(f"{path}: {error}") from error
+
+
+def _checked(stored: Mapping[str, npt.NDArray[Any]], inputs: Sequence[TensorSpec]) -> Samples:
+    if not inputs:
+        raise WorkloadError("the model takes no input that a sample could fill")
+    tensors = {spec.name: _tensors(spec, stored[spec.name]) for spec in inputs}
+    first = inputs[0].name
+    count = len(tensors[first])
+    if not count:
+        raise WorkloadError(f"{first} holds no sample")
+    for name, tensor in tensors.items():
+        if len(tensor) != count:
+            raise WorkloadError(f"{name} holds {len(tensor)} samples, {first} {count}")
+    known = {spec.name for spec in inputs}
+    return Samples(tensors, _labels(stored[LABEL], count) if LABEL in stored and LABEL not in known else None)
+
+
+def _tensors(spec: TensorSpec, array: npt.NDArray[Any]) -> Array:
+    """Return the array as tensors to send; if the input has a batch dimension, each is a batch of one."""
+    whole = array[:, None] if 0 < array.ndim == len(spec.shape) else array
+    if not whole.ndim or not fits(whole.shape[1:], spec.shape):
+        raise WorkloadError(
+            f"{spec.name} has the shape {written(array.shape)}, whose rows do not fit the input's {written(spec.shape)}"
+        )
+    return _cast(spec, whole)
+
+
+def _cast(spec: TensorSpec, array: npt.NDArray[Any]) -> Array:
+    kind = DATATYPES[spec.datatype]
+    if kind == np.object_:
+        if array.dtype.kind not in "SU":
+            raise WorkloadError(f"{spec.name} is of type {array.dtype}, must be text, as the input is BYTES")
+        texts = [text.encode() if isinstance(text, str) else text for text in array.ravel().tolist()]
+        words = np.empty(len(texts), np.object_)
+        words[:] = texts
+        return words.reshape(array.shape)
+    if not np.can_cast(array.dtype, kind, "safe"):
+        raise WorkloadError(
+            f"{spec.name} is of type {array.dtype}, which does not fit into the input's {spec.datatype}; "
+            f"save it as {kind}"
+        )
+    return array.astype(kind, copy=False)
+
+
+def _labels(array: npt.NDArray[Any], count: int) -> Ints:
+    if array.dtype.kind not in "iu" or not np.can_cast(array.dtype, np.int64, "safe"):
+        raise WorkloadError(f"{LABEL} is of type {array.dtype}, must be whole numbers of at most 63 bits")
+    if array.shape != (count,):
+        raise WorkloadError(f"{LABEL} has the shape {written(array.shape)}, must be one for each of {count} samples")
+    return array.astype(np.int64)

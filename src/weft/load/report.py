@@ -1,31 +1,218 @@
-"""What a load test found: every request's fate, the figures that follow from them, and the remarks they deserve."""
+"""The result of a load test: the outcome of every request, the figures of each stream, and remarks.
+
+``AnswerReader`` reads answers as they arrive and keeps only their class and their exit.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import json
+import math
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from weft.base.shapes import written
+from weft.http.client import Answer
 from weft.load.payload import sent_threshold
-from weft.load.reading import NO_CLASS, NO_EXIT, Said
 from weft.reports.tables import largest_of
+from weft.runtime.samples import Ints
+from weft.runtime.tensors import DATATYPES, Array
+from weft.workloads.exits import MOST_EXITS
 from weft.workloads.requests import Stream, Workload
 
 Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int16]
+Statuses = npt.NDArray[np.int16]
 
-OK = 200
+OK = 200  # HTTP status of an answer that counts
 BROKEN = 0
 """In place of a status: the connection failed before the answer was complete."""
 LOST = -1
 """In place of a status: no answer by the end of the run."""
 
+EXIT = "weft_exit"
+"""The output with the exit of each row, counted from 1."""
+OURS = "weft_"
+"""Prefix of outputs that are not the model's."""
+
+SHOWN_CHARACTERS = 200
+"""Longest text of an error that is kept: one line in a report."""
+MAX_ANSWER_BYTES = 1 << 24
+"""Longest answer that is read for its class and exit; scores of classes take far less."""
+NO_CLASS, NO_EXIT = -1, 0
+
+# a p99 of the send lag above both, in seconds and as a share of the median latency, gets a remark
 MOST_LAG_S = 1e-3
 MOST_LAG_SHARE = 0.05
-"""The part of the median latency that requests may leave too late."""
+
+
+# Contents of answers
+
+
+class Unreadable(ValueError):
+    """An answer without the class or the exit that it should have."""
+
+
+class _Output(NamedTuple):
+    """A tensor of an answer, not decoded yet."""
+
+    name: str
+    datatype: str
+    shape: tuple[int, ...]
+    data: Any
+    """A list, or bytes."""
+
+    def values(self) -> Array:
+        """Decode the tensor; Unreadable if it holds no numbers, or too few for its shape."""
+        kind = DATATYPES.get(self.datatype)
+        if kind is None or kind == np.object_:
+            raise Unreadable(f"its output {self.name!r} is of the type {self.datatype!r}, which holds no numbers")
+        try:
+            return self._flat(kind).reshape(self.shape)
+        except (ValueError, TypeError, OverflowError):
+            raise Unreadable(f"its output {self.name!r} does not hold {written(self.shape)} {self.datatype}") from None
+
+    def _flat(self, kind: np.dtype[Any]) -> Array:
+        if isinstance(self.data, bytes):
+            return np.frombuffer(self.data, kind.newbyteorder("<"))
+        with np.errstate(over="ignore"):
+            return np.asarray(self.data, kind).ravel()
+
+
+def announces_exits(metadata: Any) -> bool:
+    """Tell whether the answers of a model have the output ``EXIT``, by its metadata."""
+    outputs = metadata.get("outputs") if isinstance(metadata, dict) else None
+    return isinstance(outputs, list) and any(isinstance(item, dict) and item.get("name") == EXIT for item in outputs)
+
+
+def class_of(answer: Mapping[str, _Output]) -> int:
+    """Return the index of the largest score in the model's first output."""
+    output = next((output for name, output in answer.items() if not name.startswith(OURS)), None)
+    if output is None:
+        raise Unreadable("it has no outputs")
+    if not output.shape or output.shape[-1] < 2 or math.prod(output.shape[:-1]) != 1:
+        raise Unreadable(
+            f"its output {output.name!r} has the shape {written(output.shape)}, which is no score for each class"
+        )
+    return int(output.values().argmax())
+
+
+def exit_of(answer: Mapping[str, _Output]) -> int:
+    """Return the deepest exit that a row of the request took."""
+    if EXIT not in answer:
+        raise Unreadable(f"it has no output {EXIT!r}")
+    rows: list[Any] = answer[EXIT].values().ravel().tolist()
+    if not rows or not all(isinstance(row, int) and 1 <= row <= MOST_EXITS for row in rows):
+        raise Unreadable(f"its output {EXIT!r} holds no exits, which are whole numbers from 1 to {MOST_EXITS}")
+    return int(max(rows))
+
+
+def outputs_of(answer: Answer) -> dict[str, _Output]:
+    """Return the outputs of an answer by name, in order."""
+    if len(answer.body) >= MAX_ANSWER_BYTES:
+        raise Unreadable(f"it has {MAX_ANSWER_BYTES} bytes or more")
+    length = len(answer.body) if answer.json_bytes is None else answer.json_bytes
+    if not 0 <= length <= len(answer.body):
+        raise Unreadable("it does not say where its tensors begin")
+    try:
+        entries = json.loads(answer.body[:length])["outputs"]
+        return {output.name: output for output in _outputs(entries, answer.body, length)}
+    except Unreadable:
+        raise
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise Unreadable(f"it is no answer of the protocol ({type(error).__name__}: {error})") from None
+
+
+def _outputs(entries: Any, body: bytes, begin: int) -> Iterator[_Output]:
+    for entry in entries:
+        name, shape = str(entry["name"]), tuple(int(size) for size in entry["shape"])
+        if min(shape, default=0) < 0:
+            raise Unreadable(f"its output {name!r} has the shape {list(shape)}")
+        if "data" in entry:
+            data = entry["data"]
+        else:
+            size = int(entry["parameters"]["binary_data_size"])
+            if not 0 <= size <= len(body) - begin:
+                raise Unreadable(f"its output {name!r} of {size} bytes is not in it")
+            data, begin = body[begin : begin + size], begin + size
+        yield _Output(name, str(entry["datatype"]), shape, data)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AnswerContents:
+    """Samples, exits and classes of a stream, request by request; None for what was not read."""
+
+    sample: Ints | None = None
+    """The sample that was sent."""
+    exit: Ints | None = None
+    """The exit that the sample took, counted from 1; NO_EXIT without a readable answer."""
+    prediction: Ints | None = None
+    """The class in the answer; NO_CLASS without a readable answer."""
+    labels: Ints | None = None
+    """The right class of the sample."""
+    exit_count: int = 0
+    """Number of exits of the model, its end included; 0: unknown."""
+    unreadable: int = 0
+    """Answers with status 200 that could not be read."""
+    problem: str = ""
+    """Why the first of them could not be read."""
+
+    def take(self, rows: Any) -> AnswerContents:
+        """Return the contents of the requests *rows* (indices or a mask), in that order."""
+        lists = {"sample": self.sample, "exit": self.exit, "prediction": self.prediction, "labels": self.labels}
+        chosen: Any = {key: values if values is None else values[rows] for key, values in lists.items()}
+        return replace(self, **chosen)
+
+
+class AnswerReader:
+    """Reads class and exit of the answers of one stream.
+
+    labels: the right class of each sample, if classes are read; exits: whether exits are read.
+    """
+
+    def __init__(self, labels: Ints | None, *, exits: bool) -> None:
+        self._labels, self._exits = labels, exits
+        self.wanted = labels is not None or exits
+        self._exit, self._class = array("h"), array("q")
+        self._unreadable = 0
+        self._problem = ""
+
+    def expect(self, count: int) -> None:
+        """Make room for the answers of *count* more requests."""
+        if self._exits:
+            self._exit.extend([NO_EXIT] * count)
+        if self._labels is not None:
+            self._class.extend([NO_CLASS] * count)
+
+    def read(self, number: int, answer: Answer) -> None:
+        """Read an answer with status 200."""
+        try:
+            outputs = outputs_of(answer)
+            if self._labels is not None:
+                self._class[number] = class_of(outputs)
+            if self._exits:
+                self._exit[number] = exit_of(outputs)
+        except Unreadable as problem:
+            self._unreadable += 1
+            self._problem = self._problem or str(problem)[:SHOWN_CHARACTERS]
+
+    def contents(self, rows: Ints | None, exit_count: int) -> AnswerContents:
+        """Return the contents of all answers; *rows*: the sample of each; *exit_count*: exits of the model."""
+        return AnswerContents(
+            rows,
+            np.array(self._exit, np.int64) if self._exits else None,
+            None if self._labels is None else np.array(self._class, np.int64),
+            None if self._labels is None or rows is None else self._labels[rows],
+            exit_count,
+            self._unreadable,
+            self._problem,
+        )
+
+
+# The result
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,9 +221,9 @@ class StreamFigures:
 
     scheduled: int
     answered: int
-    """How many came back with status 200."""
+    """Answers with status 200."""
     statuses: Mapping[int, int]
-    """Status -> answers that had it, 200 included."""
+    """Status -> number of answers, 200 included."""
     broken: int
     lost: int
     offered_per_s: float
@@ -44,9 +231,9 @@ class StreamFigures:
     met: int
     """Answered with 200 within the deadline."""
     met_share: float | None
-    """The share of all that were scheduled; None where none was, or where there is no deadline."""
+    """Share of all scheduled requests; None without requests or without a deadline."""
     mean_s: float | None
-    """These are of the answers with status 200, from the scheduled time on."""
+    """Latency of answers with status 200, from the scheduled time; so are the percentiles."""
     p50_s: float | None
     p90_s: float | None
     p95_s: float | None
@@ -54,40 +241,41 @@ class StreamFigures:
     p999_s: float | None
     max_s: float | None
     lag_p99_s: float | None
-    """From the scheduled time until the request was handed to a connection; part of every latency."""
+    """Send lag: from the scheduled time until the request was handed to a connection; part of every latency."""
     lag_max_s: float | None
     accuracy: float | None = None
-    """Share of the answers with status 200 that give the label of the sample sent; None without labels."""
+    """Share of the answers with status 200 whose class is the label of the sample; None without labels."""
     exit_shares: tuple[float, ...] | None = None
-    """Share of the answers that left at each exit, the end last; None where they do not tell."""
+    """Share of the answers that took each exit, the end last; None if answers have no exits."""
     p99_max_of: int | None = None
-    """How many requests p99 is the largest of, where they are fewer than 100; else None."""
+    """Number of answers if they are fewer than 100, so that p99 is their maximum; else None."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StreamLoad:
-    """The requests of one stream in the order of their scheduled times, and what became of each."""
+    """The requests of one stream in the order of their scheduled times, with their outcomes."""
 
     stream: Stream
     scheduled_s: Floats
     """From the start of the run."""
     lag_s: Floats
-    """How late each was sent; one that was never sent, until the end of the run."""
+    """Send lag; of a request that was never sent, the time until the end of the run."""
     latency_s: Floats
-    """NaN where there was no answer."""
-    status: Ints
+    """NaN without an answer."""
+    status: Statuses
     """An HTTP status, BROKEN or LOST."""
     messages: Mapping[int, str]
-    """Status -> what the first answer with it said, for all but 200."""
+    """Status -> error text of the first answer with it, for all but 200."""
     figures: StreamFigures
-    said: Said = field(default_factory=Said)
-    """What the answers say, where that is read."""
+    contents: AnswerContents = field(default_factory=AnswerContents)
+    """Contents of the answers, if they were read."""
 
     def __repr__(self) -> str:
         return f"StreamLoad({self.stream.model}: {self.figures.answered} of {self.figures.scheduled} answered)"
 
     def as_dict(self, *, latencies: bool) -> dict[str, object]:
-        found: dict[str, object] = {
+        """Return the JSON of docs/formats.md; *latencies*: with lists, one value per request."""
+        members: dict[str, object] = {
             "model": self.stream.model,
             "deadline_s": None if self.stream.deadline_ms is None else self.stream.deadline_ms / 1e3,
             "exit_threshold": sent_threshold(self.stream),
@@ -96,22 +284,19 @@ class StreamLoad:
             "messages": {str(status): text for status, text in self.messages.items()},
         }
         if latencies:
-            found["scheduled_s"] = self.scheduled_s.tolist()
-            found["lag_s"] = self.lag_s.tolist()
-            found["latency_s"] = [None if np.isnan(each) else each for each in self.latency_s.tolist()]
-            found["status"] = self.status.tolist()
-            found |= self._said()
-        return found
-
-    def _said(self) -> dict[str, object]:
-        """The lists of what was sent and said, those there are."""
-        said = self.said
-        lists = (("sample", said.sample, None), ("exit", said.exit, NO_EXIT), ("prediction", said.prediction, NO_CLASS))
-        return {
-            key: [None if each == nothing else each for each in values.tolist()]
-            for key, values, nothing in lists
-            if values is not None
-        }
+            members["scheduled_s"] = self.scheduled_s.tolist()
+            members["lag_s"] = self.lag_s.tolist()
+            members["latency_s"] = [None if np.isnan(value) else value for value in self.latency_s.tolist()]
+            members["status"] = self.status.tolist()
+            contents = self.contents
+            for key, values, absent in (
+                ("sample", contents.sample, None),
+                ("exit", contents.exit, NO_EXIT),
+                ("prediction", contents.prediction, NO_CLASS),
+            ):
+                if values is not None:
+                    members[key] = [None if value == absent else value for value in values.tolist()]
+        return members
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -120,26 +305,26 @@ class LoadResult:
 
     url: str
     server: Mapping[str, Any]
-    """What the server says about itself."""
+    """The server's metadata."""
     workload: Workload
     deadlines: str
     streams: tuple[StreamLoad, ...]
     started: str
     """Date and time, UTC."""
     elapsed_s: float
-    """Until the last answer, or the end of the grace."""
+    """Until the last answer, or the end of the grace period."""
     transport_s: float
-    """Median round trip of a call that costs the server next to nothing."""
+    """Median round trip of a health probe, which costs the server almost no time."""
     cpu_s: float
     """Processor time of the generator while it sent and received."""
     connections: int
-    """How many connections were opened in all."""
+    """Connections opened."""
     held_back: int
-    """Requests that had to wait because no more connections were allowed."""
+    """Requests that had to wait because the limit of connections was reached."""
     overhead_s: tuple[float | None, ...] = ()
-    """Of each stream: what a request takes alone besides its segments, where that was measured."""
+    """Of each stream: time of a request besides queueing and computing, if it was measured."""
     profile: Any = None
-    """What the server has measured of its models, if it is a weft server."""
+    """Measured segments of the server's models, if it is a weft server."""
     remarks: tuple[str, ...] = field(init=False)
 
     def __repr__(self) -> str:
@@ -150,11 +335,12 @@ class LoadResult:
 
     @property
     def requests(self) -> int:
-        """All that were scheduled, the warm-up's included."""
-        return sum(len(each.status) for each in self.streams)
+        """Number of scheduled requests, the warm-up's included."""
+        return sum(len(stream.status) for stream in self.streams)
 
     def as_dict(self, *, latencies: bool = True) -> dict[str, object]:
-        """The JSON of docs/formats.md; *latencies*: with lists per stream, one value per request."""
+        """Return the JSON of docs/formats.md; *latencies*: with lists per stream, one value per request."""
+        overheads_s = self.overhead_s or (None,) * len(self.streams)
         return {
             "format": 1,
             "url": self.url,
@@ -169,8 +355,8 @@ class LoadResult:
             "held_back": self.held_back,
             "remarks": list(self.remarks),
             "streams": [
-                {**each.as_dict(latencies=latencies), "overhead_s": overhead_s}
-                for each, overhead_s in zip(self.streams, self.overhead_s or (None,) * len(self.streams), strict=True)
+                {**stream.as_dict(latencies=latencies), "overhead_s": overhead_s}
+                for stream, overhead_s in zip(self.streams, overheads_s, strict=True)
             ],
             "profile": self.profile,
         }
@@ -183,23 +369,29 @@ def stream_load(
     scheduled_s: Floats,
     lag_s: Floats,
     latency_s: Floats,
-    status: Ints,
+    status: Statuses,
     messages: Mapping[int, str],
-    said: Said | None = None,
+    contents: AnswerContents | None = None,
 ) -> StreamLoad:
-    """Sort a stream's requests by their scheduled times and work out its figures."""
+    """Sort a stream's requests by their scheduled times and compute its figures."""
     order = np.argsort(scheduled_s, kind="stable")
     scheduled_s, lag_s, latency_s, status = scheduled_s[order], lag_s[order], latency_s[order], status[order]
-    said = said.at(order) if said else Said()
-    figures = _figures(workload, stream, scheduled_s, lag_s, latency_s, status, said)
-    return StreamLoad(stream, scheduled_s, lag_s, latency_s, status, dict(messages), figures, said)
+    contents = contents.take(order) if contents else AnswerContents()
+    figures = _figures(workload, stream, scheduled_s, lag_s, latency_s, status, contents)
+    return StreamLoad(stream, scheduled_s, lag_s, latency_s, status, dict(messages), figures, contents)
 
 
 def _figures(
-    workload: Workload, stream: Stream, scheduled_s: Floats, lag_s: Floats, latency_s: Floats, status: Ints, said: Said
+    workload: Workload,
+    stream: Stream,
+    scheduled_s: Floats,
+    lag_s: Floats,
+    latency_s: Floats,
+    status: Statuses,
+    contents: AnswerContents,
 ) -> StreamFigures:
     counted = scheduled_s >= workload.warmup_s
-    said = said.at(counted & (status == OK))
+    contents = contents.take(counted & (status == OK))
     lag_s, latency_s, status = lag_s[counted], latency_s[counted], status[counted]
     span_s = workload.duration_s - workload.warmup_s
     codes, counts = np.unique(status, return_counts=True)
@@ -221,49 +413,50 @@ def _figures(
         mean_s=float(good.mean()) if len(good) else None,
         **dict(zip(("p50_s", "p90_s", "p95_s", "p99_s", "p999_s", "max_s"), times_s, strict=True)),
         **dict(zip(("lag_p99_s", "lag_max_s"), ranks(lag_s, (0.99, 1.0)), strict=True)),
-        accuracy=_accuracy(said),
-        exit_shares=_exit_shares(said),
+        accuracy=_accuracy(contents),
+        exit_shares=_exit_shares(contents),
         p99_max_of=largest_of(len(good)),
     )
 
 
-def _accuracy(said: Said) -> float | None:
-    """What could not be read is not right."""
-    if said.prediction is None or not len(said.prediction):
+def _accuracy(contents: AnswerContents) -> float | None:
+    """Return the share of right classes; an unreadable answer counts as wrong."""
+    if contents.prediction is None or not len(contents.prediction):
         return None
-    return float((said.prediction == said.labels).mean())
+    return float((contents.prediction == contents.labels).mean())
 
 
-def _exit_shares(said: Said) -> tuple[float, ...] | None:
-    taken = np.empty(0, np.int64) if said.exit is None else said.exit[said.exit != NO_EXIT]
+def _exit_shares(contents: AnswerContents) -> tuple[float, ...] | None:
+    taken = np.empty(0, np.int64) if contents.exit is None else contents.exit[contents.exit != NO_EXIT]
     if not len(taken):
         return None
-    counts = np.bincount(taken, minlength=said.exit_count + 1)[1:]
+    counts = np.bincount(taken, minlength=contents.exit_count + 1)[1:]
     return tuple((counts / len(taken)).tolist())
 
 
 def ranks(values: Floats, shares: Sequence[float]) -> list[float | None]:
-    """The smallest values that so many of all do not exceed; every one of them was observed."""
+    """Return the quantiles of *values*; each is an observed value, not interpolated."""
     if not len(values):
         return [None] * len(shares)
-    found: list[float | None] = np.quantile(values, shares, method="inverted_cdf").tolist()
-    return found
+    quantiles: list[float | None] = np.quantile(values, shares, method="inverted_cdf").tolist()
+    return quantiles
 
 
 def _remarks(result: LoadResult) -> list[str]:
     remarks = []
-    for each in result.streams:
-        if each.stream.deadline_ms is None:
-            remarks.append(f"{each.stream.model}: no deadline was given, so none of its answers is late")
-        for status, text in each.messages.items():
+    for load in result.streams:
+        model = load.stream.model
+        if load.stream.deadline_ms is None:
+            remarks.append(f"{model}: no deadline was given, so none of its answers is late")
+        for status, text in load.messages.items():
             what = {BROKEN: "connection failed"}.get(status, f"status {status}")
-            remarks.append(f"{each.stream.model}: {what}: {text}")
-        if each.said.unreadable:
+            remarks.append(f"{model}: {what}: {text}")
+        if load.contents.unreadable:
             remarks.append(
-                f"{each.stream.model}: {each.said.unreadable} answers could not be read, the first because "
-                f"{each.said.problem}"
+                f"{model}: {load.contents.unreadable} answers could not be read, the first because "
+                f"{load.contents.problem}"
             )
-        if remark := _lag_remark(each):
+        if remark := _lag_remark(load):
             remarks.append(remark)
     if result.held_back:
         remarks.append(

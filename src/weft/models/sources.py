@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
+from shutil import copyfile
 
 from weft.base.errors import ModelError, unknown_name
 from weft.models.exits import with_exits
@@ -14,7 +15,7 @@ from weft.models.onnx_import.importer import read_onnx
 from weft.models.packaged import PACKAGED, packaged_file
 from weft.models.stitched_files import file_and_task, tasks_of
 from weft.models.trained import TRAINED
-from weft.models.zoo import ZOO, Parameter, load
+from weft.models.zoo import ZOO, Parameter, export, load
 
 Shape = tuple[int, ...]
 
@@ -48,6 +49,23 @@ def load_models(
 ) -> tuple[Model, ...]:
     """The model of that name; of a stitched file each of its models, as a request for it alone computes."""
     return tuple(load_model(name, shapes=shapes, parameters=parameters) for name in each_in(name_or_path))
+
+
+def named_file(name: str, folder: Path) -> Path | None:
+    """The ONNX file NAME.onnx of a model that is called by a name of ``weft models list``; None for any other text.
+
+    Files of packages are copied into *folder*, and zoo models are written there with seeded random weights.
+    """
+    if name in TRAINED:
+        return TRAINED[name].path()
+    path = folder / f"{name}.onnx"
+    if name in PACKAGED:
+        copyfile(packaged_file(name), path)
+    elif name in ZOO:
+        export(name, path)
+    else:
+        return None
+    return path
 
 
 def each_in(name_or_path: str) -> list[str]:

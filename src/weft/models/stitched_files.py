@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from weft.base.errors import ModelError, unknown_name
 
 if TYPE_CHECKING:
-    import onnx
+    from weft.models.onnx_graph import OnnxModel
 
 STITCHED_KEY = "weft.stitched"
 """Model metadata: JSON, the models in a file and what the graph calls their inputs and outputs; the key is also in
@@ -32,7 +32,7 @@ def file_and_task(name: str) -> tuple[str, str]:
     return (f"{file}.onnx", task) if between else (name, "")
 
 
-def tasks_of(model: onnx.ModelProto) -> Tasks:
+def tasks_of(model: OnnxModel) -> Tasks:
     """The models that were stitched into a file; none for a file that is one model."""
     text = next((entry.value for entry in model.metadata_props if entry.key == STITCHED_KEY), "")
     if not text:
@@ -43,7 +43,7 @@ def tasks_of(model: onnx.ModelProto) -> Tasks:
         raise ModelError(f"its {STITCHED_KEY} cannot be read; stitch it again") from error
 
 
-def only(model: onnx.ModelProto, task: str, given: Shapes) -> dict[str, tuple[int, ...]]:
+def only(model: OnnxModel, task: str, given: Shapes) -> dict[str, tuple[int, ...]]:
     """The shapes of all inputs when *task* alone is asked for: the others get no rows. *given* wins."""
     tasks = tasks_of(model)
     if task not in tasks:

@@ -7,17 +7,33 @@ called nothing of the kind, the node's name is taken. Names are unique and hold 
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import onnx
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, inliner, numpy_helper
-from onnx.reference import ReferenceEvaluator
 
 from weft.base.errors import ModelError, TuneError
+from weft.models.onnx_graph import (
+    STANDARD_DOMAINS,
+    OnnxGraph,
+    OnnxModel,
+    OnnxNode,
+    constant_tensor,
+    constants,
+    evaluate,
+    fill,
+    initializers,
+    inlined,
+    load,
+    makers,
+    needed_nodes,
+    request_inputs,
+    to_array,
+)
 
 Floats = npt.NDArray[np.float32]
 
@@ -48,7 +64,7 @@ class WeightedLayer(NamedTuple):
         return KINDS[self.op]
 
 
-def load_flat(path: str | Path) -> ModelProto:
+def load_flat(path: str | os.PathLike[str]) -> OnnxModel:
     """A file with its functions inlined, its Constant nodes turned into initialisers, and these no longer inputs."""
     path = Path(path)
     if not path.is_file():
@@ -56,7 +72,7 @@ def load_flat(path: str | Path) -> ModelProto:
             f"{path}: {'is a directory' if path.is_dir() else 'there is no such file'}; name an .onnx file"
         )
     try:
-        model = onnx.load(path)
+        model = load(path, weights=True)
     except Exception as error:  # protobuf and missing weight files each raise their own kinds
         raise ModelError(f"{path}: is no ONNX file: {' '.join(str(error).split())[:200]}") from error
     if not model.graph.node:
@@ -64,49 +80,33 @@ def load_flat(path: str | Path) -> ModelProto:
     return flat(model)
 
 
-def flat(model: ModelProto) -> ModelProto:
+def flat(model: OnnxModel) -> OnnxModel:
     """The flat graph of a model in memory, which is changed."""
-    if model.functions:
-        model = inliner.inline_local_functions(model)
+    model = inlined(model)
     _hoist_constants(model.graph)
-    constant = {each.name for each in model.graph.initializer}
-    _replace(model.graph.input, [each for each in model.graph.input if each.name not in constant])
+    fill(model.graph.input, request_inputs(model.graph))
     model.ir_version = max(model.ir_version, CONSTANTS_ARE_NO_INPUTS)
     return model
 
 
-def _hoist_constants(graph: GraphProto) -> None:
-    rest = []
-    for node in graph.node:
-        tensor = next((each.t for each in node.attribute if each.name == "value"), None)
-        if node.op_type == "Constant" and tensor is not None:
-            hoisted = graph.initializer.add()
-            hoisted.CopyFrom(tensor)
-            hoisted.name = node.output[0]
-        else:
-            rest.append(node)
-    _replace(graph.node, rest)
+def _hoist_constants(graph: OnnxGraph) -> None:
+    hoisted = constants(graph).values()
+    fill(graph.node, [node for node in graph.node if constant_tensor(node) is None])
+    fill(graph.initializer, hoisted)
 
 
-def _replace(repeated: Any, wanted: list[Any]) -> None:
-    """The parts of a message are gone once they are taken out of it, so they are copied first."""
-    copies = [type(each).FromString(each.SerializeToString()) for each in wanted]
-    del repeated[:]
-    repeated.extend(copies)
-
-
-def find_layers(model: ModelProto) -> tuple[WeightedLayer, ...]:
+def find_layers(model: OnnxModel) -> tuple[WeightedLayer, ...]:
     """All of them, in the order of the graph."""
-    constants = _FoldedTensors(model)
+    folded = _FoldedTensors(model)
     taken: set[str] = set()
     found = []
     for position, node in enumerate(model.graph.node):
-        if node.op_type not in KINDS or node.domain not in ("", "ai.onnx") or len(node.input) < 2:
+        if node.op_type not in KINDS or node.domain not in STANDARD_DOMAINS or len(node.input) < 2:
             continue
-        roots = constants.roots(node.input[1])
-        if roots is None or constants.roots(node.input[0]) is not None:
+        roots = folded.roots(node.input[1])
+        if roots is None or folded.roots(node.input[0]) is not None:
             continue
-        weight = constants.value(node.input[1])
+        weight = folded.value(node.input[1])
         if weight.dtype.kind in "iu":
             continue
         name = _unique(_name(node, roots), taken)
@@ -123,10 +123,10 @@ def find_layers(model: ModelProto) -> tuple[WeightedLayer, ...]:
 class _FoldedTensors:
     """The tensors of a graph that depend on none of its inputs."""
 
-    def __init__(self, model: ModelProto) -> None:
+    def __init__(self, model: OnnxModel) -> None:
         self._model = model
-        self._stored = {each.name: each for each in model.graph.initializer}
-        self._makers = {output: node for node in model.graph.node for output in node.output}
+        self._stored = initializers(model.graph)
+        self._makers = makers(model.graph.node)
 
     def roots(self, name: str) -> list[str] | None:
         """The initialisers that a tensor is computed from; None if it is no constant."""
@@ -149,20 +149,14 @@ class _FoldedTensors:
 
     def _computed(self, name: str) -> npt.NDArray[Any]:
         if name in self._stored:
-            return np.asarray(numpy_helper.to_array(self._stored[name]))
-        needed, kept = {name}, list[NodeProto]()
-        for node in reversed(self._model.graph.node):
-            if not needed.isdisjoint(node.output):
-                kept.insert(0, node)
-                needed.update(node.input)
-        part = ModelProto(ir_version=self._model.ir_version, opset_import=self._model.opset_import)
-        part.graph.CopyFrom(GraphProto(name="constant", node=kept, output=[ValueInfoProto(name=name)]))
-        part.graph.initializer.extend(each for each in self._model.graph.initializer if each.name in needed)
-        (found,) = ReferenceEvaluator(part).run(None, {})
-        return np.asarray(found)
+            return to_array(self._stored[name])
+        nodes = needed_nodes(self._model.graph.node, [name])
+        read = {each for node in nodes for each in node.input if each in self._stored}
+        (value,) = evaluate(self._model, nodes, {each: to_array(self._stored[each]) for each in read}, [name])
+        return value
 
 
-def _name(node: NodeProto, roots: list[str]) -> str:
+def _name(node: OnnxNode, roots: list[str]) -> str:
     """conv1.weight -> conv1; /fc1/MatMul -> fc1; otherwise what the operator is called."""
     for root in roots:
         if (match := _OWN_NAME.match(root)) is not None:
@@ -183,3 +177,28 @@ def _unique(name: str, taken: set[str]) -> str:
         chosen = f"{stem}{joint}{counter}"
     taken.add(chosen)
     return chosen
+
+
+LEAST_BYTES = 1024
+"""Smaller tensors, such as shapes and scales, are equal by chance."""
+
+
+def weight_digests(path: str | Path) -> dict[str, int]:
+    """Digest of every weight tensor of a file -> its bytes."""
+    try:
+        graph = load(path, weights=True).graph
+    except Exception as error:  # protobuf and the file system each raise their own kinds
+        raise ModelError(f"{path}: cannot be read as an ONNX model; export or download it again") from error
+    found: dict[str, int] = {}
+    for tensor in graph.initializer:
+        data = tensor.raw_data or to_array(tensor).tobytes()
+        if len(data) >= LEAST_BYTES:
+            key = hashlib.sha256(f"{tensor.data_type}:{list(tensor.dims)}:".encode() + data).hexdigest()
+            found[key] = len(data)
+    return found
+
+
+def shared_share(one: dict[str, int], other: dict[str, int]) -> float:
+    """Bytes that two files have in common over those of the smaller one."""
+    smaller = min(sum(one.values()), sum(other.values()))
+    return sum(one[key] for key in one.keys() & other.keys()) / smaller if smaller else 0.0

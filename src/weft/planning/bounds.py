@@ -19,10 +19,10 @@ import numpy as np
 from weft.devices import Host, HostModel
 from weft.devices.lanes import LEAST_SPEED
 from weft.engine.policies import POLICIES, Policy
-from weft.planning.alone import times_alone
-from weft.planning.asked import Asked, SentStream
 from weft.planning.candidates import Arrangement
 from weft.planning.early_exits import reaching
+from weft.planning.plan_request import PlanRequest, SentStream
+from weft.planning.standalone_times import times_alone
 from weft.workloads.requests import Stream
 
 SLACK = 1.15
@@ -59,7 +59,7 @@ class Blocking:
     """How many of those requests are late by it, at least, at the asked load."""
 
 
-def bound_of(asked: Asked, arrangement: Arrangement) -> Bound:
+def bound_of(asked: PlanRequest, arrangement: Arrangement) -> Bound:
     """The bound of a way to serve what is asked."""
     host = arrangement.host
     alone = max(late_alone(host, stream, leaving) for stream, _, leaving in asked.sent)
@@ -71,13 +71,13 @@ def bound_of(asked: Asked, arrangement: Arrangement) -> Bound:
     return Bound(factor, max(alone, share / (1 + share)), latency)
 
 
-def lane_factor(asked: Asked, arrangement: Arrangement) -> float:
+def lane_factor(asked: PlanRequest, arrangement: Arrangement) -> float:
     """The multiple of the asked rates at which the lanes would have no time left."""
     busy = sum(lane_shares(asked, arrangement).values())
     return lane_speed(arrangement.host) / (busy * (1 - asked.limit)) if busy else inf
 
 
-def lane_shares(asked: Asked, arrangement: Arrangement) -> dict[str, float]:
+def lane_shares(asked: PlanRequest, arrangement: Arrangement) -> dict[str, float]:
     """Model -> lanes that its requests keep busy at the asked rates, at the least, all of them at full speed."""
     found: dict[str, float] = {}
     for stream, rate, leaving in asked.sent:
@@ -123,7 +123,7 @@ def late_alone(host: Host, stream: Stream, rates: Sequence[float] = ()) -> float
     return times_alone(host, stream.served_name, rates).later_than(stream.deadline_s)
 
 
-def blocking(asked: Asked, arrangement: Arrangement) -> Blocking | None:
+def blocking(asked: PlanRequest, arrangement: Arrangement) -> Blocking | None:
     """The segment that makes most requests of others late on a single lane; None where none must."""
     host = arrangement.host
     if host.lanes > 1:

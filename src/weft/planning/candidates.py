@@ -9,8 +9,8 @@ from typing import Any
 from weft.devices import Host
 from weft.engine.lateness import SOFT
 from weft.engine.policies import POLICIES, Option
-from weft.planning.asked import Asked
 from weft.planning.plan import AS_GIVEN, ModelChoice, PlanSettings
+from weft.planning.plan_request import PlanRequest
 from weft.simulation.comparison import batching
 from weft.workloads.requests import Workload
 
@@ -99,7 +99,7 @@ class Arrangement:
         return workload.model_copy(update={"stream": streams})
 
 
-def arrangements(asked: Asked, hosts: Sequence[Host]) -> list[Arrangement]:
+def arrangements(asked: PlanRequest, hosts: Sequence[Host]) -> list[Arrangement]:
     """All ways to serve the models on these hosts, in the order in which they are worth trying."""
     grain_ms = {model.name: model.config.grain_ms for model in asked.models}
     done = {model.name: model.made.done for model in asked.models if model.made}
@@ -112,13 +112,13 @@ def arrangements(asked: Asked, hosts: Sequence[Host]) -> list[Arrangement]:
     return sorted(found, key=_order)
 
 
-def _settings(asked: Asked, host: Host, how: Mapping[str, Any]) -> PlanSettings:
+def _settings(asked: PlanRequest, host: Host, how: Mapping[str, Any]) -> PlanSettings:
     if asked.device is not None:
         return PlanSettings(device=asked.device, **how)
     return PlanSettings(lanes=host.lanes, threads=host.threads, isolation=asked.isolation, **how)
 
 
-def batch_limits(host: Host, asked: Asked) -> list[dict[str, int]]:
+def batch_limits(host: Host, asked: PlanRequest) -> list[dict[str, int]]:
     """Model -> most requests together: as far as batches were measured to pay, small ones, and none."""
     pays = {model.name: _most(model.config.max_batch, host.model(model.name).max_batch) for model in asked.models}
     found: list[dict[str, int]] = []
@@ -147,7 +147,7 @@ def request_policies(workload: Workload) -> list[str]:
     return sorted((name for name in able if name not in copies), key=lambda name: name != FAVOURITE)
 
 
-def _ways(asked: Asked, batches: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+def _ways(asked: PlanRequest, batches: Mapping[str, int]) -> Iterator[dict[str, Any]]:
     """Policies, their options and rules for late requests; without batches none is waited for or filled up."""
     lates = SOFT if asked.deadlines == "soft" else ("weave",)
     for policy in request_policies(asked.workload):

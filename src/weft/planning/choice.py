@@ -14,10 +14,10 @@ from math import ceil
 from typing import Literal, Protocol
 
 from weft.base.errors import InputError
-from weft.planning.asked import Asked
 from weft.planning.bounds import CHANCE
 from weft.planning.candidates import Arrangement
 from weft.planning.deciding import ERROR
+from weft.planning.plan_request import PlanRequest
 from weft.planning.trials import OptionTrial, trial_of
 
 SIMPLE = 3
@@ -127,7 +127,7 @@ class Chosen:
 
 
 def choose(
-    asked: Asked,
+    asked: PlanRequest,
     options: Sequence[Arrangement],
     memory_of: Callable[[Arrangement], int],
     progress: Progress | None = None,
@@ -155,7 +155,7 @@ def choose(
     return Chosen(best, (*simpler, *nearest), tuple(left_out))
 
 
-def _simpler(asked: Asked, best: OptionTrial, beaten: Sequence[OptionTrial]) -> Iterator[OptionTrial]:
+def _simpler(asked: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTrial]) -> Iterator[OptionTrial]:
     """Options that are simpler than the best and come within a step of it, the simplest first; each takes a run."""
     if asked.objective == "latency" or not asked.has_rates:
         return
@@ -199,20 +199,20 @@ def _beats(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) ->
     return False
 
 
-def _too_large(asked: Asked, trial: OptionTrial) -> str:
+def _too_large(asked: PlanRequest, trial: OptionTrial) -> str:
     if asked.memory_bytes is None or trial.memory_bytes <= asked.memory_bytes:
         return ""
     return f"needs {trial.memory_bytes / 2**20:.0f} MiB of memory"
 
 
-def _no_room(asked: Asked, least_bytes: int) -> str:
+def _no_room(asked: PlanRequest, least_bytes: int) -> str:
     return (
         f"memory_bytes = {asked.memory_bytes} is too little: the smallest option needs {least_bytes} bytes; "
         f"allow {ceil(least_bytes / 2**20)}m or more"
     )
 
 
-def _distance(asked: Asked, trial: OptionTrial) -> tuple[float, ...]:
+def _distance(asked: PlanRequest, trial: OptionTrial) -> tuple[float, ...]:
     """Orders those who lost by how near they came to winning, by what is known without another run."""
     if asked.objective == "latency" or not asked.has_rates:
         return (trial.seen_latency,)

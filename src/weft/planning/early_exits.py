@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from weft.base.errors import WorkloadError, unknown_name
-from weft.runtime.stated import stated_exits, stated_outputs
+from weft.runtime.model_signature import read_exits, read_outputs
 from weft.serving.config import ModelConfig
 from weft.workloads.requests import Stream, Workload, parse_workload
 
@@ -49,9 +49,9 @@ def exit_settings(stream: Stream, path: Path, config: ModelConfig) -> dict[str, 
 def exit_names(path: Path, config: ModelConfig) -> tuple[str, ...]:
     """The outputs at which requests may leave a model, the end last; none, or the end alone, where it has no exits."""
     if not config.exits:
-        return stated_exits(path)
+        return read_exits(path)
     for name in config.exits:
-        if name not in (known := stated_outputs(path)):
+        if name not in (known := read_outputs(path)):
             raise WorkloadError(f"{path.name}: exits: {unknown_name('output', name, known)}")
     return tuple(config.exits)
 

@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from itertools import zip_longest
 from math import floor, inf, log
 
-from weft.planning.asked import Asked
 from weft.planning.bounds import SLACK
 from weft.planning.candidates import Arrangement
 from weft.planning.deciding import Decision, Loss, Scores, criteria, decide
-from weft.planning.foreseen import stream_predictions
-from weft.planning.helpers import Helpers, Promise
+from weft.planning.load_prediction import stream_predictions
 from weft.planning.plan import Prediction
+from weft.planning.plan_request import PlanRequest
+from weft.planning.process_pool import Helpers, PendingResult
 from weft.planning.trials import (
     LOWEST,
     OptionTrial,
@@ -105,7 +105,7 @@ class Ranking:
         return self.finalists[0]
 
 
-def rank(asked: Asked, finalists: Sequence[Finalist]) -> Ranking:
+def rank(asked: PlanRequest, finalists: Sequence[Finalist]) -> Ranking:
     """Decide between finalists by what is asked for."""
     decision = decide(
         criteria(asked.objective, asked.has_rates),
@@ -122,7 +122,7 @@ def _ranking(finalists: Sequence[Finalist], decision: Decision) -> Ranking:
 
 
 def finals(
-    asked: Asked,
+    asked: PlanRequest,
     trials: Sequence[OptionTrial],
     progress: Callable[[str, int, int], None] | None = None,
     helpers: Helpers | None = None,
@@ -131,7 +131,7 @@ def finals(
     helpers = helpers or Helpers()
     tell = progress or (lambda label, done, of: None)
     finalists: list[Finalist] = []
-    loads: list[Promise[float | None]] = []
+    loads: list[PendingResult[float | None]] = []
     for seen in _seen(asked, trials[:ENTRANTS], helpers, tell):
         twin = next((number for number, finalist in enumerate(finalists) if _alike(finalist, seen)), None)
         if twin is not None:
@@ -148,7 +148,7 @@ def finals(
 
 
 def _seen(
-    asked: Asked, entrants: Sequence[OptionTrial], helpers: Helpers, tell: Callable[[str, int, int], None]
+    asked: PlanRequest, entrants: Sequence[OptionTrial], helpers: Helpers, tell: Callable[[str, int, int], None]
 ) -> Iterator[Finalist]:
     """What options do at the asked load, and at the largest one of the best, before their own are looked for.
 
@@ -165,7 +165,7 @@ def _seen(
 
 
 def _loaded(
-    finalists: list[Finalist], loads: list[Promise[float | None]], tell: Callable[[str, int, int], None]
+    finalists: list[Finalist], loads: list[PendingResult[float | None]], tell: Callable[[str, int, int], None]
 ) -> Iterator[Finalist]:
     """Finalists with their largest loads, where these were looked for."""
     for place, (finalist, load) in enumerate(zip_longest(finalists, loads)):
@@ -189,7 +189,7 @@ def _with_more_sets(finalists: Sequence[Finalist], helpers: Helpers) -> list[Fin
 
 
 def _look(
-    asked: Asked, arrangement: Arrangement, largest: float, lengths: Sequence[RunLength]
+    asked: PlanRequest, arrangement: Arrangement, largest: float, lengths: Sequence[RunLength]
 ) -> tuple[tuple[RequestReport, ...], tuple[bool, float] | None]:
     """What an option does at the asked load with each set of requests, and at another load where that is not 0."""
     reports = tuple(
@@ -199,12 +199,12 @@ def _look(
     return reports, kept_at(asked, arrangement, largest, lengths[-1], seed=_seed(asked)) if largest else None
 
 
-def _seed(asked: Asked, number: int = 0) -> int:
+def _seed(asked: PlanRequest, number: int = 0) -> int:
     """The seed of a set of requests."""
     return asked.workload.seed + FRESH_SEED + number
 
 
-def long_run(asked: Asked, arrangement: Arrangement, length: RunLength) -> tuple[Case, RequestRun]:
+def long_run(asked: PlanRequest, arrangement: Arrangement, length: RunLength) -> tuple[Case, RequestRun]:
     """The run that is told of an option: the first set of requests at the asked load."""
     return simulated(asked, arrangement, 1.0, length, seed=_seed(asked))
 
@@ -271,7 +271,7 @@ def _load_near(trial: OptionTrial, near: float, number: int, length: RunLength) 
     return near * FINE**step if step > -WIDEST else 0.0
 
 
-def prediction(asked: Asked, report: RequestReport, memory_bytes: int, factor: float | None) -> Prediction:
+def prediction(asked: PlanRequest, report: RequestReport, memory_bytes: int, factor: float | None) -> Prediction:
     """A run at the asked load, and the largest load, as a plan tells them."""
     return Prediction(
         streams=stream_predictions(asked.workload, report),

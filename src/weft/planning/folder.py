@@ -16,6 +16,7 @@ from typing import Any
 
 from weft.base.errors import PlanError, unknown_name
 from weft.base.files import replacing_folder, write_text
+from weft.base.tomlfile import as_toml
 from weft.devices.host import Host, write_host
 from weft.planning.layout import (
     DATA,
@@ -28,7 +29,6 @@ from weft.planning.layout import (
     WORKLOAD_FILE,
 )
 from weft.planning.plan import Plan, PlannedModel, read_plan, write_plan_file
-from weft.planning.toml_text import as_toml
 from weft.runtime.external import external_files
 from weft.serving.config import ModelConfig, ServerConfig, read_server_config, read_toml
 from weft.serving.repository import MODEL_FILE, Repository

@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple, Protocol
 
-from weft.base.errors import DeviceError, InputError
+from weft.base.errors import DeviceError, InputError, PlanError
+from weft.base.files import write_text
+from weft.base.tomlfile import as_toml
 from weft.devices import Host
 from weft.devices.host import HOST, read_host, usable_cores, write_host
-from weft.planning.asked import Asked, AskedModel
-from weft.planning.folder import digest_of
+from weft.planning.folder import ModelToServe, digest_of
 from weft.planning.machine import processor_here, these_versions
+from weft.planning.plan_request import PlanRequest, RequestedModel
 from weft.planning.served_files import files_to_serve
-from weft.planning.staging import stage
 from weft.planning.survey import Subject, survey_lanes
 from weft.runtime.device_kinds import device_called
 from weft.runtime.external import external_files
 from weft.serving.isolation import THREADS
+from weft.serving.repository import MODEL_FILE, SETTINGS_FILE
 
 SECONDS = 1.5
 """How long all models are watched together; one at a time, a third of it for each batch size."""
@@ -77,7 +81,7 @@ def lane_shapes(cores: int) -> list[LaneShape]:
 
 
 def measured_hosts(
-    asked: Asked,
+    asked: PlanRequest,
     cache: Path,
     *,
     seconds: float = SECONDS,
@@ -121,7 +125,7 @@ def measured_hosts(
 
 
 def measurement_key(
-    models: Sequence[AskedModel],
+    models: Sequence[RequestedModel],
     shape: LaneShape,
     seconds: float,
     isolation: str = THREADS,
@@ -138,7 +142,7 @@ def measurement_key(
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def _source(model: AskedModel) -> str:
+def _source(model: RequestedModel) -> str:
     """What a survey calls a model; those in one stitched file are measured once."""
     return f"{model.body}.onnx/{model.name}" if model.body else model.name
 
@@ -164,3 +168,26 @@ def _part(progress: Progress | None, place: int, of: int, threads: int) -> Progr
         return None
     words = f", {threads} threads" if threads > 1 else ""
     return lambda what, done, steps: progress(what + words, place * steps + min(done, steps), of * steps)
+
+
+def stage(models: Mapping[str, ModelToServe], folder: Path) -> None:
+    """Make *folder* a repository of these models, by name; their files are linked where that can be."""
+    for name, model in models.items():
+        home = folder / name / "1"
+        _put(model.path, home / MODEL_FILE)
+        for file in external_files(model.path):
+            _put(file, home / file.relative_to(model.path.parent))
+        settings = model.config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        settings = {key: value for key, value in settings.items() if key not in ("labels", "exit_record")}
+        write_text(folder / name / SETTINGS_FILE, as_toml(settings))
+
+
+def _put(file: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        os.link(os.path.realpath(file), target)  # not a symbolic one: repositories do not follow those out
+    except OSError:
+        try:
+            shutil.copyfile(file, target)
+        except OSError as problem:
+            raise PlanError(f"{file}: cannot read it: {problem.strerror or problem}") from problem

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from weft.planning.asked import Asked
 from weft.planning.busiest import BusyStretch
 from weft.planning.plan import Plan, PlannedModel, PlanOption, Prediction
+from weft.planning.plan_request import PlanRequest
 from weft.reports.page import page_text
 
 
-def plan_page(plan: Plan, asked: Asked, busiest: BusyStretch, measured_on: str) -> str:
+def plan_page(plan: Plan, asked: PlanRequest, busiest: BusyStretch, measured_on: str) -> str:
     """The page of a plan; *measured_on*: the machine and time of the measurement, in words."""
     return page_text(
         "plan.html", {**page_data(plan, asked), "busiest": _stretch(busiest), "host": measured_on}, "weft.planning"
     )
 
 
-def page_data(plan: Plan, asked: Asked) -> dict[str, Any]:
+def page_data(plan: Plan, asked: PlanRequest) -> dict[str, Any]:
     """All the page shows but the picture."""
     return {
         "title": " + ".join(model.name for model in plan.models),

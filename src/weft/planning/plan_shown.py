@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from weft.planning.plan import Plan, PlanOption, Prediction
+from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine, draw
+from weft.reports.page import PALETTE
+from weft.reports.pictures import LIMIT
 from weft.reports.tables import ResultTable, TableRow, largest_notes, mark_largest, number
 
 if TYPE_CHECKING:
@@ -45,16 +48,27 @@ def _late(plan: Plan) -> str:
 
 def figure(plan: Plan) -> Figure:
     """Latency beside deadline, and the largest load, of each option."""
-    from weft.planning.plan_picture import options_figure
-
-    shown = _shown(plan)
+    shown, streams = _shown(plan), plan.predicted.streams
+    labels, loads = [option.label for option, _ in shown], [predicted.sustainable_factor for _, predicted in shown]
     times = {
-        stream.model: [predicted.streams[place].p99_ms for _, predicted in shown]
-        for place, stream in enumerate(plan.predicted.streams)
+        stream.model: [predicted.streams[place].p99_ms or 0.0 for _, predicted in shown]
+        for place, stream in enumerate(streams)
     }
-    deadlines = {stream.model: stream.deadline_ms for stream in plan.predicted.streams}
-    labels, loads = [option.label for option, _ in shown], [each.sustainable_factor for _, each in shown]
-    return options_figure(_title(plan), labels, times, deadlines, loads)
+    colours = {model: PALETTE[place % len(PALETTE)] for place, model in enumerate(times)}
+    due = [
+        ReferenceLine(stream.deadline_ms, colour=colours[stream.model], dash=":", upright=True)
+        for stream in streams
+        if stream.deadline_ms is not None
+    ]
+    words = ["not looked for" if load is None else f"{load:.2f}" for load in loads]
+    what = "largest load that keeps its deadlines, times the asked one"
+    bars = Bars(labels, {what: [load or 0.0 for load in loads]}, {what: PALETTE[0]}, flat=True, words=words)
+    panels = [
+        Panel([Bars(labels, times, colours, flat=True), *due], x=Axis(label="p99, ms (dotted: due)", low=0), grid=""),
+        Panel([bars, ReferenceLine(1, colour=LIMIT, dash="-", upright=True)], x=Axis(label=what), grid=""),
+    ]
+    size = (11.0, 1.8 + 0.45 * len(labels) * max(1, len(times) / 2))
+    return draw(_title(plan), panels, size=size, columns=2, share_y=True)
 
 
 def _shown(plan: Plan) -> list[tuple[PlanOption, Prediction]]:

@@ -1,21 +1,57 @@
-"""Why an option won, what keeps it from carrying more, and what would help, in sentences."""
+"""Why an option won, what keeps it from carrying more, and what would help, in sentences.
+
+Models that share weights are looked for here, so that a plan can say where stitching may pay.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import NamedTuple
 
+from weft.base.errors import ModelError
 from weft.devices.host import usable_cores
-from weft.planning.alone import times_alone
-from weft.planning.asked import Asked, SentStream
+from weft.models.weighted_layers import shared_share, weight_digests
 from weft.planning.bounds import Blocking, blocking, bound_of, lane_shares
 from weft.planning.choice import Chosen
 from weft.planning.deciding import Criterion
 from weft.planning.finals import Finalist, Ranking
 from weft.planning.plan import PlanReasons, Prediction
+from weft.planning.plan_request import PlanRequest, RequestedModel, SentStream
 from weft.planning.segment_length import NO_BETTER
-from weft.planning.sharing import SharedWeights
+from weft.planning.standalone_times import times_alone
 from weft.planning.trials import OptionTrial
 from weft.serving.isolation import THREADS
+
+LEAST_SHARE = 0.2
+MOST_BYTES = 2 << 30
+"""Larger models are not looked into."""
+
+
+class SharedWeights(NamedTuple):
+    """Two models with weights in common."""
+
+    one: str
+    other: str
+    share: float
+    """Of the smaller one's weights."""
+
+
+def shared_weights(models: Sequence[RequestedModel]) -> list[SharedWeights]:
+    """Pairs of models that share weights, those that share most first; tensors that are equal as a whole count."""
+    files = {model.path: model for model in models if not model.body}
+    if len(files) < 2 or sum(model.bytes for model in files.values()) > MOST_BYTES:
+        return []
+    try:
+        digests = [(model.source, weight_digests(path)) for path, model in files.items()]
+    except ModelError:  # it can be served all the same, and this is only advice
+        return []
+    pairs = [
+        SharedWeights(one, other, shared_share(first, second))
+        for (one, first), (other, second) in combinations(digests, 2)
+    ]
+    return sorted((pair for pair in pairs if pair.share >= LEAST_SHARE), key=lambda pair: -pair.share)
+
 
 AMPLE = 1.5
 """Who carries so many times the asked load needs no advice on how to carry more."""
@@ -28,7 +64,7 @@ HALF, LONG_TAIL = 0.5, 2.0
 """Lanes that compute less, while runs vary more, are not what limits the load."""
 
 
-def reasons(asked: Asked, chosen: Chosen, ranking: Ranking, sharing: Sequence[SharedWeights]) -> PlanReasons:
+def reasons(asked: PlanRequest, chosen: Chosen, ranking: Ranking, sharing: Sequence[SharedWeights]) -> PlanReasons:
     """What there is to say of a choice."""
     best, predicted = ranking.winner.trial, ranking.winner.prediction
     return PlanReasons(
@@ -38,7 +74,7 @@ def reasons(asked: Asked, chosen: Chosen, ranking: Ranking, sharing: Sequence[Sh
     )
 
 
-def _won(asked: Asked, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
+def _won(asked: PlanRequest, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
     winner = ranking.winner
     yield f"{_label(winner)}: {_kept(ranking)}{_carries(winner.prediction)}."
     yield from decided(ranking)
@@ -104,7 +140,7 @@ def _label(finalist: Finalist) -> str:
     return finalist.trial.arrangement.label
 
 
-def _leaving(asked: Asked) -> Iterator[str]:
+def _leaving(asked: PlanRequest) -> Iterator[str]:
     """Who is taken to leave early, as far as anything is said of that."""
     for index, stream in enumerate(asked.workload.stream):
         if rates := asked.workload.exit_rates(index):
@@ -134,7 +170,7 @@ def _carries(predicted: Prediction) -> str:
     return f", and carries up to {times:.2f} times that, {per_s:.0f} requests/s"
 
 
-def _limits(asked: Asked, best: OptionTrial, predicted: Prediction) -> Iterator[str]:
+def _limits(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Iterator[str]:
     busy = min(1.0, predicted.load * (predicted.sustainable_factor or 1.0))
     if found := _blocked(asked, best, predicted):
         yield (
@@ -159,14 +195,14 @@ def _limits(asked: Asked, best: OptionTrial, predicted: Prediction) -> Iterator[
         yield f"Memory: {_mib(best.memory_bytes)} of the {_mib(asked.memory_bytes)} that are allowed."
 
 
-def _blocked(asked: Asked, best: OptionTrial, predicted: Prediction) -> Blocking | None:
+def _blocked(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Blocking | None:
     """The segment that limits the load by keeping others waiting, if one does."""
     found = blocking(asked, best.arrangement)
     near = bound_of(asked, best.arrangement).factor <= 2 * (predicted.sustainable_factor or 0.0)
     return found if near else None
 
 
-def _by_time(asked: Asked, best: OptionTrial, busy: float) -> str:
+def _by_time(asked: PlanRequest, best: OptionTrial, busy: float) -> str:
     """What the time of the lanes has to do with the largest load."""
     name, model = max(best.arrangement.host.models.items(), key=lambda entry: entry[1].tail)
     if busy < HALF and model.tail > LONG_TAIL:
@@ -180,7 +216,9 @@ def _by_time(asked: Asked, best: OptionTrial, busy: float) -> str:
     )
 
 
-def _next(asked: Asked, best: OptionTrial, predicted: Prediction, sharing: Sequence[SharedWeights]) -> Iterator[str]:
+def _next(
+    asked: PlanRequest, best: OptionTrial, predicted: Prediction, sharing: Sequence[SharedWeights]
+) -> Iterator[str]:
     full = (predicted.sustainable_factor or 0.0) < AMPLE
     yield from _uncounted(asked, best)
     if full:
@@ -202,7 +240,7 @@ def _next(asked: Asked, best: OptionTrial, predicted: Prediction, sharing: Seque
         )
 
 
-def _more_to_compute_with(asked: Asked, best: OptionTrial) -> Iterator[str]:
+def _more_to_compute_with(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
     """Cores or GPUs that could be had besides."""
     used = best.arrangement.settings.lanes * best.arrangement.settings.threads
     if asked.device is not None:
@@ -218,14 +256,14 @@ def _stitching(pair: SharedWeights) -> str:
     return f"weft stitch {pair.one} {pair.other} -o both.onnx --dynamic says whether one file for both pays."
 
 
-def _faster(asked: Asked, name: str) -> str:
+def _faster(asked: PlanRequest, name: str) -> str:
     """What may make a model faster, and changes its answers."""
     if asked.device is None:
         return f"A faster {name}: weft tune --target onnxruntime looks for number formats that are."
     return f'A faster {name}: with precision = "fp16" in its settings it is measured and served so; answers change.'
 
 
-def _cut_finer(asked: Asked, best: OptionTrial, found: Blocking) -> str:
+def _cut_finer(asked: PlanRequest, best: OptionTrial, found: Blocking) -> str:
     """The words that measure a model in shorter segments."""
     grain_ms = min(FINE_GRAIN_MS, best.arrangement.grain_ms[found.runs] / 2)
     source = next(sent.stream.model for sent in asked.sent if sent.name == found.runs)
@@ -235,7 +273,7 @@ def _cut_finer(asked: Asked, best: OptionTrial, found: Blocking) -> str:
     )
 
 
-def _uncounted(asked: Asked, best: OptionTrial) -> Iterator[str]:
+def _uncounted(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
     """Exits that nothing is said of, and the words that make them count."""
     silent = {sent.name: sent.stream for sent in asked.sent if not sent.leaving}
     for name, stream in silent.items():
@@ -248,7 +286,7 @@ def _uncounted(asked: Asked, best: OptionTrial) -> Iterator[str]:
             )
 
 
-def _dearest(asked: Asked, best: OptionTrial) -> str:
+def _dearest(asked: PlanRequest, best: OptionTrial) -> str:
     shares = lane_shares(asked, best.arrangement)
     name, most = max(shares.items(), key=lambda entry: entry[1])
     whole = sum(shares.values())

@@ -14,9 +14,9 @@ from math import ceil, inf
 import numpy as np
 
 from weft.devices import Host, HostModel
-from weft.planning.asked import Asked
 from weft.planning.candidates import Arrangement
 from weft.planning.choice import Chosen, LeftOut, choose
+from weft.planning.plan_request import PlanRequest
 from weft.runtime.cutting import device_length_s
 
 LENGTHS: dict[str, float] = {"segments twice as long": 2.0, "models in one piece": inf}
@@ -26,7 +26,7 @@ WHOLE = 2.0
 """How many times what a model takes its segments may take, so that the server surely leaves it in one piece."""
 
 
-def with_longer_segments(asked: Asked, chosen: Chosen, memory_of: Callable[[Arrangement], int]) -> Chosen:
+def with_longer_segments(asked: PlanRequest, chosen: Chosen, memory_of: Callable[[Arrangement], int]) -> Chosen:
     """The choice once more, between the best option and the same with longer segments.
 
     Those were not measured as they would be served, so they must be clearly better: by a step of the load.

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from weft.planning.asked import AskedModel
 from weft.planning.folder import ModelToServe
 from weft.planning.plan import AS_GIVEN
+from weft.planning.plan_request import RequestedModel
 from weft.serving.config import ModelConfig, TaskConfig
 
 
 def files_to_serve(
-    models: Sequence[AskedModel], chosen: Mapping[str, Mapping[str, Any]] | None = None
+    models: Sequence[RequestedModel], chosen: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, ModelToServe]:
     """Folder of a repository -> the file that goes there; *chosen*: model -> settings that were chosen for it."""
     found: dict[str, ModelToServe] = {}
@@ -27,13 +27,13 @@ def files_to_serve(
     return found
 
 
-def stitched_from(models: Sequence[AskedModel], home: str) -> str:
+def stitched_from(models: Sequence[RequestedModel], home: str) -> str:
     """What was done to the file in a folder, in words."""
     names = [model.name for model in models if model.body == home]
     return f"stitched from {', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else AS_GIVEN
 
 
-def _with_task(config: ModelConfig, model: AskedModel, settings: dict[str, Any]) -> ModelConfig:
+def _with_task(config: ModelConfig, model: RequestedModel, settings: dict[str, Any]) -> ModelConfig:
     """The settings of a stitched file with those of one of its models."""
     due = {"slo_ms": settings.pop("slo_ms")} if "slo_ms" in settings else {}
     task = config.tasks.get(model.name, TaskConfig()).model_copy(update=due)

@@ -14,8 +14,8 @@ from weft.devices import Host, HostModel
 from weft.devices.conditions import Conditions
 from weft.devices.host import HOST
 from weft.planning.folder import changed_models
-from weft.planning.foreseen import planned_host
 from weft.planning.layout import MODELS, planned_workload
+from weft.planning.load_prediction import planned_host
 from weft.planning.measured import CUT, default_cache
 from weft.planning.plan import Plan, read_plan
 from weft.planning.survey import Subject

@@ -10,9 +10,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from math import floor, inf, log
 
-from weft.planning.asked import Asked
 from weft.planning.bounds import SLACK, Bound, bound_of
 from weft.planning.candidates import Arrangement
+from weft.planning.plan_request import PlanRequest
 from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, RequestRun, prepare, simulate_requests
 from weft.simulation.run_length import SHORT, USUAL, RunLength, lasting
@@ -26,18 +26,18 @@ FIRST_GUESS = 0.85
 """The part of the bound at which the search for the largest load begins."""
 
 
-def run_workload(asked: Asked, arrangement: Arrangement, factor: float, length: RunLength) -> Workload:
+def run_workload(asked: PlanRequest, arrangement: Arrangement, factor: float, length: RunLength) -> Workload:
     """The asked streams at a multiple of their rates, for as long as it takes."""
     return lasting(arrangement.serving(asked.workload).scaled(factor), length)
 
 
-def late_rule(asked: Asked, arrangement: Arrangement) -> str:
+def late_rule(asked: PlanRequest, arrangement: Arrangement) -> str:
     """What becomes of late requests: clients whose deadlines are strict want no late answer."""
     return "drop" if asked.deadlines == "strict" else arrangement.settings.late
 
 
 def simulated(
-    asked: Asked, arrangement: Arrangement, factor: float, length: RunLength, *, seed: int | None = None
+    asked: PlanRequest, arrangement: Arrangement, factor: float, length: RunLength, *, seed: int | None = None
 ) -> tuple[Case, RequestRun]:
     """One run to its end, and the case it is of."""
     case = prepare(run_workload(asked, arrangement, factor, length), arrangement.host)
@@ -45,7 +45,7 @@ def simulated(
 
 
 def kept_at(
-    asked: Asked, arrangement: Arrangement, factor: float, length: RunLength, *, seed: int | None = None
+    asked: PlanRequest, arrangement: Arrangement, factor: float, length: RunLength, *, seed: int | None = None
 ) -> tuple[bool, float]:
     """Whether the deadlines are kept at a multiple of the asked load; and the share missed until that was clear."""
     case = prepare(run_workload(asked, arrangement, factor, length), arrangement.host)
@@ -54,7 +54,7 @@ def kept_at(
 
 
 def _run(
-    asked: Asked, arrangement: Arrangement, case: Case, seed: int | None, most_missed: list[float] | None
+    asked: PlanRequest, arrangement: Arrangement, case: Case, seed: int | None, most_missed: list[float] | None
 ) -> RequestRun:
     return simulate_requests(
         case,
@@ -93,7 +93,7 @@ def largest_step(sustained: Callable[[int], bool], low: int, high: int, start: i
 class OptionTrial:
     """A way to serve, and what is known of it so far; asking may take a simulation."""
 
-    asked: Asked
+    asked: PlanRequest
     arrangement: Arrangement
     bound: Bound
     memory_bytes: int
@@ -191,6 +191,6 @@ def keeps(report: RequestReport, limit: float) -> bool:
     return all(each.arrived and each.violated <= max(1.0, limit * each.arrived) for each in report.streams)
 
 
-def trial_of(asked: Asked, arrangement: Arrangement, memory_bytes: int) -> OptionTrial:
+def trial_of(asked: PlanRequest, arrangement: Arrangement, memory_bytes: int) -> OptionTrial:
     """What is known of a way to serve before it is simulated."""
     return OptionTrial(asked, arrangement, bound_of(asked, arrangement), memory_bytes)

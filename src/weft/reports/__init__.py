@@ -1,7 +1,7 @@
-"""What a trace comes to: numbers, pictures, pages, and files for other tools.
+"""Presentation of results: tables, pictures, pages, traces and their exports.
 
 ``page.py`` makes self-contained pages of templates, one style and one script; a page lives in the package whose results
-it shows. ``tables.py`` has tables that the terminal and a notebook show, ``shown.py`` results that show themselves,
-``trace.py`` what happened in a run, ``words.py`` what names of layers mean, ``perfetto.py``, ``html.py`` and
-``timeline.py`` traces for viewers.
+it shows. ``tables.py`` has tables for the terminal and notebooks, ``shown.py`` results that show themselves,
+``exhibits.py`` pictures as data, ``trace.py`` traces of a run and the weight buffer over time, ``trace_exports.py``
+traces as a page and for Perfetto, ``timeline.py`` a trace as a picture, ``words.py`` meanings of layer names.
 """

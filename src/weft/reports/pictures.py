@@ -1,6 +1,6 @@
-"""How a picture becomes a file: PNG or SVG by its suffix, the same bytes for the same picture.
+"""Figures as files: PNG or SVG by the suffix, the same bytes for the same figure.
 
-matplotlib is an extra. Modules that draw import it; what leads to them calls ``require_matplotlib`` first.
+matplotlib is an extra. Modules that draw import it; their callers call ``require_matplotlib`` first.
 """
 
 from __future__ import annotations
@@ -16,24 +16,27 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Figure
 
 SUFFIXES = (".png", ".svg")
+INK, MUTED, RULE, GROUND, LIMIT = "#1f2933", "#66727f", "#d5dae0", "#f0f2f5", "#b42318"
+"""Colours of text, of notes, of axes, of the background of lanes, and of limits."""
 
 
 def require_matplotlib() -> None:
-    """Raise InputError where matplotlib is not installed; it is not imported."""
+    """Raise InputError if matplotlib is not installed; it is not imported."""
     if find_spec("matplotlib") is None:
         raise InputError("figures need matplotlib; pip install 'weft[figures]'")
 
 
 def picture_path(path: str | Path) -> Path:
-    """*path*, if it ends as a picture does."""
-    found = Path(path)
-    if found.suffix.lower() not in SUFFIXES:
-        raise InputError(f"{path}: a figure ends in {' or '.join(SUFFIXES)}, not {found.suffix or 'a bare name'}")
-    return found
+    """Return *path*; InputError if its suffix is not in ``SUFFIXES``."""
+    target = Path(path)
+    if target.suffix.lower() not in SUFFIXES:
+        raise InputError(f"{path}: a figure ends in {' or '.join(SUFFIXES)}, not {target.suffix or 'a bare name'}")
+    return target
 
 
 def save(figure: Figure, path: str | Path, dpi: int = 150) -> None:
-    """Write *figure*; an SVG holds no date."""
+    """Write a figure."""
     target = picture_path(path)
-    with replacing(target) as beside:
-        figure.savefig(beside, dpi=dpi, metadata={"Date": None} if target.suffix.lower() == ".svg" else None)
+    with replacing(target) as draft:
+        # without a date the same figure has the same bytes
+        figure.savefig(draft, dpi=dpi, metadata={"Date": None} if target.suffix.lower() == ".svg" else None)

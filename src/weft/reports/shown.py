@@ -1,7 +1,7 @@
 """Results that show themselves: as tables in a notebook, and as a picture by ``plot()``.
 
-What a result looks like is registered (``pages`` in ``tool.toml``): the module that has its ``tables`` and its
-``figure`` is imported when somebody wants to see it.
+The presentation of a result is registered (``pages`` in ``tool.toml``): the module with its ``tables`` and its
+``figure`` is imported on first display.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Shown:
-    """A result for whose type, or one it is derived from, a page is registered."""
+    """Base of results; a page must be registered for the type of the result or one of its bases."""
 
     __slots__ = ()
 

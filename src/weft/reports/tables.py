@@ -1,4 +1,4 @@
-"""Results as tables of text, made once: a command prints them, a notebook shows them."""
+"""Results as tables of text, for commands and notebooks alike."""
 
 from __future__ import annotations
 
@@ -11,57 +11,59 @@ _NOTE = "opacity: .7; margin: 2px 0"
 
 
 class TableRow(NamedTuple):
-    """One line of a table."""
+    """A row of a table."""
 
     cells: tuple[str, ...]
     best: bool = False
-    """Whether it stands out."""
+    """Whether it is printed in bold."""
 
 
 class ResultTable(NamedTuple):
-    """A table, and what is to be said under it."""
+    """A table with notes below it."""
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[TableRow, ...]
     left: int = 1
-    """How many columns are text; the others are numbers."""
+    """How many columns are text, aligned left; the others are numbers."""
     notes: tuple[str, ...] = ()
 
 
 def number(value: float | None, digits: int = 3, *, scale: float = 1, suffix: str = "") -> str:
-    """A number with so many digits after its point; a dash where there is none."""
+    """Format a number with *digits* after the decimal point; a dash for None."""
     return "-" if value is None else f"{value * scale:.{digits}f}{suffix}"
 
 
 FEWEST = 100
-"""Answers of which one is slower than p99; of fewer, p99 is the slowest."""
+"""The fewest answers that have a p99 of their own; with fewer, p99 is the slowest answer."""
 
 
 def largest_of(answers: int) -> int | None:
-    """How many answers a p99 is no more than the largest of; None where there are enough for one."""
+    """Return the number of answers if p99 is only the largest of them; None if there are enough for a p99."""
     return answers if 0 < answers < FEWEST else None
 
 
 def mark_largest(text: str, largest_of: int | None) -> str:
-    """A p99 in a table, with a star where it is only the largest of so many."""
+    """Add a star to a p99 that is only the largest of *largest_of* answers."""
     return f"{text}*" if largest_of else text
 
 
 def largest_notes(streams: Iterable[tuple[str, int | None]]) -> tuple[str, ...]:
-    """What the stars of a table mean; *streams*: name -> how many answers its p99 is the largest of."""
+    """Return the note that explains the stars of a table; *streams*: names and results of ``largest_of``."""
     few = [f"{name} max of {count}" for name, count in streams if count]
     return (f"* fewer than {FEWEST} answers have no p99: {', '.join(few)}",) if few else ()
 
 
 def as_html(*tables: ResultTable) -> str:
-    """The tables as markup for a notebook, in its own fonts and colours."""
+    """Return the tables as HTML for a notebook, in its fonts and colours."""
     return "".join(map(_html, tables))
 
 
 def _html(table: ResultTable) -> str:
-    heads = _row([f"<th style='{_style(table, at)}'>{escape(each)}</th>" for at, each in enumerate(table.columns)])
-    body = "".join(_row([_cell(table, row, at) for at in range(len(row.cells))]) for row in table.rows)
+    heads = _row(
+        [f"<th style='{_style(table, index)}'>{escape(name)}</th>" for index, name in enumerate(table.columns)]
+    )
+    body = "".join(_row([_cell(table, row, index) for index in range(len(row.cells))]) for row in table.rows)
     notes = "".join(f"<p style='{_NOTE}'><small>{escape(note)}</small></p>" for note in table.notes)
     title = f"<p><strong>{escape(table.title)}</strong></p>" if table.title else ""
     return (
@@ -69,13 +71,13 @@ def _html(table: ResultTable) -> str:
     )
 
 
-def _cell(table: ResultTable, row: TableRow, at: int) -> str:
-    text = escape(row.cells[at])
-    return f"<td style='{_style(table, at)}'>{f'<strong>{text}</strong>' if row.best else text}</td>"
+def _cell(table: ResultTable, row: TableRow, index: int) -> str:
+    text = escape(row.cells[index])
+    return f"<td style='{_style(table, index)}'>{f'<strong>{text}</strong>' if row.best else text}</td>"
 
 
-def _style(table: ResultTable, at: int) -> str:
-    return _CELL.format(side="left" if at < table.left else "right")
+def _style(table: ResultTable, index: int) -> str:
+    return _CELL.format(side="left" if index < table.left else "right")
 
 
 def _row(cells: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""A stretch of a schedule as a picture: both resources as lanes, and the weight buffer under them.
+"""A window of a trace as a picture: both resources as lanes, and the weight buffer under them.
 
 It uses matplotlib's Figure object directly, so drawing leaves no global state and needs no display.
 """
@@ -20,31 +20,29 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter
 
 from weft.base.errors import InputError
-from weft.reports.html import model_colours
-from weft.reports.occupancy import Intervals, Occupancy, occupancy
-from weft.reports.pictures import picture_path, save
-from weft.reports.trace import Floats, Ints, Trace
+from weft.reports.pictures import GROUND, INK, LIMIT, MUTED, RULE, picture_path, save
+from weft.reports.trace import Floats, Intervals, Ints, Occupancy, Trace, occupancy
+from weft.reports.trace_exports import model_colours
 
 READABLE_SPANS = 450
-"""A chosen window holds at most about this many layers, so that single ones can be told apart."""
+"""About the most layers in a window chosen by default, so that single ones remain visible (4 pixels each)."""
 
 MOST_BARS = 3000
-"""Beyond this many, bars are narrower than a pixel and shares of time are drawn in their place."""
+"""With more bars in a lane they are narrower than a pixel, and shares of time are drawn instead."""
 COLUMNS = 700
-"""How many shares side by side make a lane."""
+"""Columns of shares of time in a lane; each is about 2 pixels wide."""
 
-INK, MUTED, RULE, GROUND = "#1f2933", "#66727f", "#d5dae0", "#f0f2f5"
-HELD, HELD_LINE, LIMIT = "#9aa5b1", "#52606d", "#b42318"
+HELD, HELD_LINE = "#9aa5b1", "#52606d"
 STALL, STALL_LINE = "#ffffff", "#7b8794"
 SIZE_INCHES, LEFT, LEGEND_COLUMNS = (12.0, 4.6), 0.095, 6
 UPPER, LOWER, TALL = 1.12, 0.0, 0.88
-"""Where the two lanes begin, and their height."""
+"""Bottoms of the two lanes, and their height, in data units of the lanes' axes."""
 HATCH = 6 * "/"
 UNITS = (("s", 1.0), ("ms", 1e3), ("µs", 1e6), ("ns", 1e9))
 
 
 class DrawnLane(NamedTuple):
-    """Stretches of time within the window: the spans they are part of, starts and durations in axis units."""
+    """Intervals within the window: the spans they are part of, starts and durations in axis units."""
 
     spans: Ints
     start: Floats
@@ -52,7 +50,7 @@ class DrawnLane(NamedTuple):
 
 
 class DrawnLanes(NamedTuple):
-    """What is drawn of the two resources."""
+    """The two resources as drawn."""
 
     channel: DrawnLane
     """Transfers: a fetch, or the parts of one that stalled."""
@@ -61,6 +59,7 @@ class DrawnLanes(NamedTuple):
 
     @property
     def dense(self) -> bool:
+        """Whether there are too many bars to draw them singly."""
         return max(len(self.channel.spans), len(self.array.spans)) > MOST_BARS
 
 
@@ -81,7 +80,7 @@ def draw_timeline(
     end_s: float | None = None,
     title: str | None = None,
 ) -> Figure:
-    """``timeline_figure`` as a PNG or SVG file, by the suffix of *path*."""
+    """Draw ``timeline_figure`` into a PNG or SVG file, by the suffix of *path*."""
     picture_path(path)
     with _looks():
         figure = timeline_figure(trace, start_s=start_s, end_s=end_s, title=title)
@@ -92,10 +91,10 @@ def draw_timeline(
 def timeline_figure(
     trace: Trace, *, start_s: float = 0.0, end_s: float | None = None, title: str | None = None
 ) -> Figure:
-    """A picture of *trace* between *start_s* and *end_s*.
+    """Draw *trace* between *start_s* and *end_s*.
 
-    Without *end_s* the window ends where the slowest stream has completed up to three queries begun in
-    it, fewer when that would be too many layers to read. Busy shares are those of the window.
+    Without *end_s* the window ends when the slowest stream has completed up to three queries begun in it, fewer if
+    that would be too many layers to read. Busy shares are those of the window.
     """
     scale = _scale(trace, start_s, readable_end_s(trace, start_s) if end_s is None else end_s)
     with _looks():
@@ -103,14 +102,14 @@ def timeline_figure(
 
 
 def _looks() -> AbstractContextManager[None]:
-    """What is asked of matplotlib while a picture is made."""
+    """Return the settings of matplotlib while a picture is made; the salt makes ids in an SVG reproducible."""
     return matplotlib.rc_context(
         {"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "hatch.linewidth": 0.6}
     )
 
 
 def readable_end_s(trace: Trace, start_s: float = 0.0) -> float:
-    """Where a picture that begins at *start_s* should end; see ``timeline_figure``."""
+    """Return the default end of a window that begins at *start_s*; see ``timeline_figure``."""
     slowest = max(_completions_s(trace, start_s), key=lambda ends_s: ends_s[0], default=[trace.makespan_s])
     starts_s = np.sort(trace.fetch_start_s[trace.fetch_start_s >= start_s])
     if len(starts_s) <= READABLE_SPANS:
@@ -120,7 +119,7 @@ def readable_end_s(trace: Trace, start_s: float = 0.0) -> float:
 
 
 def _completions_s(trace: Trace, start_s: float) -> list[list[float]]:
-    """For each stream the ends of the first three queries begun at or after *start_s*."""
+    """Return for each stream the ends of the first three queries begun at or after *start_s*."""
     extents: dict[tuple[int, int], tuple[float, float]] = {}
     columns = (
         trace.stream.tolist(),
@@ -191,7 +190,7 @@ def _draw_lanes(axes: Axes, trace: Trace, scale: Scale, lanes: DrawnLanes, colou
 
 def _draw_bars(axes: Axes, trace: Trace, lane: DrawnLane, bottom: float, colours: dict[str, str]) -> None:
     fills = _fills(trace, lane, colours)
-    # A darker seam parts bars while there are few; a light one would look like idle time.
+    # a darker seam separates bars while there are few; a light one would look like idle time
     few = len(np.unique(lane.spans)) <= READABLE_SPANS
     seams = [_toned(fill, 0.0, 0.3) for fill in fills] if few else "none"
     bars = list(zip(lane.start.tolist(), lane.duration.tolist(), strict=True))
@@ -200,11 +199,11 @@ def _draw_bars(axes: Axes, trace: Trace, lane: DrawnLane, bottom: float, colours
 
 
 def _draw_stalls(axes: Axes, trace: Trace, stalls: DrawnLane, bottom: float, colours: dict[str, str]) -> None:
-    """The time a fetch waits for space, in its model's colour but pale and hatched: nothing is moved."""
+    """Draw the time a fetch waits for space in its model's colour, pale and hatched, as no byte is moved."""
     models = np.array(trace.streams, dtype=object)[trace.stream[stalls.spans]]
     for model, colour in colours.items():
-        mine = np.flatnonzero(models == model)  # a collection has one hatch, hence one for each model
-        bars = list(zip(stalls.start[mine].tolist(), stalls.duration[mine].tolist(), strict=True))
+        rows = np.flatnonzero(models == model)  # a collection has one hatch, hence one collection for each model
+        bars = list(zip(stalls.start[rows].tolist(), stalls.duration[rows].tolist(), strict=True))
         hatch, pale = _toned(colour, 1.0, 0.35), _toned(colour, 1.0, 0.85)
         axes.broken_barh(bars, (bottom, TALL), facecolors=pale, edgecolors=hatch, hatch=HATCH, linewidths=0)
 
@@ -212,13 +211,13 @@ def _draw_stalls(axes: Axes, trace: Trace, stalls: DrawnLane, bottom: float, col
 def _draw_shares(
     axes: Axes, trace: Trace, lane: DrawnLane, stalls: DrawnLane | None, bottom: float, colours: dict[str, str]
 ) -> None:
-    """Where bars would be narrower than a pixel: per column each model's share of the time, stacked."""
+    """Draw each model's share of the time per column, stacked, for bars that would be narrower than a pixel."""
     edges = np.linspace(*axes.get_xlim(), COLUMNS + 1)
     models = np.array(trace.streams, dtype=object)[trace.stream[lane.spans]]
     base = np.full(COLUMNS + 1, bottom)
     for model, colour in colours.items():
-        mine = models == model
-        top = base + TALL * _share(edges, lane.start[mine], lane.duration[mine])
+        rows = models == model
+        top = base + TALL * _share(edges, lane.start[rows], lane.duration[rows])
         axes.fill_between(edges, base, top, step="post", facecolor=colour, linewidth=0)
         base = top
     if stalls and len(stalls.spans):
@@ -227,7 +226,7 @@ def _draw_shares(
 
 
 def _share(edges: Floats, start: Floats, duration: Floats) -> Floats:
-    """Of each column between *edges* the share these stretches take; the last one twice, to draw its end."""
+    """Return the share of each column between *edges* that these intervals take; the last one twice, for its end."""
     if not len(start):
         return np.zeros(len(edges))
     order = np.argsort(start, kind="stable")
@@ -239,28 +238,28 @@ def _share(edges: Floats, start: Floats, duration: Floats) -> Floats:
     return np.append(share, share[-1])
 
 
-def _lane(stretches: Intervals, scale: Scale) -> DrawnLane:
-    start_s, end_s = np.maximum(stretches.start_s, scale.start_s), np.minimum(stretches.end_s, scale.end_s)
+def _lane(intervals: Intervals, scale: Scale) -> DrawnLane:
+    start_s, end_s = np.maximum(intervals.start_s, scale.start_s), np.minimum(intervals.end_s, scale.end_s)
     inside = np.flatnonzero(end_s > start_s)
     start, end = start_s[inside] * scale.per_second, end_s[inside] * scale.per_second
-    return DrawnLane(stretches.span[inside], start, end - start)
+    return DrawnLane(intervals.span[inside], start, end - start)
 
 
 def _fills(trace: Trace, lane: DrawnLane, colours: dict[str, str]) -> list[str]:
-    """The colour of each bar; odd queries are lighter, which shows where one query gives way to the next."""
+    """Return the colour of each bar; odd queries are lighter, which shows where a query ends and the next begins."""
     shades = [(colours[model], _toned(colours[model], 1.0, 0.38)) for model in trace.streams]
     streams, odd = trace.stream[lane.spans].tolist(), (trace.query[lane.spans] % 2).tolist()
     return [shades[stream][shade] for stream, shade in zip(streams, odd, strict=True)]
 
 
 def _toned(colour: str, towards: float, share: float) -> str:
-    """*colour* mixed with black (0) or white (1)."""
+    """Mix *colour* with black (*towards* 0) or white (1)."""
     red, green, blue = ((1 - share) * part + share * towards for part in to_rgb(colour))
     return to_hex((red, green, blue))
 
 
 def _name_layers(axes: Axes, trace: Trace, lane: DrawnLane, fills: list[str], middle: float) -> None:
-    """Write a layer's name into its bar where it fits."""
+    """Write a layer's name, or its last part, into its bar where it fits."""
     left, right = axes.get_xlim()
     characters = lane.duration / (right - left) * SIZE_INCHES[0] * 0.82 * 72 / 4.8  # a character: 4.8 points
     for bar in np.flatnonzero(characters > 4).tolist():
@@ -269,7 +268,7 @@ def _name_layers(axes: Axes, trace: Trace, lane: DrawnLane, fills: list[str], mi
         shown = next((text for text in (name, "…" + name.split(".")[-1]) if len(text) < characters[bar]), None)
         if shown:
             red, green, blue = to_rgb(fills[bar])
-            ink = INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
+            ink = INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"  # luma of ITU-R BT.601
             centre = lane.start[bar] + lane.duration[bar] / 2
             axes.text(centre, middle, shown, ha="center", va="center", fontsize=7, color=ink)
 
@@ -297,7 +296,7 @@ def _draw_buffer(axes: Axes, trace: Trace, buffer: Occupancy, scale: Scale) -> N
 
 
 def _draw_capacity(axes: Axes, trace: Trace) -> float:
-    """A line where the buffer is full, if the trace says where that is; returns its height in MB."""
+    """Draw a line at the capacity of the buffer, if the settings have it; returns its height in MB, else 0."""
     capacity = trace.settings.get("weight_buffer_bytes")
     if not isinstance(capacity, (int, float)) or capacity <= 0:
         return 0.0
@@ -309,7 +308,7 @@ def _draw_capacity(axes: Axes, trace: Trace) -> float:
 
 
 def _draw_envelope(axes: Axes, times: Floats, held: Floats) -> None:
-    """Where many bends share a pixel: the least held there in full tone, the most in a lighter one."""
+    """Draw the curve where many bends share a pixel: its minimum in full tone, its maximum in a lighter one."""
     first = np.linspace(0, len(times) - 1, COLUMNS, endpoint=False, dtype=np.int64)
     edges, border = np.append(times[first], times[-1]), held[np.append(first[1:], len(held) - 1)]
     for extreme, alpha in ((np.maximum, 0.45), (np.minimum, 0.6)):
@@ -318,7 +317,7 @@ def _draw_envelope(axes: Axes, times: Floats, held: Floats) -> None:
 
 
 def _window_curve(buffer: Occupancy, scale: Scale) -> tuple[Floats, Floats]:
-    """The buffer's curve within the window in axis units and MB, with its level at both borders."""
+    """Return the buffer's curve within the window, in axis units and MB, with its level at both borders."""
     first = int(np.searchsorted(buffer.time_s, scale.start_s, side="right"))
     last = int(np.searchsorted(buffer.time_s, scale.end_s, side="left"))
     times_s = np.repeat(buffer.time_s[first:last], 2)
@@ -329,7 +328,7 @@ def _window_curve(buffer: Occupancy, scale: Scale) -> tuple[Floats, Floats]:
 
 
 def _level(buffer: Occupancy, upcoming: int, time_s: float) -> float:
-    """Bytes held at a time between two instants of the curve, of which *upcoming* is the second."""
+    """Return the bytes held at a time between two instants of the curve, of which *upcoming* is the second."""
     if upcoming == 0:
         return 0.0
     if upcoming == len(buffer.time_s):

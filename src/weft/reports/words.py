@@ -1,4 +1,4 @@
-"""What the names on pages mean, in words: layers by what their names say, and groups of layers."""
+"""Meanings of layer names and group names, in words, for pages; guessed from common naming conventions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _NUMBER = re.compile(r"_?\d+$")
 
 
 def layer_meaning(name: str) -> str:
-    """What a layer does, as far as its name tells; empty where it tells nothing."""
+    """Return what a layer does, guessed from its name; empty if the name matches no convention."""
     if piece := _PIECE.fullmatch(name):
         whole = layer_meaning(piece[1])
         return f"part {piece[2]} of {piece[3]} of a layer larger than its share of the weight buffer" + _with(whole)
@@ -51,13 +51,13 @@ def layer_meaning(name: str) -> str:
         return f"all layers from {both[1]} to {both[2]}"
     for part in reversed(_CUTS.split(name)):
         for pattern, meaning in _PATTERNS:
-            if found := pattern.fullmatch(part) or pattern.fullmatch(_NUMBER.sub("", part)):
-                return found.expand(meaning) if "\\" in meaning else meaning
+            if match := pattern.fullmatch(part) or pattern.fullmatch(_NUMBER.sub("", part)):
+                return match.expand(meaning) if "\\" in meaning else meaning
     return ""
 
 
 def group_meaning(name: str) -> str:
-    """What a group of layers on a SoC is: layers that stay on one unit."""
+    """Return what a group of layers on a SoC is: layers that stay on one unit."""
     if numbers := re.fullmatch(r"(\d+)-(\d+)", name):
         return f"layers {numbers[1]} to {numbers[2]} of the network, counted from 0, on one unit"
     if number := re.fullmatch(r"g(\d+)", name):

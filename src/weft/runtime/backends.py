@@ -1,26 +1,29 @@
-"""The backends there are, by the names that the setting ``backend`` takes."""
+"""Registered backends, by the names that the setting ``backend`` takes."""
 
 from __future__ import annotations
 
 import warnings
 from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from weft.base.errors import InputError, unknown_name
 from weft.base.registry import registered, uses_others
-from weft.runtime.backend import Backend
 from weft.runtime.isolated.limits import WorkerLimits
 
+if TYPE_CHECKING:
+    from weft.runtime.backend import Backend
+
 ENTRY_POINTS = "weft.backends"
-"""The group in which packages named theirs before there was the section ``backends`` of ``tool.toml``: something that
-is called without arguments and gives a ``Backend``. Read until the next release."""
+"""Group of entry points in which packages named theirs before ``tool.toml`` had the section ``backends``: a callable
+without arguments that returns a ``Backend``. Read until the next release."""
 
 DEFAULT = "onnxruntime"
 
 
 def make_backend(name: str = DEFAULT, limits: WorkerLimits | None = None) -> Backend:
-    """The backend of this name; InputError where there is none, or where it cannot be had.
+    """The backend of this name; ``InputError`` if there is none, or it lacks something here.
 
-    limits: for worker processes, where it has some.
+    limits: for its worker processes, if it has any.
     """
     entries = registered("backends")
     if name not in entries:

@@ -1,8 +1,8 @@
-"""A circuit breaker: a model whose process dies too often is left alone for a while, and then tried with one request.
+"""A circuit breaker: requests for a model whose process dies too often are refused for a while, then one is tried.
 
-It opens when there were too many deaths within some seconds, or as many in a row without a step that ended well; the
-second finds models that take so long to come back that the first never would. After a rest one request is let
-through: if it ends well all are, if its process dies the rest doubles.
+It opens after too many deaths within some seconds, or after as many in a row without a successful step; the second
+condition finds models that take too long to restart to meet the first. After a rest one request is let through: if it
+succeeds the breaker closes, if its process dies the rest doubles.
 """
 
 from __future__ import annotations
@@ -20,39 +20,41 @@ State = Literal["closed", "trying", "open"]
 
 @dataclass(frozen=True, slots=True)
 class Endurance:
-    """How many deaths are too many."""
+    """When a breaker opens, and for how long."""
 
     deaths: int = 5
-    """More than so many open it."""
+    """It opens after more deaths than this within ``within_s``, or in a row."""
     within_s: float = 8.0
     rest_s: float = 10.0
-    """How long it is open the first time."""
+    """Length of the first rest."""
     longest_rest_s: float = 300.0
 
 
 class Breaker:
-    """The breaker of one model; any thread may tell it, and *now* is its clock, in nanoseconds."""
+    """The breaker of one model; its methods may be called on any thread. *now*: its clock, in nanoseconds."""
 
     def __init__(self, endurance: Endurance, now: Callable[[], int]) -> None:
         self.endurance, self._now = endurance, now
+        # Protects all fields below. Readers test ``_until``, ``_in_a_row`` and ``_trying`` without it first: the common
+        # case, a closed breaker, must cost nothing per request.
         self._lock = threading.Lock()
         self._deaths: deque[int] = deque(maxlen=endurance.deaths + 1)
         self._in_a_row = 0
         self._rest_ns = 0
         self._until = 0
-        """When the next try may be made; 0: it is closed."""
+        """When the next request is tried; 0: the breaker is closed."""
         self._trying = False
         self.opened = 0
-        """How often."""
+        """How often it opened."""
 
     def died(self) -> None:
-        """What ran the model died, and the model may have been why."""
+        """Count a death of the process that ran the model."""
         with self._lock:
             now = self._now()
             self._deaths.append(now)
             self._in_a_row += 1
             if self._until and not self._trying:
-                return  # what was under way when it opened
+                return  # steps that were running when it opened do not prolong the rest
             many = len(self._deaths) > self.endurance.deaths
             if (
                 self._trying
@@ -62,7 +64,7 @@ class Breaker:
                 self._open(now)
 
     def lived(self) -> None:
-        """A step ended well."""
+        """Count a successful step; it closes the breaker after a trial."""
         if self._in_a_row or self._trying:
             with self._lock:
                 self._in_a_row = 0
@@ -71,17 +73,17 @@ class Breaker:
                     self._deaths.clear()
 
     def answered(self) -> None:
-        """A step ended with an error, and what ran it goes on: no trial has to tell more."""
+        """Count a step that ended with an error without a death: as a trial it is a success."""
         if self._trying:
             self.lived()
 
     def admit(self) -> None:
-        """Let a request in, or raise why not; when the rest is over, one at a time is tried."""
+        """Admit a request, or raise ``Overloaded``; after the rest, one request at a time is tried."""
         self.check()
         self.enter()
 
     def check(self) -> None:
-        """Raise why no request is let in."""
+        """Raise ``Overloaded`` if requests are refused."""
         if self._until:
             with self._lock:
                 now = self._now()
@@ -89,15 +91,16 @@ class Breaker:
                     raise self._refusal(now)
 
     def enter(self) -> None:
-        """A request was let in; when the rest is over, it is the one that is tried."""
+        """Note that a request was admitted; after the rest, it is the one that is tried."""
         if self._until:
             with self._lock:
                 now = self._now()
                 if self._until and now >= self._until:
+                    # The trial has a time limit of its own: should it never end, the next request is tried.
                     self._trying, self._until = True, now + self._rest_ns
 
     def refuse(self) -> NoReturn:
-        """Raise why a request that was let in before is not computed."""
+        """Raise ``Overloaded`` for a request that was admitted before and is not computed."""
         with self._lock:
             raise self._refusal(self._now())
 
@@ -107,7 +110,7 @@ class Breaker:
 
     @property
     def why(self) -> str:
-        """Why requests are refused; nothing where they are not."""
+        """Why requests are refused; empty if they are not."""
         with self._lock:
             return self._text(self._now()) if self._until else ""
 

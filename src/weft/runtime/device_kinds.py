@@ -1,8 +1,9 @@
 """Kinds of devices: what the names that ``--device`` takes mean, as weft and other tools register them.
 
 The part of a name before its colon is the kind, an entry of the section ``devices`` in a ``tool.toml``, whose target is
-called without arguments and gives a ``DeviceKind``. That the name of a device can be one is seen from the entry alone
-(``weft.devices.host.is_device``); its kind is imported when the device is asked for.
+called without arguments and returns a ``DeviceKind``. Whether the name of a device can be one is seen from the entry
+alone (``weft.devices.host.is_device``); its kind is imported when the device is asked for. ``engine_kind`` finds the
+engine that worker processes of a device run.
 """
 
 from __future__ import annotations
@@ -17,21 +18,22 @@ from weft.devices.host import device_entry
 from weft.runtime.backend import Backend
 from weft.runtime.isolated.engine import EngineKind
 from weft.runtime.isolated.limits import WorkerLimits
+from weft.runtime.metadata import CPU
 
 log = logging.getLogger("weft.device")
 
 
 class DeviceKind(Protocol):
-    """A kind of device of this machine; cheap to import and to make, and nothing is touched before ``open``."""
+    """A kind of device of this machine; cheap to import and to construct, and no device is touched before ``open``."""
 
     @property
     def ahead(self) -> int:
-        """How many steps a lane takes besides the one that it runs (``DeviceLane.ahead``)."""
+        """How many steps a lane queues besides the one that it runs (``DeviceLane.ahead``)."""
         ...
 
     @property
     def shares(self) -> bool:
-        """Whether models can share a device, so that what they are like on parts of it is measured for plans."""
+        """Whether models can share a device, so that plans measure their likeness on parts of it."""
         ...
 
     @property
@@ -40,11 +42,11 @@ class DeviceKind(Protocol):
         ...
 
     def check(self, name: str) -> str | None:
-        """``InputError`` that says what a device lacks here, and how to get it; else what is worth a line, or None."""
+        """Raise ``InputError`` if a device is not usable here, with the way out; return a warning to log, or None."""
         ...
 
     def called(self, name: str) -> str:
-        """What a device is, as a plan notes it and compares it later: its model and versions; empty: it is not here."""
+        """Model and versions of a device, as a plan notes and compares them; empty: it is not on this machine."""
         ...
 
     def open(self, names: Sequence[str], limits: WorkerLimits, memory_bytes: int | None) -> Backend:
@@ -63,24 +65,37 @@ def device_kind(name: str) -> DeviceKind:
     try:
         kind: DeviceKind = make()
     except Exception as error:
-        if entry.tool.own:
+        if entry.tool.own:  # a bug of ours: keep its traceback
             raise
         raise InputError(f"tool {entry.tool.name!r}: its device {name} cannot be used: {error}") from error
     return kind
 
 
 def device_called(name: str) -> str:
-    """What a device is on this machine; empty where it, or its kind, is not here."""
+    """Model and versions of a device; empty where it, or its kind, is not on this machine."""
     return device_kind(name).called(name) if device_entry(name) else ""
 
 
 def on_device(device: str, limits: WorkerLimits, memory_bytes: int | None = None) -> Backend:
-    """The backend of a device, or of several with commas between them; InputError that says what is missing here."""
+    """The backend of a device, or of several with commas between them; InputError says what is missing here."""
     names = device.split(",")
     if len({name.partition(":")[0] for name in names}) > 1:
         raise InputError(f"device = {device}: models run on devices of one kind; name one of them")
     kind = device_kind(names[0])
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(names):  # a device may be named twice, and is checked once
         if remark := kind.check(name):
             log.warning("%s", remark)
     return kind.open(names, limits, memory_bytes)
+
+
+def engine_kind(name: str) -> EngineKind:
+    """What worker processes need for an engine: ``cpu``, or the name of a device; InputError where there is none."""
+    if name == CPU:
+        # Imported here: it imports ONNX Runtime, which a server of another device need not have.
+        from weft.runtime.isolated.cpu_engine import CpuEngineKind
+
+        return CpuEngineKind()
+    kind = device_kind(name).engine
+    if kind is None:
+        raise InputError(f"{name} has no worker processes of weft")
+    return kind

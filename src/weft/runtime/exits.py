@@ -1,4 +1,4 @@
-"""Samples that leave a model early: how sure an answer is, and what of a batch is kept or joined at a cut.
+"""Early exits at run time: the confidence of an answer, and batches that are shrunk and joined at a cut.
 
 Between segments a batch is a dict of live values, each with a row per sample; the few that have none (sizes that an
 exporter computed once, constants) are listed in ``rowless``. Nothing here runs a model.
@@ -13,18 +13,16 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-from weft.runtime.metadata import EXITS_KEY
 from weft.runtime.tensors import Array
 
 Kind = Literal["logits", "probabilities"]
 KINDS: tuple[Kind, ...] = ("logits", "probabilities")
-METADATA_KEY = EXITS_KEY
 
 Values = dict[str, Any]
 
 
 class ExitSpec(BaseModel):
-    """A place where samples may leave; the last exit of a model is its end."""
+    """An output at which samples may leave; the last exit of a model is its end."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,7 +32,7 @@ class ExitSpec(BaseModel):
 
 
 class Counted(BaseModel):
-    """A tensor that only tells how many samples there are: ``first`` for one, ``step`` more for every further one."""
+    """A tensor that depends on the number of samples only: ``first`` for one, ``step`` more for every further one."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -44,7 +42,7 @@ class Counted(BaseModel):
     step: tuple[int, ...]
 
     def at(self, rows: int) -> Array:
-        """Its value for so many samples."""
+        """Its value for *rows* samples."""
         flat = [first + (rows - 1) * step for first, step in zip(self.first, self.step, strict=True)]
         return np.array(flat, self.dtype).reshape(self.shape)
 
@@ -54,9 +52,9 @@ Rowless = Mapping[str, Counted | None]
 
 
 def confidence(values: Array, kind: Kind) -> npt.NDArray[np.float32]:
-    """How sure each row of *values*, samples by classes, is of its largest class.
+    """The probability of the largest class of each row of *values*, samples by classes.
 
-    That is its probability; NaN where it has none, and NaN is above no threshold.
+    NaN where there is none; NaN is above no threshold, so that such a sample does not leave.
     """
     scores: Any = np.asarray(values, np.float64 if values.dtype == np.float64 else np.float32)
     top = scores.max(axis=1, keepdims=True)
@@ -70,8 +68,8 @@ def keep(values: Values, rows: Sequence[int] | npt.NDArray[np.intp], rowless: Ro
     """The values of a batch of which only some rows go on, in the order of *rows*."""
     picked = np.asarray(rows, np.intp)
     return {
-        name: each[picked] if name not in rowless else _resized(each, rowless[name], len(picked))
-        for name, each in values.items()
+        name: value[picked] if name not in rowless else _resized(value, rowless[name], len(picked))
+        for name, value in values.items()
     }
 
 
@@ -79,9 +77,11 @@ def join(batches: Sequence[Values], rowless: Rowless) -> Values:
     """The values of several batches at the same cut as one batch, the rows of the first before those of the next."""
     if len(batches) == 1:
         return batches[0]
-    joined = {name: np.concatenate([each[name] for each in batches]) for name in batches[0] if name not in rowless}
+    names = [name for name in batches[0] if name not in rowless]
+    joined = {name: np.concatenate([batch[name] for batch in batches]) for name in names}
     rows = len(next(iter(joined.values()), ()))
-    return joined | {name: _resized(each, rowless[name], rows) for name, each in batches[0].items() if name in rowless}
+    others = {name: value for name, value in batches[0].items() if name in rowless}
+    return joined | {name: _resized(value, rowless[name], rows) for name, value in others.items()}
 
 
 def _resized(value: Any, counted: Counted | None, rows: int) -> Any:

@@ -1,9 +1,9 @@
-"""External data: tensors that lie in files beside a model. Finds them, checks that the files are whole, reads them.
+"""External data: tensors in files beside a model. Finds them, checks that the files are complete, and reads them.
 
-They are taken from the model's own folder alone. ONNX Runtime would map the files, and SIGBUS ends a process that reads
-a mapped file which was truncated; so weft reads them itself. Weights of the main graph are handed to the session as
-arrays. A session takes no other tensors that way: those in branches of ``If``, ``Loop`` and ``Scan``, in attributes, in
-local functions, and of types smaller than a byte are embedded in the model before ONNX Runtime sees it.
+Only files in the model's own folder are read. ONNX Runtime would map them, and a process that reads a mapped file which
+was truncated ends by SIGBUS; so weft reads them itself. Weights of the main graph are passed to the session as arrays.
+A session takes no other tensors that way: those in branches of ``If``, ``Loop`` and ``Scan``, in attributes, in local
+functions, and of types smaller than a byte are embedded in the model before ONNX Runtime opens it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,17 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 from google.protobuf.message import Message
-from onnx import ModelProto, TensorProto, helper
+from onnx import ModelProto, TensorProto, ValueInfoProto
 
 from weft.base.errors import ModelError
 from weft.base.files import kind_of
+from weft.models.element_types import ElementType, dtype_bits, numpy_dtype
+from weft.models.onnx_graph import OnnxValue
+from weft.runtime.metadata import Bytes, Glance, fields
 from weft.runtime.tensors import Array
-from weft.runtime.wire_format import Bytes, Glance, fields
 
 _PIECE_BYTES = 1 << 20
-"""Model files are read in pieces of this size: what a thread reads at once stays in its memory when it is done."""
+"""Size of the pieces in which model files are read: a larger buffer would stay allocated to the thread afterwards."""
 _MODEL, _MAIN, _GRAPH, _FUNCTION, _NODE, _ATTRIBUTE, _SPARSE, _TENSOR = range(8)
 _INSIDE = {
     (_MODEL, 7): _MAIN,
@@ -48,17 +50,19 @@ _INSIDE = {
     (_SPARSE, 1): _TENSOR,
     (_SPARSE, 2): _TENSOR,
 }
-"""Message and field number -> the message inside, on the way to tensors."""
+"""Message and field number -> the message inside: the paths to all tensors of a model."""
 _EXTERNAL_DATA = 13
 """The field of a tensor that names a file."""
+_GRAPH_FIELD, _WEIGHT_FIELD, _INPUT_FIELD, _NAME_FIELD = 7, 5, 11, 8
+"""Fields of a model, of its graph, and of a tensor."""
 _WORD = b"location"
-"""Stands in every such field."""
+"""A key that every such field contains."""
 LARGEST_MODEL_BYTES = (1 << 31) - 1
 """Protocol buffers take no longer message."""
 
 
 class ExternalTensor(NamedTuple):
-    """A tensor whose data lies in a file."""
+    """A tensor whose data is in a file."""
 
     tensor: TensorProto
     """All but its data."""
@@ -70,48 +74,67 @@ class ExternalTensor(NamedTuple):
 
     @property
     def is_given(self) -> bool:
-        """Whether a session is given it as an array; ONNX Runtime takes no empty ones."""
+        """Whether it is passed to a session as an array; ONNX Runtime accepts no empty ones."""
         return bool(self.replaceable and self.tensor.data_type in _NUMPY and self.size)
 
 
 def external_tensors(model: Path) -> list[ExternalTensor]:
-    """The tensors of a model that lie elsewhere; none where it cannot be read as a model.
+    """The external tensors of a model; none where the file cannot be read as a model.
 
-    ``ModelError`` if one lies outside the model's folder, or its file is missing or too short.
+    ``ModelError`` if one is outside the model's folder, or its file is missing or too short.
     """
     with open(model, "rb") as file:
         if not _has_word(file):
             return []
         size = os.fstat(file.fileno()).st_size
         try:
-            found = list(_tensors(Glance(file), 0, size, _MODEL, _MODEL))
-        except Exception:  # whatever protocol buffers raise: it is no model, and ONNX Runtime will say so
+            tensors = list(_tensors(Glance(file), 0, size, _MODEL, _MODEL))
+        except Exception:  # protocol buffers raise several kinds: it is no model, and ONNX Runtime reports that
             return []
-    return [_placed(model, tensor, replaceable) for tensor, replaceable in found]
+    return [_placed(model, tensor, replaceable) for tensor, replaceable in tensors]
+
+
+def glanced_inputs(path: str | os.PathLike[str], *, requests: bool = False) -> list[OnnxValue]:
+    """The inputs that a file declares, read without the rest of it; IndexError where it is no model.
+
+    requests: only those that a request fills, and not the weights that old files list among them.
+    """
+    inputs: list[OnnxValue] = []
+    weights: set[str] = set()
+    with open(path, "rb") as file:
+        data = Glance(file)
+        for number, first, last in fields(data, 0, len(data)):
+            for inner, start, end in fields(data, first, last) if number == _GRAPH_FIELD else ():
+                if inner == _INPUT_FIELD:
+                    inputs.append(ValueInfoProto.FromString(data[start:end]))
+                elif requests and inner == _WEIGHT_FIELD:
+                    weights |= {data[at:to].decode() for key, at, to in fields(data, start, end) if key == _NAME_FIELD}
+    return [value for value in inputs if value.name not in weights]
 
 
 def _has_word(file: BinaryIO) -> bool:
-    """Whether there may be such tensors at all, which is soon seen."""
+    """Whether the file may have external tensors: a fast search, which spares parsing most models."""
     end = b""
     while piece := file.read(_PIECE_BYTES):
         if _WORD in end + piece[: len(_WORD)] or _WORD in piece:
             return True
+        # The word may begin in one piece and end in the next.
         end = piece[1 - len(_WORD) :]
     return False
 
 
 def external_files(model: Path) -> tuple[Path, ...]:
     """The files beside a model that hold weights of it."""
-    return tuple(dict.fromkeys(each.file for each in external_tensors(model)))
+    return tuple(dict.fromkeys(tensor.file for tensor in external_tensors(model)))
 
 
 def read_weights(tensors: Iterable[ExternalTensor]) -> dict[str, Array]:
-    """Read the weights that a session can be given, by name."""
+    """Read the weights that are passed to a session, by name."""
     return {external.tensor.name: _read(external) for external in tensors if external.is_given}
 
 
 def embed_tensors(path: Path, tensors: Iterable[ExternalTensor]) -> bytes | None:
-    """Read the *tensors* that no session can be given, and return the model with them inside; None if there are none.
+    """Read the *tensors* that cannot be passed to a session, and return the model with them embedded; None without any.
 
     ``ModelError`` if one cannot be read, or the model becomes longer than ``LARGEST_MODEL_BYTES``.
     """
@@ -140,7 +163,7 @@ def embed_tensors(path: Path, tensors: Iterable[ExternalTensor]) -> bytes | None
 
 
 def _parts_with_tensors(model: ModelProto) -> Iterator[Message]:
-    """The parts of a model that can hold tensors, but for the weights of its main graph."""
+    """The parts of a model that can hold tensors, except the weights of its main graph."""
     yield from model.graph.node
     yield from model.graph.sparse_initializer
     yield from model.functions
@@ -159,20 +182,20 @@ def _tensors_inside(message: Message) -> Iterator[TensorProto]:
 
 
 def _tensors(data: Bytes, start: int, end: int, message: int, inside: int) -> Iterator[tuple[TensorProto, bool]]:
-    """Tensors with data elsewhere; all other data is stepped over, so that a large file is soon looked through."""
-    found = list(fields(data, start, end))
-    if message == _TENSOR and any(number == _EXTERNAL_DATA for number, _, _ in found):
+    """Yield external tensors; all other data is stepped over, so that a large file takes little time and memory."""
+    parts = list(fields(data, start, end))
+    if message == _TENSOR and any(number == _EXTERNAL_DATA for number, _, _ in parts):
         tensor = TensorProto.FromString(data[start:end])
         if tensor.data_location == TensorProto.EXTERNAL:
             yield tensor, inside == _MAIN
-    for number, first, last in found:
+    for number, first, last in parts:
         inner = _INSIDE.get((message, number))
         if inner is not None:
             yield from _tensors(data, first, last, inner, message)
 
 
 def _placed(model: Path, tensor: TensorProto, replaceable: bool) -> ExternalTensor:
-    """Locate a tensor's data; ``ModelError`` unless it lies in full in a regular file of the model's folder."""
+    """Locate a tensor's data; ``ModelError`` unless all of it is in a regular file of the model's folder."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     location, named = entries.get("location", ""), f"weights {tensor.name!r}"
     offset, length = _whole_number(tensor, entries, "offset") or 0, _whole_number(tensor, entries, "length")
@@ -192,7 +215,7 @@ def _placed(model: Path, tensor: TensorProto, replaceable: bool) -> ExternalTens
 
 
 def _whole_number(tensor: TensorProto, entries: Mapping[str, str], key: str) -> int | None:
-    """The offset or the length of external data; None where it is left out."""
+    """The offset or the length of external data; None if it is left out."""
     if key not in entries:
         return None
     try:
@@ -207,38 +230,32 @@ def _whole_number(tensor: TensorProto, entries: Mapping[str, str], key: str) -> 
 
 
 def _inside(model: Path, location: str) -> Path:
-    """A file of the model's own folder, or of that which the model is a link into."""
+    """A file in the model's folder, or in the folder that the model is a link into; ``ModelError`` for any other.
+
+    Otherwise a model could make the server read any file, and return it as a constant output.
+    """
     file = model.parent / location
-    folders = [Path(os.path.realpath(each)) for each in (model.parent, Path(os.path.realpath(model)).parent)]
+    folders = [Path(os.path.realpath(path)) for path in (model.parent, Path(os.path.realpath(model)).parent)]
     unsafe = not location or "\0" in location or os.path.isabs(location) or ".." in Path(location).parts
     if unsafe or not any(Path(os.path.realpath(file)).is_relative_to(folder) for folder in folders):
         raise ModelError(f"weights lie in {location!r}, outside of the model's folder; put them beside the model")
     return file
 
 
-_PLAIN: tuple[int, ...] = (
-    TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BOOL,
-    TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64,
-    TensorProto.UINT8, TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64,
-)  # fmt: skip
-_BITS: dict[int, int] = {
-    **{kind: 8 * np.dtype(helper.tensor_dtype_to_np_dtype(kind)).itemsize for kind in _PLAIN},
-    TensorProto.BFLOAT16: 16, TensorProto.INT4: 4, TensorProto.UINT4: 4,
-    TensorProto.FLOAT8E4M3FN: 8, TensorProto.FLOAT8E4M3FNUZ: 8,
-    TensorProto.FLOAT8E5M2: 8, TensorProto.FLOAT8E5M2FNUZ: 8,
-}  # fmt: skip
+_UNSIZED = {ElementType.UNDEFINED, ElementType.STRING, ElementType.COMPLEX64, ElementType.COMPLEX128}
+_SIZED = frozenset(kind for kind in ElementType if kind <= ElementType.INT4) - _UNSIZED
+"""Types whose data length follows from the shape; for types newer than INT4, data ends with the file."""
 _NUMPY: dict[int, np.dtype[Any]] = {
-    kind: dtype
-    for kind, bits in _BITS.items()
-    if (dtype := np.dtype(helper.tensor_dtype_to_np_dtype(kind))).itemsize * 8 == bits
+    int(kind): dtype for kind in _SIZED if (dtype := numpy_dtype(kind)).itemsize * 8 == dtype_bits(kind)
 }
-"""Types that a session takes as arrays; before version 1.19, onnx has wider types in the place of those numpy lacks."""
+"""Types that a session takes as arrays; before version 1.19, onnx maps types that numpy lacks to wider ones."""
 
 
 def _data_bytes(tensor: TensorProto, rest: int) -> int:
-    """How long a tensor's data is where its length is left out: by its type and shape, else the *rest* of the file."""
-    bits = _BITS.get(tensor.data_type)
-    return rest if bits is None else -(-math.prod(tensor.dims) * bits // 8)
+    """Length of a tensor's data if it is not stated: by its type and shape, else the *rest* of the file."""
+    if tensor.data_type not in _SIZED:
+        return rest
+    return -(-math.prod(map(int, tensor.dims)) * dtype_bits(tensor.data_type) // 8)
 
 
 def _read(external: ExternalTensor) -> Array:

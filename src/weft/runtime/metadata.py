@@ -1,33 +1,76 @@
-"""What files are known by: where a stitched ONNX file names its models, and how programs of torch end."""
+"""What a model file is, seen without loading it: its metadata, its suffix, and its kind as tools register them.
+
+Metadata is read through the wire format of protocol buffers, stepping over the weights, so that nothing here imports
+onnx. A kind of model is known by the suffix of its files (``suffix``) or by a key in the metadata of an ONNX file
+(``metadata``); every other file is taken for an ordinary ONNX file. ``devices`` are the kinds of devices that run it:
+a model that ``cpu`` runs goes there when a GPU cannot run it.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO, Protocol, overload
 
-from weft.runtime.wire_format import Glance, fields
+from weft.base.registry import Entry, registered
 
 STITCHED_KEY = "weft.stitched"
-"""The key in a file's metadata; its value is JSON."""
+"""Metadata key of a stitched file: JSON, its models and their tensors."""
 STITCHED_VERSION = 1
-"""Of what stands there."""
+"""Version of that JSON."""
 FAMILY_KEY = "weft.family"
-"""Where it says how its models share the weights that are in it; JSON."""
+"""Metadata key: JSON, how the models of a stitched file share its weights."""
 BODY_KEY = "weft.body"
-"""Where it says which steps its models are, of those with one body; JSON."""
+"""Metadata key of models with one shared backbone: JSON, the steps that they are."""
 EXITS_KEY = "weft.exits"
-"""Where a file may name its exits, shallow to deep, with commas between them."""
+"""Metadata key: the outputs that are exits, shallow to deep, with commas between them."""
 PROGRAM_SUFFIX = ".pt2"
-"""Of what ``torch.export.save`` writes."""
+"""Suffix of the files that ``torch.export.save`` writes."""
+ONNX = "onnx"
+"""The kind of ordinary ONNX files."""
+ONNX_SUFFIX = ".onnx"
+CPU = "cpu"
+"""The cores, as ``devices`` names them."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-
-
 _METADATA_FIELD = 14
-"""The field of an ONNX model that holds its metadata: entries with a key (1) and a value (2)."""
+"""Field of an ONNX model that holds its metadata: entries with a key (1) and a value (2)."""
 _MOST_BYTES = 1 << 24
-"""More than any tool writes into a key or a value."""
+"""Longest entry that is read; no tool writes keys or values near 16 MiB, so a longer one is damage."""
+
+
+def servable(name: str) -> bool:
+    """Whether a model of that name can be requested from a server: the name is a part of an address."""
+    return _NAME.fullmatch(name) is not None and ".." not in name
+
+
+# Kinds of models
+
+
+def kind_of(path: Path, device: str) -> Entry:
+    """The kind of a file for a kind of device (``cuda``); OSError where the file cannot be read."""
+    kinds = registered("model_kinds")
+    fit = [kind for kind in kinds.values() if device in kind.about.get("devices", ())]
+    if path.suffix != ONNX_SUFFIX and (ended := [kind for kind in fit if kind.about.get("suffix") == path.suffix]):
+        return ended[0]
+    keys = metadata_keys(path) if path.is_file() else frozenset()
+    return next((kind for kind in fit if kind.about.get("metadata") in keys), kinds[ONNX])
+
+
+def kind_without_cpu(path: Path) -> Entry | None:
+    """The kind of a file, by its suffix, if its ``devices`` leave out the cores; None for files that the cores run."""
+    kinds = (kind for kind in registered("model_kinds").values() if kind.about.get("suffix") == path.suffix)
+    return next((kind for kind in kinds if CPU not in kind.about.get("devices", (CPU,))), None)
+
+
+def suffixes() -> tuple[str, ...]:
+    """The suffixes of model files, that of ONNX first."""
+    return tuple(kind.about["suffix"] for kind in registered("model_kinds").values() if "suffix" in kind.about)
+
+
+# Metadata of ONNX files
 
 
 def metadata_value(data: Glance, key: str) -> str:
@@ -44,12 +87,12 @@ def metadata_keys(path: Path) -> frozenset[str]:
         data = Glance(file)
         try:
             return frozenset(_text(data, entry, 1) for entry in _entries(data))
-        except IndexError:  # not a model, or not written to its end, which loading it will tell
+        except IndexError:  # not a model, or truncated: loading it raises the error that users see
             return frozenset()
 
 
 def _entries(data: Glance) -> Iterator[dict[int, tuple[int, int]]]:
-    """Where the key and the value of each entry lie."""
+    """Field number -> first and last byte, for the key and the value of each entry."""
     for number, start, end in fields(data, 0, len(data)):
         if number == _METADATA_FIELD and end - start <= _MOST_BYTES:
             yield {part: (first, last) for part, first, last in fields(data, start, end)}
@@ -60,6 +103,68 @@ def _text(data: Glance, entry: dict[int, tuple[int, int]], part: int) -> str:
     return data[first:last].decode("utf-8", "replace")
 
 
-def servable(name: str) -> bool:
-    """Whether a model of that name can be asked for at a server: it is part of an address."""
-    return _NAME.fullmatch(name) is not None and ".." not in name
+# The wire format of protocol buffers
+
+
+class Bytes(Protocol):
+    """Bytes that are read by index and slice."""
+
+    @overload
+    def __getitem__(self, at: int, /) -> int: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> bytes: ...
+
+
+class Glance:
+    """An open file as bytes, read only at the places that are asked for.
+
+    Not a mapped file: reading one that was truncated meanwhile would end the process by SIGBUS; here it is an
+    IndexError.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+
+    def __len__(self) -> int:
+        return os.fstat(self._file.fileno()).st_size
+
+    @overload
+    def __getitem__(self, at: int, /) -> int: ...
+    @overload
+    def __getitem__(self, at: slice, /) -> bytes: ...
+    def __getitem__(self, at: int | slice, /) -> int | bytes:
+        first, last = (at, at + 1) if isinstance(at, int) else (at.start, at.stop)
+        self._file.seek(first)
+        data = self._file.read(last - first)
+        return data[0] if isinstance(at, int) else data
+
+
+def fields(data: Bytes, start: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Number, first and last byte of every field that has a length; IndexError where the format is broken."""
+    while start < end:
+        tag, start = _varint(data, start)
+        wire_type = tag & 7
+        if wire_type == 0:
+            _, start = _varint(data, start)
+        elif wire_type == 2:
+            length, start = _varint(data, start)
+            if start + length > end:
+                raise IndexError("a field ends behind its message")
+            yield tag >> 3, start, start + length
+            start += length
+        elif wire_type in (1, 5):
+            start += 8 if wire_type == 1 else 4
+        else:
+            raise IndexError(f"no such kind of field: {wire_type}")
+
+
+def _varint(data: Bytes, start: int) -> tuple[int, int]:
+    """A number of variable length, and the place behind it."""
+    value = shift = 0
+    while (byte := data[start]) & 0x80:
+        value |= (byte & 0x7F) << shift
+        shift += 7
+        start += 1
+        if shift > 63:
+            raise IndexError("a number is too long")
+    return value | byte << shift, start + 1

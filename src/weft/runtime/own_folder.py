@@ -1,7 +1,7 @@
-"""Temporary folders that do not outlive their process for long, however it ends.
+"""Temporary folders that are removed soon after their process has ended, even if it was killed.
 
-A folder carries the number of its process in its name, for people, and a lock in it, for programs: the system frees it
-when the process is gone, killed or not. Whoever makes a folder removes those beside it whose lock is free.
+A folder has the process number in its name, for people, and holds a lock, for programs: the system frees it when the
+process ends. A process that creates a folder removes those of other processes whose lock is free.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ except ImportError:  # no locks on this system; folders of killed processes stay
 
 LOCK = ".lock"
 _FRESH_S = 60.0
-"""A folder is made before it is locked, so that younger ones are left alone."""
+"""Age below which a folder is not removed: it is created before it is locked, so that its lock may still be free."""
 _held: dict[Path, int] = {}
-"""The locks of this process, open as long as their folders are there."""
+"""Folder -> open file of its lock, for the folders of this process."""
 
 
 def make_folder(prefix: str = "weft-", parent: Path | None = None) -> Path:
-    """An empty folder of this process, in *parent* or among the temporary ones."""
+    """Create an empty folder of this process, in *parent* or in the system's temporary folder."""
     place = Path(tempfile.gettempdir()) if parent is None else parent
     sweep(prefix, place)
     folder = Path(tempfile.mkdtemp(prefix=f"{prefix}{os.getpid()}-", dir=place))
@@ -38,7 +38,7 @@ def make_folder(prefix: str = "weft-", parent: Path | None = None) -> Path:
 
 
 def release(folder: Path, *, now_at: Path | None = None) -> None:
-    """It is no temporary folder any more, or has become another one: the lock goes, the rest stays."""
+    """Remove the lock of a folder and keep its content: it was renamed to *now_at*, or is not temporary any more."""
     lock = _held.pop(folder, None)
     if lock is not None:
         with contextlib.suppress(OSError):
@@ -47,19 +47,19 @@ def release(folder: Path, *, now_at: Path | None = None) -> None:
 
 
 def remove(folder: Path) -> None:
-    """Remove a folder with all that is in it, the lock last: the next process goes on where this one may end."""
+    """Remove a folder and its content, the lock last: should this process end meanwhile, another one continues."""
     with contextlib.suppress(OSError):
-        for each in folder.iterdir():
-            if each.is_dir() and not each.is_symlink():
-                shutil.rmtree(each, ignore_errors=True)
-            elif each.name != LOCK:
-                each.unlink(missing_ok=True)
+        for entry in folder.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            elif entry.name != LOCK:
+                entry.unlink(missing_ok=True)
     shutil.rmtree(folder, ignore_errors=True)
     release(folder)
 
 
 def sweep(prefix: str, place: Path) -> None:
-    """Remove the folders of processes that are gone; those of others, and what has no lock, stay."""
+    """Remove the folders of processes that have ended; folders of running ones, and those without a lock, stay."""
     if fcntl is None:
         return
     for folder in place.glob(f"{prefix}*-*"):
@@ -68,7 +68,7 @@ def sweep(prefix: str, place: Path) -> None:
 
 
 def _abandoned(path: Path) -> bool:
-    """Whether nobody holds a lock any more."""
+    """Whether no process holds a lock any more."""
     try:
         if path.is_symlink() or path.stat().st_mtime > time.time() - _FRESH_S:
             return False

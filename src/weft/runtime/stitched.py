@@ -1,8 +1,8 @@
-"""Stitched files: several models, its tasks, with one body.
+"""Stitched files: several models, the *tasks*, with one shared backbone.
 
-Each task has inputs and outputs of its own in the graph; the file's metadata tells which. All inputs have a free
-first dimension, so that a run takes rows of any of the tasks at once, which ``mixed`` puts together. Where rows may be
-of any length, the metadata tells what makes them longer, and those of one task are filled up to the longest.
+Each task has inputs and outputs of its own in the graph; the file's metadata lists them. All inputs have a free first
+dimension, so that a run takes rows of several tasks at once; ``mixed`` joins them. If rows may have any length, the
+metadata has the padding value, and rows of one task are padded to the longest.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from weft.base.errors import ModelError
 from weft.base.jsonfile import first_problem, printable
-from weft.runtime.metadata import STITCHED_KEY, STITCHED_VERSION, metadata_value
+from weft.runtime.metadata import STITCHED_KEY, STITCHED_VERSION, Glance, metadata_value
 from weft.runtime.tensors import Array, TensorSpec
-from weft.runtime.wire_format import Glance
 
 _NOTHING: Mapping[str, float] = MappingProxyType({})
 
@@ -29,7 +28,7 @@ _Ports = Annotated[dict[_Name, _Name], Field(min_length=1)]
 
 
 class TaskSpec(BaseModel):
-    """One of the models."""
+    """One of the models in a stitched file."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -40,11 +39,11 @@ class TaskSpec(BaseModel):
     batch: int = 1
     """Rows it was stitched for."""
     length: Annotated[int, Field(ge=1)] | None = None
-    """A usual one, where rows are of any length: all free sizes of its inputs but the first."""
+    """A usual length, if rows may have any: the size of all free dimensions of its inputs but the first."""
     exits: tuple[_Name, ...] = ()
     """Its outputs that are exits, shallow to deep, the end last; none where there is only the end."""
     fill: dict[_Name, float] | None = None
-    """Input -> the number that makes it longer without changing an answer; None: rows must be of one length."""
+    """Input -> the padding value, which changes no answer; None: rows of a batch must have equal lengths."""
 
 
 class _Stitched(BaseModel):
@@ -105,7 +104,7 @@ def check(tasks: Sequence[TaskSpec], inputs: Iterable[TensorSpec], outputs: Iter
 
 
 def usual_shapes(tasks: Sequence[TaskSpec], inputs: Iterable[TensorSpec]) -> dict[str, tuple[int, ...]]:
-    """One row of each input that is of any length."""
+    """The shape of one row, of the usual length, for each input whose length is free."""
     lengths = {name: task.length for task in tasks if task.length for name in task.inputs.values()}
     return {
         spec.name: (1, *(lengths[spec.name] if size < 0 else size for size in spec.shape[1:]))
@@ -115,33 +114,33 @@ def usual_shapes(tasks: Sequence[TaskSpec], inputs: Iterable[TensorSpec]) -> dic
 
 
 def fills(tasks: Sequence[TaskSpec]) -> dict[str, float]:
-    """What makes the graph's inputs longer."""
+    """Input of the graph -> its padding value."""
     return {task.inputs[name]: number for task in tasks for name, number in (task.fill or {}).items()}
 
 
 def mixed(
     samples: Sequence[Mapping[str, Any]], absent: Mapping[str, Array], fill: Mapping[str, float] = _NOTHING
 ) -> dict[str, Any]:
-    """The inputs of several samples, each with those of its own task, as one batch; *absent* stands for all others."""
-    found: dict[str, list[Any]] = {}
+    """The inputs of several samples, each with those of its own task, as one batch; *absent*: inputs of other tasks."""
+    by_input: dict[str, list[Any]] = {}
     for sample in samples:
         for name, value in sample.items():
-            found.setdefault(name, []).append(value)
+            by_input.setdefault(name, []).append(value)
     joined = {
-        name: each[0] if len(each) == 1 else np.concatenate(_evened(each, fill.get(name, 0)))
-        for name, each in found.items()
+        name: values[0] if len(values) == 1 else np.concatenate(_padded(values, fill.get(name, 0)))
+        for name, values in by_input.items()
     }
     return {**absent, **joined}
 
 
-def _evened(arrays: Sequence[Array], number: float) -> Sequence[Array]:
-    """Arrays of the same sizes but for their rows: smaller ones are filled up."""
-    if all(each.shape[1:] == arrays[0].shape[1:] for each in arrays):
+def _padded(arrays: Sequence[Array], number: float) -> Sequence[Array]:
+    """Arrays of equal sizes except for their rows: smaller ones are padded with *number*."""
+    if all(array.shape[1:] == arrays[0].shape[1:] for array in arrays):
         return arrays
-    most = [max(sizes) for sizes in zip(*(each.shape[1:] for each in arrays), strict=True)]
+    most = [max(sizes) for sizes in zip(*(array.shape[1:] for array in arrays), strict=True)]
     evened = []
-    for each in arrays:
-        whole = np.full((len(each), *most), number, each.dtype)
-        whole[tuple(slice(size) for size in each.shape)] = each
+    for array in arrays:
+        whole = np.full((len(array), *most), number, array.dtype)
+        whole[tuple(slice(size) for size in array.shape)] = array
         evened.append(whole)
     return evened

@@ -1,4 +1,4 @@
-"""What a model takes and gives: names, data types and shapes, in the words of the Open Inference Protocol."""
+"""Inputs and outputs of a model: names, data types and shapes, in the terms of the Open Inference Protocol."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ DATATYPES: dict[str, np.dtype[np.generic]] = {
 
 
 _ALIGNED_BYTES = 16
-"""Where arrays of numpy begin at least, that have memory of their own."""
+"""Alignment of numpy arrays that own their memory."""
 
 
 def aligned(array: Array) -> Array:
-    """The array, or a copy of one that begins elsewhere, as a part of a larger message does.
+    """The array, or a copy if it is not aligned, as a part of a larger message is.
 
-    Kernels add up what lies before such a border by itself: the same numbers would come out with other bits.
+    Kernels sum the elements before the first aligned one separately: the result would differ in its last bits.
     """
     if array.base is None:
         return array

@@ -1,4 +1,4 @@
-"""How urgent threads are: on Linux each has a priority of its own, which it passes on to those that it starts."""
+"""Priority of threads: on Linux each thread has its own, which threads that it starts inherit."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import os
 import threading
 
 GENTLE = 10
-"""How much a thread with no hurry gives way to others: a tenth of a core that somebody else wants. Not less, for it may
-hold Python's lock."""
+"""Nice value of a thread without hurry: it gets about a tenth of a core that another thread wants. Not higher, since it
+may hold Python's global lock."""
 
 
 def give_way(thread: threading.Thread | None = None) -> None:
-    """Lower the urgency of a thread, or of the calling one, for good: nobody may raise it again."""
+    """Lower the priority of a thread, or of the calling one, for good: without privileges it cannot be raised again."""
     number = (thread or threading.current_thread()).native_id
     with contextlib.suppress(OSError, AttributeError):  # it has ended, or threads have no priorities here
         if number is not None:

@@ -2,22 +2,23 @@
 
 Its modules: ``routes.py``, ``wire.py``, ``grpc_*.py`` are its faces (over ``weft.http``), ``keys.py`` and ``hosts.py``
 what they let in; ``classification.py``, outputs as classes; ``regions.py``, ``shared_memory.py`` and
-``region_tensors.py``, tensors in shared memory; ``service.py``, what it does; ``library.py``, ``learning.py`` and
-``repository.py``, which models there are; ``dispatch.py``, the engine among real clients; ``request_parameters.py``,
-when a request is due; ``second_tries.py``, what becomes of requests whose worker died; ``sharing.py``, shares of a GPU
-among models; ``renewal.py``, a newer plan taken over while it runs; ``metrics.py``, what ``/metrics`` prints;
-``history.py``, the last ten minutes; ``environment.py``, settings from variables; ``in_process.py``, ``weft.Server``.
+``region_tensors.py``, tensors in shared memory; ``endpoints.py``, the table of HTTP paths and gRPC calls;
+``inference.py`` and ``service.py``, what it does; ``library.py``, ``learning.py`` and ``repository.py``, which models
+there are; ``dispatch.py``, the engine among real clients; ``request_parameters.py``, when a request is due;
+``retries.py``, retries of requests whose worker died; ``gpu_sharing.py``, shares of a GPU among models;
+``renewal.py``, a newer plan taken over while it runs; ``metrics.py``, what ``/metrics`` prints; ``history.py``, the
+last ten minutes; ``environment.py``, settings from variables; ``in_process.py``, ``weft.Server``.
 
 A request through the server:
 
-    bytes ─ weft.http ─ routes.py ─ wire.py ─┐                               ┌─ lane 0: start ... end
-    bytes ─ grpc ────── grpc_service.py ─────┴ service.py ─ dispatch.py ─ Engine ┤   (a backend's affair)
-                                              library.py    Requests, Policy  └─ lane 1: ...
+    bytes ─ weft.http ─ routes.py ─ wire.py ─┐                                     ┌─ lane 0: start ... end
+    bytes ─ grpc ────── grpc_service.py ─────┴ inference.py ─ dispatch.py ─ Engine ┤   (a backend's affair)
+                                              library.py      Requests, Policy     └─ lane 1: ...
 
 Everything but the backend lives on one event loop, so nothing is locked. `wire` turns bytes into arrays checked against
-the model. `service` finds the model, loads it if need be, and works out the request's deadline. `dispatch` refuses what
-cannot be served, or lets it wait in the queue of its model and shapes. After each segment its end comes as an event,
-its time is learned, and the engine decides again.
+the model. `inference` finds the model, loads it if need be, and works out the request's deadline. `dispatch` refuses
+what cannot be served, or lets it wait in the queue of its model and shapes. After each segment its end comes as an
+event, its time is learned, and the engine decides again.
 
 Segments shorter than a thread switch is worth run on the loop itself, where the backend can do that (`inline`), if they
 are *steady*. `runtime/values.py` follows the values of the inputs through the graph. Where they decide what a node
@@ -36,7 +37,7 @@ A request has one name at each stage:
 | `HttpExchange`, `HttpResponse` | an HTTP request with the way to answer it, and the answer (`http/messages.py`) |
 | `InferRequest` | what is to be computed, checked against the model's `ModelSpec` (`serving/wire.py`) |
 | `InferResponse` | its outputs, and what is said of how they were computed (`serving/wire.py`) |
-| `InferCall` | a request between those two; its model may still be loading, and it can be cancelled (`service.py`) |
+| `InferCall` | a request between those two; its model may still be loading, and it can be cancelled (`inference.py`) |
 | `Ticket` | a request in the engine: when it came, is due, and how urgent it is (`engine/tickets.py`) |
 | `ClientTicket` | the `Ticket` of a real client, with its inputs and whom to reply to (`serving/tickets.py`) |
 | `Batch` | tickets that run together, and how far they are (`engine/tickets.py`) |

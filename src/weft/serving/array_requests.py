@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.base.errors import BadRequest
-from weft.runtime.lent import Input
+from weft.runtime.client_memory import Input
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving.wire import (
     InferRequest,
@@ -22,7 +22,6 @@ from weft.serving.wire import (
     add_wanted,
     check_range,
     check_wanted,
-    every_output,
     fit,
     missing,
     objects,
@@ -41,7 +40,7 @@ def request_of(
     """A request for a model, checked; *outputs* left out are all of them."""
     for key, value in (parameters or {}).items():
         refuse_request_parameter(key, value)
-    specs = {spec.name: spec for spec in model.inputs}
+    specs = model.inputs_by_name
     tensors: dict[str, Input] = {name: _tensor(name, value, specs) for name, value in inputs.items()}
     if len(tensors) != len(specs):
         raise BadRequest(missing(tensors, model))
@@ -50,7 +49,7 @@ def request_of(
     wanted: dict[str, Wanted] = {}
     for name in names:
         add_wanted(wanted, name, True, model)
-    return InferRequest(tensors, "", dict(parameters or {}), tuple(wanted.values()) or every_output(model, True))
+    return InferRequest(tensors, "", dict(parameters or {}), tuple(wanted.values()) or model.every_output[True])
 
 
 def answer_of(response: InferResponse) -> dict[str, Array]:

@@ -15,7 +15,8 @@ from difflib import get_close_matches
 from functools import cache
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from warnings import warn
 
 from pydantic import (
     AfterValidator,
@@ -32,10 +33,10 @@ from pydantic import (
 from weft.base.errors import InputError
 from weft.base.files import kind_of
 from weft.base.jsonfile import first_problem, printable
+from weft.base.settings import OptionPanel, how, what
 from weft.base.shapes import sizes_of
-from weft.devices.host import example_devices, is_device, usable_cores
 from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
-from weft.runtime.model_kinds import suffixes
+from weft.runtime.metadata import suffixes
 
 LARGEST_FILE_BYTES = 1 << 20
 """Settings are short; more than this is some other file."""
@@ -60,6 +61,8 @@ Isolation = Annotated[str, Field(pattern=r"^(threads|process|group:[A-Za-z0-9._-
 
 
 def _devices(names: str) -> str:
+    from weft.devices.host import example_devices, is_device  # numpy is slow to import, and help texts need none of it
+
     if not all(map(is_device, names.split(","))):
         raise ValueError(f"must be a device, as {example_devices()}, or several of a kind with commas between them")
     return names
@@ -166,6 +169,10 @@ def _endpoint(value: bool | str) -> bool | str:
     return value
 
 
+Endpoint = Annotated[StrictBool | Annotated[str, Field(strict=True)], AfterValidator(_endpoint)]
+"""An address, or True for the one that the environment names."""
+
+
 def valid_key(text: str) -> str:
     """A key as a header can carry it; ValueError, which does not show it, for any other."""
     if not re.fullmatch(r"[!-~]{1,4096}", text):
@@ -175,79 +182,220 @@ def valid_key(text: str) -> str:
 
 def _default_lanes() -> int:
     """One core is left to the network side."""
+    from weft.devices.host import usable_cores
+
     return max(1, usable_cores() - 1)
 
 
+machine, network = map(OptionPanel, ("Machine", "Network"))
+"""Options that say what of this machine the server uses, and how clients reach it."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerConfig:
-    """All that ``weft serve`` takes. A value of the wrong kind or range raises InputError."""
+class LoadingSettings:
+    """Which models are served, and how they are loaded and learned."""
 
     models: tuple[Name, ...] = ()
-    """Repositories, .onnx files and names of models."""
-    shapes: tuple[Name, ...] = ()
-    """``[MODEL:]NAME=1x3x640x640``: over the shapes in the models' own settings."""
-    preload: StrictBool = True
-    """False: nothing is loaded at the start, whatever the models' own settings say; models come when asked for."""
-    ready_when: Literal["all", "any"] = "all"
-    """Which of the preloaded models must be usable for the server to be ready."""
-    wait_for_models: StrictBool = False
-    """Whether a server that was started with no model that can be served stays, for models that come later."""
-    host: Annotated[str, Field(strict=True), AfterValidator(_host)] = "127.0.0.1"
-    http_port: Port = 8000
-    """0 lets the system choose."""
-    grpc_port: Port | None = 8001
-    """None, or ``false`` in a file: no gRPC."""
-    lanes: Annotated[int, Field(ge=1, le=1024, strict=True)] = field(default_factory=_default_lanes)
-    """Pieces of models that run at the same time; the usable cores less one where left out."""
-    threads: Annotated[int, Field(ge=1, le=1024, strict=True)] = 1
-    """Threads that work on one piece."""
-    backend: Name = DEFAULT_BACKEND
-    """What runs the models (``runtime.backends``)."""
-    pin: StrictBool = False
-    """Keep every lane on cores of its own."""
-    device: DeviceNames | None = None
-    """GPUs that run the models, in a worker process each; the cores where left out."""
-    precision: Precision = "fp32"
-    """What a device computes with where the model does not say."""
-    device_memory_bytes: Bytes | None = None
-    """What models may hold of each device's memory together; no limit where left out."""
-    allow_programs: StrictBool = False
-    """Whether programs of torch are loaded, which may run code that lies in them."""
-    policy: Name = "punctual"
-    policy_options: Mapping[str, Option] = field(default_factory=dict)
-    late: Literal["weave", "keep", "demote"] = "weave"
-    """What becomes of requests that missed a deadline which is not strict (``engine.lateness``)."""
-    memory_budget_bytes: Bytes | None = None
-    """What loaded models may hold together; no limit where left out."""
-    default_slo_ms: Milliseconds = 1000.0
-    """Deadline where neither the request nor its model has one."""
+    """Repositories, .onnx files and names of models; one at least."""
+    shapes: Annotated[tuple[Name, ...], what("--shape")] = ()
+    """[MODEL:]NAME=1x3x224x224, of an input, or of an axis as seq=128; repeatable.
+
+    In a file a list, as ``["camera:x=1x3x640x640"]``; over those in the models' own settings
+    ([shapes](formats.md#shapes)).
+    """
+    ready_when: Annotated[Literal["all", "any"], how()] = "all"
+    """Ready when all preloaded models can be used, or any of them."""
+    preload: Annotated[StrictBool, how()] = True
+    """Load models at the start, or when asked for.
+
+    false: when asked for, whatever the models' own settings say.
+    """
+    wait_for_models: Annotated[StrictBool, how("--wait-for-models/--no-wait")] = False
+    """Stay with no model that can be served; models come later."""
+    allow_programs: Annotated[StrictBool, machine("--allow-programs/--no-programs")] = False
+    """Load programs of torch (.pt2), which may run code of theirs.
+
+    See [programs of torch](gpu.md#programs-of-torch).
+    """
+    memory_budget_bytes: Annotated[Bytes | None, machine(shown="no limit")] = None
+    """For loaded models together, as 2g."""
+    repository: Annotated[Literal["open", "read-only"], network()] = "open"
+    """read-only: no client may load or unload models."""
+    cache: Annotated[Path | None, machine(shown="nowhere")] = None
+    """Where cut models are kept between starts.
+
+    Exported models and profiles, too.
+    """
+    learn_s: Annotated[Seconds, machine()] = 60.0
+    """How long a model may be tried out to cut it; 0 leaves it whole."""
+    learn_first: Annotated[StrictBool, machine("--learn-first/--learn-later")] = False
+    """Cut models before they are served.
+
+    false: beside their first requests.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExecutionSettings:
+    """What runs the models: lanes and threads on the cores, or devices."""
+
+    lanes: Annotated[int, Field(ge=1, le=1024, strict=True), machine(shown="cores less one")] = field(
+        default_factory=_default_lanes
+    )
+    """Segments computed at a time."""
+    threads: Annotated[int, Field(ge=1, le=1024, strict=True), machine()] = 1
+    """Threads that compute one segment."""
+    backend: Annotated[Name, machine()] = DEFAULT_BACKEND
+    """What runs the models: onnxruntime, or one installed.
+
+    Other packages add theirs ([how](serving.md#backends-and-devices-of-your-own)).
+    """
+    pin: Annotated[StrictBool, machine("--pin/--no-pin")] = False
+    """Keep every lane on a core of its own."""
+    device: Annotated[DeviceNames | None, machine(shown="the cores")] = None
+    """GPUs that run the models, as cuda:0 (docs/gpu.md).
+
+    ``cuda:0,cuda:1``: a worker process for each ([a GPU](gpu.md)). Or devices that
+    [another package](serving.md#backends-and-devices-of-your-own) adds.
+    """
+    precision: Annotated[Precision, machine()] = "fp32"
+    """What the device computes with: fp32, fp16 or bf16.
+
+    Models are converted to it where their own settings do not say otherwise.
+    """
+    device_memory_bytes: Annotated[Bytes | None, machine(shown="no limit")] = None
+    """Of the device, for loaded models together, as 20g."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulingSettings:
+    """The policy, the deadlines of requests that bring none, and how long they may be computed."""
+
+    policy: Annotated[Name, how("-p", completion="policies")] = "punctual"
+    """Who goes next: punctual, edf, fifo..."""
+    policy_options: Annotated[Mapping[str, Option], how("--option")] = field(default_factory=dict)
+    """NAME=VALUE of the policy; repeatable.
+
+    In a file a table.
+    """
+    late: Annotated[Literal["weave", "keep", "demote"], how()] = "weave"
+    """weave, keep or demote soft requests that are late.
+
+    See [policies](policies.md#requests-with-deadlines).
+    """
+    default_slo_ms: Annotated[Milliseconds, how()] = 1000.0
+    """How soon requests without a deadline are due.
+
+    Where their model has none either.
+    """
     best_effort_ms: Milliseconds = 60000.0
-    """Deadline of requests that ask for none in particular."""
-    max_body_bytes: Bytes = 256 << 20
+    """How soon requests with ``weft_best_effort`` count as due."""
+    max_compute_s: Annotated[Seconds, how()] = 60.0
+    """How long a request without a strict deadline may be computed.
+
+    0: without end.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LimitSettings:
+    """Limits on connections, requests and the memory that they hold."""
+
     max_connections: Count = 1024
+    """Connections of HTTP and gRPC."""
+    reserved_connections: Count = 16
+    """Connections beyond ``max_connections`` that may ask for health and metrics only."""
+    max_body_bytes: Annotated[Bytes, network()] = 256 << 20
+    """Largest request, as 64m."""
+    max_json_bytes: Annotated[Bytes, network()] = 64 << 20
+    """Largest JSON of a request, as 16m.
+
+    The typed contents of gRPC, too; what is larger must come as binary tensors.
+    """
+    max_inflight_bytes: Annotated[Bytes | None, network(shown="1g")] = None
+    """Bodies and unread answers held together, as 512m.
+
+    Over all connections; at least ``max_body_bytes``.
+    """
+    read_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True), network()] = 30.0
+    """How long the head of a request may take, and a body may stand.
+
+    Also the window over which ``min_bytes_per_s`` is asked.
+    """
+    min_bytes_per_s: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False, strict=True)] = 1024.0
+    """How fast a body must come, and an answer be taken, on average over ``read_s``; then they may take any time."""
     total_queue: Count = 4096
     """Requests that may wait for all models together."""
+    max_shared_memory_regions: Count = 256
+    """Regions of shared memory that one key may register; each takes a file descriptor."""
+    max_shared_memory_bytes: Bytes = 4 << 30
+    """Bytes of shared memory that one key may register."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSettings:
+    """Where the server listens, how clients reach it and prove who they are."""
+
+    host: Annotated[str, Field(strict=True), AfterValidator(_host), network()] = "127.0.0.1"
+    """Address to listen on."""
+    http_port: Annotated[Port, network()] = 8000
+    """0 lets the system choose."""
+    grpc_port: Annotated[Port | None, network()] = 8001
+    """0 lets the system choose, -1 is no gRPC.
+
+    In a file ``false`` is no gRPC, in Python None.
+    """
+    allowed_hosts: Annotated[
+        tuple[Name, ...] | None, network("--allowed-host", shown="this machine's, on loopback")
+    ] = None
+    """A name it may be asked under; may be repeated.
+
+    In a file a list: names that requests may have in ``Host``, or in a target that is an address, which then decides;
+    or ``["*"]``. Where the server listens beyond loopback, any name by default.
+    """
     api_key: Annotated[str, Field(strict=True), AfterValidator(valid_key)] | None = field(default=None, repr=False)
-    """What requests must carry; in a file also as ``api_key_file``."""
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
-    cache: Path | None = None
-    """Where profiles and exported models are kept between starts."""
-    drain_s: Seconds = 30.0
-    """How long running requests may take to finish once the server is told to stop."""
-    access_log: StrictBool = False
-    otlp: Annotated[StrictBool | Annotated[str, Field(strict=True)], AfterValidator(_endpoint)] | None = None
-    """Where traces go: an endpoint, or True for the one the environment names."""
-    learn_s: Seconds = 60.0
-    """How long a model may be tried out to be cut, measured and warmed up; 0: models are served whole."""
-    learn_first: StrictBool = False
-    """Whether that is done before a model is served, or beside it."""
-    max_compute_s: Seconds = 60.0
-    """How long a request without a strict deadline may be computed; 0: without end."""
-    isolation: Isolation = "threads"
-    """"threads" of the server, a worker "process" for each model, or one for all of them: "group:NAME"."""
-    worker_memory_bytes: Bytes | None = None
-    """What a worker may have; no limit where left out."""
+    """What requests must carry; ``api_key_file`` names a file that holds it.
+
+    ``--api-key-file`` goes before it; ``WEFT_API_KEY`` counts where there is neither.
+    """
+    keys_file: Annotated[Path | None, network()] = None
+    """Keys with names and quotas (TOML), read when it changes.
+
+    They hold beside ``api_key``.
+    """
+    shared_memory: Annotated[StrictBool | None, network(shown="on loopback only")] = None
+    """Let clients put tensors in shared memory."""
+    tls_cert: Annotated[Path | None, network()] = None
+    """Certificate chain (PEM); with --tls-key."""
+    tls_key: Annotated[Path | None, network()] = None
+    """Its private key."""
+    drain_s: Annotated[Seconds, how()] = 30.0
+    """How long to finish when told to stop."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TelemetrySettings:
+    """The access log and traces, and whether clients may change them."""
+
+    access_log: Annotated[StrictBool, network("--access-log/--no-access-log")] = False
+    """A line per request."""
+    otlp: Annotated[Endpoint | None, network()] = None
+    """Send OpenTelemetry spans here, as http://localhost:4318.
+
+    true: to the endpoint that the environment names.
+    """
+    live_settings: Annotated[Literal["open", "read-only"], network()] = "open"
+    """read-only: no client may change log and trace settings."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """Isolation of models in worker processes, and limits on those."""
+
+    isolation: Annotated[Isolation, machine()] = "threads"
+    """Where models run: threads, process (a worker each) or group:NAME (one)."""
+    worker_memory_bytes: Annotated[Bytes | None, machine(shown="no limit")] = None
+    """For each worker process, as 2g."""
     worker_kill_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)] = 0.5
     """How long a segment in a worker may take to end that was told to stop; its worker is killed then."""
     worker_spare: StrictBool = True
@@ -255,49 +403,64 @@ class ServerConfig:
     worker_deaths: Count = 5
     """A model whose worker dies more often than that within ``worker_deaths_s`` takes no requests for a while."""
     worker_deaths_s: Seconds = 8.0
-    max_inflight_bytes: Bytes | None = None
-    """Bytes of bodies and unread answers held at a time, over all connections; 1 GiB where left out, or a body."""
-    max_json_bytes: Bytes = 64 << 20
-    """The largest JSON in a request; what is larger must come as binary tensors."""
-    read_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)] = 30.0
-    """How long the head of a request may take; also the window over which ``min_bytes_per_s`` is asked."""
-    min_bytes_per_s: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False, strict=True)] = 1024.0
-    """How fast a body must come, and an answer be taken, at least; then they may take any time."""
-    reserved_connections: Count = 16
-    """Connections beyond ``max_connections`` that may ask for health and metrics only."""
-    keys_file: Path | None = None
-    """Keys with names, priorities and quotas (``serving.keys``), read again when it changes."""
-    repository: Literal["open", "read-only"] = "open"
-    """"read-only": no client may load or unload models."""
-    allowed_hosts: tuple[Name, ...] | None = None
-    """Names under which it may be asked, or ``*``; where left out those of this machine, on loopback, else any."""
-    live_settings: Literal["open", "read-only"] = "open"
-    """"read-only": no client may change the settings of the log and of the trace."""
-    shared_memory: StrictBool | None = None
-    """Whether clients may put tensors in shared memory; where left out on loopback only (``shares_memory``)."""
-    max_shared_memory_regions: Count = 256
-    """Regions of shared memory that one key may register; each takes a file descriptor."""
-    max_shared_memory_bytes: Bytes = 4 << 30
-    """Bytes of shared memory that one key may register."""
+    """The window in which ``worker_deaths`` are counted."""
 
-    def __post_init__(self) -> None:
-        _check(self)
+
+@dataclass(frozen=True, slots=True, init=False)
+class ServerConfig:
+    """All that ``weft serve`` takes, in groups.
+
+    It is made from the keys of a file, whatever their group: ``ServerConfig(host="::1", lanes=2)``. Groups may be given
+    as well, as ``dataclasses.replace`` does; keys override them. A value of the wrong kind or range raises InputError.
+    """
+
+    loading: LoadingSettings
+    execution: ExecutionSettings
+    scheduling: SchedulingSettings
+    limits: LimitSettings
+    network: NetworkSettings
+    telemetry: TelemetrySettings
+    workers: WorkerSettings
+
+    def __init__(self, **settings: Any) -> None:
+        groups = [settings.pop(name, None) or kind() for name, kind in GROUPS.items()]
+        given = {key.name: getattr(group, key.name) for group in groups for key in fields(group)}
+        values = _validated(given | settings)
+        if values["device"] is not None:  # each device has one lane
+            values["lanes"] = len(values["device"].split(","))
+        for name, kind in GROUPS.items():
+            object.__setattr__(self, name, kind(**{key.name: values[key.name] for key in fields(kind)}))
+        _check_combinations(self)
+
+    if not TYPE_CHECKING:  # type checkers shall reject the old names
+
+        def __getattr__(self, name: str) -> Any:
+            """Return a setting by its name before 0.3, which had no groups, with a DeprecationWarning until 0.4."""
+            if name not in GROUP_OF:
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
+            now = f"ServerConfig.{GROUP_OF[name]}.{name}"
+            warn(f"ServerConfig.{name} is {now} now; the old name ends with 0.4", DeprecationWarning, stacklevel=2)
+            return self.value_of(name)
+
+    def value_of(self, key: str) -> Any:
+        """The value of a setting, by its key in a file."""
+        return getattr(getattr(self, GROUP_OF[key]), key)
 
     @property
     def warnings(self) -> tuple[str, ...]:
         """What is allowed and still worth a line in the log."""
-        if is_loopback(self.host) or self.api_key is not None or self.keys_file is not None:
+        if is_loopback(self.network.host) or self.network.api_key is not None or self.network.keys_file is not None:
             return ()
-        lacking = "neither an API key nor TLS is set" if self.tls_cert is None else "no API key is set"
+        lacking = "neither an API key nor TLS is set" if self.network.tls_cert is None else "no API key is set"
         return (
-            f"host {self.host} can be reached from other machines and {lacking}; "
+            f"host {self.network.host} can be reached from other machines and {lacking}; "
             "anyone who can reach it may send requests",
         )
 
     @property
     def inflight_bytes(self) -> int:
         """Bytes that requests may hold together, whether that is set or not."""
-        return self.max_inflight_bytes or max(DEFAULT_INFLIGHT_BYTES, self.max_body_bytes)
+        return self.limits.max_inflight_bytes or max(DEFAULT_INFLIGHT_BYTES, self.limits.max_body_bytes)
 
     @property
     def shares_memory(self) -> bool:
@@ -306,8 +469,14 @@ class ServerConfig:
         The server opens what they name with its own rights, so only who is on its machine may unless it is set; under
         other names than this machine's somebody else may ask, through a proxy.
         """
-        alone = is_loopback(self.host) and self.allowed_hosts is None
-        return alone if self.shared_memory is None else self.shared_memory
+        alone = is_loopback(self.network.host) and self.network.allowed_hosts is None
+        return alone if self.network.shared_memory is None else self.network.shared_memory
+
+
+GROUPS: dict[str, type[Any]] = get_type_hints(ServerConfig)
+"""Group of ``ServerConfig`` -> its class."""
+GROUP_OF = {key.name: name for name, kind in GROUPS.items() for key in fields(kind)}
+"""Key of a file of settings -> the group that holds it."""
 
 
 def read_server_config(path: Path, *, environment: Mapping[str, str] | None = None) -> ServerConfig:
@@ -396,65 +565,67 @@ def _address(host: str) -> Any:
 
 
 @cache
+def setting_types() -> dict[str, Any]:
+    """The type of each setting with its limits, by key."""
+    return {key: hint for kind in GROUPS.values() for key, hint in get_type_hints(kind, include_extras=True).items()}
+
+
+@cache
 def _schema() -> type[BaseModel]:
-    """The fields of ServerConfig, as pydantic checks them."""
-    hints = get_type_hints(ServerConfig, include_extras=True)
-    wanted: dict[str, Any] = {each.name: (hints[each.name], ...) for each in fields(ServerConfig)}
+    """The settings of a server, as pydantic checks them."""
+    wanted: dict[str, Any] = {key: (hint, ...) for key, hint in setting_types().items()}
     return create_model("ServerConfig", __config__=ConfigDict(extra="forbid"), **wanted)
 
 
 def check_setting(name: str, value: Any) -> Any:
     """*value* as the setting *name* holds it; InputError, whatever the others are, if it cannot be."""
     usual = ServerConfig()
-    given = {each.name: getattr(usual, each.name) for each in fields(usual)} | {name: value}
-    try:
-        return getattr(_schema().model_validate(given), name)
-    except ValidationError as error:
-        raise InputError(one_line(_complaint(error, _schema()))) from error
+    return _validated({key: usual.value_of(key) for key in GROUP_OF} | {name: value})[name]
 
 
-def _check(config: ServerConfig) -> None:
-    """Refuse values that cannot be; numbers, paths and lists get the type their field has."""
-    given = {each.name: getattr(config, each.name) for each in fields(config)}
+def _validated(values: Mapping[str, Any]) -> dict[str, Any]:
+    """All settings by key, as the type that each has; InputError for a value that cannot be."""
     try:
-        checked = _schema().model_validate(given)
+        checked = _schema().model_validate(values)
     except ValidationError as error:
         raise InputError(one_line(_complaint(error, _schema()))) from error
-    for name in given:
-        object.__setattr__(config, name, getattr(checked, name))
-    if config.http_port and config.http_port == config.grpc_port:
-        raise InputError(f"http_port and grpc_port are both {config.http_port}; choose another for one of them")
-    if (config.tls_cert is None) != (config.tls_key is None):
-        given_one, missing = ("tls_key", "tls_cert") if config.tls_cert is None else ("tls_cert", "tls_key")
+    return {key: getattr(checked, key) for key in GROUP_OF}
+
+
+def _check_combinations(config: ServerConfig) -> None:
+    """Refuse settings that are each possible, but not together."""
+    network, limits, loading, execution = config.network, config.limits, config.loading, config.execution
+    if network.http_port and network.http_port == network.grpc_port:
+        raise InputError(f"http_port and grpc_port are both {network.http_port}; choose another for one of them")
+    if (network.tls_cert is None) != (network.tls_key is None):
+        given_one, missing = ("tls_key", "tls_cert") if network.tls_cert is None else ("tls_cert", "tls_key")
         raise InputError(f"{given_one} is set and {missing} is not; TLS needs both")
-    if config.learn_first and not config.learn_s:
+    if loading.learn_first and not loading.learn_s:
         raise InputError("learn_first cannot go with learn_s = 0: nothing is learned; leave one of them out")
-    if config.max_inflight_bytes is not None and config.max_inflight_bytes < config.max_body_bytes:
+    if limits.max_inflight_bytes is not None and limits.max_inflight_bytes < limits.max_body_bytes:
         raise InputError(
-            f"max_inflight_bytes = {config.max_inflight_bytes} is less than max_body_bytes = {config.max_body_bytes}: "
+            f"max_inflight_bytes = {limits.max_inflight_bytes} is less than max_body_bytes = {limits.max_body_bytes}: "
             "such a body could never come; raise the one or lower the other"
         )
-    _check_device(config)
-    if config.pin and config.threads > 1:
+    _check_device(execution, config.workers.isolation)
+    if execution.pin and execution.threads > 1:
         raise InputError(
-            f"pin cannot go with threads = {config.threads}: only lanes are kept on cores, not the threads that help "
-            "them; use more lanes instead, or leave out pin"
+            f"pin cannot go with threads = {execution.threads}: only lanes are kept on cores, not the threads that "
+            "help them; use more lanes instead, or leave out pin"
         )
 
 
-def _check_device(config: ServerConfig) -> None:
-    """Each device has one lane; what only they can do needs one."""
-    if config.device is None:
+def _check_device(execution: ExecutionSettings, isolation: str) -> None:
+    """Refuse settings of a device where there is none, and isolation where there is one."""
+    if execution.device is None:
         for name, usual in (("precision", "fp32"), ("device_memory_bytes", None)):
-            if getattr(config, name) != usual:
-                raise InputError(f"{name} = {getattr(config, name)} needs a device; set device, or leave it out")
-        return
-    if config.isolation != "threads":
+            if getattr(execution, name) != usual:
+                raise InputError(f"{name} = {getattr(execution, name)} needs a device; set device, or leave it out")
+    elif isolation != "threads":
         raise InputError(
-            f"isolation = {config.isolation} cannot go with device = {config.device}, whose worker has all models; "
+            f"isolation = {isolation} cannot go with device = {execution.device}, whose worker has all models; "
             "leave one of them out"
         )
-    object.__setattr__(config, "lanes", len(config.device.split(",")))
 
 
 def _complaint(error: ValidationError, *schemas: type[BaseModel]) -> str:
@@ -469,7 +640,7 @@ def _complaint(error: ValidationError, *schemas: type[BaseModel]) -> str:
 
 def _check_keys(raw: Mapping[str, Any], where: str) -> None:
     """Refuse keys that are no settings, before any value is looked at."""
-    known = {"api_key_file", *(each.name for each in fields(ServerConfig))}
+    known = {"api_key_file", *GROUP_OF}
     for key in sorted(raw.keys() - known):
         near = get_close_matches(key, known, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Any
 
 from weft.base.errors import InputError
-from weft.serving.config import API_KEY_VARIABLE, ServerConfig, check_setting, one_line, read_api_key
+from weft.base.settings import types_in
+from weft.serving.config import API_KEY_VARIABLE, GROUP_OF, check_setting, one_line, read_api_key, setting_types
 
 PREFIX = "WEFT_"
 API_KEY_FILE_VARIABLE = f"{API_KEY_VARIABLE}_FILE"
@@ -32,17 +32,17 @@ def variable(setting: str) -> str:
     return f"{PREFIX}{setting.upper()}"
 
 
-VARIABLES = {variable(each.name): each.name for each in fields(ServerConfig)}
+VARIABLES = {variable(key): key for key in GROUP_OF}
 """Variable -> setting, for all there are."""
 
 
 def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
     """What the environment sets, by setting; an empty variable sets nothing."""
-    hints = get_type_hints(ServerConfig, include_extras=True)
+    types = setting_types()
     found: dict[str, Any] = {}
     for name, setting in VARIABLES.items():
         if environment.get(name) and name != API_KEY_VARIABLE:
-            found[setting] = _checked(name, setting, _value(name, environment[name], _kinds(hints[setting])))
+            found[setting] = _checked(name, setting, _value(name, environment[name], types_in(types[setting])))
     if file := environment.get(API_KEY_FILE_VARIABLE):
         found["api_key"] = read_api_key(Path(file), {})
     return found
@@ -98,13 +98,3 @@ def _scalar(text: str) -> bool | int | float | str:
         return text
     plain = value["value"] if len(value) == 1 else text
     return plain if isinstance(plain, (bool, int, float)) else text
-
-
-def _kinds(hint: Any) -> set[Any]:
-    """The types that a setting may have, beneath their limits and alternatives."""
-    origin, inner = get_origin(hint), get_args(hint)
-    if origin is Annotated:
-        return _kinds(inner[0])
-    if origin in (Union, UnionType):
-        return set().union(*map(_kinds, inner))
-    return {str} if origin is Literal else {origin or hint}

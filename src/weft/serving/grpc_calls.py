@@ -1,4 +1,4 @@
-"""Handlers of single gRPC calls, and how a call is refused without an exception."""
+"""Handlers of single gRPC calls, how a call is refused without an exception, and where a server listens."""
 
 from __future__ import annotations
 
@@ -15,6 +15,14 @@ NOT_RECEIVED = "NOT_RECEIVED"
 given up by the client on its way, or one call too many. gRPC's Python server does not say which."""
 
 Answer = Callable[[bytes, Any], Awaitable[Any]]
+
+
+async def listen(server: Any, host: str, port: int, credentials: Any = None) -> int:
+    """Start a server at an address; returns its port. RuntimeError where that cannot be."""
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    bound = server.add_insecure_port(address) if credentials is None else server.add_secure_port(address, credentials)
+    await server.start()
+    return int(bound)
 
 
 def serialized(message: Any) -> bytes:

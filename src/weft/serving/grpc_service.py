@@ -27,17 +27,19 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or its core writes lines of i
 import grpc
 
 from weft.base.errors import InputError, NotFound, RequestError, Unauthorised, Unsupported
-from weft.http.budget import UNCOUNTED_BYTES
+from weft.http.limits import UNCOUNTED_BYTES
 from weft.serving import grpc_messages, grpc_wire, proto
-from weft.serving.grpc_calls import NOT_RECEIVED, LostAnswers, RefusedCall, UnaryCall, refuse, serialized
+from weft.serving.endpoints import POST, RPCS, Call, Endpoint
+from weft.serving.grpc_calls import NOT_RECEIVED, LostAnswers, RefusedCall, UnaryCall, listen, refuse, serialized
 from weft.serving.grpc_health import SERVICE as HEALTH
 from weft.serving.grpc_health import Health, HealthCheckRequest
 from weft.serving.grpc_messages import InferMessage
-from weft.serving.json_helpers import is_large
+from weft.serving.inference import InferCall, internal
 from weft.serving.keys import Caller
-from weft.serving.service import InferCall, Service, internal
+from weft.serving.openapi import HEALTH as PROBE
+from weft.serving.service import Service
 from weft.serving.telemetry import PARENT
-from weft.serving.wire import MAX_ID_CHARS, InferResponse, ModelSpec
+from weft.serving.wire import MAX_ID_CHARS, InferResponse, ModelSpec, is_large
 
 log = logging.getLogger("weft.grpc")
 access = logging.getLogger("weft.access")
@@ -52,22 +54,15 @@ LAST_BYTES_S = 0.25
 IDLE_MS = 300_000
 """How long a connection without calls is kept."""
 
-SMALL_MESSAGE_BYTES = 1 << 20
-"""The largest message of a call that is not for a model to compute."""
-
-OPEN = frozenset({"ServerLive", "ServerReady"})
+OPEN = frozenset(name for name, endpoint in RPCS.items() if endpoint.open)
 """Calls that need no key, and whose messages say nothing: they are answered without being read."""
-COUNTED = frozenset(
-    {"ModelInfer", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload"}
-    | {f"{kind}SharedMemory{what}" for kind in ("System", "Cuda") for what in ("Register", "Unregister")}
-)
+COUNTED = frozenset(name for name, endpoint in RPCS.items() if endpoint.methods == POST)
 """Calls that want something done, and count towards what their key may; so does every request of a stream."""
 INFER, STREAM = "ModelInfer", "ModelStreamInfer"
-HEALTH_CALLS = frozenset({"Check", "Watch"})
+CHECK, WATCH = "Check", "Watch"
+"""Calls of the health service."""
 FINAL = "triton_final_response"
 """A parameter of every answer in a stream: each is the last one to its request."""
-
-Answer = Callable[[Any, Any, Caller], Awaitable[Any]]
 
 
 class _PendingInfer:
@@ -110,59 +105,32 @@ class GrpcFace:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._logged = service.config.access_log
+        self._logged = service.config.telemetry.access_log
         self.in_flight = 0
         """Requests whose answers are not sent to their last byte."""
         self._lost = LostAnswers()
         self._readers: set[asyncio.Task[None]] = set()
-        most = service.config.max_body_bytes
+        most = service.config.limits.max_body_bytes
         options = [
             ("grpc.max_receive_message_length", min(most, 2**31 - 1)),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
-            ("grpc.max_concurrent_streams", service.config.max_connections),
+            ("grpc.max_concurrent_streams", service.config.limits.max_connections),
             ("grpc.max_metadata_size", 16 * 1024),
             ("grpc.max_connection_idle_ms", IDLE_MS),
         ]
-        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=service.config.total_queue + 256)
+        self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=service.config.limits.total_queue + 256)
         self._health = Health(service)
-        self._calls = self._make_calls()
         self._open: dict[tuple[str, str], Callable[[], Any]] = {
-            (proto.SERVICE, "ServerLive"): self._live,
-            (proto.SERVICE, "ServerReady"): self._ready,
-            (HEALTH, "Check"): self._health.whole,
-        }
+            (proto.SERVICE, name): partial(self._tell, name) for name in OPEN
+        } | {(HEALTH, CHECK): self._health.whole}
         self._server.add_generic_rpc_handlers((_Door(service, self),))
-
-    def _make_calls(self) -> dict[str, tuple[Any, Answer]]:
-        """The unary calls but for inference: the class of their message, and what answers it."""
-        answers: dict[str, Answer] = {
-            "ModelReady": self._model_ready,
-            "ServerMetadata": self._server_metadata,
-            "ModelMetadata": self._model_metadata,
-            "ModelConfig": self._model_config,
-            "ModelStatistics": self._model_statistics,
-            "RepositoryIndex": self._index,
-            "RepositoryModelLoad": self._load,
-            "RepositoryModelUnload": self._unload,
-            "TraceSetting": self._trace_setting,
-            "LogSettings": self._log_settings,
-            **self._of_regions("system"),
-            **self._of_regions("cuda"),
-        }
-        calls = {name: (proto.METHODS[name][0], answer) for name, answer in answers.items()}
-        return calls | {"Check": (HealthCheckRequest, self._check)}
 
     async def start(self, host: str, port: int, credentials: Any = None) -> int:
         """Listen; returns the port."""
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        if credentials is None:
-            bound = self._server.add_insecure_port(address)
-        else:
-            bound = self._server.add_secure_port(address, credentials)
-        await self._server.start()
+        bound = await listen(self._server, host, port, credentials)
         _GRPC_LOG.addFilter(self._lost)
-        return int(bound)
+        return bound
 
     async def finish(self) -> None:
         """End streams and watches, which ask for no more, and wait until the last byte of every answer is sent."""
@@ -230,8 +198,9 @@ class GrpcFace:
             with _entered(caller) if name in COUNTED else nullcontext():
                 if name == INFER:
                     return await self._model_infer(data, context, caller)
-                kind, answer = self._calls[name]
-                return await answer(grpc_messages.parse_small(kind, data, SMALL_MESSAGE_BYTES), context, caller)
+                if name == CHECK:
+                    return self._health.check(grpc_messages.parse_small(HealthCheckRequest, data))
+                return await self._told(RPCS[name], grpc_messages.parse_small(proto.METHODS[name][0], data), caller)
         except RequestError as error:
             code = error.code
             refuse(context, error)
@@ -246,21 +215,36 @@ class GrpcFace:
             self._record(context, name, code, began_ns)
         return b""
 
-    async def _check(self, message: Any, context: Any, caller: Caller) -> Any:
-        return self._health.check(message)
+    async def _told(self, endpoint: Endpoint, message: Any, caller: Caller) -> Any:
+        """The response that an endpoint gives to a message; a model that does not exist is not ready."""
+        assert endpoint.rpc and endpoint.handle
+        try:
+            answer = endpoint.handle(self._service, endpoint.rpc.call(message, caller))
+            if isinstance(answer, Awaitable):
+                answer = await answer
+        except NotFound:
+            if endpoint.schema != PROBE:
+                raise
+            answer = {"ready": False}
+        return grpc_wire.filled(f"{endpoint.rpc.method}Response", endpoint.rpc.write(answer))
+
+    def _tell(self, name: str) -> Any:
+        """The response of an open call."""
+        handle = RPCS[name].handle
+        assert handle
+        return grpc_wire.filled(f"{name}Response", handle(self._service, Call()))
 
     async def _watch(self, data: bytes, context: Any) -> AsyncIterator[Any]:
         began_ns, code = time.monotonic_ns(), "OK"
         try:
-            message = grpc_messages.parse_small(HealthCheckRequest, data, SMALL_MESSAGE_BYTES)
-            async with aclosing(self._health.watch(message)) as statuses:
+            async with aclosing(self._health.watch(grpc_messages.parse_small(HealthCheckRequest, data))) as statuses:
                 async for status in statuses:
                     yield status
         except RequestError as error:
             code = error.code
             refuse(context, error)
         finally:
-            self._record(context, "Watch", code, began_ns)
+            self._record(context, WATCH, code, began_ns)
 
     def _record(self, context: Any, name: str, code: str, began_ns: int) -> None:
         """Count an answer, and write it to the access log; *context* is None where gRPC ended the call itself."""
@@ -288,7 +272,7 @@ class GrpcFace:
         """Have a request computed; RequestError if it is not even begun, of which a span tells."""
         try:
             message = self._read_message(pending, data)
-            self._service.meant(message.model_name, message.model_version)
+            slot = self._service.meant(message.model_name, message.model_version)
         except RequestError as error:
             self._service.trace_refusal(pending.identity.get("model_name", ""), error, parent)
             raise
@@ -301,16 +285,14 @@ class GrpcFace:
         def peek() -> Any:
             return grpc_wire.parameters_of(message.head) if message.head is not None else {}
 
-        pending.call = self._service.infer(
-            message.model_name, message.model_version, read, pending.done, peek, deadline, caller, parent=parent
-        )
+        pending.call = self._service.infer(slot, read, pending.done, peek, deadline, caller, parent=parent)
 
     def _read_message(self, pending: _PendingInfer, data: bytes) -> InferMessage:
         """Read a request, which holds its bytes from now on."""
         if len(data) > UNCOUNTED_BYTES:
             self._service.budget.take(len(data))
             pending.held_bytes = len(data)
-        message = grpc_messages.read_infer(data, self._service.config.max_json_bytes)
+        message = grpc_messages.read_infer(data, self._service.config.limits.max_json_bytes)
         pending.identity = _identity(message)
         return message
 
@@ -417,77 +399,6 @@ class GrpcFace:
             pending.done(internal(error))
         return pending
 
-    # All else
-
-    def _live(self) -> Any:
-        return proto.CLASSES["ServerLiveResponse"](live=True)
-
-    def _ready(self) -> Any:
-        return proto.CLASSES["ServerReadyResponse"](ready=self._service.is_ready())
-
-    async def _model_ready(self, message: Any, context: Any, caller: Caller) -> Any:
-        try:
-            ready = self._service.model_ready(message.name, message.version)
-        except NotFound:
-            ready = False
-        return proto.CLASSES["ModelReadyResponse"](ready=ready)
-
-    async def _server_metadata(self, message: Any, context: Any, caller: Caller) -> Any:
-        return grpc_wire.filled("ServerMetadataResponse", self._service.metadata())
-
-    async def _model_metadata(self, message: Any, context: Any, caller: Caller) -> Any:
-        answer = await self._service.model_metadata(message.name, message.version)
-        return grpc_wire.filled("ModelMetadataResponse", answer)
-
-    async def _model_config(self, message: Any, context: Any, caller: Caller) -> Any:
-        answer = await self._service.model_config(message.name, message.version)
-        return grpc_wire.filled("ModelConfigResponse", {"config": answer})
-
-    async def _model_statistics(self, message: Any, context: Any, caller: Caller) -> Any:
-        answer = self._service.statistics(message.name, message.version)
-        return grpc_wire.filled("ModelStatisticsResponse", answer)
-
-    async def _index(self, message: Any, context: Any, caller: Caller) -> Any:
-        return grpc_wire.filled("RepositoryIndexResponse", {"models": await self._service.index(message.ready)})
-
-    async def _load(self, message: Any, context: Any, caller: Caller) -> Any:
-        await self._service.load(message.model_name, grpc_wire.parameters_of(message))
-        return proto.CLASSES["RepositoryModelLoadResponse"]()
-
-    async def _unload(self, message: Any, context: Any, caller: Caller) -> Any:
-        await self._service.unload(message.model_name)
-        return proto.CLASSES["RepositoryModelUnloadResponse"]()
-
-    async def _trace_setting(self, message: Any, context: Any, caller: Caller) -> Any:
-        wanted = {key: list(each.value) for key, each in message.settings.items()}
-        told = self._service.trace_told(message.model_name, wanted)
-        settings = {key: {"value": each if isinstance(each, list) else [each]} for key, each in told.items()}
-        return grpc_wire.filled("TraceSettingResponse", {"settings": settings})
-
-    async def _log_settings(self, message: Any, context: Any, caller: Caller) -> Any:
-        told = self._service.log_told({key: _log_value(each) for key, each in message.settings.items()})
-        settings = {key: {_log_field(each): each} for key, each in told.items()}
-        return grpc_wire.filled("LogSettingsResponse", {"settings": settings})
-
-    def _of_regions(self, kind: str) -> dict[str, Answer]:
-        """The calls about shared memory of one kind."""
-        regions, prefix = self._service.regions[kind], f"{kind.capitalize()}SharedMemory"
-
-        async def status(message: Any, context: Any, caller: Caller) -> Any:
-            found = {str(each["name"]): each for each in regions.status(caller, message.name)}
-            return grpc_wire.filled(f"{prefix}StatusResponse", {"regions": found})
-
-        async def register(message: Any, context: Any, caller: Caller) -> Any:
-            about = {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
-            regions.register(caller, message.name, about)
-            return proto.CLASSES[f"{prefix}RegisterResponse"]()
-
-        async def unregister(message: Any, context: Any, caller: Caller) -> Any:
-            regions.unregister(caller, message.name)
-            return proto.CLASSES[f"{prefix}UnregisterResponse"]()
-
-        return {f"{prefix}Status": status, f"{prefix}Register": register, f"{prefix}Unregister": unregister}
-
 
 class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the handler of a call; one that may not be made is refused before gRPC takes its message."""
@@ -499,7 +410,7 @@ class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
         """The handler of a call."""
         method = handler_call_details.method
         package, _, name = method.removeprefix("/").partition("/")
-        if package == HEALTH and name in HEALTH_CALLS:
+        if package == HEALTH and name in (CHECK, WATCH):
             return self._health(name, handler_call_details)
         if package != proto.SERVICE or name not in proto.METHODS:
             return self._face.refused("unknown", Unsupported(f"there is no method {method[:128]!r}"))
@@ -519,7 +430,7 @@ class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
             caller = self._service.check_key(self._headers(call))
         except Unauthorised as error:
             return self._face.open_handler(HEALTH, name) or self._face.refused(name, error)
-        return self._face.watch_handler() if name == "Watch" else self._face.handler(name, caller)
+        return self._face.watch_handler() if name == WATCH else self._face.handler(name, caller)
 
     def _headers(self, call: Any) -> dict[str, str]:
         if not self._service.keys.required:
@@ -546,16 +457,6 @@ def _identity(message: InferMessage) -> dict[str, str]:
     """What names a request of a stream in its answer; without values that are too long to be repeated."""
     names = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
     return {key: value for key, value in names.items() if len(value) <= MAX_ID_CHARS}
-
-
-def _log_value(setting: Any) -> Any:
-    """The value of a log setting; None where it has none, and stays as it is."""
-    field = setting.WhichOneof("parameter_choice")
-    return getattr(setting, field) if field else None
-
-
-def _log_field(value: bool | int | str) -> str:
-    return "bool_param" if isinstance(value, bool) else "uint32_param" if isinstance(value, int) else "string_param"
 
 
 def _streamed(message: Any) -> bytes:

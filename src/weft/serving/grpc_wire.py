@@ -13,7 +13,7 @@ import numpy as np
 from google.protobuf import json_format
 
 from weft.base.errors import BadRequest, Failed
-from weft.runtime.lent import Input
+from weft.runtime.client_memory import Input
 from weft.runtime.tensors import Array
 from weft.serving import proto, wire
 from weft.serving.classification import classified
@@ -60,7 +60,7 @@ def encode_infer(response: InferResponse) -> Any:
     request, model = response.request, response.model
     message = _ModelInferResponse(model_name=model.name, model_version=model.version, id=request.id)
     fill_parameters(message.parameters, response.parameters)
-    specs = {spec.name: spec for spec in model.outputs}
+    specs = model.outputs_by_name
     for wanted in request.wanted:
         spec = specs[wanted.name]
         array = wire.produced(response.outputs, spec)
@@ -96,7 +96,7 @@ def _inputs(
     travelling, left = len(tensors) - len(lying), iter(raws)
     if raws and len(raws) < travelling:  # what is left over belongs to no input, and nobody misses it
         raise BadRequest(f"{len(raws)} raw input contents for {travelling} inputs; send one for each")
-    specs = {spec.name: spec for spec in model.inputs}
+    specs = model.inputs_by_name
     inputs: dict[str, Input] = {}
     apart: wire.InRegions = {}
     for tensor in tensors:
@@ -120,7 +120,7 @@ def _inputs(
 
 def _wanted(outputs: Any, model: ModelSpec) -> tuple[Wanted, ...]:
     if not outputs:
-        return wire.every_output(model, True)
+        return model.every_output[True]
     wire.check_wanted(len(outputs))
     wanted: dict[str, Wanted] = {}
     for output in outputs:

@@ -47,9 +47,9 @@ def check_origin(method: str, headers: Mapping[str, str]) -> None:
 
 def names_of(config: ServerConfig) -> tuple[str, ...] | None:
     """The names that are set, or else those of this machine for a server that only it can reach."""
-    if config.allowed_hosts is not None:
-        return config.allowed_hosts
-    return (*LOOPBACK_NAMES, config.host) if is_loopback(config.host) else None
+    if config.network.allowed_hosts is not None:
+        return config.network.allowed_hosts
+    return (*LOOPBACK_NAMES, config.network.host) if is_loopback(config.network.host) else None
 
 
 def name_in(host: str) -> str:

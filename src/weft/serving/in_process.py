@@ -18,7 +18,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -29,10 +29,11 @@ from weft.base.errors import BadRequest, InputError, Overloaded, RequestError, u
 from weft.runtime.tensors import Array
 from weft.serving import metrics
 from weft.serving.array_requests import answer_of, request_of
-from weft.serving.config import ServerConfig, read_server_config
-from weft.serving.errands import errands_of
+from weft.serving.background_tasks import errands_of
+from weft.serving.config import GROUP_OF, ServerConfig, read_server_config
+from weft.serving.inference import InferCall
 from weft.serving.server import Server, fastest_loop
-from weft.serving.service import InferCall, Service
+from weft.serving.service import Service
 from weft.serving.state import state
 from weft.serving.wire import InferResponse, Parameter
 
@@ -76,7 +77,7 @@ class InProcessServer:
 
     def __repr__(self) -> str:
         where = self.url if self._thread and self._thread.started.done() else "not running"
-        return f"Server({', '.join(Path(each).stem for each in self.config.models)}: {where})"
+        return f"Server({', '.join(Path(each).stem for each in self.config.loading.models)}: {where})"
 
     # Life
 
@@ -174,14 +175,14 @@ class InProcessServer:
     @property
     def url(self) -> str:
         """Where clients on this machine find it."""
-        scheme = "https" if self.config.tls_cert else "http"
-        return f"{scheme}://{self.config.host}:{self._running.server.http_port}"
+        scheme = "https" if self.config.network.tls_cert else "http"
+        return f"{scheme}://{self.config.network.host}:{self._running.server.http_port}"
 
     @property
     def grpc_address(self) -> str | None:
         """Where clients of gRPC find it; None without."""
         port = self._running.server.grpc_port
-        return None if port is None else f"{self.config.host}:{port}"
+        return None if port is None else f"{self.config.network.host}:{port}"
 
     @property
     def ready(self) -> bool:
@@ -231,7 +232,7 @@ class InProcessServer:
         def begin(answer: Answer) -> None:
             service = thread.server.service
             try:
-                service.meant(model, version)
+                slot = service.meant(model, version)
             except RequestError as error:
                 service.trace_refusal(model, error)
                 raise
@@ -243,8 +244,7 @@ class InProcessServer:
                     _deliver(answer, outcome, call)
 
             call = service.infer(
-                model,
-                version,
+                slot,
                 lambda spec: request_of(spec, inputs, outputs, parameters),
                 done,
                 lambda: parameters or {},
@@ -429,10 +429,9 @@ _quick_turns = _QuickTurns()
 def _config(
     models: tuple[str | Path, ...], base: ServerConfig | str | Path | None, settings: Mapping[str, Any]
 ) -> ServerConfig:
-    known = [each.name for each in fields(ServerConfig)]
     for key in settings:
-        if key not in known:
-            raise InputError(unknown_name("setting", key, known))
+        if key not in GROUP_OF:
+            raise InputError(unknown_name("setting", key, GROUP_OF))
     if base is None and len(models) == 1 and (Path(models[0]) / PLAN_FILE).is_file():
         base, models = Path(models[0]) / SETTINGS_FILE, ()
     if not isinstance(base, ServerConfig):
@@ -440,7 +439,7 @@ def _config(
         base = replace(file, **PORTS)
     named: dict[str, Any] = {"models": tuple(map(str, models))} if models else {}
     found = replace(base, **named, **settings)
-    if not found.models:
+    if not found.loading.models:
         raise InputError("nothing to serve: name a model repository, an .onnx file or a model (weft models list)")
     return found
 

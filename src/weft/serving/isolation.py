@@ -13,8 +13,8 @@ from weft.runtime.backends import make_backend
 from weft.runtime.breaker import Endurance
 from weft.runtime.device_kinds import on_device
 from weft.runtime.isolated.limits import WorkerLimits
-from weft.runtime.metadata import PROGRAM_SUFFIX
-from weft.serving.config import ModelConfig, ServerConfig
+from weft.runtime.metadata import kind_without_cpu
+from weft.serving.config import ModelConfig, ServerConfig, WorkerSettings
 from weft.serving.repository import ModelEntry
 
 THREADS, PROCESS = "threads", "process"
@@ -48,21 +48,24 @@ def precision_of(config: ModelConfig, default: str, backend: Backend) -> str:
     return wanted
 
 
-def check_program(path: Path, backend: Backend) -> None:
-    """Refuse a program of torch where no device computes it."""
-    if path.suffix == PROGRAM_SUFFIX and backend.device is None:
+def check_device(path: Path, backend: Backend) -> None:
+    """Refuse a model file without a device if its kind does not run on the cores; ModelError names a device."""
+    kind = kind_without_cpu(path) if backend.device is None else None
+    if kind is not None:
+        devices = kind.about["devices"]
         raise ModelError(
-            f"programs of torch run on a GPU: serve with --device {example_devices()}, or export it as ONNX"
+            f"{path.suffix} files, of the kind {kind.name}, run on {' or '.join(devices)} only: serve with --device "
+            f"{example_devices(devices)}, or export the model as ONNX"
         )
 
 
 def backend_of(config: ServerConfig) -> Backend:
     """What runs the models of a server; InputError where this machine does not have it."""
-    limits = limits_of(config)
-    if config.device is not None:  # its worker has all models, wherever in the repository they are
-        limits = replace(limits, folders=_folders(config.models))
-        return on_device(config.device, limits, config.device_memory_bytes)
-    return make_backend(config.backend, limits)
+    limits, execution = limits_of(config.workers), config.execution
+    if execution.device is not None:  # its worker has all models, wherever in the repository they are
+        limits = replace(limits, folders=_folders(config.loading.models))
+        return on_device(execution.device, limits, execution.device_memory_bytes)
+    return make_backend(execution.backend, limits)
 
 
 def _folders(models: Iterable[str]) -> tuple[str, ...]:
@@ -71,11 +74,11 @@ def _folders(models: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted({str(each) for path in found for each in (path.absolute(), path.resolve())}))
 
 
-def limits_of(config: ServerConfig) -> WorkerLimits:
+def limits_of(workers: WorkerSettings) -> WorkerLimits:
     """What the server's workers may have."""
     return WorkerLimits(
-        memory_bytes=config.worker_memory_bytes,
-        kill_s=config.worker_kill_s,
-        spare=config.worker_spare,
-        endurance=Endurance(config.worker_deaths, config.worker_deaths_s),
+        memory_bytes=workers.worker_memory_bytes,
+        kill_s=workers.worker_kill_s,
+        spare=workers.worker_spare,
+        endurance=Endurance(workers.worker_deaths, workers.worker_deaths_s),
     )

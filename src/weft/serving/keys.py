@@ -20,7 +20,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from weft.base.errors import InputError, OverQuota, Unauthorised
-from weft.http.hops import ANYONE, ClientRank
+from weft.http.messages import ANYONE, ClientRank
 from weft.serving.config import Count, Name, one_line, read_toml, valid_key
 
 log = logging.getLogger("weft.server")

@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from weft.base.errors import ModelError, NotLearned, WeftError, first_line
-from weft.serving.errands import errand
+from weft.serving.background_tasks import errand
 from weft.serving.repository import ModelEntry
 from weft.serving.slots import ModelSlot, signature
 from weft.serving.streams import ServedModel
@@ -27,7 +27,7 @@ FIRST_TURN_S = 10.0
 """How long a model may be learned before all others had a turn."""
 
 
-class Lesson(NamedTuple):
+class LearningJob(NamedTuple):
     """A model that is to be learned."""
 
     slot: ModelSlot
@@ -62,13 +62,13 @@ class Learner:
         """
         self._opened, self._fits, self._install = opened, fits, install
         self._learn_s, self.gently = learn_s, gently
-        self._lessons: list[Lesson] = []
+        self._lessons: list[LearningJob] = []
         self._task: asyncio.Task[None] | None = None
 
     def want(self, slot: ModelSlot, whole: ServedModel, file: tuple[int, int] | None) -> None:
         """Learn a model when its turn comes."""
         slot.message = REMARK
-        self._lessons.append(Lesson(slot, whole, file, min(FIRST_TURN_S, self._learn_s)))
+        self._lessons.append(LearningJob(slot, whole, file, min(FIRST_TURN_S, self._learn_s)))
         self.look()
 
     def look(self) -> None:
@@ -94,7 +94,7 @@ class Learner:
         finally:
             self._task = None
 
-    def _next(self) -> Lesson | None:
+    def _next(self) -> LearningJob | None:
         self._lessons = [lesson for lesson in self._lessons if lesson.wanted]
         fitting = [lesson for lesson in self._lessons if self._fits(lesson.slot.guess_bytes())]
         found = min(fitting, key=lambda lesson: lesson.turn_s, default=None)
@@ -102,7 +102,7 @@ class Learner:
             self._lessons.remove(found)
         return found
 
-    async def _learn(self, lesson: Lesson) -> None:
+    async def _learn(self, lesson: LearningJob) -> None:
         opening = partial(self._opened, lesson.slot.entry, lesson.turn_s)
         try:
             self._take(lesson, await errand("learner", opening, close_unwanted, gently=self.gently))
@@ -114,9 +114,9 @@ class Learner:
         except Exception as error:  # whatever is wrong with a model concerns this model alone
             self._tell(lesson, error)
 
-    def _take(self, lesson: Lesson, body: ServedModel) -> None:
+    def _take(self, lesson: LearningJob, body: ServedModel) -> None:
         """Put what was learned in the place of the whole model, or say why not."""
-        if lesson.wanted and self._fits(body.loaded.memory_bytes):
+        if lesson.wanted and self._fits(body.residency.memory_bytes):
             self._install([lesson.slot], body)
             return
         errand("unwanted", body.loaded.close, _nothing)
@@ -124,7 +124,7 @@ class Learner:
             raise ModelError("there is no room in the memory budget for what was learned of it")
         raise ModelError("its file has changed since; load it again")
 
-    def _tell(self, lesson: Lesson, error: Exception) -> None:
+    def _tell(self, lesson: LearningJob, error: Exception) -> None:
         """Say why a model stays as it is."""
         slot, entry = lesson.slot, lesson.slot.entry
         said = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {first_line(error)}"

@@ -19,13 +19,13 @@ from pathlib import Path
 from weft.base.errors import LoadFailed, ModelError, NotFound, Overloaded, WeftError
 from weft.engine.steering import Steering
 from weft.runtime.backend import Backend, LoadedModel, LoadOptions
+from weft.serving.background_tasks import errand
 from weft.serving.classification import labels_beside
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
-from weft.serving.errands import errand
-from weft.serving.isolation import check_program, grain_s_of, group_of, precision_of
+from weft.serving.exit_rules import ExitRules, record_beside
+from weft.serving.isolation import check_device, grain_s_of, group_of, precision_of
 from weft.serving.learning import Learner, close_unwanted
-from weft.serving.leaving import Leaving, record_beside
 from weft.serving.repository import ModelEntry, Repository
 from weft.serving.slots import ModelSlot, file_bytes, origin_of, signature
 from weft.serving.streams import ServedModel
@@ -64,6 +64,8 @@ class Library:
         self.budget_bytes = backend.memory_bytes if budget_bytes is None else budget_bytes
         self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
         self._slots: dict[tuple[str, str], ModelSlot] = {}
+        self._by_request: dict[tuple[str, str], ModelSlot] = {}
+        """The same by the names and versions that requests ask for, as the last look at the disk found them."""
         self._closing: set[asyncio.Future[None]] = set()
         self._leaving: set[ServedModel] = set()
         self._coming: dict[ModelSlot, int] = {}
@@ -72,13 +74,13 @@ class Library:
         self.learner = Learner(self._learned, self._has_room, self._install, learn_s=learn_s, gently=threads == 1)
         self.evictions = 0
         self._room_changed = asyncio.Event()
-        dispatcher.emptied = self._emptied
+        dispatcher.feed.emptied = self._emptied
 
     @property
     def used_bytes(self) -> int:
         """What loaded models hold, those that are leaving included, and what is kept for those that come back."""
-        models = [body.loaded for body in [*self._loaded(), *self._leaving]]
-        return sum(each.memory_bytes for each in models) + max((each.moving_bytes for each in models), default=0)
+        held = [body.residency for body in [*self._loaded(), *self._leaving]]
+        return sum(each.memory_bytes for each in held) + max((each.moving_bytes for each in held), default=0)
 
     def _loaded(self) -> dict[ServedModel, list[ModelSlot]]:
         """Every body in memory that takes requests, and its models."""
@@ -96,11 +98,11 @@ class Library:
 
     def find(self, name: str, version: str = "") -> ModelSlot:
         """A model by name; NotFound if there is none."""
-        entry = self.repository.entry(name, version)
-        key = entry.name, entry.version
-        slot = self._slots.get(key)
+        slot = self._by_request.get((name, version))
         if slot is None:
-            slot = self._slots[key] = ModelSlot(entry)
+            entry = self.repository.entry(name, version)
+            slot = self._slots.setdefault((entry.name, entry.version), ModelSlot(entry))
+            self._by_request[name, version] = slot
         return slot
 
     async def ensure(self, slot: ModelSlot) -> None:
@@ -165,8 +167,11 @@ class Library:
         """Look again at the disk; models whose files have gone leave."""
         await errand("scan", self.repository.scan, lambda _: None)
         there = {(name, version) for name in self.repository.names() for version in self.repository.versions(name)}
+        self._by_request.clear()
         for key in self._slots.keys() - there:
-            self._dismiss([self._slots.pop(key)], "its file is gone")
+            slot = self._slots.pop(key)
+            slot.gone = True
+            self._dismiss([slot], "its file is gone")
 
     def fits(self, slot: ModelSlot) -> bool:
         """Whether a model can be loaded without sending another one away, as far as can be told."""
@@ -230,7 +235,7 @@ class Library:
             for slot, origin in zip(slots, origins, strict=True):
                 slot.origin = origin
             await self._make_room(0, slots)
-            if self._learn_s and not body.loaded.learned and slots[0].served is body:
+            if self._learn_s and not body.timing.learned and slots[0].served is body:
                 self.learner.want(slots[0], body, file)
         except Overloaded as error:  # no room now; there may be later
             for slot in slots:
@@ -263,7 +268,7 @@ class Library:
     def _body(self, entry: ModelEntry, learn_s: float | None, *, learn: bool) -> ServedModel:
         """Open a model as its settings say; on any thread."""
         config = entry.config
-        check_program(entry.path, self.backend)
+        check_device(entry.path, self.backend)
         steering = Steering(config.exit_threshold, config.exit_floor)
         options = LoadOptions(
             grain_s=grain_s_of(config, self.backend),
@@ -282,7 +287,7 @@ class Library:
         )
         loaded = self.backend.open(entry.path, options, self._cache, learn=learn)
         try:
-            loaded.prepare(loaded.max_batch)
+            loaded.prepare(loaded.batching.max_batch)
             return ServedModel(
                 entry.body or entry.name,
                 loaded,
@@ -391,13 +396,13 @@ class Library:
             await asyncio.wait(self._closing, timeout=patience_s)
 
 
-def _leaving(entry: ModelEntry, loaded: LoadedModel, steering: Steering) -> Leaving | None:
+def _leaving(entry: ModelEntry, loaded: LoadedModel, steering: Steering) -> ExitRules | None:
     """How requests leave a model at its exits; None where it has none."""
     config = entry.config
     if loaded.exits:
-        name, count = config.exit_record, len(loaded.exits)
-        return Leaving(loaded, steering, record_beside(entry.path, name, count) if name else None)
-    chosen = any(task.exits for task in loaded.tasks)
+        name, count = config.exit_record, len(loaded.exits.specs)
+        return ExitRules(loaded.exits, steering, record_beside(entry.path, name, count) if name else None)
+    chosen = loaded.tasks is not None and any(task.exits for task in loaded.tasks.specs)
     for key in ("exit_floor", "exit_record") if chosen else ("exit_threshold", "exit_floor", "exit_record"):
         if key in config.model_fields_set and chosen:
             raise ModelError(f"{key} is set, but all requests of a body go to its end; leave it out")

@@ -15,10 +15,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from weft.runtime.breaker import Breaker
+from weft.serving.exit_rules import ExitRules
 from weft.serving.held_memory import held_bytes
 from weft.serving.keys import REFUSALS as KEY_REFUSALS
 from weft.serving.keys import Caller
-from weft.serving.leaving import Leaving
 from weft.serving.service import Service
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import CLIENT_ERRORS, LATENCY_BOUNDS_NS, Statistics
@@ -58,7 +58,7 @@ class _ModelRow(NamedTuple):
     seen: Statistics
     memory_bytes: int
     queued: int
-    leaving: Leaving | None = None
+    leaving: ExitRules | None = None
     threshold: float = 0.0
     breaker: Breaker | None = None
 
@@ -466,7 +466,7 @@ FAMILIES = (
     _counter(
         "weft_quarantines_total",
         "Requests that killed their worker twice.",
-        _server(lambda s: s.dispatcher.second_tries.quarantines),
+        _server(lambda s: s.dispatcher.feed.second_tries.quarantines),
     ),
     _gauge("weft_in_flight", "Requests taken and not answered.", _server(lambda s: s.dispatcher.pending)),
     _gauge("weft_uptime_seconds", "Time since the start.", _server(lambda s: (s.now() - s.started_ns) / 1e9)),

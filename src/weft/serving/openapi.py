@@ -1,20 +1,20 @@
-"""The server's HTTP interface described in OpenAPI 3.1.
+"""The OpenAPI 3.1 document of the paths in ``endpoints``.
 
-``PATHS`` lists what ``routes`` answers, ``SCHEMAS`` the shapes of what goes in and comes out, ``STATUSES`` what the
-statuses mean. Statuses that the HTTP server itself may give to any request are added to every path.
+``SCHEMAS`` has the shapes of requests and answers, ``STATUSES`` what the statuses mean. Statuses that the HTTP server
+itself may give to any request are added to every path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 from weft.base.version import __version__
 from weft.runtime.tensors import DATATYPES
 from weft.serving.log_settings import FORMATS as LOG_FORMATS
 from weft.serving.log_settings import MOST_VERBOSE
 from weft.serving.request_parameters import MOST_WHOLE
-from weft.serving.service import Service
 from weft.serving.wire import MAX_ID_CHARS
 
 Json = dict[str, Any]
@@ -54,7 +54,7 @@ TRANSPORT = frozenset({400, 403, 408, 413, 417, 431, 500, 501, 503, 505})
 # Shapes
 
 
-def _ref(name: str, kind: str = "schemas") -> Json:
+def ref(name: str, kind: str = "schemas") -> Json:
     return {"$ref": f"#/components/{kind}/{name}"}
 
 
@@ -81,13 +81,14 @@ def _is(kind: str | list[str], about: str = "", **limits: Any) -> Json:
     return {"type": kind, **limits} | ({"description": about} if about else {})
 
 
-_TEXT, _NUMBER, _BOOL = _is("string"), _is("number"), _is("boolean")
+HEALTH = ref("Health")
+TEXT, OBJECT, _NUMBER, _BOOL = _is("string"), _is("object"), _is("number"), _is("boolean")
 _COUNT = _is("integer", minimum=0)
 _PARAMETER = _is(["string", "number", "boolean"])
 _DATATYPE = _is("string", enum=list(DATATYPES))
-_DURATION = _ref("Duration")
+_DURATION = ref("Duration")
 _FREE_SHAPE = _list(_is("integer", "-1 is a free dimension.", minimum=-1))
-_TENSOR = {"name": _TEXT, "datatype": _DATATYPE, "shape": _list(_COUNT)}
+_TENSOR = {"name": TEXT, "datatype": _DATATYPE, "shape": _list(_COUNT)}
 _PLACE = {
     "shared_memory_region": _is("string", "The region of shared memory that this tensor lies in.", minLength=1),
     "shared_memory_offset": _is("integer", "The byte of the region at which it begins.", minimum=0, maximum=LARGEST),
@@ -101,11 +102,11 @@ _DATA = _is(
     "Row-major, flat or nested as the shape says, a bare value where there are no dimensions; "
     "left out where the tensor is binary, or lies in shared memory.",
 )
-_SPEC = _object(name=_TEXT, datatype=_DATATYPE, shape=_FREE_SHAPE)
+_SPEC = _object(name=TEXT, datatype=_DATATYPE, shape=_FREE_SHAPE)
 _CONFIGURED = _object(
     "",
     {"label_filename": _is("string", "Of outputs whose classes have labels.")},
-    name=_TEXT,
+    name=TEXT,
     data_type=_is("string", pattern="^TYPE_"),
     dims=_FREE_SHAPE,
 )
@@ -132,21 +133,21 @@ _TRACE = {
     "trace_count": _is("string", "So many are still to be traced; -1 is without end."),
     "log_frequency": _is("string", "Always 0: the trace is in no file."),
     "trace_file": _is("string", "Always empty."),
-    "trace_mode": _TEXT,
+    "trace_mode": TEXT,
 }
 _TRACE_CHANGES = {
-    "trace_level": _is(["array", "string", "null"], items=_TEXT),
+    "trace_level": _is(["array", "string", "null"], items=TEXT),
     **_each("trace_rate trace_count log_frequency", _is(["string", "integer", "null"])),
     "trace_mode": _is(["string", "null"], enum=["triton", None]),
 }
 
 SCHEMAS: dict[str, Json] = {
-    "Error": _object(error=_TEXT),
+    "Error": _object(error=TEXT),
     "Health": _object(
         "What a probe says; its status says the same.",
         {
             **_each("live ready", _BOOL),
-            "name": _TEXT,
+            "name": TEXT,
             "reason": _is("string", "Of a server that is not ready: what is missing and why."),
         },
     ),
@@ -154,10 +155,10 @@ SCHEMAS: dict[str, Json] = {
         "",
         {
             "id": _is("string", "Echoed.", maxLength=MAX_ID_CHARS),
-            "parameters": _ref("InferParameters"),
-            "outputs": _list(_ref("WantedOutput")),
+            "parameters": ref("InferParameters"),
+            "outputs": _list(ref("WantedOutput")),
         },
-        inputs=_list(_ref("InferInput")),
+        inputs=_list(ref("InferInput")),
     ),
     "InferParameters": _map(
         _PARAMETER,
@@ -195,15 +196,15 @@ SCHEMAS: dict[str, Json] = {
                 **_PLACE,
             )
         },
-        name=_TEXT,
+        name=TEXT,
     ),
     "InferResponse": _object(
         "",
-        {"id": _TEXT},
-        model_name=_TEXT,
-        model_version=_TEXT,
-        parameters=_ref("Served"),
-        outputs=_list(_ref("InferOutput")),
+        {"id": TEXT},
+        model_name=TEXT,
+        model_version=TEXT,
+        parameters=ref("Served"),
+        outputs=_list(ref("InferOutput")),
     ),
     "Served": _object(
         "How the request was served.",
@@ -213,19 +214,19 @@ SCHEMAS: dict[str, Json] = {
         weft_batch=_is("integer", "Requests computed together.", minimum=1),
     ),
     "InferOutput": _object("", {"parameters": _CARRIAGE, "data": _list({})}, **_TENSOR),
-    "Server": _object(name=_TEXT, version=_TEXT, extensions=_list(_TEXT)),
-    "Model": _object(name=_TEXT, versions=_list(_TEXT), platform=_TEXT, inputs=_list(_SPEC), outputs=_list(_SPEC)),
+    "Server": _object(name=TEXT, version=TEXT, extensions=_list(TEXT)),
+    "Model": _object(name=TEXT, versions=_list(TEXT), platform=TEXT, inputs=_list(_SPEC), outputs=_list(_SPEC)),
     "ModelConfig": _object(
         "Triton's ModelConfig, with weft's settings as parameters.",
-        **_each("name platform backend", _TEXT),
+        **_each("name platform backend", TEXT),
         max_batch_size=_COUNT,
         input=_list(_CONFIGURED),
         output=_list(_CONFIGURED),
-        parameters=_map(_object(string_value=_TEXT)),
+        parameters=_map(_object(string_value=TEXT)),
     ),
-    "Statistics": _object(model_stats=_list(_ref("ModelStatistics"))),
+    "Statistics": _object(model_stats=_list(ref("ModelStatistics"))),
     "ModelStatistics": _object(
-        **_each("name version", _TEXT),
+        **_each("name version", TEXT),
         **_each("last_inference inference_count execution_count", _COUNT),
         inference_stats=_object(
             **_each("success fail queue compute_input compute_infer compute_output cache_hit cache_miss", _DURATION)
@@ -235,7 +236,7 @@ SCHEMAS: dict[str, Json] = {
     "Duration": _object("Nanoseconds, summed over so many.", count=_COUNT, ns=_COUNT),
     "IndexRequest": _object("", {"ready": _is("boolean", "Only models that are loaded.")}),
     "Index": _list(
-        _object(**_each("name version reason", _TEXT), state=_is("string", enum=["READY", "LOADING", "UNAVAILABLE"]))
+        _object(**_each("name version reason", TEXT), state=_is("string", enum=["READY", "LOADING", "UNAVAILABLE"]))
     ),
     "LoadRequest": _object(
         "",
@@ -263,11 +264,11 @@ SCHEMAS: dict[str, Json] = {
         raw_handle=_object("", b64=_is("string", "The handle of CUDA, 64 bytes, in Base64.")),
         byte_size=_is("integer", minimum=1, maximum=LARGEST),
     ),
-    "CudaRegions": _list(_object(name=_TEXT, **_each("device_id byte_size", _COUNT))),
-    "Regions": _list(_object(**_each("name key", _TEXT), **_each("offset byte_size", _COUNT))),
+    "CudaRegions": _list(_object(name=TEXT, **_each("device_id byte_size", _COUNT))),
+    "Regions": _list(_object(**_each("name key", TEXT), **_each("offset byte_size", _COUNT))),
     "State": _object(
         "What the dashboard shows; rates and percentiles are those of the last `window_s`.",
-        **_each("server version policy", _TEXT),
+        **_each("server version policy", TEXT),
         reason=_is("string", "Why it is not ready; empty where it is."),
         **_each("ready draining", _BOOL),
         **_each("uptime_s now_s window_s", _NUMBER),
@@ -289,31 +290,31 @@ SCHEMAS: dict[str, Json] = {
             used_bytes=_COUNT,
             budget_bytes=_is(["integer", "null"], "null is no limit."),
         ),
-        models=_list(_ref("ModelState")),
+        models=_list(ref("ModelState")),
     ),
     "ModelState": _object(
-        **_each("name version message", _TEXT),
+        **_each("name version message", TEXT),
         state=_is("string", enum=["unloaded", "loading", "ready", "failed"]),
         **_WINDOW,
         **_each("p50_ms p90_ms p99_ms", _is(["number", "null"])),
         **_each("requests queued queue_size segments memory_bytes", _COUNT),
         mean_batch=_NUMBER,
         failures=_map(_COUNT),
-        exits={"oneOf": [_ref("ModelExits"), _is("null", "It has none.")]},
+        exits={"oneOf": [ref("ModelExits"), _is("null", "It has none.")]},
         shares=_map(_is("number", "The part of the last minutes that it ran on this share of a GPU.")),
     ),
     "ModelExits": _object(
         "Where rows leave a model, the end last.",
-        names=_list(_TEXT),
+        names=_list(TEXT),
         taken=_list(_is("integer", "Rows that left there.", minimum=0)),
         threshold=_is("number", "How sure an early answer must be now, where a request does not say."),
         accuracy=_is(["number", "null"], "Share of right answers at that threshold; null where no record tells."),
         merges=_is("integer", "Batches that joined another one half-way.", minimum=0),
     ),
-    "Timeline": _object(now_s=_NUMBER, models=_list(_TEXT), spans=_list(_ref("Span"))),
+    "Timeline": _object(now_s=_NUMBER, models=_list(TEXT), spans=_list(ref("Span"))),
     "Span": _object(
         "A segment on a lane; its times are on the clock of `now_s`.",
-        **_each("model segment", _TEXT),
+        **_each("model segment", TEXT),
         **_each("start_s end_s predicted_s", _NUMBER),
         **_each("lane batch id", _COUNT),
         outcome=_is("string", enum=["done", "aborted", "failed"]),
@@ -323,21 +324,21 @@ SCHEMAS: dict[str, Json] = {
         **_each("step_s kept_s", _NUMBER),
         times_s=_list(_NUMBER),
         totals=_object("Of all models.", **_SAMPLES),
-        models=_list(_object("Of those that served last.", **_each("name version", _TEXT), **_SAMPLES)),
+        models=_list(_object("Of those that served last.", **_each("name version", TEXT), **_SAMPLES)),
     ),
     "Profile": _object(
         "What a simulation of this server needs.",
-        **_each("policy late", _TEXT),
+        **_each("policy late", TEXT),
         device=_is(["string", "null"], "The GPUs that run the models; null: the cores."),
         policy_options=_map(_is(["boolean", "number"])),
         **_each("format lanes threads total_queue", _COUNT),
         **_each("default_slo_ms hand_over_s", _NUMBER),
         gpu=_is(["object", "null"], "How models share a GPU; null where they do not."),
-        models=_map(_ref("ModelProfile")),
+        models=_map(ref("ModelProfile")),
     ),
     "ModelProfile": _object(
         "Seconds of each segment by batch size: measured when it was loaded, and seen since.",
-        segments=_list(_TEXT),
+        segments=_list(TEXT),
         **_each("times_s seen_s", _map(_list(_NUMBER))),
         **_each("max_batch queue_size", _COUNT),
         batch_timeout_ms=_NUMBER,
@@ -354,64 +355,44 @@ SCHEMAS: dict[str, Json] = {
         settings=_list(_is("string", "A setting that was taken over.")),
         restart=_list(_is("string", "A setting that only a restart takes over.")),
     ),
-    "Trace": _object("Chrome's trace event format.", displayTimeUnit=_TEXT, traceEvents=_list(_is("object"))),
+    "Trace": _object("Chrome's trace event format.", displayTimeUnit=TEXT, traceEvents=_list(_is("object"))),
 }
 
 
 # Paths
 
 
-class Path(NamedTuple):
-    """One path; names in braces are its parameters."""
+@dataclass(frozen=True, eq=False)
+class Path:
+    """Description of one path; names in braces are its parameters."""
 
     path: str
-    methods: str
+    methods: tuple[str, ...]
+    """In upper case, as HTTP has them."""
     id: str
+    """Name of its first operation."""
     summary: str
-    answer: Json | None
-    """None where there is no body."""
-    own: tuple[int, ...] = ()
-    """Statuses besides 200 and those of every path."""
+    schema: Json | None = None
+    """Shape of the answer; None: the answer has no body."""
     body: Json | None = None
+    """Shape of a request's body; None: a body is not read."""
+    statuses: tuple[int, ...] = ()
+    """Statuses besides 200 and those of every path."""
     parameters: tuple[Json, ...] = ()
     media: str = "application/json"
     works: bool = True
+    """False: no success is promised."""
     open: bool = False
     """Answered without an API key."""
 
 
-def _of_model(suffix: str, methods: str, name: str, summary: str, answer: Json | None, **more: Any) -> list[Path]:
-    """A path of a model, for its newest version and for a given one."""
-    of, version = "/v2/models/{model}", "/versions/{version}"
-    newest = Path(of + suffix, methods, name, f"{summary}, newest version", answer, **more)
-    return [newest, newest._replace(path=of + version + suffix, id=f"{name}Version", summary=f"{summary}, one version")]
-
-
-def _of_regions(kind: str, answer: Json, body: Json, registers: bool) -> list[Path]:
-    """The paths of one kind of shared memory."""
-    base, memory = f"/v2/{kind}sharedmemory", f"{kind}SharedMemory"
-    status = Path(f"{base}/status", "get", f"{memory}Status", f"Regions of {kind} shared memory", answer)
-    remove = Path(f"{base}/unregister", "post", f"{memory}Unregister", "Let go of all regions", None)
-    one = f"{base}/region/{{region}}"
-    return [
-        status,
-        status._replace(path=f"{one}/status", id=f"{memory}RegionStatus", summary="One region", own=(404,)),
-        Path(
-            f"{one}/register", "post", f"{memory}Register", "Register a region, which belongs to the API key", None,
-            own=(404,), body=body, works=registers,
-        ),
-        remove,
-        remove._replace(path=f"{one}/unregister", id=f"{memory}RegionUnregister", summary="Let go of one", own=(404,)),
-    ]  # fmt: skip
-
-
-_SINCE = {
+SINCE = {
     "name": "since",
     "in": "query",
     "description": "Only what ended later, on the clock of `now_s`.",
     "schema": _is("number", default=0),
 }
-_FRAMING = (
+FRAMING = (
     {
         "name": HEADER_LENGTH,
         "in": "header",
@@ -420,146 +401,86 @@ _FRAMING = (
     },
     {"name": "Content-Encoding", "in": "header", "schema": _is("string", enum=["identity", "gzip", "deflate"])},
 )
-
-PATHS: tuple[Path, ...] = (
-    Path("/", "get head", "dashboard", "The dashboard", _TEXT, media="text/html", open=True),
-    Path("/docs", "get head", "docs", "This document for people, with forms", _TEXT, media="text/html", open=True),
-    Path("/metrics", "get head", "metrics", "Counters for Prometheus", _TEXT, media="text/plain"),
-    Path("/openapi.json", "get head", "openapi", "This document", _is("object")),
-    Path("/v2", "get head", "server", "The server's name, version and extensions", _ref("Server")),
-    Path("/v2/health/live", "get head", "live", "Whether the server runs", _ref("Health"), open=True),
-    Path("/v2/health/ready", "get head", "ready", "Whether the server takes requests", _ref("Health"), open=True),
-    Path("/v2/models/stats", "get head", "allStatistics", "Counters of the loaded models", _ref("Statistics")),
-    *_of_model("", "get", "model", "Inputs and outputs of a model", _ref("Model"), own=(404,)),
-    *_of_model("/ready", "get head", "modelReady", "Whether a model takes requests", _ref("Health"), own=(404,)),
-    *_of_model("/config", "get", "modelConfig", "Settings of a model", _ref("ModelConfig"), own=(404,)),
-    *_of_model("/stats", "get head", "statistics", "Counters of a model", _ref("Statistics"), own=(404,)),
-    *_of_model(
-        "/infer", "post", "infer", "Compute a model", _ref("InferResponse"), own=(404, 504), body=_ref("InferRequest"),
-        parameters=_FRAMING,
-    ),
-    Path("/v2/repository/index", "post", "index", "Models and their states", _ref("Index"), body=_ref("IndexRequest")),
-    Path(
-        "/v2/repository/models/{model}/load", "post", "load", "Load a model, or load it again", None, own=(404,),
-        body=_ref("LoadRequest"),
-    ),
-    Path(
-        "/v2/repository/models/{model}/unload", "post", "unload", "Take no more requests for a model", None,
-        body=_ref("UnloadRequest"),
-    ),
-    Path("/weft/state", "get head", "state", "What the dashboard shows", _ref("State")),
-    Path("/weft/timeline", "get head", "timeline", "The lanes' last seconds", _ref("Timeline"), parameters=(_SINCE,)),
-    Path("/weft/history", "get head", "history", "The last ten minutes", _ref("History"), parameters=(_SINCE,)),
-    Path("/weft/profile", "get head", "profile", "Measured segments of the models", _ref("Profile")),
-    Path("/weft/trace", "get", "trace", "The lanes' last seconds for Perfetto", _ref("Trace")),
-    Path(
-        "/weft/plan/reload", "post", "renew", "Read the plan again and take over what has changed", _ref("Renewal"),
-        body=_is("object"),
-    ),
-    *_of_model("/generate", "post", "generate", "Not supported", None, works=False, own=(404,)),
-    *_of_model("/generate_stream", "post", "generateStream", "Not supported", None, works=False, own=(404,)),
-    Path(
-        "/v2/trace/setting", "get post", "traceSettings", "Which requests are traced", _ref("TraceSettings"),
-        body=_ref("TraceChanges"),
-    ),
-    Path(
-        "/v2/models/{model}/trace/setting", "get post", "modelTraceSettings", "Which requests for a model are traced",
-        _ref("TraceSettings"), own=(404,), body=_ref("TraceChanges"),
-    ),
-    Path(
-        "/v2/logging", "get post", "logSettings", "What of the log is written", _ref("LogSettings"),
-        body=_ref("LogChanges"),
-    ),
-    *_of_regions("system", _ref("Regions"), _ref("RegionRequest"), registers=True),
-    *_of_regions("cuda", _ref("CudaRegions"), _ref("CudaRegionRequest"), registers=False),
-)  # fmt: skip
+"""Headers of requests and answers that carry binary tensors."""
 
 
-def document(service: Service) -> Json:
-    """The OpenAPI document of this server."""
-    locked = service.keys.required
-    names = service.library.repository.names()
-    found: Json = {
+def document(paths: Iterable[Path], models: list[str], *, locked: bool) -> Json:
+    """The OpenAPI document of a server with these models; locked: it wants an API key."""
+    whole: Json = {
         "openapi": "3.1.0",
         "info": {"title": "weft", "version": __version__, "description": ABOUT},
         "servers": [{"url": "/"}],
-        "paths": {path.path: _path(path, locked) for path in PATHS},
+        "paths": {path.path: _path(path, locked) for path in paths},
         "components": {
             "schemas": SCHEMAS,
             "responses": {**{str(status): _error(status) for status in STATUSES}, "Probe503": _PROBE_503},
             "parameters": {
-                "model": _segment("model", names),
+                "model": _segment("model", models),
                 "version": _segment("version", ["1"]),
                 "region": _segment("region", ["frames"]),
             },
         },
     }
     if locked:
-        found["components"]["securitySchemes"] = {
+        whole["components"]["securitySchemes"] = {
             "bearer": {"type": "http", "scheme": "bearer"},
             "header": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},
         }
-        found["security"] = [{"bearer": []}, {"header": []}]
-    return found
+        whole["security"] = [{"bearer": []}, {"header": []}]
+    return whole
 
 
 def _path(path: Path, locked: bool) -> Json:
-    given = [_ref(name, "parameters") for name in ("model", "version", "region") if f"{{{name}}}" in path.path]
-    found: Json = {method: _operation(path, method, locked) for method in path.methods.split()}
-    return {**found, "parameters": given} if given else found
+    names = [ref(name, "parameters") for name in ("model", "version", "region") if f"{{{name}}}" in path.path]
+    operations: Json = {method.lower(): _operation(path, method, locked) for method in path.methods}
+    return {**operations, "parameters": names} if names else operations
 
 
 def _operation(path: Path, method: str, locked: bool) -> Json:
-    statuses = TRANSPORT | set(path.own)
+    statuses = TRANSPORT | set(path.statuses)
     if locked and not path.open:
-        statuses |= {401, 429} if method == "post" else {401}
-    found: Json = {
-        "operationId": path.id + _suffix(path, method),
-        "summary": path.summary,
-        "responses": {"200": _success(path, method)} if path.works else {},
-    }
-    found["responses"] |= {str(status): _ref(str(status), "responses") for status in sorted(statuses)}
-    if path.answer == _ref("Health"):
-        found["responses"]["503"] = _ref("Probe503", "responses")
+        statuses |= {401, 429} if method == "POST" else {401}
+    responses = {"200": _success(path, method)} if path.works else {}
+    responses |= {str(status): ref(str(status), "responses") for status in sorted(statuses)}
+    if path.schema == HEALTH:
+        responses["503"] = ref("Probe503", "responses")
+    # what tells the operations of a path apart; the first one has none
+    suffix = "" if method == path.methods[0] else {"HEAD": "Head", "POST": "Change"}[method]
+    operation: Json = {"operationId": path.id + suffix, "summary": path.summary, "responses": responses}
     if path.parameters:
-        found["parameters"] = list(path.parameters)
-    if path.body and method == "post":
-        found["requestBody"] = _body(path)
+        operation["parameters"] = list(path.parameters)
+    if path.body and method == "POST":
+        operation["requestBody"] = _body(path)
     if path.open:
-        found["security"] = []
-    return found
-
-
-def _suffix(path: Path, method: str) -> str:
-    """What tells the operations of a path apart; the first one has none."""
-    return "" if path.methods.startswith(method) else {"head": "Head", "post": "Change"}[method]
+        operation["security"] = []
+    return operation
 
 
 def _body(path: Path) -> Json:
     content: Json = {"application/json": {"schema": path.body}}
-    if path.parameters == _FRAMING:
+    if path.parameters == FRAMING:
         content["application/octet-stream"] = {}
-    return {"required": path.parameters == _FRAMING, "content": content}
+    return {"required": path.parameters == FRAMING, "content": content}
 
 
 def _success(path: Path, method: str) -> Json:
-    found: Json = {"description": "Done."}
-    if path.answer is None or method == "head":
-        return found
-    found["content"] = {path.media: {"schema": path.answer}}
-    if path.parameters == _FRAMING:
-        found["content"]["application/octet-stream"] = {}
-        found["headers"] = {
+    success: Json = {"description": "Done."}
+    if path.schema is None or method == "HEAD":
+        return success
+    success["content"] = {path.media: {"schema": path.schema}}
+    if path.parameters == FRAMING:
+        success["content"]["application/octet-stream"] = {}
+        success["headers"] = {
             HEADER_LENGTH: {"description": "Bytes of the JSON part; binary outputs follow it.", "schema": _COUNT}
         }
-    return found
+    return success
 
 
 def _error(status: int) -> Json:
-    found: Json = {"description": STATUSES[status], "content": {"application/json": {"schema": _ref("Error")}}}
+    found: Json = {"description": STATUSES[status], "content": {"application/json": {"schema": ref("Error")}}}
     if status in _ERROR_HEADERS:
         name, about = _ERROR_HEADERS[status]
-        found["headers"] = {name: {"description": about, "schema": _TEXT}}
+        found["headers"] = {name: {"description": about, "schema": TEXT}}
     return found
 
 
@@ -570,7 +491,7 @@ _ERROR_HEADERS = {
 }
 _PROBE_503 = {
     "description": "No; or the connection itself was refused.",
-    "content": {"application/json": {"schema": {"anyOf": [_ref("Health"), _ref("Error")]}}},
+    "content": {"application/json": {"schema": {"anyOf": [ref("Health"), ref("Error")]}}},
 }
 
 

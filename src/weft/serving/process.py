@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -18,18 +19,37 @@ STOP_S = 60.0
 
 LINES_KEPT = 1000
 
+END_WITH_STDIN = "WEFT_END_WITH_STDIN"
+"""Environment variable that ``ServerProcess`` sets: ``weft serve`` stops when its standard input is closed."""
+
+
+def end_with_stdin() -> None:
+    """Have this process sent SIGTERM when its standard input is closed, if ``END_WITH_STDIN`` is set.
+
+    The system closes the pipe of a parent that is killed, so no server outlives whoever started it. A parent-death
+    signal (``PR_SET_PDEATHSIG``) would not do: it comes when the *thread* ends that started the server.
+    """
+    if END_WITH_STDIN in os.environ:
+        threading.Thread(target=_await_end_of_stdin, name="standard input", daemon=True).start()
+
+
+def _await_end_of_stdin() -> None:
+    while os.read(0, 1):  # not sys.stdin, whose lock Python asks for while it ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
 
 class ServerProcess:
-    """``weft serve`` beside this process, on loopback; ready when the block begins, gone when it ends."""
+    """``weft serve`` beside this process, on loopback: ready when the block begins, gone when it or we end."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, python: str = sys.executable) -> None:
         """*arguments* as on the command line; unless they say otherwise, the ports are chosen by the system, and models
-        are cut and measured when it is ready."""
+        are cut and measured when it is ready. *python*: the interpreter of the environment whose weft is started."""
         ports = [
             f"{port}=0" for port in ("--http-port", "--grpc-port") if not any(a.startswith(port) for a in arguments)
         ]
         learn = [] if any(each.startswith("--learn") for each in arguments) else ["--learn-first"]
-        weft = str(Path(sys.executable).parent / "weft")
+        weft = str(Path(python).parent / "weft")
         self._arguments: Sequence[str] = [weft, "serve", *arguments, *ports, *learn]
         self.url = ""
         self.output: deque[str] = deque(maxlen=LINES_KEPT)
@@ -44,7 +64,14 @@ class ServerProcess:
         return self._process.pid
 
     def __enter__(self) -> ServerProcess:
-        self._process = subprocess.Popen(self._arguments, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self._process = subprocess.Popen(
+            self._arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=os.environ | {END_WITH_STDIN: "1"},
+        )
         self._reader = threading.Thread(target=self._read, name="server output", daemon=True)
         self._reader.start()
         try:
@@ -87,6 +114,7 @@ class ServerProcess:
             self._process.kill()
             self._process.wait()
         self._reader.join()
-        assert self._process.stdout
-        self._process.stdout.close()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream
+            stream.close()
         return self._process.returncode

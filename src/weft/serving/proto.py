@@ -7,7 +7,6 @@ Of ``ModelConfig`` there is only the part we have something to say about; reader
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
@@ -128,15 +127,6 @@ _ENUMERATIONS = {
 }
 """Enumeration -> its values, counted from zero."""
 
-_CALLS = (
-    "ServerLive", "ServerReady", "ModelReady", "ServerMetadata", "ModelMetadata", "ModelInfer", "ModelConfig",
-    "ModelStatistics", "RepositoryIndex", "RepositoryModelLoad", "RepositoryModelUnload", "TraceSetting",
-    "LogSettings",
-    "SystemSharedMemoryStatus", "SystemSharedMemoryRegister", "SystemSharedMemoryUnregister",
-    "CudaSharedMemoryStatus", "CudaSharedMemoryRegister", "CudaSharedMemoryUnregister",
-)  # fmt: skip
-"""Calls with one request and one response, whose messages are named after them."""
-
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
     "bool": _Field.TYPE_BOOL,
@@ -152,7 +142,7 @@ _SCALARS = {
 
 
 def _file() -> Any:
-    """The description of all messages and of the service."""
+    """The description of all messages."""
     file = descriptor_pb2.FileDescriptorProto(name=_FILE, package=PACKAGE, syntax="proto3")
     made: dict[str, Any] = {}
     for path, fields in _MESSAGES.items():
@@ -167,7 +157,6 @@ def _file() -> Any:
         enumeration.name = name
         for number, value in enumerate(values.split()):
             enumeration.value.add(name=value, number=number)
-    _add_service(file)
     return file
 
 
@@ -194,26 +183,6 @@ def _add_field(message: Any, path: str, number: str, kind: str, name: str) -> No
         field.oneof_index = choices.index(choice)
 
 
-def _add_service(file: Any) -> None:
-    service = file.service.add(name=SERVICE.removeprefix(f"{PACKAGE}."))
-    for call in _CALLS:
-        service.method.add(name=call, input_type=f".{PACKAGE}.{call}Request", output_type=f".{PACKAGE}.{call}Response")
-    service.method.add(
-        name="ModelStreamInfer",
-        input_type=f".{PACKAGE}.ModelInferRequest",
-        output_type=f".{PACKAGE}.ModelStreamInferResponse",
-        client_streaming=True,
-        server_streaming=True,
-    )
-
-
-def _methods() -> Iterator[tuple[str, tuple[Any, Any, bool]]]:
-    for method in POOL.FindServiceByName(SERVICE).methods:
-        request = message_factory.GetMessageClass(method.input_type)
-        response = message_factory.GetMessageClass(method.output_type)
-        yield method.name, (request, response, method.server_streaming)
-
-
 POOL = descriptor_pool.DescriptorPool()
 POOL.AddSerializedFile(_file().SerializeToString())
 
@@ -224,8 +193,11 @@ CLASSES: dict[str, Any] = {
 }
 """Message -> its class; inner messages are attributes of those. Every class is an attribute of this module too."""
 
-METHODS: dict[str, tuple[Any, Any, bool]] = dict(_methods())
-"""Call -> the classes of its request and its response, and whether both of them come in streams."""
+METHODS: dict[str, tuple[Any, Any, bool]] = {
+    name: (CLASSES[f"{name}Request"], CLASSES[f"{name}Response"], False)
+    for name in (message.removesuffix("Request") for message in CLASSES if message.endswith("Request"))
+} | {"ModelStreamInfer": (CLASSES["ModelInferRequest"], CLASSES["ModelStreamInferResponse"], True)}
+"""Call -> the classes of its request and its response, named after it, and whether both of them come in streams."""
 
 
 def __getattr__(name: str) -> Any:

@@ -26,12 +26,12 @@ NONE_LEFT = "none of the models can be used: each was unloaded, or failed when i
 
 def why_not_ready(library: Library, config: ServerConfig) -> str:
     """What is missing and why; nothing where the server is ready."""
-    if not config.preload:
+    if not config.loading.preload:
         return ""  # nothing has to be there before somebody asks for it
     newest = _newest(library)
     broken = _broken(library, newest)
     if _any_usable(library, newest):
-        return "" if config.ready_when == "any" else told(broken)
+        return "" if config.loading.ready_when == "any" else told(broken)
     return told(broken) or (NONE_LEFT if newest else EMPTY)
 
 
@@ -40,14 +40,14 @@ def why_nothing_is_served(library: Library, config: ServerConfig) -> str:
 
     Models that clients unloaded while it started do not end it.
     """
-    if config.wait_for_models or not config.preload:
+    if config.loading.wait_for_models or not config.loading.preload:
         return ""
     newest = _newest(library)
     if _any_usable(library, newest):
         return ""
     if broken := told(_broken(library, newest)):
         return f"no model can be served: {broken.rstrip('.')}; mend it, or {WAITING}"
-    return "" if newest else f"no model is in {', '.join(config.models)}; put one there, or {WAITING}"
+    return "" if newest else f"no model is in {', '.join(config.loading.models)}; put one there, or {WAITING}"
 
 
 def _newest(library: Library) -> list[ModelSlot]:

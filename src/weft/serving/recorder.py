@@ -29,20 +29,17 @@ class LaneSpan(NamedTuple):
 
 
 class Recorder:
-    """A bounded memory of spans."""
+    """The last spans; whoever watches the lanes appends to ``spans``."""
 
     def __init__(self, name: Callable[[int], str] = "lane {}".format) -> None:
         """name: how lanes are called, by their numbers."""
         self._name = name
-        self._spans: deque[LaneSpan] = deque(maxlen=SPANS)
-
-    def add(self, span: LaneSpan) -> None:
-        self._spans.append(span)
+        self.spans: deque[LaneSpan] = deque(maxlen=SPANS)
 
     def since(self, start_ns: int) -> list[LaneSpan]:
         """Spans that ended later, oldest first."""
         found = []
-        for span in reversed(self._spans):  # lanes report a little out of order
+        for span in reversed(self.spans):  # lanes report a little out of order
             if span.end_ns > start_ns:
                 found.append(span)
             elif span.end_ns < start_ns - OUT_OF_ORDER_NS:
@@ -51,7 +48,7 @@ class Recorder:
 
     def as_perfetto(self) -> dict[str, Any]:
         """All that is remembered and traced, in Chrome's trace event format: a track per lane."""
-        spans = [span for span in self._spans if span.traced]
+        spans = [span for span in self.spans if span.traced]
         lanes = sorted({span.lane for span in spans})
         names: list[dict[str, Any]] = [
             {"ph": "M", "pid": 1, "tid": lane, "name": "thread_name", "args": {"name": self._name(lane)}}

@@ -16,8 +16,8 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 
 from weft.base.errors import BadRequest, TooLarge
-from weft.http.budget import UNCOUNTED_BYTES, ByteBudget
-from weft.runtime.lent import LentTensor
+from weft.http.limits import UNCOUNTED_BYTES, ByteBudget
+from weft.runtime.client_memory import LentTensor
 from weft.runtime.tensors import Array
 from weft.serving.regions import Region, RegionPart
 from weft.serving.wire import (

@@ -1,7 +1,7 @@
 """Memory that a client shares with the server: what a region must do, and which part of one a tensor lies in.
 
 A tensor in a region does not travel: its request names the region, and the bytes are copied from there, or to there.
-``shared_memory`` has the regions that the system keeps, ``cuda_memory`` those in the memory of a GPU.
+``shared_memory`` has the regions that the system keeps, and those in the memory of a GPU.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from weft.base.errors import AlreadyRegistered, BadRequest, NotFound, RequestError, TooLarge
-from weft.runtime.lent import LendingTerms
+from weft.runtime.client_memory import LendingTerms
 
 REGION, OFFSET, BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 PARAMETERS = frozenset({REGION, OFFSET, BYTE_SIZE})

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from weft.base.errors import RequestError
-from weft.serving.config import ServerConfig
+from weft.serving.config import GROUP_OF, ServerConfig
 from weft.serving.library import Library
 from weft.serving.slots import ModelSlot
 
@@ -70,10 +70,10 @@ class SettingsChange:
 
 def change_of(config: ServerConfig, wanted: ServerConfig) -> SettingsChange:
     """What a server with some settings takes over where others are wanted."""
-    names = [each.name for each in fields(ServerConfig) if getattr(config, each.name) != getattr(wanted, each.name)]
+    names = [key for key in GROUP_OF if config.value_of(key) != wanted.value_of(key)]
     taken = [name for name in names if name in (*DECIDING, *LOADING, *AT_ONCE)]
     return SettingsChange(
-        replace(config, **{name: getattr(wanted, name) for name in taken}),
+        replace(config, **{name: wanted.value_of(name) for name in taken}),
         frozenset(taken),
         tuple(_said(name, config, wanted) for name in taken),
         tuple(f"{_said(name, config, wanted)} needs a restart" for name in names if name not in taken),
@@ -81,7 +81,7 @@ def change_of(config: ServerConfig, wanted: ServerConfig) -> SettingsChange:
 
 
 def _said(name: str, config: ServerConfig, wanted: ServerConfig) -> str:
-    return name if name in SECRET else f"{name} {_shown(getattr(config, name))} -> {_shown(getattr(wanted, name))}"
+    return name if name in SECRET else f"{name} {_shown(config.value_of(name))} -> {_shown(wanted.value_of(name))}"
 
 
 def _shown(value: Any) -> str:

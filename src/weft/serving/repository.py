@@ -28,8 +28,7 @@ from weft.base.version import __version__
 from weft.models import zoo
 from weft.models.packaged import PACKAGED, packaged_file
 from weft.models.trained import TRAINED
-from weft.runtime.metadata import PROGRAM_SUFFIX, servable
-from weft.runtime.model_kinds import suffixes
+from weft.runtime.metadata import PROGRAM_SUFFIX, servable, suffixes
 from weft.runtime.stitched import tasks_in
 from weft.serving.config import ModelConfig, one_line, read_model_config
 

@@ -39,10 +39,11 @@ def due_of(
 
     deadline: the transport's own.
     """
-    timeout_us = whole(parameters, "timeout")
-    slo_ms = above_zero(parameters, "weft_slo_ms", "a number of milliseconds above 0")
-    best_effort = _true(parameters, "weft_best_effort")
-    if best_effort:
+    timeout_us, slo_ms = 0, None
+    if parameters:  # most requests have none
+        timeout_us = whole(parameters, "timeout")
+        slo_ms = above_zero(parameters, "weft_slo_ms", "a number of milliseconds above 0")
+    if parameters and _true(parameters, "weft_best_effort"):
         return RequestDue(arrival + round(terms.best_effort_ms * 1e6), False, True)
     strict = [arrival + timeout_us * 1000] if timeout_us else []
     if deadline is not None:

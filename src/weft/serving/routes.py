@@ -1,6 +1,6 @@
-"""The protocol's paths over HTTP: which request goes to which call of the service, and how its answer looks.
+"""The endpoints over HTTP: reads requests, has them answered, and writes the answers.
 
-``gate`` judges a request by its head: host, key, page, path, verb, model and quota. A path is taken as it was sent:
+``gate`` judges a request by its head: host, key, origin, path, method, model and quota. A path is taken as it was sent:
 ``//``, ``%2f``, dots and a slash at the end lead nowhere, and only names of models and versions may be escaped.
 """
 
@@ -9,60 +9,58 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Coroutine
-from functools import lru_cache
-from typing import Any, NamedTuple
-from urllib.parse import parse_qs, unquote
+from collections.abc import Awaitable, Coroutine
+from typing import Any
 
 import orjson
 
 from weft.base.errors import BadRequest, NotFound, Overloaded, RequestError, TooLarge, Unauthorised
-from weft.http import encoding
-from weft.http.budget import ByteBudget
-from weft.http.hops import AGE, RANK, ClientRank, age_of, rank_of
-from weft.http.messages import HttpExchange, HttpResponse, Passage, RequestTarget, error_response
-from weft.http.unpacking import ENCODINGS, Unpacker
-from weft.serving import dashboard, docs_page, json_literals, metrics, openapi, state
+from weft.http import bodies
+from weft.http.bodies import ENCODINGS, Unpacker
+from weft.http.limits import ByteBudget
+from weft.http.messages import (
+    AGE,
+    RANK,
+    ClientRank,
+    HttpExchange,
+    HttpResponse,
+    Passage,
+    RequestTarget,
+    age_of,
+    error_response,
+    rank_of,
+)
+from weft.serving import json_text
+from weft.serving.endpoints import OPEN, POST, PROBES, Call, Endpoint, Route, find
 from weft.serving.hosts import HostNames, check_origin, names_of
-from weft.serving.json_helpers import has_strings, is_large
-from weft.serving.json_structure import check_keys, check_parts, own_keys
+from weft.serving.inference import InferCall, internal
+from weft.serving.json_helpers import has_strings
+from weft.serving.json_text import check_keys, check_parts, own_keys
 from weft.serving.keys import Caller
-from weft.serving.regions import RegionTable
-from weft.serving.service import InferCall, Service, internal
+from weft.serving.openapi import HEALTH
+from weft.serving.service import Service
+from weft.serving.slots import ModelSlot
 from weft.serving.telemetry import PARENT
-from weft.serving.wire import LARGE_BYTES, InferResponse, ModelSpec, decode, encode
+from weft.serving.wire import LARGE_BYTES, InferResponse, ModelSpec, decode, encode, is_large
 
 log = logging.getLogger("weft.http")
 
-PROBES = frozenset({"/v2/health/live", "/v2/health/ready"})
-VITAL = PROBES | {"/metrics"}
-"""What is answered also when all connections are taken."""
-OPEN = PROBES | {"/", "/docs"}
-"""Paths that need no key: probes, and the frames of pages for people, which ask for the key themselves."""
 SMALL_BODY_BYTES = 1 << 20
 """The largest body of a request that is not for a model to compute."""
 
-Answer = Callable[[HttpExchange], "HttpResponse | Awaitable[HttpResponse]"]
-
-_GET, _READ, _POST = ("GET",), ("GET", "HEAD"), ("POST",)
-
-
-class _Route(NamedTuple):
-    methods: tuple[str, ...]
-    """Empty: all get the same answer."""
-    answer: Answer
-
 
 class _Asked:
-    """A request that was let in: who answers it, and what it holds until it is over."""
+    """A request that was let in: where it leads, who sent it, and what it holds until it is over."""
 
-    __slots__ = ("_budget", "_unpacked_bytes", "answer", "body_bytes", "caller")
+    __slots__ = ("_budget", "_counts", "_unpacked_bytes", "body_bytes", "caller", "route")
 
-    def __init__(self, answer: Answer | None, body_bytes: int, caller: Caller | None, budget: ByteBudget) -> None:
-        """*caller* is whoever the request counts for, None where it does not count."""
-        self.answer, self.body_bytes, self.caller = answer, body_bytes, caller
-        self._budget, self._unpacked_bytes = budget, 0
-        if caller is not None:
+    def __init__(
+        self, route: Route, body_bytes: int, caller: Caller | None, budget: ByteBudget, *, counts: bool
+    ) -> None:
+        """counts: whether it is one of the caller's requests in flight; OverQuota if that is one too many."""
+        self.route, self.body_bytes, self.caller = route, body_bytes, caller
+        self._budget, self._unpacked_bytes, self._counts = budget, 0, counts
+        if counts and caller is not None:
             caller.begin()
 
     def hold(self, count: int, packed_bytes: int) -> None:
@@ -73,17 +71,16 @@ class _Asked:
     def end(self) -> None:
         if self._unpacked_bytes:
             self._budget.give(self._unpacked_bytes)
-        if self.caller is not None:
+        if self._counts and self.caller is not None:
             self.caller.in_flight -= 1
 
 
 class _AskedInfer(_Asked):
     """A request for a model to compute."""
 
-    __slots__ = ("age", "encoding", "header_length", "name", "rank", "version")
+    __slots__ = ("age", "encoding", "header_length", "rank", "slot")
 
-    name: str
-    version: str
+    slot: ModelSlot
     header_length: int | None
     """Of the JSON part of its body; None where all of it is JSON."""
     encoding: str
@@ -98,8 +95,8 @@ class Routes:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._most_bytes = service.config.max_body_bytes
-        self._most_json_bytes = min(service.config.max_json_bytes, self._most_bytes)
+        self._most_bytes = service.config.limits.max_body_bytes
+        self._most_json_bytes = min(service.config.limits.max_json_bytes, self._most_bytes)
         self._hosts = HostNames(names_of(service.config))
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -107,28 +104,32 @@ class Routes:
 
     def gate(self, method: str, target: RequestTarget, headers: dict[str, str]) -> HttpResponse | Passage:
         """Let a request in, or say why not."""
+        path, service = target.raw_path, self._service
+        route = find(path)
+        endpoint = route.endpoint
         try:
-            path = target.raw_path
             if path not in PROBES:
                 self._hosts.check(headers)
-            caller = None if path in OPEN else self._service.check_key(headers)
+            caller = service.keys.caller(headers) if path in OPEN else service.check_key(headers)
             if "origin" in headers:
                 check_origin(method, headers)
-            model = model_to_infer(path)
-            if model is not None:
-                _only(_POST, method, target)
-                return self._let_infer(model, headers, caller)
-            route = self._route(path.split("/"), target)
-            _only(route.methods, method, target)
-            return _Asked(route.answer, SMALL_BODY_BYTES, caller if method == "POST" else None, self._service.budget)
+            if endpoint is None:
+                raise NotFound(f"no such path: {path[:200]!r}")
+            if endpoint.computes:
+                _only(POST, method, path)
+                return self._let_infer(route, headers, caller)
+            if endpoint.writes:
+                service.check_writable()
+            if endpoint.handle:  # what is not supported is so whatever the method
+                _only(endpoint.methods, method, path)
+            return _Asked(route, SMALL_BODY_BYTES, caller, service.budget, counts=method == "POST")
         except RequestError as error:
-            if (model := model_to_infer(target.raw_path)) and not isinstance(error, Unauthorised):
-                self._service.trace_refusal(model[0], error, headers.get(PARENT, ""))
+            if endpoint and endpoint.computes and not isinstance(error, Unauthorised):
+                service.trace_refusal(route.name, error, headers.get(PARENT, ""))
             return refusal(error)
 
-    def _let_infer(self, model: tuple[str, str], headers: dict[str, str], caller: Caller | None) -> _AskedInfer:
-        name, version = model
-        self._service.meant(name, version)
+    def _let_infer(self, route: Route, headers: dict[str, str], caller: Caller | None) -> _AskedInfer:
+        slot = self._service.meant(route.name, route.version)
         length, encoding, most_bytes = header_length(headers), _encoding(headers), self._most_bytes
         if length is not None:
             self._check_json(length)
@@ -136,8 +137,8 @@ class Routes:
             most_bytes = self._most_json_bytes
         age = age_of(headers) if AGE in headers else None
         rank = rank_of(headers) if RANK in headers else None
-        asked = _AskedInfer(None, most_bytes, caller, self._service.budget)
-        asked.name, asked.version, asked.header_length, asked.encoding = name, version, length, encoding
+        asked = _AskedInfer(route, most_bytes, caller, self._service.budget, counts=True)
+        asked.slot, asked.header_length, asked.encoding = slot, length, encoding
         asked.age, asked.rank = age, rank
         return asked
 
@@ -156,12 +157,13 @@ class Routes:
             if isinstance(asked, _AskedInfer):
                 self._infer(exchange, asked)
                 return
-            assert asked.answer is not None
-            answer = asked.answer(exchange)
-            if isinstance(answer, HttpResponse):
-                self._answer(exchange, answer)
+            endpoint = asked.route.endpoint
+            assert endpoint
+            answer = endpoint.handle(self._service, _call(exchange, asked, endpoint)) if endpoint.handle else None
+            if isinstance(answer, Awaitable):
+                self._soon(exchange, self._later(exchange, endpoint, answer))
             else:
-                self._soon(exchange, self._later(exchange, answer))
+                self._answer(exchange, _response(endpoint, answer))
         except RequestError as error:
             self._refuse(exchange, error)
 
@@ -178,8 +180,8 @@ class Routes:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _later(self, exchange: HttpExchange, answer: Awaitable[HttpResponse]) -> None:
-        self._answer(exchange, await answer)
+    async def _later(self, exchange: HttpExchange, endpoint: Endpoint, answer: Awaitable[Any]) -> None:
+        self._answer(exchange, _response(endpoint, await answer))
 
     def _refuse(self, exchange: HttpExchange, error: Exception, call: InferCall | None = None) -> None:
         """Answer with an error, which is how *call* ends; a request for a result has a span also before it has one."""
@@ -190,7 +192,7 @@ class Routes:
             error = internal(error)
         asked = exchange.passage
         if call is None and isinstance(asked, _AskedInfer):
-            self._service.trace_refusal(asked.name, error, exchange.headers.get(PARENT, ""))
+            self._service.trace_refusal(asked.route.name, error, exchange.headers.get(PARENT, ""))
         exchange.respond(self._reported(exchange, refusal(error)))
 
     def _answer(self, exchange: HttpExchange, response: HttpResponse) -> None:
@@ -205,21 +207,21 @@ class Routes:
         asked = exchange.passage
         if not isinstance(asked, _AskedInfer) or asked.age is None:
             return response
-        told = self._service.estimate(asked.name, asked.version)
-        return response._replace(headers=(*response.headers, told.header())) if told else response
+        estimate = self._service.estimate(asked.route.name, asked.route.version)
+        return response._replace(headers=(*response.headers, estimate.header())) if estimate else response
 
     def _answer_packed(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None = None) -> None:
         """Answer, packed beside the loop where the client takes that and it pays."""
         response = self._reported(exchange, response)
         accepted = exchange.headers.get("accept-encoding")
-        wanted = encoding.wanted_encoding(accepted) if accepted else ""
-        if not wanted or exchange.method == "HEAD" or encoding.body_bytes(response) < encoding.LEAST_BYTES:
+        wanted = bodies.wanted_encoding(accepted) if accepted else ""
+        if not wanted or exchange.method == "HEAD" or bodies.body_bytes(response) < bodies.LEAST_BYTES:
             self._send(exchange, response, call)
         else:
             self._soon(exchange, self._pack(exchange, response, wanted, call), call)
 
     async def _pack(self, exchange: HttpExchange, response: HttpResponse, wanted: str, call: InferCall | None) -> None:
-        self._send(exchange, await asyncio.to_thread(encoding.packed, response, wanted), call)
+        self._send(exchange, await asyncio.to_thread(bodies.packed, response, wanted), call)
 
     def _send(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None) -> None:
         """Hand an answer to the socket; the deadline of a request for a result is judged right before."""
@@ -254,8 +256,8 @@ class Routes:
         large = json_bytes > LARGE_BYTES
         if large:
             self._check_json(json_bytes)
-        elif json_bytes > json_literals.QUICK_BYTES:
-            large = json_literals.among(body, length)
+        elif json_bytes > json_text.QUICK_BYTES:
+            large = json_text.has_literals(body, length)
 
         def read(model: ModelSpec) -> Any:
             if large or (len(body) > LARGE_BYTES and has_strings(model)):
@@ -274,9 +276,7 @@ class Routes:
             return {} if large else peeked(body, length)
 
         age, parent = asked.age or 0, exchange.headers.get(PARENT, "")
-        call = service.infer(
-            asked.name, asked.version, read, done, peek, caller=asked.caller, age=age, parent=parent, rank=asked.rank
-        )
+        call = service.infer(asked.slot, read, done, peek, caller=asked.caller, age=age, parent=parent, rank=asked.rank)
         if exchange.open:
             exchange.gone = call.cancel
 
@@ -289,154 +289,6 @@ class Routes:
     async def _write_large(self, exchange: HttpExchange, result: InferResponse, call: InferCall) -> None:
         if exchange.open:
             self._answer_packed(exchange, _computed(*await self._service.json.encode(result)), call)
-
-    # All else
-
-    def _route(self, parts: list[str], target: RequestTarget) -> _Route:
-        """Where a path leads, which begins with a slash."""
-        match parts:
-            case ["", "v2"]:
-                return _page(self._service.metadata)
-            case ["", "v2", "health", "live"]:
-                return _Route(_READ, lambda _: _whether("live", True))
-            case ["", "v2", "health", "ready"]:
-                return _Route(_READ, self._readiness)
-            case ["", "v2", "models", "stats"]:
-                return _page(self._service.statistics)
-            case ["", "v2", "models", name, *rest] if name:
-                return self._of_model(_unescaped(name), rest, target)
-            case ["", "v2", "repository", *rest]:
-                return self._of_repository(rest, target)
-            case ["", "v2", "trace", "setting"]:
-                return _settings(lambda wanted: self._service.trace_told("", wanted))
-            case ["", "v2", "logging"]:
-                return _settings(self._service.log_told)
-            case ["", "v2", ("systemsharedmemory" | "cudasharedmemory") as what, *rest]:
-                return self._of_regions(self._service.regions[what.removesuffix("sharedmemory")], rest, target)
-            case ["", *rest]:
-                return self._own(rest, target)
-        raise NotFound(_no_path(target))
-
-    def _readiness(self, exchange: HttpExchange) -> HttpResponse:
-        """A probe needs no key, but what is said about models is for those who have it."""
-        why = self._service.why_not_ready(in_full=self._service.has_key(exchange.headers))
-        return _whether("ready", False, reason=why) if why else _whether("ready", True)
-
-    def _of_model(self, name: str, rest: list[str], target: RequestTarget) -> _Route:
-        service, version = self._service, ""
-        if rest[:1] == ["versions"] and len(rest) > 1 and rest[1]:
-            version, rest = _unescaped(rest[1]), rest[2:]
-        match rest:
-            case []:
-                return _Route(_GET, lambda _: _json(service.model_metadata(name, version)))
-            case ["ready"]:
-                return _Route(_READ, lambda _: _whether("ready", service.model_ready(name, version), name=name))
-            case ["config"]:
-                return _Route(_GET, lambda _: _json(service.model_config(name, version)))
-            case ["stats"]:
-                return _page(lambda: service.statistics(name, version))
-            case ["generate" | "generate_stream" as what]:
-                return _unsupported(what)
-            case ["trace", "setting"] if not version:
-                return _settings(lambda wanted: service.trace_told(name, wanted))
-        raise NotFound(_no_path(target))
-
-    def _of_repository(self, rest: list[str], target: RequestTarget) -> _Route:
-        match rest:
-            case ["index"]:
-                return _Route(_POST, self._index)
-            case ["models", name, "load"]:
-                self._service.check_writable()
-                return _Route(_POST, lambda exchange: self._load(exchange, _unescaped(name)))
-            case ["models", name, "unload"]:
-                self._service.check_writable()
-                return _Route(_POST, lambda exchange: self._unload(exchange, _unescaped(name)))
-        raise NotFound(_no_path(target))
-
-    def _of_regions(self, regions: RegionTable, rest: list[str], target: RequestTarget) -> _Route:
-        """Shared memory of one kind: all regions of who asks, or the one that is named."""
-        name, owner = "", self._service.check_key
-        if rest[:1] == ["region"] and len(rest) > 1 and rest[1]:
-            name, rest = _unescaped(rest[1]), rest[2:]
-
-        def status(exchange: HttpExchange) -> HttpResponse:
-            return HttpResponse(200, orjson.dumps(regions.status(owner(exchange.headers), name)))
-
-        def register(exchange: HttpExchange) -> HttpResponse:
-            regions.register(owner(exchange.headers), name, _object(exchange.body))
-            return HttpResponse(200)
-
-        def unregister(exchange: HttpExchange) -> HttpResponse:
-            regions.unregister(owner(exchange.headers), name)
-            return HttpResponse(200)
-
-        match rest:
-            case ["status"]:
-                return _Route(_GET, status)
-            case ["register"] if name:
-                return _Route(_POST, register)
-            case ["unregister"]:
-                return _Route(_POST, unregister)
-        raise NotFound(_no_path(target))
-
-    def _index(self, exchange: HttpExchange) -> Awaitable[HttpResponse]:
-        return _json(self._service.index(bool(_object(exchange.body).get("ready", False))))
-
-    def _load(self, exchange: HttpExchange, name: str) -> Awaitable[HttpResponse]:
-        parameters = _object(exchange.body).get("parameters") or {}
-        if not isinstance(parameters, dict):
-            raise BadRequest("parameters must be a JSON object")
-        return _empty(self._service.load(name, parameters))
-
-    def _unload(self, exchange: HttpExchange, name: str) -> Awaitable[HttpResponse]:
-        _object(exchange.body)
-        return _empty(self._service.unload(name))
-
-    def _renew(self, exchange: HttpExchange) -> Awaitable[HttpResponse]:
-        async def renewed() -> dict[str, Any]:
-            return (await self._service.renew()).as_dict()
-
-        _object(exchange.body)
-        return _json(renewed())
-
-    def _own(self, rest: list[str], target: RequestTarget) -> _Route:
-        service = self._service
-        match rest:
-            case [""]:
-                return _Route(_READ, lambda _: HttpResponse(200, dashboard.page(), _HTML, _PAGE_HEADERS))
-            case ["docs"]:
-                return _Route(_READ, lambda _: HttpResponse(200, docs_page.page(), _HTML, docs_page.headers()))
-            case ["metrics"]:
-                return _Route(_READ, lambda _: HttpResponse(200, metrics.text(service).encode(), metrics.CONTENT_TYPE))
-            case ["openapi.json"]:
-                return _page(lambda: openapi.document(service))
-            case ["weft", "state"]:
-                return _page(lambda: state.state(service))
-            case ["weft", "timeline"]:
-                return _page(lambda: state.timeline(service, _number(target.query, "since")))
-            case ["weft", "history"]:
-                return _page(lambda: service.history.told(_number(target.query, "since")))
-            case ["weft", "profile"]:
-                return _page(lambda: state.profile(service))
-            case ["weft", "plan", "reload"]:
-                service.check_writable()
-                return _Route(_POST, self._renew)
-            case ["weft", "trace"]:
-                return _Route(_GET, lambda _: self._trace())
-        raise NotFound(_no_path(target))
-
-    def _trace(self) -> HttpResponse:
-        body = orjson.dumps(self._service.dispatcher.recorder.as_perfetto())
-        return HttpResponse(200, body, headers=(("Content-Disposition", 'attachment; filename="weft-trace.json"'),))
-
-
-_HTML = "text/html; charset=utf-8"
-_PAGE_HEADERS = (
-    ("Content-Security-Policy", "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
-     "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"),
-    ("X-Content-Type-Options", "nosniff"),
-    ("Cache-Control", "no-cache"),
-)  # fmt: skip
 
 
 def refusal(error: RequestError) -> HttpResponse:
@@ -477,36 +329,6 @@ def _encoding(headers: dict[str, str]) -> str:
     return encoding
 
 
-@lru_cache(maxsize=256)
-def model_to_infer(path: str) -> tuple[str, str] | None:
-    """The name and the version of the model that a path would have computed; None where it leads elsewhere."""
-    match path.split("/"):
-        case ["", "v2", "models", name, "infer"] if name:
-            return _unescaped(name), ""
-        case ["", "v2", "models", name, "versions", version, "infer"] if name and version:
-            return _unescaped(name), _unescaped(version)
-    return None
-
-
-def model_of(path: str) -> tuple[str, bool]:
-    """The model that a path is about, and whether it would be computed; no name where it is about none."""
-    if found := model_to_infer(path):
-        return found[0], True
-    match path.split("/"):
-        case ["", "v2", "models", name, *_] if name and name != "stats":
-            return _unescaped(name), False
-    return "", False
-
-
-def _unescaped(name: str) -> str:
-    """The name of a model or of a version, which is one segment of a path whatever it holds."""
-    return unquote(name) if "%" in name else name
-
-
-def _no_path(target: RequestTarget) -> str:
-    return f"no such path: {target.raw_path[:200]!r}"
-
-
 class _WrongVerb(RequestError):
     status, code, reason = 405, "UNIMPLEMENTED", "bad_request"
 
@@ -515,32 +337,24 @@ class _WrongVerb(RequestError):
         self.allowed = allowed
 
 
-def _only(methods: tuple[str, ...], method: str, target: RequestTarget) -> None:
-    if methods and method not in methods:
-        said = f"{target.raw_path[:200]!r} takes {' or '.join(methods)}, not {method[:20]}"
-        raise _WrongVerb(said, methods)
+def _only(methods: tuple[str, ...], method: str, path: str) -> None:
+    if method not in methods:
+        raise _WrongVerb(f"{path[:200]!r} takes {' or '.join(methods)}, not {method[:20]}", methods)
 
 
-def _page(answer: Callable[[], Any]) -> _Route:
-    return _Route(_READ, lambda _: HttpResponse(200, orjson.dumps(answer())))
+def _call(exchange: HttpExchange, asked: _Asked, endpoint: Endpoint) -> Call:
+    body = _object(exchange.body) if endpoint.body and exchange.method == "POST" else {}
+    return Call(asked.route.name, asked.route.version, body, asked.caller, exchange.target.query)
 
 
-def _unsupported(what: str) -> _Route:
-    return _Route((), lambda _: error_response(501, f"{what} is not supported"))
-
-
-def _whether(what: str, well: bool, **more: str) -> HttpResponse:
-    """A health check's answer: the status says it, and some clients read the body."""
-    return HttpResponse(200 if well else 503, orjson.dumps({**more, what: well}))
-
-
-async def _json(answer: Awaitable[Any]) -> HttpResponse:
-    return HttpResponse(200, orjson.dumps(await answer))
-
-
-async def _empty(answer: Awaitable[None]) -> HttpResponse:
-    await answer
-    return HttpResponse(200)
+def _response(endpoint: Endpoint, answer: Any) -> HttpResponse:
+    """What a handler returned as an answer; a probe's status says the same as its body, which some clients read."""
+    if isinstance(answer, HttpResponse):
+        return answer
+    if endpoint.handle is None:
+        return error_response(501, f"{endpoint.path.rpartition('/')[2]} is not supported")
+    healthy = endpoint.schema != HEALTH or answer.get("live") or answer.get("ready")
+    return HttpResponse(200 if healthy else 503, b"" if answer is None else orjson.dumps(answer))
 
 
 def _object(body: bytes | memoryview) -> dict[str, Any]:
@@ -559,32 +373,11 @@ def _object(body: bytes | memoryview) -> dict[str, Any]:
     return members
 
 
-def _settings(told: Callable[[dict[str, Any]], dict[str, Any]]) -> _Route:
-    """Shows settings, and changes those that the body of a POST names."""
-    return _Route(_GET + _POST, lambda exchange: HttpResponse(200, orjson.dumps(told(_wished(exchange)))))
-
-
-def _wished(exchange: HttpExchange) -> dict[str, Any]:
-    """The settings that a request would change; asking changes none."""
-    return _object(exchange.body) if exchange.method == "POST" else {}
-
-
 def peeked(body: bytes | memoryview, header_length: int | None) -> dict[str, Any]:
     """The parameters of a request as they stand there, or none if it cannot be read."""
     try:
-        found = json_literals.loads(memoryview(body)[:header_length])
+        found = json_text.loads(memoryview(body)[:header_length])
     except orjson.JSONDecodeError:
         return {}
     parameters = found.get("parameters") if isinstance(found, dict) else None
     return parameters if isinstance(parameters, dict) else {}
-
-
-def _number(query: str, key: str) -> float:
-    text = parse_qs(query).get(key, ["0"])[0]
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise BadRequest(f"{key} = {text[:40]!r} must be a number of seconds")
-    return value

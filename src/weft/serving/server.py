@@ -19,21 +19,22 @@ from weft.engine.policies.base import NO_BUFFER
 from weft.http.messages import HttpExchange, HttpResponse
 from weft.http.server import ClientLimits, HttpServer
 from weft.runtime.own_folder import make_folder, remove
-from weft.serving.allocation import IDLE_BYTES, give_freed_memory_back, keep_freed_memory
-from weft.serving.config import ServerConfig
+from weft.serving.background_tasks import errand
+from weft.serving.config import LimitSettings, NetworkSettings, ServerConfig
 from weft.serving.dispatch import Dispatcher
-from weft.serving.ending import AT_ONCE_S, GRACE_S, LastResort
-from weft.serving.errands import errand
+from weft.serving.endpoints import VITAL
+from weft.serving.gpu_sharing import sharing_for
 from weft.serving.grpc_service import GrpcFace, credentials
+from weft.serving.held_memory import IDLE_BYTES, give_freed_memory_back, keep_freed_memory
 from weft.serving.history import STEP_S
 from weft.serving.isolation import backend_of
 from weft.serving.keys import Keys
 from weft.serving.library import Library
 from weft.serving.readiness import why_nothing_is_served
 from weft.serving.repository import Repository
-from weft.serving.routes import VITAL, Routes
+from weft.serving.routes import Routes
 from weft.serving.service import Service
-from weft.serving.sharing import sharing_for
+from weft.serving.shutdown import AT_ONCE_S, GRACE_S, LastResort
 from weft.serving.telemetry import make_telemetry
 
 log = logging.getLogger("weft.server")
@@ -58,18 +59,19 @@ class Server:
     def __init__(self, config: ServerConfig, again: Callable[[], ServerConfig] | None = None) -> None:
         """*again* reads the settings once more, for a server that shall take over others while it runs."""
         self.config, self._again = config, again
-        self.keys = Keys(config.api_key, config.keys_file)
-        sharing = sharing_for(config.policy, config.device)
-        setting = Setting([], NO_BUFFER, 1, lanes=config.lanes, shares=sharing.shares if sharing else None)
-        make_request_policy(config.policy, setting, config.policy_options)
+        self.keys = Keys(config.network.api_key, config.network.keys_file)
+        scheduling, execution, loading = config.scheduling, config.execution, config.loading
+        sharing = sharing_for(scheduling.policy, execution.device)
+        setting = Setting([], NO_BUFFER, 1, lanes=execution.lanes, shares=sharing.shares if sharing else None)
+        make_request_policy(scheduling.policy, setting, scheduling.policy_options)
         self.backend = backend_of(config)
         self._hurry = asyncio.Event()
-        self._scratch = make_folder() if config.cache is None else None
-        cache = self._scratch or config.cache
+        self._scratch = make_folder() if loading.cache is None else None
+        cache = self._scratch or loading.cache
         assert cache is not None
         try:
             self._repository = Repository(
-                config.models, cache / "models", programs=config.allow_programs, shapes=config.shapes
+                loading.models, cache / "models", programs=loading.allow_programs, shapes=loading.shapes
             )
         except BaseException:
             self.backend.close()
@@ -90,12 +92,17 @@ class Server:
     async def start(self, say: Callable[[str], None] | None = None) -> None:
         """Listen, then load; what is missing afterwards is ``service.why_not_ready()``."""
         self._open()
-        config = self.config
-        routes = Routes(self.service)
+        routes, limits = Routes(self.service), limits_of(self.config.limits)
         self._http = HttpServer(
-            routes.handle, limits_of(config), self._answered, gate=routes.gate, budget=self.service.budget, vital=VITAL
+            routes.handle,
+            limits,
+            _log_access if self.config.telemetry.access_log else None,
+            self.service.http_answers,
+            gate=routes.gate,
+            budget=self.service.budget,
+            vital=VITAL,
         )
-        self._grpc = GrpcFace(self.service) if config.grpc_port is not None else None
+        self._grpc = GrpcFace(self.service) if self.config.network.grpc_port is not None else None
         try:
             await self._listen()
             self._look_later()
@@ -109,8 +116,8 @@ class Server:
         """Load as for a start and learn it, listen to nobody, show *report* what came of it, and end."""
         self._open(learn_first=True)
         try:
-            tls_of(self.config)
-            grpc_tls_of(self.config)
+            tls_of(self.config.network)
+            grpc_tls_of(self.config.network)
             await self.service.preload(say)
             report(self.service)
         finally:
@@ -119,30 +126,31 @@ class Server:
     def _open(self, *, learn_first: bool = False) -> None:
         """Make the service and what computes for it."""
         config = self.config
+        scheduling, execution, loading = config.scheduling, config.execution, config.loading
         sys.setswitchinterval(SWITCH_S)
-        telemetry = make_telemetry(config.otlp)
+        telemetry = make_telemetry(config.telemetry.otlp)
         self._dispatcher = Dispatcher(
             asyncio.get_running_loop(),
-            config.policy,
-            config.policy_options,
+            scheduling.policy,
+            scheduling.policy_options,
             backend=self.backend,
-            late=config.late,
-            lanes=config.lanes,
-            pin=config.pin,
-            most_waiting=config.total_queue,
+            late=scheduling.late,
+            lanes=execution.lanes,
+            pin=execution.pin,
+            most_waiting=config.limits.total_queue,
         )
         library = Library(
             self._repository,
             self._dispatcher,
             self.backend,
-            threads=config.threads,
-            budget_bytes=config.memory_budget_bytes,
+            threads=execution.threads,
+            budget_bytes=loading.memory_budget_bytes,
             cache=self._cache,
-            learn_s=config.learn_s,
-            learn_first=learn_first or config.learn_first,
-            max_compute_s=config.max_compute_s or None,
-            isolation=config.isolation,
-            precision=config.precision,
+            learn_s=loading.learn_s,
+            learn_first=learn_first or loading.learn_first,
+            max_compute_s=scheduling.max_compute_s or None,
+            isolation=config.workers.isolation,
+            precision=execution.precision,
         )
         self.service = Service(config, library, self._dispatcher, telemetry, self.keys)
         if self._again:
@@ -150,7 +158,7 @@ class Server:
 
     def look_again(self) -> None:
         """Read keys, settings and models again, and take over what has changed."""
-        if self.config.keys_file is not None:
+        if self.config.network.keys_file is not None:
             self.keys.look(anyway=True)
         task = asyncio.create_task(self._renew())
         self._renewals.add(task)
@@ -181,22 +189,18 @@ class Server:
             budget.peak_bytes = 0
             asyncio.get_running_loop().run_in_executor(None, give_freed_memory_back)
 
-    def _answered(self, exchange: HttpExchange, response: HttpResponse, sent_bytes: int) -> None:
-        self.service.http_answers[response.status] += 1
-        if self.config.access_log:
-            _log_access(exchange, response, sent_bytes)
-
     async def _listen(self) -> None:
-        config = self.config
+        network = self.config.network
         try:
-            self.http_port = await self._http.start(config.host, config.http_port, tls_of(config))
+            self.http_port = await self._http.start(network.host, network.http_port, tls_of(network))
         except OSError as error:
-            raise InputError(f"cannot listen on {config.host}:{config.http_port}: {error.strerror or error}") from error
-        if self._grpc and config.grpc_port is not None:
+            where = f"{network.host}:{network.http_port}"
+            raise InputError(f"cannot listen on {where}: {error.strerror or error}") from error
+        if self._grpc and network.grpc_port is not None:
             try:
-                self.grpc_port = await self._grpc.start(config.host, config.grpc_port, grpc_tls_of(config))
+                self.grpc_port = await self._grpc.start(network.host, network.grpc_port, grpc_tls_of(network))
             except RuntimeError as error:  # gRPC does not tell why
-                where = f"{config.host}:{config.grpc_port}"
+                where = f"{network.host}:{network.grpc_port}"
                 raise InputError(f"cannot listen on {where} for gRPC; is the port taken? choose another") from error
 
     @property
@@ -217,12 +221,13 @@ class Server:
         self.service.draining = True
         for renewal in self._renewals:
             renewal.cancel()
-        end_s = time.monotonic() + self.config.drain_s
+        drain_s = self.config.network.drain_s
+        end_s = time.monotonic() + drain_s
         await self._before(end_s, self.service.drained())
         await self._before(end_s, self._http_finished(), *([self._grpc.finish()] if self._grpc else []))
         lost = self.unfinished
         if lost:
-            log.warning("%d requests were not answered, or not to the end (drain_s = %g)", lost, self.config.drain_s)
+            log.warning("%d requests were not answered, or not to the end (drain_s = %g)", lost, drain_s)
             self._dispatcher.give_up(Overloaded("the server went down before it was done", reason="draining"))
         self.answered = not lost
         await self._close(HURRIED_S if lost else CLOSING_S)
@@ -253,7 +258,7 @@ class Server:
         await self._close_models(patience_s)
 
     async def _close_models(self, patience_s: float) -> None:
-        """Close what computes; what does not end in time is left behind (``ending``)."""
+        """Close what computes; what does not end in time is left behind (``shutdown``)."""
         self._dispatcher.close(min(STOPPING_S, self._at_most_s(patience_s)))
         self.service.close_regions()
         await self._ended("end of large JSON", self.service.json.close, patience_s)
@@ -304,7 +309,7 @@ class _Signals:
 
     def reread_keys(self, server: Server) -> None:
         """Let SIGHUP have the file of keys read again."""
-        if server.config.keys_file is not None and hasattr(signal, "SIGHUP"):
+        if server.config.network.keys_file is not None and hasattr(signal, "SIGHUP"):
             self._loop.add_signal_handler(signal.SIGHUP, lambda: server.keys.look(anyway=True))
 
     def reread_settings(self, server: Server) -> None:
@@ -342,7 +347,7 @@ async def serve(
     with this, and in time, whatever it still has to do then.
     """
     keep_freed_memory()
-    signals = _Signals(config.drain_s)
+    signals = _Signals(config.network.drain_s)
     server = signals.server = Server(config, again)
     signals.reread_keys(server)
     if again:
@@ -396,33 +401,33 @@ def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def limits_of(config: ServerConfig) -> ClientLimits:
+def limits_of(limits: LimitSettings) -> ClientLimits:
     return ClientLimits(
-        body_bytes=config.max_body_bytes,
-        connections=config.max_connections,
-        reserve=config.reserved_connections,
-        read_s=config.read_s,
-        bytes_per_s=config.min_bytes_per_s,
+        body_bytes=limits.max_body_bytes,
+        connections=limits.max_connections,
+        reserve=limits.reserved_connections,
+        read_s=limits.read_s,
+        bytes_per_s=limits.min_bytes_per_s,
     )
 
 
-def tls_of(config: ServerConfig) -> ssl.SSLContext | None:
-    if config.tls_cert is None:
+def tls_of(network: NetworkSettings) -> ssl.SSLContext | None:
+    if network.tls_cert is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
-        context.load_cert_chain(config.tls_cert, config.tls_key)
+        context.load_cert_chain(network.tls_cert, network.tls_key)
     except (OSError, ssl.SSLError) as error:
         raise InputError(
-            f"{config.tls_cert}: cannot be used as a certificate with its key: {reason_of(error)}"
+            f"{network.tls_cert}: cannot be used as a certificate with its key: {reason_of(error)}"
         ) from error
     return context
 
 
-def grpc_tls_of(config: ServerConfig) -> Any:
-    if config.tls_cert is None or config.tls_key is None:
+def grpc_tls_of(network: NetworkSettings) -> Any:
+    if network.tls_cert is None or network.tls_key is None:
         return None
-    return credentials(config.tls_cert, config.tls_key)
+    return credentials(network.tls_cert, network.tls_key)
 
 
 def _log_access(exchange: HttpExchange, response: HttpResponse, sent_bytes: int) -> None:

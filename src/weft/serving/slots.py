@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from weft.base.errors import ModelError
 from weft.runtime.backend import LoadedModel
 from weft.serving.config import ModelConfig
-from weft.serving.leaving import leaving_at
+from weft.serving.exit_rules import leaving_at
 from weft.serving.repository import MODEL_FILE, ModelEntry
 from weft.serving.statistics import Statistics
 from weft.serving.streams import ServedModel
@@ -59,6 +59,8 @@ class ModelSlot:
     used_ns: int = 0
     shut: bool = False
     """Somebody unloaded it, so that requests do not bring it back."""
+    gone: bool = False
+    """Its file was removed."""
     statistics: Statistics = field(default_factory=Statistics)
     """What is counted of it, over all times it was loaded."""
     size_bytes: int = 0
@@ -81,14 +83,14 @@ class ModelSlot:
         served.statistics = self.statistics
         self.served, self.state, self.message = served, "ready", _said(body.loaded, self.entry)
         self.used_ns, self.failed_on = now_ns, None
-        self.size_bytes = body.loaded.memory_bytes + body.loaded.moving_bytes
+        self.size_bytes = body.residency.memory_bytes + body.residency.moving_bytes
 
     def _of(self, body: ServedModel) -> ServedModel:
         """The model of this name that has the body."""
         tasks = body.loaded.tasks
         if not tasks and not self.entry.body:
             return body
-        for task in tasks if self.entry.body else ():
+        for task in tasks.specs if tasks and self.entry.body else ():
             if task.name == self.entry.name:
                 return body.for_task(task, queue_size=self.config.queue_size, leaving=leaving_at(task, self.config))
         raise ModelError(f"{self.entry.path.name} holds other models now; ask for the index, and load those")
@@ -127,5 +129,5 @@ def signature(path: Path) -> tuple[int, int] | None:
 
 
 def _said(loaded: LoadedModel, entry: ModelEntry) -> str:
-    family = [f"one of {len(loaded.tasks)} with the body {entry.body}"] if loaded.tasks else []
+    family = [f"one of {len(loaded.tasks.specs)} with the body {entry.body}"] if loaded.tasks else []
     return "; ".join([*family, *loaded.remarks])

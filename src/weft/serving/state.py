@@ -7,9 +7,9 @@ from typing import Any
 
 from weft.base.version import __version__
 from weft.runtime.backend import LoadedModel
+from weft.serving.gpu_sharing import UNCUT
 from weft.serving.recorder import LaneSpan
 from weft.serving.service import Service
-from weft.serving.sharing import UNCUT
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import WINDOW_NS, RecentWindow, Statistics
 
@@ -27,7 +27,7 @@ def state(service: Service) -> dict[str, Any]:
     return {
         "server": "weft",
         "version": __version__,
-        "policy": service.config.policy,
+        "policy": service.config.scheduling.policy,
         "ready": service.is_ready(),
         "reason": service.why_not_ready(),
         "draining": service.draining,
@@ -62,28 +62,29 @@ def timeline(service: Service, since_s: float) -> dict[str, Any]:
 
 def profile(service: Service) -> dict[str, Any]:
     """What a simulation of this server needs: its policy, its lanes and the measured segments of its models."""
+    scheduling, execution = service.config.scheduling, service.config.execution
     return {
         "format": 1,
-        "policy": service.config.policy,
-        "policy_options": dict(service.config.policy_options),
-        "late": service.config.late,
-        "device": service.config.device,
-        "lanes": service.config.lanes,
-        "total_queue": service.config.total_queue,
-        "threads": service.config.threads,
-        "default_slo_ms": service.config.default_slo_ms,
-        "hand_over_s": service.dispatcher.hand_over_s,
+        "policy": scheduling.policy,
+        "policy_options": dict(scheduling.policy_options),
+        "late": scheduling.late,
+        "device": execution.device,
+        "lanes": execution.lanes,
+        "total_queue": service.config.limits.total_queue,
+        "threads": execution.threads,
+        "default_slo_ms": scheduling.default_slo_ms,
+        "hand_over_s": service.dispatcher.observer.hand_over_s,
         "gpu": _gpu(service),
         "models": {
             slot.entry.name: {
                 "segments": list(slot.served.loaded.segments),
                 "times_s": {
-                    str(batch): list(slot.served.loaded.times_at(batch))
-                    for batch in range(1, slot.served.loaded.max_batch + 1)
+                    str(batch): list(slot.served.timing.times_at(batch))
+                    for batch in range(1, slot.served.loaded.batching.max_batch + 1)
                 },
                 "seen_s": service.dispatcher.streams.expected_s(slot.served)
                 | service.dispatcher.streams.mean_s(slot.served),
-                "max_batch": slot.served.loaded.max_batch,
+                "max_batch": slot.served.loaded.batching.max_batch,
                 "queue_size": slot.config.queue_size,
                 "batch_timeout_ms": slot.config.batch_timeout_ms,
                 "like": _like(slot.served.loaded),
@@ -94,7 +95,7 @@ def profile(service: Service) -> dict[str, Any]:
                 else [],
             }
             for slot in service.library.slots()
-            if slot.served and slot.served.loaded.warm_shapes is not None
+            if slot.served and slot.served.timing.warm_shapes is not None
         },
     }
 
@@ -107,9 +108,10 @@ def _gpu(service: Service) -> dict[str, Any] | None:
 
 def _like(loaded: LoadedModel) -> dict[str, Any]:
     """What a model is like on shares of a GPU, at the batch sizes that differ."""
-    found = sorted(loaded.like.items(), reverse=True)
+    likes = loaded.shares.like if loaded.shares else {}
+    found = sorted(likes.items(), reverse=True)
     last = [rows for at, (rows, like) in enumerate(found) if at == 0 or like != found[at - 1][1]]
-    return {str(rows): loaded.like[rows].model_dump(mode="json") for rows in reversed(last)}
+    return {str(rows): likes[rows].model_dump(mode="json") for rows in reversed(last)}
 
 
 def _lanes(service: Service, now: int) -> list[dict[str, Any]]:

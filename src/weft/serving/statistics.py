@@ -124,7 +124,9 @@ class Statistics:
         self.total_ns += latency_ns
         self.latencies[bisect_left(LATENCY_BOUNDS_NS, latency_ns)] += 1
         self.last_ms = time.time_ns() // 1_000_000
-        self._judge(met)
+        if met is not None:
+            self.met += met
+            self.missed += not met
         self._remember(Recent(now, latency_ns, met))
 
     def failed(self, now: int, latency_ns: int, reason: str, had_deadline: bool) -> bool | None:
@@ -137,8 +139,9 @@ class Statistics:
         if reason not in CLIENT_ERRORS:
             self.failed_ns += latency_ns
         met = False if had_deadline and reason not in ("cancelled", "bad_request") else None
-        self._judge(met)
         if met is not None:
+            self.met += met
+            self.missed += not met
             self._remember(Recent(now, -1, met))
         return met
 
@@ -174,8 +177,3 @@ class Statistics:
         while recent and recent[0].end_ns < oldest_ns:
             recent.popleft()
         recent.append(answer)
-
-    def _judge(self, met: bool | None) -> None:
-        if met is not None:
-            self.met += met
-            self.missed += not met

@@ -9,10 +9,9 @@ what they take. A shape that was never seen starts from a cautious guess, on whi
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -23,13 +22,14 @@ from weft.engine.policies.base import NO_DEADLINE, Candidate
 from weft.engine.requests import Requests
 from weft.engine.tickets import Terms, WaitingLine
 from weft.runtime.backend import LoadedModel
+from weft.runtime.client_memory import Input
+from weft.runtime.facets import ModelResidency, SegmentTiming
 from weft.runtime.lanes import INLINE_TICKS
-from weft.runtime.lent import Input
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array, TensorSpec
 from weft.serving.classification import Labels
-from weft.serving.leaving import Leaving, outputs_of
-from weft.serving.sharing import UNMEASURED, GpuSharing
+from weft.serving.exit_rules import ExitRules, outputs_of
+from weft.serving.gpu_sharing import UNMEASURED, GpuSharing
 from weft.serving.statistics import Statistics
 from weft.serving.wire import ModelSpec
 
@@ -61,10 +61,12 @@ class ServedModel:
         queue_size: int = 256,
         batch_timeout_ms: float = 0.0,
         max_compute_s: float | None = None,
-        leaving: Leaving | None = None,
+        leaving: ExitRules | None = None,
         labels: Mapping[str, Labels] | None = None,
     ) -> None:
         self.name, self.version, self.loaded, self.leaving = name, version, loaded, leaving
+        # read for every segment and every request: looked up once here
+        self.timing, self.residency = loaded.timing, loaded.residency or ModelResidency()
         self.labels = labels or {}
         """Output -> the labels of its classes."""
         self.body = self
@@ -78,10 +80,10 @@ class ServedModel:
         self.leases = 0
         """Requests and batches that need it, as a body; it is not closed before they have ended."""
         self.streams: dict[tuple[Shapes, bool], ServedStream] = {}
-        warm = loaded.warm_shapes
+        warm = self.timing.warm_shapes
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
 
-    def for_task(self, task: TaskSpec, *, queue_size: int = 256, leaving: Leaving | None = None) -> ServedModel:
+    def for_task(self, task: TaskSpec, *, queue_size: int = 256, leaving: ExitRules | None = None) -> ServedModel:
         """One of the models that have this body."""
         model = ServedModel(task.name, self.loaded, version=self.version, queue_size=queue_size, leaving=leaving)
         model.body, model.task = self, task
@@ -100,11 +102,11 @@ class ServedModel:
     @property
     def memory_bytes(self) -> int:
         """What it holds; of a body that several models have, an equal part."""
-        return self.loaded.memory_bytes // max(1, len(self.loaded.tasks))
+        return self.residency.memory_bytes // (len(self.loaded.tasks.specs) if self.loaded.tasks else 1)
 
     def alike(self, rows: int, length: int | None) -> Shapes:
         """The shapes of all requests of so many rows of some length for the models of a stitched body."""
-        shapes = self.loaded.warm_shapes or {}
+        shapes = self.timing.warm_shapes or {}
         if length is None:
             return tuple([(name, (rows, *shape[1:])) for name, shape in shapes.items()])
         free = {spec.name: spec.shape[1:] for spec in self.loaded.inputs}
@@ -132,7 +134,8 @@ class ServedModel:
         The usual one stands for all, where it makes no difference.
         """
         length = self.length(inputs)
-        if self.task is not None and self.task.length and self.loaded.any_lengths:
+        family = self.loaded.tasks
+        if family and family.any_lengths and self.task is not None and self.task.length:
             return self.task.length
         if length is None or self.task is None or self.task.fill is None:
             return length
@@ -186,9 +189,19 @@ class ServedStream:
 class ServedStreams:
     """Which streams there are, and what their segments are expected to take."""
 
-    def __init__(self, source: Requests, programs: list[Program], sharing: GpuSharing | None = None) -> None:
-        """sharing: is told of every program what it is like."""
+    def __init__(
+        self,
+        source: Requests,
+        programs: list[Program],
+        remaining: list[tuple[int, ...]],
+        sharing: GpuSharing | None = None,
+    ) -> None:
+        """programs, remaining: filled in here; what segments take, and what is left of a program from each on.
+
+        sharing: is told of every program what it is like.
+        """
         self._source, self.programs, self._sharing = source, programs, sharing
+        self._remaining = remaining
         self._bodies: dict[ServedModel, int] = {}
         self._by_use: OrderedDict[int, ServedStream] = OrderedDict()
         """The streams by their numbers, the one used least recently first."""
@@ -237,14 +250,24 @@ class ServedStreams:
             if stream and all(count for count, _ in sums)
         }
 
+    def expected_ns(self, stream: int) -> int:
+        """What a single request of a stream is expected to take."""
+        return self._remaining[self[stream].first_program][0]
+
     # What segments take
+
+    def _put(self, index: int, program: Program) -> None:
+        """Keep the two lists alike: policies read both for every decision."""
+        self.programs[index], self._remaining[index] = program, program.remaining
 
     def learn(self, stream: ServedStream, candidate: Candidate, took: int, between: int = 0) -> None:
         """A segment took so long; the first time a shape is seen replaces the guess.
 
         between: what passes from one segment to the next, where that is to be expected as well.
         """
-        sums = stream.sums.setdefault(candidate.size, [(0, 0)] * len(self.programs[candidate.program]))
+        sums = stream.sums.get(candidate.size)
+        if sums is None:
+            sums = stream.sums[candidate.size] = [(0, 0)] * len(self.programs[candidate.program])
         count, total = sums[candidate.layer]
         sums[candidate.layer] = count + 1, total + took
         took += between
@@ -261,7 +284,7 @@ class ServedStreams:
         assert model.leaving is not None
         for stream in model.streams.values():
             for index in range(stream.first_program, stream.first_program + stream.batches):
-                self.programs[index] = replace(self.programs[index], exit_rates=model.leaving.shares.told)
+                self._put(index, replace(self.programs[index], exit_rates=model.leaving.shares.told))
 
     def doubt(self, stream: ServedStream) -> None:
         """A request was turned away on the word of our estimates, so nothing is learned from it: what was learned in
@@ -271,36 +294,38 @@ class ServedStreams:
             now, loaded = self.programs[index], _estimated(stream.model, stream.shapes, stream.rows, size)
             if stream.measured and now.total_compute > loaded.total_compute:
                 compute = tuple((3 * a + min(a, b)) // 4 for a, b in zip(now.compute, loaded.compute, strict=True))
-                self.programs[index] = replace(now, compute=compute)
+                self._put(index, replace(now, compute=compute))
 
     def _expect(self, index: int, layer: int, ticks: int) -> None:
         program = self.programs[index]
         compute = (*program.compute[:layer], max(1, ticks), *program.compute[layer + 1 :])
-        self.programs[index] = replace(program, compute=compute)
+        self._put(index, replace(program, compute=compute))
 
     # Coming and going
 
     def _open(self, model: ServedModel, shapes: Shapes, alone: bool) -> ServedStream:
-        loaded = model.loaded
+        batching, timing = model.loaded.batching, model.timing
         rows, batches = 1, 1
-        if loaded.batchable:
+        if batching.batchable:
             rows = _rows(model.name, shapes)
-            joins = not alone and (loaded.any_shapes or _as_measured(loaded, shapes))
-            batches = max(1, loaded.max_batch // max(1, rows)) if joins else 1
+            joins = not alone and (batching.any_shapes or _as_measured(timing, shapes))
+            batches = max(1, batching.max_batch // max(1, rows)) if joins else 1
         programs = [_estimated(model, shapes, rows, size) for size in range(1, batches + 1)]
-        measured = loaded.warm_shapes is not None and _elements(shapes, rows) == model.warm_elements
+        measured = timing.warm_shapes is not None and _elements(shapes, rows) == model.warm_elements
         steered = model.leaving.steered if model.leaving else None
         fitting = [old for old in self._spare if old.places >= batches]
         if fitting:
             spare = min(fitting, key=lambda old: old.places)
             self._spare.remove(spare)
             first, places = spare.first_program, spare.places
-            self.programs[first : first + batches] = programs
+            for index, program in enumerate(programs, first):
+                self._put(index, program)
             stream = ServedStream(spare.index, model, shapes, alone, rows, first, batches, places, measured)
             self._source.open(_terms(stream), steered, stream=stream.index)
         else:
             stream = ServedStream(-1, model, shapes, alone, rows, len(self.programs), batches, batches, measured)
             self.programs += programs
+            self._remaining += [program.remaining for program in programs]
             stream.index = self._source.open(_terms(stream), steered)
         if self._sharing:
             if model not in self._bodies:
@@ -335,22 +360,9 @@ def _renamed(specs: Iterable[TensorSpec], names: Mapping[str, str]) -> tuple[Ten
     return tuple(found[inner]._replace(name=name) for name, inner in names.items())
 
 
-class Remaining(Sequence[Sequence[int]]):
-    """The remaining times of programs that come, go and change."""
-
-    def __init__(self, programs: list[Program]) -> None:
-        self._programs = programs
-
-    def __len__(self) -> int:
-        return len(self._programs)
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._programs[index].remaining
-
-
-def _as_measured(loaded: LoadedModel, shapes: Shapes) -> bool:
+def _as_measured(timing: SegmentTiming, shapes: Shapes) -> bool:
     """Whether the rows of a request have the shapes that the model was measured with."""
-    warm = loaded.warm_shapes or {}
+    warm = timing.warm_shapes or {}
     return all(shape[1:] == warm.get(name, shape)[1:] for name, shape in shapes)
 
 
@@ -364,7 +376,8 @@ def _terms(stream: ServedStream) -> Terms:
 
 def _likes(stream: ServedStream) -> list[GpuLikeness]:
     """What a stream's programs are like, by the rows of their batches, as far as that was measured."""
-    like = stream.model.loaded.like if stream.measured else {}
+    shares = stream.model.loaded.shares
+    like = shares.like if shares and stream.measured else {}
     return [like.get(stream.rows * size, UNMEASURED) for size in range(1, stream.batches + 1)]
 
 
@@ -374,8 +387,8 @@ def _estimated(model: ServedModel, shapes: Shapes, rows: int, size: int) -> Prog
     Of shapes that were not measured, larger ones are taken to be as quick as the measured ones, so that nobody is
     refused on a guess, and none to be so short that it would be computed on the event loop.
     """
-    times = model.loaded.times_at(max(1, rows * size))
-    share = _elements(shapes, rows) / model.warm_elements if model.warm_elements and model.loaded.warm_shapes else 0.0
+    times = model.timing.times_at(max(1, rows * size))
+    share = _elements(shapes, rows) / model.warm_elements if model.warm_elements else 0.0
     if not share:
         ticks = [UNKNOWN_NS] * len(times)
     elif share == 1:

@@ -8,13 +8,13 @@ import numpy as np
 
 from weft.base.errors import Expired, RequestError, UnfitInputs
 from weft.engine.policies.base import NO_DEADLINE
-from weft.engine.tickets import Ticket
-from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
+from weft.engine.tickets import Batch, Ticket
+from weft.runtime.backend import BatchPart, Step, StepOutput
+from weft.runtime.client_memory import Input
 from weft.runtime.exits import join
-from weft.runtime.lent import Input
 from weft.runtime.stitched import mixed
 from weft.runtime.tensors import Array
-from weft.serving.leaving import Leaving, Reached, RequestRows
+from weft.serving.exit_rules import ExitRules, Reached, RequestRows
 from weft.serving.streams import ServedModel, ServedStream
 
 
@@ -75,7 +75,8 @@ class ClientTicket(Ticket):
 
         error: why there is no result. Returns the error to send in place of the result, None to send the result.
         """
-        error = error or self.late(now)
+        if error is None and self.strict:
+            error = self.late(now)
         statistics, latency = self.model.statistics, now - self.arrival
         if error:
             self.met = statistics.failed(now, latency, error.reason, not self.best_effort)
@@ -96,10 +97,25 @@ class BatchWork:
     Who leaves and who joins is only noted where that happens; the backend cuts tensors and puts them together.
     """
 
-    __slots__ = ("_answers", "_parts", "_reached", "began", "compute_ns", "model", "tickets")
+    __slots__ = (
+        "_answers",
+        "_parts",
+        "_reached",
+        "batch",
+        "began",
+        "compute_ns",
+        "loaded",
+        "model",
+        "stream",
+        "tickets",
+        "timing",
+    )
 
-    def __init__(self, model: ServedModel, tickets: list[ClientTicket]) -> None:
-        self.model, self.tickets = model, tickets
+    def __init__(self, stream: ServedStream, batch: Batch, tickets: list[ClientTicket]) -> None:
+        self.stream, self.batch, self.tickets = stream, batch, tickets
+        self.model = stream.model
+        """The body."""
+        self.loaded, self.timing = stream.model.loaded, stream.model.timing
         self.began = self.shares()
         """The models and rows with which it began."""
         self._parts = [BatchPart(ticket.inputs) for ticket in tickets]
@@ -126,25 +142,13 @@ class BatchWork:
         """Its requests that wait without a strict deadline."""
         return [ticket for ticket in self.tickets if not (ticket.strict or ticket.gone)]
 
-    def steady(self, segment: int) -> bool:
-        """Whether a segment takes as long as it did before, whatever its samples hold."""
-        return self.model.loaded.steady[segment]
-
-    def foreseen(self, segment: int) -> bool:
-        """The same, also of one that never runs on the event loop, as its worker tells it."""
-        return self.model.loaded.foreseen[segment]
-
-    def start(self, segment: int, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
-        """Run a segment on what the one before it left."""
-        return self.model.loaded.start(self.step(segment), lane, ended, here=here)
-
     def step(self, segment: int) -> Step:
         """What a segment is computed from: the values of all who are left."""
         return Step(segment, tuple(self._parts), sum([ticket.rows for ticket in self.tickets]))
 
     def take(self, segment: int, made: Sequence[StepOutput]) -> None:
         """A segment was computed; one that was stopped changes nothing, so that others may still join it."""
-        if len(self.tickets) > 1 and segment == len(self.model.loaded.segments) - 1:
+        if len(self.tickets) > 1 and segment == len(self.loaded.segments) - 1:
             self._check_rows(made)
         self._parts = [BatchPart(each.values) for each in made]
         self._answers = [each.answers for each in made]
@@ -160,7 +164,7 @@ class BatchWork:
 
     def results(self) -> Iterator[tuple[ClientTicket, dict[str, Array]]]:
         """Every ticket with its rows of the outputs."""
-        values = join(self._answers, {})
+        values = self._answers[0] if len(self._answers) == 1 else join(self._answers, {})
         if len(self.tickets) == 1:
             yield self.tickets[0], values
             return
@@ -221,8 +225,8 @@ class MixedWork(BatchWork):
 
     __slots__ = ("_named",)
 
-    def __init__(self, model: ServedModel, tickets: list[ClientTicket]) -> None:
-        super().__init__(model, tickets)
+    def __init__(self, stream: ServedStream, batch: Batch, tickets: list[ClientTicket]) -> None:
+        super().__init__(stream, batch, tickets)
         self._named: list[frozenset[str]] = []
         """For each part that was begun, the outputs of those models that it has samples of."""
 
@@ -254,7 +258,9 @@ class MixedWork(BatchWork):
             yield ticket, found
 
 
-def _answer(ticket: ClientTicket, leaving: Leaving, reached: Reached, start: int, end: int) -> dict[str, Array] | None:
+def _answer(
+    ticket: ClientTicket, leaving: ExitRules, reached: Reached, start: int, end: int
+) -> dict[str, Array] | None:
     """What a request whose rows begin and end there is told at an exit; None if it goes on."""
     last, threshold = reached.number == len(leaving.names), ticket.threshold
     if ticket.rows == 1 and not last and not reached.sure[start] >= threshold:  # so, because NaN is never sure

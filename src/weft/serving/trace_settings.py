@@ -43,7 +43,7 @@ class TraceSettings:
     def __init__(self) -> None:
         self._server = _default()
         self._models: dict[str, _Scope] = {}
-        self._everything = True
+        self.everything = True
 
     def told(self, model: str = "") -> dict[str, Any]:
         """What holds for the server, or for a model, by the protocol's names."""
@@ -71,11 +71,11 @@ class TraceSettings:
             self._models.pop(model, None)
         elif model:
             self._models[model] = scope
-        self._everything = not self._models and self._server == _default()
+        self.everything = not self._models and self._server == _default()
 
     def takes(self, model: str) -> bool:
         """Whether a request that was just taken is traced; it is counted."""
-        if self._everything:
+        if self.everything:
             return True
         own = self._models.get(model)
         level, rate, count = self._holding(own)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -16,16 +17,18 @@ import numpy as np
 import orjson
 
 from weft.base.errors import BadRequest, Failed, unknown_name
-from weft.runtime.lent import Input
+from weft.runtime.client_memory import Input
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
-from weft.serving import json_literals
+from weft.serving import json_text
 from weft.serving.classification import Labels, class_count, classified
-from weft.serving.json_structure import check_keys, check_parts, own_keys
+from weft.serving.json_text import check_keys, check_parts, own_keys
 from weft.serving.regions import PARAMETERS as REGION_PARAMETERS
 from weft.serving.regions import RegionPart, part_of, places
 
 Parameter = str | int | float | bool
 
+LARGE_ELEMENTS = 64 * 1024
+"""As many elements make about as much JSON."""
 LARGE_BYTES = 1 << 20
 """JSON beyond this is read elsewhere: here it would hold up the event loop for tens of milliseconds."""
 MAX_ID_CHARS = 64 * 1024
@@ -61,8 +64,9 @@ _LIMITS = {"BOOL": (0, 1)} | {
 """Datatype -> its least and its greatest integer."""
 
 
-class ModelSpec(NamedTuple):
-    """What a request for one version of a model must look like."""
+@dataclass(frozen=True)
+class ModelSpec:
+    """What a request for one version of a model must look like; what every request needs of it is worked out once."""
 
     name: str
     version: str
@@ -70,6 +74,19 @@ class ModelSpec(NamedTuple):
     outputs: tuple[TensorSpec, ...]
     exits: tuple[str, ...] = ()
     """Outputs of the model that stand in for its last one where a row leaves early, and cannot be asked for."""
+
+    @cached_property
+    def inputs_by_name(self) -> Mapping[str, TensorSpec]:
+        return {spec.name: spec for spec in self.inputs}
+
+    @cached_property
+    def outputs_by_name(self) -> Mapping[str, TensorSpec]:
+        return {spec.name: spec for spec in self.outputs}
+
+    @cached_property
+    def every_output(self) -> Mapping[bool, tuple[Wanted, ...]]:
+        """What a client gets that names no outputs, by whether it wants them in binary."""
+        return {binary: tuple([Wanted(spec.name, binary) for spec in self.outputs]) for binary in (False, True)}
 
 
 class Wanted(NamedTuple):
@@ -96,9 +113,9 @@ class InferRequest:
     """Those that lie in regions; none does where left out."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class InferResponse:
-    """A computed request."""
+    """A computed request; not frozen, which would take three times as long to make."""
 
     request: InferRequest
     model: ModelSpec
@@ -151,14 +168,15 @@ def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec
     inputs, apart = _inputs(message.get("inputs"), tail, model)
     outputs = message.get("outputs")
     wanted = _wanted(outputs, binary, model)
-    return InferRequest(inputs, request_id, parameters, wanted, shared_tensors(apart, _places(outputs)))
+    shared = shared_tensors(apart, _places(outputs) if outputs else {}) if apart or outputs else None
+    return InferRequest(inputs, request_id, parameters, wanted, shared)
 
 
 def _message(text: bytes) -> dict[str, Any]:
     """The JSON object that a request is, of a size that can be read, and without a key that is given twice."""
     check_parts(text)
     try:
-        message = json_literals.loads(text)
+        message = json_text.loads(text)
     except orjson.JSONDecodeError as error:
         raise BadRequest(f"the request is not valid JSON: {error}") from error
     if type(message) is not dict:
@@ -192,7 +210,7 @@ def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
         message["id"] = request.id
     if response.parameters:
         message["parameters"] = response.parameters
-    specs = {spec.name: spec for spec in model.outputs}
+    specs = model.outputs_by_name
     tensors: list[dict[str, Any]] = []
     parts = [b""]
     for wanted in request.wanted:
@@ -213,7 +231,7 @@ def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
     message["outputs"] = tensors
     try:
         parts[0] = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
-        if b"null" in parts[0] and json_literals.spell_out(tensors):
+        if b"null" in parts[0] and json_text.spell_out(tensors):
             parts[0] = orjson.dumps(message, option=orjson.OPT_SERIALIZE_NUMPY)
     except orjson.JSONEncodeError as error:
         raise Failed(f"the answer of {model.name} cannot be written as JSON: {error}") from error
@@ -268,10 +286,10 @@ def fit(name: object, datatype: object, shape: object, specs: Mapping[str, Tenso
         raise BadRequest(f"input {spec.name!r}: shape must be a list of integers, not {shown(shape)}")
     if len(shape) != len(spec.shape):
         raise BadRequest(f"input {spec.name!r}: shape has {len(shape)} dimensions, the model expects {_dims(spec)}")
-    for at, size in enumerate(shape):
+    for size, expected in zip(shape, spec.shape, strict=True):
         if type(size) is not int or size < 0:
             raise BadRequest(f"input {spec.name!r}: dimension {shown(size)} is not an integer of at least 0")
-        if size != (expected := spec.shape[at]) and expected >= 0:
+        if size != expected and expected >= 0:
             raise BadRequest(f"input {spec.name!r}: dimension {size} does not fit, the model expects {_dims(spec)}")
     dtype = DATATYPES[datatype]
     elements = math.prod(shape)
@@ -308,18 +326,14 @@ def add_wanted(wanted: dict[str, Wanted], name: object, binary: bool, model: Mod
     wanted[spec.name] = Wanted(spec.name, binary, 0 if classes is None else class_count(classes, spec))
 
 
-def every_output(model: ModelSpec, binary: bool) -> tuple[Wanted, ...]:
-    """What a client gets that names no outputs."""
-    return tuple([Wanted(spec.name, binary) for spec in model.outputs])
-
-
 def from_binary(data: bytes | memoryview, fitted: Fitted) -> Array:
     """A tensor of its binary form: a view of *data* if that is aligned, else a copy."""
     spec, dtype, shape, elements = fitted
     if dtype.kind == "O":
         return objects(_split_strings(data, spec.name, elements)).reshape(shape)
     check_size(len(data), fitted)
-    array: Array = np.ndarray(shape, dtype, data)
+    # frombuffer takes half as long as ndarray, and refuses a buffer of nothing
+    array: Array = np.frombuffer(data, dtype).reshape(shape) if elements else np.ndarray(shape, dtype, data)
     if dtype.kind == "b" and elements and array.view(np.uint8).max() > 1:
         raise BadRequest(f"input {spec.name!r}: a byte of a BOOL tensor must be 0 or 1")
     return array if array.flags.aligned else array.copy()
@@ -382,6 +396,25 @@ def in_region(part: RegionPart, fitted: Fitted, inline: bool) -> tuple[RegionPar
     return part, fitted
 
 
+def is_large(response: InferResponse) -> bool:
+    """Whether an answer has much JSON, many or long strings, or classes of much."""
+    elements, texts = 0, []
+    for wanted in response.request.wanted:
+        array = response.outputs.get(wanted.name)
+        if array is None or wanted.name in response.shared:
+            continue
+        if array.dtype.kind in "OUS":
+            texts.append(array)
+        elif wanted.binary and not wanted.classes:
+            continue
+        elements += array.size
+    return elements > LARGE_ELEMENTS or sum(map(_text_size, texts)) > LARGE_BYTES
+
+
+def _text_size(array: Array) -> int:
+    return sum(len(item) for item in array.reshape(-1).tolist() if isinstance(item, str | bytes))
+
+
 def shared_tensors(inputs: InRegions, outputs: Mapping[str, RegionPart]) -> SharedTensors | None:
     """The tensors of a request that lie in regions, if any do."""
     return SharedTensors(inputs, outputs) if inputs or outputs else None
@@ -391,7 +424,7 @@ def _inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[
     """The inputs that came, and those that lie in regions."""
     if type(listed) is not list:
         raise BadRequest(f"inputs must be a list of tensors, not {shown(listed)}")
-    specs = {spec.name: spec for spec in model.inputs}
+    specs = model.inputs_by_name
     inputs: dict[str, Input] = {}
     apart: InRegions = {}
     read = 0
@@ -403,7 +436,7 @@ def _inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[
         if name in inputs or name in apart:
             raise BadRequest(f"input {name!r} is given twice")
         parameters = _parameters(item, "input") if "parameters" in item else {}
-        part = part_of(parameters, "input", name) if parameters else None
+        part = None if REGION_PARAMETERS.isdisjoint(parameters) else part_of(parameters, "input", name)
         data = _binary_data(item, parameters, tail, read) if parameters else None
         if part is not None:
             apart[name] = in_region(part, fitted, data is not None or "data" in item)
@@ -439,7 +472,7 @@ def _binary_data(
 
 def _wanted(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...]:
     if listed is None or listed == []:
-        return every_output(model, binary)
+        return model.every_output[binary]
     if type(listed) is not list:
         raise BadRequest(f"outputs must be a list, not {shown(listed)}")
     check_wanted(len(listed))
@@ -455,7 +488,7 @@ def _wanted(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...
 
 def _places(listed: Any) -> dict[str, RegionPart]:
     """Where requested outputs shall lie, of a list that ``_wanted`` has found good."""
-    return places(((item["name"], item.get("parameters") or {}) for item in listed or ()), "output")
+    return places(((item["name"], item.get("parameters") or {}) for item in listed), "output")
 
 
 def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
@@ -469,7 +502,8 @@ def _parameters(holder: dict[str, Any], kind: str) -> dict[str, Parameter]:
         if not isinstance(value, _PARAMETER_TYPES):
             raise BadRequest(f"{kind} parameter {shown(key)} must be a string, number or bool, not {shown(value)}")
         if kind == "request":
-            refuse_request_parameter(key, value)
+            if key != "binary_data_output":  # which most requests have
+                refuse_request_parameter(key, value)
         elif key not in _CARRIAGE:
             refuse_tensor_parameter(key, kind)
     return parameters
@@ -493,7 +527,7 @@ def _decode_headless(body: memoryview, model: ModelSpec) -> InferRequest:
         if known != 1:
             raise BadRequest(f"input {spec.name!r}: a raw body holds one string, the model expects {_dims(spec)}")
         array = objects([bytes(body)]).reshape((1,) * len(spec.shape))
-        return InferRequest({spec.name: array}, "", {}, every_output(model, True))
+        return InferRequest({spec.name: array}, "", {}, model.every_output[True])
     stride = known * DATATYPES[spec.datatype].itemsize
     if free > 1 or (free and not stride):
         raise BadRequest(f"input {spec.name!r}: the shape {_dims(spec)} cannot be told from a raw body, send JSON")
@@ -501,7 +535,7 @@ def _decode_headless(body: memoryview, model: ModelSpec) -> InferRequest:
         raise BadRequest(f"input {spec.name!r}: {len(body)} bytes are no multiple of {stride}, as {_dims(spec)} needs")
     shape = [len(body) // stride if size < 0 else size for size in spec.shape]
     array = from_binary(body, fit(spec.name, spec.datatype, shape, {spec.name: spec}))
-    return InferRequest({spec.name: array}, "", {}, every_output(model, True))
+    return InferRequest({spec.name: array}, "", {}, model.every_output[True])
 
 
 def _from_json(data: object, fitted: Fitted) -> Array:

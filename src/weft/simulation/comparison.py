@@ -88,7 +88,7 @@ class Comparison:
     def plot(self) -> Figure:
         """Throughput by policy, and what no policy can exceed."""
         require_matplotlib()
-        from weft.simulation.run_pictures import comparison_figure
+        from weft.simulation.run_shown import comparison_figure
 
         return comparison_figure(self.title, self.reports)
 
@@ -125,7 +125,7 @@ class RequestComparison:
     def plot(self) -> Figure:
         """The deadlines that each stream missed under each policy."""
         require_matplotlib()
-        from weft.simulation.run_pictures import request_comparison_figure
+        from weft.simulation.run_shown import request_comparison_figure
 
         return request_comparison_figure(self.title, self.reports)
 

@@ -11,9 +11,9 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from weft.reports.html import trace_data
 from weft.reports.page import write_page
 from weft.reports.trace import Trace
+from weft.reports.trace_exports import trace_data
 from weft.simulation.report import Report
 from weft.simulation.request_report import RequestReport, RequestStream
 

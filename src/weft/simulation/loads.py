@@ -87,7 +87,7 @@ class SustainedLoads:
     def plot(self) -> Figure:
         """The throughput at the largest load, by policy and ratio."""
         require_matplotlib()
-        from weft.simulation.loads_picture import loads_figure
+        from weft.simulation.run_shown import loads_figure
 
         return loads_figure(self.labels, self.policies, [answer.stp for answer in self.answers])
 

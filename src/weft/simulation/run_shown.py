@@ -1,9 +1,15 @@
-"""How the reports of simulated runs show themselves."""
+"""How simulated runs show themselves: tables of their streams, and pictures of runs, policies and sustainable loads."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from weft.reports.exhibits import Axis, Bars, Curve, Drawable, Panel, ReferenceLine, draw
+from weft.reports.page import PALETTE
+from weft.reports.pictures import LIMIT, MUTED
 from weft.reports.tables import ResultTable
 from weft.simulation.report import Report
 from weft.simulation.request_report import RequestReport
@@ -11,6 +17,8 @@ from weft.simulation.run_tables import report_table, requests_table
 
 if TYPE_CHECKING:
     from weft.reports.pictures import Figure
+
+MARKERS = "osD^vP*X"
 
 
 def tables(report: Report | RequestReport) -> tuple[ResultTable, ...]:
@@ -20,6 +28,76 @@ def tables(report: Report | RequestReport) -> tuple[ResultTable, ...]:
 
 def figure(report: Report | RequestReport) -> Figure:
     """How streams fared beside running alone, or how long requests took."""
-    from weft.simulation.run_pictures import report_figure, requests_figure
+    return _slowdowns(report) if isinstance(report, Report) else _latencies(report)
 
-    return report_figure(report) if isinstance(report, Report) else requests_figure(report)
+
+def _slowdowns(report: Report) -> Figure:
+    """How much longer the queries of each stream took than alone."""
+    models = [stream.model for stream in report.streams]
+    what = "slowdown (mean latency over alone)"
+    values = {what: [stream.slowdown or 0.0 for stream in report.streams]}
+    bars = Bars(models, values, dict(zip(models, _colours(len(models)), strict=True)), values="%.2f")
+    alone = ReferenceLine(1, colour=MUTED, dash=":", label="alone")
+    title = f"{report.policy} on {report.device}: STP {report.stp:.3f}"
+    return draw(title, [Panel([bars, alone], y=Axis(label=what), legend=True)], size=_size(len(models)))
+
+
+def _latencies(report: RequestReport) -> Figure:
+    """Which share of each stream's requests was answered by when, and when they were due."""
+    marks: list[Drawable] = []
+    for colour, stream in zip(_colours(len(report.streams)), report.streams, strict=True):
+        shares = np.arange(1, len(stream.cdf_s) + 1) * (stream.completed / max(1, stream.arrived))
+        latencies_ms = [1e3 * latency_s for latency_s in stream.cdf_s]
+        marks.append(Curve(latencies_ms, shares, stream.model, colour, steps=True))
+        marks.append(ReferenceLine(1e3 * stream.deadline_s, colour=colour, dash=":", upright=True))
+    x = Axis(label="latency, ms (dotted: due)", scale="log")
+    panel = Panel(marks, x=x, y=Axis(label="% of the requests", low=0, high=103), legend=True)
+    return draw(f"{report.policy} on {report.device}: {report.violation_rate:.2%} late", [panel], size=_size(6))
+
+
+def comparison_figure(title: str, reports: Sequence[Report]) -> Figure:
+    """The throughput of each policy, the best in its own colour, and what no policy can exceed."""
+    best, bound = max(report.stp for report in reports), reports[0].bound_stp
+    colours = {report.policy: PALETTE[0] if report.stp == best else PALETTE[4] for report in reports}
+    bars = Bars([*colours], {"STP": [report.stp for report in reports]}, colours, values="%.2f")
+    limit = ReferenceLine(bound, colour=LIMIT, dash="-", width=1.2, label=f"bound {bound:.2f}")
+    alone = ReferenceLine(1, colour=MUTED, dash=":", label="one model at a time")
+    panel = Panel([bars, limit, alone], y=Axis(label="STP", low=0, high=1.15 * bound))
+    return draw(title, [panel], size=_size(len(reports)))
+
+
+def request_comparison_figure(title: str, reports: Sequence[RequestReport]) -> Figure:
+    """The deadlines that each stream missed under each policy."""
+    models = [stream.model for stream in reports[0].streams]
+    missed = {
+        model: [100 * report.streams[place].violation_rate for report in reports] for place, model in enumerate(models)
+    }
+    bars = Bars([report.policy for report in reports], missed, dict(zip(models, _colours(len(models)), strict=True)))
+    panel = Panel([bars], y=Axis(label="deadlines missed, %"))
+    return draw(title, [panel], size=_size(len(reports) * len(models) / 2), legend_columns=3)
+
+
+def loads_figure(ratios: Sequence[str], policies: Sequence[str], stps: Sequence[float]) -> Figure:
+    """STP at the largest sustained load; *stps* holds all policies of the first ratio, then of the next."""
+    values, colours = np.array(stps).reshape(len(ratios), len(policies)), _colours(len(policies))
+    x, y = Axis(label="ratio of request rates", names=ratios), Axis(label="sustainable STP", low=0)
+    marks: list[Drawable] = []
+    if len(ratios) == 1:
+        by_policy = dict(zip(policies, colours, strict=True))
+        marks, x = [Bars(policies, {"STP": values[0]}, by_policy, values="%.2f")], Axis()
+    else:
+        marks = [
+            Curve(range(len(ratios)), values[:, place], policy, colours[place], MARKERS[place % 8])
+            for place, policy in enumerate(policies)
+        ]
+    size = (max(6.0, 1.2 + 0.62 * len(ratios) * (1 if len(ratios) > 1 else 8)), 4.2)
+    return draw("largest load that keeps its deadlines", [Panel(marks, x=x, y=y)], size=size, legend_columns=3)
+
+
+def _size(bars: float) -> tuple[float, float]:
+    """Inches of a picture with room for so many bars."""
+    return min(14.0, max(6.0, 1.2 + 0.95 * bars)), 4.2
+
+
+def _colours(count: int) -> list[str]:
+    return [PALETTE[place % len(PALETTE)] for place in range(count)]

@@ -1,4 +1,8 @@
-"""Processes that search side by side."""
+"""Processes that search side by side.
+
+They are those of ``multiprocessing``, not of ``weft.base.child_processes``, because spawning runs the user's script
+again: a policy that it registers in ``weft.POLICIES`` is then known in the processes, too.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""When requests arrive: one small generator per process, in blocks, so that memory does not grow with the run.
+"""Arrival processes: one generator of arrival times per process, in blocks, so that memory does not grow with the run.
 
-A generator yields sorted blocks of seconds and never ends by itself, except a trace, which ends with
-its file. Randomness comes from the generator given; nothing here is global.
+A generator yields sorted blocks of seconds and is endless, except a trace, which ends with its file. Random numbers
+come from the generator that is passed in; nothing here is global.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ Floats = npt.NDArray[np.float64]
 Rng = np.random.Generator
 
 BLOCK = 4096
+"""Arrivals drawn at a time: enough that numpy's cost per call vanishes, 32 KiB of memory. It is a part of every
+workload's definition: with another size, the same seed gives other arrivals."""
 
 
 def poisson(rate: float, rng: Rng) -> Iterator[Floats]:
@@ -36,6 +38,7 @@ def gamma(rate: float, rng: Rng, *, cv: float) -> Iterator[Floats]:
 
 def uniform(rate: float, rng: Rng) -> Iterator[Floats]:
     """Evenly spaced arrivals, the first at a random place within the first gap."""
+    # The random offset keeps streams of equal rates from arriving in lockstep.
     offset = rng.uniform(0, 1 / rate)
     sent = 0
     while True:
@@ -52,10 +55,11 @@ def bursty(rate: float, rng: Rng, *, factor: float, share: float, length_s: floa
     state = {"now": 0.0, "until": 0.0, "burst": True}
 
     def gaps() -> Floats:
-        found = np.empty(BLOCK)
+        lengths = np.empty(BLOCK)
         last = state["now"]
         for i in range(BLOCK):
             time = last
+            # A gap that crosses the end of a state is drawn anew from there: exponential gaps have no memory.
             while True:
                 speed = factor * rate if state["burst"] else calm_rate
                 step = rng.exponential(1 / speed) if speed > 0 else math.inf
@@ -66,22 +70,23 @@ def bursty(rate: float, rng: Rng, *, factor: float, share: float, length_s: floa
                 state["burst"] = not state["burst"]
                 mean = length_s if state["burst"] else length_s * (1 - share) / share
                 state["until"] = time + rng.exponential(mean)
-            found[i] = time - last
+            lengths[i] = time - last
             last = time
         state["now"] = last
-        return found
+        return lengths
 
     return _from_gaps(gaps)
 
 
 def trace(times_s: Floats, speedup: float) -> Iterator[Floats]:
-    """The given times, run *speedup* times as fast, from their first one on; then no more."""
+    """Replay the given times, *speedup* times as fast, counted from the first one; ends with them."""
     scaled = (times_s - times_s[0]) / speedup
     for start in range(0, len(scaled), BLOCK):
         yield scaled[start : start + BLOCK]
 
 
 def _from_gaps(gaps: Callable[[], Floats]) -> Iterator[Floats]:
+    """Endless arrival times from blocks of gaps."""
     last = 0.0
     while True:
         block = last + np.cumsum(gaps())
@@ -90,7 +95,7 @@ def _from_gaps(gaps: Callable[[], Floats]) -> Iterator[Floats]:
 
 
 def read_times(path: Path, column: str | None = None) -> Floats:
-    """Times of a CSV file in seconds: numbers, or dates and times, from the named column or the first."""
+    """Read the times of a CSV file in seconds: numbers, or dates and times, from the named column or the first."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.reader(file))
@@ -111,9 +116,9 @@ def read_times(path: Path, column: str | None = None) -> Floats:
 
 
 def _column(path: Path, rows: list[list[str]], column: str | None) -> tuple[int, list[tuple[int, list[str]]]]:
-    """Which column holds the times, and the numbered rows below a header."""
+    """Index of the column that holds the times, and the numbered rows below a header."""
     numbered = list(enumerate(rows, start=1))
-    if column is None:
+    if column is None:  # a first cell that is no time is a header
         return 0, numbered if _parsed(rows[0][0] if rows[0] else "") is not None else numbered[1:]
     if column not in rows[0]:
         raise WorkloadError(f"{path}: no column {column!r} in the header {', '.join(rows[0])}")
@@ -131,6 +136,7 @@ def _time(path: Path, number: int, row: list[str], index: int) -> float:
 
 
 def _parsed(text: str) -> float | None:
+    """Seconds of a number or an ISO date and time; None for other text."""
     try:
         value = float(text)
     except ValueError:

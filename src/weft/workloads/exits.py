@@ -1,4 +1,4 @@
-"""The exit by which each sample leaves: drawn from rates, or found by a confidence rule in a record of a real network.
+"""The exit by which each sample leaves: drawn from rates, or by a confidence rule from a record of a real network.
 
 A record is an .npz file with what a trained network said of every sample of a test set at every exit.
 The rule is the usual one: a sample leaves at the first exit whose confidence reaches the threshold,
@@ -29,18 +29,20 @@ MOST_VALUES = 10**8
 """Values in one array of a record; more is a damaged file."""
 
 MOST_EXITS = 256
+"""Early exits of a model; more than any published network has, and a bound on the memory of a run."""
 
 RATE_TOLERANCE = 1e-6
+"""How far the sum of exit rates may be from 1: a third written with six digits is accepted, a typing error is not."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExitRecord:
-    """What a network said of each sample of a test set at each exit."""
+    """Outputs of a network for a test set: confidence and correctness of each sample at each exit."""
 
     confidence: Floats
     """(samples, exits), 0 to 1."""
     correct: Bools
-    """Whether that answer was right, in the same shape."""
+    """Whether the answer of that exit was right, in the same shape."""
 
     @property
     def samples(self) -> int:
@@ -48,7 +50,7 @@ class ExitRecord:
 
     @property
     def exits(self) -> int:
-        """How many exits there are, the end included."""
+        """Number of exits, the end included."""
         return int(self.confidence.shape[1])
 
     def fates(self, threshold: float) -> Ints:
@@ -92,7 +94,7 @@ def from_record(record: ExitRecord, threshold: float, rng: Rng) -> Iterator[Fate
 
 
 def number_or_names(value: Any) -> Any:
-    """A validator for ``exits``: how many early ones, or the names of outputs with the end last."""
+    """Validate ``exits``: the number of early ones, or the names of outputs with the end last."""
     if isinstance(value, int) and not isinstance(value, bool):
         if not 1 <= value <= MOST_EXITS:
             raise ValueError(f"must be 1 to {MOST_EXITS} early exits, the end not counted")
@@ -104,11 +106,11 @@ def number_or_names(value: Any) -> Any:
     return value
 
 
-def miscounted(key: str, found: int, early_exits: int) -> str:
-    """The sentence for shares or a record that do not fit the model's exits."""
+def miscounted(key: str, count: int, early_exits: int) -> str:
+    """Error message for shares or a record that do not fit the model's exits."""
     if not early_exits:
-        return f"{key} is for {found} exits, but the model has none; place some with exits = {found - 1}"
-    return f"{key} is for {found} exits, must be for {early_exits + 1}: {early_exits} early and the end"
+        return f"{key} is for {count} exits, but the model has none; place some with exits = {count - 1}"
+    return f"{key} is for {count} exits, must be for {early_exits + 1}: {early_exits} early and the end"
 
 
 def check_rates(rates: Sequence[float]) -> None:
@@ -121,7 +123,7 @@ def check_rates(rates: Sequence[float]) -> None:
 
 
 def read_record(path: str | Path) -> ExitRecord:
-    """The record in an .npz file; everything about it is checked."""
+    """Read the record in an .npz file and check everything about it; ``WorkloadError``."""
     try:
         with zipfile.ZipFile(path) as archive:
             confidence, correct = (_array(archive, name) for name in ("confidence", "correct"))
@@ -136,10 +138,10 @@ def read_record(path: str | Path) -> ExitRecord:
 
 
 def _array(archive: zipfile.ZipFile, name: str) -> npt.NDArray[Any]:
-    """One array of the file. Its header is checked before memory is asked for."""
+    """Read one array of the file; its header is checked before memory is allocated, as it may claim any size."""
     if f"{name}.npy" not in archive.namelist():
-        found = ", ".join(each.removesuffix(".npy") for each in archive.namelist()[:8]) or "nothing"
-        raise WorkloadError(f"a record of exits has the arrays 'confidence' and 'correct'; this file holds {found}")
+        stored = ", ".join(entry.removesuffix(".npy") for entry in archive.namelist()[:8]) or "nothing"
+        raise WorkloadError(f"a record of exits has the arrays 'confidence' and 'correct'; this file holds {stored}")
     info = archive.getinfo(f"{name}.npy")
     with archive.open(info) as file:
         version = np.lib.format.read_magic(file)

@@ -6,7 +6,6 @@ search for the largest sustainable load turns.
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 from typing import Annotated, Any, Literal
@@ -15,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from weft.base.errors import ShapeNeeded, WorkloadError, reason_of
+from weft.base.errors import ShapeNeeded, WorkloadError
 from weft.base.jsonfile import first_problem
 from weft.base.shapes import sizes_of
+from weft.base.tomlfile import read_toml
 from weft.workloads import arrivals
 from weft.workloads import exits as leaving
 
@@ -28,11 +28,13 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 MOST_REQUESTS = 10**9
+"""Requests of one workload; a file that asks for more has a mistyped rate or duration."""
 MOST_STREAMS = 100_000
+"""Streams of one workload; each has queues and generators of its own, so that more would fill the memory."""
 
 
 def served_name(model: str) -> str:
-    """The name to ask a server for: a model file is known by its name without folder and ending.
+    """The name of a model at a server: a model file is known by its name without folder and suffix.
 
     A model in a stitched file (``pets.onnx/cats``) has a name of its own.
     """
@@ -91,7 +93,7 @@ class Stream(BaseModel):
     exit_record: Annotated[str, Field(min_length=1)] | None = None
     """An .npz file, relative to the workload file: confidences and correct answers of a real network."""
     exit_threshold: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.8
-    """The confidence at which a sample of the record leaves. Where it is stated, real servers are told, too."""
+    """The confidence at which a sample of the record leaves. Where it is stated, requests to real servers carry it."""
     exit_floor: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     """How far the threshold of a record may sink while requests press, as in a server; None: it stays."""
     grain_ms: Positive | None = None
@@ -156,18 +158,18 @@ class Stream(BaseModel):
         return bool(self.exit_rates or self.exit_record)
 
     def as_option(self, *more: str) -> str:
-        """The stream as it is asked for on the command line, with what is missing."""
+        """The stream as an option of the command line, with the parts *more* that are missing."""
         rate = [] if self.rate is None else [f"rate={self.rate:g}"]
         due = [] if self.deadline_ms is None else [f"deadline={self.deadline_ms:g}"]
         return f"-s {self.model}:{','.join([*rate, *due, *more])}"
 
     @property
     def early_exits(self) -> int:
-        """How many exits before the end it asks for; 0 where it leaves that to the model's file."""
+        """Number of exits before the end; 0 where the model's file says which there are."""
         return self.exits if isinstance(self.exits, int) else max(0, len(self.exits or ()) - 1)
 
 
-def _some(streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
+def _check_count(streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
     # Not min_length: pydantic would count a list as too short where one of its streams has a problem.
     if not 1 <= len(streams) <= MOST_STREAMS:
         raise ValueError(f"a workload has 1 to {MOST_STREAMS} streams, this one {len(streams)}")
@@ -175,12 +177,12 @@ def _some(streams: tuple[Stream, ...]) -> tuple[Stream, ...]:
 
 
 class Workload(BaseModel):
-    """Streams that share a device, for how long, and from which seed."""
+    """Streams that share a device, the duration of the run, and its seed."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     device: str = "weaver-plus"
-    stream: Annotated[tuple[Stream, ...], AfterValidator(_some)]
+    stream: Annotated[tuple[Stream, ...], AfterValidator(_check_count)]
     total_rate: Positive | None = None
     """Requests per second of all streams together, divided by ``ratio``."""
     ratio: tuple[Positive, ...] | None = None
@@ -220,15 +222,15 @@ class Workload(BaseModel):
         return tuple(part and self.total_rate * part / whole for part in parts)
 
     def advice(self, stream: Stream, *, option: str, key: str) -> str:
-        """How to add what a stream lacks where it was asked for: a *key* in its file, or a part of its *option*."""
+        """How to add what a stream lacks: a *key* in its file, or a part of its *option* of the command line."""
         return f"{key} in its [[stream]]" if "folder" in self.model_fields_set else stream.as_option(option)
 
     def shape_advice(self, stream: Stream, name: str, sizes: str) -> str:
-        """How to say what an input of a stream's model is sent."""
+        """How to state the shape of what an input of a stream's model is sent."""
         return self.advice(stream, option=f"shape={name}={sizes}", key=f'shapes = {{ "{name}" = "{sizes}" }}')
 
     def advised(self, stream: Stream, error: ShapeNeeded) -> ShapeNeeded:
-        """An error about a stream's model, with advice for where the stream was asked for."""
+        """*error* with advice that fits where the stream comes from: a file or the command line."""
         return error.advising(f"say what is sent, as {self.shape_advice(stream, error.name, error.sizes)}")
 
     def scaled(self, factor: float) -> Workload:
@@ -245,8 +247,9 @@ class Workload(BaseModel):
     def arrivals(self, index: int, seed: int | None = None) -> Iterator[Floats]:
         """Blocks of arrival times of one open stream, in seconds, up to ``duration_s``."""
         stream, rate = self.stream[index], self.rates[index]
+        # A generator for each stream: adding a stream to a file does not change the arrivals of the others.
         rng = np.random.default_rng([self.seed if seed is None else seed, index])
-        for block in self._endless(stream, rate or 0.0, rng):
+        for block in self._process(stream, rate or 0.0, rng):
             inside = block[block < self.duration_s]
             yield inside
             if len(inside) < len(block):
@@ -272,7 +275,7 @@ class Workload(BaseModel):
         return record
 
     def exit_rates(self, index: int, early_exits: int | None = None) -> tuple[float, ...]:
-        """Share of the samples of a stream that leave by each exit, the end last; () where nothing is said.
+        """Share of the samples of a stream that leave by each exit, the end last; () where it has no rates or record.
 
         early_exits: how many its model has, which the shares must fit.
         """
@@ -302,7 +305,7 @@ class Workload(BaseModel):
             return leaving.from_record(record, stream.exit_threshold, rng)
         return leaving.from_rates(stream.exit_rates, rng)
 
-    def _endless(self, stream: Stream, rate: float, rng: np.random.Generator) -> Iterator[Floats]:
+    def _process(self, stream: Stream, rate: float, rng: np.random.Generator) -> Iterator[Floats]:
         if stream.arrival == "trace":
             times = arrivals.read_times(Path(self.folder) / str(stream.trace), stream.trace_column)
             return arrivals.trace(times, stream.speedup)
@@ -318,23 +321,18 @@ class Workload(BaseModel):
 
 
 def read_workload(path: str | Path) -> Workload:
-    """The workload a TOML file describes; every value is checked."""
+    """Read the workload that a TOML file describes; every value is checked."""
     if str(path).endswith(".onnx"):
         stream = f'a file with [[stream]], model = "{path}", rate = 10 and deadline_ms = 100'
         raise WorkloadError(f"{path} is a model, and a workload (TOML) is wanted: {stream}")
-    try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot read the workload: {reason_of(error)}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise WorkloadError(f"{path}: not a TOML file: {reason_of(error)}") from error
+    raw = read_toml(path, WorkloadError, "workload")
     if "folder" in raw:
         raise WorkloadError(f"{path}: unknown key 'folder'")
     return parse_workload(raw | {"folder": str(Path(path).parent)}, str(path))
 
 
 def parse_workload(raw: dict[str, Any], where: str = "workload") -> Workload:
-    """The workload that a mapping with the keys of a file describes; *where* opens the message if it is none."""
+    """The workload that a mapping with the keys of a file describes; *where* begins the error message."""
     try:
         return Workload.model_validate(raw)
     except ValidationError as error:

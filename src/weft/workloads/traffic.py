@@ -1,4 +1,4 @@
-"""Traffic of many models: some are asked for far more often than others, requests come in clusters, days have waves.
+"""Generated traffic of many models: some are requested far more often than others, in clusters, and days have waves.
 
 Popularity follows Zipf's law, the gaps between requests for a model a Gamma distribution with a given coefficient of
 variation, and all rates together a wave over the day and surges. Time runs faster where rates are higher: gaps are
@@ -7,7 +7,6 @@ drawn in a time in which all rates stay the same, and then laid out over the day
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterator
 from math import tau
 from pathlib import Path
@@ -17,16 +16,17 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from weft.base.errors import WorkloadError, reason_of
+from weft.base import tomlfile
+from weft.base.errors import WorkloadError
 from weft.base.jsonfile import first_problem
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 BLOCK = 1 << 20
-"""About how many requests are drawn at a time."""
+"""Requests drawn at a time, about: 16 MiB of times and model numbers. Other sizes give other requests."""
 KNOTS = 256
-"""Between so many instants of a block rates are taken to be even."""
+"""Instants of a block between which rates are taken as constant; times of day are interpolated between them."""
 
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -50,7 +50,7 @@ class RequestBlock(NamedTuple):
 
 
 class Day(BaseModel):
-    """How all rates rise and fall together."""
+    """How all rates rise and fall together over a day."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -62,7 +62,7 @@ class Day(BaseModel):
     surge: tuple[Surge, ...] = ()
 
     def passed(self, times_s: Floats) -> Floats:
-        """The time in which all rates stay the same, at instants of the day."""
+        """Even time, in which all rates are constant, at instants of the day."""
         passed = self._waved(times_s)
         for surge in self.surge:
             begin, end = surge.start_s, surge.start_s + surge.length_s
@@ -76,18 +76,18 @@ class Day(BaseModel):
         return np.asarray(times_s + self.wave / turn * risen)
 
     def instants(self, passed: Floats, begin: float, end: float, duration_s: float) -> Floats:
-        """Instants of the day, for times between *begin* and *end* of the other time."""
+        """Instants of the day for even times between *begin* and *end*."""
         if not self.wave and not self.surge:
             return passed
         first, last = self._instant(begin, duration_s), self._instant(end, duration_s)
-        edges = [edge for each in self.surge for edge in (each.start_s, each.start_s + each.length_s)]
+        edges = [edge for surge in self.surge for edge in (surge.start_s, surge.start_s + surge.length_s)]
         knots = np.unique([*np.linspace(first, last, KNOTS), *(edge for edge in edges if first < edge < last)])
         return np.asarray(np.interp(passed, self.passed(knots), knots))
 
     def _instant(self, passed: float, duration_s: float) -> float:
-        """The instant at which so much has passed, by halving."""
+        """The instant at which *passed* of even time has passed, by bisection."""
         low, high = 0.0, duration_s
-        for _ in range(60):
+        for _ in range(60):  # halves the span to below the resolution of a float
             middle = (low + high) / 2
             low, high = (middle, high) if self.passed(np.array([middle]))[0] < passed else (low, middle)
         return high
@@ -100,7 +100,7 @@ class Traffic(Day):
     """Requests per second of all models together, on average over the day."""
     models: Annotated[int, Field(ge=1, le=10**7)]
     zipf: NotNegative = 1.0
-    """The n-th most popular model is asked for n to the power of this less often than the first; 0: all alike."""
+    """The n-th most popular model is requested n to the power of this less often than the first; 0: all alike."""
     cv: Annotated[float, Field(gt=0, le=100)] = 1.0
     """Coefficient of variation of the gaps between requests for a model; 1: they come independently of each other."""
 
@@ -116,27 +116,33 @@ class Traffic(Day):
 
 
 def generated(rates: Floats, cv: Floats, day: Day, duration_s: float, seed: int) -> Iterator[RequestBlock]:
-    """Blocks of all requests until *duration_s* for models with these rates and coefficients of variation."""
+    """Blocks of all requests until *duration_s* for models with these rates and coefficients of variation.
+
+    Gaps are drawn in even time, in which rates are constant, and then laid out over the day.
+    """
     rng, shape = np.random.default_rng(seed), cv**-2.0
     scale = 1 / (rates * shape)
-    # the run begins somewhere within a gap, and rather within a long one
+    # A run begins within a gap, and more likely within a long one: its length is drawn weighted by length.
     upcoming = rng.gamma(shape + 1, 1.0) * scale * rng.random(len(rates))
     whole = float(day.passed(np.array([duration_s]))[0])
     blocks = max(1, round(whole * float(rates.sum()) / BLOCK))
     for block in range(blocks):
         begin, end = whole * block / blocks, whole * (block + 1) / blocks
-        passed, model = _drawn(rng, upcoming, scale, shape, end)
+        passed, model = _draw_arrivals(rng, upcoming, scale, shape, end)
         times = day.instants(passed, begin, end, duration_s)
         order = np.argsort(times, kind="stable")
         yield RequestBlock(times[order], model[order])
 
 
-def _drawn(rng: np.random.Generator, upcoming: Floats, scale: Floats, shape: Floats, end: float) -> tuple[Floats, Ints]:
-    """All arrivals before *end*, model by model; *upcoming*, the next one of each model, moves on."""
+def _draw_arrivals(
+    rng: np.random.Generator, upcoming: Floats, scale: Floats, shape: Floats, end: float
+) -> tuple[Floats, Ints]:
+    """All arrivals before *end*, model by model; *upcoming*, the next one of each model, is moved past it in place."""
     times: list[Floats] = []
     models: list[Ints] = []
     going = np.flatnonzero(upcoming < end)
     while len(going):
+        # As many gaps as a model needs with high probability, for all models at once; those that need more go on.
         expected = (end - upcoming[going]) / (scale[going] * shape[going])
         count = (expected + 2 * np.sqrt(expected / shape[going]) + 4).astype(np.int64)
         model, last = np.repeat(going, count), np.cumsum(count) - 1
@@ -156,13 +162,8 @@ def _drawn(rng: np.random.Generator, upcoming: Floats, scale: Floats, shape: Flo
 
 
 def read_traffic(path: str | Path) -> Traffic:
-    """The traffic that a TOML file describes; every value is checked."""
-    try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise WorkloadError(f"{path}: cannot read the traffic: {reason_of(error)}") from error
-    except tomllib.TOMLDecodeError as error:
-        raise WorkloadError(f"{path}: not a TOML file: {reason_of(error)}") from error
+    """Read the traffic that a TOML file describes; every value is checked."""
+    raw = tomlfile.read_toml(path, WorkloadError, "traffic")
     try:
         return Traffic.model_validate(raw)
     except ValidationError as error:
@@ -170,8 +171,5 @@ def read_traffic(path: str | Path) -> Traffic:
 
 
 def as_toml(traffic: Traffic) -> str:
-    """The file that describes it."""
-    lines = [f"{key} = {value!r}" for key, value in traffic.model_dump(exclude={"surge"}).items()]
-    for surge in traffic.surge:
-        lines += ["", "[[surge]]", *(f"{key} = {value!r}" for key, value in surge.model_dump().items())]
-    return "\n".join(lines) + "\n"
+    """A TOML file that ``read_traffic`` reads as *traffic*."""
+    return tomlfile.as_toml(traffic.model_dump())

@@ -1,4 +1,4 @@
-"""The traffic that is most like a recorded trace: ``fit``, and how like it is.
+"""Generated traffic fitted to a recorded trace (``fit``), and how similar the two are.
 
 Zipf's exponent is the likeliest for the callers' numbers of requests; the wave is the sine of a day that comes nearest
 to the flow of all requests; the coefficient of variation is that of the median caller, in a time in which the wave is
@@ -23,19 +23,21 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 DAY_S = 86400.0
+"""Length of a wave."""
 WAVE_WINDOWS = 96
-"""Into how many windows a day is cut to see its wave."""
+"""Windows (of 15 minutes) that a day is cut into to fit its wave."""
 DEEPEST_WAVE = 0.99
+"""Largest wave: at 1 rates would reach 0, and times of day could not be computed from even time."""
 STEEPEST = 20.0
-"""Zipf's exponent is looked for up to here."""
+"""Largest exponent of Zipf's law that is tried; there the second model is requested a million times less often."""
 ENOUGH = 20
-"""Gaps, or requests in a window, below which a caller does not say how its requests vary."""
+"""Fewest gaps, or requests in a window, from which a caller's coefficient of variation is estimated."""
 MOST_GENERATED = 4_000_000
-"""Requests up to which the traffic is generated to be compared with the trace."""
+"""Requests up to which traffic is generated to be compared with the trace; more would take long."""
 
 
-class Likeness(NamedTuple):
-    """A number of the trace, and that of traffic of the fitted kind."""
+class FitFigure(NamedTuple):
+    """A figure of the trace, and the same figure of the fitted traffic."""
 
     what: str
     trace: float
@@ -44,16 +46,16 @@ class Likeness(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TrafficFit:
-    """The traffic, and how like the trace it is."""
+    """The fitted traffic, and its similarity to the trace."""
 
     traffic: Traffic
-    likeness: tuple[Likeness, ...]
+    likeness: tuple[FitFigure, ...]
     unknown: tuple[str, ...]
-    """What the trace does not say, and what was taken for it."""
+    """Parameters that the trace does not determine, with the values assumed."""
 
 
 def fit(trace: CallerTrace, seed: int = 0) -> TrafficFit:
-    """The parameters of traffic like *trace*; *seed*: of the traffic that is generated to compare the two."""
+    """Fit the parameters of traffic to *trace*; *seed*: of the traffic that is generated to compare the two."""
     requests = trace.requests()
     requests = np.sort(requests[requests > 0])[::-1]
     if not len(requests) or requests.sum() < 2 or trace.span_s <= 0:
@@ -70,11 +72,14 @@ def fit(trace: CallerTrace, seed: int = 0) -> TrafficFit:
     if cv is None:
         unknown.append(f"how gaps vary: no caller has {ENOUGH} requests and more; cv = 1")
     traffic = even.model_copy(update={"rate": rate, "cv": 1.0 if cv is None else cv})
-    return TrafficFit(traffic, tuple(_likeness(trace, requests, traffic, seed)), tuple(unknown))
+    return TrafficFit(traffic, tuple(_similarity(trace, requests, traffic, seed)), tuple(unknown))
 
 
 def _zipf(requests: Ints) -> float:
-    """The likeliest exponent for these numbers of requests, most first: there the mean logarithm of the rank fits."""
+    """The maximum-likelihood exponent for numbers of requests in descending order.
+
+    There the expected logarithm of the rank equals the observed one; it falls with the exponent, so bisection finds it.
+    """
     ranks = np.log(np.arange(1, len(requests) + 1, dtype=np.float64))
     mean = float((requests * ranks).sum() / requests.sum())
 
@@ -92,7 +97,7 @@ def _zipf(requests: Ints) -> float:
 
 
 def _wave(trace: CallerTrace) -> tuple[float, float]:
-    """Height and peak of the sine that comes nearest to the flow; none where less than a day was recorded."""
+    """Height and peak of the sine with the least squared distance from the flow; (0, 0) for less than a day."""
     if trace.span_s < DAY_S:
         return 0.0, 0.0
     window_s = DAY_S / WAVE_WINDOWS
@@ -107,39 +112,35 @@ def _wave(trace: CallerTrace) -> tuple[float, float]:
 
 def _variation(trace: CallerTrace, even: Traffic) -> float | None:
     """The coefficient of variation of the median caller's gaps; None where no caller has enough of them."""
-    if isinstance(trace, TimedTrace):
-        found = _of_gaps(trace, even)
-    elif isinstance(trace, CountedTrace):
-        found = _of_counts(trace, even)
-    else:
-        raise TypeError(f"no variation is known of a {type(trace).__name__}")
-    return round(float(np.clip(np.median(found), 1e-3, 100)), 6) if found else None
+    variations = _of_gaps(trace, even) if isinstance(trace, TimedTrace) else _of_counts(trace, even)
+    return round(float(np.clip(np.median(variations), 1e-3, 100)), 6) if variations else None
 
 
 def _of_gaps(trace: TimedTrace, even: Traffic) -> list[float]:
+    """The coefficient of variation of each caller with ENOUGH gaps, in even time."""
     passed = even.passed(trace.times_s)
     order = np.argsort(trace.caller, kind="stable")
-    found = []
-    for each in np.split(passed[order], np.cumsum(trace.requests())[:-1]):
-        gaps = np.diff(each)
+    variations = []
+    for arrivals in np.split(passed[order], np.cumsum(trace.requests())[:-1]):
+        gaps = np.diff(arrivals)
         if len(gaps) >= ENOUGH and gaps.mean() > 0:
-            found.append(float(gaps.std() / gaps.mean()))
-    return found
+            variations.append(float(gaps.std() / gaps.mean()))
+    return variations
 
 
 def _of_counts(trace: CountedTrace, even: Traffic) -> list[float]:
-    """From windows long enough to hold ENOUGH requests each, of callers that fill ENOUGH of them."""
+    """The same from counts in windows long enough for ENOUGH requests, of callers that fill ENOUGH windows."""
     edges = even.passed(np.arange(trace.counts.shape[1] + 1) * trace.window_s)
     lengths = np.diff(edges) / trace.window_s
-    found = []
+    variations = []
     for counts in trace.counts[trace.counts.sum(axis=1) >= ENOUGH**2]:
         size = max(1, int(np.ceil(ENOUGH / counts.mean())))
         if len(counts) // size < ENOUGH:
             continue
         sums = grouped(counts, size)
         expected = _sums(lengths, size) * sums.sum() / _sums(lengths, size).sum()
-        found.append(float(np.sqrt(np.mean((sums - expected) ** 2 / expected))))
-    return found
+        variations.append(float(np.sqrt(np.mean((sums - expected) ** 2 / expected))))
+    return variations
 
 
 def _sums(lengths: Floats, size: int) -> Floats:
@@ -147,28 +148,29 @@ def _sums(lengths: Floats, size: int) -> Floats:
     return np.asarray(lengths[:whole].reshape(-1, size).sum(axis=1))
 
 
-def _likeness(trace: CallerTrace, requests: Ints, traffic: Traffic, seed: int) -> list[Likeness]:
+def _similarity(trace: CallerTrace, requests: Ints, traffic: Traffic, seed: int) -> list[FitFigure]:
+    """Shares of the top callers and peaks of the flow, of the trace and of generated traffic."""
     rates, shares = traffic.rates, []
     for part in (0.01, 0.1):
         top = max(1, round(part * len(requests)))
         if len(requests) * part >= 1:
             of_trace = float(requests[:top].sum() / requests.sum())
             shares.append(
-                Likeness(f"share of the top {part:.0%} of callers", of_trace, float(rates[:top].sum() / traffic.rate))
+                FitFigure(f"share of the top {part:.0%} of callers", of_trace, float(rates[:top].sum() / traffic.rate))
             )
     if requests.sum() > MOST_GENERATED:
         return shares
     blocks = list(traffic.requests(trace.span_s, seed))
-    made = TimedTrace(
+    generated = TimedTrace(
         tuple(map(str, range(traffic.models))),
         np.concatenate([block.times_s for block in blocks]),
         np.concatenate([block.model for block in blocks]),
         trace.span_s,
     )
     least = trace.window_s if isinstance(trace, CountedTrace) else 0.0
-    flows = [(window, trace.flow(window), made.flow(window)) for window in (1.0, 60.0, 3600.0) if window >= least]
+    flows = [(window, trace.flow(window), generated.flow(window)) for window in (1.0, 60.0, 3600.0) if window >= least]
     return shares + [
-        Likeness(
+        FitFigure(
             f"busiest {window:g} s over the mean", float(real.max() / real.mean()), float(ours.max() / ours.mean())
         )
         for window, real, ours in flows

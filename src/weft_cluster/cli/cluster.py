@@ -9,7 +9,7 @@ import typer
 from weft.base.errors import InputError
 from weft.cli import common
 from weft.cli.command import Command
-from weft.cli.common import how, split_names, what
+from weft.cli.common import how, split_names, what, with_shapes
 from weft.cli.printing import number, print_table, progress_bar, write_result
 from weft_cluster.cli.cluster_show import servers_table
 
@@ -48,6 +48,7 @@ def simulate(
     ] = None,
     seconds: Annotated[float, how("--seconds", help="How long to simulate.")] = 60.0,
     seed: Annotated[int, how("--seed", min=0, help="Of all that is drawn.")] = 0,
+    shape: common.Shapes = None,
     json_file: common.JsonFile = None,
 ) -> None:
     """Simulate the machines of a placement behind a router: how many requests are on time."""
@@ -58,12 +59,11 @@ def simulate(
     from weft_cluster.placing.needs import demands_of
     from weft_cluster.placing.placement import read_placement
     from weft_cluster.routing.cluster import placed
-    from weft_cluster.routing.setting import ClusterSetting
+    from weft_cluster.routing.setting import ClusterSetting, failures, slowed
     from weft_cluster.routing.simulate import simulate_cluster
-    from weft_cluster.routing.trouble import failures, slowed
 
-    there = read_machines(machines)
-    cluster = placed(read_placement(placement), there.kinds, demands_of(read_workload(workload), there))
+    there, asked = read_machines(machines), with_shapes(read_workload(workload), shape)
+    cluster = placed(read_placement(placement), there.kinds, demands_of(asked, there))
     day = None if traffic is None else read_traffic(traffic)
     cluster = cluster.asked(rate, None if day is None else day.cv)
     if slow is not None:
@@ -94,7 +94,7 @@ def status(
     json_file: common.JsonFile = None,
 ) -> None:
     """Show the servers behind a gate: who takes requests, what stands before another one, how those before ended."""
-    from weft_cluster.gates.status import cluster_status
+    from weft_cluster.cli.cluster_show import cluster_status
 
     told = cluster_status(url, api_key)
     print_table(servers_table(f"{url}: {told['gate']}", told))

@@ -1,9 +1,11 @@
-"""How a cluster stands, as a table."""
+"""How a cluster stands: asked of a gate, and as a table."""
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
+from weft.base.errors import InputError
 from weft.cli.printing import number
 
 if TYPE_CHECKING:
@@ -31,3 +33,27 @@ def servers_table(title: str, told: dict[str, Any]) -> ResultTable:
     )
     columns = ("machine", "server", "up", "in flight", "ahead ms", "way ms", "mean ms", *ENDS)
     return ResultTable(title, columns, rows, 2)
+
+
+def cluster_status(url: str, key: str | None = None) -> dict[str, Any]:
+    """What a gate says of the servers behind it (``Gate.told``); InputError where nobody says anything."""
+    import asyncio
+
+    return asyncio.run(_ask_gate(url, key))
+
+
+async def _ask_gate(url: str, key: str | None) -> dict[str, Any]:
+    from weft.http.client import Pool, call, parse_url, request_bytes, unreachable
+
+    pool = Pool(parse_url(url), 1)
+    try:
+        await pool.open(1)
+        answer = await call(pool, request_bytes(pool.target, "GET", "weft/cluster", key=key))
+    except OSError as error:
+        raise InputError(unreachable(url, error, "weft ray up")) from error
+    finally:
+        await pool.close()
+    if answer.status != 200:
+        raise InputError(f"{url}: GET weft/cluster has status {answer.status}; is it a gate, and its key right?")
+    status: dict[str, Any] = json.loads(answer.body)
+    return status

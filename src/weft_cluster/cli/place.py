@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from weft.cli.common import JsonFile, folder_option, how, what
-from weft.cli.plans import stage_bars, told_in_options
-from weft.cli.printing import write_result
-from weft.cli.unused import refuse_unused
-from weft_cluster.cli.place_show import print_placement
+from weft.cli.command import refuse_unused, told_in_options
+from weft.cli.common import JsonFile, Shapes, folder_option, how, what, with_shapes
+from weft.cli.printing import stage_bars, write_result
+from weft_cluster.cli.place_change import print_placement
 
 if TYPE_CHECKING:
     from weft_cluster.placing.placement import Objective
@@ -40,6 +39,7 @@ def command(
     ] = 0.1,
     fluid: Annotated[bool, how("--fluid", help="Simulate nothing: only loads, memory and deadlines count.")] = False,
     seed: Annotated[int, how("--seed", help="Of the sampled arrivals.")] = 0,
+    shape: Shapes = None,
     json_file: JsonFile = None,
 ) -> None:
     """Place models on machines: how many replicas, at which share of the rate, where; with a bound beside the answer.
@@ -49,11 +49,11 @@ def command(
     from weft.workloads.requests import read_workload
     from weft_cluster.placing.folder import check_place, write_folder
     from weft_cluster.placing.machines import read_machines
-    from weft_cluster.routing.whole_run import place
+    from weft_cluster.routing.placing_run import place
 
     if output is not None:
         check_place(output)
-    asked, there = read_workload(workload), read_machines(machines)
+    asked, there = with_shapes(read_workload(workload), shape), read_machines(machines)
     if before is not None:
         from weft_cluster.cli.place_change import adapt_placement
 

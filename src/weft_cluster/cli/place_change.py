@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import typer
 
-from weft.cli.plans import told_in_options
-from weft.cli.printing import print_table, say, write_result
-from weft.cli.unused import refuse_unused
-from weft_cluster.cli.place_show import SHOWN, print_placement
+from weft.cli.command import refuse_unused, told_in_options
+from weft.cli.printing import print_table, say, told, write_result
 
 if TYPE_CHECKING:
     from weft.workloads.requests import Workload
@@ -33,9 +32,9 @@ def adapt_placement(
     """Adapt the placement of a folder, write the new one with its change, and tell of both."""
     from weft_cluster.placing.adapting import adapt
     from weft_cluster.placing.change import write_change
-    from weft_cluster.placing.change_shown import change_in_words, loads_table
     from weft_cluster.placing.folder import write_folder
     from weft_cluster.placing.placement import read_placement
+    from weft_cluster.placing.placement_shown import change_in_words, loads_table
 
     kept = "the objective and the target are those of the placement; leave it out"
     refuse_unused(context, "--from", dict.fromkeys(("objective", "target"), kept))
@@ -51,3 +50,25 @@ def adapt_placement(
     print_placement(found.placement, output)
     parts = {"placement": found.placement, "change": found.change}
     write_result(json_file, {name: part.model_dump(mode="json") for name, part in parts.items()})
+
+
+if TYPE_CHECKING:
+    from weft_cluster.placing.placement import Placement
+
+SHOWN = 40
+"""Machines in the table; the page and the file have all."""
+
+
+def print_placement(placement: Placement, output: str | None) -> None:
+    """Tell what a placement comes to, and where it was written."""
+    from weft_cluster.placing.placement_shown import in_words, machines_table, unserved_table
+
+    print_table(machines_table(placement, SHOWN))
+    if placement.unserved:
+        print_table(unserved_table(placement))
+    for sentence in in_words(placement):
+        say(sentence, soft_wrap=True)
+    if output is None:
+        say("nothing was written: -o FOLDER writes the placement")
+        return
+    told("placement", output, f"{os.path.join(output, 'report.html')} shows it")

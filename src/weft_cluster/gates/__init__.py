@@ -2,6 +2,6 @@
 
 Its modules: ``gate.py``, its face, which is the server's (``weft.http``); ``forward.py``, a request on its way to
 one server or two; ``board.py``, estimates and the choice, by ``routing/router.py``; ``link.py``, a server: connections,
-and whether it is there; ``metrics.py``; ``status.py``, a gate asked from outside; ``thread.py``, a gate beside another
-loop; ``grpc_face.py`` and ``transcoded.py``, calls over gRPC as requests over HTTP; ``cluster.html``, its page.
+and whether it is there; ``metrics.py``; ``thread.py``, a gate beside another loop; ``grpc_face.py`` and
+``transcoded.py``, calls over gRPC as requests over HTTP; ``cluster.html``, its page.
 """

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, KeysView, Sequence
 from typing import NamedTuple
 
-from weft.http.hops import ServerEstimate
+from weft.http.messages import ServerEstimate
 from weft_cluster.kernels import routing_rules as rules
 from weft_cluster.placing.placement import PlacedMachine, PlacedModel
 from weft_cluster.routing.router import ROUTERS, Estimate, Replica, RoutedRequest, check_router, expected

@@ -11,10 +11,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Protocol
 
 from weft.base.errors import Expired, Failed, Overloaded, RequestError
-from weft.http.answers import Answer
-from weft.http.client import request_bytes
-from weft.http.hops import AGE, ANYONE, ClientRank, age_of, estimate_in
-from weft.http.messages import HttpExchange, HttpResponse
+from weft.http.client import Answer, request_bytes
+from weft.http.messages import AGE, ANYONE, ClientRank, HttpExchange, HttpResponse, age_of, estimate_in
 from weft.serving.request_parameters import RequestDue
 from weft.serving.routes import refusal
 from weft.serving.telemetry import PARENT, Telemetry

@@ -18,26 +18,17 @@ import orjson
 
 from weft.base.errors import Forbidden, NotFound, RequestError, unknown_name
 from weft.base.version import __version__
-from weft.http.budget import ByteBudget
 from weft.http.client import parse_url
-from weft.http.hops import ANYONE, age_of, rank_of
-from weft.http.messages import HttpExchange, HttpResponse, Passage, RequestTarget
+from weft.http.limits import ByteBudget
+from weft.http.messages import ANYONE, HttpExchange, HttpResponse, Passage, RequestTarget, age_of, rank_of
 from weft.http.server import HttpServer
 from weft.reports.page import whole_page
 from weft.serving.config import ServerConfig
+from weft.serving.endpoints import OPEN, PROBES, VITAL, model_of
 from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.keys import Caller, Keys
 from weft.serving.request_parameters import ModelTerms, RequestDue, due_of
-from weft.serving.routes import (
-    OPEN,
-    PROBES,
-    SMALL_BODY_BYTES,
-    VITAL,
-    header_length,
-    model_of,
-    peeked,
-    refusal,
-)
+from weft.serving.routes import SMALL_BODY_BYTES, header_length, peeked, refusal
 from weft.serving.server import grpc_tls_of, limits_of, tls_of
 from weft.serving.telemetry import make_telemetry
 from weft_cluster.gates import metrics
@@ -98,32 +89,32 @@ class Gate:
         """Model -> requests that got no result for want of time or room."""
         self._past: deque[dict[str, Any]] = deque(maxlen=PAST)
         """What there was to say of servers that are no more."""
-        self.keys = Keys(face.api_key, face.keys_file)
+        self.keys = Keys(face.network.api_key, face.network.keys_file)
         self.port: int | None = None
         self.grpc_port: int | None = None
         self._hosts = HostNames(names_of(face))
         self._draining = False
         self._grpc: GateGrpc | None = None
-        self.telemetry = make_telemetry(face.otlp)
+        self.telemetry = make_telemetry(face.telemetry.otlp)
         self.budget = ByteBudget(face.inflight_bytes)
-        self._http = HttpServer(self.handle, limits_of(face), gate=self.judge, budget=self.budget, vital=VITAL)
+        self._http = HttpServer(self.handle, limits_of(face.limits), gate=self.judge, budget=self.budget, vital=VITAL)
 
     async def start(self, more: int = 0) -> int:
         """Listen, on ports that are so many higher than those it was told; returns the port. OSError where that cannot
         be, RuntimeError where gRPC cannot."""
-        config = self.config
-        self.port = await self._http.start(config.host, config.http_port + more, tls_of(config))
-        if config.grpc_port is not None:
-            self._grpc = GateGrpc(self, config.max_body_bytes)
-            calls = config.grpc_port and config.grpc_port + more
-            self.grpc_port = await self._grpc.start(config.host, calls, grpc_tls_of(config))
+        network = self.config.network
+        self.port = await self._http.start(network.host, network.http_port + more, tls_of(network))
+        if network.grpc_port is not None:
+            self._grpc = GateGrpc(self, self.config.limits.max_body_bytes)
+            calls = network.grpc_port and network.grpc_port + more
+            self.grpc_port = await self._grpc.start(network.host, calls, grpc_tls_of(network))
         return self.port
 
     async def stop(self) -> None:
         """Take no new connections, and end when all is answered that came, or comes, on those that are open."""
         self._draining = True
-        calls = [self._grpc.stop(self.config.drain_s)] if self._grpc else []
-        await asyncio.gather(self._http.drain(self.config.drain_s), *calls)
+        calls = [self._grpc.stop(self.config.network.drain_s)] if self._grpc else []
+        await asyncio.gather(self._http.drain(self.config.network.drain_s), *calls)
         self._http.close()
         await asyncio.gather(*(link.close() for link in self.links.values()))
         await asyncio.to_thread(self.telemetry.close)
@@ -167,7 +158,7 @@ class Gate:
             if model and model not in self.board.models:
                 raise NotFound(unknown_name("model", model, self.board.models))
             if model and infers and method == "POST":
-                return _Let(self._infer, model, self.config.max_body_bytes, caller)
+                return _Let(self._infer, model, self.config.limits.max_body_bytes, caller)
             if method not in ("GET", "HEAD") and path != "/v2/repository/index":
                 raise Forbidden(f"a gate passes on requests for results; {method[:20]} {path[:200]!r} is for a server")
             return _Let(self._ask if model else self._own(path), model, SMALL_BODY_BYTES, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import quote
@@ -16,16 +16,23 @@ import grpc
 import orjson
 
 from weft.base.errors import RequestError
-from weft.http.budget import UNCOUNTED_BYTES, ByteBudget
+from weft.http.limits import UNCOUNTED_BYTES, ByteBudget
 from weft.http.messages import HttpExchange, HttpResponse, Passage, RequestTarget, parse_target
 from weft.serving import grpc_messages, grpc_wire, proto
-from weft.serving.grpc_calls import refuse, serialized
+from weft.serving.endpoints import RPCS, Endpoint
+from weft.serving.grpc_calls import listen, refuse, serialized
 from weft.serving.grpc_health import NOT_SERVING, SERVING, HealthCheckResponse
-from weft.serving.grpc_health import SERVICE as HEALTH
+from weft.serving.grpc_health import SERVICE as HEALTH_SERVICE
 from weft.serving.grpc_messages import InferMessage
 from weft.serving.json_helpers import JsonHelpers
+from weft.serving.openapi import HEALTH
 from weft_cluster.gates.transcoded import InferBody, as_body, as_message, body_of_data
 
+CALLS = (
+    "ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics",
+    "RepositoryIndex",
+)  # fmt: skip
+"""Calls that a gate answers besides inference."""
 STREAM_AHEAD = 16
 """Requests of one stream that are under way at a time."""
 _CODES = {
@@ -34,8 +41,6 @@ _CODES = {
 }  # fmt: skip
 """What a server's status is over gRPC."""
 _HEAD_BYTES = "inference-header-content-length"
-SMALL_MESSAGE_BYTES = 1 << 20
-"""The largest message of a call that is not for a model to compute."""
 
 
 class HttpWay(Protocol):
@@ -69,34 +74,20 @@ class GateGrpc:
             ("grpc.so_reuseport", 0),
         ]
         self._server = grpc.aio.server(options=options)
-        calls = {
-            "ServerLive": self._told("/v2/health/live", {"live": True}),
-            "ServerReady": self._flag("/v2/health/ready"),
-            "ServerMetadata": self._told("/v2"),
-            "ModelReady": self._flag("/v2/models/{}/ready"),
-            "ModelMetadata": self._told("/v2/models/{}"),
-            "ModelConfig": self._told("/v2/models/{}/config", wrapped="config"),
-            "ModelStatistics": self._told("/v2/models/{}/stats"),
-            "RepositoryIndex": self._told("/v2/repository/index", wrapped="models"),
-        }
-        handlers = {name: self._unary(name, answer) for name, answer in calls.items()}
+        handlers = {name: self._unary(RPCS[name]) for name in CALLS}
         handlers["ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer, None, serialized)
         handlers["ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream, None, serialized)
         health = {"Check": grpc.unary_unary_rpc_method_handler(self._check, None, serialized)}
         self._server.add_generic_rpc_handlers(
             (
                 grpc.method_handlers_generic_handler(proto.SERVICE, handlers),
-                grpc.method_handlers_generic_handler(HEALTH, health),
+                grpc.method_handlers_generic_handler(HEALTH_SERVICE, health),
             )
         )
 
     async def start(self, host: str, port: int, credentials: Any = None) -> int:
         """Listen; returns the port. RuntimeError where that cannot be."""
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        add = self._server.add_insecure_port
-        bound = add(address) if credentials is None else self._server.add_secure_port(address, credentials)
-        await self._server.start()
-        return int(bound)
+        return await listen(self._server, host, port, credentials)
 
     async def stop(self, grace_s: float) -> None:
         """Take no new calls, and let those that run end."""
@@ -105,13 +96,20 @@ class GateGrpc:
 
     # Calls
 
-    def _unary(self, name: str, answer: Callable[[Any, Any], Awaitable[Any]]) -> Any:
-        request, response, _ = proto.METHODS[name]
+    def _unary(self, endpoint: Endpoint) -> Any:
+        """Answers a call with what the endpoint's path says over HTTP."""
+        assert endpoint.rpc
+        method, write = endpoint.rpc.method, endpoint.rpc.write
 
         async def answered(data: bytes, context: Any) -> Any:
             try:
-                message = grpc_messages.parse_small(request, data, SMALL_MESSAGE_BYTES)
-                return grpc_wire.filled(response.DESCRIPTOR.name, await answer(message, context))
+                message = grpc_messages.parse_small(proto.METHODS[method][0], data)
+                path = endpoint.path.format(model=quote(getattr(message, "name", ""), safe=""))
+                answer = await self._asked("GET", path, _headers(context), b"")
+                if endpoint.schema == HEALTH:
+                    ok = answer.status == 200
+                    return grpc_wire.filled(f"{method}Response", {"live": ok, "ready": ok})
+                return grpc_wire.filled(f"{method}Response", write(orjson.loads(_succeeded(answer))))
             except RequestError as error:
                 refuse(context, error)
             return b""
@@ -121,27 +119,6 @@ class GateGrpc:
     async def _check(self, _: bytes, context: Any) -> Any:
         ready = (await self._asked("GET", "/v2/health/ready", {}, b"")).status == 200
         return HealthCheckResponse(status=SERVING if ready else NOT_SERVING)
-
-    def _told(self, path: str, said: dict[str, Any] | None = None, wrapped: str = "") -> Any:
-        """Answers with what is said at a path, in which {} is the name of a model."""
-
-        async def told(message: Any, context: Any) -> dict[str, Any]:
-            if said is not None:
-                return said
-            answer = await self._asked("GET", _path(path, message), _headers(context), b"")
-            found = orjson.loads(_succeeded(answer))
-            return {wrapped: found} if wrapped else dict(found)
-
-        return told
-
-    def _flag(self, path: str) -> Any:
-        """Answers whether something is ready."""
-
-        async def told(message: Any, context: Any) -> dict[str, Any]:
-            answer = await self._asked("GET", _path(path, message), _headers(context), b"")
-            return {"ready": answer.status == 200}
-
-        return told
 
     async def _infer(self, data: bytes, context: Any) -> Any:
         try:
@@ -239,10 +216,6 @@ def _succeeded(answer: HttpResponse) -> bytes:
     except (ValueError, KeyError, TypeError):
         words = f"a server answered {answer.status}"
     raise _NoSuccess(_CODES.get(answer.status, "INTERNAL"), words)
-
-
-def _path(path: str, message: Any) -> str:
-    return path.format(quote(message.name, safe="")) if "{}" in path else path
 
 
 def _headers(context: Any) -> dict[str, str]:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from urllib.parse import quote
 
-from weft.http.answers import Answer
-from weft.http.client import Pool, ServerAddress, call, request_bytes
+from weft.http.client import Answer, Pool, ServerAddress, call, request_bytes
 from weft.serving.request_parameters import ModelTerms
 from weft_cluster.placing.placement import PlacedMachine
 

@@ -86,19 +86,20 @@ class GateThread:
         self.gate = Gate(models, self._face, settings)
 
     async def _listen(self) -> int:
-        asked = self._face.http_port
+        network = self._face.network
+        asked = network.http_port
         for more in range(PORTS if asked else 1):
             try:
                 return await self.gate.start(more)
             except RuntimeError as error:  # gRPC does not tell why
                 await self.gate.stop()
-                where = f"{self._face.host}:{(self._face.grpc_port or 0) + more}"
+                where = f"{network.host}:{(network.grpc_port or 0) + more}"
                 raise InputError(f"cannot listen on {where} for gRPC; choose another") from error
             except OSError as error:
                 if error.errno != errno.EADDRINUSE:
-                    where = f"{self._face.host}:{asked + more}"
+                    where = f"{network.host}:{asked + more}"
                     raise InputError(f"cannot listen on {where}: {error.strerror or error}") from error
-        raise InputError(f"ports {asked} to {asked + PORTS - 1} of {self._face.host} are taken; choose another")
+        raise InputError(f"ports {asked} to {asked + PORTS - 1} of {network.host} are taken; choose another")
 
     def _end(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -5,9 +5,9 @@
 
 ``machines.py`` and ``demand.py`` (what is given), ``needs.py`` (demands of profiles), ``problem.py`` (both as arrays:
 two linear loads per model and kind), ``refusals.py`` (what fits nowhere), ``bound.py`` (a linear programme over
-``alike.py`` machines), ``search.py`` with ``fewest.py`` and ``loading.py``, ``packing.py`` (``balancing.py``, then
-``resharing.py``, and ``exact.py`` for few), ``judging.py`` and ``moves.py`` (simulated as in ``pieces.py``, and
-changed); ``filling.py`` is a placement in the making, ``checking.py`` holds it to every limit, ``placement.py`` is the
-value, ``summary.py`` makes it, ``folder.py`` and ``page.py`` write it; ``adapting.py`` (``settling.py``) adapts one to
-what changed, ``change.py`` says what that takes.
+machines that are alike), ``search.py`` with ``fewest.py`` and ``packing.py`` (``balancing.py``, then ``resharing.py``,
+and ``exact.py`` for few), ``judging.py`` and ``moves.py`` (simulated as in ``pieces.py``, and changed); ``filling.py``
+is a placement in the making, held to every limit, ``placement.py`` is the value, ``summary.py`` makes it, ``folder.py``
+writes it and its page; ``adapting.py`` (``settling.py``) adapts one to what changed, ``change.py`` says what that
+takes.
 """

@@ -13,7 +13,7 @@ import numpy as np
 
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.problem import Floats, PlacingProblem
-from weft_cluster.placing.spreading import ALL_SERVED, levelled, new_homes
+from weft_cluster.placing.resharing import ALL_SERVED, levelled, new_homes
 
 OnTime = Callable[[Filling], Floats]
 """(model): the share of its requests that are on time."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from weft_cluster.placing.alike import AlikeMachines, alike_machines
+from weft_cluster.placing.machines import MachineKind
 from weft_cluster.placing.placement import Objective
 from weft_cluster.placing.problem import PlacingProblem
 
@@ -154,3 +154,30 @@ class _Programme:
         found = {key: used[key] / there[key] if there[key] else 0.0 for key in used}
         tightest = max(found, key=lambda key: found[key])
         return tightest if found[tightest] > ALMOST_FULL else "copies"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AlikeMachines:
+    """Machines that any model sees as the same."""
+
+    kind: int
+    """The number of their kind."""
+    what: MachineKind
+    members: tuple[int, ...]
+    """Their numbers, in order."""
+
+    def __len__(self) -> int:
+        return len(self.members)
+
+
+def alike_machines(problem: PlacingProblem) -> tuple[AlikeMachines, ...]:
+    """All machines, in groups of those that are alike."""
+    pinned = {demand.machine for demand in problem.demands}
+    found: dict[tuple[str, str, str], list[int]] = {}
+    for number, machine in enumerate(problem.machines):
+        alone = machine.name if machine.name in pinned else ""
+        found.setdefault((machine.kind, machine.zone, alone), []).append(number)
+    names = list(problem.kinds)
+    return tuple(
+        AlikeMachines(names.index(kind), problem.kinds[kind], tuple(members)) for (kind, _, _), members in found.items()
+    )

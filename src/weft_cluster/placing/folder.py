@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from weft.base.errors import PlacingError
 from weft.base.files import replacing_folder
-from weft_cluster.placing.page import placement_page
-from weft_cluster.placing.placement import PLACEMENT_FILE, Placement, write_placement
+from weft.reports.page import page_text
+from weft_cluster.placing.placement import PLACEMENT_FILE, PlacedMachine, Placement, write_placement
+from weft_cluster.placing.placement_shown import UNITS, in_words
 
 REPORT_FILE = "report.html"
 
@@ -34,3 +36,43 @@ def check_place(path: str | Path) -> None:
         raise PlacingError(f"{path}: is a file; name a folder")
     if there.is_dir() and any(there.iterdir()) and not (there / PLACEMENT_FILE).is_file():
         raise PlacingError(f"{path}: holds something that is no placement; name another folder, or empty it")
+
+
+def placement_page(placement: Placement) -> str:
+    """The page of a placement."""
+    return page_text("placement.html", page_data(placement), "weft_cluster.placing")
+
+
+def page_data(placement: Placement) -> dict[str, Any]:
+    """All the page shows; machines name models by their number."""
+    names = {name: number for number, name in enumerate(placement.models)}
+    shown = placement.model_dump(mode="json", exclude={"format", "machines", "idle"})
+    return {
+        **shown,
+        "gap": placement.gap,
+        "unit": UNITS[placement.objective],
+        "words": in_words(placement),
+        "idle": len(placement.idle),
+        "models": list(names),
+        "machines": [_machine(machine, names) for machine in placement.machines],
+    }
+
+
+def _machine(machine: PlacedMachine, names: dict[str, int]) -> dict[str, Any]:
+    shown = machine.model_dump(mode="json", exclude={"models"})
+    return {
+        **shown,
+        "models": [
+            [
+                names[each.model],
+                each.share,
+                each.rate,
+                each.compute,
+                each.bandwidth,
+                each.other,
+                each.memory_bytes,
+                each.attainment,
+            ]
+            for each in machine.models
+        ],
+    }

@@ -5,15 +5,15 @@ The field names are the keys of the file; unknown keys are refused.
 
 from __future__ import annotations
 
-import tomllib
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_validator
 
-from weft.base.errors import PlacingError, reason_of, unknown_name
+from weft.base.errors import PlacingError, unknown_name
 from weft.base.jsonfile import first_problem, printable
+from weft.base.tomlfile import read_toml
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
 Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
@@ -191,12 +191,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
 
 def read_machines(path: str | Path) -> Machines:
     """The machines that a TOML file describes; every value is checked."""
-    try:
-        raw = tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise PlacingError(f"{path}: cannot read the machines: {reason_of(error)}") from error
-    except ValueError as error:
-        raise PlacingError(f"{path}: not a TOML file: {reason_of(error)}") from error
+    raw = read_toml(path, PlacingError, "machines")
     if "folder" in raw:
         raise PlacingError(f"{path}: unknown key 'folder'")
     return parse_machines(raw | {"folder": str(Path(path).parent)}, str(path))

@@ -1,6 +1,8 @@
-"""Put all demands on a given set of machines, or say what is left."""
+"""Put all demands on a given set of machines, or say what is left; and the most load that machines carry."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -9,10 +11,12 @@ from weft_cluster.placing.bound import PlacingBound
 from weft_cluster.placing.exact import is_small, pack_exactly
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.problem import Bools, PlacingProblem
-from weft_cluster.placing.resharing import reshare
+from weft_cluster.placing.resharing import reshare, reshare_for_load
 
 LITTLE = 0.1
 """The share of a load that may be left for dividing anew to be worth a try."""
+SCALES = (1.0, 0.97, 0.93, 0.85, 0.7)
+"""Shares of the bound that are packed for, to be divided anew: the one leaves no room, the other no balance."""
 
 
 def pack(problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None) -> tuple[Filling, list[Piece]]:
@@ -38,3 +42,17 @@ def pack_evenly(
     filling.open[:] = opened
     left = balance(filling, pieces(problem, wanted))
     return filling, divide(filling, balance(filling, left) if wanted else left)
+
+
+def most_load(problem: PlacingProblem, bound: PlacingBound) -> tuple[float, Filling]:
+    """The largest multiple of the rates that was found to fit, and its filling; 0 where not all models fit."""
+    best, found = 0.0, Filling(problem)
+    opened = np.ones(len(problem.machines), np.bool_)
+    for scale in SCALES:
+        packed, left = pack_evenly(replace(problem, cap=problem.cap / (scale * bound.value)), opened, bound)
+        times, filling = reshare_for_load(Filling(problem, packed.shares))
+        if not left:
+            times = max(times, scale * bound.value)
+        if times > best or not found.used.any():
+            best, found = times, filling
+    return best, found

@@ -1,10 +1,14 @@
-"""A placement as tables: its machines, and what goes nowhere."""
+"""A placement as a picture and tables: its machines, what goes nowhere, and what a change of it loads."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from weft.reports.exhibits import Axis, Bars, Panel, Strokes, draw
+from weft.reports.page import PALETTE
+from weft.reports.pictures import LIMIT
 from weft.reports.tables import ResultTable, TableRow, number
+from weft_cluster.placing.change import PlacementChange, WeightLoad
 from weft_cluster.placing.machines import GIB
 from weft_cluster.placing.placement import PlacedMachine, Placement
 
@@ -20,19 +24,18 @@ UNITS = {"machines": "machines", "cost": "cost", "load": "times the rates", "att
 
 def figure(placement: Placement) -> Figure:
     """Every machine's two loads and its memory."""
-    from weft_cluster.placing.placement_picture import machines_figure
-
     shown = placement.machines[:MOST_DRAWN]
-    return machines_figure(
-        f"{len(placement.machines)} machines",
-        [machine.name for machine in shown],
-        {
-            "computing": [machine.compute_load for machine in shown],
-            "memory channel": [machine.bandwidth_load for machine in shown],
-            "memory": [machine.memory_bytes / machine.memory_limit_bytes for machine in shown],
-        },
-        [machine.busy_cap for machine in shown],
+    used = {
+        "computing": [machine.compute_load for machine in shown],
+        "memory channel": [machine.bandwidth_load for machine in shown],
+        "memory": [machine.memory_bytes / machine.memory_limit_bytes for machine in shown],
+    }
+    bars = Bars([machine.name for machine in shown], used, dict(zip(used, PALETTE, strict=False)), flat=True)
+    caps = Strokes(
+        bars.places(), [machine.busy_cap for machine in shown], 0.84, "how busy it may be", LIMIT, upright=True
     )
+    panel = Panel([bars, caps], x=Axis(label="share used", low=0), grid="x")
+    return draw(f"{len(placement.machines)} machines", [panel], size=(9.0, 1.4 + 0.42 * len(shown)))
 
 
 def tables(placement: Placement) -> tuple[ResultTable, ...]:
@@ -108,3 +111,32 @@ def in_words(placement: Placement) -> list[str]:
 def percent(share: float, digits: int = 1) -> str:
     """A share as people read it."""
     return f"{100 * share:.{digits}f} %"
+
+
+def loads_table(change: PlacementChange, most: int | None = None) -> ResultTable:
+    """What is loaded where, in the order of being ready, up to *most* rows."""
+    shown = change.loads[:most]
+    left = len(change.loads) - len(shown)
+    return ResultTable(
+        "to load",
+        ("model", "machine", "GB", "takes s", "ready s", "requests/s"),
+        tuple(map(_load_row, shown)),
+        left=2,
+        notes=(f"and {left} more loads",) if left else (),
+    )
+
+
+def _load_row(load: WeightLoad) -> TableRow:
+    times = (f"{load.seconds:.3g}", f"{load.ready_s:.3g}", f"{load.rate:.4g}")
+    return TableRow((load.model, load.machine, f"{load.bytes / 1e9:.3g}", *times))
+
+
+def change_in_words(change: PlacementChange) -> str:
+    """What a change comes to."""
+    if not change.loads:
+        return f"nothing to load: {change.kept} models stay where they are, {len(change.drops)} may be dropped"
+    return (
+        f"{len(change.loads)} loads of {change.bytes / 1e9:.4g} GB are done after {change.seconds:.3g} s, before which "
+        f"{change.waiting:.4g} requests arrive for them; {change.kept} models stay where they are, {len(change.drops)} "
+        "may be dropped"
+    )

@@ -10,9 +10,8 @@ from weft_cluster.placing.bound import PlacingBound, placing_bound
 from weft_cluster.placing.fewest import fewest
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.judging import OnTimeJudge
-from weft_cluster.placing.loading import most_load
 from weft_cluster.placing.moves import improve
-from weft_cluster.placing.packing import pack
+from weft_cluster.placing.packing import most_load, pack
 from weft_cluster.placing.placement import Objective
 from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.placing.resharing import reshare_for_load

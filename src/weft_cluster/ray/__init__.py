@@ -4,8 +4,9 @@ Ray starts servers and gates where a placement says, watches and restarts them, 
 asked for more than they carry. Requests do not pass through it: clients speak to ``gates``, and gates to servers.
 Nothing of Ray is imported before ``app`` is asked for.
 
-Its modules: ``application.py``, ``weft_cluster.ray:app``; ``directory.py``, who is where and who may end;
-``scaling.py``, how many servers are needed; ``settings.py``; ``local.py``, a cluster on this machine.
+Its modules: ``application.py``, ``weft_cluster.ray:app``; ``service_registry.py``, heartbeats of servers and gates, and
+permission to shut down; ``scaling.py``, how many servers are needed; ``settings.py``; ``local.py``, a cluster on this
+machine.
 """
 
 from __future__ import annotations

@@ -24,8 +24,8 @@ from weft.serving.in_process import InProcessServer
 from weft_cluster.gates.gate import GateSettings
 from weft_cluster.gates.thread import GateThread
 from weft_cluster.placing.placement import PlacedMachine, read_placement
-from weft_cluster.ray.directory import SAID_EVERY_S, Directory, Listed
 from weft_cluster.ray.scaling import BANDWIDTH, COMPUTE, UtilisationPolicy, predicted
+from weft_cluster.ray.service_registry import SAID_EVERY_S, Directory, RegistryEntry
 from weft_cluster.ray.settings import KEY_VARIABLE, RaySettings, parse_settings, sources_of
 
 log = logging.getLogger("weft.ray")
@@ -121,11 +121,12 @@ class GateServer:
         """*machines* are named so that Ray starts them."""
         self._directory = directory
         self._announced: _Announced | None = None
-        host = face.host if face.host != ANY_ADDRESS else util.get_node_ip_address()
+        network = face.network
+        host = network.host if network.host != ANY_ADDRESS else util.get_node_ip_address()
         if ca_file:
             settings = replace(settings, context=ssl.create_default_context(cafile=ca_file))
-        listed: Listed = await directory.known.remote()
-        self._thread = GateThread(listed.models, replace(face, host=host), settings)
+        listed: RegistryEntry = await directory.known.remote()
+        self._thread = GateThread(listed.models, replace(face, network=replace(network, host=host)), settings)
         self._thread.begin()
         self._asking = asyncio.create_task(_again_and_again(self._ask, ASKED_EVERY_S))
         with suppress(TimeoutError):
@@ -137,12 +138,12 @@ class GateServer:
         except BaseException:
             self._asking.cancel()
             raise
-        scheme = "https" if face.tls_cert else "http"
+        scheme = "https" if network.tls_cert else "http"
         self._announced = _Announced(directory, f"{scheme}://{host}:{port}", refused=lambda: self._thread.gate.refused)
 
     async def _ask(self) -> None:
         """Hear who is where; whoever answers and does not leave stays known, listed or not."""
-        listed: Listed = await self._directory.known.remote()
+        listed: RegistryEntry = await self._directory.known.remote()
         answer = {link.target.url: link.placed for link in list(self._thread.gate.links.values()) if link.up}
         there = {url: machine for url, machine in (answer | listed.servers).items() if url not in listed.left}
         await asyncio.to_thread(self._thread.know, there, listed.models or None)
@@ -153,7 +154,7 @@ class GateServer:
 
     async def told(self) -> dict[str, Any]:
         """How the cluster stands, as this gate sees it, and where all gates are."""
-        listed: Listed = await self._directory.known.remote()
+        listed: RegistryEntry = await self._directory.known.remote()
         return self._thread.told() | {"gates": listed.gates}
 
     async def __call__(self, request: Any) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from weft.base.errors import InputError, PlacingError, unknown_name
 from weft.base.jsonfile import first_problem
-from weft.serving.config import ServerConfig
+from weft.serving.config import GROUP_OF
 from weft.serving.in_process import PLAN_FILE
 from weft_cluster.placing.placement import PlacedMachine
 from weft_cluster.routing.router import ROUTERS, check_router
@@ -22,10 +21,9 @@ KEY_VARIABLE = "WEFT_CLUSTER_KEY"
 
 
 def _known(settings: dict[str, Any]) -> dict[str, Any]:
-    names = [each.name for each in fields(ServerConfig)]
     for key in settings:
-        if key not in names:
-            raise ValueError(unknown_name("setting", key, names))
+        if key not in GROUP_OF:
+            raise ValueError(unknown_name("setting", key, GROUP_OF))
     return settings
 
 

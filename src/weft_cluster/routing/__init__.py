@@ -1,8 +1,7 @@
 """Many machines behind a router: which machine a request goes to, and a simulated cluster to see what comes of it.
 
-Its modules: ``whole_run.py``, all that ``weft place`` decides; ``attaining.py``, placements for a router;
+Its modules: ``placing_run.py``, all that ``weft place`` decides; ``attaining.py``, placements for a router;
 ``router.py``, pure functions of estimates, a request and the time; ``cluster.py`` and ``setting.py``, what is
-simulated; ``lowered.py``, the same in ticks; ``plain.py``, an engine per machine, and ``compiled.py``, its twin
-(``kernels/cluster_loop.py``); ``simulate.py``, what it came to; ``trouble.py``, slow machines and failures that are
-drawn.
+simulated, slow machines and failures among it; ``lowered.py``, the same in ticks; ``plain.py``, an engine per machine,
+and ``compiled.py``, its twin (``kernels/cluster_loop.py``); ``simulate.py``, what it came to.
 """

@@ -1,4 +1,4 @@
-"""How a cluster is run: who routes by what knowledge, how far machines are, and which of them fail when."""
+"""How a cluster is run: who routes by what knowledge, how far machines are, and which are slow or fail when."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import ceil
 from typing import NamedTuple
+
+import numpy as np
 
 from weft.base.errors import InputError, PlacingError, unknown_name
 from weft.engine.lateness import SOFT
@@ -86,3 +88,27 @@ class ClusterSetting:
         for one, other in pairwise(sorted(self.failures)):
             if one.machine == other.machine and one.start_s + one.length_s + self.report_s > other.start_s:
                 raise InputError(f"{one.machine} fails at {other.start_s:g} s, and was not up again; let it come back")
+
+
+def slowed(cluster: Cluster, share: float, speed: float, seed: int) -> Cluster:
+    """The cluster with a share of its machines, drawn, at another speed."""
+    return cluster.with_speeds(dict.fromkeys(_draw_machines(cluster, share, seed), speed))
+
+
+def failures(
+    cluster: Cluster, share: float, length_s: float, duration_s: float, seed: int, *, from_s: float = 0.0
+) -> tuple[Failure, ...]:
+    """A share of the machines, drawn, goes down once each, at any time."""
+    rng = np.random.default_rng([seed, 2])
+    names = _draw_machines(cluster, share, seed + 1)
+    return tuple(
+        Failure(name, float(start), length_s)
+        for name, start in zip(names, rng.uniform(from_s, duration_s, len(names)), strict=True)
+    )
+
+
+def _draw_machines(cluster: Cluster, share: float, seed: int) -> list[str]:
+    """Names of a share of the machines, in whole machines."""
+    rng = np.random.default_rng([seed, 3])
+    chosen = rng.choice(len(cluster.nodes), round(share * len(cluster.nodes)), replace=False)
+    return [cluster.nodes[number].name for number in sorted(chosen.tolist())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 from weft.base.errors import InputError, unknown_name
 from weft.cli import common
-from weft.cli.command import Command, InOptions
+from weft.cli.command import Command, InOptions, given_options
 from weft.cli.common import (
     complete_models,
     complete_socs,
@@ -22,12 +22,12 @@ from weft.cli.common import (
     what,
 )
 from weft.cli.printing import progress_bar, say, told
-from weft.cli.unused import given_options
+from weft.cli.settings import From, Typed, with_settings
 from weft_map.cli import calibrate, map_dynamic
+from weft_map.scenario import MappingCase, Scenario, parse_scenario, prepare, prepare_phases, read_scenario
 
 if TYPE_CHECKING:
     from weft.models import Model
-    from weft_map.scenario import MappingCase, Scenario
 
 
 class _Group(InOptions, TyperGroup):
@@ -62,8 +62,10 @@ SocName = Annotated[
 
 
 @app.callback()
+@with_settings
 def command(
     context: typer.Context,
+    *,
     soc: Annotated[
         str | None, what("--soc", "-s", autocompletion=complete_socs, help="xavier, orin, snapdragon, or a TOML file.")
     ] = None,
@@ -77,27 +79,10 @@ def command(
         str | None, what("--scenario", help="Take all of this from a TOML file; options given here win.")
     ] = None,
     phase: Annotated[int | None, what("--phase", help="Of a scenario with phases: which one, from 1.")] = None,
-    objective: Annotated[
-        str | None,
-        how("--objective", metavar="GOAL", show_default="latency", help="latency, the least, or throughput, the most."),
-    ] = None,
     after: Annotated[list[str] | None, what("--after", help="B=A: b begins when a is through; repeatable.")] = None,
     repeat: Annotated[list[str] | None, what("--repeat", help="A=2: a runs twice in a row; repeatable.")] = None,
-    max_switches: Annotated[int | None, how("--max-switches", help="Changes of unit of a model at most.")] = None,
-    energy_budget: Annotated[
-        float | None, how("--energy-budget", help="Joules of all models together at most.")
-    ] = None,
-    time_limit: Annotated[float | None, how("--time-limit", show_default="60", help="Seconds to search.")] = None,
-    seed: Annotated[int | None, how("--seed", show_default="0", help="Seed of the search.")] = None,
-    cp_sat: Annotated[bool, how("--cp-sat", help="Ask CP-SAT first, for a start and a bound; up to 10 s.")] = False,
-    strict: Annotated[bool, how("--strict", help="Go on until the proof takes nothing for granted.")] = False,
+    typed: Annotated[Typed, From(Scenario)],
     z3: Annotated[bool, how("--z3", help="Let Z3 try too, as HaX-CoNN does; needs the extra z3.")] = False,
-    profiles: Annotated[
-        str | None, what("--profiles", metavar="KIND", help="Only measured, derived or estimated profiles.")
-    ] = None,
-    max_groups: Annotated[
-        int | None, what("--max-groups", help="Merge groups of a model until there are no more.")
-    ] = None,
     shape: common.Shapes = None,
     json_file: common.JsonFile = None,
     html: common.HtmlFile = None,
@@ -123,18 +108,7 @@ def command(
                 "before its name; write its own behind it"
             )
         return
-    stated: dict[str, Any] = {
-        "soc": soc,
-        "objective": objective,
-        "max_switches": max_switches,
-        "energy_budget_j": energy_budget,
-        "time_limit_s": time_limit,
-        "seed": seed,
-        "cp_sat": cp_sat or None,
-        "strict": strict or None,
-        "profiles": profiles,
-        "max_groups": max_groups,
-    }
+    stated = dict(typed) | ({} if soc is None else {"soc": soc})
     if models is not None:
         stated["task"] = _tasks(models, after, repeat, shape)
     elif after or repeat or shape:
@@ -152,10 +126,7 @@ def command(
     )
 
 
-def _scenario(path: str | None, given: Mapping[str, Any]) -> Scenario:
-    from weft_map.scenario import parse_scenario, read_scenario
-
-    stated = {key: value for key, value in given.items() if value is not None}
+def _scenario(path: str | None, stated: dict[str, Any]) -> Scenario:
     if path is None:
         if "soc" not in stated or "task" not in stated:
             raise InputError("name a SoC and models (--soc xavier --models googlenet,resnet101), or a scenario file")
@@ -169,8 +140,6 @@ def _scenario(path: str | None, given: Mapping[str, Any]) -> Scenario:
 
 
 def _prepare(scenario: Scenario, phase: int | None) -> MappingCase:
-    from weft_map.scenario import prepare, prepare_phases
-
     count = len(scenario.phase)
     if phase is None:
         if count > 1:
@@ -184,8 +153,6 @@ def _prepare(scenario: Scenario, phase: int | None) -> MappingCase:
 def _tasks(
     models: str, after: Sequence[str] | None, repeat: Sequence[str] | None, shapes: Sequence[str] | None
 ) -> list[dict[str, Any]]:
-    from weft_map.scenario import parse_scenario
-
     given = split_names(models)
     if not given:
         raise InputError("--models names nothing; give at least one model")

@@ -51,7 +51,7 @@ def solve_shown(case: MappingCase) -> Solution:
 
 def beside_z3(case: MappingCase, solution: Solution) -> Solution:
     """The solution with Z3's schedule among the baselines."""
-    from weft_map.z3_solution import solve_like_the_paper
+    from weft_map.z3_model import solve_like_the_paper
 
     if case.options.objective != "latency":
         raise InputError("--z3 looks for the least latency only; leave out --objective throughput")

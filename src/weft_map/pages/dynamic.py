@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import StrMethodFormatter
 
 from weft.reports.page import PALETTE
-from weft.reports.pictures import picture_path, save
-from weft.reports.timeline import INK, LIMIT, MUTED, RULE
+from weft.reports.pictures import INK, LIMIT, MUTED, RULE, picture_path, save
 from weft_map.dynamic import DynamicLog, Frame, PhaseLog
 
 OURS, ORACLE, STAR = PALETTE[0], "#c98200", PALETTE[5]

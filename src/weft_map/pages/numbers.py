@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from weft.base.version import __version__
 from weft.reports.trace import Span, Trace
-from weft_map.alone import shortest
 from weft_map.problem import Problem
-from weft_map.schedule import Outcome, Stint
+from weft_map.schedule import Outcome, RunInterval
+from weft_map.single_task import shortest
 
 Floats = npt.NDArray[np.float64]
 
@@ -40,7 +40,7 @@ class RanStep(NamedTuple):
     end_s: float
     work_s: float
     """What the step takes on its unit alone."""
-    pieces: tuple[Stint, ...]
+    pieces: tuple[RunInterval, ...]
 
     @property
     def slow_down(self) -> float:
@@ -157,7 +157,7 @@ def report_of(outcome: Outcome) -> MappingReport:
 
 def steps_of(outcome: Outcome) -> tuple[RanStep, ...]:
     """Every step, by task."""
-    pieces: dict[tuple[int, int], list[Stint]] = defaultdict(list)
+    pieces: dict[tuple[int, int], list[RunInterval]] = defaultdict(list)
     for piece in outcome.pieces:
         pieces[piece.task, piece.step].append(piece)
     moves = {(move.task, move.step): move for move in outcome.moves}
@@ -263,7 +263,7 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _covered_s(pieces: list[Stint]) -> float:
+def _covered_s(pieces: list[RunInterval]) -> float:
     """How long at least one of them, in order of their start, runs."""
     covered_s = until_s = 0.0
     for piece in pieces:

@@ -2,7 +2,7 @@
 
 One process is the SoC, with a thread per instance of a unit and a counter for the memory demand, and process "tasks"
 has a thread per task that shows its moves and when it waits. Times are rounded to whole nanoseconds, as those of traces
-are (``weft.reports.perfetto``).
+are (``weft.reports.trace_exports``).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 
 from weft.base.version import __version__
-from weft.reports.perfetto import Event, process_events, write_events
+from weft.reports.trace_exports import Event, process_events, write_events
 from weft_map.pages.numbers import RanStep, demand_of, lane_name, lanes_of, steps_of
 from weft_map.problem import Problem
 from weft_map.schedule import Outcome, Transfer

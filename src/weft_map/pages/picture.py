@@ -22,8 +22,8 @@ from matplotlib.patches import Patch, Rectangle
 
 from weft.base.errors import InputError
 from weft.reports.page import PALETTE
-from weft.reports.pictures import picture_path, save
-from weft.reports.timeline import GROUND, INK, LIMIT, MUTED, RULE, UNITS
+from weft.reports.pictures import GROUND, INK, LIMIT, MUTED, RULE, picture_path, save
+from weft.reports.timeline import UNITS
 from weft_map.pages.numbers import (
     CONTENDED,
     RanStep,
@@ -33,7 +33,7 @@ from weft_map.pages.numbers import (
     report_of,
     steps_of,
 )
-from weft_map.schedule import Outcome, Stint, Transfer
+from weft_map.schedule import Outcome, RunInterval, Transfer
 
 WIDE_INCHES, LANE_INCHES, DEMAND_INCHES, HEAD_INCHES, FOOT_INCHES = 12.0, 0.62, 0.62, 0.75, 0.6
 LEFT, RIGHT = 0.085, 0.925
@@ -153,7 +153,7 @@ def _darker(colour: str, share: float) -> str:
     return to_hex((red, green, blue))
 
 
-def _draw_piece(axes: Axes, piece: Stint, bottom: float, scale: _Scale) -> None:
+def _draw_piece(axes: Axes, piece: RunInterval, bottom: float, scale: _Scale) -> None:
     start, wide = piece.start_s * scale.per_second, (piece.end_s - piece.start_s) * scale.per_second
     tall, tone = TALL / piece.slow_down, scale.tone(piece.task, piece.slow_down)
     shade, mark = _darker(tone, 0.82), MARKS[piece.task % len(MARKS)]

@@ -12,6 +12,7 @@ import typer
 from weft.cli import common
 from weft.cli.common import folder_option, how, out
 from weft.cli.printing import add_row, console, plain_table, progress_bar, told, write_result
+from weft.cli.saturated import Cost, SeqLen
 
 if TYPE_CHECKING:
     from weft_papers.base import Reproduction
@@ -25,9 +26,9 @@ def command(
         ),
     ],
     output: Annotated[str | None, folder_option("--output", "-o", help="A folder to draw the figures into.")] = None,
-    seq_len: common.SeqLen = 16,
+    seq_len: SeqLen = 16,
     queries: Annotated[int, how("--queries", "-n", help="Rounds of work per simulation.")] = 60,
-    cost: common.Cost = "pipelined",
+    cost: Cost = "pipelined",
     tables: Annotated[bool, out("--tables", help="Print the detailed tables too.")] = False,
     json_file: common.JsonFile = None,
 ) -> None:

@@ -11,12 +11,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
-
 from weft.devices import TiledNpu, load_platform
 from weft.devices.costs.tiled import layer_times_s
 from weft.devices.tiled import Batching
 from weft.models.exits import subnets
+from weft.reports.exhibits import Axis, Bars, Curve, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.fluid_batching.hardware import EXITS, MAX_BATCH, SPOTS, Spot, network, searched, tabled, tile
@@ -95,21 +94,23 @@ def _quarter_gops(spot: Spot, device: TiledNpu) -> tuple[float, ...]:
 
 def figure_1b(out: Path) -> Exhibit:
     found = [quarters(spot) for spot in (SPOTS[0], SPOTS[3])]
-    figure, axes = pictures.canvas(11, 3.9, 1, 2)
-    for axis, one in zip(axes, found, strict=True):
-        labels = [f"subnet {number}" for number in range(1, EXITS + 2)]
-        pictures.grouped_bars(axis, labels, {name: list(values) for name, values in one.gops.items()}, COLOURS)
-        pictures.paper_line(axis, one.peak, "peak")
-        pictures.heading(axis, f"{one.spot.name}, {tile(tabled(one.spot))}", ylabel=f"GOP/s at B = {MAX_BATCH}")
-    picture = pictures.save(
-        figure, out, "fig1b-strategies", "Fig. 1b: each way of batching in each quarter of the network"
-    )
+    labels, y = [f"subnet {number}" for number in range(1, EXITS + 2)], Axis(label=f"GOP/s at B = {MAX_BATCH}")
+    panels = [
+        Panel(
+            [Bars(labels, one.gops, COLOURS), ReferenceLine(one.peak, "peak")],
+            f"{one.spot.name}, {tile(tabled(one.spot))}",
+            y=y,
+        )
+        for one in found
+    ]
+    title = "Fig. 1b: each way of batching in each quarter of the network"
+    picture = pictures.picture(out, "fig1b-strategies", title, panels, size=(11, 3.9), columns=2)
     body = tuple(
         (one.spot.name, name, *(f"{value:.1f}" for value in values), f"{one.peak:.0f}")
         for one in found
         for name, values in one.gops.items()
     )
-    header = ("network, board", "batching", *(f"subnet {number} GOP/s" for number in range(1, EXITS + 2)), "peak")
+    header = ("network, board", "batching", *(f"{label} GOP/s" for label in labels), "peak")
     return Exhibit(tuple(_quarter_row(one) for one in found), (Table("Fig. 1b", header, body),), (picture,))
 
 
@@ -158,23 +159,22 @@ def figure_10(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int] 
 
 
 def _drawn(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int]) -> Figure:
-    figure, axes = pictures.canvas(11, 7.2, -(-len(shown) // 2), 2, sharey="col")
-    for axis, scene in zip(axes, shown, strict=False):
-        _lines(axis, scene, batches)
-    return pictures.save(
-        figure, out, "fig10-ablation", "Fig. 10: throughput over the batch size, no exits, no arrivals"
-    )
+    title = "Fig. 10: throughput over the batch size, no exits, no arrivals"
+    panels = [_panel(scene, batches) for scene in shown]
+    return pictures.picture(out, "fig10-ablation", title, panels, size=(11, 7.2), columns=2, share_y="col")
 
 
-def _lines(axis: Axes, scene: StrategyPanel, batches: Sequence[int]) -> None:
-    for mark, line in zip("v^s.o", ABLATION, strict=True):
-        values = [throughput_gops(scene.spot, line, scene.bandwidth_gb_s, batch) for batch in batches]
-        axis.plot(batches, values, marker=mark, ms=5, lw=1.6, color=COLOURS[line], label=line)
-    pictures.paper_line(axis, peak_gops(scene.spot), "peak")
-    pictures.heading(axis, f"{scene.spot.name}, {scene.bandwidth_gb_s:g} GB/s ({scene.why})")
-    axis.set_ylim(0, None)
-    axis.set_xlabel("batch size")
-    axis.set_ylabel("GOP/s")
+def _panel(scene: StrategyPanel, batches: Sequence[int]) -> Panel:
+    curves = [
+        Curve(
+            batches, [throughput_gops(scene.spot, line, scene.bandwidth_gb_s, batch) for batch in batches], line,
+            COLOURS[line], mark, size=5,
+        )
+        for mark, line in zip("v^s.o", ABLATION, strict=True)
+    ]  # fmt: skip
+    heading = f"{scene.spot.name}, {scene.bandwidth_gb_s:g} GB/s ({scene.why})"
+    peak = ReferenceLine(peak_gops(scene.spot), "peak")
+    return Panel([*curves, peak], heading, Axis(label="batch size"), Axis(label="GOP/s", low=0))
 
 
 def _ablation_rows(scene: StrategyPanel, batches: Sequence[int]) -> list[Row]:

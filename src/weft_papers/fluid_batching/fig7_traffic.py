@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from matplotlib.axes import Axes
-
 from weft.devices import TiledNpu, load_platform
+from weft.reports.exhibits import INK, Axis, Curve, Drawable, Panel, ReferenceLine
 from weft.simulation.sustain import Question, Sustained, sustain
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
@@ -225,34 +224,35 @@ def _overload_table(found: TrafficSweep) -> Table:
 
 
 def _drawn(out: Path, found: TrafficSweep) -> Figure:
-    canvas, axes = pictures.canvas(12.5, 8.2, 2, 2)
-    for axis, quantity, label in zip(
-        axes,
-        ("rate", "mean_ms", "efficiency", "p99_ms"),
-        ("(a) answers per second", "(b) mean latency (ms)", "(c) utilisation while computing (%)", "(d) p99 (ms)"),
-        strict=True,
+    panels = []
+    for quantity, heading in (
+        ("rate", "(a) answers per second"),
+        ("mean_ms", "(b) mean latency (ms)"),
+        ("efficiency", "(c) utilisation while computing (%)"),
+        ("p99_ms", "(d) p99 (ms)"),
     ):
-        lines(
-            axis,
-            {s: [getattr(found.at(s, rate), quantity) for rate in found.rates] for s in found.schedulers},
-            found.rates,
-        )
-        pictures.heading(axis, label, xlabel="arrivals per second")
+        values = {s: [getattr(found.at(s, rate), quantity) for rate in found.rates] for s in found.schedulers}
+        marks: list[Drawable] = [*curves(values, found.rates)]
+        if quantity == "rate":
+            marks.append(Curve(found.rates, found.rates, None, INK, dash=":", width=0.8))
+        y = Axis()
         if quantity.endswith("_ms"):
-            axis.set(yscale="log", ylim=(None, HIGHEST_MS))
-            axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-            pictures.paper_line(axis, found.deadline_ms, "SLO")
-    axes[0].plot(found.rates, found.rates, color=pictures.INK, lw=0.8, linestyle=":")
+            marks.append(ReferenceLine(found.deadline_ms, "SLO"))
+            y = Axis(scale="log", high=HIGHEST_MS)
+        panels.append(Panel(marks, heading, Axis(label="arrivals per second"), y))
     title = f"{found.figure}: {found.spot.name}, 4 exits, SLO {found.deadline_ms:g} ms, {found.samples} samples a run"
     name = found.figure.lower().replace(". ", "") + "-traffic"
-    return pictures.save(canvas, out, name, title)
+    return pictures.picture(out, name, title, panels, size=(12.5, 8.2), columns=2)
 
 
-def lines(axis: Axes, values: dict[BatchScheduler, list[float]], places: Sequence[float]) -> None:
+def curves(values: dict[BatchScheduler, list[float]], places: Sequence[float]) -> list[Curve]:
     """A line per scheduler; the three timeouts of one kind of hardware by their dashes."""
-    for scheduler, heights in values.items():
-        ours = scheduler in (PLAIN, FLUID, OURS, BALANCED)
-        axis.plot(
-            places, heights, color=COLOURS[scheduler], lw=2.2 if ours else 1.4, label=scheduler.name,
-            linestyle=DASHES.get(scheduler.name.rpartition("AdaptB-")[2], "-"), zorder=4 if ours else 3,
-        )  # fmt: skip
+    fluid = (PLAIN, FLUID, OURS, BALANCED)
+    return [
+        Curve(
+            places, heights, scheduler.name, COLOURS[scheduler],
+            dash=DASHES.get(scheduler.name.rpartition("AdaptB-")[2], "-"), width=2.2 if scheduler in fluid else 1.4,
+            order=4 if scheduler in fluid else 3,
+        )
+        for scheduler, heights in values.items()
+    ]  # fmt: skip

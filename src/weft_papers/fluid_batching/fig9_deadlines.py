@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from weft.reports.exhibits import Axis, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
-from weft_papers.fluid_batching.fig7_traffic import LISTED, lines
+from weft_papers.fluid_batching.fig7_traffic import LISTED, curves
 from weft_papers.fluid_batching.hardware import SPOTS, Spot
 from weft_papers.fluid_batching.lab import (
     DRAWN,
@@ -105,12 +106,10 @@ def _table(found: DeadlinePanel) -> Table:
 
 
 def _drawn(out: Path, found: Sequence[DeadlinePanel]) -> Figure:
-    figure, axes = pictures.canvas(12.5, 5.0, 1, len(found))
-    for axis, one in zip(axes, found, strict=True):
+    x, y = Axis(label="SLO (ms)"), Axis(label="violations (%)", low=0, high=100)
+    panels = []
+    for one in found:
         values = {s: [one.at(s, deadline).late for deadline in one.deadlines_ms] for s in one.schedulers}
-        lines(axis, values, one.deadlines_ms)
-        pictures.heading(axis, f"({one.letter}) {one.spot.name}, {one.rate:g}/s")
-        axis.set_xlabel("SLO (ms)")
-        axis.set_ylabel("violations (%)")
-        axis.set_ylim(0, 100)
-    return pictures.save(figure, out, "fig9-deadlines", f"{FIGURE}: violations over the deadline")
+        panels.append(Panel(curves(values, one.deadlines_ms), f"({one.letter}) {one.spot.name}, {one.rate:g}/s", x, y))
+    title = f"{FIGURE}: violations over the deadline"
+    return pictures.picture(out, "fig9-deadlines", title, panels, size=(12.5, 5.0), columns=len(found))

@@ -11,6 +11,7 @@ from typing import NamedTuple, Self, TypeVar
 
 from weft.devices import TiledNpu
 from weft.engine.policies import Option
+from weft.reports.exhibits import Dash
 from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, prepare, simulate_requests
 from weft.simulation.sustain import Question
@@ -79,7 +80,7 @@ COLOURS = {
     OURS: "#009e73",
     BALANCED: "#7fd1b6",
 }
-DASHES = {"S": "-", "M": (0, (5, 2)), "L": (0, (1.2, 1.6))}
+DASHES: dict[str, Dash] = {"S": "-", "M": (0, (5, 2)), "L": (0, (1.2, 1.6))}
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
-
+from weft.reports.exhibits import Axis, Curve, Drawable, Panel, ReferenceLine, Shade, Texts
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.fluid_batching.hardware import DECISION_US, SPOTS, Spot
@@ -154,37 +153,37 @@ def _decision_row(study: RowStudy, lazy: BatchScheduler, cost_us: int) -> Row:
 
 
 def _drawn(out: Path, study: RowStudy, name: str, title: str, label: str) -> Figure:
+    panels = []
+    for field, printed, quantity in QUANTITIES:
+        for spot in study.spots:
+            curves = [
+                Curve(
+                    study.values, [getattr(study.at(spot, scheduler, value), field) for value in study.values],
+                    scheduler.name, COLOURS[scheduler], "o", width=1.7,
+                )
+                for scheduler in study.schedulers
+            ]  # fmt: skip
+            marks = [*curves, *_printed_marks(study, spot, printed)]
+            panels.append(Panel(marks, spot.name, Axis(label=label), Axis(label=quantity, low=0)))
     columns = len(study.spots)
-    figure, axes = pictures.canvas(3.2 * columns + 0.3, 6.2, 2, columns, sharex=True)
-    for row, (field, printed, quantity) in enumerate(QUANTITIES):
-        for column, spot in enumerate(study.spots):
-            axis = axes[row * columns + column]
-            for scheduler in study.schedulers:
-                values = [getattr(study.at(spot, scheduler, value), field) for value in study.values]
-                axis.plot(study.values, values, "o-", ms=4, lw=1.7, color=COLOURS[scheduler], label=scheduler.name)
-            _printed_band(axis, study, spot, printed)
-            axis.set_ylim(0, None)
-            if row == 0:
-                pictures.heading(axis, spot.name)
-            else:
-                axis.set_xlabel(label)
-            if column == 0:
-                axis.set_ylabel(quantity)
-    return pictures.save(figure, out, name, title)
+    size = (3.2 * columns + 0.3, 6.2)
+    return pictures.picture(out, name, title, panels, size=size, columns=columns, share_x=True)
 
 
-def _printed_band(axis: Axes, study: RowStudy, spot: Spot, field: str) -> None:
+def _printed_marks(study: RowStudy, spot: Spot, field: str) -> list[Drawable]:
+    marks: list[Drawable] = []
     for scheduler, key in ((FLUID, "fluid"), (LAZY, "lazy")):
         if scheduler in study.schedulers:
             value = study.paper[f"{key}_{field}_{spot.key}"].value
-            axis.axhline(value, color=COLOURS[scheduler], lw=1, linestyle=pictures.DASH, zorder=1.5)
+            marks.append(ReferenceLine(value, colour=COLOURS[scheduler]))
             if scheduler is FLUID:
-                _band(axis.axhspan, value, field)
+                marks.append(_tolerance(value, field, upright=False))
+    return marks
 
 
-def _band(span: Callable[..., object], value: float, field: str) -> None:
-    apart = TOLERATED * value if field == "mean" else TOLERATED_POINTS
-    span(max(0.0, value - apart), value + apart, color=COLOURS[FLUID], alpha=0.09, lw=0, zorder=1)
+def _tolerance(printed: float, field: str, *, upright: bool) -> Shade:
+    room = TOLERATED * printed if field == "mean" else TOLERATED_POINTS
+    return Shade(max(0.0, printed - room), printed + room, COLOURS[FLUID], upright)
 
 
 # how the text is read
@@ -271,26 +270,30 @@ def _reading_row(paper: Paper, reading: Reading, found: Readings) -> Row:
 def _drawn_readings(
     paper: Paper, out: Path, shown: Sequence[Reading], spots: Sequence[Spot], found: Readings
 ) -> Figure:
-    figure, axes = pictures.canvas(13, 6.4, 2, len(spots), sharey=True)
-    for row, (field, key, quantity) in enumerate(QUANTITIES):
-        for column, spot in enumerate(spots):
-            axis = axes[row * len(spots) + column]
+    panels = []
+    y = Axis(names=[reading.name for reading in shown], low=len(shown) - 0.5, high=-0.5)
+    for field, key, quantity in QUANTITIES:
+        for spot in spots:
             printed = paper[f"fluid_{key}_{spot.key}"].value
-            axis.axvline(printed, color=COLOURS[FLUID], lw=1, linestyle=pictures.DASH)
-            _band(axis.axvspan, printed, key)
-            for place, reading in enumerate(shown):
-                if (reading, spot) in found:
-                    _dot(axis, getattr(found[reading, spot], field), place, WIDEST * printed)
-            axis.set_yticks(range(len(shown)), [reading.name for reading in shown])
-            axis.set(ylim=(len(shown) - 0.5, -0.5), xlim=(0, 1.08 * WIDEST * printed), xlabel=quantity)
-            if row == 0:
-                pictures.heading(axis, spot.name)
+            most = WIDEST * printed
+            values = {
+                place: getattr(found[reading, spot], field)
+                for place, reading in enumerate(shown)
+                if (reading, spot) in found
+            }
+            beyond = {place: value for place, value in values.items() if value > most}
+            within = {place: value for place, value in values.items() if value <= most}
+            marks = [
+                ReferenceLine(printed, colour=COLOURS[FLUID], upright=True),
+                _tolerance(printed, key, upright=True),
+                Curve([*within.values()], [*within], None, COLOURS[FLUID], "o", "", size=6),
+                Curve([most] * len(beyond), [*beyond], None, COLOURS[FLUID], ">", "", size=6),
+                Texts(
+                    [0.97 * most] * len(beyond), [*beyond], [f"{value:.0f}" for value in beyond.values()],
+                    align="right", offset=(0, -3),
+                ),
+            ]  # fmt: skip
+            panels.append(Panel(marks, spot.name, Axis(label=quantity, low=0, high=1.08 * most), y))
     title = "Readings: Fluid Batching at the rows of Table II (dashed: printed, with its tolerance)"
-    return pictures.save(figure, out, "sensitivity-readings", title)
-
-
-def _dot(axis: Axes, value: float, place: int, most: float) -> None:
-    """A value, or at the edge an arrow with the number."""
-    axis.plot(min(value, most), place, "o" if value <= most else ">", ms=6, color=COLOURS[FLUID], zorder=4)
-    if value > most:
-        axis.text(0.97 * most, place, f"{value:.0f}", ha="right", va="center", fontsize=8, color=pictures.INK)
+    layout = {"size": (13, 6.4), "columns": len(spots), "share_y": True}
+    return pictures.picture(out, "sensitivity-readings", title, panels, **layout)

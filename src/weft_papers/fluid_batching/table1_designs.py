@@ -12,6 +12,7 @@ import numpy as np
 from weft.devices import Board, TiledNpu, load_platform
 from weft.devices.costs.explore import Exploration
 from weft.devices.costs.tiled import layer_times_s, lookup_table
+from weft.reports.exhibits import Axis, Curve, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.fluid_batching.hardware import (
@@ -159,19 +160,18 @@ def _baselines(spots: Sequence[Spot]) -> Table:
 
 
 def _drawn(out: Path, searches: dict[Spot, Searched]) -> Figure:
-    figure, axes = pictures.canvas(11, 6.2, -(-len(searches) // 2), 2)
-    for axis, (spot, (found, _)) in zip(axes, searches.items(), strict=False):
-        trees = np.arange(1, WIDEST_TREE + 1)
+    trees, panels = np.arange(1, WIDEST_TREE + 1), []
+    for spot, (found, _) in searches.items():
         best = [found.scores[found.tile.t_p == tree].max() / MAX_BATCH for tree in trees]
-        axis.plot(trees, best, "o-", ms=3.5, lw=1.4, color=pictures.MODELS[0], label="best T_C for each T_P")
-        for name, device, mark, colour in (
-            ("found", found.device(), "*", pictures.MODELS[1]),
-            ("Table I", tabled(spot, PRINTED if spot == MISPRINTED else None), "D", pictures.MODELS[2]),
+        marks = [Curve(trees, best, "best T_C for each T_P", pictures.MODELS[0], "o", size=3.5)]
+        for name, device, mark, size, colour in (
+            ("found", found.device(), "*", 14, pictures.MODELS[1]),
+            ("Table I", tabled(spot, PRINTED if spot == MISPRINTED else None), "D", 5, pictures.MODELS[2]),
         ):
             score = _score(found, device) * found.scores[found.best] / MAX_BATCH
-            axis.plot(device.t_p, score, mark, ms=14 if mark == "*" else 5, color=colour, label=name, zorder=4)
-        pictures.heading(axis, f"{spot.name}, {found.template.bandwidth_gb_s:g} GB/s: found {tile(found.device())}")
-        axis.set_ylim(0, 1.12 * max(best))
-        axis.set_xlabel("T_P, width of a MAC tree")
-        axis.set_ylabel("GOP/s, mean of batches 1 to 8")
-    return pictures.save(figure, out, "table1-search", f"{FIGURE}: what the search for a design sees")
+            marks.append(Curve([device.t_p], [score], name, colour, mark, "", size=size, order=4))
+        heading = f"{spot.name}, {found.template.bandwidth_gb_s:g} GB/s: found {tile(found.device())}"
+        y = Axis(label="GOP/s, mean of batches 1 to 8", low=0, high=1.12 * max(best))
+        panels.append(Panel(marks, heading, Axis(label="T_P, width of a MAC tree"), y))
+    title = f"{FIGURE}: what the search for a design sees"
+    return pictures.picture(out, "table1-search", title, panels, size=(11, 6.2), columns=2)

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from matplotlib.axes import Axes
-
+from weft.reports.exhibits import Axis, Bars, Panel, Strokes
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.fluid_batching.hardware import DECISION_US, EXITS, SPOTS, Spot, npu, tile
@@ -237,27 +235,25 @@ def _table(found: SchedulerComparison) -> Table:
 
 
 def _drawn(out: Path, found: SchedulerComparison) -> Figure:
-    figure, axes = pictures.canvas(12.5, 7.6, 3, 1, sharex=True)
-    fields = (("mean_ms", "mean", "mean latency (ms)"), ("late", "late", "violations (%)"), ("p99_ms", "", "p99 (ms)"))
-    for axis, (field, printed, label) in zip(axes, fields, strict=True):
+    panels = []
+    for field, printed, label in (
+        ("mean_ms", "mean", "mean latency (ms)"),
+        ("late", "late", "violations (%)"),
+        ("p99_ms", "", "p99 (ms)"),
+    ):
         series = {one.name: [getattr(found.at(spot, one), field) for spot in found.spots] for one in BARS}
         labels = [_labelled(found, spot) for spot in found.spots]
-        pictures.grouped_bars(axis, labels, series, {one.name: COLOURS[one] for one in BARS})
-        if printed:
-            _mark_printed(axis, found, printed)
-        axis.set_ylabel(label)
-    return pictures.save(figure, out, "table2-comparison", f"{FIGURE}: bars ours, black lines as printed")
+        bars = Bars(labels, series, {one.name: COLOURS[one] for one in BARS})
+        strokes = [
+            Strokes(bars.places(one.name), [found.printed(spot, one, printed) for spot in found.spots], bars.width)
+            for one in PRINTED
+            if printed
+        ]
+        panels.append(Panel([bars, *strokes], y=Axis(label=label)))
+    title = f"{FIGURE}: bars ours, black lines as printed"
+    return pictures.picture(out, "table2-comparison", title, panels, size=(12.5, 7.6), share_x=True)
 
 
 def _labelled(found: SchedulerComparison, spot: Spot) -> str:
     point = found.point(spot, FLUID)
     return f"{spot.name}\n{point.rate:g}/s, {point.deadline_ms:g} ms"
-
-
-def _mark_printed(axis: Axes, found: SchedulerComparison, field: str) -> None:
-    width = 0.84 / len(BARS)
-    for place, scheduler in enumerate(BARS):
-        if scheduler in PRINTED:
-            middle = np.arange(len(found.spots)) + (place - (len(BARS) - 1) / 2) * width
-            printed = [found.printed(spot, scheduler, field) for spot in found.spots]
-            axis.hlines(printed, middle - width / 2, middle + width / 2, color="black", lw=2.2, zorder=4)

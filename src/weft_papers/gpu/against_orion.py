@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weft.reports.exhibits import Axis, Bars, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.gpu.lab import ALONE, BESIDE_OF_ORION, FIRST_OF_ORION, ORIONS, OURS, Found, orions
-from weft_papers.gpu.recorded import Records
-from weft_papers.gpu.sources import COLOURS, LoadsFound, drawn, sources
+from weft_papers.gpu.sources import COLOURS, LoadsFound, Records, drawn, sources
 
 FIGURE = "Orion's pairs"
 DONE = 0.99
@@ -59,17 +59,17 @@ def _table(source: LoadsFound) -> Table:
 
 
 def _drawn(out: Path, shown: list[LoadsFound]) -> Figure:
-    figure, axes = pictures.canvas(11, 4.0 * len(shown) + 1.0, len(shown), 1)
     best = "orion, best budget"
-    for one, source in zip(axes, shown, strict=True):
+    panels = []
+    for source in shown:
         loads = source.found.values()
         series = {
-            ALONE: [float(each[ALONE]["p99"]) for each in loads],
-            best: [float(each[best_orion(each)]["p99"]) for each in loads],
-            OURS: [float(each[OURS]["p99"]) for each in loads],
+            ALONE: [float(load[ALONE]["p99"]) for load in loads],
+            best: [float(load[best_orion(load)]["p99"]) for load in loads],
+            OURS: [float(load[OURS]["p99"]) for load in loads],
         }
         labels = [pair.replace(" beside ", "\nbeside ") for pair in source.found]
-        pictures.grouped_bars(one, labels, series, {**COLOURS, best: COLOURS["orion"]})
-        pictures.heading(one, source.title, ylabel="p99 of the urgent one, in its lengths")
-        one.tick_params(axis="x", labelsize=7)
-    return pictures.save(figure, out, "orions-pairs", "Orion's inference pairs at equal load fractions")
+        bars = Bars(labels, series, {**COLOURS, best: COLOURS["orion"]})
+        panels.append(Panel([bars], source.title, Axis(size=7), Axis(label="p99 of the urgent one, in its lengths")))
+    title = "Orion's inference pairs at equal load fractions"
+    return pictures.picture(out, "orions-pairs", title, panels, size=(11, 4.0 * len(shown) + 1.0))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import geometric_mean
 
+from weft.reports.exhibits import DASHED, Axis, Curve, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.gpu.lab import BARE, FIVE, LOADS, ONE_FOR_ALL, OURS, WITHOUT, Found, deadlines
-from weft_papers.gpu.recorded import Records
-from weft_papers.gpu.sources import COLOURS, LoadsFound, drawn, sources
+from weft_papers.gpu.sources import COLOURS, LoadsFound, Records, drawn, sources
 
 FIGURE = "five models"
 HALF, NO_MORE = 0.5, 1.0
@@ -62,22 +62,18 @@ def _table(source: LoadsFound) -> Table:
 
 
 def _drawn(out: Path, shown: list[LoadsFound]) -> Figure:
-    figure, axes = pictures.canvas(5.5 * len(shown) + 1.5, 4.2, 1, len(shown))
-    for one, source in zip(axes, shown, strict=True):
+    panels = []
+    for source in shown:
         loads = [float(load) for load in source.found]
-        for mark, rule in zip(pictures.MARKS, SHOWN, strict=False):
-            if all(rule in found for found in source.found.values()):
-                missed = [100 * _missed(found, rule) for found in source.found.values()]
-                one.plot(
-                    loads,
-                    missed,
-                    marker=mark,
-                    color=COLOURS[rule.split()[0]],
-                    label=rule,
-                    linewidth=2 if rule == OURS else 1,
-                    linestyle=pictures.DASH if BARE in rule else "-",
-                )
-        pictures.heading(one, source.title, xlabel="load, of what one at a time can do", ylabel="missed deadlines, %")
-        one.set_ylim(bottom=0)
-        one.legend(frameon=False, fontsize=8, loc="upper left")
-    return pictures.save(figure, out, "five-models", "Five models with deadlines: how many are missed")
+        curves = [
+            Curve(
+                loads, [100 * _missed(found, rule) for found in source.found.values()], rule, COLOURS[rule.split()[0]],
+                mark, DASHED if BARE in rule else "-", width=2 if rule == OURS else 1,
+            )
+            for mark, rule in zip(pictures.MARKS, SHOWN, strict=False)
+            if all(rule in found for found in source.found.values())
+        ]  # fmt: skip
+        x, y = Axis(label="load, of what one at a time can do"), Axis(label="missed deadlines, %", low=0)
+        panels.append(Panel(curves, source.title, x, y, legend=True))
+    title, size = "Five models with deadlines: how many are missed", (5.5 * len(shown) + 1.5, 4.2)
+    return pictures.picture(out, "five-models", title, panels, size=size, columns=len(shown))

@@ -6,6 +6,7 @@ from pathlib import Path
 from statistics import mean
 
 from weft.devices.gpu_pairs import GpuPairs, PairError, left_out, read_pairs
+from weft.reports.exhibits import DASHED, Axis, Curve, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.gpu.sources import COLOURS
@@ -47,15 +48,14 @@ def _table(errors: list[PairError]) -> Table:
 
 
 def _drawn(out: Path, errors: list[PairError]) -> Figure:
-    figure, (axes,) = pictures.canvas(6.2, 5.4)
+    dots = []
     for name, colour, on_streams in (("streams", COLOURS["streams"], True), ("cuts", COLOURS["abreast"], False)):
-        some = [each for each in errors if ("+" not in each.pair.how) is on_streams]
-        was = [speed for each in some for speed in each.pair.speeds]
-        said = [speed for each in some for speed in each.speeds]
-        axes.plot(was, said, "o", color=colour, alpha=0.65, markersize=5, label=name)
-    axes.plot([0, 1.1], [0, 1.1], color=pictures.INK, linewidth=1, linestyle=pictures.DASH)
-    pictures.heading(
-        axes, "speed of each of a pair over that alone", xlabel="measured on an H200",
-        ylabel="predicted, not fitted to it", xlim=(0, 1.1), ylim=(0, 1.1),
-    )  # fmt: skip
-    return pictures.save(figure, out, "model-of-pairs", "What two models do to each other: measured and predicted")
+        pairs = [error for error in errors if ("+" not in error.pair.how) is on_streams]
+        measured = [speed for error in pairs for speed in error.pair.speeds]
+        dots.append(Curve(measured, [speed for error in pairs for speed in error.speeds], name, colour, "o", ""))
+    x, y = (Axis(label=text, low=0, high=1.1) for text in ("measured on an H200", "predicted, not fitted to it"))
+    panel = Panel(
+        [*dots, Curve([0, 1.1], [0, 1.1], dash=DASHED, width=1)], "speed of each of a pair over that alone", x, y
+    )
+    title = "What two models do to each other: measured and predicted"
+    return pictures.picture(out, "model-of-pairs", title, [panel], size=(6.2, 5.4))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import geometric_mean
 
+from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.gpu.lab import FIRST, OURS, TOGETHER, Found, saturated
-from weft_papers.gpu.recorded import Records
-from weft_papers.gpu.sources import COLOURS, LoadsFound, drawn, sources
+from weft_papers.gpu.sources import COLOURS, LoadsFound, Records, drawn, sources
 
 FIGURE = "side by side"
 FAIR = 0.6
@@ -74,16 +74,16 @@ def _table(source: LoadsFound) -> Table:
 
 
 def _drawn(out: Path, found: list[LoadsFound]) -> Figure:
-    figure, axes = pictures.canvas(12, 4.2 * len(found) + 1.0, len(found), 1)
-    for one, source in zip(axes, found, strict=True):
-        labels = [load.replace("+", "\n") for load in source.found]
+    panels = []
+    for source in found:
+        loads = source.found.values()
         series = {
-            "streams": [_sum(each, "streams") for each in source.found.values()],
-            "best rival": [_sum(each, best_rival(each)) for each in source.found.values()],
-            OURS: [_sum(each, OURS) for each in source.found.values()],
+            "streams": [_sum(load, "streams") for load in loads],
+            "best rival": [_sum(load, best_rival(load)) for load in loads],
+            OURS: [_sum(load, OURS) for load in loads],
         }
-        pictures.grouped_bars(one, labels, series, COLOURS)
-        one.axhline(1.0, color=pictures.INK, linewidth=1, linestyle=pictures.DASH)
-        pictures.heading(one, f"{source.title}; dashed: one at a time", ylabel="sum of speeds")
-        one.tick_params(axis="x", labelsize=6.5)
-    return pictures.save(figure, out, "side-by-side", "Models that all have endless work: how much is done in all")
+        bars = Bars([load.replace("+", "\n") for load in source.found], series, COLOURS)
+        heading = f"{source.title}; dashed: one at a time"
+        panels.append(Panel([bars, ReferenceLine(1)], heading, Axis(size=6.5), Axis(label="sum of speeds")))
+    title = "Models that all have endless work: how much is done in all"
+    return pictures.picture(out, "side-by-side", title, panels, size=(12, 4.2 * len(found) + 1.0))

@@ -7,13 +7,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from matplotlib.axes import Axes
-from matplotlib.patches import Patch, Rectangle
-
 from weft.base.files import write_text
 from weft.devices import Share
 from weft.engine import SimulatedHost
 from weft.engine.policies import Setting
+from weft.reports.exhibits import Axis, Boxes, Curve, Panel, Swatches
 from weft.reports.page import page_text
 from weft.simulation.requests import serve_requests
 from weft.simulation.requests.host import executor
@@ -138,25 +136,26 @@ def _runs(stretches: Sequence[SharedStretch]) -> list[dict[str, Any]]:
 
 
 def _drawn(out: Path, stretches: Sequence[SharedStretch]) -> Figure:
-    figure, axes = pictures.canvas(12, 2.5 * len(stretches) + 1.2, len(stretches), 1, sharex=True)
-    for one, stretch in zip(axes, stretches, strict=True):
-        _strip(one, stretch)
-    axes[-1].set_xlabel("milliseconds", fontsize=9)
-    names = [Patch(color=colour, label=model) for model, colour in zip(FIVE, pictures.MODELS, strict=False)]
-    figure.legend(handles=names, loc="outside lower center", ncols=len(names), frameon=False, fontsize=9)
     title = f"Multiprocessors over time: five models at a load of {LOAD:g}, two due in twice their lengths"
-    return pictures.save(figure, out, "shares-over-time", title)
+    panels, size = [*map(_strip, stretches)], (12, 2.5 * len(stretches) + 1.2)
+    return pictures.picture(out, "shares-over-time", title, panels, size=size, share_x=True)
 
 
-def _strip(axes: Axes, stretch: SharedStretch) -> None:
-    sms = _sms()
-    for each in pieces(stretch.ran, sms):
-        colour = pictures.MODELS[each.stream]
-        axes.add_patch(Rectangle((each.begin, each.first), each.end - each.begin, each.sms, color=colour, linewidth=0))
-    for asked in stretch.asked:
-        mark = "x" if asked.late else "|"
-        axes.plot([asked.arrival], [sms * 1.07], mark, color=pictures.MODELS[asked.stream], markersize=6)
+def _strip(stretch: SharedStretch) -> Panel:
+    sms, colours = _sms(), pictures.MODELS
+    streams, begins, ends, firsts, heights, _ = zip(*pieces(stretch.ran, sms), strict=True)
+    widths = [end - begin for begin, end in zip(begins, ends, strict=True)]
+    requests = [
+        Curve([asked.arrival], [sms * 1.07], None, colours[asked.stream], "x" if asked.late else "|", "", size=6)
+        for asked in stretch.asked
+    ]
     late = sum(asked.late for asked in stretch.asked)
     text = f"{stretch.rule}: {late} of {len(stretch.asked)} requests late (x); where several share the whole, its parts"
-    pictures.heading(axes, text, ylabel="SMs", xlim=(0, SHOWN_S * 1e3), ylim=(0, sms * 1.13), yticks=[0, 48, 84, sms])
-    axes.grid(visible=False)
+    return Panel(
+        [
+            Boxes(begins, firsts, widths, heights, [colours[stream] for stream in streams]), *requests,
+            Swatches(dict(zip(FIVE, colours, strict=False))),
+        ],
+        text, Axis(label="milliseconds", low=0, high=SHOWN_S * 1e3),
+        Axis(label="SMs", low=0, high=sms * 1.13, ticks=[0, 48, 84, sms]), grid="",
+    )  # fmt: skip

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import mean
 
+from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.gpu.lab import ALONE, BESIDE, OURS, URGENT, URGENT_LOADS, Found, urgent
-from weft_papers.gpu.recorded import Records, Rows
-from weft_papers.gpu.sources import COLOURS, MEASURED, LoadsFound, drawn, sources
+from weft_papers.gpu.sources import COLOURS, MEASURED, LoadsFound, Records, Rows, drawn, sources
 
 FIGURE = "urgent beside heavy"
 TAIL, LEFT = 1.15, 0.97
@@ -91,20 +91,15 @@ def _table(source: LoadsFound) -> Table:
 
 
 def _drawn(out: Path, found: list[LoadsFound]) -> Figure:
-    figure, axes = pictures.canvas(11, 4.0 * len(found) + 1.0, len(found), 1)
     shown = ("priority", "orion 100 us", "orion 400 us", OURS)
     colours = {rule: COLOURS[rule.split()[0]] for rule in shown} | {"orion 400 us": "#f0b488"}
-    for one, source in zip(axes, found, strict=True):
+    panels = []
+    for source in found:
         labels = [load.replace(" beside ", "\nbeside ").replace("/", "\nload ") for load in source.found]
         had = [rule for rule in shown if all(rule in found for found in source.found.values())]
         series = {rule: [_tail(found, rule) for found in source.found.values()] for rule in had}
-        pictures.grouped_bars(one, labels, series, colours)
-        one.axhline(TAIL, color=pictures.INK, linewidth=1, linestyle=pictures.DASH)
-        pictures.heading(
-            one,
-            f"{source.title}; dashed: what was aimed at; bars at the edge go on",
-            ylabel="p99 over an idle GPU",
-            ylim=(0, 3),
-        )
-        one.tick_params(axis="x", labelsize=7)
-    return pictures.save(figure, out, "urgent-beside-heavy", "An urgent model beside one that never stops")
+        heading = f"{source.title}; dashed: what was aimed at; bars at the edge go on"
+        y = Axis(label="p99 over an idle GPU", low=0, high=3)
+        panels.append(Panel([Bars(labels, series, colours), ReferenceLine(TAIL)], heading, Axis(size=7), y))
+    title = "An urgent model beside one that never stops"
+    return pictures.picture(out, "urgent-beside-heavy", title, panels, size=(11, 4.0 * len(found) + 1.0))

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.reports.exhibits import Axis, Curve, Panel
 from weft_map.baselines import BASELINES
 from weft_map.baselines.blind import without_contention
 from weft_map.problem import Group, Problem, Task, UnitCost
@@ -142,19 +143,17 @@ def _rows(study: ContentionStudy) -> list[Row]:
 
 
 def _drawn(out: Path, found: Sequence[ContentionStudy]) -> Figure:
-    figure, axes = pictures.canvas(12, 4.6, 1, 2)
-    for axis, field, label in (
-        (axes[0], "losses", "longer than the optimum (%)"),
-        (axes[1], "errors", "own estimate too low (%)"),
-    ):
+    panels = []
+    for field, label in (("losses", "longer than the optimum (%)"), ("errors", "own estimate too low (%)")):
+        curves = []
         for study in found:
-            values = sorted(getattr(study, field))
+            values, (colour, dash) = sorted(getattr(study, field)), _style(study)
             shares = 100 * np.arange(1, len(values) + 1) / len(values)
-            colour, dash = _style(study)
-            axis.step(values, shares, where="post", label=study.name, color=colour, linestyle=dash)
-        axis.set(xlabel=label, ylabel="share of the problems (%)", ylim=(0, 102))
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False, fontsize=8)
-    return pictures.save(figure, out, "contention-value", "A scheduler that knows no contention, judged with it")
+            curves.append(Curve(values, shares, study.name, colour, dash=dash, steps=True))
+        panels.append(Panel(curves, x=Axis(label=label), y=Axis(label="share of the problems (%)", low=0, high=102)))
+    title = "A scheduler that knows no contention, judged with it"
+    layout = {"size": (12, 4.6), "columns": 2, "legend_columns": 3}
+    return pictures.picture(out, "contention-value", title, panels, **layout)
 
 
 def _style(study: ContentionStudy) -> tuple[str, str]:

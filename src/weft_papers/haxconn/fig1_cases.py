@@ -11,6 +11,7 @@ from weft_map.schedule import Outcome, Schedule
 from weft_map.simulator import simulate
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.haxconn.lab import XAVIER, Laboratory, models
+from weft_papers.pictures import make_folder
 
 FIGURE = "Fig. 1"
 PAIR = models(XAVIER, "vgg19", "resnet101")
@@ -90,7 +91,7 @@ def _table(found: dict[str, Outcome]) -> Table:
 def _drawn(out: Path, found: dict[str, Outcome]) -> Figure:
     title = f"{FIGURE}: VGG-19 and ResNet101 on Xavier"
     path = out / "fig1-cases.png"
-    out.mkdir(parents=True, exist_ok=True)
+    make_folder(out)
     for suffix in (".png", ".svg"):
         draw_mapping(list(found.values()), path.with_suffix(suffix), title=title)
     return Figure(title, path)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine
 from weft_map.pages.numbers import report_of
 from weft_map.schedule import Outcome, Schedule
 from weft_map.simulator import simulate
@@ -110,18 +111,17 @@ def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
 
 
 def _drawn(out: Path, meetings: Sequence[Meeting], fitted: float) -> Figure:
-    figure, axes = pictures.canvas(12, 4.4, 1, 2, sharey=True)
-    for axis, scaled in zip(axes, (False, True), strict=True):
+    proved = f"{OURS}, proved"
+    y = Axis(label="slow-down of GoogLeNet", low=0.95, high=1.05 * max(one.slow_down(one.naive) for one in meetings))
+    panels = []
+    for scaled, what in ((False, "demands as derived"), (True, f"demands of the others times {fitted:g} (fitted)")):
         here = [one for one in meetings if one.scaled == scaled]
         series = {
             NAIVE: [one.slow_down(one.naive) for one in here],
-            f"{OURS}, proved": [one.slow_down(one.best) for one in here],
+            proved: [one.slow_down(one.best) for one in here],
         }
-        colours = {NAIVE: COLOURS["per-unit"], f"{OURS}, proved": COLOURS[OURS]}
-        pictures.grouped_bars(axis, [NETWORKS[one.partner] for one in here], series, colours)
-        axis.set_ylim(0.95, 1.05 * max(one.slow_down(one.naive) for one in meetings))
-        axis.axhline(1, color=pictures.INK, linewidth=0.8)
-        axis.tick_params(axis="x", labelrotation=25)
-        pictures.heading(axis, f"demands of the others times {fitted:g} (fitted)" if scaled else "demands as derived")
-    axes[0].set_ylabel("slow-down of GoogLeNet")
-    return pictures.save(figure, out, "fig6-slowdown", f"{FIGURE}: slow-down of GoogLeNet by contention on Xavier")
+        colours = {NAIVE: COLOURS["per-unit"], proved: COLOURS[OURS]}
+        bars = Bars([NETWORKS[one.partner] for one in here], series, colours)
+        panels.append(Panel([bars, ReferenceLine(1, dash="-")], what, Axis(slant=25), y))
+    title = f"{FIGURE}: slow-down of GoogLeNet by contention on Xavier"
+    return pictures.picture(out, "fig6-slowdown", title, panels, size=(12, 4.4), columns=2, share_y=True)

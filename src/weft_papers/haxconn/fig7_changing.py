@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib.axes import Axes
-
+from weft.reports.exhibits import Axis, Curve, Panel, ReferenceLine
 from weft_map.solver import NAIVE, Improvement, Options, Solution, solve
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
@@ -110,22 +109,21 @@ def _table(phases: Sequence[Phase], times: Sequence[float]) -> Table:
 
 
 def _drawn(out: Path, phases: Sequence[Phase], times: Sequence[float]) -> Figure:
-    figure, axes = pictures.canvas(13, 4.4, 1, len(phases))
-    for axis, phase in zip(axes, phases, strict=True):
-        _panel(axis, phase, times)
-    axes[0].set_ylabel("latency per frame (ms)")
-    return pictures.save(figure, out, "fig7-changes", f"{FIGURE}: schedules replaced while the networks run")
+    title = f"{FIGURE}: schedules replaced while the networks run"
+    panels = [_panel(phase, times) for phase in phases]
+    return pictures.picture(out, "fig7-changes", title, panels, size=(13, 4.4), columns=len(phases))
 
 
-def _panel(axis: Axes, phase: Phase, times: Sequence[float]) -> None:
+def _panel(phase: Phase, times: Sequence[float]) -> Panel:
     marks = [(FIRST_MS, phase.start_ms), *((max(FIRST_MS, 1e3 * s.seconds), 1e3 * s.value) for s in phase.steps)]
-    marks.append((LAST_MS, marks[-1][1]))
-    axis.step([x for x, _ in marks], [y for _, y in marks], where="post", color=COLOURS[OURS], label=f"{OURS}, running")
-    axis.axhline(
-        phase.oracle_ms, color="#e69f00", linewidth=1.2, linestyle=pictures.DASH, label="oracle, proved optimal"
+    found_ms, values_ms = zip(*marks, (LAST_MS, marks[-1][1]), strict=True)
+    return Panel(
+        [
+            Curve(found_ms, values_ms, f"{OURS}, running", COLOURS[OURS], steps=True),
+            ReferenceLine(phase.oracle_ms, colour="#e69f00", width=1.2, label="oracle, proved optimal"),
+            Curve(times, [phase.at(ms) for ms in times], "the paper's updates", COLOURS["haxconn"], "*", "", size=13),
+        ],
+        phase.row.name,
+        Axis(label="after the change (ms)", scale="log", low=FIRST_MS, high=LAST_MS),
+        Axis(label="latency per frame (ms)", low=0.94 * phase.oracle_ms, high=1.04 * phase.start_ms),
     )
-    values = [phase.at(ms) for ms in times]
-    axis.scatter(times, values, marker="*", color=COLOURS["haxconn"], s=70, zorder=3, label="the paper's updates")
-    axis.set(xscale="log", xlim=(FIRST_MS, LAST_MS), xlabel="after the change (ms)")
-    axis.set_ylim(0.94 * phase.oracle_ms, 1.04 * phase.start_ms)
-    pictures.heading(axis, phase.row.name)

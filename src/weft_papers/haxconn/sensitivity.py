@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
-
 from weft.devices import Pccs
+from weft.reports.exhibits import MUTED, Axis, Curve, Panel, ReferenceLine, Texts
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.haxconn.experiments import Experiment, experiments
@@ -153,33 +152,33 @@ def _table(studies: Sequence[KnobStudy]) -> Table:
 
 
 def _drawn(out: Path, studies: Sequence[KnobStudy]) -> Figure:
-    figure, axes = pictures.canvas(13, 7.2, 2, len(studies))
-    for column, one in enumerate(studies):
-        top, below = axes[column], axes[len(studies) + column]
-        for place, row in enumerate(one.rows):
-            mark, colour = pictures.MARKS[place % 8], pictures.MODELS[place % 8]
-            name = f"{row.number}: {row.case.name}"
-            top.plot(one.knob.values, one.gains(place), marker=mark, markersize=4, color=colour, label=name)
-        _pairs_panel(below, one)
-        heading = one.knob.name + (f" (demands times {one.base.demand:g})" if one.base.demand != 1 else "")
-        pictures.heading(top, heading)
-        for axis in (top, below):
-            axis.axvline(one.knob.usual, color=pictures.MUTED, linewidth=0.8, linestyle=pictures.DASH)
-        below.set_xlabel(one.knob.axis, fontsize=9)
-    axes[0].set_ylabel("better than the best baseline (%)")
-    axes[len(studies)].set_ylabel("pairs of Table 8 improved")
-    handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False, fontsize=8)
     title = "Sensitivity: Table 6 above, Table 8 below (dashed: as shipped; dotted: the paper's 35)"
-    return pictures.save(figure, out, "sensitivity", title)
+    panels = [*map(_gains_panel, studies), *map(_pairs_panel, studies)]
+    return pictures.picture(out, "sensitivity", title, panels, size=(13, 7.2), columns=len(studies), legend_columns=4)
 
 
-def _pairs_panel(axis: Axes, one: KnobStudy) -> None:
-    total = len(one.grids[0].pairs)
-    axis.plot(one.knob.values, [each.improved for each in one.grids], marker="o", color="#009e73")
-    for value, each in zip(one.knob.values, one.grids, strict=True):
-        axis.annotate(
-            str(each.improved), (value, each.improved), (0, 5), textcoords="offset points", fontsize=8, ha="center"
+def _gains_panel(one: KnobStudy) -> Panel:
+    curves = [
+        Curve(
+            one.knob.values, one.gains(place), f"{row.number}: {row.case.name}", pictures.MODELS[place % 8],
+            pictures.MARKS[place % 8],
         )
-    axis.axhline(ENOUGH * total / 45, color=pictures.INK, linewidth=0.8, linestyle=":")
-    axis.set_ylim(0, total * 1.1)
+        for place, row in enumerate(one.rows)
+    ]  # fmt: skip
+    heading = one.knob.name + (f" (demands times {one.base.demand:g})" if one.base.demand != 1 else "")
+    return Panel([*curves, _usual(one)], heading, y=Axis(label="better than the best baseline (%)"))
+
+
+def _pairs_panel(one: KnobStudy) -> Panel:
+    total, improved = len(one.grids[0].pairs), [grid.improved for grid in one.grids]
+    marks = [
+        Curve(one.knob.values, improved, None, "#009e73", "o"),
+        Texts(one.knob.values, improved, [str(count) for count in improved], offset=(0, 5)),
+        ReferenceLine(ENOUGH * total / 45, dash=":", width=0.8),
+        _usual(one),
+    ]
+    return Panel(marks, x=Axis(label=one.knob.axis), y=Axis(label="pairs of Table 8 improved", low=0, high=total * 1.1))
+
+
+def _usual(one: KnobStudy) -> ReferenceLine:
+    return ReferenceLine(one.knob.usual, colour=MUTED, width=0.8, upright=True)

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from matplotlib.axes import Axes
-
+from weft.reports.exhibits import DASHED, MUTED, Axis, Bars, Curve, Drawable, Panel, Texts
 from weft_map.profiles import ProfileGroup, SocProfile
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
@@ -137,27 +136,28 @@ def _ratio_rows(paper: Paper) -> list[Row]:
 
 
 def _drawn_groups(paper: Paper, out: Path, estimates: Sequence[TableGroup]) -> Figure:
-    figure, axes = pictures.canvas(11, 5.6, 2, 1, sharex=True)
-    times = {f"{unit.upper()}, Table 2": [paper[f"t2_{place}_{unit}"].value for place in range(10)] for unit in COLUMNS}
-    times |= {f"{unit.upper()}, estimated": [one.time_ms[unit] for one in estimates] for unit in COLUMNS}
     colours = {
         "GPU, Table 2": "#0072b2",
-        "DLA, Table 2": "#d55e00",
         "GPU, estimated": "#9ecae1",
+        "DLA, Table 2": "#d55e00",
         "DLA, estimated": "#f5b48a",
     }
-    order = ("GPU, Table 2", "GPU, estimated", "DLA, Table 2", "DLA, estimated")
-    pictures.grouped_bars(axes[0], list(GROUPS), {name: times[name] for name in order}, colours)
-    axes[0].set_ylabel("time (ms)")
+    times = {}
+    for unit in COLUMNS:
+        times[f"{unit.upper()}, Table 2"] = [paper[f"t2_{place}_{unit}"].value for place in range(10)]
+        times[f"{unit.upper()}, estimated"] = [group.time_ms[unit] for group in estimates]
     peak = chip(XAVIER).bandwidth_gb_s
     demand = {
         "GPU, Table 2": [peak * paper[f"t2_{place}_memory"].value / 100 for place in range(10)],
-        "GPU, estimated": [one.demand_gb_s["gpu"] for one in estimates],
+        "GPU, estimated": [group.demand_gb_s["gpu"] for group in estimates],
     }
-    pictures.grouped_bars(axes[1], list(GROUPS), demand, colours)
-    axes[1].set_ylabel("demand (GB/s)")
-    axes[1].set_xlabel("layers of GoogLeNet", fontsize=9)
-    return pictures.save(figure, out, "table2-googlenet", "Table 2: GoogLeNet's groups on Xavier")
+    x = Axis(label="layers of GoogLeNet")
+    panels = [
+        Panel([Bars([*GROUPS], {name: times[name] for name in colours}, colours)], x=x, y=Axis(label="time (ms)")),
+        Panel([Bars([*GROUPS], demand, colours)], x=x, y=Axis(label="demand (GB/s)")),
+    ]
+    title = "Table 2: GoogLeNet's groups on Xavier"
+    return pictures.picture(out, "table2-googlenet", title, panels, size=(11, 5.6), share_x=True)
 
 
 # Table 5
@@ -222,32 +222,25 @@ def _fit_row(found: Sequence[Total], soc: str, unit: str) -> Row:
 
 
 def _drawn_totals(out: Path, found: Sequence[Total]) -> Figure:
-    figure, axes = pictures.canvas(11, 5.2, 1, 2)
-    for axis, soc in zip(axes, (ORIN, XAVIER), strict=True):
-        here = [one for one in found if one.soc == soc]
-        ends = [0.8 * min(one.printed for one in here), 1.6 * max(one.estimated for one in here)]
-        axis.plot(ends, ends, color=pictures.MUTED, linewidth=1, linestyle=pictures.DASH)
+    x, y = Axis(label="Table 5 (ms)", scale="log"), Axis(label="estimated from ONNX (ms)", scale="log")
+    panels = []
+    for soc in (ORIN, XAVIER):
+        here = [total for total in found if total.soc == soc]
+        ends = [0.8 * min(total.printed for total in here), 1.6 * max(total.estimated for total in here)]
+        marks: list[Drawable] = [Curve(ends, ends, None, MUTED, dash=DASHED, width=1)]
         for unit in COLUMNS:
-            dots = [one for one in here if one.unit == unit]
-            axis.scatter(
-                [one.printed for one in dots],
-                [one.estimated for one in dots],
-                color=COLOURS[unit],
-                label=unit.upper(),
-                zorder=3,
-            )
-        for one in here:
-            if abs(one.ratio - 1) > 0.2:
-                _named(axis, one)
-        axis.set(xscale="log", yscale="log", xlabel="Table 5 (ms)", ylabel="estimated from ONNX (ms)")
-        axis.grid(axis="x", color=pictures.RULE, linewidth=0.6)
-        pictures.heading(axis, CHIPS[soc])
-    return pictures.save(figure, out, "table5-totals", "Table 5: networks alone, printed and estimated (chips fitted)")
+            dots = [total for total in here if total.unit == unit]
+            printed, estimated = [total.printed for total in dots], [total.estimated for total in dots]
+            marks.append(Curve(printed, estimated, unit.upper(), COLOURS[unit], "o", "", size=6))
+        marks += [_name(total) for total in here if abs(total.ratio - 1) > 0.2]
+        panels.append(Panel(marks, CHIPS[soc], x, y, grid="both"))
+    title = "Table 5: networks alone, printed and estimated (chips fitted)"
+    return pictures.picture(out, "table5-totals", title, panels, size=(11, 5.2), columns=2)
 
 
-def _named(axis: Axes, one: Total) -> None:
-    """Write a dot's name on the side that is away from the diagonal."""
-    above = one.ratio > 1
-    offset, side = ((-6, 3), "right") if above else ((6, -8), "left")
-    place = (one.printed, one.estimated)
-    axis.annotate(NETWORKS[one.model], place, offset, ha=side, textcoords="offset points", fontsize=8)
+def _name(total: Total) -> Texts:
+    """A dot's name on the side that is away from the diagonal."""
+    at = ([total.printed], [total.estimated], [NETWORKS[total.model]])
+    if total.ratio > 1:
+        return Texts(*at, align="right", offset=(-6, 3))
+    return Texts(*at, align="left", offset=(6, -8))

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-from matplotlib.axes import Axes
-
+from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine, Texts
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.haxconn.experiments import Experiment, experiments
@@ -273,42 +271,28 @@ def _artifact(found: ExperimentComparison) -> Table:
 
 
 def _drawn(out: Path, found: ExperimentComparison) -> Figure:
-    figure, axes = pictures.canvas(12.5, 8.2, 3, 1, sharex=True, sharey=True)
-    colours = {LABELS[name]: COLOURS[name] for name in THEIRS} | {
-        "HaX-CoNN": COLOURS[HAXCONN],
-        f"{OURS}, proved": COLOURS[OURS],
-    }
+    proved = f"{OURS}, proved"
+    colours = {LABELS[name]: COLOURS[name] for name in THEIRS}
+    colours |= {"HaX-CoNN": COLOURS[HAXCONN], proved: COLOURS[OURS]}
     labels = [f"{row.number}: {row.case.name.replace(', ', chr(10))}".replace(" + ", " +\n") for row in found.rows]
+
+    def panel(what: str, series: dict[str, list[float]]) -> Panel:
+        bars, best = Bars(labels, series, colours), list(series)[-1]
+        words = [f"{value:.2f}" for value in series[best]]
+        texts = Texts(bars.places(best), series[best], words, size=7.5, offset=(0, 2))
+        y = Axis(label="over GPU only", low=0, high=1.95)
+        return Panel([bars, ReferenceLine(1, dash="-", width=0.8), texts], what, Axis(size=7.5), y)
+
     printed = {
-        LABELS[name]: [row.window_ms(found.paper, name) / row.window_ms(found.paper, "gpu-only") for row in found.rows]
-        for name in THEIRS
+        label: [row.window_ms(found.paper, name) / row.window_ms(found.paper, "gpu-only") for row in found.rows]
+        for label, name in ({LABELS[name]: name for name in THEIRS} | {"HaX-CoNN": HAXCONN}).items()
     }
-    printed["HaX-CoNN"] = [
-        row.window_ms(found.paper, HAXCONN) / row.window_ms(found.paper, "gpu-only") for row in found.rows
-    ]
-    _panel(axes[0], labels, printed, colours, "the paper")
-    for axis, group, what in (
-        (axes[1], found.shipped, "ours, demands as derived"),
-        (axes[2], found.scaled, f"ours, demands times {found.fitted:g} (fitted to the paper's GPU & DSA column)"),
+    panels = [panel("the paper", printed)]
+    for group, what in (
+        (found.shipped, "ours, demands as derived"),
+        (found.scaled, f"ours, demands times {found.fitted:g} (fitted to the paper's GPU & DSA column)"),
     ):
         series = {LABELS[name]: [one.baselines[name] / one.baselines["gpu-only"] for one in group] for name in THEIRS}
-        series[f"{OURS}, proved"] = [one.best_s / one.baselines["gpu-only"] for one in group]
-        _panel(axis, labels, series, colours, what)
-    handles, names = axes[0].get_legend_handles_labels()
-    last = axes[2].get_legend_handles_labels()
-    figure.legend(
-        [*handles, last[0][-1]], [*names, last[1][-1]], loc="outside lower center", ncols=6, frameon=False, fontsize=9
-    )
-    return pictures.save(figure, out, "table6-experiments", f"{FIGURE}: latency over GPU only (lower is better)")
-
-
-def _panel(axis: Axes, labels: list[str], series: dict[str, list[float]], colours: dict[str, str], what: str) -> None:
-    pictures.grouped_bars(axis, labels, series, colours)
-    axis.axhline(1, color=pictures.INK, linewidth=0.8)
-    best = list(series.values())[-1]
-    places = np.arange(len(best)) + 0.84 * (1 - 0.5 / len(series)) - 0.42
-    for place, value in zip(places, best, strict=True):
-        axis.annotate(f"{value:.2f}", (place, value), (0, 2), textcoords="offset points", ha="center", fontsize=7.5)
-    axis.set(ylabel="over GPU only", ylim=(0, 1.95))
-    axis.tick_params(labelbottom=True, labelsize=7.5)
-    pictures.heading(axis, what)
+        panels.append(panel(what, {**series, proved: [one.best_s / one.baselines["gpu-only"] for one in group]}))
+    title = f"{FIGURE}: latency over GPU only (lower is better)"
+    return pictures.picture(out, "table6-experiments", title, panels, size=(12.5, 8.2))

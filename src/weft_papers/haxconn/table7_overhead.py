@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.reports.exhibits import Axis, Bars, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.haxconn.lab import (
@@ -91,10 +92,8 @@ def _table(paper: Paper, costs: Sequence[SearchCost], phase_s: float) -> Table:
 
 
 def _drawn(out: Path, costs: Sequence[SearchCost]) -> Figure:
-    figure, axes = pictures.canvas(9, 3.6)
-    names = [NAMES[cost.partner] for cost in costs]
-    series = {"core busy until the proof": [1e3 * cost.found.cpu_s for cost in costs]}
-    pictures.grouped_bars(axes[0], names, series, {"core busy until the proof": COLOURS[OURS]})
-    axes[0].tick_params(axis="x", labelrotation=25)
-    axes[0].set_ylabel("ms of one core")
-    return pictures.save(figure, out, "table7-solver", f"{FIGURE}: our solver, AlexNet beside each network on Xavier")
+    busy = {"core busy until the proof": [1e3 * cost.found.cpu_s for cost in costs]}
+    bars = Bars([NAMES[cost.partner] for cost in costs], busy, dict.fromkeys(busy, COLOURS[OURS]))
+    panel = Panel([bars], x=Axis(slant=25), y=Axis(label="ms of one core"))
+    title = f"{FIGURE}: our solver, AlexNet beside each network on Xavier"
+    return pictures.picture(out, "table7-solver", title, [panel], size=(9, 3.6))

@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import median
 
 import numpy as np
-from matplotlib.axes import Axes
 
+from weft.reports.exhibits import Axis, Bars, Curve, HeatMap, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, printed_data
 from weft_papers.haxconn.lab import (
@@ -221,40 +221,33 @@ def _detail(grid: Grid) -> Table:
 
 
 def _drawn(paper: Paper, out: Path, grids: Sequence[Grid]) -> Figure:
-    figure, axes = pictures.canvas(15, 7.4, 1, len(grids))
-    for axis, one in zip(axes, grids, strict=True):
-        _matrix(paper, axis, one)
-        what = "demands as derived" if one.change == AS_SHIPPED else f"demands times {one.change.demand:g} (fitted)"
-        heading = f"{what}: {one.improved} of {len(one.pairs)} pairs improved, never worse"
-        pictures.heading(axis, heading)
     title = f"{FIGURE}: speed-up over the best baseline on Orin; below ours, above the diagonal the paper's"
-    return pictures.save(figure, out, "table8-pairs", title)
+    panels = [_matrix(paper, grid) for grid in grids]
+    return pictures.picture(out, "table8-pairs", title, panels, size=(15, 7.4), columns=len(grids))
 
 
-def _matrix(paper: Paper, axis: Axes, grid: Grid) -> None:
+def _matrix(paper: Paper, grid: Grid) -> Panel:
     size = len(grid.networks)
     values = np.ones((size, size))
     words = [["" for _ in range(size)] for _ in range(size)]
     for i, row in enumerate(grid.networks):
         for j, column in enumerate(grid.networks):
             if (row, column) in grid.cells:
-                one = grid.cells[row, column]
-                values[i, j], words[i][j] = one.gain(THEIRS), SHORT[one.rival(THEIRS)]
+                found = grid.cells[row, column]
+                values[i, j], best = found.gain(THEIRS), SHORT[found.rival(THEIRS)]
             else:
-                values[i, j], words[i][j] = _printed(paper, column, row), best_printed()[f"{column}+{row}"]
-    axis.imshow(np.clip(values, 1, DARKEST), cmap="Greens", vmin=1, vmax=DARKEST)
-    axis.grid(visible=False)
-    for i in range(size):
-        for j in range(size):
-            text = f"{words[i][j]}\n{values[i, j]:.2f}" if values[i, j] >= IMPROVED else f"{words[i][j]}\n\u00d7"
-            ink = "white" if values[i, j] > 1.22 else pictures.INK
-            axis.text(j, i, text, ha="center", va="center", fontsize=7.5, color=ink)
-    axis.plot(
-        np.repeat(np.arange(size + 1), 2)[1:] - 0.5, np.repeat(np.arange(size + 1), 2)[:-1] - 0.5, color="#d55e00"
-    )
+                values[i, j], best = _printed(paper, column, row), best_printed()[f"{column}+{row}"]
+            words[i][j] = f"{best}\n{values[i, j]:.2f}" if values[i, j] >= IMPROVED else f"{best}\n\u00d7"
+    steps = np.repeat(np.arange(size + 1), 2) - 0.5
     names = [NETWORKS[name] for name in grid.networks]
-    axis.set_xticks(range(size), names, rotation=35, ha="right")
-    axis.set_yticks(range(size), names)
+    what = "demands as derived" if grid.change == AS_SHIPPED else f"demands times {grid.change.demand:g} (fitted)"
+    return Panel(
+        [HeatMap(values, words, "Greens", 1, DARKEST, square=True), Curve(steps[1:], steps[:-1], None, "#d55e00")],
+        f"{what}: {grid.improved} of {len(grid.pairs)} pairs improved, never worse",
+        Axis(names=names, slant=35),
+        Axis(names=names),
+        grid="",
+    )
 
 
 # Fig. 5
@@ -305,13 +298,13 @@ def _instances(shipped: Grid, scaled: Grid) -> Table:
 
 
 def _drawn_instances(out: Path, shipped: Grid, scaled: Grid) -> Figure:
-    figure, axes = pictures.canvas(12, 6, 2, 1, sharex=True)
     labels = [NETWORKS[model] for model in shipped.networks]
     names = {LABELS.get(name, f"{OURS}, proved"): name for name in (*SCENARIO_1, OURS)}
-    for axis, one, what in ((axes[0], shipped, "demands as derived"), (axes[1], scaled, _scale(scaled))):
+    colours, panels = {label: COLOURS[name] for label, name in names.items()}, []
+    for grid, what in ((shipped, "demands as derived"), (scaled, _scale(scaled))):
         series = {
-            label: [_fps(one.cells[model, model], name) for model in one.networks] for label, name in names.items()
+            label: [_fps(grid.cells[model, model], name) for model in grid.networks] for label, name in names.items()
         }
-        pictures.grouped_bars(axis, labels, series, {label: COLOURS[name] for label, name in names.items()})
-        pictures.heading(axis, what, ylabel="images per second")
-    return pictures.save(figure, out, "fig5-instances", f"{INSTANCES}: two instances of one network on Orin")
+        panels.append(Panel([Bars(labels, series, colours)], what, y=Axis(label="images per second")))
+    title = f"{INSTANCES}: two instances of one network on Orin"
+    return pictures.picture(out, "fig5-instances", title, panels, size=(12, 6), share_x=True)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.lines import Line2D
 
+from weft.reports.exhibits import INK, Axis, Bars, Curve, HeatMap, Panel, ReferenceLine, Strokes
 from weft.simulation.report import Report
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Paper, Row, Table, beside
@@ -70,20 +70,20 @@ def panel(letter: str, scene: Scene, queries: int, pairs: tuple[Models, ...] = P
 
 def figure_14(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit:
     """System throughput over running one model at a time."""
-    figure, axes = pictures.canvas(13, 3.4 * len(panels) + 0.9, len(panels))
-    for one, half in zip(axes, panels, strict=True):
+    shown = []
+    for half in panels:
         series = {policy: [*half.stps(policy), geomean(half.stps(policy))] for policy in SHOWN}
-        pictures.grouped_bars(one, [*half.names, "geomean"], series, pictures.POLICIES)
-        places = one.get_xticks()[:-1]
+        bars = Bars([*half.names, "geomean"], series, pictures.POLICIES)
         bounds = [bound(half.scene, pair) for pair in half.pairs]
-        one.hlines(bounds, places - 0.44, places + 0.44, color=pictures.INK, lw=1.3, label="bound", zorder=3)
-        pictures.paper_line(one, paper[f"stp_mean_{half.letter}"].value, _label(paper, half, "stp_mean", "mean"))
-        pictures.paper_line(one, paper[f"stp_max_{half.letter}"].value, _label(paper, half, "stp_max", "best pair"))
-        pictures.heading(one, f"({half.letter}) {half.scene}")
-        one.set_ylim(0.8, max(2.0, *bounds) + 0.05)
-        one.set_ylabel("system throughput (STP)")
+        printed = [
+            ReferenceLine(paper[f"{key}_{half.letter}"].value, _label(paper, half, key, what))
+            for key, what in (("stp_mean", "mean"), ("stp_max", "best pair"))
+        ]
+        y = Axis(label="system throughput (STP)", low=0.8, high=max(2.0, *bounds) + 0.05)
+        marks = [bars, Strokes(bars.places()[:-1], bounds, 0.88, "bound"), *printed]
+        shown.append(Panel(marks, f"({half.letter}) {half.scene}", y=y))
     title = "Fig. 14: system throughput of two models together (one at a time: 1.00)"
-    picture = pictures.save(figure, out, "fig14-throughput", title)
+    picture = pictures.picture(out, "fig14-throughput", title, shown, size=(13, 3.4 * len(panels) + 0.9))
     rows = tuple(row for half in panels for row in _throughput_rows(paper, half))
     return Exhibit(rows, tuple(_throughput_table(half) for half in panels), (picture,))
 
@@ -178,57 +178,56 @@ def _throughput_table(half: PairPanel) -> Table:
 
 def sweep_picture(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit:
     """AI-MT over both thresholds: what the tuning chose, and where the paper's AI-MT would lie."""
-    figure, axes = pictures.canvas(11, 4.6, 1, len(panels))
-    for one, half in zip(axes, panels, strict=True):
+    shown = []
+    for half in panels:
         sweep = swept(half.scene, half.pairs)
         compute = sorted({point.compute_threshold for point in sweep.points})
-        memory = sorted({point.memory_threshold for point in sweep.points})
-        stps = np.array([point.stp for point in sweep.points]).reshape(len(compute), len(memory))
-        shown = one.pcolormesh(np.arange(len(compute) + 1), np.arange(len(memory) + 1), stps.T, cmap="cividis")
-        figure.colorbar(shown, ax=one, label="STP, geomean of the pairs")
+        memory = sorted({point.memory_threshold for point in sweep.points}, reverse=True)
+        stps = np.array([point.stp for point in sweep.points]).reshape(len(compute), len(memory)).T[::-1]
         theirs = paper[f"stp_mean_{half.letter}"].value / (1 + paper[f"over_aimt_{half.letter}"].value / 100)
-        middle = np.arange(len(compute)) + 0.5, np.arange(len(memory)) + 0.5
-        lines = one.contour(*middle, stps.T, levels=[theirs], colors="white", linestyles="dashed")
-        one.clabel(lines, fmt=lambda level: f"paper's AI-MT {level:.3f}", fontsize=8)
-        at = compute.index(sweep.best.compute_threshold) + 0.5, memory.index(sweep.best.memory_threshold) + 0.5
-        one.plot(*at, "*", ms=15, mfc="#d55e00", mec="white")
-        one.set_xticks(middle[0], [f"{value:g}" for value in compute], rotation=60)
-        one.set_yticks(middle[1], [f"{value:g}" for value in memory])
-        one.grid(False)
-        one.set_xlabel("compute threshold (share of the buffer)")
-        one.set_ylabel("memory threshold (share of the buffer)")
-        pictures.heading(one, f"({half.letter}) {half.scene}; best {sweep.best.stp:.3f}")
+        best = compute.index(sweep.best.compute_threshold), memory.index(sweep.best.memory_threshold)
+        heat = HeatMap(
+            stps, meaning="STP, geomean of the pairs", level=theirs, level_text=f"paper's AI-MT {theirs:.3f}"
+        )
+        x, y = (
+            Axis(label=f"{what} threshold (share of the buffer)", names=[f"{value:g}" for value in values], slant=slant)
+            for what, values, slant in (("compute", compute, 60), ("memory", memory, 0))
+        )
+        star = Curve([best[0]], [best[1]], None, "#d55e00", "*", "", size=15)
+        heading = f"({half.letter}) {half.scene}; best {sweep.best.stp:.3f}"
+        shown.append(Panel([heat, star], heading, x, y, grid=""))
     title = "AI-MT's thresholds: one run per pair and point; the star is what every comparison uses"
-    return Exhibit(pictures=(pictures.save(figure, out, "fig14-aimt-sweep", title),))
+    picture = pictures.picture(out, "fig14-aimt-sweep", title, shown, size=(11, 4.6), columns=len(panels))
+    return Exhibit(pictures=(picture,))
 
 
 def figure_15(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit:
     """Share of active cycles, woven and one model at a time."""
-    figure, axes = pictures.canvas(13, 3.3 * len(panels) + 0.9, len(panels))
-    for one, half in zip(axes, panels, strict=True):
+    shown = []
+    for half in panels:
         reports = half.reports["layerweaver"]
-        pe, dram = [100 * r.pe_utilisation for r in reports], [100 * r.dram_utilisation for r in reports]
-        series = {"layerweaver, PE": [*pe, mean(pe)], "layerweaver, DRAM": [*dram, mean(dram)]}
-        pictures.grouped_bars(
-            one, [*half.names, "mean"], series, {"layerweaver, PE": pictures.PE, "layerweaver, DRAM": pictures.DRAM}
-        )
-        places = one.get_xticks()
-        for shift, name, values in ((-0.21, "PE", _fair(half, 0)), (0.21, "DRAM", _fair(half, 1))):
-            one.plot(
-                places + shift, [*values, mean(values)], "D", ms=4.5, mfc="white", mec=pictures.INK, zorder=3,
-                label="one model at a time" if name == "PE" else None,
-            )  # fmt: skip
-        for lift, key in ((5, "pe"), (0, "dram")):
-            value = paper[f"{key}_{half.letter}"].value
-            pictures.paper_line(
-                one,
-                value,
-                f"paper's\n{key.upper()} {value:.1f} %",
-                {"pe": pictures.PE, "dram": "#a06c00"}[key],
-                lift=lift,
+        active = {
+            "layerweaver, PE": [100 * report.pe_utilisation for report in reports],
+            "layerweaver, DRAM": [100 * report.dram_utilisation for report in reports],
+        }
+        series = {name: [*values, mean(values)] for name, values in active.items()}
+        bars = Bars([*half.names, "mean"], series, dict(zip(series, (pictures.PE, pictures.DRAM), strict=True)))
+        alone = [
+            Curve(
+                bars.places(name), [*_fair(half, place), mean(_fair(half, place))], "one model at a time", INK, "D", "",
+                hollow=True,
             )
-        pictures.heading(one, f"({half.letter}) {half.scene}", ylim=(0, 106), ylabel="active cycles (%)")
-    picture = pictures.save(figure, out, "fig15-utilisation", "Fig. 15: active cycles of PE array and DRAM channel")
+            for place, name in enumerate(series)
+        ]  # fmt: skip
+        printed = [
+            ReferenceLine(value, f"paper's\n{key.upper()} {value:.1f} %", colour, lift=lift)
+            for lift, key, colour in ((5, "pe", pictures.PE), (0, "dram", "#a06c00"))
+            for value in (paper[f"{key}_{half.letter}"].value,)
+        ]
+        y = Axis(label="active cycles (%)", low=0, high=106)
+        shown.append(Panel([bars, *alone, *printed], f"({half.letter}) {half.scene}", y=y))
+    title = "Fig. 15: active cycles of PE array and DRAM channel"
+    picture = pictures.picture(out, "fig15-utilisation", title, shown, size=(13, 3.3 * len(panels) + 0.9))
     rows = tuple(row for half in panels for row in _utilisation_rows(paper, half))
     return Exhibit(rows, tuple(_utilisation_table(half) for half in panels), (picture,))
 
@@ -300,26 +299,33 @@ def _utilisation_table(half: PairPanel) -> Table:
 
 
 def figure_16(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit:
-    """Slowdown of the queries: mean (bars) and worst (ticks)."""
+    """Slowdown of the queries: mean (bars) and worst (strokes of the same colours)."""
     policies = ("aimt", "layerweaver", "weft")
-    figure, axes = pictures.canvas(13, 3.3 * len(panels) + 0.9, len(panels))
-    for one, half in zip(axes, panels, strict=True):
-        antts = {policy: [_slowdown(r)[0] for r in half.reports[policy]] for policy in policies}
+    shown = []
+    for half in panels:
+        slowdowns = {policy: [_slowdown(report) for report in half.reports[policy]] for policy in policies}
+        antts = {policy: [antt for antt, _ in values] for policy, values in slowdowns.items()}
         series = {policy: [*values, mean(values)] for policy, values in antts.items()}
-        pictures.grouped_bars(one, [*half.names, "mean"], series, pictures.POLICIES)
-        places = one.get_xticks()[:-1]
-        for shift, policy in zip((-0.28, 0.0, 0.28), policies, strict=True):
-            worst = [_slowdown(r)[1] for r in half.reports[policy]]
-            one.plot(places + shift, worst, "_", ms=11, mew=2, color=pictures.POLICIES[policy], zorder=3)
-        for key, policy, lift in (("antt", "layerweaver", -5), ("antt_aimt", "aimt", 5)):
-            value = paper[f"{key}_{half.letter}"].value
-            colour = {"aimt": "#a06c00", "layerweaver": pictures.PE}[policy]
-            pictures.paper_line(one, value, f"paper's\n{policy} {value:.2f}", colour, lift=lift)
-        pictures.heading(one, f"({half.letter}) {half.scene}", ylim=(0.9, None), ylabel="slowdown over running alone")
-    mark = Line2D([], [], ls="", marker="_", ms=11, mew=2, color=pictures.INK, label="slowest query (same colours)")
-    pictures.legend(figure, axes[0], [mark])
+        bars = Bars([*half.names, "mean"], series, pictures.POLICIES)
+        worst = [
+            Strokes(
+                bars.places(policy)[:-1], [slowest for _, slowest in values], bars.width, f"slowest query, {policy}",
+                pictures.POLICIES[policy],
+            )
+            for policy, values in slowdowns.items()
+        ]  # fmt: skip
+        printed = [
+            ReferenceLine(value, f"paper's\n{policy} {value:.2f}", colour, lift=lift)
+            for key, policy, colour, lift in (
+                ("antt", "layerweaver", pictures.PE, -5),
+                ("antt_aimt", "aimt", "#a06c00", 5),
+            )
+            for value in (paper[f"{key}_{half.letter}"].value,)
+        ]
+        y = Axis(label="slowdown over running alone", low=0.9)
+        shown.append(Panel([bars, *worst, *printed], f"({half.letter}) {half.scene}", y=y))
     title = "Fig. 16: normalised turnaround time, mean of both models (ANTT) and slowest query"
-    picture = pictures.save(figure, out, "fig16-slowdown", title)
+    picture = pictures.picture(out, "fig16-slowdown", title, shown, size=(13, 3.3 * len(panels) + 0.9))
     rows = tuple(row for half in panels for row in _slowdown_rows(paper, half))
     return Exhibit(rows, tuple(_slowdown_table(half) for half in panels), (picture,))
 

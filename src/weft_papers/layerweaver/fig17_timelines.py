@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.patches import Patch
 
 from weft.devices.costs.program import Clock
+from weft.reports.exhibits import Axis, Boxes, Drawable, Panel, ReferenceLine, Shade, Swatches
+from weft.reports.pictures import GROUND
 from weft.reports.trace import Floats, Trace
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row
@@ -125,41 +125,37 @@ def _alone_s(scene: Scene, model: str) -> float:
 
 def _draw(out: Path, name: str, title: str, columns: list[list[Strip]], others: list[str]) -> Figure:
     """Strips below each other, one column per pair."""
-    rows = len(columns[0])
-    figure, axes = pictures.canvas(13, 1.55 * rows + 1.2, rows, len(columns))
-    for column, strips in enumerate(columns):
-        for row, strip in enumerate(strips):
-            one = axes[row * len(columns) + column]
-            _draw_strip(one, strip)
-            if row == rows - 1:
-                one.set_xlabel("time in the window (ms)", fontsize=9)
-    handles = [
-        Patch(color=CNN, label="compute-intensive model (MN, RN)" if len(columns) > 1 else "MN"),
-        Patch(color=OTHER, label=f"memory-intensive model ({', '.join(others)})" if len(columns) > 1 else others[0]),
-        Patch(facecolor="#f0f2f5", edgecolor=pictures.RULE, label="idle"),
-    ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False, fontsize=9)
-    return pictures.save(figure, out, name, title)
+    pair = len(columns) > 1
+    legend = {
+        "compute-intensive model (MN, RN)" if pair else "MN": CNN,
+        f"memory-intensive model ({', '.join(others)})" if pair else others[0]: OTHER,
+        "idle": GROUND,
+    }
+    panels = [_strip_panel(strip, legend) for strips in zip(*columns, strict=True) for strip in strips]
+    size = (13, 1.55 * len(columns[0]) + 1.2)
+    return pictures.picture(out, name, title, panels, size=size, columns=len(columns))
 
 
-def _draw_strip(axes: Axes, strip: Strip) -> None:
+def _strip_panel(strip: Strip, legend: dict[str, str]) -> Panel:
     trace = strip.trace
-    lanes = (
-        (1.1, "DRAM", _fetching(trace), strip.busy[1]),
-        (0.0, "PE", (trace.compute_start_s, trace.compute_end_s), strip.busy[0]),
+    colours = np.array(
+        [OTHER if model in ("bert-base", "bert-large", "xlnet-large") else CNN for model in trace.streams]
     )
-    light = np.array([OTHER if model in ("bert-base", "bert-large", "xlnet-large") else CNN for model in trace.streams])
-    for bottom, _, (start, end), busy in lanes:
+    marks: list[Drawable] = [Swatches(legend)]
+    for bottom, (start, end), busy in (
+        (1.1, _fetching(trace), strip.busy[1]),
+        (0.0, (trace.compute_start_s, trace.compute_end_s), strip.busy[0]),
+    ):
         left, right = np.maximum(start, strip.start_s), np.minimum(end, strip.end_s)
         seen = np.flatnonzero(right > left)
-        bars = np.stack([1e3 * (left[seen] - strip.start_s), 1e3 * (right[seen] - left[seen])], axis=1)
-        axes.axhspan(bottom, bottom + 0.9, facecolor="#f0f2f5", zorder=0)
-        axes.broken_barh(bars.tolist(), (bottom, 0.9), facecolors=light[trace.stream[seen]].tolist(), linewidth=0)
-        axes.text(
-            1.006, bottom + 0.45, f"{100 * busy:.0f} %", transform=axes.get_yaxis_transform(), va="center", fontsize=9
-        )
-    axes.set_yticks([bottom + 0.45 for bottom, *_ in lanes], [lane[1] for lane in lanes])
-    axes.set(xlim=(0, 1e3 * (strip.end_s - strip.start_s)), ylim=(-0.05, 2.05))
-    axes.grid(False)
-    models = " + ".join(trace.streams)
-    pictures.heading(axes, f"{strip.label} ({models}), from {1e3 * strip.start_s:.2f} ms of the run")
+        begins, lengths = 1e3 * (left[seen] - strip.start_s), 1e3 * (right[seen] - left[seen])
+        bottoms, heights = np.full(len(seen), bottom), np.full(len(seen), 0.9)
+        marks += [
+            Shade(bottom, bottom + 0.9, GROUND, alpha=1),
+            Boxes(begins, bottoms, lengths, heights, colours[trace.stream[seen]].tolist()),
+            ReferenceLine(bottom + 0.45, f"{100 * busy:.0f} %", width=0),
+        ]
+    heading = f"{strip.label} ({' + '.join(trace.streams)}), from {1e3 * strip.start_s:.2f} ms of the run"
+    x = Axis(label="time in the window (ms)", low=0, high=1e3 * (strip.end_s - strip.start_s))
+    y = Axis(ticks=(0.45, 1.55), names=("PE", "DRAM"), low=-0.05, high=2.05)
+    return Panel(marks, heading, x, y, grid="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from weft.reports.exhibits import MUTED, Axis, Bars, Panel, Strokes, Texts
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Paper, Row, Table
 from weft_papers.layerweaver.lab import (
@@ -32,22 +33,18 @@ STARVED = 0.02
 
 def figure_19(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Exhibit:
     """Throughput over the batch size; AI-MT keeps the thresholds tuned at the batch of Fig. 14."""
-    figure, axes = pictures.canvas(11, 4.5, 1, len(scenes), sharey=True)
-    rows: list[Row] = []
-    body: list[tuple[str, ...]] = []
-    for one, letter, bold in zip(axes, "ab", scenes, strict=True):
+    panels, rows, body = [], [], []
+    for letter, bold in zip("ab", scenes, strict=True):
         results = [_at_batch(replace(bold, batch=batch), bold, queries, pairs) for batch in BATCHES]
         series = {policy: [result[policy].stp for result in results] for policy in results[0]}
-        pictures.grouped_bars(one, [str(batch) for batch in BATCHES], series, pictures.POLICIES)
-        disabled = [sum(one_sided(replace(bold, batch=b), pair) for pair in pairs) for b in BATCHES]
-        for place, count, top in zip(
-            one.get_xticks(), disabled, map(max, zip(*series.values(), strict=True)), strict=True
-        ):
-            one.text(
-                place, top + 0.02, f"failsafe\n{count} of {len(pairs)}", ha="center", fontsize=7.5, color=pictures.MUTED
-            )
-        pictures.heading(one, f"({letter}) {bold.npu.name}, {bold.seq_len} tokens (Fig. 14: batch {bold.batch})")
-        one.set_xlabel("batch size")
+        disabled = [sum(one_sided(replace(bold, batch=batch), pair) for pair in pairs) for batch in BATCHES]
+        bars = Bars([str(batch) for batch in BATCHES], series, pictures.POLICIES)
+        tops = [max(stps) + 0.02 for stps in zip(*series.values(), strict=True)]
+        words = [f"failsafe\n{count} of {len(pairs)}" for count in disabled]
+        heading = f"({letter}) {bold.npu.name}, {bold.seq_len} tokens (Fig. 14: batch {bold.batch})"
+        y = Axis(label="STP, geomean of the pairs", low=0.8, high=1.85)
+        marks = [bars, Texts(bars.places(), tops, words, MUTED, 7.5)]
+        panels.append(Panel(marks, heading, Axis(label="batch size"), y))
         rows += _batch_rows(f"Fig. 19{letter}", bold, series, disabled, len(pairs))
         body += [
             (
@@ -58,8 +55,8 @@ def figure_19(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[M
             )
             for i, batch in enumerate(BATCHES)
         ]
-    axes[0].set(ylim=(0.8, 1.85), ylabel="STP, geomean of the pairs")
-    picture = pictures.save(figure, out, "fig19-batch", "Fig. 19: system throughput over the batch size")
+    title = "Fig. 19: system throughput over the batch size"
+    picture = pictures.picture(out, "fig19-batch", title, panels, size=(11, 4.5), columns=len(scenes), share_y=True)
     fractions = ("aimt/bound", "layerweaver/bound", "weft/bound")
     header = ("device", "batch", "aimt", "layerweaver", "weft", *fractions, "failsafe fires", "paper")
     table = Table(f"Fig. 19: STP, geomean of {len(pairs)} pairs", header, tuple(body))
@@ -96,25 +93,19 @@ def figure_20(
 ) -> Exhibit:
     """Four models: as the paper states it, and where weaving four can pay."""
     settings = (("nnpi-like", 1, "as printed"), ("tpuv3-like", 1, "scenario (a)"), ("nnpi-like", 16, "scenario (b)"))
-    figure, axes = pictures.canvas(13, 3.2 * len(settings) + 0.9, len(settings))
-    rows: list[Row] = []
-    tables: list[Table] = []
-    for one, (name, batch, label) in zip(axes, settings, strict=True):
+    colours = {**pictures.POLICIES, "stitched pairs": "#56b4e9"}
+    panels, rows, tables = [], [], []
+    for name, batch, label in settings:
         scene = Scene(device(name), batch, seq_len, cost)
         results = _four(scene, queries, fours)
         series = {policy: [*values, geomean(values)] for policy, values in results.items()}
-        colours = {**pictures.POLICIES, "stitched pairs": "#56b4e9"}
-        pictures.grouped_bars(one, [*(named(models) for models in fours), "geomean"], series, colours)
-        one.hlines(
-            [bound(scene, models) for models in fours],
-            one.get_xticks()[:-1] - 0.44,
-            one.get_xticks()[:-1] + 0.44,
-            color=pictures.INK, lw=1.3, label="bound", zorder=3,
-        )  # fmt: skip
-        pictures.heading(one, f"{scene} ({label})", ylim=(0.8, None), ylabel="STP")
+        bars = Bars([*(named(models) for models in fours), "geomean"], series, colours)
+        bounds = Strokes(bars.places()[:-1], [bound(scene, models) for models in fours], 0.88, "bound")
+        panels.append(Panel([bars, bounds], f"{scene} ({label})", y=Axis(label="STP", low=0.8)))
         rows += _four_rows(paper, f"Fig. 20, {name} batch {batch}", scene, results, queries, fours)
         tables.append(_four_table(scene, results, queries, fours))
-    picture = pictures.save(figure, out, "fig20-four-models", "Fig. 20: four models at once (one at a time: 1.00)")
+    title = "Fig. 20: four models at once (one at a time: 1.00)"
+    picture = pictures.picture(out, "fig20-four-models", title, panels, size=(13, 3.2 * len(settings) + 0.9))
     return Exhibit(tuple(rows), tuple(tables), (picture,))
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from weft.reports.exhibits import Axis, Curve, Panel
 from weft.simulation.saturated import make_setting
 from weft.workloads import Saturated
 from weft_papers import pictures
@@ -32,27 +33,26 @@ MIXES: tuple[tuple[str, tuple[float, ...] | None], ...] = (("free mix", None), (
 
 def near_the_bound(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tuple[Models, ...] = PAIRS) -> Exhibit:
     """Geomean and worst fraction of the bound over the pairs, per device, length and mix."""
-    body: list[tuple[str, ...]] = []
-    rows: list[Row] = []
-    figure, axes = pictures.canvas(12, 4.4, 1, len(scenes), sharey=True)
-    for one, letter, base in zip(axes, "ab", scenes, strict=True):
-        for (label, mix), (colour, mark) in zip(
-            MIXES, ((pictures.POLICIES["weft"], "D"), ("#cc79a7", "s")), strict=True
-        ):
+    panels, body, rows = [], [], []
+    for letter, base in zip("ab", scenes, strict=True):
+        curves, places = [], range(len(TOKENS))
+        for (label, mix), colour, mark in zip(MIXES, (pictures.POLICIES["weft"], "#cc79a7"), "Ds", strict=True):
             fractions = [_fractions(replace(base, seq_len=tokens), queries, mix, pairs) for tokens in TOKENS]
             means, worst = [geomean(values) for values in fractions], [min(values) for values in fractions]
-            places = range(len(TOKENS))
-            one.plot(places, means, "-", color=colour, marker=mark, ms=5, label=f"{label}, geomean")
-            one.plot(places, worst, ":", color=colour, marker=mark, ms=5, mfc="white", label=f"{label}, worst pair")
+            curves += [
+                Curve(places, means, f"{label}, geomean", colour, mark),
+                Curve(places, worst, f"{label}, worst pair", colour, mark, ":", hollow=True),
+            ]
             body += [
                 (base.npu.name, str(tokens), label, f"{means[i]:.4f}", f"{worst[i]:.4f}")
                 for i, tokens in enumerate(TOKENS)
             ]
             rows += _rows(base, label, min(means), min(worst))
-        one.set_xticks(range(len(TOKENS)), [str(tokens) for tokens in TOKENS])
-        pictures.heading(one, f"({letter}) {base.npu.name}, batch {base.batch}", xlabel="tokens")
-    axes[0].set_ylabel("fraction of the bound")
-    picture = pictures.save(figure, out, "weft-bound", "weft: fraction of the bound over the pairs")
+        x = Axis(label="tokens", names=[str(tokens) for tokens in TOKENS])
+        heading = f"({letter}) {base.npu.name}, batch {base.batch}"
+        panels.append(Panel(curves, heading, x, Axis(label="fraction of the bound")))
+    layout = {"size": (12, 4.4), "columns": len(scenes), "share_y": True}
+    picture = pictures.picture(out, "weft-bound", "weft: fraction of the bound over the pairs", panels, **layout)
     header = ("device", "tokens", "mix", "geomean", "worst pair")
     return Exhibit(tuple(rows), (Table("weft: fraction of the bound", header, tuple(body)),), (picture,))
 

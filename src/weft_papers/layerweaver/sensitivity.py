@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.devices.costs import COSTS
+from weft.reports.exhibits import INK, Axis, Bars, Curve, Dash, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.layerweaver.lab import (
@@ -39,14 +40,9 @@ LARGEST_CHUNK_MIB = 6.0
 WEAVERS = (("weft", "weft", None, "D"), ("weft, whole layers", "weft", 1, "s"), ("layerweaver", "layerweaver", 1, "o"))
 
 
-class Curve(NamedTuple):
-    """One line of a picture."""
-
-    name: str
-    values: list[float]
-    colour: str
-    style: str = "-"
-    mark: str = "o"
+def _curve(name: str, values: list[float], colour: str, dash: Dash = "-", mark: str = "o") -> Curve:
+    """A line along the varied value."""
+    return Curve(range(len(values)), values, name, colour, mark, dash)
 
 
 class Side(NamedTuple):
@@ -62,32 +58,26 @@ class Side(NamedTuple):
 
 
 def _drawn(out: Path, name: str, title: str, sides: Sequence[Side], knob: str, measure: str) -> Figure:
-    figure, axes = pictures.canvas(13, 4.9, 1, len(sides), sharey=True)
-    for one, side in zip(axes, sides, strict=True):
-        places = range(len(side.ticks))
-        for curve in side.curves:
-            one.plot(
-                places, curve.values, linestyle=curve.style, marker=curve.mark, color=curve.colour, ms=5,
-                label=curve.name,
-            )  # fmt: skip
-        if side.paper is not None:
-            pictures.paper_line(one, side.paper, f"paper\n{side.paper:.3f}")
+    panels = []
+    for side in sides:
+        printed = [] if side.paper is None else [ReferenceLine(side.paper, f"paper\n{side.paper:.3f}")]
         below = [f"\n({count})" for count in side.fires] if side.fires else [""] * len(side.ticks)
-        one.set_xticks(places, [f"{tick}{count}" for tick, count in zip(side.ticks, below, strict=True)])
-        one.set_xlabel(f"{knob} (in brackets: pairs that trip the failsafe)" if side.fires else knob)
-        pictures.heading(one, side.heading)
-    axes[0].set_ylabel(measure)
-    return pictures.save(figure, out, name, title)
+        names = [f"{tick}{count}" for tick, count in zip(side.ticks, below, strict=True)]
+        label = f"{knob} (in brackets: pairs that trip the failsafe)" if side.fires else knob
+        panels.append(
+            Panel([*side.curves, *printed], side.heading, Axis(label=label, names=names), Axis(label=measure))
+        )
+    return pictures.picture(out, name, title, panels, size=(13, 4.9), columns=len(sides), share_y=True)
 
 
 def _tabled(title: str, knob: str, sides: Sequence[Side]) -> Table:
     body = []
     for side in sides:
         for index, tick in enumerate(side.ticks):
-            cells = [f"{curve.values[index]:.4f}" for curve in side.curves]
+            cells = [f"{curve.y[index]:.4f}" for curve in side.curves]
             fires = [str(side.fires[index])] if side.fires else []
             body.append((side.base.npu.name, str(tick), *cells, *fires))
-    names = [curve.name for curve in sides[0].curves]
+    names = [curve.label or "" for curve in sides[0].curves]
     last = ["failsafe fires"] if sides[0].fires else []
     return Table(title, ("device", knob, *names, *last), tuple(body))
 
@@ -97,7 +87,7 @@ def _fires(settings: Sequence[Scene], pairs: tuple[Models, ...]) -> list[int]:
 
 
 def _bounds(settings: Sequence[Scene], pairs: tuple[Models, ...]) -> Curve:
-    return Curve("bound", [geomean(bound(s, pair) for pair in pairs) for s in settings], pictures.INK, "--", "")
+    return _curve("bound", [geomean(bound(s, pair) for pair in pairs) for s in settings], INK, "--", "")
 
 
 def _stps(
@@ -130,15 +120,15 @@ def _length_curves(settings: list[Scene], tuned: Scene, queries: int, pairs: tup
     swept = _stps(settings, "aimt", queries, pairs, aimt_options(tuned, pairs))
     return [
         _bounds(settings, pairs),
-        Curve("weft", _stps(settings, "weft", queries, pairs), colours["weft"], mark="D"),
-        Curve("layerweaver", _stps(settings, "layerweaver", queries, pairs), colours["layerweaver"]),
-        Curve("layerweaver, failsafe off", off, "#56b4e9", ":"),
-        Curve("aimt", swept, colours["aimt"], mark="s"),
+        _curve("weft", _stps(settings, "weft", queries, pairs), colours["weft"], mark="D"),
+        _curve("layerweaver", _stps(settings, "layerweaver", queries, pairs), colours["layerweaver"]),
+        _curve("layerweaver, failsafe off", off, "#56b4e9", ":"),
+        _curve("aimt", swept, colours["aimt"], mark="s"),
     ]
 
 
 def _length_rows(side: Side) -> list[Row]:
-    most, _, woven, off, aimt = (curve.values for curve in side.curves)
+    most, _, woven, off, aimt = (curve.y for curve in side.curves)
     at = TOKENS.index(64)
     assert side.fires is not None and side.paper is not None
     theirs = side.paper
@@ -180,8 +170,8 @@ def weight_loading(
         woven = _stps(settings, "layerweaver", queries, pairs)
         curves = [
             _bounds(settings, pairs),
-            Curve("layerweaver", woven, pictures.POLICIES["layerweaver"]),
-            Curve("BERT-base: compute time over fetch time", ratio, "#d55e00", ":", "^"),
+            _curve("layerweaver", woven, pictures.POLICIES["layerweaver"]),
+            _curve("BERT-base: compute time over fetch time", ratio, "#d55e00", ":", "^"),
         ]
         hidden = f"preset: {base.npu.weight_rows_per_cycle} of {base.npu.array_rows} rows"
         heading, theirs = f"({letter}) {base}; {hidden}", paper[f"stp_mean_{letter}"].value
@@ -194,7 +184,7 @@ def weight_loading(
 
 
 def _loading_row(side: Side) -> Row:
-    _, woven, ratio = (curve.values for curve in side.curves)
+    _, woven, ratio = (curve.y for curve in side.curves)
     assert side.fires is not None
     bert = "compute-bound" if ratio[0] > 1 else "still memory-bound"
     return Row(
@@ -248,20 +238,19 @@ def _priced(scene: Scene, queries: int, pairs: tuple[Models, ...]) -> Priced:
 
 
 def _cost_picture(paper: Paper, out: Path, scenes: tuple[Scene, ...], results: list[dict[str, Priced]]) -> Figure:
-    figure, axes = pictures.canvas(12, 7.4, 2, len(scenes), sharey="row")
-    blue = pictures.POLICIES["layerweaver"]
-    for column, (letter, base, by_name) in enumerate(zip("ab", scenes, results, strict=True)):
-        top, bottom = axes[column], axes[column + len(scenes)]
-        series = {p: [getattr(one, p) for one in by_name.values()] for p in ("aimt", "layerweaver", "weft")}
-        pictures.grouped_bars(top, list(by_name), series, pictures.POLICIES)
-        pictures.paper_line(top, paper[f"stp_mean_{letter}"].value, f"paper\n{paper[f'stp_mean_{letter}'].value:.3f}")
-        pictures.heading(top, f"({letter}) {base}: throughput")
-        pictures.grouped_bars(bottom, list(by_name), {"DRAM": [o.dram for o in by_name.values()]}, {"DRAM": blue})
-        pictures.paper_line(bottom, paper[f"dram_{letter}"].value, f"paper\n{paper[f'dram_{letter}'].value:.1f} %")
-        pictures.heading(bottom, f"({letter}) {base}: DRAM activity of layerweaver")
-    axes[0].set(ylim=(0.8, None), ylabel="STP, geomean of the pairs")
-    axes[len(scenes)].set_ylabel("active cycles (%), mean of the pairs")
-    return pictures.save(figure, out, "sensitivity-cost-models", "Cost models: what a layer's arithmetic takes")
+    colours, throughput, activity = {**pictures.POLICIES, "DRAM": pictures.POLICIES["layerweaver"]}, [], []
+    for letter, base, by_name in zip("ab", scenes, results, strict=True):
+        series = {p: [getattr(priced, p) for priced in by_name.values()] for p in ("aimt", "layerweaver", "weft")}
+        stp, dram = paper[f"stp_mean_{letter}"].value, paper[f"dram_{letter}"].value
+        marks = [Bars([*by_name], series, colours), ReferenceLine(stp, f"paper\n{stp:.3f}")]
+        y = Axis(label="STP, geomean of the pairs", low=0.8)
+        throughput.append(Panel(marks, f"({letter}) {base}: throughput", y=y))
+        bars = Bars([*by_name], {"DRAM": [priced.dram for priced in by_name.values()]}, colours)
+        y = Axis(label="active cycles (%), mean of the pairs")
+        marks = [bars, ReferenceLine(dram, f"paper\n{dram:.1f} %")]
+        activity.append(Panel(marks, f"({letter}) {base}: DRAM activity of layerweaver", y=y))
+    title, layout = "Cost models: what a layer's arithmetic takes", {"columns": len(scenes), "share_y": "row"}
+    return pictures.picture(out, "sensitivity-cost-models", title, [*throughput, *activity], size=(12, 7.4), **layout)
 
 
 def _cost_rows(paper: Paper, letter: str, base: Scene, results: dict[str, Priced]) -> list[Row]:
@@ -299,8 +288,8 @@ def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tup
             results = [throughputs(scene, policy, queries, (), pairs, pieces) for scene in settings]
             colour, style = pictures.POLICIES[policy], "--" if policy == "weft" and pieces else "-"
             curves += [
-                Curve(f"{name}, geomean", [result.fraction for result in results], colour, style, mark),
-                Curve(f"{name}, worst pair", [min(result.fractions) for result in results], colour, ":", mark),
+                _curve(f"{name}, geomean", [result.fraction for result in results], colour, style, mark),
+                _curve(f"{name}, worst pair", [min(result.fractions) for result in results], colour, ":", mark),
             ]
         sides.append(Side(base, f"({letter}) {base}", BUFFERS_MIB, curves))
     title = "Weight buffer: how near to the bound a schedule comes"
@@ -312,7 +301,7 @@ def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tup
 
 def _buffer_row(side: Side) -> Row:
     at = BUFFERS_MIB.index(16)
-    weft, whole, woven = (curve.values[at] for curve in side.curves[::2])
+    weft, whole, woven = (curve.y[at] for curve in side.curves[::2])
     return Row(
         f"Weight buffer, {side.base.npu.name} batch {side.base.batch}",
         "fraction of the bound at 16 MiB, weft, geomean", None, weft, "",
@@ -328,7 +317,7 @@ def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Exhibit:
     for letter, base in zip("ab", scenes, strict=True):
         settings = [base.on(chunk_mib=size) for size in CHUNKS_MIB]
         curves = [
-            Curve(
+            _curve(
                 policy,
                 [throughputs(scene, policy, queries, (), pairs, pieces=1).fraction for scene in settings],
                 pictures.POLICIES[policy],
@@ -345,7 +334,7 @@ def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Exhibit:
 
 
 def _chunk_row(side: Side) -> Row:
-    weft, woven = (curve.values[-1] for curve in side.curves)
+    weft, woven = (curve.y[-1] for curve in side.curves)
     return Row(
         f"NCF tables, {side.base.npu.name} batch {side.base.batch}",
         "fraction of the bound of layerweaver with tables in one piece, geomean of the NCF pairs", None, woven, "",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from weft.devices.costs.program import Clock
+from weft.reports.exhibits import Axis, Bars, Curve, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import (
@@ -44,19 +45,19 @@ def figure_3(paper: Paper, out: Path, seq_len: int, cost: str) -> Exhibit:
         model: [intensity(Scene(device("tpuv3-like"), batch, seq_len, cost), model) for batch in BATCHES]
         for model in MODELS
     }
-    figure, (axes,) = pictures.canvas(8.6, 5.2)
-    for index, (model, values) in enumerate(grid.items()):
-        style = "-" if model in COMPUTE else "--"
-        axes.plot(BATCHES, values, style, color=pictures.MODELS[index], marker=pictures.MARKS[index], ms=5, label=model)
-    for name in NPUS:
-        ridge = device(name).ridge_ops_per_byte
-        pictures.paper_line(axes, ridge, f"{name} {ridge:.0f}", lift={"nnpi-like": 5, "weaver-plus": -5}.get(name, 0))
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
-    axes.set(xlabel="batch size", ylabel="operations per off-chip byte")
+    curves = [
+        Curve(BATCHES, values, model, colour, mark, "-" if model in COMPUTE else "--")
+        for (model, values), colour, mark in zip(grid.items(), pictures.MODELS, pictures.MARKS, strict=False)
+    ]
+    ridges = [
+        ReferenceLine(ridge, f"{name} {ridge:.0f}", lift=lift)
+        for name, lift in zip(NPUS, (0, 5, -5), strict=True)
+        for ridge in (device(name).ridge_ops_per_byte,)
+    ]
+    x = Axis(label="batch size", scale="log2", ticks=BATCHES)
+    panel = Panel([*curves, *ridges], x=x, y=Axis(label="operations per off-chip byte", scale="log"))
     title = f"Fig. 3: arithmetic intensity at 16 bits, {seq_len} tokens (dashed rules: balance of the NPUs)"
-    picture = pictures.save(figure, out, "fig03-intensity", title)
+    picture = pictures.picture(out, "fig03-intensity", title, [panel], size=(8.6, 5.2))
     table = Table(
         f"Fig. 3: operations per off-chip byte, {seq_len} tokens (paper: drawn, not printed)",
         ("model", *(f"batch {batch}" for batch in BATCHES)),
@@ -92,26 +93,23 @@ def _side_rows(grid: dict[str, list[float]], seq_len: int) -> tuple[Row, ...]:
 
 def figure_4(out: Path, seq_len: int, cost: str) -> Exhibit:
     """Share of active cycles of either resource, each model alone."""
-    figure, axes = pictures.canvas(11, 6.6, 2, 2, sharey=True, sharex=True)
-    table_rows: list[tuple[str, ...]] = []
-    active: dict[tuple[str, int, str], tuple[float, float]] = {}
-    for row, name in enumerate(("tpuv3-like", "nnpi-like")):
-        for column, batch in enumerate((1, 16)):
+    colours = {"PE array": pictures.PE, "DRAM channel": pictures.DRAM}
+    panels, body, active = [], [], {}
+    for letter, name in (("a", "tpuv3-like"), ("b", "nnpi-like")):
+        for batch in (1, 16):
             scene = Scene(device(name), batch, seq_len, cost)
             shares = {model: _shares(scene, model) for model in MODELS}
             active.update({(name, batch, model): share for model, share in shares.items()})
-            one = axes[2 * row + column]
-            series = {"PE array": [s[0] for s in shares.values()], "DRAM channel": [s[1] for s in shares.values()]}
-            pictures.grouped_bars(one, list(MODELS), series, {"PE array": pictures.PE, "DRAM channel": pictures.DRAM})
-            pictures.heading(one, f"({'ab'[row]}) {name}, batch {batch}", ylim=(0, 105))
-            table_rows += [(name, str(batch), m, f"{pe:.1f}", f"{dram:.1f}") for m, (pe, dram) in shares.items()]
-    for one in axes[::2]:
-        one.set_ylabel("active cycles (%)")
-    picture = pictures.save(figure, out, "fig04-active-cycles", f"Fig. 4: each model alone, {seq_len} tokens")
+            series = dict(zip(colours, zip(*shares.values(), strict=True), strict=True))
+            y = Axis(label="active cycles (%)", low=0, high=105)
+            panels.append(Panel([Bars([*MODELS], series, colours)], f"({letter}) {name}, batch {batch}", y=y))
+            body += [(name, str(batch), m, f"{pe:.1f}", f"{dram:.1f}") for m, (pe, dram) in shares.items()]
+    title, layout = f"Fig. 4: each model alone, {seq_len} tokens", {"columns": 2, "share_x": True, "share_y": True}
+    picture = pictures.picture(out, "fig04-active-cycles", title, panels, size=(11, 6.6), **layout)
     table = Table(
         f"Fig. 4: active cycles of each model alone, {seq_len} tokens (paper: drawn, not printed)",
         ("device", "batch", "model", "PE %", "DRAM %"),
-        tuple(table_rows),
+        tuple(body),
     )
     return Exhibit(_figure_4_rows(active), (table,), (picture,))
 

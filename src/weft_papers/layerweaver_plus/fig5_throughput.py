@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from weft.reports.exhibits import Axis, Curve, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.layerweaver.lab import geomean
@@ -73,25 +74,22 @@ def figure_5(out: Path, found: RatioSweep) -> Exhibit:
 
 def _drawn(out: Path, found: RatioSweep) -> Figure:
     columns = min(3, len(found.pairs))
-    rows = -(-len(found.pairs) // columns)
-    figure, axes = pictures.canvas(12.5, 2.9 * rows + 1.1, rows, columns, sharex=True)
-    for place, (one, pair) in enumerate(zip(axes, found.pairs, strict=False)):
+    x = Axis(label="arrivals, memory- to compute-intensive", names=[f"{a:g}:{b:g}" for a, b in found.ratios], slant=60)
+    panels = []
+    for pair in found.pairs:
         scenes = scenes_of(found.base, pair, found.ratios)
-        steps = range(len(scenes))
-        for scheduler in SCHEDULERS:
-            one.plot(
-                steps, found.over(scheduler, BASELINE, scenes), linestyle=STYLES[scheduler], marker=MARKS[scheduler],
-                ms=4, lw=1.6, color=pictures.POLICIES[scheduler.name], label=scheduler.name,
-                zorder=4 if scheduler is PRECISE else 3,
-            )  # fmt: skip
-        one.set_xticks(steps, [f"{a:g}:{b:g}" for a, b in found.ratios], rotation=60)
-        pictures.heading(one, f"{pair[0]} + {pair[1]}", ylim=(0.9, None))
-        if place % columns == 0:
-            one.set_ylabel("STP over baseline")
-        if place >= len(found.pairs) - columns:
-            one.set_xlabel("arrivals, memory- to compute-intensive")
+        curves = [
+            Curve(
+                range(len(scenes)), found.over(scheduler, BASELINE, scenes), scheduler.name,
+                pictures.POLICIES[scheduler.name], MARKS[scheduler], STYLES[scheduler],
+                order=4 if scheduler is PRECISE else 3,
+            )
+            for scheduler in SCHEDULERS
+        ]  # fmt: skip
+        panels.append(Panel(curves, f"{pair[0]} + {pair[1]}", x, Axis(label="STP over baseline", low=0.9)))
     title = f"{FIGURE}: sustainable throughput with at most 1 % violations, over the baseline's"
-    return pictures.save(figure, out, "figV5-sustainable", title)
+    layout = {"size": (12.5, 2.9 * -(-len(panels) // columns) + 1.1), "columns": columns, "share_x": True}
+    return pictures.picture(out, "figV5-sustainable", title, panels, **layout)
 
 
 def _rows(found: RatioSweep) -> tuple[Row, ...]:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 
+from weft.reports.exhibits import Axis, Curve, Dash, Drawable, Panel, ReferenceLine
 from weft.simulation.request_report import Floats, cdf
 from weft.simulation.requests import RequestRun
 from weft_papers import pictures
@@ -38,7 +38,12 @@ SHOWN = (BASELINE, WOVEN, PLUS, OURS)
 HALF = 0.5
 PANELS = (("a", ("RN", "BB"), ("rate_rn", "rate_bb")), ("b", ("MN", "BL"), ("rate_mn", "rate_bl")))
 
-LINES = {BASELINE: ("-", 1.8), WOVEN: ("-", 3.2), PLUS: ("-", 1.8), OURS: ((0, (2, 2)), 1.8)}
+LINES: dict[Scheduler, tuple[Dash, float]] = {
+    BASELINE: ("-", 1.8),
+    WOVEN: ("-", 3.2),
+    PLUS: ("-", 1.8),
+    OURS: ((0, (2, 2)), 1.8),
+}
 """Styles that can be told apart where curves coincide."""
 
 
@@ -158,36 +163,32 @@ def figure_6(paper: Paper, out: Path, found: Sequence[TailPanel]) -> Exhibit:
 
 
 def _drawn(out: Path, loads: Sequence[Load], name: str) -> Figure:
-    figure, axes = pictures.canvas(12, 3.4 * len(loads) + 0.9, len(loads), 2, sharey=True, sharex="col")
-    for row, load in enumerate(loads):
-        for stream in range(2):
-            one = axes[2 * row + stream]
-            _curves(one, load, stream)
-            pictures.heading(one, f"({'ab'[row]}) {load.scene.pair[stream]}, {_offered(load, stream):.0f} requests/s")
-            if stream == 0:
-                one.set_ylabel("requests answered within (%)")
-            if row == len(loads) - 1:
-                one.set_xlabel("latency (ms)")
-    return pictures.save(figure, out, name, f"{FIGURE}: tail latency at the load where {loads[0].what}")
+    panels = [
+        Panel(
+            _marks(load, stream), f"({letter}) {load.scene.pair[stream]}, {_offered(load, stream):.0f} requests/s",
+            Axis(label="latency (ms)", scale="log", low=1), Axis(label="requests answered within (%)", low=0, high=102),
+        )
+        for letter, load in zip("ab", loads, strict=False)
+        for stream in range(2)
+    ]  # fmt: skip
+    title, size = f"{FIGURE}: tail latency at the load where {loads[0].what}", (12, 3.4 * len(loads) + 0.9)
+    return pictures.picture(out, name, title, panels, size=size, columns=2, share_y=True, share_x="col")
 
 
 def _offered(load: Load, stream: int) -> float:
     return load.fates[BASELINE].mean(stream, "offered_per_s")
 
 
-def _curves(axes: Axes, load: Load, stream: int) -> None:
-    for scheduler in SHOWN:
-        style, width = LINES[scheduler]
-        axes.step(
-            *load.fates[scheduler].curve(stream), where="post", lw=width, linestyle=style,
-            color=pictures.POLICIES[scheduler.name], label=scheduler.name,
-        )  # fmt: skip
+def _marks(load: Load, stream: int) -> list[Drawable]:
     deadline_ms = (load.scene.vision_ms, load.scene.language_ms)[stream]
-    axes.axvline(deadline_ms, color=pictures.INK, lw=1, linestyle=pictures.DASH)
-    axes.text(deadline_ms, 3, f"{deadline_ms:g} ms ", fontsize=8, color=pictures.INK, ha="right", va="bottom")
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set(xlim=(1, None), ylim=(0, 102))
+    curves = [
+        Curve(
+            *load.fates[scheduler].curve(stream), scheduler.name, pictures.POLICIES[scheduler.name], dash=dash,
+            width=width, steps=True,
+        )
+        for scheduler, (dash, width) in LINES.items()
+    ]  # fmt: skip
+    return [*curves, ReferenceLine(deadline_ms, f"{deadline_ms:g} ms", upright=True)]
 
 
 def _rows(paper: Paper, panel: TailPanel) -> list[Row]:

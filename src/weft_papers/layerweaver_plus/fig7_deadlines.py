@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from weft.reports.exhibits import Axis, Curve, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.layerweaver.lab import geomean
@@ -80,26 +81,25 @@ def _default(base: StreamPair, which: int) -> float:
 
 
 def _drawn(out: Path, found: DeadlineStudy) -> Figure:
-    columns = len(found.bases)
-    figure, axes = pictures.canvas(3.3 * columns + 0.4, 7.0, 2, columns, sharey="col")
-    for which in (0, 1):
-        for column, base in enumerate(found.bases):
-            one = axes[which * columns + column]
-            yardstick = found.answers[base, BASELINE].stp
-            ticks = _ticks(found, which)
+    panels = []
+    for which, letter in enumerate("ab"):
+        for base in found.bases:
+            yardstick, ticks, marks = found.answers[base, BASELINE].stp, _ticks(found, which), []
             for scheduler in SHOWN:
                 values = [found.answers[scene, scheduler].stp / yardstick for scene in found.varied(base, which)]
+                default = found.answers[base, scheduler].stp / yardstick
                 colour = pictures.POLICIES[scheduler.name]
-                one.plot(ticks, values, marker=MARKS[scheduler], ms=4, lw=1.6, color=colour, label=scheduler.name)
-                star = found.answers[base, scheduler].stp / yardstick
-                one.plot(_default(base, which), star, "*", ms=13, mfc=colour, mec="white", zorder=4)
-            one.set_xlabel(f"deadline of {base.pair[which]} (ms)")
-            one.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-            pictures.heading(one, f"({'ab'[which]}) {base.name}", ylim=(0, None))
-            if column == 0:
-                one.set_ylabel("STP over the baseline at 15 and 130 ms")
+                marks += [
+                    Curve(ticks, values, scheduler.name, colour, MARKS[scheduler]),
+                    Curve([_default(base, which)], [default], None, colour, "*", "", size=13, order=4),
+                ]
+            x = Axis(label=f"deadline of {base.pair[which]} (ms)", ticks=ticks)
+            y = Axis(label="STP over the baseline at 15 and 130 ms", low=0)
+            panels.append(Panel(marks, f"({letter}) {base.name}", x, y))
     title = f"{FIGURE}: sustainable throughput over the deadlines (stars: the defaults, 15 and 130 ms)"
-    return pictures.save(figure, out, "figV7-deadlines", title)
+    columns = len(found.bases)
+    layout = {"size": (3.3 * columns + 0.4, 7.0), "columns": columns, "share_y": "col"}
+    return pictures.picture(out, "figV7-deadlines", title, panels, **layout)
 
 
 def _rows(found: DeadlineStudy, base: StreamPair, which: int) -> list[Row]:

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 
+from weft.reports.exhibits import Axis, Curve, HeatMap, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Row, Table, Tick
 from weft_papers.layerweaver.lab import geomean
@@ -49,23 +49,16 @@ def batching(
     base = StreamPair(PAIR, (1.0, 1.0), base.seq_len, base.duration_s)
     grid = [replace(base, max_batch=batch, timeout_ms=timeout) for batch in batches for timeout in timeouts]
     found = ask([base, *grid], (BASELINE, PLUS), tick)
-    figure, axes = pictures.canvas(10.5, 4.4, 1, 2)
-    for one, scheduler in zip(axes, (BASELINE, PLUS), strict=True):
+    highest = max(answer.rate for answer in found.values())
+    x = Axis(label="batch timeout (ms)", names=[f"{timeout:g}" for timeout in timeouts])
+    y = Axis(label="largest batch", names=[str(batch) for batch in batches])
+    panels = []
+    for scheduler in (BASELINE, PLUS):
         rates = np.array([found[scene, scheduler].rate for scene in grid]).reshape(len(batches), len(timeouts))
-        one.imshow(rates, cmap="cividis", aspect="auto", vmin=0, vmax=max(answer.rate for answer in found.values()))
-        for row, column in np.ndindex(*rates.shape):
-            dark = rates[row, column] < 0.6 * max(answer.rate for answer in found.values())
-            one.text(
-                column, row, f"{rates[row, column]:.0f}", ha="center", va="center", color="white" if dark else "black"
-            )
-        one.set_xticks(range(len(timeouts)), [f"{timeout:g}" for timeout in timeouts])
-        one.set_yticks(range(len(batches)), [str(batch) for batch in batches])
-        one.grid(False)
-        one.set_xlabel("batch timeout (ms)")
-        one.set_ylabel("largest batch")
-        pictures.heading(one, f"{scheduler.name}: sustainable requests/s")
+        heat = HeatMap(rates, [[f"{rate:.0f}" for rate in row] for row in rates], low=0, high=highest)
+        panels.append(Panel([heat], f"{scheduler.name}: sustainable requests/s", x, y, grid=""))
     title = f"Batching of {base.name}: the reproduction uses {base.timeout_ms:g} ms and {base.max_batch}"
-    picture = pictures.save(figure, out, "sensitivity-batching", title)
+    picture = pictures.picture(out, "sensitivity-batching", title, panels, size=(10.5, 4.4), columns=2)
     body = tuple(
         (str(s.max_batch), f"{s.timeout_ms:g}", f"{found[s, BASELINE].rate:.0f}", f"{found[s, PLUS].rate:.0f}",
          f"{found[s, PLUS].rate / found[s, BASELINE].rate:.3f}")
@@ -104,15 +97,18 @@ def sequence_length(out: Path, base: StreamPair, tick: Tick | None = None, lengt
     bases = [StreamPair(pair, (1.0, 1.0), base.seq_len, base.duration_s) for pair in (("RN", "BB"), ("MN", "BL"))]
     scenes = {one: [replace(one, seq_len=tokens) for tokens in lengths] for one in bases}
     found = ask([scene for varied in scenes.values() for scene in varied], SCHEDULERS, tick)
-    figure, axes = pictures.canvas(10.5, 4.2, 1, len(bases))
-    body, rows = [], []
-    for axis, (one, varied) in zip(axes, scenes.items(), strict=True):
+    x, y = Axis(label="tokens", names=[str(tokens) for tokens in lengths]), Axis(label="STP over baseline")
+    panels, body, rows = [], [], []
+    for one, varied in scenes.items():
         over = {
             s: [found[scene, s].stp / found[scene, BASELINE].stp for scene in varied]
             for s in (BASELINE, WOVEN, PLUS, OURS)
         }
-        _lines(axis, over, [str(tokens) for tokens in lengths])
-        pictures.heading(axis, one.name, xlabel="tokens", ylabel="STP over baseline")
+        curves = [
+            Curve(range(len(lengths)), values, s.name, pictures.POLICIES[s.name], mark)
+            for mark, (s, values) in zip("^soD", over.items(), strict=True)
+        ]
+        panels.append(Panel(curves, one.name, x, y))
         for index, tokens in enumerate(lengths):
             cells = (f"{found[varied[index], s].rate:.0f}" for s in SCHEDULERS)
             body.append((one.name, str(tokens), *cells))
@@ -124,16 +120,10 @@ def sequence_length(out: Path, base: StreamPair, tick: Tick | None = None, lengt
                 f"{over[OURS][-1]:.3f} at {lengths[-1]}",
             )
         )  # fmt: skip
-    picture = pictures.save(figure, out, "sensitivity-tokens", "Sequence length of the language models")
+    title = "Sequence length of the language models"
+    picture = pictures.picture(out, "sensitivity-tokens", title, panels, size=(10.5, 4.2), columns=len(bases))
     header = ("streams", "tokens", *(f"{s.name} requests/s" for s in SCHEDULERS))
     return Exhibit(tuple(rows), (Table("Sequence length: sustainable load", header, tuple(body)),), (picture,))
-
-
-def _lines(axis: Axes, over: dict[Scheduler, list[float]], ticks: Sequence[str]) -> None:
-    for mark, (scheduler, values) in zip("^soD", over.items(), strict=False):
-        colour = pictures.POLICIES[scheduler.name]
-        axis.plot(range(len(ticks)), values, marker=mark, ms=5, color=colour, label=scheduler.name)
-    axis.set_xticks(range(len(ticks)), ticks)
 
 
 def stretch(
@@ -153,16 +143,14 @@ def stretch(
         value: [found[scene, variant].stp / found[scene, PLUS].stp for scene in scenes]
         for value, variant in variants.items()
     }
-    figure, (axis,) = pictures.canvas(9, 4.4)
-    for index, (value, ratios) in enumerate(over.items()):
-        axis.plot(
-            range(len(scenes)), ratios, linestyle="", marker=pictures.MARKS[index], ms=7, color=pictures.MODELS[index],
-            label=f"stretch {value}",
-        )  # fmt: skip
-    axis.axhline(1, color=pictures.INK, lw=1, linestyle=pictures.DASH)
-    axis.set_xticks(range(len(scenes)), [scene.name for scene in scenes])
-    axis.set(xlim=(-0.5, len(scenes) - 0.5), ylabel="STP of weft+ over layerweaver+")
-    picture = pictures.save(figure, out, "sensitivity-stretch", "weft+: how long a woven rest is taken to last (%)")
+    dots = [
+        Curve(range(len(scenes)), ratios, f"stretch {value}", colour, mark, "", size=7)
+        for (value, ratios), colour, mark in zip(over.items(), pictures.MODELS, pictures.MARKS, strict=False)
+    ]
+    x = Axis(names=[scene.name for scene in scenes], low=-0.5, high=len(scenes) - 0.5)
+    panel = Panel([*dots, ReferenceLine(1)], x=x, y=Axis(label="STP of weft+ over layerweaver+"))
+    title = "weft+: how long a woven rest is taken to last (%)"
+    picture = pictures.picture(out, "sensitivity-stretch", title, [panel], size=(9, 4.4))
     rows = tuple(
         Row(
             "stretch", f"weft+ with stretch {value} over layerweaver+, geomean", None, geomean(ratios), "x",

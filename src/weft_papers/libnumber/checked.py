@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from weft.models.classifiers import model_path, validation
+from weft.reports.exhibits import RULE, Axis, Curve, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.libnumber.lab import (
@@ -121,18 +122,20 @@ def _table(found: Sequence[Check]) -> Table:
 
 
 def _drawn(out: Path, found: Sequence[Check]) -> Figure:
-    figure, axes = pictures.canvas(6.2, 4.6)
-    low = min(min(each.score, each.recorded) for each in found)
-    axes[0].plot([100 * low, 100], [100 * low, 100], color=pictures.RULE, linewidth=1)
-    for kind in dict.fromkeys(_kind(each) for each in found):
-        mine = [each for each in found if _kind(each) == kind]
-        axes[0].errorbar(
-            [100 * each.recorded for each in mine], [100 * each.score for each in mine],
-            yerr=[100 * each.tolerance for each in mine], fmt="o", markersize=4, linewidth=0.8,
-            color=COLOURS.get(kind, COLOURS["FLOAT 32"]), label=LABELS.get(kind, "float32"),
+    low = min(min(check.score, check.recorded) for check in found)
+    marks = [Curve([100 * low, 100], [100 * low, 100], None, RULE, width=1)]
+    for kind in dict.fromkeys(_kind(check) for check in found):
+        checks = [check for check in found if _kind(check) == kind]
+        marks.append(
+            Curve(
+                [100 * check.recorded for check in checks], [100 * check.score for check in checks],
+                LABELS.get(kind, "float32"), COLOURS.get(kind, COLOURS["FLOAT 32"]), "o", "", size=4,
+                errors=[100 * check.tolerance for check in checks],
+            )
         )  # fmt: skip
-    axes[0].set(xlabel="recorded, all validation images (%)", ylabel="now, shipped images (%)")
-    return pictures.save(figure, out, "checked", "Recorded configurations, scored again")
+    x, y = Axis(label="recorded, all validation images (%)"), Axis(label="now, shipped images (%)")
+    title = "Recorded configurations, scored again"
+    return pictures.picture(out, "checked", title, [Panel(marks, x=x, y=y)], size=(6.2, 4.6), legend_columns=4)
 
 
 def _kind(check: Check) -> str:

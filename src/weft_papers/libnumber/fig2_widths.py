@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from weft.models.classifiers import model_path
 from weft.models.weighted_layers import find_layers, load_flat
+from weft.reports.exhibits import Axis, Curve, Drawable, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.libnumber.lab import LENET, TITLES, by_title
@@ -72,21 +73,25 @@ def _table(nets: Sequence[NetRecord]) -> Table:
 
 
 def _drawn(out: Path, nets: Sequence[NetRecord]) -> Figure:
-    figure, axes = pictures.canvas(12, 3.8, 1, 3)
+    only: list[Drawable] = []
+    both: list[Drawable] = []
+    spread: list[Drawable] = []
     for place, net in enumerate(nets):
         assert net.widths
         colour, mark = pictures.MODELS[place], pictures.MARKS[place]
-        for axis, scores in zip(axes, (net.widths.weights, net.widths.both), strict=False):
-            axis.plot(net.widths.bits, [100 * score for score in scores], marker=mark, markersize=4, linewidth=1.5,
-                      color=colour, label=TITLES[net.name])  # fmt: skip
-            axis.axhline(100 * net.test, color=colour, linewidth=0.8, linestyle=":")
+        for marks, scores in ((only, net.widths.weights), (both, net.widths.both)):
+            marks += [
+                Curve(net.widths.bits, [100 * score for score in scores], TITLES[net.name], colour, mark),
+                ReferenceLine(100 * net.test, colour=colour, dash=":", width=0.8),
+            ]
         weights = target_weights(net)
         counts, edges = np.histogram(weights, bins=81, range=(-0.5, 0.5))
-        axes[2].plot((edges[1:] + edges[:-1]) / 2, 100 * counts / len(weights), color=colour, linewidth=1.5)
-    for axis, title in zip(axes, ("(a) weights only", "(a) weights and inputs", "(b) weights"), strict=True):
-        pictures.heading(axis, title)
-    for axis in axes[:2]:
-        axis.set_xticks(range(2, 17, 2))
-        axis.set(xlabel="bits of fixed point", ylabel="accuracy (%)")
-    axes[2].set(xlabel="value", ylabel="% of the weights")
-    return pictures.save(figure, out, "fig2-5-widths", f"{FIGURE}: redundancy of the weights (dotted: float32)")
+        spread.append(Curve((edges[1:] + edges[:-1]) / 2, 100 * counts / len(weights), None, colour))
+    x, y = Axis(label="bits of fixed point", ticks=range(2, 17, 2)), Axis(label="accuracy (%)")
+    panels = [
+        Panel(only, "(a) weights only", x, y),
+        Panel(both, "(a) weights and inputs", x, y),
+        Panel(spread, "(b) weights", Axis(label="value"), Axis(label="% of the weights")),
+    ]
+    title = f"{FIGURE}: redundancy of the weights (dotted: float32)"
+    return pictures.picture(out, "fig2-5-widths", title, panels, size=(12, 3.8), columns=3)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from weft.base.errors import InputError, reason_of
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.libnumber.lab import LENET, shown
 from weft_papers.libnumber.recorded import SearchRecord
+from weft_papers.pictures import make_folder
 from weft_tune.pages.picture import draw_search
-from weft_tune.trials import Tuning
+from weft_tune.result import Tuning
 
 FIGURE = "Fig. III.4"
 
@@ -48,10 +48,7 @@ def _table(search: Tuning) -> Table:
 
 def _drawn(out: Path, search: Tuning) -> Figure:
     path = out / "fig3-4-search.png"
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as problem:
-        raise InputError(f"{out}: cannot write: {reason_of(problem)}") from problem
+    make_folder(out)
     for suffix in (".png", ".svg"):
         draw_search(search, path.with_suffix(suffix))
     return Figure(f"{FIGURE}: tuning the two convolutions of LeNet at 1 % (recorded)", path)

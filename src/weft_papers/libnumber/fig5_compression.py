@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean, mean
@@ -157,22 +158,21 @@ def _cells(net: NetRecord, run: ScoredRun) -> tuple[str, ...]:
 
 
 def _drawn(paper: Paper, out: Path, record: SearchRecord) -> Figure:
-    margins = [margin for margin in MARGINS if record.tuned(margin)]
-    figure, axes = pictures.canvas(11.5, 3.6 * len(margins), len(margins), 2, sharey="col")
-    for row, margin in enumerate(margins):
-        nets = record.tuned(margin)
-        for column, (value, key) in enumerate(((weight_reduction, "parameters"), (storage_reduction, "storage"))):
-            axis = axes[2 * row + column]
+    panels, colours = [], {LABELS[method]: COLOURS[method] for method in METHODS}
+    for margin in (margin for margin in MARGINS if record.tuned(margin)):
+        labels = [*(TITLES[net] for net in record.tuned(margin)), "mean"]
+        for value, key, what in (
+            (weight_reduction, "parameters", "weights"),
+            (storage_reduction, "storage", "weights and inputs"),
+        ):
             series = {LABELS[method]: [*_parts(record, method, margin, value)] for method in METHODS}
-            labels = [*(TITLES[net] for net in nets), "mean"]
-            pictures.grouped_bars(axis, labels, series, {LABELS[method]: COLOURS[method] for method in METHODS})
             printed = paper[f"{key}_{100 * margin:g}"].value
-            pictures.paper_line(axis, 100 / printed, f"printed: 1/{printed:g}")
-            axis.set_ylabel("% of float32")
-            what = "weights" if key == "parameters" else "weights and inputs"
-            pictures.heading(axis, f"{what}, {percent(margin)} of the accuracy may go")
+            marks = [Bars(labels, series, colours), ReferenceLine(100 / printed, f"printed: 1/{printed:g}")]
+            heading = f"{what}, {percent(margin)} of the accuracy may go"
+            panels.append(Panel(marks, heading, y=Axis(label="% of float32")))
     title = f"{FIGURE}: size over float32 (lower is better); the line is the chapter's mean over eleven networks"
-    return pictures.save(figure, out, "fig3-5-sizes", title)
+    size = (11.5, 1.8 * len(panels))
+    return pictures.picture(out, "fig3-5-sizes", title, panels, size=size, columns=2, share_y="col")
 
 
 def _parts(record: SearchRecord, method: str, margin: float, value: Value) -> list[float]:

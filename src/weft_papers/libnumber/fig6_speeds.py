@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from matplotlib.axes import Axes
-
 from weft.models import Model, import_onnx
 from weft.models.classifiers import model_path
+from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean
@@ -30,9 +29,8 @@ from weft_papers.libnumber.lab import (
     percent,
 )
 from weft_papers.libnumber.recorded import NetRecord, SearchRecord
-from weft_tune.geometry import LayerWork, work_of
+from weft_tune.hardware import LayerWork, Speedup, bit_serial, bit_serial_ideal, word_packing, work_of
 from weft_tune.numbers.configuration import Configuration
-from weft_tune.speed import Speedup, bit_serial, bit_serial_ideal, word_packing
 
 FIGURE = "Fig. III.6"
 ON_FPGA = (OURS, RISTRETTO, STRIPES)
@@ -128,31 +126,26 @@ def _table(record: SearchRecord, methods: Sequence[str], margin: float, models: 
 
 
 def _drawn(paper: Paper, out: Path, record: SearchRecord) -> Figure:
-    figure, axes = pictures.canvas(12, 3.9, 1, 3)
-    panels = (
+    panels = []
+    for title, methods, margin, model, key in (
         ("(a) FPGA, packing proxy, over FLOAT 32", ON_FPGA, MARGINS[0], word_packing, "fpga"),
         ("(b) bit-serial, ideal, over 16 bits", SERIALLY, SERIAL_MARGIN, bit_serial_ideal, "bit_serial"),
         ("(b) bit-serial, structural", SERIALLY, SERIAL_MARGIN, bit_serial, None),
-    )
-    for axis, (title, methods, margin, model, key) in zip(axes, panels, strict=True):
-        nets = record.tuned(margin)
-        if nets:
-            _bars(axis, record, nets, methods, margin, model)
-        if key:
-            pictures.paper_line(axis, paper[key].value, f"printed {paper[key].value:g}")
-        pictures.heading(axis, f"{title}, {percent(margin)}", ylabel="times faster")
-    return pictures.save(figure, out, "fig3-6-speeds", f"{FIGURE}: what the formats gain, by model")
+    ):
+        bars = [_bars(record, methods, margin, model)] if record.tuned(margin) else []
+        printed = [ReferenceLine(paper[key].value, f"printed {paper[key].value:g}")] if key else []
+        heading = f"{title}, {percent(margin)}"
+        panels.append(Panel([*bars, *printed], heading, Axis(size=7), Axis(label="times faster")))
+    title = f"{FIGURE}: what the formats gain, by model"
+    return pictures.picture(out, "fig3-6-speeds", title, panels, size=(12, 3.9), columns=3)
 
 
-def _bars(
-    axis: Axes, record: SearchRecord, nets: Sequence[str], methods: Sequence[str], margin: float, model: SpeedModel
-) -> None:
-    series, colours = {}, {}
+def _bars(record: SearchRecord, methods: Sequence[str], margin: float, model: SpeedModel) -> Bars:
+    nets, series, colours = record.tuned(margin), {}, {}
     for method in methods:
         found = speedups(record, method, margin, model)
         label = LABELS[OURS if method == SERIAL else method]
         known = [found[net] for net in nets if net in found]
         series[label] = [*(found.get(net, 0.0) for net in nets), geomean(known) if known else 0.0]
         colours[label] = COLOURS[method]
-    pictures.grouped_bars(axis, [*(TITLES[net] for net in nets), "geomean"], series, colours)
-    axis.tick_params(axis="x", labelsize=7)
+    return Bars([*(TITLES[net] for net in nets), "geomean"], series, colours)

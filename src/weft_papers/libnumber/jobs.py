@@ -23,12 +23,12 @@ from weft_papers.libnumber.lab import (
     WHOLE,
 )
 from weft_papers.libnumber.recorded import Option
-from weft_tune.baselines.stripes import covering
+from weft_tune.baselines import covering_format
+from weft_tune.fine import BIAS_RULES, BiasRule
 from weft_tune.network import ROLES, Network
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.objective import DEFAULT
 from weft_tune.platform import Platform, parse_platform
-from weft_tune.search.bias import BIAS_RULES, BiasRule
 from weft_tune.tuner import find_formats
 
 SERIAL_MARGIN = 0.01
@@ -120,7 +120,12 @@ def enumerated(net: str, margin: float) -> Platform:
 def sixteen_bits(network: Network) -> Configuration:
     """Fixed point throughout, the baseline of bit-serial hardware."""
     return Configuration(
-        {name: covering(target, role) for target in network.targets for role in ROLES for name in target.objects(role)}
+        {
+            name: covering_format(target, role)
+            for target in network.targets
+            for role in ROLES
+            for name in target.objects(role)
+        }
     )
 
 

@@ -10,7 +10,7 @@ from weft_papers.base import printed_data
 from weft_papers.layerweaver.lab import mean
 from weft_tune.network import Network
 from weft_tune.numbers.configuration import Configuration
-from weft_tune.numbers.spelling import label
+from weft_tune.numbers.format import label
 from weft_tune.objective import total_bits
 
 PAPER = "libnumber"

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from weft.models import Gemm, Layer, Model
 from weft.models.zoo import load
+from weft.reports.exhibits import Axis, Bars, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean, mean
@@ -29,11 +30,10 @@ from weft_papers.libnumber.lab import (
     sizes,
 )
 from weft_papers.libnumber.recorded import SearchRecord
-from weft_tune.geometry import LayerWork, work_of
+from weft_tune.hardware import LayerWork, bit_serial, bit_serial_ideal, word_packing, work_of
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import AnyFormat, Configuration
 from weft_tune.numbers.format import EXP, FIXED
-from weft_tune.speed import bit_serial, bit_serial_ideal, word_packing
 
 FIGURE = "Table III.4"
 LIBNUMBER = "libnumber"
@@ -250,16 +250,25 @@ def _speeds(large: Sequence[Large]) -> Table:
 
 
 def _drawn(out: Path, large: Sequence[Large]) -> Figure:
-    figure, axes = pictures.canvas(11, 3.8, 1, 3)
     colours = {LIBNUMBER: COLOURS[OURS], RISTRETTO: COLOURS[RISTRETTO]}
-    panels: tuple[tuple[str, Callable[[Large, str], float]], ...] = (
-        ("weights smaller (x)", Large.reduction),
-        ("word packing, proxy (x)", lambda each, name: word_packing(each.work, each.configurations[name]).network),
-        ("bit-serial, ideal (x)", lambda each, name: bit_serial_ideal(each.work, each.configurations[name]).network),
-    )
-    for axis, (title, value) in zip(axes, panels, strict=True):
-        series = {name: [value(each, name) for each in large] for name in colours}
-        pictures.grouped_bars(axis, [each.title for each in large], series, colours)
-        axis.tick_params(axis="x", labelsize=7)
-        pictures.heading(axis, title)
-    return pictures.save(figure, out, "table3-4-large", "Table III.4: what the printed formats of large networks give")
+    values: dict[str, Callable[[Large, str], float]] = {
+        "weights smaller (x)": Large.reduction,
+        "word packing, proxy (x)": lambda net, name: word_packing(net.work, net.configurations[name]).network,
+        "bit-serial, ideal (x)": lambda net, name: bit_serial_ideal(net.work, net.configurations[name]).network,
+    }
+    panels = [
+        Panel(
+            [
+                Bars(
+                    [net.title for net in large],
+                    {name: [value(net, name) for net in large] for name in colours},
+                    colours,
+                )
+            ],
+            heading,
+            Axis(size=7),
+        )
+        for heading, value in values.items()
+    ]
+    title = "Table III.4: what the printed formats of large networks give"
+    return pictures.picture(out, "table3-4-large", title, panels, size=(11, 3.8), columns=3)

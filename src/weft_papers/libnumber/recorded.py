@@ -17,7 +17,7 @@ from weft.base.jsonfile import read_json
 from weft_papers.libnumber.lab import NETS, OURS, REPAIRED, sizes
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import Configuration, parse_configuration
-from weft_tune.trials import Kept, Trial, Tuning
+from weft_tune.result import Kept, Trial, Tuning
 
 FORMAT = 1
 SHIPPED = "results.json"

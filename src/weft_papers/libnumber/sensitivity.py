@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from matplotlib.axes import Axes
-
+from weft.reports.exhibits import Axis, Curve, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.libnumber.fig5_compression import storage_reduction
@@ -99,25 +98,23 @@ def _cells(record: SearchRecord, net: NetRecord) -> list[tuple[str, ...]]:
 
 
 def _drawn(out: Path, record: SearchRecord, nets: list[NetRecord]) -> Figure:
-    figure, axes = pictures.canvas(13, 3.7, 1, 4)
-    for place, net in enumerate(nets):
-        runs = by_margin(net)
-        _line(axes[0], place, net, [100 * run.margin for run in runs], [storage_reduction(net, run) for run in runs])
-        for axis, study in zip(axes[1:], STUDIES, strict=True):
-            found = varied(record, net, study, SERIAL_MARGIN)
-            if study == BIAS_RULE and found:
-                axis.set_xticks(range(len(found)), sorted(found))
-            places = [float(sorted(found).index(value) if study == BIAS_RULE else value) for value in found]
-            _line(axis, place, net, places, [storage_reduction(net, run) for run in found.values()])
-    axes[0].set(xlabel="margin (%)", ylabel="storage smaller (x)")
-    for axis, what in zip(axes[1:], STUDIES.values(), strict=True):
-        axis.set_xlabel(what, fontsize=8.5)
-    pictures.heading(axes[0], "the margin")
-    for axis in axes[1:]:
-        pictures.heading(axis, f"at {percent(SERIAL_MARGIN)}")
-    return pictures.save(figure, out, "sensitivity", "Our search with one thing changed (recorded)")
+    y = Axis(label="storage smaller (x)")
+    points = [({100 * run.margin: run for run in by_margin(net)}, net) for net in nets]
+    panels = [Panel(_curves(points), "the margin", Axis(label="margin (%)"), y)]
+    for study, what in STUDIES.items():
+        found = [varied(record, net, study, SERIAL_MARGIN) for net in nets]
+        names = sorted({value for runs in found for value in runs}) if study == BIAS_RULE else None
+        points = [
+            ({float(names.index(value) if names else value): run for value, run in runs.items()}, net)
+            for runs, net in zip(found, nets, strict=True)
+        ]
+        panels.append(Panel(_curves(points), f"at {percent(SERIAL_MARGIN)}", Axis(label=what, names=names), y))
+    title = "Our search with one thing changed (recorded)"
+    return pictures.picture(out, "sensitivity", title, panels, size=(13, 3.7), columns=4)
 
 
-def _line(axis: Axes, place: int, net: NetRecord, x: list[float], y: list[float]) -> None:
-    axis.plot(x, y, color=pictures.MODELS[place], marker=pictures.MARKS[place], markersize=4.5, linewidth=1.5,
-              label=TITLES[net.name])  # fmt: skip
+def _curves(points: list[tuple[dict[float, ScoredRun], NetRecord]]) -> list[Curve]:
+    return [
+        Curve([*runs], [storage_reduction(net, run) for run in runs.values()], TITLES[net.name], colour, mark)
+        for (runs, net), colour, mark in zip(points, pictures.MODELS, pictures.MARKS, strict=False)
+    ]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from weft.reports.exhibits import Axis, Bars, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Published, Row, Table, beside
 from weft_papers.layerweaver.lab import geomean, mean
@@ -184,14 +185,12 @@ def _cost_tables(record: SearchRecord) -> list[Table]:
 
 
 def _drawn(paper: Paper, out: Path, record: SearchRecord) -> Figure:
-    figure, axes = pictures.canvas(7.5, 3.9)
     nets = record.tuned(MARGINS[0])
     series = {"the chapter": [paper[f"iterations_{net}"].value for net in nets]}
-    colours = {"the chapter": COLOURS["the chapter"]}
-    for margin, colour in zip(MARGINS, (COLOURS[OURS], "#56b4e9"), strict=True):
+    for margin in MARGINS:
         runs = [record.nets[net].find(OURS, margin) for net in nets]
         series[f"weft tune, {percent(margin)}"] = [run.iterations if run else 0 for run in runs]
-        colours[f"weft tune, {percent(margin)}"] = colour
-    pictures.grouped_bars(axes[0], [TITLES[net] for net in nets], series, colours)
-    axes[0].set_ylabel("configurations scored")
-    return pictures.save(figure, out, "table3-5-iterations", f"{FIGURE}: what a search takes (printed: at 7 %)")
+    colours = dict(zip(series, (COLOURS["the chapter"], COLOURS[OURS], "#56b4e9"), strict=True))
+    panel = Panel([Bars([TITLES[net] for net in nets], series, colours)], y=Axis(label="configurations scored"))
+    title = f"{FIGURE}: what a search takes (printed: at 7 %)"
+    return pictures.picture(out, "table3-5-iterations", title, [panel], size=(7.5, 3.9))

@@ -15,6 +15,7 @@ from weft.devices import Npu
 from weft.devices.costs.layer_costs import Profile, estimate
 from weft.models import Model
 from weft.models.zoo import load
+from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine
 from weft.simulation import simulate
 from weft.workloads import Saturated
 from weft_papers import pictures
@@ -23,7 +24,7 @@ from weft_papers.layerweaver.lab import device
 from weft_papers.libnumber.fig6_speeds import model_of
 from weft_papers.libnumber.lab import COLOURS, MARGINS, OURS, TITLES, percent, shown
 from weft_papers.libnumber.recorded import SearchRecord
-from weft_tune.on_device import tuned_model
+from weft_tune.hardware import tuned_model
 
 FIGURE = "weaving"
 COMPUTING, FETCHING = "cuda-convnet", "mlp-c"
@@ -116,14 +117,11 @@ def _table(title: str, found: list[Woven]) -> Table:
 
 
 def _drawn(out: Path, tuned: list[Woven], asked: list[Woven]) -> Figure:
-    figure, axes = pictures.canvas(10, 3.7, 1, 2)
-    panels = ((axes[0], tuned, f"{TITLES[COMPUTING]} + {TITLES[FETCHING]}"), (axes[1], asked, "ResNet-50 + BERT-large"))
-    for axis, found, title in panels:
-        places = range(len(found))
-        axis.bar(places, [each.worth for each in found], 0.6, color=COLOURS[OURS], zorder=2)
-        names = [each.name.partition(":")[0].removeprefix("BERT-large in ") for each in found]
-        axis.set_xticks(places, names, fontsize=7.5)
-        axis.axhline(1, color=pictures.INK, linewidth=0.8)
-        pictures.heading(axis, title, ylabel="models' worth of throughput")
+    panels = []
+    for found, heading in ((tuned, f"{TITLES[COMPUTING]} + {TITLES[FETCHING]}"), (asked, "ResNet-50 + BERT-large")):
+        names = [woven.name.partition(":")[0].removeprefix("BERT-large in ") for woven in found]
+        bars = Bars(names, {"worth": [woven.worth for woven in found]}, {"worth": COLOURS[OURS]})
+        y = Axis(label="models' worth of throughput")
+        panels.append(Panel([bars, ReferenceLine(1, dash="-")], heading, Axis(size=7.5), y))
     title = f"Tuned and woven: throughput of a pair on {NPU}, against the models before tuning"
-    return pictures.save(figure, out, "weaving", title)
+    return pictures.picture(out, "weaving", title, panels, size=(10, 3.7), columns=2)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from weft_papers.mts.lab import APART, EvaluatedModels, heads
 from weft_stitch.counts import ITEM_BYTES
-from weft_stitch.sharing import ChannelSpace
+from weft_stitch.family import ChannelSpace
 
 # By the sharing ratio
 

@@ -6,9 +6,10 @@ Every number comes from the graph that would be run; MACs and weights must equal
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from weft.reports.exhibits import Axis
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.mts import closed, panels
@@ -199,18 +200,16 @@ def _table(one: FormStudy) -> Table:
 
 
 def _drawn(out: Path, studies: Sequence[FormStudy]) -> Figure:
-    figure, axes = pictures.canvas(12, 3.3 * len(studies) + 0.6, len(studies), 3)
-    for number, one in enumerate(studies):
-        sides = (
-            ("MACs over separate models", one.macs),
-            ("weights over separate models", one.weights),
-            ("weights + activations (MB)", one.memory_mb),
-        )
-        for axis, (what, value) in zip(axes[3 * number :], sides, strict=False):
-            panels.lines(axis, {form: {tasks: value(form, tasks) for tasks in one.tasks} for form in ALL}, TITLED)
-            panels.over_tasks(axis, one.tasks, what)
-            panels.plain_numbers(axis)
-            pictures.heading(axis, one.title)
-        axes[3 * number + 1].set(yscale="linear", ylim=0)
+    shown = []
+    for study in studies:
+        for what, value in (
+            ("MACs over separate models", study.macs),
+            ("weights over separate models", study.weights),
+            ("weights + activations (MB)", study.memory_mb),
+        ):
+            series = {form: {tasks: value(form, tasks) for tasks in study.tasks} for form in ALL}
+            panel = panels.over_tasks(study.title, what, study.tasks, series, TITLED)
+            shown.append(replace(panel, y=Axis(label=what, low=0)) if value == study.weights else panel)
     title = "Counted on the graphs: what every form multiplies, stores and keeps alive (sharing .9, float32)"
-    return panels.save(figure, axes, out, "counted", title, 7)
+    size = (12, 3.3 * len(studies) + 0.6)
+    return pictures.picture(out, "counted", title, shown, size=size, columns=3, legend_columns=7)

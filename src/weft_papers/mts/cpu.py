@@ -10,15 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine
+from weft.runtime.timing import Turns
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table, Tick
 from weft_papers.mts.lab import COLOURS, EvaluatedModels, lowered, models
 from weft_stitch.counts import count
-from weft_stitch.emit import plain_graph
 from weft_stitch.graph import Graph
+from weft_stitch.graph_steps import plain_graph
 from weft_stitch.planning.cost import Modelled
 from weft_stitch.planning.planner import Plan, lower_plan, plan
-from weft_stitch.running.racing import Times, race
+from weft_stitch.running.sessions import race
 from weft_stitch.slabs import slabs
 
 FIGURE = "CPU"
@@ -35,7 +37,7 @@ class Heat:
     setting: EvaluatedModels
     plan: Plan
     graphs: dict[str, list[Graph]]
-    times: dict[str, Times]
+    times: dict[str, Turns]
 
     def gain(self, name: str) -> float:
         """How many times faster than the models one by one."""
@@ -107,10 +109,8 @@ def _table(found: Sequence[Heat]) -> Table:
 
 
 def _drawn(out: Path, found: Sequence[Heat]) -> Figure:
-    figure, axes = pictures.canvas(9, 3.8)
-    names = list(found[0].times)
-    series = {name: [one.gain(name) for one in found] for name in names}
-    pictures.grouped_bars(axes[0], [f"{one.setting.tasks} tasks" for one in found], series, TINTS)
-    axes[0].axhline(1, color=pictures.INK, linewidth=0.8)
-    axes[0].set_ylabel("times faster than one by one")
-    return pictures.save(figure, out, "cpu", f"{FIGURE}: pruned ResNet18s, onnxruntime, one thread (measured now)")
+    series = {name: [heat.gain(name) for heat in found] for name in found[0].times}
+    bars = Bars([f"{heat.setting.tasks} tasks" for heat in found], series, TINTS)
+    panel = Panel([bars, ReferenceLine(1, dash="-")], y=Axis(label="times faster than one by one"))
+    title = f"{FIGURE}: pruned ResNet18s, onnxruntime, one thread (measured now)"
+    return pictures.picture(out, "cpu", title, [panel], size=(9, 3.8))

@@ -15,6 +15,7 @@ from typing import Any
 
 from weft.base.errors import InputError
 from weft.base.jsonfile import read_json
+from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_stitch.making.encoders import ENCODERS
@@ -79,17 +80,17 @@ def _table(record: Mapping[str, Any]) -> Table:
 def _drawn(out: Path, record: Mapping[str, Any]) -> Figure:
     """How many times faster than one by one; a bar that is not there was not measured."""
     tuned: Mapping[str, Any] = record["tuned"]
-    panels = [(threads, length) for threads, each in next(iter(tuned.values()))["ms"].items() for length in each]
-    figure, axes = pictures.canvas(13, 6.6, len(panels) // 2, 2, sharey=True)
-    for axis, (threads, length) in zip(axes, panels, strict=True):
-        times = [found["ms"][threads][length] for found in tuned.values()]
-        series = {way: [each[ALONE] / each[way] if way in each else 0.0 for each in times] for way in TINTS}
-        pictures.grouped_bars(axis, [name.replace(", ", ",\n") for name in tuned], series, TINTS)
-        axis.axhline(1, color=pictures.INK, linewidth=0.8)
-        said = f"{length} tokens, {threads} thread{'s' if threads != '1' else ''}"
-        pictures.heading(axis, said, ylabel="times faster than one by one" if length == panels[0][1] else "")
+    panels = []
+    for threads, lengths in next(iter(tuned.values()))["ms"].items():
+        for length in lengths:
+            times = [found["ms"][threads][length] for found in tuned.values()]
+            series = {way: [each[ALONE] / each[way] if way in each else 0.0 for each in times] for way in TINTS}
+            bars = Bars([name.replace(", ", ",\n") for name in tuned], series, TINTS)
+            heading = f"{length} tokens, {threads} thread{'s' if threads != '1' else ''}"
+            y = Axis(label="times faster than one by one")
+            panels.append(Panel([bars, ReferenceLine(1, dash="-")], heading, y=y))
     title = f"{FIGURE}: {record['settings']['tasks']} fine-tuned encoders on a CPU (recorded)"
-    return pictures.save(figure, out, "encoders", title)
+    return pictures.picture(out, "encoders", title, panels, size=(13, 6.6), columns=2, share_y=True)
 
 
 def macs(architecture: str, length: int, rank: int = 0) -> float:

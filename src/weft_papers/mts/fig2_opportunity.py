@@ -95,16 +95,14 @@ def _layer_table(sweep: CountSweep) -> Table:
 
 
 def _drawn(out: Path, sweeps: Sequence[CountSweep], layer: CountSweep) -> Figure:
-    count = len(sweeps) + bool(layer.tasks)
-    figure, axes = pictures.canvas(max(9, 4.4 * count), 4, 1, count)
-    for axis, sweep in zip(axes, sweeps, strict=False):
-        panels.lines(axis, panels.of_ways(sweep, USED, partial(used, sweep)))
-        panels.over_tasks(axis, sweep.tasks, "% of the peak")
-        panels.plain_numbers(axis)
-        pictures.heading(axis, f"a: {title(sweep)}")
+    shown = [
+        panels.over_tasks(
+            f"a: {title(sweep)}", "% of the peak", sweep.tasks, panels.of_ways(sweep, USED, partial(used, sweep))
+        )
+        for sweep in sweeps
+    ]
     if layer.tasks:
-        panels.lines(axes[-1], panels.of_ways(layer, LAYER, lambda way, tasks: 1e3 * layer.ms(way, tasks)))
-        panels.over_tasks(axes[-1], layer.tasks, "latency (us)")
-        panels.plain_numbers(axes[-1])
-        pictures.heading(axes[-1], "b: one dense layer of 1024 each")
-    return panels.save(figure, axes, out, "fig2-use", f"{FIGURE}: how much of an H200 the models use (recorded)", 5)
+        series = panels.of_ways(layer, LAYER, lambda way, tasks: 1e3 * layer.ms(way, tasks))
+        shown.append(panels.over_tasks("b: one dense layer of 1024 each", "latency (us)", layer.tasks, series))
+    heading, size = f"{FIGURE}: how much of an H200 the models use (recorded)", (max(9, 4.4 * len(shown)), 4)
+    return pictures.picture(out, "fig2-use", heading, shown, size=size, columns=len(shown), legend_columns=5)

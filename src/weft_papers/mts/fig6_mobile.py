@@ -7,10 +7,10 @@ paper's grouping is applied to the measured latencies of its form, as its Algori
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from matplotlib.axes import Axes
-
+from weft.reports.exhibits import INK, Curve, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, beside
 from weft_papers.layerweaver.lab import geomean
@@ -157,23 +157,21 @@ def _vgg_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
 
 
 def _drawn(paper: Paper, out: Path, sweeps: Sequence[CountSweep]) -> Figure:
-    figure, axes = pictures.canvas(13, 3.9 * len(sweeps) + 0.8, len(sweeps), 3)
-    for number, sweep in enumerate(sweeps):
-        left, middle, right = axes[3 * number : 3 * number + 3]
-        panels.latency(left, sweep, f"{title(sweep)}: latency")
-        panels.memory(middle, sweep, f"{title(sweep)}: memory")
-        _gains(paper, right, sweep)
-    name = f"{FIGURE}: pruned nets, sharing .9, batch 1, recorded on an H200 (the paper: a Jetson TX2)"
-    return panels.save(figure, axes, out, "fig6-mobile", name)
+    shown = [
+        panel
+        for sweep in sweeps
+        for panel in (panels.latency(sweep, title(sweep)), panels.memory(sweep, title(sweep)), _gains(paper, sweep))
+    ]
+    heading = f"{FIGURE}: pruned nets, sharing .9, batch 1, recorded on an H200 (the paper: a Jetson TX2)"
+    size = (13, 3.9 * len(sweeps) + 0.8)
+    return pictures.picture(out, "fig6-mobile", heading, shown, size=size, columns=3, legend_columns=5)
 
 
-def _gains(paper: Paper, axes: Axes, sweep: CountSweep) -> None:
+def _gains(paper: Paper, sweep: CountSweep) -> Panel:
     """The gains over Sequential, whose CUDA graph is the base, beside those the paper prints, of its eager base."""
-    ways = [way for way in sweep.ways() if way not in ("eager", "grouped-eager", "batch")]
-    panels.lines(axes, panels.of_ways(sweep, ways, lambda way, tasks: sweep.over("sequential", way, tasks)))
+    series = panels.of_ways(sweep, panels.stored_ways(sweep), lambda way, tasks: sweep.over("sequential", way, tasks))
+    panel = panels.over_tasks(f"{title(sweep)}: speed-up", "speed-up over sequential", sweep.tasks, series)
     keys = {tasks: f"speedup_{sweep.net}_{tasks}" for tasks in sweep.tasks}
-    if keys := {tasks: key for tasks, key in keys.items() if key in paper}:
-        panels.printed(axes, paper, keys, "MTS, as the paper prints it")
-    panels.over_tasks(axes, sweep.tasks, "speed-up over sequential")
-    panels.plain_numbers(axes)
-    pictures.heading(axes, f"{title(sweep)}: speed-up")
+    printed = {tasks: paper[key].value for tasks, key in keys.items() if key in paper}
+    strokes = Curve([*printed], [*printed.values()], "MTS, as the paper prints it", INK, "_", "", size=16, order=4)
+    return replace(panel, marks=[*panel.marks, strokes]) if printed else panel

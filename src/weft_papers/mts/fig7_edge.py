@@ -64,9 +64,7 @@ def _weights_row() -> Row:
 
 
 def _drawn(out: Path, sweeps: Sequence[CountSweep]) -> Figure:
-    figure, axes = pictures.canvas(10, 3.9 * len(sweeps) + 0.8, len(sweeps), 2)
-    for number, sweep in enumerate(sweeps):
-        panels.latency(axes[2 * number], sweep, f"{title(sweep)}: latency")
-        panels.memory(axes[2 * number + 1], sweep, f"{title(sweep)}: memory")
-    name = f"{FIGURE}: whole ResNet50s, sharing .9, batch 1, recorded on an H200 (the paper: an RTX 2080 Ti)"
-    return panels.save(figure, axes, out, "fig7-edge", name)
+    shown = [draw(sweep, title(sweep)) for sweep in sweeps for draw in (panels.latency, panels.memory)]
+    heading = f"{FIGURE}: whole ResNet50s, sharing .9, batch 1, recorded on an H200 (the paper: an RTX 2080 Ti)"
+    size = (10, 3.9 * len(sweeps) + 0.8)
+    return pictures.picture(out, "fig7-edge", heading, shown, size=size, columns=2, legend_columns=5)

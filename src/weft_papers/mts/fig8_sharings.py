@@ -8,13 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from matplotlib.axes import Axes
-
+from weft.reports.exhibits import Axis, Curve, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.mts import closed, panels
 from weft_papers.mts.against import listed, shape
-from weft_papers.mts.lab import COLOURS, LABELS, MARKS, SHARINGS, TASKS, EvaluatedModels
+from weft_papers.mts.lab import LABELS, SHARINGS, TASKS, EvaluatedModels
 from weft_papers.mts.recorded import IN_GROUPS, BenchRecord, CountSweep
 
 FIGURE = "Fig. 8"
@@ -106,29 +105,27 @@ def _recorded_table(sweeps: Sweeps) -> Table:
 def _drawn(out: Path, sweeps: Sweeps) -> Figure:
     """A column for each number of tasks, over the ratio: latency above, memory below."""
     counts = [tasks for tasks in TASKS if all(sweep.has("mts", tasks) for sweep in sweeps.values())]
-    figure, axes = pictures.canvas(3.2 * len(counts), 6.4, 2, len(counts), sharey="row")
-    for column, tasks in enumerate(counts):
-        for axis, value in ((axes[column], CountSweep.ms), (axes[len(counts) + column], _megabytes)):
-            _lines(axis, sweeps, tasks, value)
-        pictures.heading(axes[column], f"{tasks} tasks")
-    for axis, what in ((axes[0], "latency (ms)"), (axes[len(counts)], "peak memory (MB)")):
-        axis.set_ylabel(what, fontsize=9)
-        panels.plain_numbers(axis)
+    x = Axis(label="sharing ratio", low=max(SHARINGS) + 0.02, high=min(SHARINGS) - 0.02, ticks=SHARINGS)
+    shown = [
+        Panel(_curves(sweeps, tasks, value), f"{tasks} tasks", x, Axis(label=what, scale="log"))
+        for what, value in (("latency (ms)", CountSweep.ms), ("peak memory (MB)", _megabytes))
+        for tasks in counts
+    ]
     title = f"{FIGURE}: pruned ResNet18s over the sharing ratio, recorded on an H200 (the paper: a Jetson TX2)"
-    return panels.save(figure, axes, out, "fig8-sharing", title)
+    layout = {"size": (3.2 * len(counts), 6.4), "columns": len(counts), "legend_columns": 5}
+    return pictures.picture(out, "fig8-sharing", title, shown, share_y="row", **layout)
 
 
 def _megabytes(sweep: CountSweep, way: str, tasks: int) -> float:
     return sweep.bytes(way, tasks) / panels.MB
 
 
-def _lines(axes: Axes, sweeps: Sweeps, tasks: int, value: Callable[[CountSweep, str, int], float]) -> None:
-    for way in DRAWN:
-        points = {sharing: value(sweep, way, tasks) for sharing, sweep in sweeps.items() if sweep.has(way, tasks)}
-        axes.plot(
-            list(points), list(points.values()), marker=MARKS[way], markersize=4.5, linewidth=1.5, color=COLOURS[way],
-            linestyle=panels.THIN.get(way, "-"), label=LABELS[way],
-        )  # fmt: skip
-    axes.set(yscale="log", xlim=(max(SHARINGS) + 0.02, min(SHARINGS) - 0.02))
-    axes.set_xticks(SHARINGS)
-    axes.set_xlabel("sharing ratio", fontsize=9)
+def _curves(sweeps: Sweeps, tasks: int, value: Callable[[CountSweep, str, int], float]) -> list[Curve]:
+    return [
+        panels.curve(
+            way,
+            {sharing: value(sweep, way, tasks) for sharing, sweep in sweeps.items() if sweep.has(way, tasks)},
+            LABELS[way],
+        )
+        for way in DRAWN
+    ]

@@ -102,9 +102,10 @@ def _counted_table() -> Table:
 
 
 def _drawn(out: Path, sweeps: dict[str, CountSweep]) -> Figure:
-    figure, axes = pictures.canvas(10, 3.9 * len(sweeps) + 0.8, len(sweeps), 2)
-    for number, (mixed, sweep) in enumerate(sweeps.items()):
-        panels.latency(axes[2 * number], sweep, f"{PARTS[mixed]}: {title(sweep)}, mixed {mixed}: latency")
-        panels.memory(axes[2 * number + 1], sweep, f"{title(sweep)}, mixed {mixed}: memory")
-    name = f"{FIGURE}: tasks that differ, sharing .9, recorded on an H200 (the paper: a Jetson TX2)"
-    return panels.save(figure, axes, out, "fig9-mixed", name)
+    shown = []
+    for mixed, sweep in sweeps.items():
+        what = f"{title(sweep)}, mixed {mixed}"
+        shown += [panels.latency(sweep, f"{PARTS[mixed]}: {what}"), panels.memory(sweep, what)]
+    heading = f"{FIGURE}: tasks that differ, sharing .9, recorded on an H200 (the paper: a Jetson TX2)"
+    size = (10, 3.9 * len(sweeps) + 0.8)
+    return pictures.picture(out, "fig9-mixed", heading, shown, size=size, columns=2, legend_columns=5)

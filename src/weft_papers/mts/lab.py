@@ -11,14 +11,13 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from weft_stitch.counts import Counts, count
-from weft_stitch.emit import plain_graph
-from weft_stitch.family import Family
+from weft_stitch.family import Family, Sharing
 from weft_stitch.graph import Graph
+from weft_stitch.graph_steps import plain_graph
 from weft_stitch.lowering import formed, lower
+from weft_stitch.making.architectures import CLASSES
 from weft_stitch.making.generator import FamilyRecipe
-from weft_stitch.making.sketch import CLASSES
 from weft_stitch.reading.alignment import align
-from weft_stitch.sharing import Sharing
 
 TASKS = (4, 8, 16, 32)
 SHARINGS = (0.9, 0.8, 0.7, 0.6)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 
+from weft.reports.exhibits import DASHED, INK, Area, Axis, Curve, Panel, ReferenceLine, Texts
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.mts import closed, panels
@@ -48,45 +48,50 @@ def _table() -> Table:
 
 
 def _drawn(out: Path) -> Figure:
-    figure, axes = pictures.canvas(13, 4.2, 1, 3)
     tasks = np.geomspace(1, 64, 100)
-    for sharing in SHARINGS:
-        _curves(axes[0], axes[1], tasks, sharing)
-    axes[1].axhline(1, color=pictures.INK, linewidth=1)
-    _frontier(axes[2])
-    for axis, what in ((axes[0], "MACs over separate models"), (axes[1], "weights over separate models")):
-        panels.over_tasks(axis, (1, 2, 4, 8, 16, 32, 64), what)
-        panels.plain_numbers(axis)
-    pictures.heading(axes[0], "the paper's form multiplies (a + T (1 - a))$^2$; split and fused 1")
-    pictures.heading(axes[1], "solid: the paper's form; dashed: every weight once; ring: even")
+    x = panels.tasks_axis((1, 2, 4, 8, 16, 32, 64))
+    macs = [
+        Curve(tasks, [closed.mts_macs(sharing, count) for count in tasks], f"sharing {sharing:g}", COLOUR_OF[sharing])
+        for sharing in SHARINGS
+    ]
+    weights = [curve for sharing in SHARINGS for curve in _weights(tasks, sharing)]
+    shown = [
+        Panel(
+            macs, "the paper's form multiplies (a + T (1 - a))$^2$; split and fused 1", x,
+            Axis(label="MACs over separate models", scale="log"),
+        ),
+        Panel(
+            [*weights, ReferenceLine(1, dash="-")], "solid: the paper's form; dashed: every weight once; ring: even", x,
+            Axis(label="weights over separate models", scale="log"),
+        ),
+        _frontier(),
+    ]  # fmt: skip
     title = f"{FIGURE}: where the paper's form stops paying, over the sharing ratio a"
-    return panels.save(figure, axes[:1], out, "limits", title, 4)
+    return pictures.picture(out, "limits", title, shown, size=(13, 4.2), columns=3)
 
 
-def _curves(macs: Axes, weights: Axes, tasks: np.ndarray, sharing: float) -> None:
-    colour, label = COLOUR_OF[sharing], f"sharing {sharing:g}"
-    macs.plot(tasks, [closed.mts_macs(sharing, each) for each in tasks], color=colour, label=label)
-    weights.plot(tasks, [closed.mts_weights(sharing, each) for each in tasks], color=colour)
-    once = [closed.unique_weights(sharing, each) for each in tasks]
-    weights.plot(tasks, once, color=colour, linestyle=pictures.DASH, linewidth=1.2)
-    if (even := closed.break_even(sharing)) <= tasks[-1]:
-        weights.plot(even, 1, marker="o", markersize=7, markerfacecolor="none", color=colour)
+def _weights(tasks: np.ndarray, sharing: float) -> list[Curve]:
+    colour, even = COLOUR_OF[sharing], closed.break_even(sharing)
+    curves = [
+        Curve(tasks, [closed.mts_weights(sharing, count) for count in tasks], None, colour),
+        Curve(tasks, [closed.unique_weights(sharing, count) for count in tasks], None, colour, dash=DASHED, width=1.2),
+    ]
+    ring = Curve([even], [1], None, colour, "o", size=7, hollow=True)
+    return [*curves, ring] if even <= tasks[-1] else curves
 
 
-def _frontier(axes: Axes) -> None:
+def _frontier() -> Panel:
     """Tasks over sharing: where the stitched matrix is smaller than the models, and the group it is smallest for."""
     sharing = np.linspace(0.5, 0.95, 200)
-    even = np.array([closed.break_even(each) for each in sharing])
-    axes.plot(sharing, even, color=COLOURS["mts in groups"])
-    axes.plot(sharing, [closed.best_group(each) for each in sharing], color=COLOURS["fused"], linestyle=pictures.DASH)
-    axes.fill_between(sharing, even, 400, color=COLOURS["mts"], alpha=0.25, linewidth=0)
-    for each in SHARINGS:
-        axes.plot([each] * len(TASKS), TASKS, linestyle="none", marker="+", color=pictures.INK, markersize=7)
-    axes.set_yscale("log", base=2)
-    axes.set_ylim(1, 128)
-    axes.set_yticks((1, 2, 4, 8, 16, 32, 64), ("1", "2", "4", "8", "16", "32", "64"))
-    axes.set_xlabel("sharing ratio a", fontsize=9)
-    axes.set_ylabel("tasks in one matrix", fontsize=9)
-    axes.text(0.52, 50, "larger than separate models", fontsize=8.5, color=pictures.INK)
-    axes.text(0.95, 1.25, "dashed: smallest group", fontsize=8.5, color=pictures.INK, ha="right")
-    pictures.heading(axes, "weights; crosses: what the paper runs (before grouping)")
+    even = np.array([closed.break_even(ratio) for ratio in sharing])
+    crosses = [Curve([ratio] * len(TASKS), TASKS, None, INK, "+", "", size=7) for ratio in SHARINGS]
+    marks = [
+        Curve(sharing, even, None, COLOURS["mts in groups"]),
+        Curve(sharing, [closed.best_group(ratio) for ratio in sharing], None, COLOURS["fused"], dash=DASHED),
+        Area(sharing, even, 400, COLOURS["mts"]),
+        Texts([0.52], [50], ["larger than separate models"], align="left"),
+        Texts([0.95], [1.25], ["dashed: smallest group"], align="right"),
+    ]
+    y = Axis(label="tasks in one matrix", scale="log2", low=1, high=128, ticks=(1, 2, 4, 8, 16, 32, 64))
+    title = "weights; crosses: what the paper runs (before grouping)"
+    return Panel([*marks, *crosses], title, Axis(label="sharing ratio a"), y)

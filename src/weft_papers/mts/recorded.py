@@ -16,8 +16,7 @@ from typing import Any
 from weft.base.errors import InputError
 from weft.base.jsonfile import read_json
 from weft_papers.mts.lab import APART, LABELS, SHARED, TASKS, EvaluatedModels
-from weft_stitch.planning.grouping import Grouping, group, interpolated
-from weft_stitch.planning.groups import GroupCost
+from weft_stitch.planning.grouping import GroupCost, Grouping, group, interpolated
 
 SHIPPED = "h200.json"
 IN_GROUPS = "mts in groups"

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from weft.reports.exhibits import DASHED, Axis, Curve, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.layerweaver.lab import mean
@@ -58,20 +59,19 @@ def _cells(one: ZippedCard, each: ZippedRatio) -> list[tuple[str, ...]]:
 
 
 def _drawn(out: Path, found: Sequence[ZippedCard]) -> Figure:
-    figure, axes = pictures.canvas(4.6 * len(found), 3.9, 1, len(found))
-    for axis, one in zip(axes, found, strict=True):
-        ratios = [each.sharing for each in one.zipped]
-        for place, task in enumerate(one.tasks):
+    panels = []
+    for net in found:
+        ratios, marks = [zipped.sharing for zipped in net.zipped], []
+        for place, task in enumerate(net.tasks):
             colour, mark = pictures.MODELS[place], pictures.MARKS[place]
-            axis.plot(ratios, [100 * each.accuracy[place] for each in one.zipped], color=colour, marker=mark,
-                      markersize=4.5, label=task.name)  # fmt: skip
-            axis.plot(ratios, [100 * each.untuned[place] for each in one.zipped], color=colour, linewidth=1,
-                      linestyle=pictures.DASH)  # fmt: skip
-            axis.axhline(100 * task.accuracy, color=colour, linewidth=0.8, linestyle=":")
-        axis.set_xticks(ratios)
-        axis.set_xlabel("sharing ratio", fontsize=9)
-        axis.set_ylabel("accuracy (%)", fontsize=9)
-        axis.legend(frameon=False, fontsize=8)
-        pictures.heading(axis, one.name)
+            marks += [
+                Curve(ratios, [100 * zipped.accuracy[place] for zipped in net.zipped], task.name, colour, mark),
+                Curve(
+                    ratios, [100 * zipped.untuned[place] for zipped in net.zipped], None, colour, dash=DASHED, width=1
+                ),
+                ReferenceLine(100 * task.accuracy, colour=colour, dash=":", width=0.8),
+            ]
+        x = Axis(label="sharing ratio", ticks=ratios)
+        panels.append(Panel(marks, net.name, x, Axis(label="accuracy (%)"), legend=True))
     title = f"{FIGURE}: zipped nets (solid), merged only (dashed), alone (dotted)"
-    return pictures.save(figure, out, "zipping", title)
+    return pictures.picture(out, "zipping", title, panels, size=(4.6 * len(found), 3.9), columns=len(found))

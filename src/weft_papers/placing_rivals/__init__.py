@@ -8,12 +8,10 @@ up, and may divide a model's requests.
 from __future__ import annotations
 
 from weft_cluster.placing.alpaserve import greedy
-from weft_papers.placing_rivals.alpaserve_beam import beam
-from weft_papers.placing_rivals.alpaserve_ilp import integer_programme
+from weft_papers.placing_rivals.alpaserve import beam, integer_programme
+from weft_papers.placing_rivals.common_practice import like_with_like, one_resource, round_robin
 from weft_papers.placing_rivals.gpulets import elastic
-from weft_papers.placing_rivals.habits import like_with_like, one_resource
 from weft_papers.placing_rivals.nexus import squishy
-from weft_papers.placing_rivals.round_robin import round_robin
 from weft_papers.placing_rivals.spreading import Rival, on_fewest
 
 SPREADERS: dict[str, Rival] = {

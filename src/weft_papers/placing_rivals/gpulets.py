@@ -16,7 +16,7 @@ import numpy as np
 
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.problem import ROUNDING, PlacingProblem
-from weft_cluster.placing.spreading import new_homes
+from weft_cluster.placing.resharing import new_homes
 from weft_papers.placing_rivals.spreading import free_to_go, serial_loads
 
 SIZES = (0.2, 0.4, 0.6, 0.8, 1.0)

@@ -15,7 +15,7 @@ import numpy as np
 
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.problem import Floats, PlacingProblem
-from weft_cluster.placing.spreading import new_homes
+from weft_cluster.placing.resharing import new_homes
 from weft_papers.placing_rivals.spreading import free_to_go, serial_loads
 
 

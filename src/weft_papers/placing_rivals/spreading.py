@@ -11,10 +11,9 @@ from math import ceil
 
 import numpy as np
 
-from weft_cluster.placing.checking import broken_limits
-from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.filling import Filling, broken_limits
 from weft_cluster.placing.problem import Bools, Floats, PlacingProblem
-from weft_cluster.placing.spreading import ALL_SERVED
+from weft_cluster.placing.resharing import ALL_SERVED
 
 Rival = Callable[[PlacingProblem], Filling]
 """Who places models."""

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 
 from weft.base.errors import StitchError
+from weft.runtime.timing import Run, clock_for, least_seconds
 from weft_stitch.bodies.body import Body, BodyValue
 from weft_stitch.bodies.joining import alone, exposed, port_name
-from weft_stitch.bodies.places import MORE, SMALL, BodyPlace, see_outputs
-from weft_stitch.bodies.samples import BodySamples, Feed
+from weft_stitch.bodies.probing import MORE, SMALL, BodyPlace, BodySamples, Feed, see_outputs
 from weft_stitch.graph import Graph
 from weft_stitch.net import Array
 from weft_stitch.onnx_writer import write_onnx
-from weft_stitch.running.checking import Difference, relative_difference
-from weft_stitch.running.racing import answers, least_seconds, opened
+from weft_stitch.running.sessions import Difference, answers, opened, relative_difference
 
 MOST_RACED = 8
 """Models that are held at once to be timed; all others are taken to be as fast."""
@@ -102,11 +101,11 @@ class BodyBench:
         feeds = [samples.draw(rng, task, 1, length) for task in range(self._body.tasks)]
         raced = [self._opened(task, optimise=True) for task in range(min(MOST_RACED, len(feeds)))]
         whole = self._session(graph, optimise=True)
-        contenders: dict[str, list[Callable[[], object]]] = {
+        contenders: dict[str, list[Run]] = {
             "sequential": [partial(each, feed) for each, feed in zip(raced, feeds, strict=False)],
             "stitched": [partial(whole.run, None, self._joined(feeds))],
         }
-        found = least_seconds(contenders, threads=self._threads)
+        found = least_seconds(contenders, clock=clock_for(self._threads))
         return found | {"sequential": found["sequential"] * len(feeds) / len(raced)}
 
     def _opened(self, task: int, *, optimise: bool) -> Alone:

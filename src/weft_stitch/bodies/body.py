@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from weft.base.errors import StitchError
-from weft_stitch.bodies.few import OwnLines
-from weft_stitch.bodies.low_rank import LowRank
+from weft_stitch.bodies.differences import LowRank, OwnLines
 from weft_stitch.graph import GraphTensor
 from weft_stitch.reading.onnx_program import Constants, ModelProgram, ProgramNode
 

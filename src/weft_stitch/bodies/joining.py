@@ -1,7 +1,7 @@
 """A body -> one graph that equals its models: ``join``.
 
 Every step runs once for each of its crews, on the rows of the crew's models one after another. Where a step is for
-another crew than what it reads, rows are split and put together along the axis that ``places`` found. Values without
+another crew than what it reads, rows are split and put together along the axis that ``row_axes`` finds. Values without
 rows (shapes, positions) are computed for whichever crew asks for them.
 """
 
@@ -15,16 +15,13 @@ import numpy as np
 
 from weft.base.errors import StitchError
 from weft_stitch.bodies.body import Body, BodyStep, BodyValue, Crew, crews
-from weft_stitch.bodies.few import OwnLines
-from weft_stitch.bodies.low_rank import LowRank
+from weft_stitch.bodies.differences import LowRank, OwnLines
 from weft_stitch.bodies.narrowing import narrowed
-from weft_stitch.bodies.places import BodyPlace
+from weft_stitch.bodies.probing import BodyPlace, Fill
 from weft_stitch.graph import DYNAMIC, Graph, GraphStep, GraphTensor
 from weft_stitch.net import Array
 
-Fill = Mapping[str, float]
-"""Input -> the number by which it is made longer."""
-Places = Mapping[BodyValue, BodyPlace]
+ConnectionSlots = Mapping[BodyValue, BodyPlace]
 
 
 def port_name(body: Body, task: int, port: str) -> str:
@@ -49,7 +46,7 @@ class JoinedBody(NamedTuple):
     parts: Mapping[tuple[int, int], StackedPart]
 
 
-def join(body: Body, places: Places, fill: Fill | None, outputs: Mapping[str, BodyPlace]) -> JoinedBody:
+def join(body: Body, places: ConnectionSlots, fill: Fill | None, outputs: Mapping[str, BodyPlace]) -> JoinedBody:
     """All models of *body* as one graph; without a *fill* they must be given inputs of one length.
 
     outputs: the places of the models' own outputs, by the graph's names.
@@ -81,7 +78,7 @@ class _Sized(NamedTuple):
 class _Joiner:
     """Writes a graph for some models of a body."""
 
-    def __init__(self, body: Body, tasks: Crew, places: Places, outputs: Mapping[str, BodyPlace]) -> None:
+    def __init__(self, body: Body, tasks: Crew, places: ConnectionSlots, outputs: Mapping[str, BodyPlace]) -> None:
         self.body, self.tasks, self.places, self._outputs = body, tasks, places, outputs
         self._steps: list[GraphStep] = []
         self._constants: dict[str, Array] = {}

@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from weft.base.errors import InputError
+from weft.cli.command import refuse_unused
 from weft.cli.common import folder_option
 from weft.cli.printing import progress_bar, told
-from weft.cli.unused import refuse_unused
 
 ARCHITECTURES = (
     "resnet18, resnet50, vgg16, mobilenet; to try things quickly tinynet, tiny-sigmoid, tiny-vgg, tiny-dense, "
@@ -54,8 +54,7 @@ def command(
 ) -> None:
     """Write models of one architecture that share a part of their weights, drawn at random."""
     from weft_stitch.making.encoders import ENCODERS, EncoderRecipe
-    from weft_stitch.making.generator import FamilyRecipe
-    from weft_stitch.making.model_files import save_nets
+    from weft_stitch.making.generator import FamilyRecipe, save_nets
 
     for option, part in (("--pruning", pruning), ("--sharing", sharing)):
         if not 0 <= part <= 1 or (option == "--pruning" and part == 1):

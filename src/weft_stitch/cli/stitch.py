@@ -3,98 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from glob import escape
 from math import inf
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from weft.base.errors import InputError, StitchError
-from weft.cli.common import (
-    JsonFile,
-    Shapes,
-    file_option,
-    how,
-    out,
-    parse_bytes,
-    parse_shapes,
-    what,
+from weft.base.errors import InputError, StitchError, unknown_name
+from weft.cli.command import told_in_options
+from weft.cli.common import JsonFile, Shapes, complete_models, file_option, model_names, out, parse_shapes
+from weft.cli.printing import (
+    add_row,
+    console,
+    number,
+    plain_table,
+    progress_bar,
+    say,
+    stage_bars,
+    told,
+    write_result,
 )
-from weft.cli.plans import options_of, stage_bars, told_in_options
-from weft.cli.printing import progress_bar, say, told, write_result
+from weft.cli.settings import From, Typed, with_settings
+from weft_stitch.options import TORCH_ONLY, StitchOptions
 
 if TYPE_CHECKING:
     from weft_stitch.advice import Advice
-    from weft_stitch.whole_run import Stitching
+    from weft_stitch.bodies.body_stitching import BodyStitching
+    from weft_stitch.stitching_run import Stitching
+    from weft_stitch.summary import LayerRow, Summary
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(part.strip() for part in text.split(","))
+
+
+def _seconds(milliseconds: float) -> float:
+    if not 0 < milliseconds < inf:
+        raise InputError(f"--latency-target {milliseconds:g}: give milliseconds above 0")
+    return milliseconds / 1e3
+
+
+def _rows(text: str | None, count: int) -> tuple[int, ...] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts) or len(parts) not in (1, count):
+        raise InputError(f"--batch {text!r} is neither a number from 1 nor {count} of them with commas")
+    return tuple(int(part) for part in parts) * (count if len(parts) == 1 else 1)
+
+
+@with_settings
 def command(
     context: typer.Context,
+    *,
     models: Annotated[
-        list[str], typer.Argument(help="ONNX files of one structure, a.onnx b.onnx ..., or folders of adapters.")
+        list[str],
+        typer.Argument(
+            autocompletion=complete_models,
+            help="Models of one structure: a.onnx b.onnx ..., names of weft models list, or folders of adapters.",
+        ),
     ],
     output: Annotated[
         str, file_option("--output", "-o", suffixes=(".onnx",), panel=None, help="The .onnx file to write.")
     ],
-    names: Annotated[str | None, what("--names", help="Of the models, as a,b,c; else their files'.")] = None,
-    batches: Annotated[
-        str | None, what("--batch", "-b", help="Rows where a file leaves them open: 4, or 1,2,4.")
-    ] = None,
     shapes: Shapes = None,
-    sharing: Annotated[str | None, what("--sharing", help="A map of what is shared, instead of looking.")] = None,
-    tolerance: Annotated[
-        float,
-        what("--tolerance", help="Weights that differ by no more are the same; of a body, what part may be lost."),
-    ] = 0.0,
-    base: Annotated[
-        str | None, what("--base", help="The model that those of a body, or adapters, were made from.")
-    ] = None,
-    body: Annotated[
-        bool | None,
-        what(
-            "--body/--no-body",
-            show_default="for whole numbers",
-            help="Share whole weights of models of any operators, as encoders.",
-        ),
-    ] = None,
-    islands: Annotated[bool, what("--islands", help="Run what differs or is not understood model by model.")] = False,
-    form: Annotated[
-        str,
-        how(
-            "--form",
-            help="planned (the best for each layer), mts, grouped, split, half, separate; fused is for torch only.",
-        ),
-    ] = "planned",
-    dynamic: Annotated[bool, how("--dynamic", help="Any number of rows of each model: for weft serve.")] = False,
-    measure: Annotated[
-        bool | None,
-        how(
-            "--measure/--no-measure",
-            show_default="by the clock, for cpu",
-            help="Plan by the clock, or by a described machine.",
-        ),
-    ] = None,
-    machine: Annotated[str, how("--machine", help="The described machine: cpu (one core), h200.")] = "cpu",
-    threads: Annotated[int | None, how("--threads", show_default="1", help="Of ONNX Runtime when it measures.")] = None,
-    slack: Annotated[
-        float | None,
-        how(
-            "--slack", show_default="0.05", help="A plan with fewer weights may be slower by this part; 0: the fastest."
-        ),
-    ] = None,
-    slabs: Annotated[
-        bool | None,
-        how("--slabs/--no-slabs", show_default="slabs, for cpu", help="Convolutions in slabs where that is faster."),
-    ] = None,
-    memory_cap: Annotated[
-        str | None, how("--memory-cap", help="Weights and activations at most, as 64m; in groups if need be.")
-    ] = None,
-    latency_target: Annotated[
-        float | None, how("--latency-target", help="Milliseconds for all models; with the least memory.")
-    ] = None,
-    check: Annotated[bool, how("--check/--no-check", help="Compare with the models before writing.")] = True,
+    typed: Annotated[Typed, From(StitchOptions, names=_names, latency_target_s=_seconds)],
     layers: Annotated[bool, out("--layers", help="Show every layer and what is shared where.")] = False,
     json_file: JsonFile = None,
     sharing_file: Annotated[str | None, file_option("--write-sharing", help="Write the map of what is shared.")] = None,
@@ -103,42 +80,47 @@ def command(
 
     [bold]weft stitch cats.onnx dogs.onnx birds.onnx -o pets.onnx[/bold]. See docs/stitching.md.
     """
-    from weft_stitch.bodies.whole_run import BodyStitching
-    from weft_stitch.cli.stitch_show import print_body, print_stitching
-    from weft_stitch.options import TORCH_ONLY, StitchOptions
+    from weft_stitch.bodies.body_stitching import BodyStitching
+    from weft_stitch.cli.stitch import print_body, print_stitching
     from weft_stitch.pages.body import body_report
-    from weft_stitch.pages.report import stitching_report
+    from weft_stitch.pages.tables import stitching_report
     from weft_stitch.sharing_map import write_sharing
-    from weft_stitch.whole_run import carry_out
+    from weft_stitch.stitching_run import carry_out
 
-    if form == TORCH_ONLY:
-        raise StitchError(f"--form {form} runs in torch on CUDA only; use weft.stitch(..., form='{form}')")
-    _keep_models([*models, *filter(None, (sharing, base))], [output, json_file, sharing_file])
-    with told_in_options(context), stage_bars() as show:
-        options = options_of(
-            StitchOptions,
-            context,
-            models=tuple(models),
-            names=None if names is None else tuple(part.strip() for part in names.split(",")),
-            batches=_rows(batches, len(models)),
-            shapes=_sizes(shapes, models) if shapes else None,
-            memory_cap_bytes=parse_bytes("--memory-cap", memory_cap),
-            latency_target_s=_seconds(latency_target),
-        )
-        made = carry_out(options, lambda progress: show(*progress))
-    if isinstance(made, BodyStitching):
-        print_body(made, layers=layers)
-        made.to_onnx(output)
-        told("stitched", output, ", ".join(made.names))
-        write_result(json_file, body_report(made, made.outputs(output)))
-        return
-    print_stitching(made, layers=layers)
-    _write(made, Path(output))
-    served = _advised(made, Path(output)) if made.options.dynamic and made.options.measures else []
-    write_result(json_file, stitching_report(made, made.outputs(output), served))
-    if sharing_file:
-        write_sharing(sharing_file, made.sharing, made.family)
-        told("sharing", sharing_file)
+    if typed.get("form") == TORCH_ONLY:
+        raise StitchError(f"--form {TORCH_ONLY} runs in torch on CUDA only; use weft.stitch(..., form='{TORCH_ONLY}')")
+    read = filter(None, (typed.get("sharing"), typed.get("base")))
+    _keep_models([*models, *read], [output, json_file, sharing_file])
+    with TemporaryDirectory(prefix="weft-stitch-") as scratch:  # the files are timed at the end
+        with told_in_options(context), stage_bars() as show:
+            files = tuple(_file(model, Path(scratch)) for model in models)
+            sizes, rows = _sizes(shapes, models) if shapes else None, _rows(typed.get("batches"), len(models))
+            options = StitchOptions(**{**typed, "models": files, "shapes": sizes, "batches": rows})
+            made = carry_out(_with_packaged_shapes(options, models), lambda progress: show(*progress))
+        if isinstance(made, BodyStitching):
+            print_body(made, layers=layers)
+            made.to_onnx(output)
+            told("stitched", output, ", ".join(made.names))
+            write_result(json_file, body_report(made, made.outputs(output)))
+            return
+        print_stitching(made, layers=layers)
+        _write(made, Path(output))
+        served = _advised(made, Path(output)) if made.options.dynamic and made.options.measures else []
+        write_result(json_file, stitching_report(made, made.outputs(output), served))
+        if sharing_file:
+            write_sharing(sharing_file, made.sharing, made.family)
+            told("sharing", sharing_file)
+
+
+def _file(model: str, scratch: Path) -> str:
+    """The file of a model that is called by name, written into the folder *scratch*; any other path as it is."""
+    from weft.models.sources import named_file
+
+    if path := named_file(model, scratch):
+        return str(path)
+    if not model.endswith(".onnx") and not Path(model).exists():
+        raise StitchError(unknown_name("model", model, model_names()) + " (a file ends in .onnx)")
+    return model
 
 
 def _write(made: Stitching, output: Path) -> None:
@@ -180,26 +162,137 @@ def _keep_models(read: Sequence[str], written: Sequence[str | None]) -> None:
             raise InputError(f"{path} is one of the models; write to another file")
 
 
-def _seconds(milliseconds: float | None) -> float | None:
-    if milliseconds is not None and not 0 < milliseconds < inf:
-        raise InputError(f"--latency-target {milliseconds:g}: give milliseconds above 0")
-    return None if milliseconds is None else milliseconds / 1e3
-
-
-def _rows(text: str | None, count: int) -> tuple[int, ...] | None:
-    if text is None:
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() and int(part) > 0 for part in parts) or len(parts) not in (1, count):
-        raise InputError(f"--batch {text!r} is neither a number from 1 nor {count} of them with commas")
-    return tuple(int(part) for part in parts) * (count if len(parts) == 1 else 1)
-
-
 def _sizes(texts: Sequence[str], models: Sequence[str]) -> list[Mapping[str, tuple[int, ...]] | None]:
-    """The shapes for each file; one that names no file is for all of them."""
+    """The shapes for each model; a text that names no model is for all of them."""
     given: list[str] = []
     for text in texts:
         named = any(text.startswith(f"{model}:") for model in models)
         given += [text] if named else [f"{model}:{text}" for model in models]
-    found = parse_shapes(given, models)
-    return [found.get(model) for model in models]
+    parsed = parse_shapes(given, models)
+    return [parsed.get(model) for model in models]
+
+
+def _with_packaged_shapes(options: StitchOptions, models: Sequence[str]) -> StitchOptions:
+    """The options with the usual shapes of packaged models, below what was given; a body is made without shapes."""
+    from weft.models.packaged import PACKAGED
+
+    usual = [PACKAGED[model].shapes if model in PACKAGED else {} for model in models]
+    if options.as_body or not any(usual):
+        return options
+    given = options.shapes or [None] * len(models)
+    return replace(
+        options, shapes=[{**below, **(above or {})} or None for below, above in zip(usual, given, strict=True)]
+    )
+
+
+LAYERS = ("layer", "form", "shared in", "shared out", "MMACs", "weights kB", "of separate", "launches", "predicted ms")
+
+SPARE = ("tables MB", "launches", "shared in", "predicted ms", "activations MB", "MMACs", "shared out", "of separate")
+"""Columns that are left out where there is no room for them, the first first."""
+LONG_NAME = 40
+"""First cells longer than this are broken into lines."""
+GAP = 2
+
+
+def print_stitching(made: Stitching, *, layers: bool) -> None:
+    """Print what came out: tables, then sentences."""
+    from weft_stitch.pages.tables import sentences, ways_table
+
+    ways = ways_table(made)
+    styles = ["bold" if row.best else "" for row in ways.rows]
+    _print_table(ways.title, ways.columns, [row.cells for row in ways.rows], styles)
+    for each in made.summaries:
+        for form, why in each.impossible.items():
+            say(f"no {form}: {why}")
+    if layers:
+        for place, each in enumerate(made.summaries):
+            _print_layers(each, f"group {place}, " if len(made.groups) > 1 else "")
+            _print_spaces(each)
+    console.print()
+    for sentence in sentences(made):
+        say(sentence)
+    for net in made.family.nets:
+        if net.stored != "float32":
+            say(f"{net.name} is {net.stored}: it is read, computed and written in float32")
+    if made.difference is not None:
+        told = f"largest difference to the models: {made.difference.relative:.1e} of an output's largest number"
+        if made.difference.coarse:
+            told += f", {made.difference.coarse:.1e} to files in half precision or tuned ones as they run by themselves"
+        say(told)
+
+
+def print_body(made: BodyStitching, *, layers: bool) -> None:
+    """Print what came out of models that share whole weights."""
+    from weft_stitch.pages.body import STEPS, WAYS, body_sentences, step_rows, way_rows
+
+    _print_table(f"{len(made.names)} models as one body", WAYS, way_rows(made), ["", "bold"])
+    if layers:
+        console.print()
+        _print_table("steps with weights", STEPS, step_rows(made), left=2)
+    console.print()
+    for sentence in body_sentences(made):
+        say(sentence)
+
+
+def _print_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Sequence[tuple[str, ...]],
+    styles: Sequence[str] = (),
+    *,
+    left: int = 1,
+) -> None:
+    """Print a table with as many of its columns as there is room for."""
+    shown = list(range(len(columns)))
+    widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
+    widths[0] = min(widths[0], LONG_NAME)
+    for spare in SPARE:
+        if sum(widths[place] + GAP for place in shown) - GAP <= console.width:
+            break
+        shown = [place for place in shown if columns[place] != spare or _only_time(columns, shown, place)]
+    table = plain_table(title, [columns[place] for place in shown], left=left)
+    table.columns[0].min_width = widths[0]
+    for cells, style in zip(rows, styles or [""] * len(rows), strict=True):
+        add_row(table, *(cells[place] for place in shown), style=style)
+    console.print(table)
+
+
+def _only_time(columns: Sequence[str], shown: Sequence[int], place: int) -> bool:
+    times = [each for each in shown if columns[each].endswith(" ms")]
+    return times == [place]
+
+
+def _print_layers(summary: Summary, where: str) -> None:
+    console.print()
+    _print_table(f"{where}layers, each with what follows it", LAYERS, [_layer(row) for row in summary.layers], left=2)
+    tried = list(dict.fromkeys(form for row in summary.layers for form in row.seconds))
+    if tried:
+        console.print()
+        rows = [(row.name, *(number(row.seconds.get(form), 1, scale=1e6) for form in tried)) for row in summary.layers]
+        _print_table("layers alone, in us", ("layer", *tried), rows)
+
+
+def _layer(row: LayerRow) -> tuple[str, ...]:
+    return (
+        row.name,
+        f"{row.form} in slabs" if row.slabs else row.form,
+        "{} of {}".format(*row.shared_inputs),
+        "{} of {}".format(*row.shared_outputs),
+        number(row.macs, 2, scale=1e-6),
+        number(row.weight_bytes, 1, scale=1e-3),
+        number(row.weight_bytes / row.separate_weight_bytes, 3),
+        str(row.launches),
+        number(row.predicted_s, scale=1e3),
+    )
+
+
+def _print_spaces(summary: Summary) -> None:
+    from weft_stitch.pages.tables import percents
+
+    console.print()
+    columns = ("space", "channels of the models", "shared by all", "by some", "own")
+    rows = []
+    for row in summary.spaces:
+        widths = str(row.widths[0]) if len(set(row.widths)) == 1 else ", ".join(map(str, row.widths))
+        rows.append((row.name, widths, *(f"{each}%" for each in percents((row.by_all, row.by_some, row.own)))))
+    _print_table("channels, by the value that carries them first", columns, rows, left=2)

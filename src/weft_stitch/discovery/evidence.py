@@ -1,23 +1,123 @@
-"""What weights say about which channels of two tasks are the same: ``Evidence``, fingerprints for every pair of tasks.
+"""Which channels of two tasks may be the same by their weights: ``Evidence``, fingerprints for every pair of tasks.
 
-Two tasks agree on a channel if its filters agree on the inputs that the two share (and, seen from its readers, if what
-they do with it agrees on the outputs that the two share). The fingerprint of a channel therefore depends on the task it
+A 64-bit fingerprint of a row or column of a convolution's weight is a sum over weights, each scrambled and multiplied
+by a random odd number that belongs to the *label* of its channel and its tap. Channels of two models that have the same
+label count the same wherever they lie, so that equal fingerprints mean equal weights under the matching of channels
+that the labels stand for (but for a chance of about 2**-60). Sums are exact (modulo 2**64) and come apart by blocks of
+channels. Minus zero counts as zero.
+
+Two tasks agree on a channel if its filters agree on the inputs that the two share (and, seen from its readers, if their
+weights for it agree on the outputs that the two share). The fingerprint of a channel therefore depends on the task it
 is compared with; it is the sum over those parts of the layer's other side that hold both tasks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from weft_stitch.discovery import fingerprint
-from weft_stitch.discovery.fingerprint import Keys
 from weft_stitch.discovery.partition import NONE, Partition
-from weft_stitch.family import Family, FamilyLayer
+from weft_stitch.family import Family, FamilyLayer, Wiring, Writer, role
 from weft_stitch.net import Array
-from weft_stitch.spaces import Wiring, Writer, role
+
+Keys = NDArray[np.uint64]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+"""2**64 divided by the golden ratio: the multiplier of splitmix64 and of Fibonacci hashing."""
+_CHUNK = 1 << 17
+"""Weights scrambled at a time: 1 MB, which stays in a core's cache."""
+
+
+def row_keys(weight: Array, labels: Array, blocks: Array, count: int) -> Keys:
+    """For each output of *weight* [out, in, taps] and each of *count* blocks, the fingerprint over the block's inputs.
+
+    labels: [in]; blocks: [in], the block of each input, or -1 for inputs that count nothing.
+    """
+    taps = weight.shape[2]
+    factors = multipliers(labels, taps)
+    factors[blocks < 0] = 0
+    result = np.zeros((len(weight), count), np.uint64)
+    for chunk in _chunks(weight):
+        words = scramble(weight[chunk])
+        if count == 1:
+            result[chunk, 0] = np.einsum("oit,it->o", words, factors)
+        elif count > 1:
+            result[chunk] = _by_block(np.einsum("oit,it->oi", words, factors), blocks, count)
+    return result
+
+
+def column_keys(weight: Array, labels: Array, blocks: Array, count: int) -> Keys:
+    """The fingerprints of ``row_keys`` for each input of *weight*, over the outputs; labels and blocks: [out]."""
+    factors = multipliers(labels, weight.shape[2])
+    factors[blocks < 0] = 0
+    result = np.zeros((weight.shape[1], count), np.uint64)
+    for chunk in _chunks(weight):
+        products = scramble(weight[chunk])
+        if count == 1:
+            result[:, 0] += np.einsum("oit,ot->i", products, factors[chunk])
+        elif count > 1:
+            result += _by_block(np.einsum("oit,ot->io", products, factors[chunk]), blocks[chunk], count)
+    return result
+
+
+def filter_keys(weight: Array) -> Keys:
+    """For each channel of a depthwise *weight* [channels, 1, taps], the fingerprint of its filter."""
+    return np.asarray(np.einsum("oit,it->o", scramble(weight), multipliers(np.zeros(1, np.int64), weight.shape[2])))
+
+
+def multipliers(labels: Array, taps: int) -> Keys:
+    """A random odd number for each label and tap: [labels, taps]."""
+    return mix(numbered(labels, taps)) | np.uint64(1)
+
+
+def numbered(labels: Array, count: int) -> Keys:
+    """*count* numbers for each label, none of them twice: [labels, count]."""
+    return np.asarray(labels[:, None] * count + np.arange(count), np.uint64)
+
+
+def mix(number: Keys) -> Keys:
+    """A well-spread number for each (the finaliser of splitmix64, by Steele, Lea and Flood)."""
+    number = (number + np.uint64(1)) * _GOLDEN
+    number = (number ^ (number >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    number = (number ^ (number >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return np.asarray(number ^ (number >> np.uint64(31)))
+
+
+def scramble(weight: Array) -> Keys:
+    """The bits of each weight as a number whose low bits depend on all of them; 0 for zero.
+
+    Without it, weights that differ in their signs only would differ by multiples of 2**31. The multiplication by the
+    golden ratio keeps different words of 32 bits apart even after the shift.
+    """
+    words: Keys = (weight + weight.dtype.type(0)).view(f"u{weight.dtype.itemsize}").astype(np.uint64)
+    if weight.dtype.itemsize > 4:
+        words ^= words >> np.uint64(29)
+        return words * _GOLDEN
+    words *= _GOLDEN
+    words >>= np.uint64(30)
+    return words
+
+
+def _by_block(products: Keys, blocks: Array, count: int) -> Keys:
+    """Sums of the columns of *products* that belong to each block."""
+    order = np.argsort(blocks, kind="stable")
+    present, starts = np.unique(blocks[order], return_index=True)
+    sums = np.add.reduceat(products[:, order], starts, axis=1)
+    result = np.zeros((len(products), count), np.uint64)
+    shared = present >= 0
+    result[:, present[shared]] = sums[:, shared]
+    return result
+
+
+def _chunks(weight: Array) -> Iterator[slice]:
+    step = max(1, _CHUNK // max(1, weight[0].size)) if len(weight) else 1
+    return (slice(start, start + step) for start in range(0, len(weight), step))
+
+
+# --- what pairs of tasks share ----------------------------------------------------------------------------------------
 
 ByPart = Callable[[Array, Array, Array, int], Array]
 """Sums over a weight [out, in, taps] by parts of one of its sides, given that side's labels, parts and their number."""
@@ -45,7 +145,7 @@ class PairKeys(NamedTuple):
     """[task, task]: whether every writer says something about the two tasks (they share some of its inputs)."""
 
     def agree(self, these: Array, those: Array) -> Array:
-        """For classes given by their members ([n, tasks] each): do all tasks of one agree with all of the other?"""
+        """Whether all tasks of one class agree with all of the other, for classes given by members ([n, tasks])."""
         result = np.ones(len(these), bool)
         for one in np.flatnonzero((these != NONE).any(axis=0)):
             for two in np.flatnonzero((those != NONE).any(axis=0)):
@@ -72,22 +172,23 @@ class Evidence:
         self.layers = [layer for layer in family.layers if role(layer) in ("dense", "depthwise")]
         """The layers with weights to compare."""
         self._known: dict[tuple[ByPart, str], tuple[tuple[int, ...], list[Array], Array]] = {}
+        """Results of ``by_part`` with the versions of the partitions that they were computed for."""
 
     def readers(self, space: str) -> list[FamilyLayer]:
         """The dense layers that read *space*."""
         carries = self.wiring.carries
-        return [each for each in self.layers if role(each) == "dense" and space in carries[each.inputs[0]]]
+        return [layer for layer in self.layers if role(layer) == "dense" and space in carries[layer.inputs[0]]]
 
     def pair_keys(self, space: str, writers: Iterable[Writer], readers: Iterable[FamilyLayer] = ()) -> PairKeys:
-        """What *writers* and *readers* say about the channels of *space*."""
+        """The evidence of *writers* and *readers* on the channels of *space*."""
         keys = np.zeros((self.tasks, max(self.wiring.widths[space]), self.tasks), np.uint64)
         allowed = ~np.eye(self.tasks, dtype=bool)
         for writer in writers:
             allowed &= self._add_writer(keys, space, writer)
         for layer in readers:
-            found, parts = self.by_part(fingerprint.columns, layer, layer.output)
+            sums, parts = self.by_part(column_keys, layer, layer.output)
             for position in self.positions(layer.inputs[0], space):
-                self._add(keys, found, parts, layer.inputs[0], position, f"{layer.output} reads")
+                self._add(keys, sums, parts, layer.inputs[0], position, f"{layer.output} reads")
         return PairKeys(keys, allowed)
 
     def common(self, value: str, one: int, two: int) -> Common:
@@ -122,8 +223,9 @@ class Evidence:
 
     def _sets(self, value: str) -> tuple[Array, Array]:
         """The sets of tasks that have channels of *value* to themselves, [sets, tasks], and how many each has."""
-        sets = [each for space in self.wiring.carries[value] for each in self.partitions[space].sets]
-        return np.array([each.tasks for each in sets], np.int64), np.array([len(each.classes) for each in sets])
+        sets = [owners for space in self.wiring.carries[value] for owners in self.partitions[space].sets]
+        counts = np.array([len(owners.classes) for owners in sets])
+        return np.array([owners.tasks for owners in sets], np.int64), counts
 
     def versions(self, value: str) -> tuple[int, ...]:
         return tuple(self.partitions[space].version for space in self.wiring.carries[value])
@@ -137,26 +239,29 @@ class Evidence:
         return [position for position, name in enumerate(self.wiring.carries[value]) if name == space]
 
     def _add_writer(self, keys: Keys, space: str, writer: Writer) -> Array | bool:
-        """Add what *writer* says; for which pairs of tasks it says anything."""
-        if writer.role == "separate":
+        """Add the keys of *writer*; the pairs of tasks for which it has any."""
+        if writer.role == "separate":  # each task runs it alone, so nothing of its output is shared
             return False
         if writer.layer is None:
-            keys += fingerprint.mix(np.arange(keys.shape[1], dtype=np.uint64))[None, :, None]
+            keys += mix(np.arange(keys.shape[1], dtype=np.uint64))[None, :, None]
             return len(set(self.wiring.widths[space])) == 1
         if writer.role == "depthwise":
-            found = [fingerprint.filters(each)[:, None] for each in flat_weights(writer.layer)]
+            sums = [filter_keys(weight)[:, None] for weight in flat_weights(writer.layer)]
             parts = np.ones((1, self.tasks), np.int64)
         else:
-            found, parts = self.by_part(fingerprint.rows, writer.layer, writer.layer.inputs[0])
-        self._add(keys, found, parts, writer.value, writer.position, writer.value)
+            sums, parts = self.by_part(row_keys, writer.layer, writer.layer.inputs[0])
+        self._add(keys, sums, parts, writer.value, writer.position, writer.value)
         return np.asarray(parts.T @ parts > 0)
 
-    def _add(self, keys: Keys, found: list[Array], parts: Array, value: str, position: int, salt: str) -> None:
-        """Add the fingerprints by part, *found*, of one of the spaces that *value* carries."""
+    def _add(self, keys: Keys, sums: list[Array], parts: Array, value: str, position: int, salt: str) -> None:
+        """Add fingerprints by part, *sums*, of one of the spaces that *value* carries.
+
+        Each use of a space has an odd factor of its own, so that the sums of several uses do not cancel out.
+        """
         factor = _salt(f"{salt} {position}")
-        for task, each in enumerate(found):
-            mine = each[self.channels(value, position, task)] @ parts.astype(np.uint64)
-            keys[task, : len(mine)] += mine * factor
+        for task, mine in enumerate(sums):
+            own = mine[self.channels(value, position, task)] @ parts.astype(np.uint64)
+            keys[task, : len(own)] += own * factor
 
     def by_part(self, compute: ByPart, layer: FamilyLayer, over: str) -> tuple[list[Array], Array]:
         """*compute* for each task, by part of *over*, which the layer reads or writes; the tasks of each part."""
@@ -165,8 +270,8 @@ class Evidence:
         if known is None or known[0] != versions:
             parts = self.incidence(over)
             sides = (self._side(over, task) for task in range(self.tasks))
-            found = [compute(each, *side, len(parts)) for each, side in zip(flat_weights(layer), sides, strict=True)]
-            known = self._known[compute, layer.output] = versions, found, parts
+            sums = [compute(weight, *side, len(parts)) for weight, side in zip(flat_weights(layer), sides, strict=True)]
+            known = self._known[compute, layer.output] = versions, sums, parts
         return known[1], known[2]
 
     def _side(self, value: str, task: int) -> tuple[Array, Array]:
@@ -187,10 +292,10 @@ def flat_weights(layer: FamilyLayer) -> list[Array]:
     """Each task's weight as [out, in, taps], all of one type."""
     weights = [op.weight for op in layer.ops if op.weight is not None]
     dtype = np.result_type(*weights)
-    return [each.reshape(*each.shape[:2], -1).astype(dtype, copy=False) for each in weights]
+    return [weight.reshape(*weight.shape[:2], -1).astype(dtype, copy=False) for weight in weights]
 
 
 def _salt(name: str) -> np.uint64:
-    """An odd number of *name*'s own."""
+    """An odd number that depends on *name*."""
     number = np.array([int.from_bytes(name.encode(), "little") % (2**61 - 1)], np.uint64)
-    return np.uint64(fingerprint.mix(number)[0] | np.uint64(1))
+    return np.uint64(mix(number)[0] | np.uint64(1))

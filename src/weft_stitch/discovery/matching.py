@@ -1,4 +1,9 @@
-"""Joining classes of a partition whose channels agree: ``merge``."""
+"""Joining classes of a partition whose channels agree: ``merge``, and ``vote`` where they agree on most inputs only.
+
+One input that is wrongly held to be shared is enough to make every filter of two tasks look different. So where two
+tasks that share inputs have hardly an output in common, single kernels vote: filters that have the same kernel for many
+inputs belong together, and ``comparison.repair`` finds the inputs on which they differ.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +11,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from weft_stitch.discovery.evidence import PairKeys
-from weft_stitch.discovery.fingerprint import Keys
+from weft_stitch.discovery.evidence import Evidence, Keys, PairKeys, flat_weights, multipliers, scramble
 from weft_stitch.discovery.partition import NONE, Partition
+from weft_stitch.family import Writer
 from weft_stitch.net import Array
 
 
@@ -87,14 +92,114 @@ def _merge_pair(partition: Partition, evidence: PairKeys, one: int, two: int, ti
 
 
 def pair_up(left: Keys, right: Keys, ties: bool) -> tuple[Array, Array]:
-    """Indices of equal keys on both sides, each used once: the n-th of a key with the n-th, or only those alone."""
+    """Indices of equal keys on both sides, each used once.
+
+    With *ties* the n-th index of a key goes with the n-th; without, only keys that both sides have once count.
+    """
     order, back = np.argsort(left, kind="stable"), np.argsort(right, kind="stable")
     ours, theirs = left[order], right[back]
     start, rank = np.searchsorted(ours, theirs), np.arange(len(theirs)) - np.searchsorted(theirs, theirs)
     place = start + rank
-    found = place < len(ours)
-    found[found] = ours[place[found]] == theirs[found]
+    matched = place < len(ours)
+    matched[matched] = ours[place[matched]] == theirs[matched]
     if not ties:
-        found &= (np.searchsorted(ours, theirs, "right") == start + 1) & (theirs != 0)
-        found &= np.searchsorted(theirs, theirs, "right") == np.searchsorted(theirs, theirs) + 1
-    return order[place[found]], back[found]
+        matched &= (np.searchsorted(ours, theirs, "right") == start + 1) & (theirs != 0)
+        matched &= np.searchsorted(theirs, theirs, "right") == np.searchsorted(theirs, theirs) + 1
+    return order[place[matched]], back[matched]
+
+
+# --- voting -----------------------------------------------------------------------------------------------------------
+
+_VOTERS = 8
+"""Inputs whose kernels are compared."""
+_HARDLY = 0.1
+"""Less than this part of the outputs in common is suspicious, and no vote with fewer matches counts."""
+_LEADERS = 6
+"""The most tasks that another task is compared with; they have hardly anything in common with each other."""
+
+_COARSE = 64
+"""Tolerances to a step when weights are rounded: with fewer, more weights that are near fall into different steps."""
+
+MAJORITY, MINORITY, NEVER = 0.5, 0.2, 1.0
+"""Quorums: filters belong together if more than this part of their kernels is the same."""
+
+
+def vote(evidence: Evidence, space: str, writer: Writer, quorum: float, tolerance: float = 0.0) -> set[float]:
+    """Join classes of *space* that the kernels of *writer*, a dense layer, vote for.
+
+    The other quorums under which the outcome would have been different are returned.
+    """
+    others: set[float] = set()
+    leaders: list[int] = []  # of each group of tasks that share something, only the first is compared with the rest
+    for two in range(evidence.tasks):
+        if any(_acquainted(evidence, space, one, two) for one in leaders):
+            continue
+        for one in leaders:
+            others |= _vote_pair(evidence, space, writer, one, two, quorum, tolerance)
+        if len(leaders) < _LEADERS:
+            leaders.append(two)
+    return others
+
+
+def _acquainted(evidence: Evidence, space: str, one: int, two: int) -> bool:
+    partition = evidence.partitions[space]
+    return len(partition.together(one, two)) >= _few(partition, one, two)
+
+
+def _few(partition: Partition, one: int, two: int) -> float:
+    return max(1.0, _HARDLY * min(partition.widths[one], partition.widths[two]))
+
+
+def _vote_pair(
+    evidence: Evidence, space: str, writer: Writer, one: int, two: int, quorum: float, tolerance: float
+) -> set[float]:
+    assert writer.layer is not None
+    partition = evidence.partitions[space]
+    inputs = evidence.common(writer.layer.inputs[0], one, two)
+    if not len(inputs.classes):
+        return set()
+    some = np.unique(np.linspace(0, len(inputs.classes) - 1, _VOTERS).astype(int))
+    weights = flat_weights(writer.layer)
+    free = partition.apart(one, two), partition.apart(two, one)
+    kernels = [
+        _kernels(
+            weights[task][evidence.channels(writer.value, writer.position, task)][rows][:, columns[some]], tolerance
+        )
+        for task, rows, columns in zip((one, two), free, (inputs.mine, inputs.theirs), strict=True)
+    ]
+    mine, theirs, support = _count(*kernels)
+    these, those = partition.labels[one][free[0][mine]], partition.labels[two][free[1][theirs]]
+    good = partition.joinable(these, those)
+    elected = {share: good & (support > share) for share in (MAJORITY, MINORITY, NEVER)}  # NEVER elects no pair
+    few = _few(partition, one, two)
+    counts = {share: rows.sum() if rows.sum() >= few else 0 for share, rows in elected.items()}
+    if counts[quorum]:
+        partition.join(these[elected[quorum]], those[elected[quorum]])
+    return {share for share, count in counts.items() if count != counts[quorum]}
+
+
+def _kernels(weight: Array, tolerance: float) -> Keys:
+    """The fingerprint of every kernel of *weight* [out, in, taps]; it is its own in every column."""
+    if tolerance > 0:  # neighbours mostly round to the same
+        weight = np.rint(weight / (_COARSE * tolerance)).astype(np.float32)
+    taps = multipliers(np.arange(weight.shape[1]), weight.shape[2])
+    return np.asarray(np.einsum("oit,it->oi", scramble(weight), taps))
+
+
+def _count(mine: Keys, theirs: Keys) -> tuple[Array, Array, Array]:
+    """Rows of both that have columns in common, each row once, and the part of the columns they have in common.
+
+    Pairs with more votes come first; of equal ones those of smaller rows, as the sort is stable.
+    """
+    left, right = pair_up(mine.ravel(), theirs.ravel(), ties=False)
+    voters = mine.shape[1]
+    pairs, votes = np.unique(left // voters * len(theirs) + right // voters, return_counts=True)
+    best = np.argsort(-votes, kind="stable")
+    pairs, votes = pairs[best], votes[best]
+    rows, partners = pairs // len(theirs), pairs % len(theirs)
+    first = np.zeros(len(pairs), bool)
+    first[np.unique(rows, return_index=True)[1]] = True
+    alone = np.zeros(len(pairs), bool)
+    alone[np.unique(partners, return_index=True)[1]] = True
+    kept = first & alone
+    return rows[kept], partners[kept], votes[kept] / voters

@@ -1,7 +1,7 @@
 """Joining classes whose channels agree within a tolerance: ``merge_near``, the nearest first.
 
-Who may be near whom is seen from *sketches*: the weights of a channel times a few random directions. Like fingerprints
-they are sums that come apart by parts; the distance of two sketches is about that of the weights.
+Candidates are found by *sketches*: the weights of a channel times a few random directions. Like fingerprints they are
+sums that come apart by parts; the distance of two sketches is about that of the weights.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft_stitch.discovery.evidence import Evidence, flat_weights
-from weft_stitch.discovery.fingerprint import mix, numbered
-from weft_stitch.family import FamilyLayer
+from weft_stitch.discovery.evidence import Evidence, flat_weights, mix, numbered
+from weft_stitch.family import FamilyLayer, Writer
 from weft_stitch.net import Array
-from weft_stitch.spaces import Writer
 
 _DIRECTIONS = 16
+"""Numbers of a sketch: more make fewer false candidates, and cost time and memory."""
 _FARTHEST = 5.0
 """Times the square of a distance that its sketch may show: with 16 directions, once in 10**9."""
 _ROUNDING = 1e-5
 """How far off a squared distance may be, as a share: it is the small difference of large float32 numbers."""
 _CHUNK = 1 << 20
-"""Weights compared at a time."""
+"""Weights compared at a time: 4 MB."""
 
 
 class WeightView(NamedTuple):
@@ -44,15 +43,15 @@ class WeightView(NamedTuple):
     def distances(self, left: Array, right: Array) -> Array:
         """The largest difference of each pair of channels."""
         step = max(1, _CHUNK // max(1, self.size))
-        found = [np.zeros(0)]
+        distances = [np.zeros(0)]
         for start in range(0, len(left), step):
             pair = (left[start : start + step], right[start : start + step])
             mine, theirs = (
                 weight[rows].take(shared, axis=1)
                 for weight, rows, shared in zip(self.weights, pair, self.shared, strict=True)
             )
-            found.append(np.abs(mine - theirs).max(axis=(1, 2), initial=0))
-        return np.concatenate(found)
+            distances.append(np.abs(mine - theirs).max(axis=(1, 2), initial=0))
+        return np.concatenate(distances)
 
 
 def merge_near(
@@ -98,23 +97,23 @@ def _written(evidence: Evidence, writers: Sequence[Writer], one: int, two: int) 
             sketches = [row_sketches(weights[task], only, only, 1) for task in (one, two)]
             shared, both = (only, only), np.ones(1, bool)
         else:
-            found, parts = evidence.by_part(row_sketches, writer.layer, writer.layer.inputs[0])
-            sketches, both = [found[one], found[two]], (parts[:, one] & parts[:, two]).astype(bool)
+            sums, parts = evidence.by_part(row_sketches, writer.layer, writer.layer.inputs[0])
+            sketches, both = [sums[one], sums[two]], (parts[:, one] & parts[:, two]).astype(bool)
             inputs = evidence.common(writer.layer.inputs[0], one, two)
             shared = inputs.mine, inputs.theirs
-        first, second = (each[cut][:, both].sum(axis=1) for each, cut in zip(sketches, cuts, strict=True))
+        first, second = (sketch[cut][:, both].sum(axis=1) for sketch, cut in zip(sketches, cuts, strict=True))
         yield WeightView((first, second), (weights[one][cuts[0]], weights[two][cuts[1]]), shared)
 
 
 def _read(evidence: Evidence, space: str, readers: Sequence[FamilyLayer], one: int, two: int) -> Iterator[WeightView]:
     for layer in readers:
-        weights = [each.swapaxes(0, 1) for each in flat_weights(layer)]
-        found, parts = evidence.by_part(column_sketches, layer, layer.output)
+        weights = [weight.swapaxes(0, 1) for weight in flat_weights(layer)]
+        sums, parts = evidence.by_part(column_sketches, layer, layer.output)
         both = (parts[:, one] & parts[:, two]).astype(bool)
         outputs = evidence.common(layer.output, one, two)
         for position in evidence.positions(layer.inputs[0], space):
             cuts = [evidence.channels(layer.inputs[0], position, task) for task in (one, two)]
-            first, second = (found[task][cut][:, both].sum(axis=1) for task, cut in zip((one, two), cuts, strict=True))
+            first, second = (sums[task][cut][:, both].sum(axis=1) for task, cut in zip((one, two), cuts, strict=True))
             yield WeightView(
                 (first, second), (weights[one][cuts[0]], weights[two][cuts[1]]), (outputs.mine, outputs.theirs)
             )
@@ -177,12 +176,12 @@ def _candidates(mine: Array, theirs: Array, tolerance: float, count: int) -> tup
     order = np.argsort(theirs[:, 0], kind="stable")
     start = np.searchsorted(theirs[order, 0], mine[:, 0] - reach, "left")
     end = np.searchsorted(theirs[order, 0], mine[:, 0] + reach, "right")
-    found = [np.zeros((2, 0), np.int64)]
+    pairs = [np.zeros((2, 0), np.int64)]
     for row in range(len(mine)):
         near = order[start[row] : end[row]]
         gap = theirs[near] - mine[row]
         near = near[(gap * gap).sum(axis=1) <= _DIRECTIONS * (limit + slack)]
         if len(near):
-            found.append(np.stack([np.full(len(near), row), near]))
-    left, right = np.concatenate(found, axis=1)
+            pairs.append(np.stack([np.full(len(near), row), near]))
+    left, right = np.concatenate(pairs, axis=1)
     return left, right

@@ -6,10 +6,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft_stitch.family import Block, ChannelSpace
 from weft_stitch.net import Array
-from weft_stitch.sharing import Block, ChannelSpace
 
 NONE = -1
+"""Instead of a channel or a part: there is none. It has to be below every number, as ``join`` takes the maximum."""
 
 
 class TaskClasses(NamedTuple):
@@ -35,7 +36,7 @@ class Partition:
         self._renew()
 
     @staticmethod
-    def of(space: ChannelSpace) -> Partition:
+    def from_space(space: ChannelSpace) -> Partition:
         """The classes of a known sharing."""
         result = Partition(space.widths)
         members = np.full((space.stitched_width, len(space.widths)), NONE, np.int64)
@@ -61,7 +62,7 @@ class Partition:
         self._renew()
 
     def drop(self, classes: Array, tasks: Array) -> None:
-        """Take the task out of the class, pair by pair; its channel becomes a class of its own."""
+        """Take tasks out of classes, pair by pair; each channel becomes a class of its own."""
         loners = np.full((len(classes), len(self.widths)), NONE, np.int64)
         loners[np.arange(len(classes)), tasks] = self.members[classes, tasks]
         self.members[classes, tasks] = NONE

@@ -12,44 +12,38 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from weft.base.errors import StitchError
-from weft_stitch.discovery.comparison import mismatches
+from weft_stitch.discovery.comparison import mismatches, repair
 from weft_stitch.discovery.evidence import Evidence
-from weft_stitch.discovery.matching import merge, merge_strangers, mergeable
+from weft_stitch.discovery.matching import MAJORITY, merge, merge_strangers, mergeable, vote
 from weft_stitch.discovery.nearness import merge_near
 from weft_stitch.discovery.partition import Partition
-from weft_stitch.discovery.repair import repair
-from weft_stitch.discovery.voting import MAJORITY, vote
-from weft_stitch.family import Family, FamilyLayer
-from weft_stitch.sharing import Sharing
-from weft_stitch.spaces import Writer, wire
+from weft_stitch.family import Family, FamilyLayer, Sharing, Writer, wire
 
 Progress = Callable[[int, int], None]
-"""Called with the steps done and the steps there are."""
+"""Called with the steps done and the number of steps."""
 
 
-def discover(
-    family: Family, *, tolerance: float = 0.0, min_width: int = 1, on_progress: Progress = lambda done, total: None
-) -> Sharing:
+def discover(family: Family, *, tolerance: float = 0.0, on_progress: Progress = lambda done, total: None) -> Sharing:
     """The sharing of *family*; every block of several tasks is checked number by number.
 
-    tolerance: 0 for the very same weights (0 and -0 are the same). Otherwise weights may differ by so much; the nearest
-    are matched first, and a stitched model computes all tasks of a block with the weights of the first of them that has
-    both ends of the weight, so that the others' outputs change a little.
-    min_width: blocks that some but not all tasks share, and that are narrower, are left to each task: fewer pieces.
+    tolerance: 0 for the very same weights (0 and -0 are the same). Otherwise weights may differ by that much; the
+    nearest are matched first, and a stitched model computes all tasks of a block with the weights of the first of them
+    that has both ends of the weight, so that the others' outputs change a little.
     """
     if not tolerance >= 0:
         raise StitchError(f"tolerance {tolerance}: give the largest difference of two weights, 0 for none")
     steps = _Steps(on_progress)
     search = _SharingSearch(family, tolerance, MAJORITY, steps)
+    # a vote that another quorum would have decided otherwise is repeated with that one; the result that stores least
+    # is kept, the first of equals
     for quorum in sorted(search.doubts):
-        search = min(search, _SharingSearch(family, tolerance, quorum, steps), key=lambda each: each.evidence.stored)
-    search.coarsen(min_width)
+        search = min(search, _SharingSearch(family, tolerance, quorum, steps), key=lambda other: other.evidence.stored)
     search.check()
     return Sharing({space: partition.space() for space, partition in search.partitions.items()})
 
 
 class _Steps:
-    """Counts what is done and what is to do."""
+    """Counts steps that are done and planned."""
 
     def __init__(self, on_progress: Progress) -> None:
         self._on_progress = on_progress
@@ -64,7 +58,7 @@ class _Steps:
 
 
 class _SharingSearch:
-    """One way through: the partitions of all spaces, true and such that nothing can be added."""
+    """One search: the partitions of all spaces, true and such that nothing can be added."""
 
     def __init__(self, family: Family, tolerance: float, quorum: float, steps: _Steps) -> None:
         self.wiring = wire(family)
@@ -82,7 +76,7 @@ class _SharingSearch:
         self.grow()
 
     def guess(self) -> None:
-        """Take each space as its writers say whose inputs are known; the others repair it when theirs are."""
+        """Guess each space from those of its writers whose inputs are known; the others repair it when theirs are."""
         known: set[str] = set()
         for space, writers in self._in_order():
             self._guess(space, writers)
@@ -100,6 +94,7 @@ class _SharingSearch:
         """Join whatever agrees with all that is shared around it, as long as more and more is shared."""
         shared = -1
         while shared < self._shared:
+            # a round may join what the repair takes apart again, and more; the last round that gained is restored
             best = {space: partition.members.copy() for space, partition in self.partitions.items()}
             shared = self._shared
             for space in self.partitions:
@@ -111,27 +106,16 @@ class _SharingSearch:
         for space, members in best.items():
             self.partitions[space].replace(members)
 
-    def coarsen(self, min_width: int) -> None:
-        """Give up narrow blocks, and what then has no shared inputs left."""
-        before = -1
-        while self._shared != before:
-            before = self._shared
-            for partition in self.partitions.values():
-                space = partition.space()
-                if (coarse := space.coarsen(min_width)) is not space:
-                    partition.replace(Partition.of(coarse).members)
-            self.settle()
-
     def check(self) -> None:
         """Compare what is shared number by number: fingerprints are only almost certain."""
         self._steps.plan(len(self.evidence.layers))
         for layer in self.evidence.layers:
-            for found in mismatches(self.evidence, layer, self.tolerance):
-                raise AssertionError(f"{layer.name}: tasks {found.one} and {found.two} differ by {found.largest}")
+            for wrong in mismatches(self.evidence, layer, self.tolerance):
+                raise AssertionError(f"{layer.name}: tasks {wrong.one} and {wrong.two} differ by {wrong.largest}")
             self._steps.step()
 
     def _guess(self, space: str, writers: Sequence[Writer]) -> None:
-        partition, layers = self.partitions[space], [each.layer for each in writers if each.layer is not None]
+        partition, layers = self.partitions[space], [writer.layer for writer in writers if writer.layer is not None]
         merge(partition, self.evidence.pair_keys(space, writers), hopeful=True)
         self._merge_near(space, writers)
         self._repair(layers)
@@ -148,7 +132,7 @@ class _SharingSearch:
     def _grow(self, space: str) -> None:
         partition, writers = self.partitions[space], self.wiring.writers[space]
         readers = self.evidence.readers(space)
-        # What readers say is costly; mostly the writers already say no
+        # keys of readers are costly to compute; mostly the writers already disagree
         if mergeable(partition, self.evidence.pair_keys(space, writers)):
             merge(partition, self.evidence.pair_keys(space, writers, readers), ties=True)
         self._merge_near(space, writers, readers)
@@ -168,20 +152,24 @@ class _SharingSearch:
         return changed
 
     def _in_order(self) -> Iterator[tuple[str, list[Writer]]]:
-        """Each space with the writers to guess it from: one that all can tell if there is such, or else the next."""
+        """Each space with the writers to guess it from: first one whose writers are all ready, or else the next."""
         left, known = list(self.partitions), set[str]()
         while left:
-            ready = {space: [each for each in self.wiring.writers[space] if self._ready(each, known)] for space in left}
+            ready = {space: self._ready(space, known) for space in left}
             complete = (space for space in left if len(ready[space]) == len(self.wiring.writers[space]))
             space = next(complete, left[0])
             left.remove(space)
             known.add(space)
             yield space, ready[space]
 
-    def _ready(self, writer: Writer, known: set[str]) -> bool:
-        if writer.layer is None or writer.role != "dense":
-            return True
-        return known.issuperset(self.wiring.carries[writer.layer.inputs[0]])
+    def _ready(self, space: str, known: set[str]) -> list[Writer]:
+        """The writers of *space* that read *known* spaces only; only dense layers depend on what they read."""
+        return [
+            writer
+            for writer in self.wiring.writers[space]
+            if writer.role != "dense"
+            or (writer.layer is not None and known.issuperset(self.wiring.carries[writer.layer.inputs[0]]))
+        ]
 
     def _spaces(self, layer: FamilyLayer) -> tuple[str, ...]:
         return (*self.wiring.carries[layer.inputs[0]], *self.wiring.carries[layer.output])

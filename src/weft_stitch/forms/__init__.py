@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from weft_stitch.forms.base import Done, Form
 from weft_stitch.forms.fused import Fused
-from weft_stitch.forms.grouped import Grouped
-from weft_stitch.forms.half import Half
-from weft_stitch.forms.mts import Mts
-from weft_stitch.forms.separate import Separate
-from weft_stitch.forms.split import Split
+from weft_stitch.forms.simple import Grouped, Mts, Separate
+from weft_stitch.forms.split import Half, Split
 
 FORMS: dict[str, Form] = {form.name: form for form in (Mts(), Grouped(), Split(), Half(), Separate(), Fused())}
 

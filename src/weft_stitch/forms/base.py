@@ -7,14 +7,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from weft_stitch.emit import convolve, scales
 from weft_stitch.family import FamilyLayer
-from weft_stitch.forms.room import Placed, Room
-from weft_stitch.forms.rows import reshape
-from weft_stitch.graph import Origin
-from weft_stitch.layouts import BlockPart, Channels
+from weft_stitch.forms.room import Placed, Room, reshape
+from weft_stitch.graph import KernelOrigin
+from weft_stitch.graph_steps import convolve, scales
+from weft_stitch.layouts import Affine, BlockPart, Channels, kernel
 from weft_stitch.net import Array
-from weft_stitch.weights import Affine, kernel
 
 
 class Done(NamedTuple):
@@ -47,9 +45,9 @@ class Form(Protocol):
 def leading_affine(room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> tuple[Affine, int]:
     """The affines that follow *layer* as one, and how many there are; tuned weights are not scaled by them."""
     widths = room.channels(layer.output).widths
-    affine, used = Affine.none(widths), 0
+    affine, used = Affine.identity(widths), 0
     while used < len(chain) and chain[used].op.kind == "affine" and not _leaves_format(layer, chain[used]):
-        affine = affine.then(Affine.of(chain[used], widths))
+        affine = affine.then(Affine.from_layer(chain[used], widths))
         used += 1
     return affine, used
 
@@ -66,7 +64,7 @@ def conv(
     weight: Array,
     bias: Array | None,
     groups: int = 1,
-    origin: Origin | None = None,
+    origin: KernelOrigin | None = None,
 ) -> str:
     """A convolution with the window of *layer*; a bias of zeros is left out."""
     dtype = kernel(layer, 0).dtype
@@ -84,11 +82,11 @@ def origin(
     *,
     task: int | None = None,
     folded: int = 0,
-) -> Origin:
+) -> KernelOrigin:
     """Where kernels from some parts of what *layer* reads to some of what it writes come from."""
     rows = _numbers(room.channels(layer.output), outs)
     columns = () if layer.op.depthwise else _numbers(room.channels(layer.inputs[0]), ins)
-    return Origin(layer.op, outs=rows, ins=columns, task=task, folded=folded)
+    return KernelOrigin(layer.op, outs=rows, ins=columns, task=task, folded=folded)
 
 
 def _numbers(channels: Channels, parts: Sequence[BlockPart]) -> tuple[int, ...]:

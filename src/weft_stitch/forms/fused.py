@@ -17,10 +17,9 @@ from weft_stitch.family import FamilyLayer
 from weft_stitch.forms.base import Done, leading_affine
 from weft_stitch.forms.room import Placed, Room
 from weft_stitch.forms.split import Split
-from weft_stitch.layouts import FUSED, Channels, Layout
+from weft_stitch.layouts import FUSED, Channels, Layout, kernel
 from weft_stitch.net import Op
 from weft_stitch.packing import LARGEST, Activation, aligned, pack
-from weft_stitch.weights import kernel
 
 WIDEST = 31
 """Taps along one side: the kernel has a bit for each."""

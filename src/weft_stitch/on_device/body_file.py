@@ -50,6 +50,7 @@ from weft.runtime.cuda.model_files import (
 )
 from weft.runtime.cuda.torch_files import where
 from weft.runtime.cuda.torch_types import as_torch
+from weft.runtime.facets import ModelTasks
 from weft.runtime.stitched import usual_shapes
 from weft.runtime.tensors import DATATYPES, Array
 from weft_stitch.running import body_serving
@@ -91,17 +92,16 @@ class _TaskPort(NamedTuple):
 class EncoderModel(DeviceModel):
     """The models of a file on a device."""
 
-    any_lengths = True
-
     def __init__(self, device: Device, blueprint: Blueprint, encoder: Any, body: DeviceBody, slots: Any) -> None:
         super().__init__(device, blueprint, (), DeviceWeights(device), ())
+        self.tasks = ModelTasks(blueprint.tasks, any_lengths=True)
         self._slots, self._encoder = slots, encoder._replace(weights=None)
         self._body: DeviceBody | None = body
         self.remarks += (IN_PLACE,) if body.met else ()
         body.met = True
         self._asked = {
             name: _TaskPort(number, port)
-            for number, task in enumerate(self.tasks)
+            for number, task in enumerate(blueprint.tasks)
             for port, name in task.inputs.items()
         }
 
@@ -119,7 +119,7 @@ class EncoderModel(DeviceModel):
     def _advanced(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         asked = self._rows_asked(parts)
         found, first, answers = self._answered([row for rows in asked for row in rows]), 0, {}
-        for task, rows, classes in zip(self.tasks, asked, self._encoder.classes, strict=True):
+        for task, rows, classes in zip(self.blueprint.tasks, asked, self._encoder.classes, strict=True):
             (name,) = task.outputs.values()
             answers[name] = found[first : first + len(rows), :classes]
             first += len(rows)
@@ -127,7 +127,7 @@ class EncoderModel(DeviceModel):
 
     def _rows_asked(self, parts: list[BatchPart]) -> list[list[Any]]:
         """The rows of each task, in the order of the parts."""
-        asked: list[list[Any]] = [[] for _ in self.tasks]
+        asked: list[list[Any]] = [[] for _ in self.blueprint.tasks]
         for part in parts:
             given: dict[int, dict[str, Array]] = {}
             for name, each in part.values.items():

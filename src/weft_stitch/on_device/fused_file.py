@@ -1,13 +1,15 @@
 """Stitched files in torch: rounds of a form that one kernel computes for all tasks, cut and captured as other programs.
 
-The form and its modules are made by ``weft_stitch.running.served``.
+The form and its modules are made by ``weft_stitch.on_device.fused_file``.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
+from importlib.util import find_spec
 from itertools import accumulate, pairwise
 from math import prod
 from pathlib import Path
@@ -15,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from weft.base.errors import ModelError
+from weft.base.errors import ModelError, StitchError
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.model_files import (
     FP16,
@@ -34,7 +36,92 @@ from weft.runtime.cuda.model_files import (
 )
 from weft.runtime.cuda.torch_files import ProgramSegment, numbered, where
 from weft.runtime.cuda.torch_types import as_torch
-from weft_stitch.running import served
+from weft_stitch.assembly import uniform
+from weft_stitch.file_description import read_stitched
+from weft_stitch.graph import Graph, GraphStep
+from weft_stitch.lowering import lower
+from weft_stitch.running.fused import Shape
+from weft_stitch.running.gpu_timing import LOAD_BYTES
+from weft_stitch.running.kernel_shapes import tune
+from weft_stitch.running.module import StitchedModule
+from weft_stitch.running.operators import Tensor
+
+
+class StepCost(NamedTuple):
+    """What a step moves and computes."""
+
+    moved_bytes: int
+    products: int
+
+
+class Round(NamedTuple):
+    """The module for so many rows of each model, and what its steps cost."""
+
+    module: StitchedModule
+    costs: tuple[StepCost, ...]
+
+
+class FusedRounds:
+    """The modules of one file; their tensors are on the CPU until whoever has them puts them somewhere."""
+
+    def __init__(self, path: Path, dtype: Any, *, cuda: bool) -> None:
+        if cuda and find_spec("triton") is None:
+            raise StitchError("triton is not installed")
+        self._family, self._sharing = read_stitched(path)
+        self._dtype, self._forms = dtype, uniform(self._family, "fused")
+
+    def at(self, rows: int) -> Round:
+        """A round of so many rows; tensors between its steps are called by their places."""
+        item_bytes, batches = int(self._dtype.itemsize), [rows] * self._family.tasks
+        align = LOAD_BYTES // item_bytes
+        graph = _numbered(lower(self._family, self._sharing, self._forms, batches=batches, align=align))
+        module = StitchedModule(graph, dtype=self._dtype, channels_last=True)
+        module.graph = replace(graph, constants={})  # it has them as tensors
+        return Round(module, tuple(_cost(graph, step, item_bytes) for step in graph.steps))
+
+
+def _numbered(graph: Graph) -> Graph:
+    """The graph with names that say where a tensor is made, so that graphs of the same steps have the same names."""
+    given = {each.name for each in graph.outputs}
+    names: dict[str, str] = {}
+    for at, step in enumerate(graph.steps):
+        names |= {name: f"step{at}.{place}" for place, name in enumerate(step.outputs) if name not in given}
+
+    def renamed(step: GraphStep) -> GraphStep:
+        inputs, outputs = (tuple(names.get(each, each) for each in side) for side in (step.inputs, step.outputs))
+        return replace(step, inputs=inputs, outputs=outputs)
+
+    shapes = {names.get(name, name): shape for name, shape in graph.shapes.items()}
+    return replace(graph, steps=tuple(map(renamed, graph.steps)), shapes=shapes)
+
+
+def _cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
+    """Of a step whose numbers have so many bytes."""
+    sizes = [prod(graph.shapes[name]) for name in (*step.inputs, *step.outputs) if name in graph.shapes]
+    stored = [graph.constants[name].size for name in step.inputs if name in graph.constants]
+    products = int(step.attributes.get("macs", 0))
+    if step.op == "Conv":
+        products = prod(graph.shapes[step.outputs[0]]) * prod(graph.constants[step.inputs[1]].shape[1:])
+    return StepCost(item_bytes * (sum(sizes) + sum(stored)), products)
+
+
+def tuned(module: StitchedModule, example: Sequence[Tensor], enough: Callable[[], bool]) -> None:
+    """Give every fused layer of a module on CUDA its fastest shape, of those that are tried before it is *enough*."""
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        tune(module, *example, enough=enough)
+
+
+def shapes_of(module: StitchedModule) -> list[list[int]]:
+    """The shapes of its fused layers, as numbers."""
+    return [[int(each) for each in layer.shape] for layer in module.fused_layers]
+
+
+def take_shapes(module: StitchedModule, shapes: Sequence[Sequence[int]]) -> None:
+    """Give its fused layers shapes that were found earlier."""
+    for layer, shape in zip(module.fused_layers, shapes, strict=True):
+        tall, wide, deep, warps, stages, flat = shape
+        layer.shape = Shape(tall, wide, deep, warps, stages, bool(flat))
+
 
 TIMED_ON = "cuda"
 """The kind of device on which shapes of the kernel are tried."""
@@ -155,7 +242,7 @@ class FusedFile:
         if options.precision not in _TYPES:
             raise ModelError(f"it is computed in {' and '.join(_TYPES)}, not in {options.precision}")
         self.device, self.options, self.allowance, self._folder = device, options, allowance, folder
-        self._rounds = served.FusedRounds(path, _TYPES[options.precision], cuda=device.kind == "cuda")
+        self._rounds = FusedRounds(path, _TYPES[options.precision], cuda=device.kind == "cuda")
         self._programs: dict[int, RoundProgram] = {}
         self.weights, self._placed = DeviceWeights(device), dict[Any, Any]()
         found = folder / SHAPES
@@ -203,11 +290,11 @@ class FusedFile:
         if rows not in self._shapes and self.device.kind == TIMED_ON:
             given = self._given(program, feed)
             example = [given[each.name].to(program.module.dtype) for each in program.graph.inputs]
-            served.tuned(program.module, example, self.allowance.half_gone)
-            self._shapes[rows] = served.shapes_of(program.module)
+            tuned(program.module, example, self.allowance.half_gone)
+            self._shapes[rows] = shapes_of(program.module)
             (self._folder / SHAPES).write_text(json.dumps(self._shapes))
         elif rows in self._shapes:
-            served.take_shapes(program.module, self._shapes[rows])
+            take_shapes(program.module, self._shapes[rows])
 
     # As the workshop cuts it
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from weft.runtime.cuda.model_files import Blueprint, DeviceModel, OnnxFile, OutOfTime, Workshop, first_line
+from weft.runtime.cuda.model_files import Blueprint, DeviceModel, ModelPreparation, OnnxFile, OutOfTime, first_line
 
 
 class StitchedFile(OnnxFile):
     """A stitched file while it is being prepared."""
 
-    def workshop(self, blueprint: Blueprint) -> Workshop:
+    def workshop(self, blueprint: Blueprint) -> ModelPreparation:
         """The faster of the two ways for a row of each model; a remark says how long each takes, or why one is out."""
         try:
             fused = self._fused()
@@ -38,11 +38,11 @@ class StitchedFile(OnnxFile):
         self.forget_graph()
         return fused
 
-    def _fused(self) -> Workshop:
+    def _fused(self) -> ModelPreparation:
         from weft_stitch.on_device.fused_file import FusedFile  # torch is an extra, and takes long to import
 
         file = FusedFile(self.device, self.path, self.options, self.allowance, self.folder)
-        return Workshop(self.device, file, self.options, self.allowance)
+        return ModelPreparation(self.device, file, self.options, self.allowance)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         if blueprint.segments[0].nodes is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from weft.base.version import __version__
-from weft_stitch.bodies.whole_run import BodyStitching, SharedStep
+from weft_stitch.bodies.body_stitching import BodyStitching, SharedStep
 
 WAYS = ("", "weights MB", "of separate", "measured ms", "speed-up")
 STEPS = ("step", "operator", "kB", "models", "shared by", "own")

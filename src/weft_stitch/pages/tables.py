@@ -2,15 +2,165 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from weft.base.version import __version__
+from weft.reports.exhibits import Axis, Bars, Panel, draw
+from weft.reports.page import PALETTE
 from weft.reports.tables import ResultTable, TableRow, number
-from weft_stitch.pages.report import sentences
-from weft_stitch.summary import Summary, Way
-from weft_stitch.whole_run import Stitching
+from weft_stitch.advice import Advice
+from weft_stitch.stitching_run import Stitching
+from weft_stitch.summary import SLABBED, LayerRow, Summary, Way
 
 if TYPE_CHECKING:
     from weft.reports.pictures import Figure
+
+UNIQUE = "split"
+"""The form that stores every weight once."""
+SPARE = 1.05
+"""Weights above this many times the different ones are worth a word."""
+MANY = 0.5
+"""The layers named are those that make up this part of the whole, but no more than ``FEW_LAYERS``."""
+FEW_LAYERS = 3
+NUMBER_BYTES = 4
+NOTHING_SHARED = "; were normalisations folded into the filters? docs/stitching.md tells how to export without"
+
+
+def stitching_report(made: Stitching, files: Sequence[str | Path], served: Sequence[Advice] = ()) -> dict[str, Any]:
+    """The numbers of stitched models, ready for JSON; *files* are those of the groups, *served* what they are worth."""
+    options = made.options
+    return {
+        "format": 1,
+        "kind": "stitching",
+        "version": __version__,
+        "settings": {
+            "files": {name: str(path) for name, path in made.files.items()},
+            "form": options.form,
+            "tolerance": options.tolerance,
+            "machine": options.machine,
+            "measured": options.measures,
+            "threads": options.used_threads,
+            "slack": options.allowed_slack,
+            "memory_cap_bytes": options.memory_cap_bytes,
+            "latency_target_s": options.latency_target_s,
+        },
+        "largest_difference": made.difference and made.difference.relative,
+        "total": {"sequential": asdict(made.before), "stitched": asdict(made.after)},
+        "groups": [{"file": str(file), **asdict(each)} for file, each in zip(files, made.summaries, strict=True)],
+        "served": [each.as_dict() for each in served],
+    }
+
+
+def sentences(made: Stitching) -> list[str]:
+    """Where the time and the memory went."""
+    groups = made.summaries
+    alone = len(groups) > 1 and all(len(each.models) == 1 for each in groups)
+    return [
+        *(["groups: the limits leave every model alone: nothing is shared"] if alone else []),
+        _sharing(groups),
+        _time(groups, made.before, made.after),
+        _memory(groups, made.before, made.after, _number_bytes(made)),
+    ]
+
+
+def _sharing(groups: Sequence[Summary]) -> str:
+    rows = [row for each in groups for row in each.spaces if row.inner]
+    by_all, by_some, own = percents([sum(getattr(row, key) for row in rows) for key in ("by_all", "by_some", "own")])
+    where = "" if len(groups) == 1 else " of a group"
+    some = f", {by_some}% by some" if any(row.by_some for row in rows) else ""
+    hint = "" if any(row.by_all + row.by_some for row in rows) or len(groups[0].models) == 1 else NOTHING_SHARED
+    return f"sharing: {by_all}% of the inner channels are shared by all models{where}{some}, {own}% by none{hint}"
+
+
+def percents(amounts: Sequence[int]) -> list[int]:
+    """Whole percents that add up to 100, those rounded down most being the first to be rounded up."""
+    whole = max(1, sum(amounts))
+    found = [100 * each // whole for each in amounts]
+    order = sorted(range(len(amounts)), key=lambda place: -(100 * amounts[place] % whole))
+    for place in order[: 100 - sum(found) if any(amounts) else 0]:
+        found[place] += 1
+    return found
+
+
+def _time(groups: Sequence[Summary], before: Way, after: Way) -> str:
+    measured = before.measured_s is not None and after.measured_s is not None
+    old, new = (_seconds(way, measured) for way in (before, after))
+    gain = old / new if new else 1.0
+    layers = [row for each in groups for row in each.layers]
+    most = _most(layers, "predicted_s", after.predicted_s)
+    than = "one after another" if sum(len(each.models) for each in groups) > 1 else "the model as it is"
+    said = f"{_ms(new)}{'' if measured else ' predicted'}, {gain:.2f} times as fast as {than}"
+    slabbed = [way for way in groups[0].ways if way.name == SLABBED] if len(groups) == 1 else []
+    if slabbed and new:
+        said += f" and {_seconds(slabbed[0], measured) / new:.2f} times as fast as that in slabs"
+    return f"time: {said}; {most} of it{' by the prediction' if measured else ''}"
+
+
+def _seconds(way: Way, measured: bool) -> float:
+    return way.measured_s if measured and way.measured_s is not None else way.predicted_s
+
+
+def _number_bytes(made: Stitching) -> float:
+    """What a weight takes: that of a float, or what those of tuned models take on average."""
+    separate = sum(each.kernels.separate for each in made.summaries)
+    tuned = separate and any(net.tuned for net in made.family.nets)
+    return made.before.weight_bytes / separate if tuned else NUMBER_BYTES
+
+
+def _memory(groups: Sequence[Summary], before: Way, after: Way, number_bytes: float) -> str:
+    kernels = [each.kernels for each in groups]
+    unique = number_bytes * sum(each.unique for each in kernels)
+    common = number_bytes * sum(each.by_all + each.by_some for each in kernels)
+    layers = [row for each in groups for row in each.layers]
+    most = _most(layers, "weight_bytes", after.weight_bytes)
+    said = (
+        f"memory: weights {_mb(after.weight_bytes)} instead of {_mb(before.weight_bytes)}, in all with tables and "
+        f"activations {_mb(after.total_bytes)} instead of {_mb(before.total_bytes)}; {_mb(unique)} of weights are "
+        f"different, {_mb(common)} of them shared; {most} of what is stored"
+    )
+    planned = any(len(row.seconds) > 1 for row in layers)
+    if not planned or after.weight_bytes <= SPARE * unique:
+        return said
+    return f"{said}. {_lighter(groups)}"
+
+
+def _lighter(groups: Sequence[Summary]) -> str:
+    """What it takes to store every weight once; within limits, slack has no say."""
+    if len(groups) > 1:
+        return "This is fast and keeps copies"
+    other = [way for each in groups for way in each.ways if way.name == UNIQUE]
+    seconds = other[0].measured_s or other[0].predicted_s if len(other) == len(groups) == 1 else None
+    price = "" if seconds is None else f", in {_ms(seconds)}"
+    return f"This is fast and keeps copies; more --slack allows fewer, --form {UNIQUE} stores each once{price}"
+
+
+def _most(layers: Sequence[LayerRow], key: str, whole: float) -> str:
+    """The layers that most of it goes to, in words."""
+    parts: Counter[str] = Counter()
+    for row in layers:
+        parts[row.name] += getattr(row, key)
+    named: list[str] = []
+    part = 0.0
+    for name, mine in parts.most_common(FEW_LAYERS):
+        named.append(name)
+        part += mine
+        if part >= MANY * whole:
+            break
+    return f"{', '.join(named)} take{'s' * (len(named) == 1)} {part / whole if whole else 0:.0%}"
+
+
+def _mb(count: float) -> str:
+    return f"{count / 1e6:.2f} MB" if count < 1e8 else f"{count / 1e6:.0f} MB"
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds to three digits."""
+    return f"{seconds * 1e3:#.3g} ms" if seconds < 0.0995 else f"{seconds * 1e3:.0f} ms"
+
 
 WAYS = (
     "", "MMACs", "weights MB", "of separate", "tables MB", "activations MB", "total MB", "launches", "predicted ms",
@@ -25,9 +175,20 @@ def tables(made: Stitching) -> tuple[ResultTable, ...]:
 
 def figure(made: Stitching) -> Figure:
     """Time and weights of the ways to run the models."""
-    from weft_stitch.pages.picture import ways_figure
-
-    return ways_figure(title(made), [(label, way) for way, label, _ in labelled_ways(made)])
+    ways = [(label, way) for way, label, _ in labelled_ways(made)]
+    timed = all(way.measured_s is not None for _, way in ways)
+    columns = {
+        "measured ms" if timed else "predicted ms": [
+            1e3 * ((way.measured_s if timed else None) or way.predicted_s) for _, way in ways
+        ],
+        "weights MB": [way.weight_bytes / 1e6 for _, way in ways],
+    }
+    labels = [label for label, _ in ways]
+    panels = [
+        Panel([Bars(labels, {what: values}, {what: PALETTE[0]}, flat=True, values="%.3g")], x=Axis(label=what), grid="")
+        for what, values in columns.items()
+    ]
+    return draw(title(made), panels, size=(11.0, 1.6 + 0.42 * len(ways)), columns=2, share_y=True)
 
 
 def title(made: Stitching) -> str:

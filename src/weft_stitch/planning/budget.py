@@ -14,12 +14,9 @@ from typing import Any
 from weft.base.errors import StitchError
 from weft_stitch.assembly import PLANNED, Stitched, assemble
 from weft_stitch.counts import count
-from weft_stitch.family import Family
-from weft_stitch.parts import kinds, part
+from weft_stitch.family import Family, Sharing, kinds, part
 from weft_stitch.planning.cost import GraphCost, Modelled
-from weft_stitch.planning.grouping import Grouping, group
-from weft_stitch.planning.groups import GroupCost, Unmet, Wish, size
-from weft_stitch.sharing import Sharing
+from weft_stitch.planning.grouping import GroupCost, Grouping, Unmet, Wish, group, size
 
 LIGHT = "split"
 """The form with the fewest weights."""

@@ -10,14 +10,248 @@ and many are dealt out in snake order into every number of groups.
 
 from __future__ import annotations
 
+import math
+import operator
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from math import ceil
+from typing import NamedTuple
 
 from weft.base.errors import StitchError
-from weft_stitch.planning.groups import NOTHING, Amounts, Cut, GroupCost, Unmet, Wish
-from weft_stitch.planning.lattice import Lattice
+
+Amounts = tuple[int, ...]
+"""How many models of each kind."""
+
+
+class GroupCost(NamedTuple):
+    """What a group of models takes when it is stitched."""
+
+    seconds: float
+    weight_bytes: float
+    activation_bytes: float
+
+    @property
+    def bytes(self) -> float:
+        return self.weight_bytes + self.activation_bytes
+
+    def then(self, other: GroupCost) -> GroupCost:
+        """Both groups, one after the other."""
+        return GroupCost(
+            self.seconds + other.seconds,
+            self.weight_bytes + other.weight_bytes,
+            max(self.activation_bytes, other.activation_bytes),
+        )
+
+    def covers(self, other: GroupCost) -> bool:
+        """Nothing of it is worse than the other's."""
+        return self[0] <= other[0] and self[1] <= other[1] and self[2] <= other[2]
+
+
+NOTHING = GroupCost(0.0, 0.0, 0.0)
+
+
+class Cut(NamedTuple):
+    """Models cut into groups."""
+
+    cost: GroupCost
+    groups: tuple[Amounts, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Fewest bytes that meet a target, else least latency under a cap."""
+
+    cap_bytes: float | None = None
+    target_s: float | None = None
+
+    def met(self, cost: GroupCost) -> bool:
+        return (self.cap_bytes is None or cost.bytes <= self.cap_bytes) and (
+            self.target_s is None or cost.seconds <= self.target_s
+        )
+
+    def rank(self, cost: GroupCost) -> tuple[float, float]:
+        """What costs are sorted by: lower is better."""
+        return (cost.seconds, cost.bytes) if self.target_s is None else (cost.bytes, cost.seconds)
+
+    @property
+    def latency_only(self) -> bool:
+        return self.cap_bytes is None and self.target_s is None
+
+
+class Unmet(StitchError):
+    """No grouping does what was wished; what comes nearest is told."""
+
+    def __init__(self, wish: Wish, smallest: GroupCost, fastest: GroupCost) -> None:
+        self.wish, self.smallest, self.fastest = wish, smallest, fastest
+        least = f"the smallest takes {size(smallest.bytes)} ({_ms(smallest.seconds)})"
+        soonest = f"the fastest takes {_ms(fastest.seconds)} ({size(fastest.bytes)})"
+        if wish.cap_bytes is None or wish.target_s is None:
+            by_size = wish.cap_bytes is not None
+            limit = f"fits {size(wish.cap_bytes)}" if wish.cap_bytes is not None else f"takes {_ms(wish.target_s or 0)}"
+            way_out = f"{least}: raise the memory cap" if by_size else f"{soonest}: raise the latency target"
+            super().__init__(f"no grouping {limit}; {way_out}")
+            return
+        super().__init__(
+            f"no grouping fits {size(wish.cap_bytes)} in {_ms(wish.target_s)}; {least}, {soonest}: "
+            "raise the memory cap or the latency target"
+        )
+
+
+def size(count: float) -> str:
+    """Bytes in the units that sizes are given in, powers of 1024, rounded up so that what is named suffices."""
+    for unit, name in ((2**30, "g"), (2**20, "m"), (2**10, "k")):
+        if count >= unit:
+            return f"{ceil(count / unit * 100) / 100:g}{name}"
+    return f"{ceil(count)} bytes"
+
+
+def _ms(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms"
+
+
+class Lattice:
+    """All amounts up to *whole*; each has a number, and taking a group from what is left is a difference of numbers."""
+
+    def __init__(self, whole: Amounts, cost: Callable[[Amounts], GroupCost]) -> None:
+        self._whole, self._cost = whole, cost
+        self._units = [math.prod(amount + 1 for amount in whole[:kind]) for kind in range(len(whole))]
+        self._full = math.prod(amount + 1 for amount in whole) - 1
+
+    def best(self, wish: Wish) -> list[Cut]:
+        """The best cut; if none meets the wish, the fastest and the smallest."""
+        if wish.latency_only:
+            return [self._fastest()]
+        known = _known(self)
+        if (found := _LatticeSearch(self, wish, known).best()) is not None:
+            return [found]
+        extremes = (_LatticeSearch(self, each, known).best() for each in (Wish(), Wish(target_s=math.inf)))
+        return [cut for cut in extremes if cut is not None]
+
+    @property
+    def full(self) -> int:
+        return self._full
+
+    def amounts(self, number: int) -> Amounts:
+        return tuple(number // unit % (amount + 1) for unit, amount in zip(self._units, self._whole, strict=True))
+
+    def cost(self, number: int) -> GroupCost:
+        return self._cost(self.amounts(number))
+
+    def groups(self, left: int) -> list[int]:
+        """All groups out of *left* that have a model of its last kind."""
+        amounts = self.amounts(left)
+        last = max(kind for kind, amount in enumerate(amounts) if amount)
+        found = [0]
+        for kind in range(last):
+            unit = self._units[kind]
+            if amount := amounts[kind]:
+                found = [group + taken for taken in range(0, (amount + 1) * unit, unit) for group in found]
+        unit = self._units[last]
+        return [group + taken for taken in range(unit, (amounts[last] + 1) * unit, unit) for group in found]
+
+    def least(self, values: Sequence[float], join: Callable[[float, float], float]) -> list[float]:
+        """The least value of a cut of all that may be left, given those of groups."""
+        least = [0.0] * (self.full + 1)
+        for left in range(1, self.full + 1):
+            least[left] = min([join(values[group], least[left - group]) for group in self.groups(left)])
+        return least
+
+    def _fastest(self) -> Cut:
+        least = [0.0] * (self.full + 1)
+        taken = [0] * (self.full + 1)
+        floors = [0.0] * (self.full + 1)
+        seconds = [math.inf] * (self.full + 1)
+        for left in range(1, self.full + 1):
+            found = [(seconds[group] + least[left - group], group) for group in self.groups(left)]
+            least[left], taken[left] = min(found)
+            floors[left] = max(floors[part] for part in self._parts(left))
+            if floors[left] < least[left]:
+                floors[left] = self.cost(left).seconds
+                if floors[left] < least[left]:
+                    least[left], taken[left], seconds[left] = floors[left], left, floors[left]
+        return self._traced(taken)
+
+    def _parts(self, number: int) -> list[int]:
+        """It without one of its models."""
+        pairs = zip(self._units, self.amounts(number), strict=True)
+        return [number - unit for unit, amount in pairs if amount]
+
+    def _traced(self, taken: Sequence[int]) -> Cut:
+        cut, left = Cut(NOTHING, ()), self.full
+        while left:
+            group = taken[left]
+            cut = Cut(cut.cost.then(self.cost(group)), (*cut.groups, self.amounts(group)))
+            left -= group
+        return cut
+
+
+class _GroupCosts(NamedTuple):
+    """What each group costs, and the least that can be left to pay, by number."""
+
+    costs: list[GroupCost]
+    bounds: list[GroupCost]
+
+
+def _known(lattice: Lattice) -> _GroupCosts:
+    costs = [NOTHING, *(lattice.cost(number) for number in range(1, lattice.full + 1))]
+    seconds, weights, activations = ([cost[field] for cost in costs] for field in range(3))
+    bounds = zip(
+        lattice.least(seconds, operator.add),
+        lattice.least(weights, operator.add),
+        lattice.least(activations, lambda one, other: max(one, other)),
+        strict=True,
+    )
+    return _GroupCosts(costs, [GroupCost(*each) for each in bounds])
+
+
+class _LatticeSearch:
+    """Depth first, with bounds from programs over one number each."""
+
+    def __init__(self, lattice: Lattice, wish: Wish, known: _GroupCosts) -> None:
+        self._lattice, self._wish = lattice, wish
+        self._costs, self._bounds = known
+        self._ways: dict[int, list[int]] = {}
+        self._seen: dict[int, list[GroupCost]] = {}
+        self._found: tuple[GroupCost, tuple[int, ...]] | None = None
+
+    def best(self) -> Cut | None:
+        """None if no cut meets the wish."""
+        self._follow(self._lattice.full, NOTHING, ())
+        if self._found is None:
+            return None
+        cost, groups = self._found
+        return Cut(cost, tuple(self._lattice.amounts(group) for group in groups))
+
+    def _follow(self, left: int, cost: GroupCost, groups: tuple[int, ...]) -> None:
+        if not left:
+            self._found = cost, groups
+            return
+        seen = self._seen.setdefault(left, [])
+        if any(other.covers(cost) for other in seen):
+            return
+        self._seen[left] = [*(other for other in seen if not cost.covers(other)), cost]
+        for group in self._ordered(left):
+            then = cost.then(self._costs[group])
+            if self._promises(then.then(self._bounds[left - group])):
+                self._follow(left - group, then, (*groups, group))
+
+    def _promises(self, bound: GroupCost) -> bool:
+        if not self._wish.met(bound):
+            return False
+        return self._found is None or self._wish.rank(bound) < self._wish.rank(self._found[0])
+
+    def _ordered(self, left: int) -> list[int]:
+        """The groups out of *left*, those that promise most first."""
+        if left not in self._ways:
+            ranked = [
+                (self._wish.rank(self._costs[group].then(self._bounds[left - group])), group)
+                for group in self._lattice.groups(left)
+            ]
+            self._ways[left] = [group for _, group in sorted(ranked)]
+        return self._ways[left]
+
 
 FEW = 15
 """Up to so many unequal models all groupings are considered."""

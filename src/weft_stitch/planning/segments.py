@@ -11,15 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from weft_stitch.family import Family, FamilyLayer
+from weft_stitch.family import Family, FamilyLayer, Sharing, wire
 from weft_stitch.forms import FORMS
 from weft_stitch.forms.fused import layout as fused_layout
 from weft_stitch.forms.room import Placed, Room
 from weft_stitch.graph import DYNAMIC, Builder, Graph
 from weft_stitch.layouts import APART, COMPACT, STACKED, STITCHED, Layout, tidy
 from weft_stitch.lowering import formed, walk
-from weft_stitch.sharing import Sharing
-from weft_stitch.spaces import wire
 
 READS = {"mts": STITCHED, "grouped": STACKED, "split": COMPACT, "half": COMPACT, "separate": APART}
 """The layout in which a form finds its input at once; that of ``fused`` depends on the value."""

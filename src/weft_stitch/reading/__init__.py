@@ -1,5 +1,66 @@
-"""The doors in: ONNX files (``onnx_reader``) and torch modules (``torch_reader``) become nets, nets a family.
+"""Models from wherever they come, as nets: ``read_models``."""
 
-Both readers write a ``draft``, which ``padding`` and ``tidying`` bring to the nine kinds of operation; what has no kind
-is kept as an island in its source's own words. ``alignment`` lays the nets side by side.
-"""
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from weft.base.errors import StitchError
+from weft_stitch.net import Net
+
+
+def read_models(
+    models: Sequence[Any],
+    *,
+    example_inputs: Sequence[Any] | None = None,
+    names: Sequence[str] | None = None,
+    batches: int | Sequence[int] | None = None,
+    islands: bool = False,
+    shapes: Sequence[Mapping[str, tuple[int, ...]] | None] | None = None,
+    progress: Callable[[int], None] = lambda done: None,
+) -> list[Net]:
+    """Every model as a net; *shapes* are the inputs' of each where its file leaves sizes open."""
+    if isinstance(models, str | os.PathLike):
+        raise StitchError(f"{os.fspath(models)!r} is one model; give a list of them")
+    count = len(models)
+    called = _one_each("names", names, count) if names is not None else [""] * count
+    rows = [batches] * count if batches is None or isinstance(batches, int) else _one_each("batches", batches, count)
+    sizes = [None] * count if shapes is None else list(shapes)
+    examples = _examples(example_inputs, count)
+    nets: list[Net] = []
+    for model, name, batch, example, size in zip(models, called, rows, examples, sizes, strict=True):
+        progress(len(nets))
+        nets.append(_read(model, name, batch, islands, example, size))
+    return nets
+
+
+def _read(model: Any, name: str, batch: int | None, islands: bool, example: Any, shapes: Any) -> Net:
+    if isinstance(model, Net):
+        return replace(model, name=name or model.name)
+    if isinstance(model, str | os.PathLike) or hasattr(model, "SerializeToString"):
+        from weft_stitch.reading.onnx_reader import read_net
+
+        return read_net(model, batch=batch, islands=islands, name=name, shapes=shapes)
+    title = name or type(model).__name__
+    if not hasattr(model, "forward") and not hasattr(model, "graph_module"):
+        raise StitchError(f"{title} is no model; give ONNX files, torch modules or nets")
+    if example is None and hasattr(model, "forward"):
+        raise StitchError(f"{title} is a torch module; give what it is called with as example_inputs")
+    from weft_stitch.reading.torch_reader import read_module
+
+    return read_module(model, example or (), islands=islands, name=name)
+
+
+def _one_each(what: str, given: Sequence[Any], count: int) -> list[Any]:
+    if len(given) != count:
+        raise StitchError(f"{len(given)} {what} for {count} models; give one for each")
+    return list(given)
+
+
+def _examples(given: Sequence[Any] | None, count: int) -> list[Any]:
+    """What each model is called with: all alike, or a list of their own."""
+    if given and isinstance(given[0], tuple | list):
+        return _one_each("example_inputs", given, count)
+    return [given] * count

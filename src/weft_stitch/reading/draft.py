@@ -8,7 +8,8 @@ and constants are per channel or not at all. What cannot be said raises ``Foreig
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,8 +27,43 @@ from weft_stitch.net import (
     finite,
     infer,
 )
-from weft_stitch.reading.padding import Pads, both, rounded_up
-from weft_stitch.reading.tidying import merged_affines, needed
+
+Pads = tuple[int, int, int, int]
+"""Top, left, bottom, right."""
+
+
+def same_pads(
+    kernel: Sequence[int], strides: Sequence[int], dilations: Sequence[int], size: Value, *, upper: bool
+) -> Pads:
+    """The zeros that keep a picture's size (divided by the stride); an odd one goes to the end, or to the beginning."""
+    begins, ends = [], []
+    for k, s, d, length in zip(kernel, strides, dilations, (size.height, size.width), strict=True):
+        total = max(0, (-(-length // s) - 1) * s + d * (k - 1) + 1 - length)
+        small = total // 2
+        begins.append(small if upper else total - small)
+        ends.append(total - small if upper else small)
+    return begins[0], begins[1], ends[0], ends[1]
+
+
+def both(one: Pads, two: Pads) -> Pads:
+    return one[0] + two[0], one[1] + two[1], one[2] + two[2], one[3] + two[3]
+
+
+def rounded_up(window: Window, size: Value) -> Window:
+    """*window* with so much more padding at the end that rounding down gives what rounding up gave.
+
+    A last window that would begin in the padding is left out, as onnxruntime and torch do.
+    """
+    ends = []
+    for axis, length in enumerate((size.height, size.width)):
+        begin, end, stride = window.pads[axis], window.pads[axis + 2], window.strides[axis]
+        span = window.dilations[axis] * (window.kernel[axis] - 1) + 1
+        count = -(-(length + begin + end - span) // stride) + 1
+        if (count - 1) * stride >= length + begin:
+            count -= 1
+        ends.append(max(end, (count - 1) * stride + span - length - begin))
+    return replace(window, pads=(window.pads[0], window.pads[1], ends[0], ends[1]))
+
 
 Shape = tuple[int, ...]
 
@@ -313,3 +349,40 @@ def _require_possible(shape: Shape) -> None:
 
 def _text(shape: Sequence[int]) -> str:
     return " x ".join(map(str, shape)) or "one number"
+
+
+def needed(ops: Iterable[Op], outputs: Iterable[str]) -> list[Op]:
+    wanted, kept = set(outputs), []
+    for op in reversed(list(ops)):
+        if op.output in wanted:
+            wanted.update(op.inputs)
+            kept.append(op)
+    return kept[::-1]
+
+
+def merged_affines(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
+    """A bias and the batch normalisation after it are one affine, so that models with and without the bias align."""
+    readers = Counter(each for op in ops for each in op.inputs)
+    readers.update(outputs)
+    merged: dict[str, Op] = {}
+    for op in ops:
+        before = merged.get(op.inputs[0])
+        if op.kind == "affine" and before is not None and before.kind == "affine" and readers[before.output] == 1:
+            del merged[before.output]
+            op = replace(op, inputs=before.inputs, scale=_product(before, op), shift=_joint_shift(before, op))
+        merged[op.output] = op
+    return list(merged.values())
+
+
+def _product(before: Op, after: Op) -> Array | None:
+    if before.scale is None or after.scale is None:
+        return after.scale if before.scale is None else before.scale
+    return (before.scale.astype(np.float64) * after.scale).astype(np.float32)
+
+
+def _joint_shift(before: Op, after: Op) -> Array | None:
+    if before.shift is None:
+        return after.shift
+    shift = before.shift.astype(np.float64)
+    shift = shift if after.scale is None else shift * after.scale
+    return (shift if after.shift is None else shift + after.shift).astype(np.float32)

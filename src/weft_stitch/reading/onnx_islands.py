@@ -8,24 +8,36 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto, helper, numpy_helper, shape_inference, version_converter
+from onnx import helper, shape_inference
 
 from weft.base.errors import StitchError
-from weft.models.onnx_import.defaults import with_defaults
-from weft_stitch.emit import reshape
+from weft.models.element_types import ElementType, element_type, type_name
+from weft.models.onnx_graph import (
+    Attributes,
+    OnnxNode,
+    at_opset,
+    bodies,
+    copied,
+    declared,
+    make_model,
+    make_node,
+    message,
+    to_array,
+    to_tensor,
+)
+from weft.models.onnx_import.infer import with_defaults
 from weft_stitch.graph import DYNAMIC, Builder
+from weft_stitch.graph_steps import reshape
 from weft_stitch.net import Array, Value
 from weft_stitch.onnx_writer import OPSET
 from weft_stitch.reading.draft import Foreign, Picture, Shape
-from weft_stitch.reading.onnx_folding import is_float
-from weft_stitch.reading.onnx_rows import follow
-from weft_stitch.reading.onnx_source import COARSE, OnnxSource, SourceNode, type_name
+from weft_stitch.reading.onnx_source import COARSE, FLOATS, OnnxSource, SourceNode
 
 _MOST_STORED = 4096
 """Larger constants say nothing about shapes and are left out of the inference."""
@@ -35,8 +47,7 @@ _SHOWN = 4
 _RANDOM = frozenset(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"))
 
 
-@dataclass(frozen=True, eq=False)
-class TensorKind:
+class TensorKind(NamedTuple):
     """Type and shape of a tensor; no shape where it cannot be told."""
 
     dtype: int
@@ -47,7 +58,7 @@ class TensorKind:
 class OnnxIsland:
     """Nodes that make one value from others; runs wherever ONNX does."""
 
-    nodes: tuple[onnx.NodeProto, ...]
+    nodes: tuple[OnnxNode, ...]
     constants: Mapping[str, Array]
     inputs: tuple[tuple[str, Shape], ...]
     """The tensors it reads with their shapes without rows."""
@@ -76,12 +87,11 @@ class OnnxIsland:
             names[name] = tensor if builder.shape(tensor)[1:] == view else reshape(builder, tensor, view)
         names |= {name: builder.constant(array, "island") for name, array in self.constants.items()}
         for node in self.nodes:
-            attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
             shapes = [(rows, *self.view) if each == self.output else self._shape(each, rows) for each in node.output]
             read = [names[each] for each in node.input]
             if node.op_type == "QuantizeLinear":
                 read[0] = _kept_in_floats(builder, read[0])
-            made = builder.add_many(node.op_type, *read, shapes=shapes, **attributes)
+            made = builder.add_many(node.op_type, *read, shapes=shapes, **Attributes(node).values())
             names |= {theirs: mine for theirs, mine in zip(node.output, made, strict=True) if theirs}
         inside = (self.value.channels, self.value.height, self.value.width)
         return names[self.output] if self.view == inside else reshape(builder, names[self.output], inside)
@@ -108,10 +118,10 @@ class Surveyor:
     def as_read(self, node: SourceNode) -> SourceNode:
         """*node* in the types that are computed in: float32 for doubles, and for halves in a file of halves."""
         to = node.integer("to", 0) if node.op == "Cast" else 0
-        if to != TensorProto.DOUBLE and not (self._coarse and is_float(to)):
+        if to != ElementType.DOUBLE and not (self._coarse and to in FLOATS):
             return node
-        proto = helper.make_node("Cast", node.proto.input, node.proto.output, node.proto.name, to=TensorProto.FLOAT)
-        return replace(node, attributes={each.name: each for each in proto.attribute}, proto=proto)
+        cast = node.node
+        return replace(node, node=make_node("Cast", cast.input, cast.output, cast.name, to=ElementType.FLOAT))
 
     def look_at(self, node: SourceNode) -> None:
         """Infer what *node* writes; its inputs are known."""
@@ -120,12 +130,12 @@ class Surveyor:
         read = [name for name in node.inputs if name]
         types = {name: _type(self.kind(name)) for name in read}
         small = (name for name in read if name in self._constants and self._constants[name].size <= _MOST_STORED)
-        data = {name: numpy_helper.from_array(self._held(name), name) for name in small}
+        data = {name: to_tensor(self._held(name), name) for name in small}
         schema = _schema(node.op, self._opset)
         try:
             opsets = [helper.make_opsetid("", self._opset)]
-            complete = with_defaults(node.proto, self._opset)
-            found = shape_inference.infer_node_outputs(schema, complete, types, data, opset_imports=opsets)
+            complete = with_defaults(node.node, self._opset)
+            found = shape_inference.infer_node_outputs(schema, message(complete), types, data, opset_imports=opsets)
         except Exception as error:  # onnx raises several of its own, and RuntimeError
             raise Foreign("the shapes of its outputs cannot be told") from error
         self._kinds.update((name, _kind(found[name])) for name in node.outputs if name in found)
@@ -139,10 +149,10 @@ class Surveyor:
     def kind(self, tensor: str) -> TensorKind:
         if tensor in self._constants:
             array = self._held(tensor)
-            return TensorKind(helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+            return TensorKind(element_type(array.dtype), array.shape)
         if tensor in self._pictures:
-            return TensorKind(TensorProto.FLOAT, (self._rows, *self._pictures[tensor].view))
-        return self._kinds.get(tensor, TensorKind(TensorProto.UNDEFINED, None))
+            return TensorKind(ElementType.FLOAT, (self._rows, *self._pictures[tensor].view))
+        return self._kinds.get(tensor, TensorKind(ElementType.UNDEFINED, None))
 
     def _held(self, name: str) -> Array:
         """A constant in the type that it is computed in; see ``as_read``."""
@@ -154,7 +164,7 @@ class Surveyor:
         """Whether it can flow between operations: rows of vectors or of pictures."""
         kind = self.kind(tensor)
         shape = kind.shape or ()
-        return kind.dtype == TensorProto.FLOAT and len(shape) in (2, 4) and shape[0] == self._rows and min(shape) > 0
+        return kind.dtype == ElementType.FLOAT and len(shape) in (2, 4) and shape[0] == self._rows and min(shape) > 0
 
     def island(self, node: SourceNode, output: str) -> tuple[OnnxIsland, list[str]]:
         """The island that writes *output*, the first of *node* that is a value, and the tensors it reads."""
@@ -168,7 +178,7 @@ class Surveyor:
         followed = follow(protos, stored, inputs, lambda name: self._known(name, stored), self._rows)
         kind = self.kind(output)
         shape = kind.shape
-        if kind.dtype != TensorProto.FLOAT:
+        if kind.dtype != ElementType.FLOAT:
             raise Foreign(f"its output {output} is of type {type_name(kind.dtype)}; float outputs can be stitched")
         if shape is None or len(shape) < 2 or min(shape) < 1 or shape[0] != self._rows:
             raise Foreign(f"its output {output} is not known to be rows")
@@ -193,24 +203,19 @@ class Surveyor:
 
     def _converted(
         self, nodes: Sequence[SourceNode], inputs: Sequence[str], output: str, stored: dict[str, Array]
-    ) -> tuple[list[onnx.NodeProto], dict[str, Array]]:
+    ) -> tuple[list[OnnxNode], dict[str, Array]]:
         """The nodes in ``OPSET``, and the constants they then read."""
-        protos = [each.proto for each in nodes]
+        protos = [each.node for each in nodes]
         if all(_same_meaning(each.op, self._opset) for each in nodes):
             return protos, stored
-        graph = helper.make_graph(
-            protos,
-            "island",
-            [helper.make_value_info(name, _type(self.kind(name))) for name in inputs],
-            [helper.make_value_info(output, _type(self.kind(output)))],
-            [numpy_helper.from_array(array, name) for name, array in stored.items()],
-        )
-        model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self._opset)])
+        read, written = ([declared(name, *self.kind(name)) for name in names] for names in (inputs, [output]))
+        tensors = [to_tensor(array, name) for name, array in stored.items()]
+        model = make_model(protos, "island", read, written, tensors, opset=self._opset)
         try:
-            after = version_converter.convert_version(model, OPSET).graph
+            after = at_opset(model, OPSET).graph
         except Exception as error:  # the converter's own, for operators it cannot bring over
             raise Foreign(f"it cannot be brought to operator set {OPSET}; export the model with that one") from error
-        return list(after.node), {each.name: numpy_helper.to_array(each) for each in after.initializer}
+        return list(after.node), {each.name: to_array(each) for each in after.initializer}
 
 
 def _kept_in_floats(builder: Builder, value: str) -> str:
@@ -245,8 +250,7 @@ def _with_hidden(node: SourceNode, hidden: Mapping[str, SourceNode]) -> list[Sou
 
 
 def _require_portable(node: SourceNode) -> None:
-    nested = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
-    if "." in node.op or any(each.type in nested for each in node.attributes.values()):
+    if "." in node.op or bodies(node.node):
         raise Foreign(f"{node.op} cannot be an island either: it is no plain operator of ONNX")
 
 
@@ -264,18 +268,18 @@ def _same_meaning(op: str, opset: int) -> bool:
 
 def _signature(nodes: Sequence[SourceNode]) -> str:
     """Operators and attributes, so that islands that do the same have the same."""
-    spelled = ["".join((each.op, *sorted(map(_spelled, each.attributes.values())))) for each in nodes]
+    spelled = ["".join((each.op, *sorted(map(_spelled, each.values().items())))) for each in nodes]
     if len(nodes) == 1:
         return spelled[0]
     shown = "+".join(each.op for each in nodes[:_SHOWN]) + ("..." if len(nodes) > _SHOWN else "")
     return f"{shown} {hashlib.sha256(' '.join(spelled).encode()).hexdigest()[:8]}"
 
 
-def _spelled(attribute: AttributeProto) -> str:
-    held: Any = helper.get_attribute_value(attribute)
-    if isinstance(held, TensorProto):
-        held = np.asarray(numpy_helper.to_array(held)).tolist()
-    return f" {attribute.name}={held.decode('utf-8', 'replace') if isinstance(held, bytes) else held}"
+def _spelled(attribute: tuple[str, Any]) -> str:
+    name, held = attribute
+    if isinstance(held, onnx.TensorProto):
+        held = to_array(held).tolist()
+    return f" {name}={held.decode('utf-8', 'replace') if isinstance(held, bytes) else held}"
 
 
 def _type(kind: TensorKind) -> onnx.TypeProto:
@@ -287,3 +291,133 @@ def _kind(found: onnx.TypeProto) -> TensorKind:
     if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
         return TensorKind(tensor.elem_type, None)
     return TensorKind(tensor.elem_type, tuple(int(dim.dim_value) for dim in tensor.shape.dim))
+
+
+class Followed(NamedTuple):
+    """The nodes of an island, fit for any number of rows as far as that goes."""
+
+    nodes: list[OnnxNode]
+    constants: dict[str, Array]
+    shapes: dict[str, Shape]
+    """Shapes of what is written, as far as they are known; the rows are ``DYNAMIC``."""
+    tied: str
+    """The first node that works for the file's number of rows only, with its operator; empty if there is none."""
+
+
+def follow(
+    nodes: Sequence[OnnxNode],
+    constants: Mapping[str, Array],
+    inputs: Sequence[str],
+    shape_of: Callable[[str], Shape | None],
+    rows: int,
+) -> Followed:
+    """Follow the rows of *inputs*, where they come first, through *nodes*, which are in order."""
+    walk = _RowsWalk(dict(constants), shape_of, rows, dict.fromkeys(inputs, 0))
+    kept = [walk.over(node) for node in nodes]
+    return Followed(kept, walk.constants, walk.shapes, walk.tied)
+
+
+class _RowsWalk:
+    def __init__(
+        self,
+        constants: dict[str, Array],
+        shape_of: Callable[[str], Shape | None],
+        rows: int,
+        places: dict[str, int | None],
+    ) -> None:
+        self.constants = constants
+        self.shapes: dict[str, Shape] = {}
+        self.tied = ""
+        self._shape_of = shape_of
+        self._rows = rows
+        self._places = places
+        """Tensor -> the dimension whose outermost part are the rows; none where it cannot be told."""
+
+    def over(self, node: OnnxNode) -> OnnxNode:
+        """*node*, freed if it has to be."""
+        read = next((each for each in node.input if each in self._places), None)
+        if read is None:
+            place = None
+        elif node.op_type == "Reshape" and node.input[1] in self.constants:
+            node, place = self._reshape(node)
+        elif node.op_type == "Expand" and node.input[1] in self.constants:
+            node, place = self._expand(node)
+        else:
+            place = self._moved(node, read)
+        for name in filter(None, node.output):
+            if read is not None:
+                self._places[name] = place
+            self._keep_shape(name, place)
+        return node
+
+    def _keep_shape(self, name: str, place: int | None) -> None:
+        shape = self._shape_of(name)
+        if shape is not None:
+            sizes = enumerate(shape)
+            self.shapes[name] = tuple(DYNAMIC if at == place and size == self._rows else size for at, size in sizes)
+
+    def _reshape(self, node: OnnxNode) -> tuple[OnnxNode, int | None]:
+        target = self.constants[node.input[1]].astype(np.int64).ravel()
+        place, before = self._places.get(node.input[0]), self._shape_of(node.input[0])
+        exact = bool(Attributes(node).integer("allowzero", 0))
+        if place is None or before is None or not len(target):
+            return node, None
+        keeps = target[0] == 0 and not exact
+        if place == 0 and (target[0] == -1 or keeps):
+            return node, 0
+        if place == 0 and target[0] == before[0] == self._rows and not (exact and (target == 0).any()):
+            return self._aimed(node, 0, 0), 0
+        if place == 0 and target[0] % self._rows == 0 and (target > 0).all():
+            return self._aimed(node, 0, -1), 0
+        if (target > 0).all():
+            self.tied = self.tied or f"{node.name or node.output[0]} (Reshape)"
+        return node, None
+
+    def _expand(self, node: OnnxNode) -> tuple[OnnxNode, int | None]:
+        place, before = self._places.get(node.input[0]), self._shape_of(node.input[0])
+        target = self.constants[node.input[1]]
+        if place is None or before is None:
+            return node, None
+        place += max(0, len(target) - len(before))
+        at = place - max(0, len(before) - len(target))
+        return (self._aimed(node, at, 1) if at >= 0 and target[at] == self._rows else node), place
+
+    def _aimed(self, node: OnnxNode, at: int, size: int) -> OnnxNode:
+        """*node* with another size in the shape it asks for."""
+        copy = copied(node)
+        del copy.attribute[:]
+        copy.input[1] = f"{node.input[1]}.{node.output[0]}"
+        target = self.constants[node.input[1]].astype(np.int64).ravel()
+        target[at] = size
+        self.constants[copy.input[1]] = target
+        return copy
+
+    def _moved(self, node: OnnxNode, read: str) -> int | None:
+        """Where other operators have the rows that *read* brings them."""
+        place, before = self._places[read], self._shape_of(read)
+        settings = Attributes(node).values()
+        if place is None or before is None:
+            return None
+        rank = len(before)
+        if node.op_type == "Transpose":
+            order = list(settings.get("perm", reversed(range(rank))))
+            return order.index(place) if place in order else None
+        if node.op_type == "Gather":
+            axis = settings.get("axis", 0) % rank
+            taken = self.constants.get(node.input[1])
+            if taken is None or axis == place:
+                return None
+            return place + (taken.ndim - 1 if axis < place else 0)
+        if node.op_type == "Unsqueeze":
+            axes = {each % (rank + len(self._axes(node, settings))) for each in self._axes(node, settings)}
+            free = [at for at in range(rank + len(axes)) if at not in axes]
+            return free[place]
+        if node.op_type == "Squeeze" or (node.op_type.startswith("Reduce") and not settings.get("keepdims", 1)):
+            axes = {each % rank for each in self._axes(node, settings)}
+            return None if place in axes or not axes else place - sum(each < place for each in axes)
+        after = self._shape_of(node.output[0])
+        return None if after is None or len(after) < rank else place + len(after) - rank
+
+    def _axes(self, node: OnnxNode, settings: Mapping[str, Sequence[int]]) -> list[int]:
+        stored = self.constants.get(node.input[1]) if len(node.input) > 1 else None
+        return list(settings.get("axes", ())) if stored is None else [int(each) for each in stored.ravel()]

@@ -1,19 +1,227 @@
-"""What each ONNX operator is in the words of a ``NetDraft``: ``HANDLERS``, from operator to function."""
+"""How nodes of each stitching form are read into a ``NetDraft``: ``FORMS``, and ``read_node``.
+
+Which operator has which form is the facet ``stitching`` of its entry in ``weft.models.operators``.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from weft.base.errors import ModelError
-from weft_stitch.net import Array, Value, Window
-from weft_stitch.reading.draft import Foreign, Picture
-from weft_stitch.reading.onnx_folding import float32
-from weft_stitch.reading.onnx_operands import Handler, Operands
-from weft_stitch.reading.onnx_shapes import SHAPE_HANDLERS
-from weft_stitch.reading.padding import Pads, same_pads
+from weft.models.element_types import ElementType
+from weft.models.operators import StitchForm, find
+from weft_stitch.net import Array, Value, Window, finite
+from weft_stitch.reading.draft import Foreign, NetDraft, Pads, Picture, same_pads
+from weft_stitch.reading.onnx_source import FLOATS, SourceNode, float32
+
+
+@dataclass(frozen=True, eq=False)
+class Operands:
+    """What a handler may know: the node, what it reads, and the draft to write in."""
+
+    node: SourceNode
+    draft: NetDraft
+    pictures: Mapping[str, Picture]
+    constants: Mapping[str, Array]
+    rows: int
+    opset: int
+    coarse: bool
+    """Whether the file is in half precision."""
+
+    @property
+    def name(self) -> str:
+        return self.node.name
+
+    def given(self, index: int) -> bool:
+        return index < len(self.node.inputs) and bool(self.node.inputs[index])
+
+    def picture(self, index: int = 0) -> Picture:
+        self._require(index)
+        found = self.pictures.get(self.node.inputs[index])
+        if found is None:
+            raise Foreign(f"its input {self.node.inputs[index]} is a constant")
+        return found
+
+    def is_constant(self, index: int) -> bool:
+        self._require(index)
+        return self.node.inputs[index] in self.constants
+
+    def array(self, index: int) -> Array:
+        """A constant as it is stored."""
+        if not self.is_constant(index):
+            raise Foreign(f"its input {self.node.inputs[index]} is computed from the model's inputs")
+        return self.constants[self.node.inputs[index]]
+
+    def integers(self, index: int) -> tuple[int, ...]:
+        found = self.array(index)
+        if found.dtype.kind not in "iu":
+            raise ModelError(f"{self.node.inputs[index]} should hold integers and holds {found.dtype}")
+        return tuple(int(each) for each in found.reshape(-1))
+
+    def weight(self, index: int) -> Array:
+        """A constant as float32, every number of it finite."""
+        tensor = self.node.inputs[index] if self.given(index) else ""
+        array = float32(self.array(index), tensor)
+        if not finite(array):
+            raise ModelError(f"its tensor {tensor} holds numbers that are not finite in float32")
+        return array
+
+    def optional_weight(self, index: int) -> Array | None:
+        return self.weight(index) if self.given(index) else None
+
+    def _require(self, index: int) -> None:
+        if not self.given(index):
+            raise ModelError(f"its input {index + 1} is missing")
+
+
+Handler = Callable[[Operands], Picture]
+
+
+def _concat(o: Operands) -> Picture:
+    parts = [o.picture(index) for index in range(len(o.node.inputs))]
+    if not parts:
+        raise ModelError("it joins nothing")
+    if _axis(o, o.node.integer("axis", 1), parts[0]) != 1:
+        raise Foreign("it does not join along the channels (axis 1)")
+    return o.draft.concat(o.name, parts)
+
+
+def _reduce(o: Operands, how: Callable[..., Picture]) -> Picture:
+    """A mean or a maximum over all positions."""
+    x = o.picture()
+    axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
+    if sorted({_axis(o, each, x) for each in axes}) != list(range(2, len(x.view) + 1)):
+        raise Foreign(f"it reduces the dimensions {list(axes)}; all but rows and channels are understood")
+    return how(o.name, x, keep=bool(o.node.integer("keepdims", 1)))
+
+
+def _axis(o: Operands, axis: int, x: Picture) -> int:
+    rank = len(x.view) + 1
+    if not -rank <= axis < rank:
+        raise ModelError(f"it has no dimension {axis}")
+    return axis % rank
+
+
+def _flatten(o: Operands) -> Picture:
+    x = o.picture()
+    if _axis(o, o.node.integer("axis", 1), x) != 1:
+        raise Foreign("it does not flatten each row (axis 1)")
+    return o.draft.reshape(x, (math.prod(x.view),))
+
+
+def _reshape(o: Operands) -> Picture:
+    x = o.picture()
+    whole = (o.rows, *x.view)
+    target = list(o.integers(1) if o.given(1) else o.node.integers("shape", ()))
+    if not o.node.integer("allowzero", 0):
+        target = [whole[place] if size == 0 and place < len(whole) else size for place, size in enumerate(target)]
+    if target.count(-1) > 1 or any(size < -1 or size == 0 for size in target):
+        raise ModelError(f"it asks for the shape {target}")
+    if -1 in target:
+        known = math.prod(size for size in target if size != -1)
+        target[target.index(-1)] = math.prod(whole) // known
+    return _with_rows(o, x, target)
+
+
+def _with_rows(o: Operands, x: Picture, shape: Sequence[int]) -> Picture:
+    if len(shape) < 2 or shape[0] != o.rows:
+        raise Foreign(f"it reshapes {o.rows} rows of {list(x.view)} to {list(shape)}, which are not rows")
+    return o.draft.reshape(x, shape[1:])
+
+
+def _squeeze(o: Operands) -> Picture:
+    x = o.picture()
+    whole = (o.rows, *x.view)
+    if o.given(1) or o.node.has("axes"):
+        axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
+    else:
+        axes = tuple(place for place, size in enumerate(whole) if size == 1)
+    gone = {_axis(o, each, x) for each in axes}
+    if any(whole[place] != 1 for place in gone):
+        raise ModelError(f"it squeezes dimensions {sorted(gone)} of {list(whole)}")
+    return _with_rows(o, x, [size for place, size in enumerate(whole) if place not in gone])
+
+
+def _unsqueeze(o: Operands) -> Picture:
+    x = o.picture()
+    axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
+    rank = len(x.view) + 1 + len(axes)
+    if len(axes) > 8 or any(not -rank <= each < rank for each in axes):
+        raise ModelError(f"it has no dimensions {list(axes)[:8]}")
+    new = {each % rank for each in axes}
+    left = iter((o.rows, *x.view))
+    return _with_rows(o, x, [1 if place in new else next(left, 1) for place in range(rank)])
+
+
+def _transpose(o: Operands) -> Picture:
+    """Understood only where it moves nothing but dimensions of one."""
+    x = o.picture()
+    whole = (o.rows, *x.view)
+    order = o.node.integers("perm", tuple(reversed(range(len(whole)))))
+    if sorted(order) != list(range(len(whole))):
+        raise ModelError(f"its order {list(order)} is not one of {len(whole)} dimensions")
+    moved = [place for place in order[1:] if whole[place] != 1]
+    if order[0] != 0 or moved != sorted(moved):
+        raise Foreign("it moves dimensions")
+    return o.draft.reshape(x, [whole[place] for place in order[1:]])
+
+
+def _same(o: Operands) -> Picture:
+    return o.picture()
+
+
+def _dropout(o: Operands) -> Picture:
+    if any(o.node.outputs[1:]):
+        raise Foreign("it also gives out its mask")
+    if o.given(2) and o.array(2).any():
+        raise Foreign("it is in training mode; export the model for inference")
+    return o.picture()
+
+
+def _cast(o: Operands) -> Picture:
+    to = o.node.integer("to", 0)
+    if to not in FLOATS:
+        raise Foreign("it makes other numbers than floats")
+    if to in (ElementType.FLOAT16, ElementType.BFLOAT16) and not o.coarse:
+        raise Foreign("it rounds to half precision in a model that is not")
+    return o.picture()
+
+
+def _pad(o: Operands) -> Picture:
+    x = o.picture()
+    rank = len(x.view) + 1
+    pads = o.integers(1) if o.given(1) else o.node.integers("pads", o.node.integers("paddings", ()))
+    value = o.array(2).reshape(-1)[:1].any() if o.given(2) else o.node.number("value", 0.0) != 0
+    if o.node.text("mode", "constant") != "constant" or value or o.given(3):
+        raise Foreign("it pads with something else than zeros, or along chosen axes")
+    if len(pads) != 2 * rank:
+        raise ModelError(f"it has {len(pads)} pads for {rank} dimensions")
+    if rank != 4 or any(pads[place] for place in (0, 1, 4, 5)):
+        raise Foreign("it pads rows or channels")
+    return o.draft.pad(x, (pads[2], pads[3], pads[6], pads[7]))
+
+
+SHAPE_FORMS: Mapping[str, Handler] = {
+    "concat": _concat,
+    "mean": lambda o: _reduce(o, o.draft.global_pool),
+    "largest": lambda o: _reduce(o, o.draft.global_max),
+    "flatten": _flatten,
+    "reshape": _reshape,
+    "squeeze": _squeeze,
+    "unsqueeze": _unsqueeze,
+    "transpose": _transpose,
+    "same": _same,
+    "dropout": _dropout,
+    "cast": _cast,
+    "pad": _pad,
+}
+
+
+FormHandler = Callable[[Operands, StitchForm], Picture]
 
 
 def _conv(o: Operands) -> Picture:
@@ -110,16 +318,12 @@ def _sum(o: Operands) -> Picture:
     return total
 
 
-def _unary(function: str, **defaults: float) -> Handler:
+def _unary(o: Operands, form: StitchForm) -> Picture:
     """An elementwise function whose attributes are numbers."""
-
-    def handler(o: Operands) -> Picture:
-        settings = {name: o.node.number(name, default) for name, default in defaults.items()}
-        if not all(map(math.isfinite, settings.values())):
-            raise ModelError(f"its settings are {settings}")
-        return o.draft.unary(o.name, o.picture(), function, **settings)
-
-    return handler
+    settings = {name: o.node.number(name, default) for name, default in form.settings.items()}
+    if not all(map(math.isfinite, settings.values())):
+        raise ModelError(f"its settings are {settings}")
+    return o.draft.unary(o.name, o.picture(), form.function, **settings)
 
 
 def _gelu(o: Operands) -> Picture:
@@ -170,21 +374,18 @@ def _clipped(o: Operands, bounds: dict[str, float]) -> Picture:
     return o.draft.unary(o.name, o.picture(), "Clip", **kept) if kept else o.picture()
 
 
-def _pool(kind: str) -> Handler:
-    def handler(o: Operands) -> Picture:
-        if any(o.node.outputs[1:]):
-            raise Foreign("it also gives out where the largest numbers are")
-        x = o.picture()
-        kernel = o.node.integers("kernel_shape", ())
-        if len(kernel) != 2:
-            raise Foreign(f"its window has {len(kernel)} dimensions; 2 are understood")
-        window = _window(o, o.node.pair("kernel_shape", 1), o.draft.size(x))
-        if any(pad >= size for pad, size in zip(window.pads, window.kernel * 2, strict=True)):
-            raise ModelError(f"its padding {list(window.pads)} is not smaller than its window {list(window.kernel)}")
-        counted = bool(o.node.integer("count_include_pad", 0))
-        return o.draft.pool(o.name, x, kind, window, ceil=bool(o.node.integer("ceil_mode", 0)), count_pads=counted)
-
-    return handler
+def _pool(o: Operands, form: StitchForm) -> Picture:
+    if any(o.node.outputs[1:]):
+        raise Foreign("it also gives out where the largest numbers are")
+    x = o.picture()
+    kernel = o.node.integers("kernel_shape", ())
+    if len(kernel) != 2:
+        raise Foreign(f"its window has {len(kernel)} dimensions; 2 are understood")
+    window = _window(o, o.node.pair("kernel_shape", 1), o.draft.size(x))
+    if any(pad >= size for pad, size in zip(window.pads, window.kernel * 2, strict=True)):
+        raise ModelError(f"its padding {list(window.pads)} is not smaller than its window {list(window.kernel)}")
+    counted, ceil = bool(o.node.integer("count_include_pad", 0)), bool(o.node.integer("ceil_mode", 0))
+    return o.draft.pool(o.name, x, form.function, window, ceil=ceil, count_pads=counted)
 
 
 def _window(o: Operands, kernel: tuple[int, int], size: Value) -> Window:
@@ -204,34 +405,44 @@ def _window(o: Operands, kernel: tuple[int, int], size: Value) -> Window:
     return Window(kernel, strides, four, dilations)
 
 
-_PLAIN = ("Relu", "Sigmoid", "Tanh", "HardSwish", "Softplus", "Exp", "Neg", "Abs", "Sqrt")
-"""Functions without settings."""
+def _taking_form(handler: Handler) -> FormHandler:
+    return lambda o, form: handler(o)
 
-HANDLERS: Mapping[str, Handler] = {
-    **SHAPE_HANDLERS,
-    "Conv": _conv,
-    "BatchNormalization": _batch_norm,
-    "Gemm": _gemm,
-    "MatMul": _matmul,
-    "Add": lambda o: _sum_or_product(o, "add"),
-    "Mul": lambda o: _sum_or_product(o, "mul"),
-    "Sub": _sub,
-    "Div": _div,
-    "Pow": _pow,
-    "Sum": _sum,
-    **{function: _unary(function) for function in _PLAIN},
-    "HardSigmoid": _unary("HardSigmoid", alpha=0.2, beta=0.5),
-    "LeakyRelu": _unary("LeakyRelu", alpha=0.01),
-    "Elu": _unary("Elu", alpha=1.0),
-    "Gelu": _gelu,
-    "Swish": _swish,
-    "PRelu": _prelu,
-    "Clip": _clip,
-    "Min": lambda o: _bounded(o, "max"),
-    "Max": lambda o: _bounded(o, "min"),
-    "MaxPool": _pool("max_pool"),
-    "AveragePool": _pool("avg_pool"),
-    "GlobalAveragePool": lambda o: o.draft.global_pool(o.name, o.picture(), keep=True),
-    "GlobalMaxPool": lambda o: o.draft.global_max(o.name, o.picture(), keep=True),
+
+FORMS: Mapping[str, FormHandler] = {
+    "unary": _unary,
+    "pool": _pool,
+    **{
+        name: _taking_form(handler)
+        for name, handler in {
+            **SHAPE_FORMS,
+            "convolution": _conv,
+            "batch_norm": _batch_norm,
+            "gemm": _gemm,
+            "matmul": _matmul,
+            "add": lambda o: _sum_or_product(o, "add"),
+            "mul": lambda o: _sum_or_product(o, "mul"),
+            "sub": _sub,
+            "div": _div,
+            "pow": _pow,
+            "sum": _sum,
+            "gelu": _gelu,
+            "swish": _swish,
+            "prelu": _prelu,
+            "clip": _clip,
+            "min": lambda o: _bounded(o, "max"),
+            "max": lambda o: _bounded(o, "min"),
+            "global_average": lambda o: o.draft.global_pool(o.name, o.picture(), keep=True),
+            "global_max": lambda o: o.draft.global_max(o.name, o.picture(), keep=True),
+        }.items()
+    },
 }
-"""To add an operator, write its function and a line here."""
+"""Form -> how a node of it is read. Which operator has which form is in the table of operators."""
+
+
+def read_node(o: Operands) -> Picture:
+    """The node in the words of the draft; ``Foreign`` where its operator has no form, or not with these attributes."""
+    form = find(o.node.op).stitching
+    if form is None:
+        raise Foreign("it is not understood")
+    return FORMS[form.form](o, form)

@@ -15,26 +15,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from onnx import AttributeProto, ValueInfoProto, helper
 
 from weft.base.errors import ModelError, StitchError
 from weft.base.files import refuse_special_file
+from weft.models.element_types import numpy_dtype
+from weft.models.onnx_graph import bodies, copied, metadata
+from weft.runtime.external import glanced_inputs
 from weft.runtime.metadata import EXITS_KEY
-from weft.runtime.wire_format import Glance, fields
 from weft_stitch.graph import DYNAMIC, GraphTensor
 from weft_stitch.net import Array
 from weft_stitch.reading.draft import Foreign
-from weft_stitch.reading.onnx_folding import constant_node
-from weft_stitch.reading.onnx_source import FLOATS, WHOLE, OnnxSource, SourceNode, load, open_source
+from weft_stitch.reading.onnx_source import FLOATS, WHOLE, OnnxSource, SourceNode, constant_node, load, open_source
 
 OLDEST = 13
 """The first operator set whose ``Split`` takes sizes that are known at run time only."""
 LENGTH = "length"
 _SCOPES = "pkg.torch.onnx.name_scopes"
 """The names of the modules around a node, the innermost last but one, as a list of Python."""
-_GRAPH, _INITIALIZER, _INPUT, _NAME = 7, 5, 11, 8
-"""Fields of a model, of its graph, and of a tensor."""
-_GRAPHS = (AttributeProto.GRAPH, AttributeProto.GRAPHS)
 _LOTS = ("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial")
 
 
@@ -136,21 +133,11 @@ class ModelProgram:
 def takes_whole_numbers(path: str | os.PathLike[str]) -> bool:
     """Whether a model has an input of tokens, or a mask; all else in its file is stepped over."""
     refuse_special_file(path, ModelError)
-    inputs: dict[str, int] = {}
-    held: set[str] = set()
     try:
-        with open(path, "rb") as file:
-            data = Glance(file)
-            for number, first, last in fields(data, 0, len(data)):
-                for inner, start, end in fields(data, first, last) if number == _GRAPH else ():
-                    if inner == _INPUT:
-                        value = ValueInfoProto.FromString(data[start:end])
-                        inputs[value.name] = value.type.tensor_type.elem_type
-                    elif inner == _INITIALIZER:
-                        held |= {data[at:to].decode() for key, at, to in fields(data, start, end) if key == _NAME}
+        inputs = glanced_inputs(path, requests=True)
     except Exception:  # protobuf's DecodeError has no public home; what is wrong is told by whoever reads the file
         return False
-    return any(kind in WHOLE for name, kind in inputs.items() if name not in held)
+    return any(each.type.tensor_type.elem_type in WHOLE for each in inputs)
 
 
 def read_program(path: str | os.PathLike[str], constants: Constants, name: str = "") -> ModelProgram:
@@ -195,8 +182,7 @@ def _program(source: OnnxSource, constants: Constants, name: str) -> ModelProgra
 
 
 def _exits(source: OnnxSource) -> tuple[str, ...]:
-    text = next((each.value for each in source.proto.metadata_props if each.key == EXITS_KEY), "")
-    exits = tuple(filter(None, map(str.strip, text.split(","))))
+    exits = tuple(filter(None, map(str.strip, metadata(source.proto).get(EXITS_KEY, "").split(","))))
     if lost := [each for each in exits if each not in source.outputs]:
         raise StitchError(f"its {EXITS_KEY} names {lost[0]}, which is none of its outputs {', '.join(source.outputs)}")
     return exits if len(exits) > 1 else ()
@@ -226,30 +212,30 @@ def _is_matrix(source: OnnxSource, name: str) -> bool:
 def _node(node: SourceNode) -> ProgramNode:
     if "." in node.op:
         raise StitchError(f"{node.name} is {node.op}, an operator of another domain; export it with plain operators")
-    if node.op in _LOTS or any(each.type in _GRAPHS for each in node.attributes.values()):
+    if node.op in _LOTS or bodies(node.node):
         raise StitchError(f"{node.name} is {node.op}, which draws lots or holds a graph; it cannot be stitched")
-    attributes = {key: helper.get_attribute_value(each) for key, each in sorted(node.attributes.items())}
-    said = b"\0".join(_plain(each).SerializeToString(deterministic=True) for _, each in sorted(node.attributes.items()))
+    attributes = dict(sorted(node.values().items()))
+    stored = sorted(node.node.attribute, key=lambda each: each.name)
+    said = b"\0".join(_plain(each).SerializeToString(deterministic=True) for each in stored)
     signature = f"{node.op} {len(node.outputs)} {blake2b(said, digest_size=16).hexdigest()}"
     return ProgramNode(node.name, node.op, node.inputs, node.outputs, attributes, signature, _module(node))
 
 
 def _module(node: SourceNode) -> str:
     """torch's newer exporter writes it down, and its older one makes names of it: /encoder/layer.0/dense/MatMul."""
-    for each in node.proto.metadata_props:
+    for each in node.node.metadata_props:
         if each.key == _SCOPES:
             scopes = re.findall(r"'([^']*)'", each.value)
             return scopes[-2] if len(scopes) > 1 else ""
     return ".".join(node.name.split("/")[1:-1]) if node.name.startswith("/") else ""
 
 
-def _plain(attribute: AttributeProto) -> AttributeProto:
+def _plain(attribute: Any) -> Any:
     """Without its documentation and the name of a tensor, which say nothing of what is done."""
-    plain = AttributeProto()
-    plain.CopyFrom(attribute)
-    plain.doc_string = plain.t.name = ""
-    if attribute.type != AttributeProto.TENSOR:
-        plain.ClearField("t")
+    plain = copied(attribute)
+    plain.doc_string = ""
+    if plain.HasField("t"):
+        plain.t.name = ""
     return plain
 
 
@@ -259,7 +245,7 @@ def _inputs(source: OnnxSource) -> tuple[GraphTensor, ...]:
     for name, sizes in source.inputs.items():
         if not sizes or isinstance(sizes[0], int):
             raise ModelError(f"its input {name} is {list(sizes)}; export it with an open number of rows")
-        dtype = str(helper.tensor_dtype_to_np_dtype(kinds[name]))
+        dtype = str(numpy_dtype(kinds[name]))
         shape = tuple(size if isinstance(size, int) else DYNAMIC for size in sizes)
         found.append(GraphTensor(name, shape, dtype, LENGTH))
     return tuple(found)

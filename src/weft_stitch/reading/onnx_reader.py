@@ -7,31 +7,31 @@ other node is said in the words of a draft (``onnx_ops``) or, where the caller a
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import onnx
 
 from weft.base.errors import ModelError, ShapeNeeded, StitchError
 from weft.base.shapes import settle
+from weft.models.onnx_graph import Attributes, OnnxModel, OnnxNode, metadata, node_name
+from weft.models.onnx_import.widths import FORMATS, ROUNDED, rounded_in, widths_in
+from weft_stitch.graph import Builder
 from weft_stitch.net import Array, Net
 from weft_stitch.reading.draft import Foreign, NetDraft, Shape
-from weft_stitch.reading.onnx_folding import constant_node, fold
 from weft_stitch.reading.onnx_islands import Surveyor
-from weft_stitch.reading.onnx_operands import Operands
-from weft_stitch.reading.onnx_ops import HANDLERS
-from weft_stitch.reading.onnx_rounding import inner, narrow_nodes, roundings
-from weft_stitch.reading.onnx_source import COARSE, OnnxSource, SourceNode, load, open_source
+from weft_stitch.reading.onnx_ops import Operands, read_node
+from weft_stitch.reading.onnx_source import COARSE, OnnxSource, SourceNode, constant_node, fold, load, open_source
 
 _TAKES_PADS = ("Conv", "Pad")
 """Operators that take zeros which are still to be written around what they read."""
 
 
 def read_net(
-    source: str | os.PathLike[str] | onnx.ModelProto,
+    source: str | os.PathLike[str] | OnnxModel,
     *,
     batch: int | None = None,
     islands: bool = False,
@@ -43,14 +43,14 @@ def read_net(
     *batch*: rows where the file leaves their number open (else 1). *islands*: keep operators that are not understood
     as they are, to run for each model alone. *shapes*: input -> full shape, where the file leaves sizes open.
     """
-    if isinstance(source, onnx.ModelProto):
-        folder, title = None, name or source.graph.name or "model"
-        where = title
-    else:
+    folder: Path | None = None
+    if isinstance(source, str | os.PathLike):
         path = Path(source)
         folder, title, where = path.parent, name or path.stem, path.name or str(path)
+    else:
+        title = where = name or source.graph.name or "model"
     try:
-        model = source if isinstance(source, onnx.ModelProto) else load(Path(source))
+        model = load(Path(source)) if isinstance(source, str | os.PathLike) else source
         opened = open_source(model, folder)
         net = _OnnxWalk(opened, _input_shapes(opened, batch, shapes or {}), islands).net(title)
         return replace(net, stored=opened.precision)
@@ -118,11 +118,8 @@ class _OnnxWalk:
             self._constants[name] = array
 
     def _understand(self, node: SourceNode) -> None:
-        handler = HANDLERS.get(node.op)
         try:
-            if handler is None:
-                raise Foreign("it is not understood")
-            self._pictures[node.outputs[0]] = handler(self._operands(node))
+            self._pictures[node.outputs[0]] = read_node(self._operands(node))
         except Foreign as error:
             self._keep_foreign(node, str(error))
 
@@ -210,3 +207,74 @@ def _input_shape(name: str, sizes: Sequence[int | str], batch: int | None) -> Sh
     if min(shape) < 1:
         raise ModelError(f"its input {name} has the shape {shape}")
     return tuple(shape)
+
+
+FLOAT_BITS = 32
+
+
+@dataclass(frozen=True, eq=False)
+class RoundingSteps:
+    """Operators that round a value; all that they read and write has its shape, or is one number."""
+
+    nodes: tuple[OnnxNode, ...]
+    constants: Mapping[str, Array]
+    source: str
+    output: str
+    signature: str
+    """Equal for those that round alike."""
+
+    def steps(self, builder: Builder, inputs: Sequence[str]) -> str:
+        """Add the operators; the name of what they make of the one input."""
+        shape, names = builder.shape(inputs[0]), {self.source: inputs[0]}
+        names |= {name: builder.constant(array, "rounding") for name, array in self.constants.items()}
+        for node in self.nodes:
+            read = [names[each] for each in node.input]
+            names[node.output[0]] = builder.add(node.op_type, *read, shape=shape, **Attributes(node).values())
+        builder.rounded[names[self.output]] = inputs[0]
+        return names[self.output]
+
+
+def narrow_nodes(source: OnnxSource) -> frozenset[str]:
+    """The nodes of a tuned file whose weights are in fewer bits than floats have."""
+    widths = widths_in(source.proto)
+    narrow = {name for name, each in widths.items() if each.weight < FLOAT_BITS}
+    return frozenset(node.name for node in source.nodes if node_name(node.node) in narrow)
+
+
+def roundings(source: OnnxSource) -> dict[str, RoundingSteps]:
+    """Every rounded tensor of a file with what rounds it."""
+    writers = {output: node for node in source.nodes for output in node.outputs if output}
+    found, notes = rounded_in(source.proto), metadata(source.proto)
+    if FORMATS in notes and ROUNDED not in notes:
+        raise StitchError("it was tuned by an older weft, and does not say where it rounds; tune it again")
+    return {output: _steps(source, writers, of, output) for output, of in found.items() if output in writers}
+
+
+def inner(found: Iterable[RoundingSteps]) -> frozenset[str]:
+    """The tensors that only exist while something is rounded."""
+    return frozenset(node.output[0] for each in found for node in each.nodes if node.output[0] != each.output)
+
+
+def _steps(source: OnnxSource, writers: Mapping[str, SourceNode], of: str, output: str) -> RoundingSteps:
+    wanted, kept = [output], dict[str, SourceNode]()
+    while wanted:
+        name = wanted.pop()
+        if name == of or name in kept or name not in writers:
+            continue
+        kept[name] = writers[name]
+        wanted += [each for each in writers[name].inputs if each]
+    nodes = [node for node in source.nodes if any(node is each for each in kept.values())]
+    if foreign := [node.op for node in nodes if "." in node.op]:
+        raise StitchError(f"it rounds by {foreign[0]}, which ONNX Runtime does not know; tune it with --export qdq")
+    read = dict.fromkeys(name for node in nodes for name in node.inputs if name)
+    constants = {name: source.stored(name) for name in read if name in source.tensors}
+    return RoundingSteps(tuple(node.node for node in nodes), constants, of, output, _signature(nodes, constants))
+
+
+def _signature(nodes: Sequence[SourceNode], constants: Mapping[str, Array]) -> str:
+    digest = hashlib.sha256()
+    for node in nodes:
+        held = [constants[name].tobytes() for name in node.inputs if name in constants]
+        told = [each.SerializeToString() for each in node.node.attribute]
+        digest.update(b"|".join([node.op.encode(), *held, *told]))
+    return digest.hexdigest()[:16]

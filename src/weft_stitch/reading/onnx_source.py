@@ -7,58 +7,61 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import onnx
-import onnx.inliner
-from onnx import AttributeProto, TensorProto, numpy_helper
-from onnx.external_data_helper import load_external_data_for_tensor
+import numpy as np
 
-from weft.base.errors import ModelError, reason_of
+from weft.base.errors import ModelError
+from weft.models.element_types import ElementType, type_name
+from weft.models.onnx_graph import (
+    STANDARD_DOMAINS,
+    Attributes,
+    OnnxGraph,
+    OnnxModel,
+    OnnxNode,
+    OnnxTensor,
+    OnnxValue,
+    constant_number,
+    constant_tensor,
+    evaluate,
+    initializers,
+    inlined,
+    metadata,
+    opsets,
+    request_inputs,
+    stored_array,
+)
+from weft.models.onnx_graph import load as load_model
 from weft.runtime.metadata import STITCHED_KEY
 from weft_stitch.net import Array
+from weft_stitch.reading.draft import Foreign
 
 FLOATS: Mapping[int, str] = {
-    TensorProto.FLOAT: "float32",
-    TensorProto.FLOAT16: "float16",
-    TensorProto.DOUBLE: "float64",
-    TensorProto.BFLOAT16: "bfloat16",
+    ElementType.FLOAT: "float32",
+    ElementType.FLOAT16: "float16",
+    ElementType.DOUBLE: "float64",
+    ElementType.BFLOAT16: "bfloat16",
 }
 """Types of numbers that can be read, and what they are called."""
-WHOLE: Mapping[int, str] = {TensorProto.INT64: "int64", TensorProto.INT32: "int32", TensorProto.BOOL: "bool"}
+WHOLE: Mapping[int, str] = {ElementType.INT64: "int64", ElementType.INT32: "int32", ElementType.BOOL: "bool"}
 """Types of tokens and masks."""
 COARSE = ("float16", "bfloat16")
 """Types of half precision."""
 
 
 @dataclass(frozen=True, eq=False)
-class SourceNode:
-    """One node, its attributes by name."""
+class SourceNode(Attributes):
+    """One node, by the names that it has here; ``node`` is the file's own."""
 
     name: str
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     """Empty where nobody reads them."""
-    attributes: Mapping[str, AttributeProto]
-    proto: onnx.NodeProto
-
-    def has(self, name: str) -> bool:
-        return name in self.attributes
-
-    def integer(self, name: str, default: int) -> int:
-        found = self._find(name, AttributeProto.INT)
-        return default if found is None else int(found.i)
-
-    def integers(self, name: str, default: Sequence[int]) -> tuple[int, ...]:
-        found = self._find(name, AttributeProto.INTS)
-        return tuple(default) if found is None else tuple(found.ints)
 
     def pair(self, name: str, default: int) -> tuple[int, int]:
         """An attribute of two positive integers."""
@@ -67,37 +70,23 @@ class SourceNode:
             raise ModelError(f"its {name} is {list(found)}, not two positive numbers")
         return found[0], found[1]
 
-    def number(self, name: str, default: float) -> float:
-        found = self._find(name, AttributeProto.FLOAT)
-        return default if found is None else float(found.f)
-
-    def text(self, name: str, default: str) -> str:
-        found = self._find(name, AttributeProto.STRING)
-        return default if found is None else found.s.decode("utf-8", "replace")
-
-    def _find(self, name: str, kind: int) -> Any:
-        found = self.attributes.get(name)
-        if found is not None and found.type not in (kind, AttributeProto.UNDEFINED):
-            raise ModelError(f"its attribute {name!r} has the wrong type")
-        return found
-
 
 @dataclass(frozen=True, eq=False)
 class OnnxSource:
     """A model file, read and checked as far as its wires go."""
 
-    proto: onnx.ModelProto
+    proto: OnnxModel
     opset: int
     nodes: tuple[SourceNode, ...]
     """The nodes that the outputs need, in an order in which they can run."""
     inputs: Mapping[str, tuple[int | str, ...]]
     """Input -> its sizes; an open one is its name, or '?'."""
     outputs: tuple[str, ...]
-    tensors: Mapping[str, onnx.TensorProto]
+    tensors: Mapping[str, OnnxTensor]
     folder: Path | None
 
     def stored(self, name: str) -> Array:
-        return to_array(self.tensors[name], self.folder)
+        return stored_array(self.tensors[name], self.folder)
 
     @cached_property
     def precision(self) -> str:
@@ -112,18 +101,17 @@ class OnnxSource:
         return FLOATS[sizes.most_common(1)[0][0]]
 
 
-def open_source(model: onnx.ModelProto, folder: Path | None, taken: Mapping[int, str] = FLOATS) -> OnnxSource:
+def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] = FLOATS) -> OnnxSource:
     """Check *model*; its external data lies in *folder*, its inputs may be of the types *taken*."""
     _require_text(model)
-    if tasks := next((each.value for each in model.metadata_props if each.key == STITCHED_KEY), ""):
+    if tasks := metadata(model).get(STITCHED_KEY, ""):
         raise ModelError(f"is a stitched file{_made_of(tasks)}; give the models that it was made of")
-    if model.functions:
-        model = _inlined(model)
+    model = _inlined(model)
     graph = model.graph
     if not graph.node or not graph.output:
         raise ModelError("it holds no graph with nodes and outputs; is it an ONNX model?")
-    tensors = {each.name: each for each in graph.initializer}
-    inputs = {each.name: _sizes(each, taken) for each in graph.input if each.name not in tensors}
+    tensors = initializers(graph)
+    inputs = {each.name: _sizes(each, taken) for each in request_inputs(graph)}
     if not inputs:
         raise ModelError("it has no inputs")
     outputs = tuple(dict.fromkeys(each.name for each in graph.output))
@@ -139,36 +127,19 @@ def _made_of(text: str) -> str:
         return ""
 
 
-def load(path: Path) -> onnx.ModelProto:
+def load(path: Path) -> OnnxModel:
     """The file's model, external data left where it is."""
     if path.is_dir():
         raise ModelError(f"is a folder; give its files, as in {path}/*.onnx")
     try:
-        return onnx.load_model(os.fspath(path), load_external_data=False)
+        return load_model(path)
     except OSError as error:
         raise ModelError(f"cannot be read: {error.strerror or error}") from error
     except Exception as error:  # protobuf's DecodeError, which has no public home, and onnx's own
         raise ModelError("is not an ONNX file, or a damaged one; export or download it again") from error
 
 
-def to_array(proto: onnx.TensorProto, folder: Path | None) -> Array:
-    """The values of a stored tensor."""
-    if any(size < 0 for size in proto.dims):
-        raise ModelError(f"its tensor {proto.name} has the shape {list(proto.dims)}")
-    try:
-        if proto.data_location == TensorProto.EXTERNAL:
-            copy = onnx.TensorProto()
-            copy.CopyFrom(proto)
-            load_external_data_for_tensor(copy, str(folder or "."))
-            proto = copy
-        return numpy_helper.to_array(proto)
-    except OSError as error:
-        raise ModelError(f"the file of its tensor {proto.name} cannot be read: {reason_of(error)}") from error
-    except (ValueError, TypeError, KeyError, RuntimeError, onnx.checker.ValidationError) as error:
-        raise ModelError(f"its tensor {proto.name} cannot be read; the file is damaged or incomplete") from error
-
-
-def _require_text(model: onnx.ModelProto) -> None:
+def _require_text(model: OnnxModel) -> None:
     """Protobuf hands out bytes, or fails, where a name is not UTF-8."""
     try:
         "".join(_texts(model.graph))
@@ -176,7 +147,7 @@ def _require_text(model: onnx.ModelProto) -> None:
         raise ModelError("names in it are not text; the file is damaged") from error
 
 
-def _texts(graph: onnx.GraphProto) -> Iterator[str]:
+def _texts(graph: OnnxGraph) -> Iterator[str]:
     yield graph.name
     for node in graph.node:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
@@ -185,21 +156,21 @@ def _texts(graph: onnx.GraphProto) -> Iterator[str]:
         yield each.name
 
 
-def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+def _inlined(model: OnnxModel) -> OnnxModel:
     try:
-        return onnx.inliner.inline_local_functions(model)
+        return inlined(model)
     except Exception as error:  # whatever the C++ side makes of a damaged function
         raise ModelError("its functions cannot be inlined; the file is damaged") from error
 
 
-def _opset(model: onnx.ModelProto) -> int:
-    versions = [each.version for each in model.opset_import if each.domain in ("", "ai.onnx")]
-    if not versions:
+def _opset(model: OnnxModel) -> int:
+    versions = opsets(model)
+    if "" not in versions:
         raise ModelError("it names no version of the ONNX operators")
-    return int(max(versions))
+    return versions[""]
 
 
-def _sizes(value: onnx.ValueInfoProto, taken: Mapping[int, str]) -> tuple[int | str, ...]:
+def _sizes(value: OnnxValue, taken: Mapping[int, str]) -> tuple[int | str, ...]:
     kind = value.type.tensor_type
     if not value.type.HasField("tensor_type") or not kind.HasField("shape"):
         raise ModelError(f"its input {value.name} is not a tensor of known rank")
@@ -211,18 +182,11 @@ def _sizes(value: onnx.ValueInfoProto, taken: Mapping[int, str]) -> tuple[int | 
     return tuple(int(dim.dim_value) if dim.dim_value > 0 else dim.dim_param or "?" for dim in kind.shape.dim)
 
 
-def type_name(number: int) -> str:
-    """What ONNX calls a type of numbers."""
-    names: dict[int, str] = {each: name for name, each in TensorProto.DataType.items()}
-    return names.get(number, str(number)).lower()
-
-
-def _node(proto: onnx.NodeProto, read: set[str]) -> SourceNode:
+def _node(proto: OnnxNode, read: set[str]) -> SourceNode:
     outputs = tuple(each if each in read else "" for each in proto.output)
     name = proto.name or next((each for each in outputs if each), proto.op_type)
-    domain = "" if proto.domain in ("", "ai.onnx") else f"{proto.domain}."
-    attributes = {each.name: each for each in proto.attribute}
-    return SourceNode(name, domain + proto.op_type, tuple(proto.input), outputs, attributes, proto)
+    domain = "" if proto.domain in STANDARD_DOMAINS else f"{proto.domain}."
+    return SourceNode(proto, name, domain + proto.op_type, tuple(proto.input), outputs)
 
 
 def _ordered(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence[str]) -> list[SourceNode]:
@@ -264,3 +228,67 @@ def _runnable(nodes: Sequence[SourceNode], known: set[str]) -> bool:
             return False
         known.update(node.outputs)
     return True
+
+
+_MOST_ELEMENTS = 2**28
+"""More than any weight; a damaged shape asks for more."""
+
+_SPREADING = {"Add", "Sub", "Mul", "Div", "Pow", "Where", "Equal", "Greater", "Less", "And", "Or", "Min", "Max", "Mod"}
+_SMALLER = {
+    "Cast", "Gather", "Concat", "Unsqueeze", "Squeeze", "Reshape", "Slice", "Floor", "Ceil", "Sqrt", "Transpose", "Neg",
+    "Flatten", "ReduceProd", "ReduceSum", "ReduceMax", "Reciprocal", "Exp", "Not", "DequantizeLinear", "CastLike",
+    "ScatterND", "Abs", "Size", "Shape", "ReduceL2",
+}  # fmt: skip
+_TO_SHAPE = {"ConstantOfShape": 0, "Expand": 1}
+"""Operators whose output is as large as one of their inputs says."""
+
+_EVALUATED_SINCE = {"DequantizeLinear": 19}
+"""The first operator set that onnx's own evaluator runs them in; they mean the same before."""
+
+FOLDED = _SPREADING | _SMALLER | set(_TO_SHAPE)
+
+
+def constant_node(node: SourceNode, folder: Path | None) -> Array:
+    """What a node ``Constant`` holds."""
+    tensor = constant_tensor(node.node)
+    values = constant_number(node.node) if tensor is None else stored_array(tensor, folder)
+    if values is None:
+        raise Foreign("it holds neither numbers nor a tensor")
+    return values
+
+
+def fold(node: SourceNode, inputs: Mapping[str, Array], opset: int) -> Sequence[Array]:
+    """The outputs of *node*, run by onnx itself."""
+    if node.op not in FOLDED:
+        raise Foreign("it computes on constants only; simplify the file first")
+    _require_small(node, inputs)
+    known = max(opset, _EVALUATED_SINCE.get(node.op, 0))
+    try:
+        return evaluate({"": known}, [node.node], inputs, node.outputs)
+    except Exception as error:  # the evaluator raises whatever numpy does
+        raise ModelError("what it computes from constants makes no sense") from error
+
+
+def float32(array: Array, tensor: str) -> Array:
+    """Weights as the net keeps them."""
+    if array.dtype.kind in "iub":
+        raise Foreign(f"{tensor} holds {array.dtype} numbers, not floats")
+    with np.errstate(over="ignore"):
+        return np.ascontiguousarray(array.astype(np.float32))
+
+
+def _require_small(node: SourceNode, inputs: Mapping[str, Array]) -> None:
+    try:
+        if node.op in _TO_SHAPE:
+            shape = [int(size) for size in inputs[node.inputs[_TO_SHAPE[node.op]]].reshape(-1)]
+            elements = math.prod(shape) * max([1, *(each.size for each in inputs.values())])
+        elif node.op in _SPREADING:
+            elements = math.prod(np.broadcast_shapes(*(each.shape for each in inputs.values())))
+        elif node.op == "Gather":
+            elements = math.prod(each.size for each in inputs.values())
+        else:
+            elements = sum(each.size for each in inputs.values())
+    except (ValueError, KeyError, IndexError) as error:
+        raise ModelError("its constants do not fit each other") from error
+    if not 0 <= elements <= _MOST_ELEMENTS:
+        raise ModelError(f"it would make a constant of {elements} numbers")

@@ -10,8 +10,7 @@ import numpy as np
 
 from weft.base.errors import ModelError
 from weft_stitch.net import Array, Window
-from weft_stitch.reading.draft import Foreign, NetDraft, Picture
-from weft_stitch.reading.padding import same_pads
+from weft_stitch.reading.draft import Foreign, NetDraft, Picture, same_pads
 
 
 @dataclass(frozen=True, eq=False)

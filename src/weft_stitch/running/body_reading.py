@@ -14,7 +14,7 @@ import numpy as np
 
 from weft.base.errors import StitchError
 from weft_stitch.bodies.body import Body, BodyStep, BodyValue
-from weft_stitch.bodies.low_rank import LowRank
+from weft_stitch.bodies.differences import LowRank
 from weft_stitch.net import Array
 from weft_stitch.running.body_rows import FINEST, room_for
 from weft_stitch.running.fused_body import BodyLayer, BodyWeights, OwnHead, RowNorm, SharedProduct

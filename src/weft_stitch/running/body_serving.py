@@ -14,15 +14,14 @@ import numpy as np
 
 from weft.base.errors import StitchError, unknown_name
 from weft_stitch.bodies.bench import BodyBench
-from weft_stitch.bodies.whole_run import BodyStitching
+from weft_stitch.bodies.body_description import read_body
+from weft_stitch.bodies.body_stitching import BodyStitching
 from weft_stitch.net import Array
-from weft_stitch.reading.onnx_stitched import read_body
-from weft_stitch.running.body_ladder import BodyLadder, Capture, Run
+from weft_stitch.running.body_ladder import BodyLadder, Capture, Run, SlottedBody, digests
 from weft_stitch.running.body_reading import BodyEncoder, read_encoder
 from weft_stitch.running.body_rows import TokenRow
-from weft_stitch.running.body_slots import SlottedBody, digests
-from weft_stitch.running.checking import relative_difference
 from weft_stitch.running.operators import Tensor, torch
+from weft_stitch.running.sessions import relative_difference
 
 __all__ = ["BodyLadder", "FusedEncoder", "SlottedBody", "check", "digests", "read_file", "rows_of"]
 

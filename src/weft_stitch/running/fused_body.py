@@ -12,7 +12,6 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from weft.base.errors import StitchError
-from weft_stitch.running import body_plain
 from weft_stitch.running.body_rows import FINEST, RowTables, room_for
 from weft_stitch.running.operators import Tensor, torch
 
@@ -175,20 +174,20 @@ class FusedBody:
         """[rows, width]; where a norm sums it up it may be [parts, rows, width]."""
         weight, bias, down, up = product.weight, product.bias, product.down, product.up
         if not x.is_cuda:
-            return body_plain.product(x, weight, bias, down, up, tables, gelu)
+            return plain_product(x, weight, bias, down, up, tables, gelu)
         shape = self.shape(product, len(x), len(x) // len(tables.whose))
         shape = shape if summed else shape._replace(parts=1)
         return launch_product(x, product, tables, shape, gelu=gelu, early=self.early)
 
     def norm(self, x: Tensor, residual: Tensor, norm: RowNorm, tables: RowTables) -> Tensor:
         if not x.is_cuda:
-            return body_plain.norm(x, residual, *norm, tables)
+            return plain_norm(x, residual, *norm, tables)
         return launch_norm(x, residual, norm, tables, self.early)
 
     def attention(self, x: Tensor, tables: RowTables, longest: int) -> Tensor:
         heads = self.weights.heads
         if not x.is_cuda:
-            return body_plain.attention(x, heads, tables)
+            return plain_attention(x, heads, tables)
         return launch_attention(x, heads, tables, longest, self.early)
 
     def head(
@@ -196,7 +195,7 @@ class FusedBody:
     ) -> Tensor:
         """[requests, width] of *x*, of which *at* picks a row for each request."""
         if not x.is_cuda:
-            return body_plain.head(x if at is None else x[at.long()], *head, tables, tanh)
+            return plain_head(x if at is None else x[at.long()], *head, tables, tanh)
         return launch_head(x, head, tables, at=at, tanh=tanh, early=self.early)
 
 
@@ -320,3 +319,42 @@ def able_to_start_early(device: Any) -> bool:
 
 def _precision() -> str:
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+def models_of(tables: RowTables, rows: int) -> Tensor:
+    """The model of each row."""
+    return tables.whose.long().repeat_interleave(rows // len(tables.whose))
+
+
+def plain_product(
+    x: Tensor, weight: Tensor, bias: Tensor, down: Tensor | None, up: Tensor | None, tables: RowTables, gelu: bool
+) -> Tensor:
+    whose = models_of(tables, len(x))
+    y = x @ weight + bias[whose if len(bias) > 1 else torch.zeros_like(whose)]
+    if down is not None and up is not None:
+        narrow = torch.einsum("mk,msrk->msr", x, down[whose])
+        wide = up[whose].unflatten(2, (down.shape[1], -1))
+        y = y + torch.einsum("msr,mrsn->msn", narrow, wide).flatten(1)
+    return torch.nn.functional.gelu(y) if gelu else y
+
+
+def plain_norm(x: Tensor, residual: Tensor, scale: Tensor, shift: Tensor, epsilon: float, tables: RowTables) -> Tensor:
+    whose = models_of(tables, len(x)) * (len(scale) > 1)
+    plain = torch.nn.functional.layer_norm((x + residual).float(), x.shape[1:], eps=epsilon)
+    return (plain * scale[whose] + shift[whose]).to(x.dtype)
+
+
+def plain_attention(x: Tensor, heads: int, tables: RowTables) -> Tensor:
+    y = torch.zeros(len(x), x.shape[1] // 3, dtype=x.dtype, device=x.device)
+    for first, length in zip(tables.first.tolist(), tables.lengths.tolist(), strict=True):
+        if length:
+            q, k, v = x[first : first + length].unflatten(1, (3, heads, -1)).permute(1, 2, 0, 3)
+            found = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            y[first : first + length] = found.transpose(0, 1).flatten(1)
+    return y
+
+
+def plain_head(x: Tensor, weight: Tensor, bias: Tensor, tables: RowTables, tanh: bool) -> Tensor:
+    models = tables.models.long()
+    y = torch.einsum("qk,qkn->qn", x.float(), weight[models].float()) + bias[models]
+    return (torch.tanh(y) if tanh else y).to(x.dtype)

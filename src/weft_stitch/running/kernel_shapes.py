@@ -1,14 +1,36 @@
-"""The fastest shape of the fused kernel for every layer of a module, by trying: ``tune``."""
+"""The fastest tiles of Triton kernels, found by trying: ``tune`` for the fused layers of a module, ``tune_body``.
+
+Both compile all candidates first, on all cores, and then time them one after another inside CUDA graphs. Candidates
+for which the GPU lacks registers or shared memory are skipped.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from itertools import zip_longest
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import chain, zip_longest
+from typing import Any, NamedTuple, TypeVar
 
 from weft.base.errors import StitchError
+from weft.runtime.timing import Run
+from weft_stitch.running.body_rows import RowTables
 from weft_stitch.running.fused import FusedConv, Shape
+from weft_stitch.running.fused_body import (
+    LIBRARY,
+    PLAINEST,
+    Early,
+    FusedBody,
+    Key,
+    RowNorm,
+    SharedProduct,
+    TileShape,
+    able_to_start_early,
+    launch_narrow,
+    launch_norm,
+    launch_product,
+    product_call,
+)
 from weft_stitch.running.module import StitchedModule
 from weft_stitch.running.operators import Tensor, torch
 
@@ -23,12 +45,79 @@ FLOAT_SHAPES = (
     Shape(64, 16, 32, 4, 3), Shape(128, 16, 16, 4, 3), Shape(32, 32, 64, 4, 3), Shape(32, 64, 32, 4, 3),
     Shape(16, 16, 64, 2, 3), Shape(16, 64, 64, 4, 3),
 )  # fmt: skip
-"""What is tried: wide tiles for full nets, small ones for pruned nets and late layers."""
+"""Candidates for fused layers: wide tiles for full nets, small ones for pruned nets and late layers."""
+PRODUCT_SHAPES = (
+    TileShape(128, 256, 64, 8, 3), TileShape(128, 128, 64, 8, 3), TileShape(64, 128, 64, 4, 4),
+    TileShape(64, 64, 64, 4, 5), TileShape(64, 64, 128, 4, 4), TileShape(64, 32, 128, 4, 4),
+    TileShape(32, 64, 128, 4, 4), TileShape(32, 32, 128, 4, 4), TileShape(16, 64, 128, 4, 4),
+    TileShape(16, 32, 256, 4, 3),
+)  # fmt: skip
+"""Candidates for the products of a body."""
+PARTS = (1, 2, 4)
+MIXED = 64
+"""Rows from which a tile may hold many models, so that applying narrow factors in a kernel before may be faster."""
+FEW, MANY = 12, 800
+"""Programs of a launch: with fewer most of a GPU is idle, more of them are small ones that read too much."""
 
-
+TileChoice = TypeVar("TileChoice", Shape, TileShape)
 Trial = tuple[FusedConv, Tensor, Tensor | None]
 """A layer with an input and a residual like those it gets."""
 Progress = Callable[[int, int], None]
+
+
+def replay_seconds(run: Run, repeats: int = 10) -> float:
+    """The least seconds of one call inside a CUDA graph of *repeats* calls."""
+    run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    # relaxed: another thread of a server may be computing on the GPU during the capture
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"), torch.no_grad():
+        for _ in range(repeats):
+            run()
+    best = float("inf")
+    for _ in range(3):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        torch.cuda.synchronize()
+        best = min(best, start.elapsed_time(end) / repeats / 1e3)
+    return best
+
+
+def _seconds_by_shape(
+    shapes: Iterable[TileChoice],
+    run_in: Callable[[TileChoice], Run],
+    repeats: int,
+    stop: Callable[[TileChoice], bool] = lambda shape: False,
+) -> dict[TileChoice, float]:
+    """Time a kernel in each shape that the GPU has resources for.
+
+    *stop* is consulted before each shape, but never before one shape has run.
+    """
+    from triton.runtime.errors import OutOfResources
+
+    times: dict[TileChoice, float] = {}
+    for shape in shapes:
+        if times and stop(shape):
+            break
+        try:
+            times[shape] = replay_seconds(run_in(shape), repeats)
+        except OutOfResources:
+            continue
+    return times
+
+
+def _compiled(jobs: Iterable[Callable[[], object]]) -> list[Future[object]]:
+    """Compile on all cores; threads suffice, as the compiler does most of its work outside Python.
+
+    A failure is kept in the future, and shows again when the candidate is timed.
+    """
+    with ThreadPoolExecutor() as pool:
+        return [pool.submit(job) for job in jobs]
+
+
+# --- fused layers -----------------------------------------------------------------------------------------------------
 
 
 def tune(
@@ -41,23 +130,23 @@ def tune(
 
     enough: whether to make do with what was compiled and tried so far; a shape is found for every layer all the same.
     """
-    if places := {str(each.device) for each in example if each.device.type != "cuda"}:
+    if places := {str(tensor.device) for tensor in example if tensor.device.type != "cuda"}:
         raise StitchError(f"tiles are timed on CUDA; the example is on {', '.join(sorted(places))}")
     trials = _trials(module, example)
     different = {_key(*trial): trial for trial in trials}
     compiled = _compile(list(different.values()), enough)
-    found: dict[Any, Shape] = {}
+    fastest: dict[Any, Shape] = {}
     for done, (key, trial) in enumerate(different.items()):
-        found[key] = _fastest(*trial, compiled, enough)
+        fastest[key] = _fastest(*trial, compiled, enough)
         if on_progress is not None:
             on_progress(done + 1, len(different))
     for trial in trials:
-        trial[0].shape = found[_key(*trial)]
+        trial[0].shape = fastest[_key(*trial)]
         trial[0].forget_tables()
 
 
 def shapes(layer: FusedConv) -> Iterator[Shape]:
-    """What is worth trying for *layer*."""
+    """The candidates for *layer*."""
     taps = layer.packed.window.kernel[0] * layer.packed.window.kernel[1]
     most = max(tile.span for targets in layer.packed.targets for tile in targets)
     for shape in HALF_SHAPES if layer.weights.dtype == torch.float16 else FLOAT_SHAPES:
@@ -74,10 +163,10 @@ def _trials(module: StitchedModule, example: tuple[Tensor, ...]) -> list[Trial]:
     trials: list[Trial] = []
 
     def keep(layer: FusedConv, given: tuple[Tensor, ...]) -> None:
-        lying = [each.permute(0, 2, 3, 1).contiguous() for each in given]
+        lying = [tensor.permute(0, 2, 3, 1).contiguous() for tensor in given]
         trials.append((layer, lying[0], lying[1] if len(lying) > 1 else None))
 
-    hooks = [each.register_forward_pre_hook(keep) for each in module.modules() if isinstance(each, FusedConv)]
+    hooks = [layer.register_forward_pre_hook(keep) for layer in module.fused_layers]
     with torch.no_grad():
         module(*example)
     for hook in hooks:
@@ -86,81 +175,167 @@ def _trials(module: StitchedModule, example: tuple[Tensor, ...]) -> list[Trial]:
 
 
 def _key(layer: FusedConv, x: Tensor, residual: Tensor | None) -> Any:
+    """Equal for layers that take equally long in the same shape."""
     packed = layer.packed
     sizes = (packed.window, packed.inputs, packed.outputs, packed.unique, packed.narrow, packed.align, packed.by_table)
     return (x.shape, x.dtype, residual is None, layer.rows, layer.activation, sizes)
 
 
 def _job(layer: FusedConv, x: Tensor, residual: Tensor | None, shape: Shape) -> tuple[Any, tuple[Any, ...], Any]:
-    """What tells apart the kernels that are compiled for a layer in this shape, and what one is compiled with."""
-    given, layer.shape = layer.shape, shape
+    """A key that differs for kernels that are compiled differently, and the arguments to compile one with."""
+    kept, layer.shape = layer.shape, shape
     settings, tables = layer.settings(residual is not None), layer.tables(1, x.device)
-    layer.shape = given
+    layer.shape = kept
     key = (x.dtype, *sorted((name, str(value)) for name, value in settings.items()))
     return key, layer.arguments(x, tables, residual, x), settings
 
 
 def _compile(trials: list[Trial], enough: Callable[[], bool]) -> set[Any]:
-    """Compile what will be tried, a shape of each layer after another, on all cores; what there is in the end.
+    """Compile the candidates of all layers; the keys of those that were reached before it was *enough*.
 
-    The compiler does most of its work outside Python.
+    The first candidate of every layer comes before the second of any, so that each layer has one when time runs out.
     """
     from weft_stitch.running.kernel import fused_kernel
 
     jobs: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
     rounds = zip_longest(*([(*trial, shape) for shape in shapes(trial[0])] for trial in trials))
-    for each in (one for together in rounds for one in together if one is not None):
-        key, arguments, settings = _job(*each)
+    for candidate in filter(None, chain.from_iterable(rounds)):
+        key, arguments, settings = _job(*candidate)
         jobs[key] = arguments, settings
 
-    def compiled(arguments: tuple[Any, ...], settings: dict[str, Any]) -> bool:
+    def compile_one(arguments: tuple[Any, ...], settings: dict[str, Any]) -> bool:
         if not enough():
             fused_kernel.warmup(*arguments, grid=(1,), **settings)
             return True
         return False
 
-    with ThreadPoolExecutor() as pool:
-        done = {key: pool.submit(compiled, *job) for key, job in jobs.items()}
-        # what does not compile shows again, and is passed over, when it is timed
-        return {key for key, each in done.items() if each.exception() is not None or each.result()}
+    done = zip(jobs, _compiled(partial(compile_one, *job) for job in jobs.values()), strict=True)
+    return {key for key, future in done if future.exception() is not None or future.result()}
 
 
 def _fastest(
     layer: FusedConv, x: Tensor, residual: Tensor | None, compiled: set[Any], enough: Callable[[], bool]
 ) -> Shape:
-    """Of the shapes that are compiled; where none of them fits, the first that does."""
-    from triton.runtime.errors import OutOfResources
-
+    """The fastest of the shapes that are compiled; where none of them fits, the first that does."""
     ready = [shape for shape in shapes(layer) if _job(layer, x, residual, shape)[0] in compiled]
-    times: dict[Shape, float] = {}
-    for shape in dict.fromkeys((*ready, *shapes(layer))):
-        if times and (enough() or shape not in ready):
-            break
+
+    def run_in(shape: Shape) -> Run:
         layer.shape = shape
-        try:
-            times[shape] = replay_seconds(lambda: layer.launch(x, residual))
-        except OutOfResources:
-            continue
+        return partial(layer.launch, x, residual)
+
+    candidates = dict.fromkeys((*ready, *shapes(layer)))
+    times = _seconds_by_shape(candidates, run_in, 10, lambda shape: enough() or shape not in ready)
     if not times:
         sizes = f"{layer.packed.inputs} to {layer.packed.outputs} columns"
         raise StitchError(f"no shape of the fused kernel fits this GPU for a layer of {sizes}; use another form there")
-    return min(times, key=lambda shape: times[shape])
+    return min(times, key=times.__getitem__)
 
 
-def replay_seconds(run: Callable[[], object], repeats: int = 10) -> float:
-    """The least seconds of one call inside a CUDA graph of *repeats* calls."""
-    run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="relaxed"), torch.no_grad():  # others may be computing
-        for _ in range(repeats):
-            run()
-    best = float("inf")
-    for _ in range(3):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        torch.cuda.synchronize()
-        best = min(best, start.elapsed_time(end) / repeats / 1e3)
-    return best
+# --- the products of a body -------------------------------------------------------------------------------------------
+
+
+class PlaceTrial(NamedTuple):
+    """The products at one place of every layer."""
+
+    products: list[SharedProduct]
+    norms: list[RowNorm]
+    """The norms after them, where these add up parts."""
+    gelu: bool
+
+    def run(self, x: Tensor, tables: RowTables, early: Early, shape: TileShape) -> None:
+        for product in self.products:
+            y = launch_product(x, product, tables, shape, gelu=self.gelu, early=early)
+            if self.norms:
+                launch_norm(y, y[0] if y.dim() == 3 else y, self.norms[0], tables, early)
+
+
+class BodyTrials(NamedTuple):
+    """Seconds of everything that was tried."""
+
+    products: dict[str, dict[TileShape, float]]
+    """By the names of ``BodyLayer``."""
+    bodies: dict[Early, float]
+
+
+def tune_body(body: FusedBody, tables: RowTables, dtype: Any) -> BodyTrials:
+    """Give *body* the tiles and the launch mode that are fastest for rows like those of *tables*."""
+    early = Early.ALL if able_to_start_early(tables.whose.device) else Early.NONE
+    rows = len(tables.positions)
+    times, chosen = {}, dict(body.shapes)
+    trials = _place_trials(body)
+    candidates = {name: product_shapes(trial.products[0], rows, bool(trial.norms)) for name, trial in trials.items()}
+    inputs = {
+        name: torch.randn(rows, len(trial.products[0].weight), device=tables.whose.device).to(dtype)
+        for name, trial in trials.items()
+    }
+    _compile_products(((trials[name], inputs[name], candidates[name]) for name in trials), tables, early)
+    final = []
+    for name, trial in trials.items():
+        run_in = partial(partial, trial.run, inputs[name], tables, early)
+        seconds = _seconds_by_shape(candidates[name], run_in, 2)
+        times[name] = {shape: taken / len(trial.products) for shape, taken in seconds.items()}
+        if not times[name]:
+            raise StitchError(f"no tiles fit this GPU for the product {name} of {rows} rows; use another form")
+        first = trial.products[0]
+        key: Key = (*first.weight.shape, first.rank, rows, rows // len(tables.whose))
+        chosen[key] = min(times[name], key=times[name].__getitem__)
+        final.append((trial, inputs[name], [chosen[key]]))
+    body.shapes = chosen
+    _compile_products(final, tables, Early.NONE)
+    bodies = _body_seconds(body, tables, list(Early) if early is Early.ALL else [early])
+    body.early = min(bodies, key=bodies.__getitem__)
+    return BodyTrials(times, bodies)
+
+
+def _place_trials(body: FusedBody) -> dict[str, PlaceTrial]:
+    """By the names of ``BodyLayer``."""
+    layers = body.weights.layers
+    return {
+        "asked": PlaceTrial([layer.asked for layer in layers], [], False),
+        "mixed": PlaceTrial([layer.mixed for layer in layers], [layer.attended for layer in layers], False),
+        "inner": PlaceTrial([layer.inner for layer in layers], [], True),
+        "outer": PlaceTrial([layer.outer for layer in layers], [layer.done for layer in layers], False),
+    }
+
+
+def product_shapes(product: SharedProduct, rows: int, summed: bool) -> list[TileShape]:
+    """The candidates for a product; where all are too large for a small one, whatever fits."""
+    fitting = [*_fitting(product, rows, summed, FEW)] or [*_fitting(product, rows, summed, 1)]
+    return fitting or [PLAINEST] if product.fits(PLAINEST) else fitting
+
+
+def _fitting(product: SharedProduct, rows: int, summed: bool, few: int) -> Iterator[TileShape]:
+    """The candidates that make at least *few* programs."""
+    if product.fits(LIBRARY):
+        yield LIBRARY
+    for parts in PARTS if summed else (1,):
+        for shape in (candidate._replace(parts=parts) for candidate in PRODUCT_SHAPES):
+            programs = -(-rows // shape.tall) * product.weight.shape[1] // shape.wide * parts
+            large = shape.tall * shape.wide >= 128 * 128 and parts == 1
+            if product.fits(shape) and shape.tall < 2 * rows and (programs <= MANY or large) and programs >= few:
+                yield shape
+                if product.rank and shape.tall >= MIXED:
+                    yield shape._replace(before=True)
+
+
+def _compile_products(
+    jobs: Iterable[tuple[PlaceTrial, Tensor, Sequence[TileShape]]], tables: RowTables, early: Early
+) -> None:
+    from weft_stitch.running.body_kernels import product_kernel
+
+    def compile_one(trial: PlaceTrial, x: Tensor, shape: TileShape) -> None:
+        first = trial.products[0]
+        narrowed = launch_narrow(x, first, tables, early) if shape.before else None
+        arguments, settings = product_call(x, first, tables, shape, trial.gelu, early, narrowed)
+        product_kernel.warmup(*arguments, grid=(1,), **settings)
+
+    _compiled(partial(compile_one, trial, x, shape) for trial, x, tried in jobs for shape in tried if shape.tall)
+
+
+def _body_seconds(body: FusedBody, tables: RowTables, modes: Sequence[Early]) -> dict[Early, float]:
+    """Seconds of whole runs by launch mode."""
+    longest, times = int(tables.lengths.max()), {}
+    for body.early in modes:
+        run = partial(body, torch.zeros_like(tables.positions), tables, longest)
+        times[body.early] = min(replay_seconds(run, repeats=2) for _ in range(2))
+    return times

@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.base.errors import StitchError
+from weft.models.operators import Meaning, TorchNode, find
 from weft_stitch.graph import DYNAMIC, Graph, GraphStep
 from weft_stitch.net import Array
+from weft_stitch.running.fused import FusedConv
 from weft_stitch.running.fused import operator as fused_conv
-from weft_stitch.running.operators import OPERATORS, STATIC, Tensor, torch
+from weft_stitch.running.operators import Tensor, meaning, torch
 
 MODULES = {"FusedConv": fused_conv}
 """Operators that are torch modules of their own -> what makes one from a step and the graph's constants."""
@@ -96,6 +98,11 @@ class StitchedModule(torch.nn.Module):
                 del tensors[name]
         return tensors
 
+    @property
+    def fused_layers(self) -> list[FusedConv]:
+        """The layers that one kernel computes for all tasks, in order."""
+        return [layer for layer in self.modules() if isinstance(layer, FusedConv)]
+
     def captured(self, *example: Tensor) -> Captured:
         """The module as one CUDA graph, for inputs of the shapes of *example*."""
         devices = {str(each.device) for each in (*example, *self.buffers())}
@@ -113,13 +120,16 @@ class StitchedModule(torch.nn.Module):
             return ReadyStep(module, tensors, step.outputs, forget)
         if step.op == "Island":
             return ReadyStep(step.attributes["payload"].run, tuple(map(Name, step.inputs)), step.outputs, forget)
-        if step.op not in OPERATORS:
+        function = meaning(step.op)
+        if function is None:
             raise StitchError(
                 f"{step.layer or step.outputs[0]}: the operator {step.op} does not run in torch; run it as ONNX"
             )
         arguments = [self._argument(step, place, name) for place, name in enumerate(step.inputs)]
-        attributes = {**step.attributes, "dtype": self.dtype} if step.op == "StackRows" else step.attributes
-        return ReadyStep(_bound(OPERATORS[step.op], attributes), tuple(arguments), step.outputs, forget)
+        # The index of a stitched Gather counts from the front: no kernel has to make it do so.
+        known: Mapping[str, Any] = {"StackRows": {"dtype": self.dtype}, "Gather": {"from_zero": 1}}.get(step.op, {})
+        bound = _bound(function, {**step.attributes, **known}, len(step.outputs))
+        return ReadyStep(bound, tuple(arguments), step.outputs, forget)
 
     def _may_reuse(self, tensors: tuple[Name, ...], forget: tuple[str, ...]) -> bool:
         """Whether the second of *tensors*, a residual, may be written over: not if it is the input as well."""
@@ -132,7 +142,7 @@ class StitchedModule(torch.nn.Module):
         if name not in self.graph.constants:
             return Name(name)
         array = self.graph.constants[name]
-        if place in STATIC.get(step.op, ()):
+        if place in find(step.op).torch_numbers:
             return tuple(array.ravel().tolist())
         if name not in self._buffer_names:
             self._buffer_names[name] = f"constant_{len(self._buffer_names)}"
@@ -184,9 +194,10 @@ def _require_shape(name: str, wanted: tuple[int, ...], given: tuple[int, ...]) -
     raise StitchError(f"{name} was planned as {list(wanted)}, not {list(given)}{way_out}")
 
 
-def _bound(function: Callable[..., Any], attributes: Mapping[str, Any]) -> Callable[..., Any]:
-    settings = {name: each.decode() if isinstance(each, bytes) else each for name, each in attributes.items()}
-    return lambda *arguments: function(settings, *arguments)
+def _bound(function: Meaning, attributes: Mapping[str, Any], outputs: int) -> Callable[..., Any]:
+    settings = {name: value.decode() if isinstance(value, bytes) else value for name, value in attributes.items()}
+    node = TorchNode(torch, settings, outputs)
+    return lambda *arguments: function(node, *arguments)
 
 
 def _spare(graph: Graph) -> set[str]:

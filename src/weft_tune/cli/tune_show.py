@@ -1,36 +1,51 @@
-"""What ``weft tune`` shows: formats by layer, other methods, what came out in words, and pictures."""
+"""The output of ``weft tune``, with and without a target: tables, sentences, files and pictures."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.printing import console, print_table, say, told
+from weft.cli.printing import add_row, console, counted, number, plain_table, print_table, say, told
 
 if TYPE_CHECKING:
-    from weft_tune.network import Network
     from weft_tune.result import TuningResult
+    from weft_tune.runtime_target.fastest import RuntimeTuning
 
 DOUBTFUL_BITS = 4
 """Where all objects are this narrow, some score should have changed on the way."""
+LAYERS = ("layer", "format", "why not int8", "ms before", "ms, all int8", "ms after")
+"""Columns of the table of a target's layers."""
 
 
 def print_result(result: TuningResult) -> None:
-    """Print what came out: tables, then sentences, then the files."""
-    from weft_tune.pages.tables import tables
+    """Print a search for the smallest formats: tables, then sentences, then the files."""
+    from weft_tune.pages.page import tables
 
     for table in tables(result):
         print_table(table)
         console.print()
-    for sentence in sentences(result):
-        say(sentence)
+    _print_rest(sentences(result), result.files)
+
+
+def print_fastest(result: RuntimeTuning) -> None:
+    """Print a search for the fastest formats: a table, then sentences, then the files."""
+    _print_layers(result)
     console.print()
-    width = max(map(len, result.files), default=0)
-    for what, path in result.files.items():
-        say(f"{what:{width}}  {path}  ({path.stat().st_size / 1e3:,.1f} kB)")
+    _print_rest(fastest_sentences(result), result.files)
+
+
+def _print_rest(lines: Sequence[str], files: Mapping[str, Path]) -> None:
+    for line in lines:
+        say(line)
+    console.print()
+    width = max(map(len, files), default=0)
+    for kind, path in files.items():
+        say(f"{kind:{width}}  {path}  ({path.stat().st_size / 1e3:,.1f} kB)")
 
 
 def write_pictures(result: TuningResult, figure: str | None, html: str | None) -> None:
-    """Draw the search and write the page, where they were asked for."""
+    """Draw the search and write the page, where the options name a file for them."""
     if figure is not None:
         from weft_tune.pages.picture import draw_search
 
@@ -44,11 +59,14 @@ def write_pictures(result: TuningResult, figure: str | None, html: str | None) -
 
 
 def sentences(result: TuningResult) -> list[str]:
-    """What came out, in words."""
-    tuning, asked = result.tuning, result.tuning.thresholds["full"]
+    """The result of a search for the smallest formats, in sentences."""
+    from weft_tune.pages.page import kilobytes
+
+    tuning, threshold = result.tuning, result.tuning.thresholds["full"]
     lines = [
-        f"score: {tuning.score:.4f} after {tuning.base['full']:.4f} before, at least {asked:.4f} asked{_test(result)}",
-        f"size: weights {_kb(32 * tuning.network.weights)} kB -> {_kb(tuning.weight_bits)} kB, "
+        f"score: {tuning.score:.4f} after {tuning.base['full']:.4f} before, at least {threshold:.4f} asked"
+        f"{_test(result)}{_kept_share(result)}",
+        f"size: weights {kilobytes(32 * tuning.network.weights)} kB -> {kilobytes(tuning.weight_bits)} kB, "
         f"{tuning.weight_reduction:.1f} times smaller; with one sample's activations {tuning.reduction:.1f} times",
         *_priced(result),
         f"search: {tuning.iterations} configurations, {_samples(result)}{result.seconds:.1f} s"
@@ -56,7 +74,7 @@ def sentences(result: TuningResult) -> list[str]:
         *_doubts(result),
     ]
     if result.exported_score is not None:
-        short = "" if result.exported_score >= asked else ": less than asked; try --export simulated"
+        short = "" if result.exported_score >= threshold else ": less than asked; try --export simulated"
         lines.append(f"the written model scores {result.exported_score:.4f} in ONNX Runtime{short}")
     lines += _run_times(result)
     if failures := result.failures:
@@ -65,7 +83,7 @@ def sentences(result: TuningResult) -> list[str]:
 
 
 def _run_times(result: TuningResult) -> list[str]:
-    """How fast the written model is in ONNX Runtime, and that small is not fast."""
+    """The speed of the written model in ONNX Runtime; the smallest file is often slower."""
     if result.run_s is None:
         return []
     before_s, after_s = result.run_s
@@ -76,34 +94,34 @@ def _run_times(result: TuningResult) -> list[str]:
 
 
 def _samples(result: TuningResult) -> str:
-    """How many samples were scored, in words; nothing where nobody counted them."""
+    """The number of samples that were scored, in words; nothing where the evaluator does not count them."""
     count = sum(result.tuning.samples.values())
     return f"{count:,} samples, " if count else ""
 
 
 def _doubts(result: TuningResult) -> list[str]:
-    """What looks like a mistake in what was measured."""
+    """Results that look like a mistake in the measurement."""
     tuning = result.tuning
     scores = {trial.score for trial in tuning.trials if trial.subset == "full" and not trial.failure}
     if tuning.base["full"] == 0:
         return ["doubtful: the network scored 0 before anything was rounded; check the samples and what scores them"]
-    narrow = all(tuning.configuration[name].bits <= DOUBTFUL_BITS for name in _objects(tuning.network))
+    narrow = all(tuning.configuration[name].bits <= DOUBTFUL_BITS for name in tuning.network.objects)
     if scores == {tuning.base["full"]} and narrow:
         return ["doubtful: no format changed the score; check that what scores the network uses the formats"]
     return []
 
 
-def _objects(network: Network) -> list[str]:
-    from weft_tune.network import ROLES
-
-    return [name for target in network.targets for role in ROLES for name in target.objects(role)]
-
-
-def _test(result: TuningResult) -> str:
+def _test(result: TuningResult | RuntimeTuning) -> str:
     if result.test_score is None or result.test_base is None:
         return ""
-    kept = result.test_score / result.test_base if result.test_base else 0.0
-    return f"; on the test set {result.test_score:.4f} after {result.test_base:.4f} ({kept:.2%} of it)"
+    return f"; on the test set {result.test_score:.4f} after {result.test_base:.4f}"
+
+
+def _kept_share(result: TuningResult) -> str:
+    """The part of the score on the test set that is left."""
+    if result.test_score is None or result.test_base is None:
+        return ""
+    return f" ({result.test_score / result.test_base if result.test_base else 0.0:.2%} of it)"
 
 
 def _priced(result: TuningResult) -> list[str]:
@@ -121,5 +139,37 @@ def _priced(result: TuningResult) -> list[str]:
     return lines
 
 
-def _kb(bits: float) -> str:
-    return f"{bits / 8e3:,.2f}"
+def _print_layers(result: RuntimeTuning) -> None:
+    title = f"{result.network}: fastest in {result.target}, keeping {1 - result.margin:.4g} of the score"
+    table = plain_table(title, LAYERS, left=3)
+    for layer in result.layers:
+        times = (number(time, scale=1e3) for time in (layer.before_s, layer.int8_s, layer.after_s))
+        add_row(table, layer.name, layer.format, layer.why, *times)
+    whole = (number(result.before.median_s, scale=1e3), "", number(result.after.median_s, scale=1e3))
+    add_row(table, "the whole model", result.kind, "", *whole, style="bold")
+    console.print(table)
+
+
+def fastest_sentences(result: RuntimeTuning) -> list[str]:
+    """The result of a search for the fastest formats, in sentences."""
+    before_ms, after_ms = 1e3 * result.before.median_s, 1e3 * result.after.median_s
+    return [
+        _verdict(result, before_ms, after_ms),
+        f"score: {result.score:.4f} after {result.base:.4f} before, at least {result.threshold:.4f} asked "
+        f"({result.metric}{_test(result)})",
+        f"size: {result.bytes_after / 1e3:,.1f} kB after {result.bytes_before / 1e3:,.1f} kB before; the smallest file "
+        "is not the fastest: weft tune without --target makes smaller ones, for room and not for speed",
+        f"measured: {counted(result.rows, 'sample')} a run, one thread, medians of {len(result.before.seconds)} turns "
+        f"that the models took one after another, on {result.processor}",
+        f"search: {len(result.tried)} variants, {result.seconds:.1f} s",
+    ]
+
+
+def _verdict(result: RuntimeTuning, before_ms: float, after_ms: float) -> str:
+    if not result.changed:
+        return f"speed: nothing was faster than the model as it is ({before_ms:.3f} ms), so that is the result"
+    inside = sum(layer.format == result.kind for layer in result.layers)
+    return (
+        f"speed: {after_ms:.3f} ms after {before_ms:.3f} ms before, {result.speedup:.2f} times as fast, with {inside} "
+        f"of {counted(len(result.layers), 'layer')} in {result.kind}"
+    )

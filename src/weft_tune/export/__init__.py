@@ -9,30 +9,37 @@ of the QONNX dialect, for tools that read it; onnxruntime does not.
 On x86 processors without VNNI, onnxruntime adds products of 8-bit integers in 16 bits, which may overflow in ``qdq``
 models; with the entry ``session.x64quantprecision`` of its session options set to 1 it does not.
 
-``types`` says which formats are ONNX types, ``weights`` and ``activations`` write them, ``qonnx`` writes the dialect,
-``sites`` finds the layers, ``emitter`` and ``opsets`` look after names and versions.
+``weights`` and ``activations`` write tensors in a format; ``emitter`` has types, opsets and unique names.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from typing import Literal, get_args
+from collections.abc import Callable
+from typing import Literal, NamedTuple, get_args
 
-import onnx
-from onnx import helper
+import numpy as np
+import numpy.typing as npt
 
 from weft.base.errors import TuneError, unknown_name
-from weft.base.files import replacing
-from weft.models.onnx_import.walk import names_read
-from weft.models.onnx_import.widths import FORMATS, Widths, node_name, noted
-from weft.models.weighted_layers import flat, load_flat
-from weft_tune.export import activations, qonnx, weights
-from weft_tune.export.emitter import Emitter
-from weft_tune.export.opsets import LEAST, raised
-from weft_tune.export.sites import DATA, WEIGHT, Site, find_sites
-from weft_tune.export.types import typed
-from weft_tune.network import Network
+from weft.models.onnx_graph import (
+    OnnxGraph,
+    OnnxModel,
+    OnnxNode,
+    add_opset,
+    copied,
+    metadata,
+    needed_nodes,
+    node_name,
+    replace_nodes,
+    set_metadata,
+    write_model,
+)
+from weft.models.onnx_import.widths import FORMATS, Widths, noted
+from weft.models.weighted_layers import find_layers, flat, load_flat
+from weft_tune.export import activations, weights
+from weft_tune.export.emitter import LEAST_OPSET, Emitter, onnx_type, raise_opset
+from weft_tune.network import Network, check_layers
 from weft_tune.numbers.configuration import AnyFormat, Configuration
 from weft_tune.numbers.format import FLOAT32
 
@@ -41,79 +48,84 @@ __all__ = ["FORMATS", "STYLES", "Style", "export", "write_export"]
 Style = Literal["qdq", "packed", "simulated", "qonnx"]
 STYLES: tuple[Style, ...] = get_args(Style)
 
-MOST_BYTES_IN_FILE = 1_800_000_000
-"""Protobuf ends at 2 GiB; a larger model keeps its weights in a file beside it."""
+DATA, WEIGHT = 0, 1
+"""Positions of the operands among the inputs of a node."""
 
 _INPUTS: dict[Style, Callable[[Emitter, str, AnyFormat], str]] = {
-    "qdq": activations.quantised,
-    "packed": activations.quantised,
-    "simulated": activations.simulated,
-    "qonnx": qonnx.quantised,
+    "qdq": activations.quantise,
+    "packed": activations.quantise,
+    "simulated": activations.simulate,
+    "qonnx": activations.quantise_qonnx,
 }
-_WEIGHTS = {"qdq": weights.packed, "packed": weights.packed, "simulated": weights.plain, "qonnx": weights.plain}
+_WEIGHTS = {
+    "qdq": weights.store_codes,
+    "packed": weights.store_codes,
+    "simulated": weights.store_rounded,
+    "qonnx": weights.store_rounded,
+}
 
-_Key = tuple[str, AnyFormat, bool]
-"""A tensor, its format, and whether DequantizeLinear makes it."""
+
+class Site(NamedTuple):
+    """A tuned layer in a graph."""
+
+    layer: str
+    position: int
+    """The place of its node in the graph."""
+    weight: npt.NDArray[np.float32]
 
 
 def export(
-    model: str | os.PathLike[str] | onnx.ModelProto,
+    model: str | os.PathLike[str] | OnnxModel,
     network: Network,
     configuration: Configuration,
     style: Style = "qdq",
-) -> onnx.ModelProto:
+) -> OnnxModel:
     """*model* with the weights and inputs of the network's layers in the formats of *configuration*."""
     if style not in STYLES:
         raise TuneError(unknown_name("style", style, STYLES))
-    _check_objects(network, configuration)
-    proto = raised(_read(model), max(_opset(layer, configuration, style) for layer in _layers(network)))
+    for name in configuration:
+        if name not in network.objects:
+            raise TuneError(f"{network.name}: {unknown_name('object', name, network.objects)}")
+    source = load_flat(model) if isinstance(model, str | os.PathLike) else flat(copied(model))  # the caller's stays
+    proto = raise_opset(source, max(_opset(layer, configuration, style) for layer in network.layers))
     emitter = Emitter(proto.graph)
     sites = find_sites(proto, network)
     widths = _widths(proto.graph, sites, configuration)
     before, rounded = _quantise(proto.graph, sites, configuration, style, emitter)
-    _rebuild(proto.graph, before, emitter)
+    nodes = [added for place, node in enumerate(proto.graph.node) for added in (*before.get(place, ()), node)]
+    replace_nodes(proto.graph, needed_nodes(nodes, [output.name for output in proto.graph.output]), emitter.constants)
     if style == "qonnx":
-        proto.opset_import.append(helper.make_opsetid(qonnx.DOMAIN, qonnx.VERSION))
-    kept = {entry.key: entry.value for entry in proto.metadata_props}
-    helper.set_model_props(proto, {**kept, FORMATS: configuration.text, **noted(widths, rounded)})
+        add_opset(proto, activations.QONNX_DOMAIN, activations.QONNX_VERSION)
+    set_metadata(proto, {**metadata(proto), FORMATS: configuration.text, **noted(widths, rounded)})
     return proto
 
 
 def write_export(
     path: str | os.PathLike[str],
-    model: str | os.PathLike[str] | onnx.ModelProto,
+    model: str | os.PathLike[str] | OnnxModel,
     network: Network,
     configuration: Configuration,
     style: Style = "qdq",
 ) -> None:
     """Write the file; very large weights go to ``<path>.data`` beside it."""
-    proto = export(model, network, configuration, style)
-    data = os.path.basename(os.path.realpath(path)) + ".data"
-    outside = proto.ByteSize() > MOST_BYTES_IN_FILE
-    with replacing(path, TuneError) as beside:
-        onnx.save_model(proto, str(beside), save_as_external_data=outside, location=data)
+    write_model(path, export(model, network, configuration, style), TuneError)
 
 
-def _read(model: str | os.PathLike[str] | onnx.ModelProto) -> onnx.ModelProto:
-    """Flat, and the caller's own stays as it is."""
-    if not isinstance(model, onnx.ModelProto):
-        return load_flat(os.fspath(model))
-    copy = onnx.ModelProto()
-    copy.CopyFrom(model)
-    return flat(copy)
-
-
-def _layers(network: Network) -> Iterator[str]:
-    return (layer for target in network.targets for layer in target.layers)
+def find_sites(model: OnnxModel, network: Network) -> list[Site]:
+    """The sites of all layers of a flat model, in the order of the graph."""
+    known = {layer.name: layer for layer in find_layers(model)}
+    check_layers(network, known, network.name)
+    sites = [Site(name, known[name].position, known[name].weight) for name in network.layers]
+    return sorted(sites, key=lambda site: site.position)
 
 
 def _opset(layer: str, configuration: Configuration, style: Style) -> int:
-    """The least that has the operators for the formats of a layer."""
+    """The least opset that has the operators for the formats of a layer."""
     if style not in ("qdq", "packed"):
-        return LEAST
-    data = activations.pair_type(configuration[f"{layer}.input"])
-    weight = typed(configuration[f"{layer}.weight"]) if _both_integers(layer, configuration, style) else None
-    return max([LEAST, *(each.opset for each in (data, weight) if each)])
+        return LEAST_OPSET
+    data = activations.activation_type(configuration[f"{layer}.input"])
+    weight = onnx_type(configuration[f"{layer}.weight"]) if _both_integers(layer, configuration, style) else None
+    return max([LEAST_OPSET, *(target.opset for target in (data, weight) if target)])
 
 
 def _both_integers(layer: str, configuration: Configuration, style: Style) -> bool:
@@ -121,71 +133,49 @@ def _both_integers(layer: str, configuration: Configuration, style: Style) -> bo
 
     It must not if the input is no integer: onnxruntime would make one of it to use its kernels for such weights.
     """
-    data, weight = activations.pair_type(configuration[f"{layer}.input"]), typed(configuration[f"{layer}.weight"])
+    data = activations.activation_type(configuration[f"{layer}.input"])
+    weight = onnx_type(configuration[f"{layer}.weight"])
     return style == "qdq" and bool(data and weight and data.integer and weight.integer)
 
 
-def _check_objects(network: Network, configuration: Configuration) -> None:
-    known = {name for target in network.targets for role in ("weight", "input") for name in target.objects(role)}
-    for name in configuration:
-        if name not in known:
-            raise TuneError(f"{network.name}: {unknown_name('object', name, known)}")
-
-
 def _quantise(
-    graph: onnx.GraphProto, sites: list[Site], configuration: Configuration, style: Style, emitter: Emitter
-) -> tuple[dict[int, list[onnx.NodeProto]], dict[str, str]]:
-    """Rewire the nodes of *sites*; the nodes to be written before each, by its position, and what is rounded."""
-    before: dict[int, list[onnx.NodeProto]] = {}
-    made: dict[_Key, str] = {}
+    graph: OnnxGraph, sites: list[Site], configuration: Configuration, style: Style, emitter: Emitter
+) -> tuple[dict[int, list[OnnxNode]], dict[str, str]]:
+    """Rewire the nodes of *sites*; the nodes to be written before each, by its position, and rounded -> its source."""
+    before: dict[int, list[OnnxNode]] = {}
+    # tensor, format and whether DequantizeLinear makes it -> the rounded tensor, which layers share
+    written: dict[tuple[str, AnyFormat, bool], str] = {}
     rounded: dict[str, str] = {}
     for site in sites:
         node = graph.node[site.position]
-        pair = _both_integers(site.layer, configuration, style)
+        integers = _both_integers(site.layer, configuration, style)
         for role, place in (("weight", WEIGHT), ("input", DATA)):
             form, source = configuration[f"{site.layer}.{role}"], node.input[place]
             if form == FLOAT32:
                 continue
-            key = (source, form, pair and place == WEIGHT)
-            if key not in made:
-                made[key] = _written(emitter, site, key, place, style)
-            node.input[place] = made[key]
-            if place == DATA and made[key] != source:
-                rounded[made[key]] = source
+            key = (source, form, integers and place == WEIGHT)
+            if key not in written and place == DATA:
+                written[key] = _INPUTS[style](emitter, source, form)
+            elif key not in written:
+                written[key] = _write_weight(emitter, site, form, style, integers)
+            node.input[place] = written[key]
+            if place == DATA and written[key] != source:
+                rounded[written[key]] = source
         before[site.position] = emitter.take()
     return before, rounded
 
 
-def _widths(graph: onnx.GraphProto, sites: list[Site], configuration: Configuration) -> dict[str, Widths]:
-    """Node -> the bits of what it reads."""
+def _write_weight(emitter: Emitter, site: Site, form: AnyFormat, style: Style, integers: bool) -> str:
+    write = weights.store_integers if integers else _WEIGHTS[style]
+    name = write(emitter, site.weight, form, f"{site.layer}.weight")
+    return activations.quantise_qonnx(emitter, name, form) if style == "qonnx" else name
+
+
+def _widths(graph: OnnxGraph, sites: list[Site], configuration: Configuration) -> dict[str, Widths]:
+    """Node -> the bits of its operands."""
     return {
         node_name(graph.node[site.position]): Widths(
             configuration[f"{site.layer}.weight"].bits, configuration[f"{site.layer}.input"].bits
         )
         for site in sites
     }
-
-
-def _written(emitter: Emitter, site: Site, what: _Key, place: int, style: Style) -> str:
-    source, form, pair = what
-    if place == DATA:
-        return _INPUTS[style](emitter, source, form)
-    write = weights.dequantised if pair else _WEIGHTS[style]
-    name = write(emitter, site.weight, form, f"{site.layer}.weight")
-    return qonnx.quantised(emitter, name, form) if style == "qonnx" else name
-
-
-def _rebuild(graph: onnx.GraphProto, before: dict[int, list[onnx.NodeProto]], emitter: Emitter) -> None:
-    """The graph in order again, with its new constants and without what nobody reads any more."""
-    nodes = [each for place, node in enumerate(graph.node) for each in (*before.get(place, ()), node)]
-    wanted = {each.name for each in graph.output}
-    kept = []
-    for node in reversed(nodes):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted |= names_read(node)
-    constants = [each for each in (*graph.initializer, *emitter.constants) if each.name in wanted]
-    for field, values in (("node", kept[::-1]), ("initializer", constants)):
-        copies = [type(each).FromString(each.SerializeToString()) for each in values]
-        graph.ClearField(field)
-        getattr(graph, field).extend(copies)

@@ -1,10 +1,14 @@
-"""Activations in a number format, by operators that every ONNX runtime has.
+"""Tensors rounded to a number format by nodes of a graph: of standard operators, or of the QONNX dialect.
 
-``quantised`` goes through an ONNX type and back where the format has one. ``simulated`` computes what
-``weft_tune.numbers.arrays.rounded`` does with plain arithmetic, for every format and bit for bit, but for the sign of
-zeros and what becomes of infinities. The power of two below a value a is found without looking at its bits: c - (c - a)
+``quantise`` goes through an ONNX type and back where the format has one. ``simulate`` computes the same as
+``weft_tune.numbers.arrays.rounded`` with plain arithmetic, for every format and bit for bit, but for the sign of zeros
+and the values of infinities. The power of two below a value a is found without looking at its bits: c - (c - a)
 with c = (2^23 + 1) a has one significant bit (Veltkamp's splitting), so it is that power or the next one. Adding and
 taking away 2^(23-n_f) times the power leaves n_f bits of fraction, rounded to even.
+
+QONNX is the dialect of ONNX for numbers of any width that FINN, hls4ml and Brevitas read. Its operators are IntQuant,
+FloatQuant and BipolarQuant of the domain ``qonnx.custom_op.general``. They take and give float32, with widths and
+scales as inputs. A stock onnxruntime does not know them.
 """
 
 from __future__ import annotations
@@ -13,72 +17,81 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from onnx import TensorProto
 
 from weft.base.errors import TuneError
-from weft_tune.export.emitter import Emitter
-from weft_tune.export.types import Typed, typed
+from weft.models.element_types import ElementType
+from weft_tune.export.emitter import Emitter, OnnxType, onnx_type
 from weft_tune.numbers.configuration import AnyFormat
-from weft_tune.numbers.format import FLOAT16, FLOAT32, Format
-from weft_tune.numbers.plain import float32_range
-from weft_tune.numbers.spelling import spell
-from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.numbers.format import FLOAT16, FLOAT32, Format, TwosComplement, spell
+from weft_tune.numbers.loops import LEAST_NORMAL
+from weft_tune.numbers.plain import FLOAT32_MAX, float32_range
 
-_AT_LEAST_8_BITS: dict[int, int] = {TensorProto.INT4: TensorProto.INT8, TensorProto.UINT4: TensorProto.UINT8}
+_AT_LEAST_8_BITS: dict[int, int] = {ElementType.INT4: ElementType.INT8, ElementType.UINT4: ElementType.UINT8}
+
+QONNX_DOMAIN = "qonnx.custom_op.general"
+QONNX_VERSION = 1  # of the operators in that domain
 
 
-def quantised(emitter: Emitter, source: str, form: AnyFormat) -> str:
-    """*source* in the format: as an ONNX type where it is one and rounds as that does, otherwise simulated."""
+def quantise(emitter: Emitter, source: str, form: AnyFormat) -> str:
+    """Write nodes that round *source*: as an ONNX type where one rounds as the format does, otherwise simulated."""
     if form == FLOAT16:
-        return _through_float16(emitter, source)
-    found = pair_type(form)
-    return _typed_pair(emitter, source, form, found) if found else simulated(emitter, source, form)
+        half = emitter.node("Cast", [_clip(emitter, source, FLOAT16)], source, to=ElementType.FLOAT16)
+        return emitter.node("Cast", [half], source, to=ElementType.FLOAT)
+    target = activation_type(form)
+    return _through_type(emitter, source, form, target) if target else simulate(emitter, source, form)
 
 
-def pair_type(form: AnyFormat) -> Typed | None:
+def activation_type(form: AnyFormat) -> OnnxType | None:
     """The ONNX type that inputs are quantised to, if there is one that rounds as the format does.
 
     Integers have at least 8 bits, since no kernel computes in fewer.
     """
-    found = None if isinstance(form, TwosComplement) else typed(form)
-    wider = found and _AT_LEAST_8_BITS.get(found.element)
-    return found._replace(element=wider, bits=8, opset=13) if found and wider else found
+    target = None if isinstance(form, TwosComplement) else onnx_type(form)  # ONNX rounds ties to even
+    wider = target and _AT_LEAST_8_BITS.get(target.element)
+    return target._replace(element=wider, bits=8, opset=13) if target and wider else target
 
 
-def _typed_pair(emitter: Emitter, source: str, form: AnyFormat, found: Typed) -> str:
-    """Nodes to an ONNX type and back: QuantizeLinear and DequantizeLinear, or for floats Cast."""
-    if not found.integer:
-        scaled = emitter.node("Mul", [source, emitter.number(1 / found.scale)], source)
-        small = emitter.node("Cast", [scaled], source, to=found.element, saturate=1)
-        back = emitter.node("Cast", [small], source, to=TensorProto.FLOAT)
-        return emitter.node("Mul", [back, emitter.number(found.scale)], source)
-    scale, zero = emitter.number(found.scale), emitter.zero(found.element)
-    codes = emitter.node("QuantizeLinear", [_bounded(emitter, source, form), scale, zero], source)
+def _through_type(emitter: Emitter, source: str, form: AnyFormat, target: OnnxType) -> str:
+    """Write nodes to an ONNX type and back: QuantizeLinear and DequantizeLinear, or for floats Cast."""
+    if not target.integer:
+        scaled = emitter.node("Mul", [source, emitter.number(1 / target.scale)], source)
+        small = emitter.node("Cast", [scaled], source, to=target.element, saturate=1)
+        back = emitter.node("Cast", [small], source, to=ElementType.FLOAT)
+        return emitter.node("Mul", [back, emitter.number(target.scale)], source)
+    scale, zero = emitter.number(target.scale), emitter.zero(target.element)
+    # Clipped, but not by Clip: where QuantizeLinear follows a product or its Clip, onnxruntime's optimiser makes
+    # integers of float32 weights and biases too, which costs accuracy.
+    lowest, highest = float32_range(form)
+    raised = emitter.node("Max", [source, emitter.number(lowest)], source)
+    bounded = emitter.node("Min", [raised, emitter.number(highest)], source)
+    codes = emitter.node("QuantizeLinear", [bounded, scale, zero], source)
     return emitter.node("DequantizeLinear", [codes, scale, zero], source)
 
 
-def simulated(emitter: Emitter, source: str, form: AnyFormat) -> str:
-    """Nodes that round by arithmetic alone."""
+def simulate(emitter: Emitter, source: str, form: AnyFormat) -> str:
+    """Write nodes that round by arithmetic alone."""
     if form == FLOAT32:
         return source
     if isinstance(form, Format) and form.kind == "BIN":
         below = emitter.node("Less", [source, emitter.number(0)], source)
         return emitter.node("Where", [below, *(emitter.number(end) for end in float32_range(form))], source)
-    held = _clipped(emitter, source, form)
+    clipped = _clip(emitter, source, form)
     narrow = _stays_in_float32(form)
-    sums = _Arithmetic(emitter, source, np.float32 if narrow else np.float64)
+    do = _Arithmetic(emitter, source, np.float32 if narrow else np.float64)
     if not narrow:
-        held = emitter.node("Cast", [held], source, to=TensorProto.DOUBLE)
+        clipped = emitter.node("Cast", [clipped], source, to=ElementType.DOUBLE)
     if isinstance(form, TwosComplement):
-        result = _half_away(sums, held, form)
+        result = _round_half_away(do, clipped, form)
+    elif form.kind == "FIXED":
+        result = do("Mul", do("Round", do("Mul", clipped, 1 / form.step)), form.step)
     else:
-        result = _in_steps(sums, held, form) if form.kind == "FIXED" else _in_binades(sums, held, form)
-    return result if narrow else emitter.node("Cast", [result], source, to=TensorProto.FLOAT)
+        result = _round_in_binades(do, clipped, form)
+    return result if narrow else emitter.node("Cast", [result], source, to=ElementType.FLOAT)
 
 
 @dataclass(frozen=True, slots=True)
 class _Arithmetic:
-    """Operators on one floating-point type."""
+    """Writes operators on one floating-point type; operands are names of tensors, or numbers."""
 
     emitter: Emitter
     hint: str
@@ -89,31 +102,27 @@ class _Arithmetic:
         return int(np.finfo(np.dtype(self.kind)).nmant)
 
     def __call__(self, op: str, *operands: str | float) -> str:
-        names = (each if isinstance(each, str) else self.emitter.constant(each, self.kind) for each in operands)
+        names = (value if isinstance(value, str) else self.emitter.constant(value, self.kind) for value in operands)
         return self.emitter.node(op, names, self.hint)
 
 
-def _in_steps(do: _Arithmetic, held: str, form: Format) -> str:
-    return do("Mul", do("Round", do("Mul", held, 1 / form.step)), form.step)
-
-
-def _half_away(do: _Arithmetic, held: str, form: TwosComplement) -> str:
-    places = do("Abs", do("Mul", held, 1 / form.step))
+def _round_half_away(do: _Arithmetic, value: str, form: TwosComplement) -> str:
+    places = do("Abs", do("Mul", value, 1 / form.step))
     below = do("Floor", places)
     half = do("GreaterOrEqual", do("Sub", places, below), 0.5)
     away = do("Where", half, do("Add", below, 1.0), below)
-    return _signed(do, held, do("Mul", away, form.step))
+    return _with_sign(do, value, do("Mul", away, form.step))
 
 
-def _in_binades(do: _Arithmetic, held: str, form: Format) -> str:
-    size = do("Abs", held)
-    least = 2.0 ** (1 - form.bias)
-    power = do("Max", _power_below(do, size), least)
+def _round_in_binades(do: _Arithmetic, value: str, form: Format) -> str:
+    """Round to n_f fraction bits below the power of two of each value, at least the format's smallest exponent."""
+    size = do("Abs", value)
+    power = do("Max", _power_below(do, size), 2.0 ** (1 - form.bias))
     magic = do("Mul", power, 2.0 ** (do.fraction_bits - form.fraction_bits))
     result = do("Sub", do("Add", size, magic), magic)
     if form.fraction_bits == 0:
         result = _even_codes(do, size, power, result, form)
-    return _signed(do, held, result)
+    return _with_sign(do, value, result)
 
 
 def _power_below(do: _Arithmetic, size: str) -> str:
@@ -135,35 +144,63 @@ def _even_codes(do: _Arithmetic, size: str, power: str, result: str, form: Forma
     return do("Where", do("And", tie, stays), power, result)
 
 
-def _signed(do: _Arithmetic, held: str, size: str) -> str:
-    return do("Where", do("Less", held, 0.0), do("Neg", size), size)
+def _with_sign(do: _Arithmetic, value: str, size: str) -> str:
+    return do("Where", do("Less", value, 0.0), do("Neg", size), size)
 
 
-def _through_float16(emitter: Emitter, source: str) -> str:
-    half = emitter.node("Cast", [_clipped(emitter, source, FLOAT16)], source, to=TensorProto.FLOAT16)
-    return emitter.node("Cast", [half], source, to=TensorProto.FLOAT)
-
-
-def _clipped(emitter: Emitter, source: str, form: AnyFormat) -> str:
+def _clip(emitter: Emitter, source: str, form: AnyFormat) -> str:
     lowest, highest = float32_range(form)
     return emitter.node("Clip", [source, emitter.number(lowest), emitter.number(highest)], source)
 
 
-def _bounded(emitter: Emitter, source: str, form: AnyFormat) -> str:
-    """Clipped, but not by Clip.
-
-    Where QuantizeLinear follows a product or its Clip, onnxruntime's optimiser makes integers of float32 weights and
-    biases too, which nobody asked for and which costs accuracy.
-    """
-    lowest, highest = float32_range(form)
-    raised = emitter.node("Max", [source, emitter.number(lowest)], source)
-    return emitter.node("Min", [raised, emitter.number(highest)], source)
-
-
 def _stays_in_float32(form: AnyFormat) -> bool:
     """Whether no step of the arithmetic leaves float32; otherwise it is done in doubles."""
+    # margins below the range of doubles and of float32: the arithmetic multiplies by up to 2^53 or 2^24 on the way
     if not 2.0**-900 <= form.step <= max(form.largest, -form.lowest) <= 2.0**900:
         raise TuneError(f"{spell(form)} reaches too far to be simulated; choose a bias nearer to the values")
     if isinstance(form, TwosComplement) or form.kind == "FIXED":
         return 2.0**-100 <= form.step <= 2.0**100
     return form.fraction_bits <= 22 and form.largest <= 2.0**100 and form.bias <= 100
+
+
+def quantise_qonnx(emitter: Emitter, source: str, form: AnyFormat) -> str:
+    """Write a node of QONNX that rounds *source*."""
+    if form == FLOAT32:
+        return source
+    if isinstance(form, TwosComplement):
+        return _int_quant(emitter, source, form, signed=1, narrow=0, rounding_mode="HALF_UP")
+    if form.kind == "BIN":
+        return _qonnx_node(emitter, "BipolarQuant", source, form, form.largest)
+    if form.kind == "FIXED":
+        signed = form.sign_bits
+        return _int_quant(emitter, source, form, signed=signed, narrow=signed, rounding_mode="ROUND")
+    return _float_quant(emitter, source, form)
+
+
+def _int_quant(emitter: Emitter, source: str, form: AnyFormat, **attributes: int | str) -> str:
+    return _qonnx_node(emitter, "IntQuant", source, form, form.step, 0, form.bits, **attributes)
+
+
+def _float_quant(emitter: Emitter, source: str, form: Format) -> str:
+    """Write FloatQuant; EXP is a float without a mantissa.
+
+    Biases are positive in QONNX; the difference of a negative one goes into the scale.
+    """
+    if not form.sign_bits:
+        raise TuneError(f"{spell(form)} has no sign, which QONNX has only for integers; use the style simulated")
+    scale = 2.0 ** max(0, 1 - form.bias)
+    fields = (scale, form.exponent_bits, form.fraction_bits, max(1, form.bias), form.largest / scale)
+    specials = int(form.specials)
+    return _qonnx_node(
+        emitter, "FloatQuant", source, form, *fields,
+        has_inf=specials, has_nan=specials, has_subnormal=1, saturation=1, rounding_mode="ROUND",
+    )  # fmt: skip
+
+
+def _qonnx_node(
+    emitter: Emitter, op: str, source: str, form: AnyFormat, *values: float, **attributes: int | str
+) -> str:
+    if not all(value == 0 or LEAST_NORMAL <= value <= FLOAT32_MAX for value in values):
+        raise TuneError(f"{spell(form)} reaches too far for QONNX; choose a bias nearer to the values")
+    inputs = [source, *(emitter.number(value) for value in values)]
+    return emitter.node(op, inputs, source, domain=QONNX_DOMAIN, **attributes)

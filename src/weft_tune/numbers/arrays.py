@@ -1,11 +1,15 @@
-"""Arrays in a number format: rounded in place of being stored, or turned into codes and back.
+"""Arrays in a number format: rounded in place of being stored, or turned into codes, packed into bytes, and back.
 
-``rounded`` gives what would come back from a format, still as float32: emulation needs no more. Values beyond the
-largest become the largest, below the lowest the lowest (zero, where there is no sign): finite values never become
-infinite. NaN stays NaN. Infinities become the largest and the lowest, unless the format has codes for them. Minus zero
-stays where the format has a sign. BIN keeps nothing but the sign, zero counts as plus, whatever the rounding.
-TwosComplement has one rounding of its own. What a format holds and float32 does not is left out: rounded values are
-values of both.
+``rounded`` gives the values that would come back from a format, still as float32: emulation needs no more. Values
+beyond the largest become the largest, below the lowest the lowest (zero, where there is no sign): finite values never
+become infinite. NaN stays NaN. Infinities become the largest and the lowest, unless the format has codes for them.
+Minus zero stays where the format has a sign. BIN keeps nothing but the sign, zero counts as plus, whatever the
+rounding. TwosComplement has a rounding of its own. Values that a format has and float32 does not are left out: rounded
+values are values of both.
+
+Packed codes leave no gaps: the first code fills the low bits of the first byte, its own lowest bit first; the next one
+goes on where it ended. So bit i of code k is bit (k n + i) mod 8 of byte (k n + i) // 8, n the bits of a code. The last
+byte is filled with zeros.
 """
 
 from __future__ import annotations
@@ -17,20 +21,68 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.base.errors import NumberError
+from weft_tune.kernels.numbers import pack_bits, unpack_bits
 from weft_tune.numbers import plain
 from weft_tune.numbers.configuration import AnyFormat
-from weft_tune.numbers.format import FLOAT32, Format
+from weft_tune.numbers.format import FLOAT32, Format, TwosComplement
 from weft_tune.numbers.loops import loop_for
-from weft_tune.numbers.packing import code_type
-from weft_tune.numbers.rounding import Rounding, check_rounding
-from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.numbers.plain import Rounding, check_rounding
 
+MAX_BITS = 32
+"""Widest code that can be packed: the kernels keep one code and a started byte in 64 bits."""
+MAX_TABLE_BITS = 16
+"""Widest format whose codes are decoded by a table: 2^16 doubles are 512 KiB."""
+_BLOCK = 1 << 14
+"""Values computed at a time in doubles, so that intermediate arrays stay in the processor's cache."""
+
+Bytes = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Codes = npt.NDArray[np.unsignedinteger]
 
-MAX_TABLE_BITS = 16
-_BLOCK = 1 << 14
+
+def code_type(bits: int) -> np.dtype[np.unsignedinteger]:
+    """The smallest unsigned type that holds codes of a width."""
+    for kind in (np.uint8, np.uint16, np.uint32):
+        if bits <= np.iinfo(kind).bits:
+            return np.dtype(kind)
+    return np.dtype(np.uint64)
+
+
+def packed_bytes(count: int, bits: int) -> int:
+    """The size of *count* packed codes."""
+    return (count * bits + 7) // 8
+
+
+def pack(codes: npt.NDArray[np.integer], bits: int) -> Bytes:
+    """Pack the lowest *bits* of each code, in C order."""
+    _check_bits(bits)
+    flat = np.ascontiguousarray(codes).reshape(-1)
+    if flat.dtype.kind not in "ui":
+        raise NumberError(f"codes to pack are whole numbers, not {flat.dtype}; encode the values first")
+    if flat.size and (int(flat.max()) >> bits or int(flat.min()) < 0):
+        raise NumberError(f"codes of {bits} bits are 0 to {(1 << bits) - 1}, not {flat.min()} to {flat.max()}")
+    packed = np.zeros(packed_bytes(flat.size, bits), np.uint8)
+    pack_bits(flat.astype(np.uint32, copy=False), bits, packed)
+    return packed
+
+
+def unpack(data: bytes | bytearray | memoryview | Bytes, bits: int, count: int) -> Codes:
+    """Read the first *count* codes of a packed stream, in the smallest unsigned type."""
+    _check_bits(bits)
+    stream = np.ascontiguousarray(data) if isinstance(data, np.ndarray) else np.frombuffer(data, np.uint8)
+    if stream.dtype != np.uint8:
+        raise NumberError(f"a packed stream is bytes, not {stream.dtype}; view it as uint8")
+    if count < 0 or packed_bytes(count, bits) > stream.size:
+        raise NumberError(f"{count} codes of {bits} bits do not lie in {stream.size} bytes; is the count right?")
+    codes = np.empty(count, np.uint32)
+    unpack_bits(stream.reshape(-1), bits, codes)
+    return codes.astype(code_type(bits))
+
+
+def _check_bits(bits: int) -> None:
+    if not isinstance(bits, int) or not 1 <= bits <= MAX_BITS:
+        raise NumberError(f"codes of {bits!r} bits cannot be packed; from 1 to {MAX_BITS} they can")
 
 
 def rounded(
@@ -41,15 +93,16 @@ def rounded(
     out: Floats | None = None,
     rng: np.random.Generator | None = None,
 ) -> Floats:
-    """The value of *form* that each value becomes, as float32; into *out* if given, which may be *x* itself.
+    """Round each value to *form*, as float32; into *out* if given, which may be *x* itself.
 
     Compiled for float32 values to nearest (benchmarks/number_speed.py). Other roundings, float64 values and the few
     formats that float32 cannot follow (``loops.loop_for`` gives None) are rounded in doubles, many times slower.
     """
-    given = _floating(x)
+    array = _floating(x)
     check_rounding(rounding, rng)
-    target = _target(out, given)
-    values, results = given.reshape(-1), target.reshape(-1)
+    target = _target(out, array)
+    values, results = array.reshape(-1), target.reshape(-1)
+    # two's complement has one rounding, which is to nearest
     nearest = rounding == "nearest-even" or (isinstance(form, TwosComplement) and rounding == "nearest-away")
     loop = loop_for(form) if nearest and values.dtype == np.float32 else None
     if form == FLOAT32 and values.dtype == np.float32:
@@ -72,33 +125,33 @@ def encode(
     rounding: Rounding = "nearest-even",
     rng: np.random.Generator | None = None,
 ) -> Codes:
-    """The code of each value, sign in the top bit, then exponent and fraction; in the smallest unsigned type."""
-    given = _floating(x)
-    if not (isinstance(form, Format) and form.specials) and (missing := int(np.isnan(given).sum())):
+    """Encode each value, sign in the top bit, then exponent and fraction; in the smallest unsigned type."""
+    values = _floating(x)
+    if not (isinstance(form, Format) and form.specials) and (missing := int(np.isnan(values).sum())):
         raise NumberError(
-            f"{missing} of {given.size} values are NaN, and {form} has no code for it; replace them first"
+            f"{missing} of {values.size} values are NaN, and {form} has no code for it; replace them first"
         )
-    found = np.empty(given.size, code_type(form.bits))
-    flat = given.reshape(-1)
+    codes = np.empty(values.size, code_type(form.bits))
+    flat = values.reshape(-1)
     for at in range(0, flat.size, _BLOCK):
-        found[at : at + _BLOCK] = plain.codes(flat[at : at + _BLOCK].astype(np.float64), form, rounding, rng)
-    return found.reshape(given.shape)
+        codes[at : at + _BLOCK] = plain.codes(flat[at : at + _BLOCK].astype(np.float64), form, rounding, rng)
+    return codes.reshape(values.shape)
 
 
 def decode(codes: npt.NDArray[np.integer], form: AnyFormat) -> Floats | Doubles:
-    """What each code means: float32 if that holds every value of the format, otherwise float64."""
-    given = np.asarray(codes)
-    if given.dtype.kind not in "ui":
-        raise NumberError(f"codes are whole numbers, not {given.dtype}")
-    if given.size and (int(given.max()) >> form.bits or int(given.min()) < 0):
-        raise NumberError(f"codes of {form} are 0 to {(1 << form.bits) - 1}, not {given.min()} to {given.max()}")
-    found = code_table(form)[given] if form.bits <= MAX_TABLE_BITS else plain.values(given, form)
-    return found.astype(np.float32) if fits_float32(form) else found
+    """Decode codes: to float32 if that holds every value of the format, otherwise to float64."""
+    codes = np.asarray(codes)
+    if codes.dtype.kind not in "ui":
+        raise NumberError(f"codes are whole numbers, not {codes.dtype}")
+    if codes.size and (int(codes.max()) >> form.bits or int(codes.min()) < 0):
+        raise NumberError(f"codes of {form} are 0 to {(1 << form.bits) - 1}, not {codes.min()} to {codes.max()}")
+    values = code_table(form)[codes] if form.bits <= MAX_TABLE_BITS else plain.values(codes, form)
+    return values.astype(np.float32) if fits_float32(form) else values
 
 
 @lru_cache(maxsize=256)
 def code_table(form: AnyFormat) -> Doubles:
-    """The value of every code, in order; read only, and up to 16 bits."""
+    """The value of every code, in order; read-only, for formats of up to 16 bits."""
     if form.bits > MAX_TABLE_BITS:
         raise NumberError(f"{form} has 2^{form.bits} codes; tables are made up to {MAX_TABLE_BITS} bits, use decode")
     table = plain.values(np.arange(1 << form.bits), form)
@@ -117,24 +170,25 @@ def fits_float32(form: AnyFormat) -> bool:
     )
 
 
-def _target(out: Floats | None, given: npt.NDArray[Any]) -> Floats:
-    """Where results go: *out*, or something new if there is none or if it cannot be written front to back."""
+def _target(out: Floats | None, values: npt.NDArray[Any]) -> Floats:
+    """The array for results: *out*, or a new one if there is none or if it cannot be written front to back."""
     if out is None:
-        return np.empty(given.shape, np.float32)
-    if out.dtype != np.float32 or out.shape != given.shape:
-        raise NumberError(f"out is {out.dtype}{list(out.shape)}; it must be float32{list(given.shape)}")
+        return np.empty(values.shape, np.float32)
+    if out.dtype != np.float32 or out.shape != values.shape:
+        raise NumberError(f"out is {out.dtype}{list(out.shape)}; it must be float32{list(values.shape)}")
     if not out.flags.writeable:
         raise NumberError("out is read-only; give an array of your own, or none")
-    same = out.ctypes.data == given.ctypes.data and given.dtype == np.float32
-    usable = out.flags.c_contiguous and out.flags.aligned and (same or not np.may_share_memory(out, given))
-    return out if usable else np.empty(given.shape, np.float32)
+    # *x* itself may be overwritten, element by element; a shifted view of it would be read after it was written
+    same = out.ctypes.data == values.ctypes.data and values.dtype == np.float32
+    usable = out.flags.c_contiguous and out.flags.aligned and (same or not np.may_share_memory(out, values))
+    return out if usable else np.empty(values.shape, np.float32)
 
 
 def _floating(x: npt.ArrayLike) -> npt.NDArray[Any]:
-    """Front to back, as float32 if that is exact for the type, otherwise as float64."""
-    given: npt.NDArray[Any] = np.asarray(x)
-    if given.dtype in (np.float32, np.float64):
-        return np.require(given, requirements=["C_CONTIGUOUS", "ALIGNED"])
-    if given.dtype.kind not in "fiub" or given.dtype.itemsize > 8:
-        raise NumberError(f"values of type {given.dtype} cannot be rounded to a format; make them float32 or float64")
-    return given.astype(np.float32 if given.dtype.itemsize <= 2 else np.float64)
+    """A contiguous array of float32 if that is exact for the type, otherwise of float64."""
+    values: npt.NDArray[Any] = np.asarray(x)
+    if values.dtype in (np.float32, np.float64):
+        return np.require(values, requirements=["C_CONTIGUOUS", "ALIGNED"])
+    if values.dtype.kind not in "fiub" or values.dtype.itemsize > 8:
+        raise NumberError(f"values of type {values.dtype} cannot be rounded to a format; make them float32 or float64")
+    return values.astype(np.float32 if values.dtype.itemsize <= 2 else np.float64)

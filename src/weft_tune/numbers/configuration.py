@@ -15,9 +15,7 @@ from pathlib import Path
 
 from weft.base.errors import NumberError, reason_of
 from weft.base.files import write_text
-from weft_tune.numbers.format import FLOAT32, Format
-from weft_tune.numbers.spelling import parse_format, spell
-from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.numbers.format import FLOAT32, Format, TwosComplement, label, parse_format, spell
 
 AnyFormat = Format | TwosComplement
 
@@ -29,10 +27,10 @@ class Configuration(Mapping[str, AnyFormat]):
 
     def __init__(self, formats: Mapping[str, AnyFormat]) -> None:
         self._formats = {name: formats[name] for name in sorted(formats) if formats[name] != FLOAT32}
-        self._text = "".join(f"{name} {spell(each)}\n" for name, each in self._formats.items())
+        self._text = "".join(f"{name} {spell(form)}\n" for name, form in self._formats.items())
 
     def __getitem__(self, name: str) -> AnyFormat:
-        """FLOAT 32 for a name that is not there."""
+        """The format of an object; FLOAT 32 for a name that is not there."""
         return self._formats.get(name, FLOAT32)
 
     def __iter__(self) -> Iterator[str]:
@@ -52,7 +50,7 @@ class Configuration(Mapping[str, AnyFormat]):
 
     @property
     def text(self) -> str:
-        """The file, objects in alphabetical order."""
+        """The content of the file, objects in alphabetical order."""
         return self._text
 
     def __repr__(self) -> str:
@@ -60,7 +58,7 @@ class Configuration(Mapping[str, AnyFormat]):
 
 
 def parse_configuration(text: str, source: str = "configuration") -> Configuration:
-    """What a text file says; blank lines and what follows a # or // mean nothing."""
+    """Parse the text of a file; blank lines and what follows # or // are ignored. *source* opens error messages."""
     formats: dict[str, AnyFormat] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split("#")[0].split("//")[0].split()
@@ -86,3 +84,22 @@ def read_configuration(path: str | Path) -> Configuration:
 def write_configuration(path: str | Path, configuration: Configuration) -> None:
     """Write a configuration as a file."""
     write_text(path, configuration.text, NumberError)
+
+
+def describe_change(before: Configuration, after: Configuration) -> str:
+    """The change from one configuration to another, short enough for a picture."""
+    changed = [name for name in sorted({*before, *after}) if before[name] != after[name]]
+    if not changed:
+        return ""
+    texts = {_format_change(before, after, name) for name in changed}
+    change = texts.pop() if len(texts) == 1 else f"to {'/'.join(sorted({label(after[name]) for name in changed}))}"
+    roles = {name.rpartition(".")[2] for name in changed}
+    objects = changed[0] if len(changed) == 1 else f"{len(changed)} {roles.pop()}s" if len(roles) == 1 else "all"
+    return f"{objects} {change}"
+
+
+def _format_change(before: Configuration, after: Configuration, name: str) -> str:
+    old, new = before[name], after[name]
+    if label(old) == label(new):
+        return f"{label(old, bias=True)} \N{RIGHTWARDS ARROW} {label(new, bias=True).removeprefix(label(new))}"
+    return f"{label(old)} \N{RIGHTWARDS ARROW} {label(new)}"

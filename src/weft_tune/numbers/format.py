@@ -1,26 +1,40 @@
-"""Number formats: four small numbers ``<n_s, n_e, n_f, B>`` that say which values a few bits can stand for.
+"""Number formats: four small numbers ``<n_s, n_e, n_f, B>`` define the values of a few bits; and formats as text.
 
 A code has a sign, an exponent field E and a fraction field F. It means (1 + F 2^-n_f) 2^(E-B) where E > 0 and
 F 2^-n_f 2^(1-B) where E = 0 (Oh et al., PACT 2018). FLOAT has both fields, FIXED no exponent, EXP no fraction; with
 neither, the formula gives nothing but zero, so BIN is a rule of its own: plus or minus 2^-B.
+Two's complement, whose codes are not sign and magnitude, is a type of its own.
+
+As text a format is ``EXP 8 127`` in files (``spell``) and ``E8(127)`` in tables (``label``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from weft.base.errors import NumberError
 
 Kind = Literal["FLOAT", "FIXED", "EXP", "BIN"]
 
 MAX_EXPONENT_BITS, MAX_FRACTION_BITS, MAX_BIAS = 11, 52, 1200
-"""What a double can follow."""
+"""What doubles can hold, in which all formulas are computed; ``Format`` checks the exact ends of its range as well."""
+MAX_FRACTION_LENGTH = 900
+"""Limit of two's complement, so that doubles hold every value."""
+
+
+def _check_fields(form: Any, limits: Mapping[str, tuple[int, int]], prefix: str = "") -> None:
+    """Refuse fields that are not whole numbers within their limits."""
+    for name, (least, most) in limits.items():
+        value = getattr(form, name)
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise NumberError(f"{prefix}{name} = {value!r} must be a whole number from {least} to {most}")
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One number format; a value, equal to any other with the same fields."""
+    """A number format of sign, exponent and fraction; equal to every other one with the same fields."""
 
     sign_bits: int
     exponent_bits: int
@@ -30,25 +44,20 @@ class Format:
     """Whether the top exponent stands for infinities and NaN, as in IEEE 754; otherwise it is one like the others."""
 
     def __post_init__(self) -> None:
-        fields = (
-            ("sign_bits", 0, 1),
-            ("exponent_bits", 0, MAX_EXPONENT_BITS),
-            ("fraction_bits", 0, MAX_FRACTION_BITS),
-            ("bias", -MAX_BIAS, MAX_BIAS),
-        )
-        for name, least, most in fields:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-                raise NumberError(f"{name} = {value!r} must be a whole number from {least} to {most}")
+        limits = {
+            "sign_bits": (0, 1),
+            "exponent_bits": (0, MAX_EXPONENT_BITS),
+            "fraction_bits": (0, MAX_FRACTION_BITS),
+            "bias": (-MAX_BIAS, MAX_BIAS),
+        }
+        _check_fields(self, limits)
         if self.specials and (self.exponent_bits < 2 or self.fraction_bits < 1):
-            raise NumberError(f"{self.tuple_text} has no room for infinities and NaN; leave specials out")
+            raise NumberError(f"{self} has no room for infinities and NaN; leave specials out")
         if self.bits == 0 or (self.kind == "BIN" and not self.sign_bits):
-            raise NumberError(f"{self.tuple_text} has no bit that tells two values apart; use at least FIXED 2")
+            raise NumberError(f"{self} has no bit that tells two values apart; use at least FIXED 2")
         lower, upper = 1 - self.bias - self.fraction_bits, self.top_exponent - self.bias
-        if lower < -1074 or upper > 1023:
-            raise NumberError(
-                f"{self.tuple_text} reaches from 2^{lower} to 2^{upper + 1}; doubles do not; move the bias"
-            )
+        if lower < -1074 or upper > 1023:  # the smallest subnormal and the largest exponent of a double
+            raise NumberError(f"{self} reaches from 2^{lower} to 2^{upper + 1}; doubles do not; move the bias")
 
     @property
     def bits(self) -> int:
@@ -61,11 +70,6 @@ class Format:
         if self.fraction_bits:
             return "FIXED"
         return "EXP" if self.exponent_bits else "BIN"
-
-    @property
-    def tuple_text(self) -> str:
-        """The format as the chapter writes it: ``<1, 8, 23, 127>``."""
-        return f"<{self.sign_bits}, {self.exponent_bits}, {self.fraction_bits}, {self.bias}>"
 
     @property
     def top_exponent(self) -> int:
@@ -100,7 +104,8 @@ class Format:
         return replace(self, bias=bias)
 
     def __str__(self) -> str:
-        return self.tuple_text
+        """The format as the chapter writes it: ``<1, 8, 23, 127>``."""
+        return f"<{self.sign_bits}, {self.exponent_bits}, {self.fraction_bits}, {self.bias}>"
 
 
 _EXPONENT_BITS = {3: 1, 4: 2, 5: 2, 6: 3, 7: 3, 8: 4, 9: 5} | dict.fromkeys(range(10, 17), 5)
@@ -138,3 +143,96 @@ def BIN(bias: int = 0) -> Format:
 
 FLOAT32 = FLOAT(32)
 FLOAT16 = FLOAT(16)
+
+
+@dataclass(frozen=True, slots=True)
+class TwosComplement:
+    """Dynamic fixed point of Ristretto: one negative value more than positive ones, ties away from zero.
+
+    It has ``bits`` in all, ``fraction_length`` of them behind the point; that may be negative, or exceed ``bits``.
+    """
+
+    bits: int
+    fraction_length: int
+
+    def __post_init__(self) -> None:
+        limits = {"bits": (1, 32), "fraction_length": (-MAX_FRACTION_LENGTH, MAX_FRACTION_LENGTH)}
+        _check_fields(self, limits, prefix="TWOS ")
+
+    @property
+    def kind(self) -> str:
+        return "TWOS"
+
+    @property
+    def step(self) -> float:
+        return 2.0**-self.fraction_length
+
+    @property
+    def largest(self) -> float:
+        return float((1 << self.bits - 1) - 1) * self.step
+
+    @property
+    def lowest(self) -> float:
+        return -float(1 << self.bits - 1) * self.step
+
+    def __str__(self) -> str:
+        return f"TWOS {self.bits} {self.fraction_length}"
+
+
+_SYNTAX = (
+    "FLOAT bits [bias], FIXED bits [bias], EXP bits [bias], BIN [bias], "
+    "CUSTOM n_s n_e n_f bias [IEEE] or TWOS bits fraction"
+)
+
+_SPECIALS = "IEEE"
+"""The word after a custom format that has infinities and NaN."""
+
+
+def parse_format(text: str) -> Format | TwosComplement:
+    """Parse the text of a format, as files and options write it."""
+    kind, *rest = text.upper().split() or [""]
+    specials = kind == "CUSTOM" and rest[-1:] == [_SPECIALS]
+    try:
+        numbers = [int(word) for word in (rest[:-1] if specials else rest)]
+    except ValueError:
+        raise NumberError(f"{text!r}: widths and biases are whole numbers; a format is {_SYNTAX}") from None
+    match (kind, numbers):
+        case ("FLOAT", [bits]):
+            return FLOAT(bits)
+        case ("FLOAT", [bits, bias]):
+            return FLOAT(bits, bias)
+        case ("FIXED", [bits, *bias]) if len(bias) <= 1:
+            return FIXED(bits, *bias)
+        case ("EXP", [bits, *bias]) if len(bias) <= 1:
+            return EXP(bits, *bias)
+        case ("BIN", bias) if len(bias) <= 1:
+            return BIN(*bias)
+        case ("CUSTOM", [sign, exponent, fraction, bias]):
+            return Format(sign, exponent, fraction, bias, specials)
+        case ("TWOS", [bits, fraction]):
+            return TwosComplement(bits, fraction)
+    raise NumberError(f"{text!r} is no number format; it is {_SYNTAX}")
+
+
+def spell(form: Format | TwosComplement) -> str:
+    """Write a format as files do; ``parse_format`` gives the same format back."""
+    if isinstance(form, TwosComplement):
+        return str(form)
+    # the short names hold few widths; what they cannot express is CUSTOM
+    if form.sign_bits and form.kind == "FIXED" and 2 <= form.bits <= 32:
+        return f"FIXED {form.bits} {form.bias}"
+    if form.sign_bits and form.kind == "EXP" and form.bits <= 9:
+        return f"EXP {form.bits} {form.bias}"
+    if form.kind == "BIN":
+        return f"BIN {form.bias}"
+    if form.kind == "FLOAT" and 3 <= form.bits <= 32 and form in (FLOAT(form.bits), FLOAT(form.bits, form.bias)):
+        return f"FLOAT {form.bits}" if form == FLOAT(form.bits) else f"FLOAT {form.bits} {form.bias}"
+    fields = f"CUSTOM {form.sign_bits} {form.exponent_bits} {form.fraction_bits} {form.bias}"
+    return f"{fields} {_SPECIALS}" if form.specials else fields
+
+
+def label(form: Format | TwosComplement, *, bias: bool = False) -> str:
+    """Abbreviate a format as the chapter's tables do: I for FIXED, E for EXP, F for FLOAT; the bias in parentheses."""
+    letter = {"FIXED": "I", "EXP": "E", "FLOAT": "F", "BIN": "B", "TWOS": "T"}[form.kind]
+    shift = form.fraction_length if isinstance(form, TwosComplement) else form.bias
+    return f"{letter}{form.bits}({shift})" if bias and letter != "F" else f"{letter}{form.bits}"

@@ -1,30 +1,75 @@
-"""Values to codes and codes to values by the formula, in doubles: what the compiled loops must equal.
+"""Values to codes and codes to values by the formula, in doubles: the definition that compiled loops must equal.
 
 Every step is exact. A magnitude a lies between the codes of two neighbours: with e the exponent of a, but at least
 1 - B, a is q 2^(e - n_f), and the lower neighbour's code is (e + B - 1) 2^n_f + floor(q), whatever the kind of the
-format. Only the choice between the two depends on the rounding.
+format. Only the choice between the two depends on the rounding (``goes_up``). Saturation comes first, so the upper
+neighbour always exists.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.base.errors import NumberError
+from weft.base.errors import NumberError, unknown_name
 from weft_tune.numbers.configuration import AnyFormat
-from weft_tune.numbers.format import Format
-from weft_tune.numbers.rounding import Bools, Doubles, Longs, Rounding, check_rounding, goes_up
-from weft_tune.numbers.twos_complement import TwosComplement
+from weft_tune.numbers.format import Format, TwosComplement
 
 FLOAT32_MAX = float(np.finfo(np.float32).max)
+Bools = npt.NDArray[np.bool_]
+Doubles = npt.NDArray[np.float64]
+Longs = npt.NDArray[np.int64]
+
+Rounding = Literal["nearest-even", "nearest-away", "toward-zero", "up", "down", "stochastic", "log-nearest"]
+"""nearest-even: the nearer one; half way, the one whose code is even. (Not the one whose significand is: without
+fraction bits, as in EXP, all significands are odd.) nearest-away: half way, the one further from zero. toward-zero, up,
+down: never away from zero, never down, never up. stochastic: the upper one as often as the value is near to it.
+log-nearest: the nearer one on a logarithmic scale, for EXP only; below the smallest power 2^e, zero up to
+2^(e - 1/2)."""
+
+ROUNDINGS: tuple[Rounding, ...] = get_args(Rounding)
+
+
+def check_rounding(rounding: str, rng: np.random.Generator | None) -> None:
+    """Refuse an unknown rounding, and stochastic rounding without a generator."""
+    if rounding not in ROUNDINGS:
+        raise NumberError(unknown_name("rounding", rounding, ROUNDINGS))
+    if rounding == "stochastic" and rng is None:
+        raise NumberError("stochastic rounding draws numbers; give rng=numpy.random.default_rng(seed)")
+
+
+def goes_up(
+    rounding: Rounding, lower: Longs, share: Doubles, negative: Bools, rng: np.random.Generator | None
+) -> Bools:
+    """Whether each magnitude is rounded to its upper neighbour, away from zero.
+
+    lower: code of the lower neighbour; share: how far the magnitude is on the way to the upper one, from 0 to 1.
+    """
+    match rounding:
+        case "nearest-even":
+            return np.asarray((share > 0.5) | ((share == 0.5) & (lower & 1 == 1)))
+        case "nearest-away":
+            return share >= 0.5
+        case "toward-zero":
+            return np.zeros(share.shape, np.bool_)
+        case "up":
+            return (share > 0) & ~negative
+        case "down":
+            return (share > 0) & negative
+        case "log-nearest":
+            return np.asarray(share > np.where(lower == 0, np.sqrt(0.5), np.sqrt(2.0) - 1.0))
+        case "stochastic":
+            assert rng is not None
+            return rng.random(share.shape) < share
 
 
 def codes(
     x: Doubles, form: AnyFormat, rounding: Rounding = "nearest-even", rng: np.random.Generator | None = None
 ) -> Longs:
-    """The code of each value of *x*; NaN only where the format has codes for it."""
+    """Encode each value of *x*; it may hold NaN only if the format has codes for it."""
     check_rounding(rounding, rng)
     if isinstance(form, TwosComplement):
         return _twos_codes(x, form, rounding)
@@ -34,17 +79,19 @@ def codes(
         return (x < 0).astype(np.int64)
     negative = np.signbit(x) if form.sign_bits else np.zeros(x.shape, np.bool_)
     magnitude = np.abs(x) if form.sign_bits else np.maximum(x, 0.0)
-    found = _magnitude_codes(magnitude, negative, form, rounding, rng)
+    encoded = _magnitude_codes(magnitude, negative, form, rounding, rng)
     if form.specials:
-        found = np.where(np.isinf(magnitude), infinity_code(form), found)
-        found = np.where(np.isnan(x), nan_code(form), found)
-    return np.asarray(found | negative.astype(np.int64) << form.bits - 1)
+        infinity = (1 << form.exponent_bits) - 1 << form.fraction_bits
+        encoded = np.where(np.isinf(magnitude), infinity, encoded)
+        encoded = np.where(np.isnan(x), infinity | 1 << form.fraction_bits - 1, encoded)  # the quiet NaN
+    return np.asarray(encoded | negative.astype(np.int64) << form.bits - 1)
 
 
 def values(codes: npt.NDArray[np.integer], form: AnyFormat) -> Doubles:
-    """What each code means."""
+    """Decode: the value of each code."""
     wide = codes.astype(np.int64)
     if isinstance(form, TwosComplement):
+        # xor and subtraction extend the sign
         half = 1 << form.bits - 1
         return np.ldexp((((wide & 2 * half - 1) ^ half) - half).astype(np.float64), -form.fraction_length)
     if form.kind == "BIN":
@@ -54,14 +101,12 @@ def values(codes: npt.NDArray[np.integer], form: AnyFormat) -> Doubles:
     fraction = magnitude & (1 << form.fraction_bits) - 1
     significand = fraction + ((exponent > 0).astype(np.int64) << form.fraction_bits)
     scale = np.maximum(exponent, 1) - form.bias - form.fraction_bits
-    if form.specials:
-        special = exponent > form.top_exponent
-        found = np.ldexp(significand.astype(np.float64), np.where(special, 0, scale))
-        found = np.where(special, np.where(fraction == 0, np.inf, np.nan), found)
-    else:
-        found = np.ldexp(significand.astype(np.float64), scale)
+    special = (exponent > form.top_exponent) & form.specials
+    # special codes get any exponent that does not overflow, as their value is replaced
+    decoded = np.ldexp(significand.astype(np.float64), np.where(special, 0, scale))
+    decoded = np.where(special, np.where(fraction == 0, np.inf, np.nan), decoded)
     negative = wide >> form.bits - 1 & form.sign_bits == 1
-    return np.where(negative, -found, found)
+    return np.where(negative, -decoded, decoded)
 
 
 def rounded(
@@ -70,13 +115,13 @@ def rounded(
     rounding: Rounding = "nearest-even",
     rng: np.random.Generator | None = None,
 ) -> npt.NDArray[np.float32]:
-    """The value of each value's code, as float32; NaN stays NaN."""
-    with np.errstate(invalid="ignore"):  # some NaN signal
+    """Encode and decode each value, as float32; NaN stays NaN."""
+    with np.errstate(invalid="ignore"):  # signalling NaN would warn
         wide = x.astype(np.float64)
     missing = np.isnan(wide)
-    found = values(codes(np.where(missing, 0.0, wide), form, rounding, rng), form)
-    found = np.where(np.isinf(found), found, np.clip(found, *float32_range(form)))
-    return np.where(missing, np.nan, found).astype(np.float32)
+    decoded = values(codes(np.where(missing, 0.0, wide), form, rounding, rng), form)
+    decoded = np.where(np.isinf(decoded), decoded, np.clip(decoded, *float32_range(form)))
+    return np.where(missing, np.nan, decoded).astype(np.float32)
 
 
 @lru_cache(maxsize=1024)
@@ -88,28 +133,19 @@ def float32_range(form: AnyFormat) -> tuple[float, float]:
     elif form.kind != "BIN":
         ends = values(codes(ends, form, "toward-zero"), form)
     near = ends.astype(np.float32)
+    # the nearest float32 may lie outside the format; then the next one towards zero is the end
     beyond = np.abs(near.astype(np.float64)) > np.abs(ends)
     near = np.where(beyond, np.nextafter(near, np.float32(0)), near)
     return float(near[0]), float(near[1])
 
 
-def infinity_code(form: Format) -> int:
-    """The code of infinity without its sign; only formats with specials have one."""
-    return (1 << form.exponent_bits) - 1 << form.fraction_bits
-
-
-def nan_code(form: Format) -> int:
-    """The quiet one, without the sign; for formats with specials."""
-    return infinity_code(form) | 1 << form.fraction_bits - 1
-
-
 def _magnitude_codes(
     magnitude: Doubles, negative: Bools, form: Format, rounding: Rounding, rng: np.random.Generator | None
 ) -> Longs:
-    held = np.minimum(np.where(np.isnan(magnitude), 0.0, magnitude), form.largest)
-    exponent = np.maximum(np.frexp(held)[1].astype(np.int64) - 1, 1 - form.bias)
-    exponent = np.where(held == 0, 1 - form.bias, exponent)
-    position = np.ldexp(held, form.fraction_bits - exponent)
+    clipped = np.minimum(np.where(np.isnan(magnitude), 0.0, magnitude), form.largest)
+    exponent = np.maximum(np.frexp(clipped)[1].astype(np.int64) - 1, 1 - form.bias)
+    exponent = np.where(clipped == 0, 1 - form.bias, exponent)  # frexp gives zero the exponent 0
+    position = np.ldexp(clipped, form.fraction_bits - exponent)
     below = np.floor(position)
     lower = ((exponent + form.bias - 1) << form.fraction_bits) + below.astype(np.int64)
     return np.asarray(lower + goes_up(rounding, lower, position - below, negative, rng))

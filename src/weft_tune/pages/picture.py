@@ -18,26 +18,23 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from weft.reports.page import PALETTE
-from weft.reports.pictures import picture_path, save
-from weft.reports.timeline import GROUND, INK, LIMIT, MUTED, RULE
+from weft.reports.pictures import GROUND, INK, LIMIT, MUTED, RULE, picture_path, save
 from weft_tune.evaluation import Subset
-from weft_tune.numbers.configuration import Configuration
-from weft_tune.numbers.spelling import label
-from weft_tune.result import kept_places
-from weft_tune.trials import PHASES, Trial, Tuning
+from weft_tune.numbers.configuration import describe_change
+from weft_tune.result import PHASES, Trial, Tuning, kept_places
 
 FEASIBLE, INFEASIBLE, CHOSEN = PALETTE[0], "#a3adb8", PALETTE[5]
 MARGINS = {"left": 0.065, "right": 0.985, "top": 0.915, "bottom": 0.115, "hspace": 0.07}
 MOST_NAMED = 40
-"""Chosen steps that are named; more would lie on top of each other."""
+"""Limit of the chosen steps that are named; more names would overlap."""
 NAME_WIDTH = 0.011
-"""The part of the picture's width that a name takes; steps that follow more closely are not named."""
+"""Width of a name as a share of the picture's; steps that follow more closely are not named."""
 DENSE = 1500
-"""From so many points on, they are an image inside an SVG file."""
+"""Number of points from which they are an image inside an SVG file, which would be slow to open otherwise."""
 
 
 class PhaseSpan(NamedTuple):
-    """A phase and the iterations it took, the first and the last included."""
+    """A phase and its iterations, the first and the last included."""
 
     phase: int
     subset: Subset
@@ -77,38 +74,19 @@ def _figure(tuning: Tuning) -> Figure:
 
 
 def phase_spans(trials: Sequence[Trial]) -> list[PhaseSpan]:
-    """Which iterations each phase took; a phase that scored nothing new has none."""
-    found: dict[int, PhaseSpan] = {}
+    """The iterations of each phase; a phase that scored nothing new has none."""
+    spans: dict[int, PhaseSpan] = {}
     for trial in trials:
         if trial.step != "base":
-            old = found.get(trial.phase, PhaseSpan(trial.phase, trial.subset, trial.iteration, trial.iteration))
-            found[trial.phase] = old._replace(
+            old = spans.get(trial.phase, PhaseSpan(trial.phase, trial.subset, trial.iteration, trial.iteration))
+            spans[trial.phase] = old._replace(
                 first=min(old.first, trial.iteration), last=max(old.last, trial.iteration)
             )
-    return [found[phase] for phase in sorted(found)]
+    return [spans[phase] for phase in sorted(spans)]
 
 
 def _kept(tuning: Tuning) -> list[Trial]:
     return [tuning.trials[place] for place in kept_places(tuning)]
-
-
-def move_text(before: Configuration, after: Configuration) -> str:
-    """What changed from one configuration to another, short enough for a picture."""
-    changed = [name for name in sorted({*before, *after}) if before[name] != after[name]]
-    if not changed:
-        return ""
-    texts = {_change(before, after, name) for name in changed}
-    told = texts.pop() if len(texts) == 1 else f"to {'/'.join(sorted({label(after[name]) for name in changed}))}"
-    roles = {name.rpartition(".")[2] for name in changed}
-    who = changed[0] if len(changed) == 1 else f"{len(changed)} {roles.pop()}s" if len(roles) == 1 else "all"
-    return f"{who} {told}"
-
-
-def _change(before: Configuration, after: Configuration, name: str) -> str:
-    old, new = before[name], after[name]
-    if label(old) == label(new):
-        return f"{label(old, bias=True)} \N{RIGHTWARDS ARROW} {label(new, bias=True).removeprefix(label(new))}"
-    return f"{label(old)} \N{RIGHTWARDS ARROW} {label(new)}"
 
 
 def _shade(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
@@ -118,11 +96,12 @@ def _shade(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
 
 
 def _name_phases(axes: Axes, spans: Sequence[PhaseSpan]) -> None:
-    """Name the phases above the picture, with as many words as there is room for."""
+    """Name the phases above the picture, with as many words as fit."""
     whole = sum(span.last - span.first + 1 for span in spans)
     for span in spans:
         share = (span.last - span.first + 1) / max(1, whole)
         words = [f"{span.phase}", f"  {PHASES[span.phase]}", f", {span.subset} set"]
+        # shares of the width at which one more word fits
         text = "".join(words[: 1 + (share > 0.07) + (share > 0.13)])
         axes.text(
             (span.first + span.last) / 2, 1.01, text, ha="center", va="bottom", size=8, color=MUTED,
@@ -141,11 +120,11 @@ def _draw_scores(axes: Axes, tuning: Tuning, spans: Sequence[PhaseSpan]) -> None
         ("keeps the score", "o", FEASIBLE, [t for t in scored if t.feasible and t.iteration not in kept]),
         ("chosen", "D", CHOSEN, [t for t in scored if t.iteration in kept]),
     )
-    for name, marker, colour, its in kinds:
-        if its:
+    for name, marker, colour, trials in kinds:
+        if trials:
             axes.plot(
-                [t.iteration for t in its], [min(max(t.score, floor), ceiling) for t in its], marker, color=colour,
-                markersize=size, markeredgewidth=0.8 if marker == "x" else 0, label=name, clip_on=False,
+                [t.iteration for t in trials], [min(max(t.score, floor), ceiling) for t in trials], marker,
+                color=colour, markersize=size, markeredgewidth=0.8 if marker == "x" else 0, label=name, clip_on=False,
                 rasterized=len(scored) > DENSE, alpha=0.9, zorder=4 if marker == "D" else 3,
             )  # fmt: skip
     _draw_thresholds(axes, tuning, spans)
@@ -179,7 +158,7 @@ def _score_range(tuning: Tuning) -> tuple[float, float]:
 
 
 def _draw_objective(axes: Axes, tuning: Tuning) -> None:
-    """The objective of what the search stands on, as a share of the base's."""
+    """Draw the objective of the kept points, as a share of the base's."""
     if not tuning.base_objective > 0:
         scale, unit = 1.0, "objective"
     else:
@@ -206,12 +185,12 @@ def _draw_objective(axes: Axes, tuning: Tuning) -> None:
 
 
 def _name_moves(axes: Axes, tuning: Tuning, chosen: Sequence[Trial], scale: float) -> None:
-    """What every chosen step changed, where there is room to read it."""
+    """Write the change of every chosen step, where there is room to read it."""
     if not 0 < len(chosen) <= MOST_NAMED:
         return
     before, free_from = tuning.base_configuration, 0.0
     for trial in chosen:
-        text = move_text(before, trial.configuration)
+        text = describe_change(before, trial.configuration)
         before = trial.configuration
         if text and trial.iteration >= free_from:
             free_from = trial.iteration + NAME_WIDTH * tuning.iterations

@@ -15,22 +15,22 @@ import numpy.typing as npt
 
 from weft.base.errors import InputError, TuneError
 from weft.base.shapes import written
-from weft.runtime.archive import array_names, read_arrays
+from weft.runtime.samples import array_names, fits, read_arrays, require_arrays
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 
 Labels = npt.NDArray[Any]
 """The right class of each sample; for measures of a user's own, anything."""
 
 LABELS = ("label", "labels", "y")
-"""What the array of right classes may be called."""
+"""Possible names of the array of right classes."""
 FEWEST = 10
-"""Samples; with fewer, one more or less is more than any margin."""
+"""Least number of samples; with fewer, a single one outweighs any margin."""
 MAX_ARRAY_BYTES = 1 << 35
-"""Unpacked; more is a damaged file."""
+"""Limit of an unpacked array; more is a damaged file."""
 
 
 class LabelledData(NamedTuple):
-    """Samples as a model takes them."""
+    """Samples as a model takes them, and their labels."""
 
     inputs: Mapping[str, Array]
     """Input -> one row per sample."""
@@ -38,7 +38,7 @@ class LabelledData(NamedTuple):
 
 
 def read_data(path: str | Path, inputs: Sequence[TensorSpec], scale: float | None = None) -> LabelledData:
-    """The samples in a file, checked against what the model takes.
+    """Read the samples in a file, checked against the inputs of the model.
 
     *scale* multiplies what enters float inputs; whole numbers above one need it, as nothing tells whether the model
     was trained on 255 or on 1.
@@ -53,11 +53,11 @@ def read_data(path: str | Path, inputs: Sequence[TensorSpec], scale: float | Non
 
 
 def read_samples(path: str | Path, inputs: Sequence[TensorSpec], scale: float | None = None) -> dict[str, Array]:
-    """The samples in a file without their labels, which need not be there."""
+    """Read the samples in a file without their labels, which may be missing."""
     try:
-        held = array_names(path)
-        bare = [name for name in held if name not in LABELS or name in {spec.name for spec in inputs}]
-        names = _input_names(bare, [spec.name for spec in inputs])
+        stored_names = array_names(path)
+        bare = [name for name in stored_names if name not in LABELS or name in {spec.name for spec in inputs}]
+        names = _input_names(bare, [spec.name for spec in inputs], bare)
         stored = read_arrays(path, set(names.values()), MAX_ARRAY_BYTES)
         tensors = {spec.name: _tensor(spec, names[spec.name], stored[names[spec.name]], scale) for spec in inputs}
         _count(tensors)
@@ -66,27 +66,26 @@ def read_samples(path: str | Path, inputs: Sequence[TensorSpec], scale: float | 
     return tensors
 
 
-def _array_names(held: Sequence[str], inputs: Sequence[str]) -> tuple[str, dict[str, str]]:
+def _array_names(stored: Sequence[str], inputs: Sequence[str]) -> tuple[str, dict[str, str]]:
     """The array of the labels, and input -> its array."""
-    shown = ", ".join(held[:8]) or "nothing"
-    labels = [name for name in LABELS if name in held and name not in inputs]
+    shown = ", ".join(stored[:8]) or "nothing"
+    labels = [name for name in LABELS if name in stored and name not in inputs]
     if not labels:
         raise TuneError(f"has no array called {' or '.join(LABELS)} with the right classes; it holds {shown}")
-    return labels[0], _input_names([name for name in held if name != labels[0]], inputs, shown)
+    return labels[0], _input_names([name for name in stored if name != labels[0]], inputs, stored)
 
 
-def _input_names(held: Sequence[str], inputs: Sequence[str], shown: str = "") -> dict[str, str]:
-    """Input -> its array; a single input takes the only array there is, whatever it is called."""
-    if len(inputs) == 1 and inputs[0] not in held and len(held) == 1:
-        return {inputs[0]: held[0]}
-    if missing := [name for name in inputs if name not in held]:
-        shown = shown or ", ".join(held[:8]) or "nothing"
-        raise TuneError(f"has no array for the input {missing[0]!r} of the model; it holds {shown}")
+def _input_names(bare: Sequence[str], inputs: Sequence[str], stored: Sequence[str]) -> dict[str, str]:
+    """Input -> its array; a single input takes the only one of *bare*, the arrays without labels, under any name."""
+    if len(inputs) == 1 and inputs[0] not in bare and len(bare) == 1:
+        return {inputs[0]: bare[0]}
+    require_arrays(stored, inputs)
     return {name: name for name in inputs}
 
 
 def _count(tensors: Mapping[str, Array]) -> int:
-    (first, count), *rest = ((name, len(each)) for name, each in tensors.items())
+    """The number of samples, which must be the same in all tensors."""
+    (first, count), *rest = ((name, len(rows)) for name, rows in tensors.items())
     for name, other in rest:
         if other != count:
             raise TuneError(f"{name} holds {other} samples, {first} {count}")
@@ -96,17 +95,17 @@ def _count(tensors: Mapping[str, Array]) -> int:
 
 
 def check_inputs(inputs: Mapping[str, Array], specs: Sequence[TensorSpec]) -> dict[str, Array]:
-    """Samples handed over in memory, as the model takes them."""
+    """Check samples in memory against the inputs of the model, and convert them to its data types."""
     if missing := [spec.name for spec in specs if spec.name not in inputs]:
-        held = ", ".join(inputs) or "nothing"
-        raise TuneError(f"no samples for the input {missing[0]!r} of the model; given: {held}")
-    found = {spec.name: _tensor(spec, spec.name, np.asarray(inputs[spec.name]), None) for spec in specs}
-    _count(found)
-    return found
+        shown = ", ".join(inputs) or "nothing"
+        raise TuneError(f"no samples for the input {missing[0]!r} of the model; given: {shown}")
+    tensors = {spec.name: _tensor(spec, spec.name, np.asarray(inputs[spec.name]), None) for spec in specs}
+    _count(tensors)
+    return tensors
 
 
 def check_labels(labels: npt.ArrayLike, count: int, name: str = "label", *, classes: bool = True) -> Labels:
-    """A row for each sample; if they are *classes*, one whole number, and a column of them will do."""
+    """Check labels: a row for each sample; if they are *classes*, one whole number each, flat or in a column."""
     try:
         array = np.asarray(labels)
     except ValueError:
@@ -144,31 +143,27 @@ def _floats(spec: TensorSpec, name: str, array: npt.NDArray[Any], kind: np.dtype
             f"{name} holds {array.dtype} up to {top} for a float input; "
             f"give scale = 1/{255 if top <= 255 else top}, or scale = 1 if the model takes such numbers"
         )
-    with np.errstate(over="ignore"):  # told below
-        found = array.astype(kind, copy=False)
+    with np.errstate(over="ignore"):  # infinities are refused below
+        values = array.astype(kind, copy=False)
         if scale is not None and scale != 1:
-            found = found * kind.type(scale)
-    if not np.isfinite(found).all():
-        sample = int(np.argwhere(~np.isfinite(found.reshape(len(found), -1)).all(axis=1))[0, 0])
+            values = values * kind.type(scale)
+    if not np.isfinite(values).all():
+        sample = int(np.argwhere(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0, 0])
         raise TuneError(
             f"{name} holds NaN or infinity, first in sample {sample}, once it is {spec.datatype}; take such samples out"
         )
-    return np.ascontiguousarray(found)
+    return np.ascontiguousarray(values)
 
 
 def _check_shape(spec: TensorSpec, name: str, array: npt.NDArray[Any]) -> None:
-    """All dimensions but the first, which counts samples."""
+    """Compare all dimensions but the first, which counts samples; advise a transposition or reshaping that fits."""
     wanted = spec.shape[1:]
-    if _fits(array.shape[1:], wanted) and array.ndim > 0:
+    if fits(array.shape[1:], wanted) and array.ndim > 0:
         return
     shapes = f"{name} has the shape {written(array.shape)}, the input {spec.name!r} {written(spec.shape)}"
     for order in itertools.permutations(range(1, array.ndim)) if 2 < array.ndim <= 5 else ():
-        if _fits([array.shape[axis] for axis in order], wanted):
+        if fits([array.shape[axis] for axis in order], wanted):
             raise TuneError(f"{shapes}; store it transposed: array.transpose{(0, *order)}")
     if array.ndim and -1 not in wanted and np.prod(array.shape[1:]) == np.prod(wanted):
         raise TuneError(f"{shapes}; store it reshaped: array.reshape{(-1, *wanted)}")
     raise TuneError(f"{shapes}; all but the first dimension must agree")
-
-
-def _fits(shape: Sequence[int], wanted: Sequence[int]) -> bool:
-    return len(shape) == len(wanted) and all(want in (-1, have) for have, want in zip(shape, wanted, strict=True))

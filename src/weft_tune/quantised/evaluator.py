@@ -1,8 +1,8 @@
 """Scores of an ONNX model on labelled samples under number formats.
 
-Hard samples come first: those that the float model gets wrong, then those that it is least sure of. They are run in
-chunks that do not depend on the number of processes, and after each chunk the score cannot be higher than if all the
-rest were right. As soon as that is below what is needed, the rest is not run.
+Hard samples come first: those that the float model gets wrong, then those with the smallest margins. They are run in
+chunks that do not depend on the number of processes, and after each chunk the score has an upper bound: all the rest
+right. As soon as that bound is below the needed score, the rest is not run.
 """
 
 from __future__ import annotations
@@ -22,35 +22,34 @@ import onnxruntime as ort
 from weft.base.errors import EvaluationError, TuneError, unknown_name
 from weft.base.shapes import written
 from weft.models.weighted_layers import WeightedLayer
+from weft.runtime.samples import Ints, count_rows, feed
 from weft.runtime.tensors import Array
-from weft_tune.evaluation import Score, Scored, Subset
-from weft_tune.network import ROLES, Network
+from weft_tune.evaluation import OnScore, Score, Subset
+from weft_tune.network import ROLES, Network, check_layers
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.quantised.data import FEWEST, Labels, check_inputs
-from weft_tune.quantised.feeding import Ints, count_rows, feed
 from weft_tune.quantised.metrics import Doubles, Function, fingerprint, make_metric
-from weft_tune.quantised.opened import Opened, open_for_tuning
-from weft_tune.quantised.plan import RoundingPlan
-from weft_tune.quantised.runner import LayerFormats, PlanRunner, SampleOrder
-from weft_tune.quantised.stages import make_plan, run_on, session_for
+from weft_tune.quantised.opened import Opened, make_plan, open_for_tuning, run_on, session_for
+from weft_tune.quantised.runner import LayerFormats, PlanRunner, RoundingPlan, SampleOrder
 from weft_tune.quantised.workers import Workers
 
 CACHE_BYTES = 1 << 30
+"""Memory for rounded weights and tensors at the cuts, of all processes together: a GiB; more saves more runs."""
 FIRST_CHUNK = 128
-"""Samples, at least; later chunks are an eighth of what was run before them, if that is more."""
+"""Least number of samples of a chunk; later chunks are an eighth of all samples before them, if that is more."""
 NUMERICS = 1
-"""Raised when the same configuration may come to another score than before."""
+"""Version of the arithmetic: raised when the same configuration may get another score than before."""
 _FLOAT, _OTHER = "float", "other"
-"""Names of samples beside the subsets."""
+"""Names of sample orders that are no subset of the search: all samples unsorted, and a test set."""
 
 
-class _Subset(NamedTuple):
-    """Some of the samples, hard ones first."""
+class _SubsetSamples(NamedTuple):
+    """The samples of a subset, hard ones first."""
 
     rows: Ints
     labels: Labels
     float_scores: Doubles
-    """Under the float model."""
+    """Scores of the float model."""
 
 
 class OnnxEvaluator:
@@ -79,7 +78,7 @@ class OnnxEvaluator:
         self._plan = make_plan(opened, self._layers, self._inputs)
         self._small, self._seed = _small_count(small, len(self._labels)), seed
         self._engine = _engine(self._plan, cache_bytes, workers)
-        self._subsets: dict[str, _Subset] = {}
+        self._subsets: dict[str, _SubsetSamples] = {}
         self._example = self._checked_example()
 
     @property
@@ -89,12 +88,12 @@ class OnnxEvaluator:
 
     @property
     def process_ids(self) -> list[int]:
-        """The processes of the workers, as far as they run."""
+        """The processes of running workers."""
         return self._engine.process_ids
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of all that scores depend on but the configuration."""
+        """Identifies all that scores depend on but the configuration."""
         digest = hashlib.sha256(f"{NUMERICS} {ort.__version__} {self._small} {self._seed} {self.layers}".encode())
         digest.update(fingerprint(self._metric).encode())
         digest.update(self._opened.output.encode())
@@ -106,42 +105,42 @@ class OnnxEvaluator:
         return digest.hexdigest()
 
     def evaluate(self, configuration: Configuration, subset: Subset, needed: float = -math.inf) -> Score:
-        """The score on the small or the full set; a bound below *needed* where it is below that."""
+        """Score a configuration on the small or the full set; a bound where the score is below *needed*."""
         formats = self._formats(configuration)
-        chosen = self._subset(subset)
-        if all(each == LayerFormats() for each in formats.values()):
-            return Score(float(chosen.float_scores.mean()), samples=len(chosen.rows))
-        return self._scored(subset, chosen.labels, formats, needed)
+        samples = self._subset(subset)
+        if all(form == LayerFormats() for form in formats.values()):
+            return Score(float(samples.float_scores.mean()), samples=len(samples.rows))
+        return self._score(subset, samples.labels, formats, needed)
 
     def evaluate_many(
-        self, configurations: Sequence[Configuration], subset: Subset, scored: Scored | None = None
+        self, configurations: Sequence[Configuration], subset: Subset, scored: OnScore | None = None
     ) -> list[Score | EvaluationError]:
         """Exact scores; a failure takes the place of a score."""
-        found: list[Score | EvaluationError] = []
+        outcomes: list[Score | EvaluationError] = []
         for position, configuration in enumerate(configurations):
             try:
                 score = self.evaluate(configuration, subset)
             except EvaluationError as error:
-                found.append(error)
+                outcomes.append(error)
                 continue
-            found.append(score)
+            outcomes.append(score)
             if scored is not None:
                 scored(position, score)
-        return found
+        return outcomes
 
     def measure(self, configuration: Configuration, inputs: Mapping[str, Array], labels: npt.ArrayLike) -> float:
-        """The score on other samples, all of them: a test set that the search has never seen."""
-        given = check_inputs(inputs, self._opened.inputs)
-        right = self._metric.check_labels(labels, count_rows(given))
+        """Score a configuration on other samples, all of them: a test set that the search has never seen."""
+        checked = check_inputs(inputs, self._opened.inputs)
+        right = self._metric.check_labels(labels, count_rows(checked))
         self._metric.check_classes(self._example, right)
-        self._engine.add(_OTHER, SampleOrder(given, np.arange(len(right))))
+        self._engine.add(_OTHER, SampleOrder(checked, np.arange(len(right))))
         try:
-            return self._scored(_OTHER, right, self._formats(configuration), -math.inf).value
+            return self._score(_OTHER, right, self._formats(configuration), -math.inf).value
         finally:
             self._engine.drop(_OTHER)
 
     def close(self) -> None:
-        """End the processes; another evaluation would start them again."""
+        """End the worker processes; another evaluation would start them again."""
         self._engine.close()
 
     def __enter__(self) -> OnnxEvaluator:
@@ -159,8 +158,8 @@ class OnnxEvaluator:
             for layer in self._layers
         }
 
-    def _scored(self, name: str, labels: Labels, formats: Mapping[str, LayerFormats], needed: float) -> Score:
-        """Run the samples called *name* chunk by chunk, until they are all done or it is no use."""
+    def _score(self, name: str, labels: Labels, formats: Mapping[str, LayerFormats], needed: float) -> Score:
+        """Run the samples called *name* chunk by chunk, until all are done or the score cannot reach *needed*."""
         total, gained, done = len(labels), 0.0, 0
         for numbers in _chunks(total, self._plan.batch):
             outputs = np.concatenate(self._engine.run(name, formats, numbers))
@@ -171,13 +170,13 @@ class OnnxEvaluator:
                 return Score(bound, exact=False, samples=done)
         return Score(gained / total, samples=total)
 
-    def _subset(self, subset: Subset) -> _Subset:
+    def _subset(self, subset: Subset) -> _SubsetSamples:
         if not self._subsets:
             self._run_float()
         return self._subsets[subset]
 
     def _run_float(self) -> None:
-        """Find out which samples are hard."""
+        """Run the float model to find the hard samples, and order the subsets by it."""
         total = len(self._labels)
         self._engine.add(_FLOAT, SampleOrder(self._inputs, np.arange(total)))
         formats = {layer.name: LayerFormats() for layer in self._layers}
@@ -190,7 +189,7 @@ class OnnxEvaluator:
             hardness.append(self._metric.hardness(outputs, right))
             done += len(outputs)
         self._engine.drop(_FLOAT)
-        if not any(each.any() for each in scores):
+        if not any(chunk.any() for chunk in scores):
             raise TuneError(
                 f"{self._opened.path}: gets none of {total} samples right as it is; "
                 "check the labels, the scale of the inputs and which output is scored"
@@ -202,16 +201,16 @@ class OnnxEvaluator:
             self._engine.add(subset, SampleOrder(self._inputs, order))
         float_scores = np.concatenate(scores)
         self._subsets = {
-            subset: _Subset(order, self._labels[order], float_scores[order]) for subset, order in subsets.items()
+            subset: _SubsetSamples(order, self._labels[order], float_scores[order]) for subset, order in subsets.items()
         }
 
     def _checked_example(self) -> Array:
-        """Outputs for a batch; the pieces must give what the whole model gives, and the labels must be its classes."""
+        """Outputs for a batch: the pieces must give those of the whole model, and the labels must be its classes."""
         opened, rows = self._opened, np.arange(min(self._plan.batch, len(self._labels)))
-        given = feed(self._inputs, rows, opened.fixed_batch)
+        batch = feed(self._inputs, rows, opened.fixed_batch)
         session = session_for(opened, [])
-        (whole,) = run_on(opened, session, [opened.output], given)
-        if whole.ndim == 0 or len(whole) != count_rows(given):
+        (whole,) = run_on(opened, session, [opened.output], batch)
+        if whole.ndim == 0 or len(whole) != count_rows(batch):
             raise TuneError(
                 f"{opened.path}: output {opened.output!r} is {written(whole.shape)}, must have a row for each of "
                 f"{len(rows)} samples; name another output (--scored-output), or export with a free batch dimension"
@@ -220,6 +219,7 @@ class OnnxEvaluator:
         runner = PlanRunner(self._plan, 0)
         runner.add(_FLOAT, SampleOrder(self._inputs, rows))
         (staged,) = runner.run(_FLOAT, {layer.name: LayerFormats() for layer in self._layers}, [0])
+        # optimised on its own, a piece may add in another order than the whole model
         if not np.allclose(staged, whole[: len(rows)], rtol=1e-3, atol=1e-4, equal_nan=True):
             raise EvaluationError(f"{opened.path}: the model gives other outputs when it is cut between its layers")
         return staged
@@ -234,12 +234,9 @@ def _engine(plan: RoundingPlan, cache_bytes: int, workers: int) -> PlanRunner | 
 
 
 def _layers(opened: Opened, network: Network) -> tuple[WeightedLayer, ...]:
-    """Those of the network, in the order of the graph."""
-    wanted = [layer for target in network.targets for layer in target.layers]
-    known = {layer.name for layer in opened.layers}
-    if strange := [name for name in wanted if name not in known]:
-        raise TuneError(f"{opened.path}: {unknown_name('layer', strange[0], known)}")
-    return tuple(layer for layer in opened.layers if layer.name in wanted)
+    """The layers of the network, in the order of the graph."""
+    check_layers(network, {layer.name for layer in opened.layers}, str(opened.path))
+    return tuple(layer for layer in opened.layers if layer.name in network.layers)
 
 
 def _small_count(small: float, total: int) -> int:
@@ -249,7 +246,7 @@ def _small_count(small: float, total: int) -> int:
 
 
 def _chunks(total: int, batch: int) -> Iterator[range]:
-    """Numbers of batches that are run together; the same whoever runs them."""
+    """Numbers of batches that are run together; they do not depend on the number of workers."""
     batches = -(-total // batch)
     start = 0
     while start < batches:

@@ -1,7 +1,8 @@
 """How well outputs agree with labels: a number from 0 to 1 for each sample, of which the mean is the score.
 
 A sample whose output holds a NaN is wrong. Measures that are no mean over samples (mAP, F1) need an evaluator of
-their own.
+their own. ``LIKENESS`` has measures for samples without labels: the similarity of outputs to those of the model before
+the change, which does not tell whether either is right.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ TOP = {"top1": 1, "top5": 5}
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Scores of samples, and which of them are hard."""
+    """Scores samples, and ranks them by how hard they are."""
 
     name: str
     top: int = 1
-    """Among so many first classes the right one must be."""
+    """The right class must be among this many first ones."""
     threshold: float = 0.0
-    """Of a single output that tells two classes apart."""
+    """The value of a single output that separates two classes."""
     function: Function | None = None
 
     def scores(self, outputs: Array, labels: Labels) -> Doubles:
-        """From 0 to 1 for each sample."""
+        """A score from 0 to 1 for each sample."""
         if self.function is not None:
-            return _called(self.name, self.function, outputs, labels)
+            return _call(self.name, self.function, outputs, labels)
         if outputs.dtype.kind in "iu":
             return np.asarray(_column(outputs) == labels, np.float64)
         margins = self._margins(outputs, labels)
         return (margins > 0).astype(np.float64)
 
     def hardness(self, outputs: Array, labels: Labels) -> Doubles:
-        """Ascending from the samples that a slightly different network is most likely to get wrong."""
+        """A key for sorting: the lowest values have the samples that a changed network most likely gets wrong."""
         if self.function is not None or outputs.dtype.kind in "iu":
             return self.scores(outputs, labels)
         return self._margins(outputs, labels)
@@ -65,6 +66,7 @@ class Metric:
         spoilt = np.isnan(logits).any(axis=1)
         if logits.shape[1] == 1:
             above = logits[:, 0] - self.threshold
+            # exactly at the threshold is class 0, so its margin must be above 0 there
             margins = np.where(
                 labels == 1, above, np.where(above > 0, -above, np.maximum(-above, np.finfo(float).tiny))
             )
@@ -73,11 +75,11 @@ class Metric:
         return np.where(spoilt, -np.inf, margins)
 
     def check_labels(self, labels: npt.ArrayLike, count: int) -> Labels:
-        """One for each sample; classes, unless a function of the user's knows what to do with them."""
+        """Check labels: one for each sample; they must be classes, unless the metric is a user's function."""
         return check_labels(labels, count, classes=self.function is None)
 
     def check_classes(self, outputs: Array, labels: Labels) -> None:
-        """Whether the labels are classes of these outputs."""
+        """Refuse labels that are no classes of these outputs."""
         if self.function is not None:
             return
         classes = 2 if (width := _matrix(outputs).shape[1]) == 1 else width
@@ -94,20 +96,20 @@ class Metric:
 
 
 def make_metric(metric: str | Function, *, gives_probability: bool = False) -> Metric:
-    """``top1``, ``top5``, ``file.py:function``, or a function."""
+    """The metric of ``top1``, ``top5``, ``file.py:function``, or a function."""
     if not isinstance(metric, str):
         if not callable(metric):
             raise TuneError(f"metric {metric!r} is no function; give {' or '.join(TOP)} or a function")
         return Metric(getattr(metric, "__qualname__", type(metric).__name__), function=metric)
     if ":" in metric:
-        return Metric(metric, function=_imported(metric))
+        return Metric(metric, function=_import(metric))
     if metric not in TOP:
         raise TuneError(f"{unknown_name('metric', metric, TOP)}; or give your own as file.py:function")
     return Metric(metric, top=TOP[metric], threshold=0.5 if gives_probability else 0.0)
 
 
 def fingerprint(metric: Metric) -> str:
-    """Changes when the metric does, as far as its source can be seen."""
+    """A digest that changes with the metric, as far as its source can be read."""
     text = f"{metric.name} {metric.top} {metric.threshold}"
     if metric.function is not None:
         try:
@@ -117,7 +119,7 @@ def fingerprint(metric: Metric) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _imported(text: str) -> Function:
+def _import(text: str) -> Function:
     path, _, name = text.rpartition(":")
     if not Path(path).is_file():
         raise TuneError(f"metric {text!r}: there is no file {path!r}; give file.py:function")
@@ -126,18 +128,18 @@ def _imported(text: str) -> Function:
         raise TuneError(f"metric {text!r}: {path!r} is no Python file")
     module = importlib.util.module_from_spec(spec)
     try:
-        # as it stands now: bytecode kept beside a file that was edited within the same second would be taken for it
+        # not by the loader: cached bytecode of a file that was edited within the same second would be run instead
         exec(compile(Path(path).read_bytes(), path, "exec"), module.__dict__)
     except Exception as error:
         raise TuneError(f"metric {text!r}: importing {path} failed: {type(error).__name__}: {error}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise TuneError(f"metric {text!r}: {path} has no function {name!r}")
-    return found  # type: ignore[no-any-return]  # any callable; what it returns is checked
+    return function  # type: ignore[no-any-return]  # any callable; its result is checked
 
 
-def _called(name: str, function: Function, outputs: Array, labels: Labels) -> Doubles:
-    """What a user's function says of one configuration; another one may do better."""
+def _call(name: str, function: Function, outputs: Array, labels: Labels) -> Doubles:
+    """Call a user's function; its failure is that of one configuration, and the search may go on with others."""
     try:
         scores = np.asarray(function(outputs, labels), np.float64)
     except Exception as error:
@@ -174,7 +176,7 @@ def _column(outputs: Array) -> npt.NDArray[Any]:
 
 
 def _ahead(logits: Doubles, labels: Labels, top: int) -> Doubles:
-    """How far the right class is ahead of the *top*-th best of the others; a tie counts for the earlier class."""
+    """The lead of the right class over the *top*-th best of the others; a tie counts for the earlier class."""
     rows = np.arange(len(labels))
     right = logits[rows, labels]
     others = logits.copy()
@@ -186,3 +188,34 @@ def _ahead(logits: Doubles, labels: Labels, top: int) -> Doubles:
         gap = np.abs(right - rival)
     gap = np.where(np.isnan(gap), 0.0, gap)
     return np.where(better < top, np.maximum(gap, np.finfo(float).tiny), -gap)
+
+
+def agreement(outputs: Array, first: Array) -> Doubles:
+    """The part of a sample's answers that are the same; an answer is the largest value's class on the last axis."""
+    if outputs.ndim < 2 or outputs.shape[-1] < 2:
+        raise TuneError(
+            f"metric = agreement: the output has the shape {written(outputs.shape)}, and no last axis of classes; "
+            "metric = closeness compares numbers"
+        )
+    same: npt.NDArray[Any] = outputs.argmax(axis=-1) == first.argmax(axis=-1)
+    spoilt = np.isnan(outputs).reshape(len(outputs), -1).any(axis=1)
+    return np.where(spoilt, 0.0, same.reshape(len(outputs), -1).mean(axis=1))
+
+
+def closeness(outputs: Array, first: Array) -> Doubles:
+    """1 less the distance from the first outputs, in parts of their length; 0 where it is longer than they are."""
+    rows = len(outputs)
+    was = np.asarray(first, np.float64).reshape(rows, -1)
+    away = np.linalg.norm(np.asarray(outputs, np.float64).reshape(rows, -1) - was, axis=1)
+    length = np.linalg.norm(was, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        part = np.where(away == 0, 0.0, away / length)
+    return np.asarray(np.clip(1 - np.nan_to_num(part, nan=1.0), 0.0, 1.0), np.float64)
+
+
+LIKENESS: dict[str, Function] = {"agreement": agreement, "closeness": closeness}
+"""Name -> a measure whose labels are the outputs of the model before it was changed."""
+
+
+def likeness(name: str) -> Metric:
+    return Metric(name, function=LIKENESS[name])

@@ -1,78 +1,94 @@
-"""A user's model file opened for tuning: its graph for one output, its layers, and what it takes."""
+"""A user's model file opened for tuning: its graph for one output, run whole, or cut before each of its layers.
+
+Cut, the input of a layer can be rounded between two sessions (``runner.PlanRunner``). A tensor that enters several
+layers is rounded for each of them on its own; all other readers get it unrounded.
+"""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from onnx import ModelProto, TensorProto, numpy_helper
+import numpy as np
 
 from weft.base.errors import ModelError, TuneError, unknown_name
+from weft.models.element_types import ElementType, element_type
+from weft.models.onnx_graph import OnnxModel, copied, declared, fill, makers, metadata, prune, to_array
 from weft.models.onnx_import.widths import FORMATS
 from weft.models.weighted_layers import WeightedLayer, find_layers, load_flat
-from weft.runtime.cutting import prune, whole_because
-from weft.runtime.onnxruntime_cpu.samples import check_ranks, specs
-from weft.runtime.onnxruntime_cpu.sessions import open_model
+from weft.runtime.cutting import ModelPiece, SeenTensor, split, whole_because
+from weft.runtime.onnxruntime_cpu.sessions import check_ranks, first_line, open_model, open_session, specs
+from weft.runtime.samples import batches, feed
 from weft.runtime.stitched import tasks_in
-from weft.runtime.tensors import TensorSpec
+from weft.runtime.tensors import Array, TensorSpec
+from weft_tune.quantised.runner import RoundingPlan, Stage, rounded_input, weight_input
 
+BATCH_BYTES = 8 << 20
+"""Limit of the largest tensor of a batch, so that it stays in the processor's caches."""
+MOST_SAMPLES = 32
+"""Limit of the samples in a batch."""
 _SAME_VALUES = ("Identity", "Squeeze", "Unsqueeze", "Reshape", "Flatten")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Opened:
-    """A model and what is known of it before anything ran."""
+    """A model that was read and checked, and has not run yet."""
 
     path: Path
-    model: ModelProto
-    """Only what the output needs."""
+    model: OnnxModel
+    """The part of the graph that the output needs."""
     layers: tuple[WeightedLayer, ...]
     inputs: tuple[TensorSpec, ...]
     output: str
 
     @property
     def fixed_batch(self) -> int | None:
-        """Samples that every run must have; None where any number will do."""
+        """The number of samples that every run must have; None where any number is allowed."""
         sizes = {spec.shape[0] for spec in self.inputs}
         return max(sizes) if max(sizes) > 0 else None
 
     @property
     def gives_probability(self) -> bool:
-        """Whether the output is a probability for sure."""
-        makers = {name: node for node in self.model.graph.node for name in node.output}
-        node = makers.get(self.output)
+        """Whether the output certainly is a probability."""
+        producers = makers(self.model.graph.node)
+        node = producers.get(self.output)
         while node is not None and node.op_type in _SAME_VALUES:
-            node = makers.get(node.input[0])
+            node = producers.get(node.input[0])
         return node is not None and node.op_type == "Sigmoid"
 
     @property
     def digest(self) -> bytes:
-        """Of the graph and all its weights, wherever they are stored."""
+        """A digest of the graph and all its weights, wherever they are stored."""
         digest = hashlib.sha256()
-        bare = ModelProto()
-        bare.CopyFrom(self.model)
-        for each in bare.graph.initializer:
-            digest.update(f"{each.name} {list(each.dims)}".encode())
-            text = each.data_type == TensorProto.STRING
-            digest.update(b"\0".join(each.string_data) if text else numpy_helper.to_array(each).tobytes())
+        bare = copied(self.model)
+        for tensor in bare.graph.initializer:
+            digest.update(f"{tensor.name} {list(tensor.dims)}".encode())
+            text = tensor.data_type == ElementType.STRING
+            digest.update(b"\0".join(tensor.string_data) if text else to_array(tensor).tobytes())
         del bare.graph.initializer[:]
         digest.update(bare.SerializeToString(deterministic=True))
         return digest.digest()
 
 
 def open_for_tuning(path: str | Path, output: str | None = None) -> Opened:
-    """Read a file; *output* is the one that is scored, the first if not said."""
+    """Read a file; *output* is the one that is scored, by default the first."""
     path = Path(path)
     try:
         session = open_model(path, 1)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-    _refuse_stitched(path)
+    if tasks := [task.name for task in tasks_in(path)]:
+        raise TuneError(
+            f"{path} is stitched of {', '.join(tasks)}, and one score cannot speak for all of them; tune the models "
+            "that it was made of, and stitch those"
+        )
     model = load_flat(path)
-    if any(entry.key == FORMATS for entry in model.metadata_props):
+    if FORMATS in metadata(model):
         raise TuneError(f"{path} was tuned already; tune the model that it was made of")
-    known = [each.name for each in model.graph.output]
+    known = [value.name for value in model.graph.output]
     if output is not None and output not in known:
         raise TuneError(f"{path}: {unknown_name('output', output, known)}")
     why = whole_because(model.graph) if len(model.graph.node) > 1 else None
@@ -86,22 +102,22 @@ def open_for_tuning(path: str | Path, output: str | None = None) -> Opened:
     return Opened(path, model, layers, _inputs(path, model, specs(session.get_inputs())), chosen)
 
 
-def _refuse_stitched(path: Path) -> None:
-    """Of a file of several models one score cannot speak for all."""
-    if tasks := [task.name for task in tasks_in(path)]:
-        raise TuneError(
-            f"{path} is stitched of {', '.join(tasks)}, and one score cannot speak for all of them; tune the models "
-            "that it was made of, and stitch those"
-        )
-
-
-def _layers_for(model: ModelProto, output: str) -> tuple[WeightedLayer, ...]:
-    """The layers that an output needs, once all else is taken out; called as they are in the whole model."""
+def _layers_for(model: OnnxModel, output: str) -> tuple[WeightedLayer, ...]:
+    """Remove all nodes that *output* does not need; returns the layers that are left, under their former names."""
     layers = find_layers(model)
-    made = {layer.name: model.graph.node[layer.position].output[0] for layer in layers}
-    _keep_for(model, output)
-    positions = {node.output[0]: position for position, node in enumerate(model.graph.node)}
-    kept = [layer._replace(position=positions[made[layer.name]]) for layer in layers if made[layer.name] in positions]
+    produced = {layer.name: model.graph.node[layer.position].output[0] for layer in layers}
+    graph = model.graph
+    fill(graph.output, [value for value in graph.output if value.name == output])
+    prune(graph)
+    used = {name for node in graph.node for name in node.input}
+    fill(graph.input, [value for value in graph.input if value.name in used])
+    positions = {node.output[0]: position for position, node in enumerate(graph.node)}
+    # positions have changed; the tensor that a layer produces has not
+    kept = [
+        layer._replace(position=positions[produced[layer.name]])
+        for layer in layers
+        if produced[layer.name] in positions
+    ]
     if not kept:
         raise TuneError(
             f"no layer to tune: output {output!r} needs none that has weights; name another output (--scored-output)"
@@ -109,31 +125,133 @@ def _layers_for(model: ModelProto, output: str) -> tuple[WeightedLayer, ...]:
     return tuple(kept)
 
 
-def _keep_for(model: ModelProto, output: str) -> None:
-    graph = model.graph
-    for at in range(len(graph.output) - 1, -1, -1):
-        if graph.output[at].name != output:
-            del graph.output[at]
-    prune(graph)
-    used = {name for node in graph.node for name in node.input}
-    for at in range(len(graph.input) - 1, -1, -1):
-        if graph.input[at].name not in used:
-            del graph.input[at]
-
-
-def _inputs(path: Path, model: ModelProto, declared: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
-    """Those that the output needs; each with a first dimension for the batch."""
-    needed = {each.name for each in model.graph.input}
+def _inputs(path: Path, model: OnnxModel, session_inputs: tuple[TensorSpec, ...]) -> tuple[TensorSpec, ...]:
+    """The inputs that the output needs, checked to have a first dimension for the batch."""
+    needed = {value.name for value in model.graph.input}
     try:
         check_ranks(model.graph.input)
     except ModelError as error:
         raise ModelError(f"{path}: {error}") from error
-    found = tuple(spec for spec in declared if spec.name in needed)
-    for spec in found:
+    inputs = tuple(spec for spec in session_inputs if spec.name in needed)
+    for spec in inputs:
         if spec.datatype == "BYTES":
             raise TuneError(f"{path}: input {spec.name!r} is text; tune the part of the model behind the tokeniser")
         if not spec.shape:
             raise TuneError(f"{path}: input {spec.name!r} is a single number, not one row per sample")
-    if len({spec.shape[0] for spec in found if spec.shape[0] > 0}) > 1:
+    if len({spec.shape[0] for spec in inputs if spec.shape[0] > 0}) > 1:
         raise TuneError(f"{path}: inputs have different fixed batches; export the model with one free batch dimension")
-    return found
+    return inputs
+
+
+# Running the whole model
+
+
+def choose_batch(opened: Opened, inputs: Mapping[str, Array]) -> int:
+    """The number of samples to run at a time; one, if a model declares any number and then does not take it."""
+    if opened.fixed_batch is not None:
+        return opened.fixed_batch
+    tensors = look_inside(opened, feed(inputs, np.arange(1)))
+    largest = max(tensor.size_bytes for tensor in tensors.values())
+    batch = min(MOST_SAMPLES, max(1, BATCH_BYTES // max(largest, 1)), len(next(iter(inputs.values()))))
+    try:
+        (outputs,) = run_on(opened, session_for(opened, []), [opened.output], feed(inputs, np.arange(batch)))
+    except TuneError:
+        return 1
+    return batch if outputs.ndim and len(outputs) == batch else 1
+
+
+def look_inside(opened: Opened, sample: Mapping[str, Array]) -> dict[str, SeenTensor]:
+    """Types and sizes of the inputs and of the outputs of all nodes, from a run."""
+    names = [name for node in opened.model.graph.node for name in node.output if name]
+    outputs = run_on(opened, session_for(opened, names), names, sample)
+    tensors = dict(sample) | dict(zip(names, outputs, strict=True))
+    return {
+        name: SeenTensor(element_type(value.dtype), value.nbytes)
+        for name, value in tensors.items()
+        if isinstance(value, np.ndarray) and value.dtype != np.object_
+    }
+
+
+def tensors_by_batch(
+    opened: Opened, names: Collection[str], inputs: Mapping[str, Array], batch: int
+) -> Iterator[dict[str, Array]]:
+    """Run the model on all samples, *batch* at a time; yields its inputs and the tensors called *names*."""
+    outputs = [name for name in names if name not in inputs]
+    session = session_for(opened, outputs)
+    for fed in batches(inputs, batch, opened.fixed_batch):
+        values = run_on(opened, session, outputs, fed) if outputs else []
+        yield dict(zip(outputs, values, strict=True)) | fed
+
+
+def session_for(opened: Opened, names: Sequence[str]) -> Any:
+    """A session over the whole model that also outputs some tensors from anywhere in it."""
+    model = copied(opened.model)
+    known = {value.name for value in model.graph.output}
+    model.graph.output.extend(declared(name) for name in dict.fromkeys(names) if name not in known)
+    try:
+        return open_session(model.SerializeToString(), 1, optimise=True)
+    except Exception as error:  # the C++ side raises a dozen unrelated kinds, and protobuf its own above 2 GiB
+        raise ModelError(f"{opened.path}: cannot be loaded: {first_line(error)}") from error
+
+
+def run_on(opened: Opened, session: Any, names: Sequence[str], inputs: Mapping[str, Array]) -> list[Array]:
+    """Run a session over the whole model."""
+    try:
+        return list(session.run(list(names), dict(inputs)))
+    except Exception as error:  # the C++ side raises a dozen unrelated kinds
+        raise TuneError(f"{opened.path}: the model fails on the samples: {first_line(error)}") from error
+
+
+# Cutting it before its layers
+
+
+def make_plan(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[str, Array]) -> RoundingPlan:
+    """Cut a model before *layers*; a run on one of the samples gives the types of the tensors at the cuts."""
+    sample = feed(inputs, np.arange(1), opened.fixed_batch)
+    types = {name: tensor.element_type for name, tensor in look_inside(opened, sample).items()}
+    stages = tuple(_stages(opened, layers, _pieces(opened, layers, types)))
+    weights = {layer.name: layer.weight for layer in layers}
+    return RoundingPlan(stages, opened.output, weights, choose_batch(opened, inputs), opened.fixed_batch is not None)
+
+
+def _pieces(opened: Opened, layers: Sequence[WeightedLayer], types: Mapping[str, int]) -> list[ModelPiece]:
+    """The pieces between the layers; each layer takes its two operands from outside."""
+    cut = copied(opened.model)
+    graph = cut.graph
+    produced = {name for node in graph.node for name in node.output}
+    wanted = dict.fromkeys([opened.output, *(graph.node[layer.position].input[0] for layer in layers)])
+    for layer in layers:
+        for at, name in enumerate((rounded_input(layer.name), weight_input(layer.name))):
+            graph.node[layer.position].input[at] = name
+            graph.input.append(declared(name, ElementType.FLOAT))
+    fill(graph.output, [declared(name, types[name]) for name in wanted if name in produced])
+    prune(graph)
+    starts = {rounded_input(layer.name) for layer in layers}
+    cuts = [at for at, node in enumerate(graph.node) if at and not starts.isdisjoint(node.input)]
+    try:
+        return split(cut, cuts, types)
+    except KeyError as error:
+        raise TuneError(f"{opened.path}: {error} is no plain tensor, and in use where a layer begins") from error
+
+
+def _stages(opened: Opened, layers: Sequence[WeightedLayer], pieces: Sequence[ModelPiece]) -> Iterator[Stage]:
+    """The pieces with the layers that they begin with, and the tensors that are live at each cut."""
+    starts = {rounded_input(layer.name): layer for layer in layers}
+    first = [next((starts[name] for name in piece.inputs if name in starts), None) for piece in pieces]
+    model_inputs = {value.name for value in opened.model.graph.input}
+    sources = [opened.model.graph.node[layer.position].input[0] if layer else "" for layer in first]
+    operands = [{rounded_input(layer.name), weight_input(layer.name)} if layer else set[str]() for layer in first]
+    others = [tuple(n for n in piece.inputs if n not in two) for piece, two in zip(pieces, operands, strict=True)]
+    # from the end: what a later piece needs and does not itself produce must be kept at the cut
+    needed = dict.fromkeys([opened.output])
+    live: list[tuple[str, ...]] = []
+    for at in range(len(pieces) - 1, -1, -1):
+        needed |= dict.fromkeys(filter(None, (*others[at], sources[at])))
+        produced_later = {name for piece in pieces[at:] for name in piece.outputs}
+        live.insert(0, tuple(name for name in needed if name not in produced_later and name not in model_inputs))
+    for at, piece in enumerate(pieces):
+        layer = first[at]
+        yield Stage(
+            layer.name if layer else None, sources[at], piece.model.SerializeToString(), others[at], piece.outputs,
+            live[at],
+        )  # fmt: skip

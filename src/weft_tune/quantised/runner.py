@@ -1,32 +1,145 @@
-"""Batches of samples through the stages of a model, under formats; what two configurations share is run once."""
+"""Batches of samples through the stages of a model, under formats; stages that two configurations share run once.
+
+A ``RoundingPlan`` has the pieces of a model as bytes, so that a worker process needs no graphs. Weights of layers are
+inputs of the pieces and no constants: another format needs no other session. An ``ArrayCache`` holds the tensors at the
+cuts between pieces; the least recently used are evicted first.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from weft.base.errors import EvaluationError
 from weft.runtime.onnxruntime_cpu.sessions import first_line, open_session
+from weft.runtime.samples import Ints, feed
 from weft.runtime.tensors import Array
 from weft_tune.numbers.arrays import rounded
 from weft_tune.numbers.configuration import AnyFormat
 from weft_tune.numbers.format import FLOAT32
-from weft_tune.quantised.cache import ArrayCache
-from weft_tune.quantised.feeding import Ints, feed
-from weft_tune.quantised.plan import RoundingPlan, Stage, rounded_input, weight_input
+
+Arrays = Mapping[str, Array]
+
+
+class _CacheEntry(NamedTuple):
+    arrays: Arrays
+    size_bytes: int
+
+
+class ArrayCache:
+    """Key -> named arrays, up to *limit_bytes* in all.
+
+    A round that reads more than fits, all in turn, would find nothing the second time if the oldest entry were evicted.
+    So entries that the current round has used or stored stay: the rest of that round is not stored instead.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.size_bytes = 0
+        self._entries: OrderedDict[Hashable, _CacheEntry] = OrderedDict()
+        self._fresh: set[Hashable] = set()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def begin_round(self) -> None:
+        """Allow the eviction of all present entries."""
+        self._fresh.clear()
+
+    def get(self, key: Hashable) -> Arrays | None:
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        self._entries.move_to_end(key)
+        self._fresh.add(key)
+        return entry.arrays
+
+    def put(self, key: Hashable, arrays: Arrays) -> None:
+        """Keep *arrays* if there is room for them."""
+        size_bytes = sum(array.nbytes for array in arrays.values())
+        if key in self._entries or not self._make_room(size_bytes):
+            return
+        self._entries[key] = _CacheEntry(arrays, size_bytes)
+        self._fresh.add(key)
+        self.size_bytes += size_bytes
+
+    def _make_room(self, size_bytes: int) -> bool:
+        while self.size_bytes + size_bytes > self.limit_bytes:
+            oldest = next(iter(self._entries), None)
+            if oldest is None or oldest in self._fresh:
+                return False
+            self.size_bytes -= self._entries.pop(oldest).size_bytes
+        return True
+
+    def drop(self, prefix: Hashable) -> None:
+        """Remove all keys that are tuples beginning with *prefix*."""
+        for key in [key for key in self._entries if isinstance(key, tuple) and key[0] == prefix]:
+            self.size_bytes -= self._entries.pop(key).size_bytes
+            self._fresh.discard(key)
+
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A piece of a model that begins with a layer; the first piece may begin with none."""
+
+    layer: str | None
+    source: str
+    """The tensor that enters the layer, unrounded."""
+    model: bytes
+    inputs: tuple[str, ...]
+    """All but the layer's own two."""
+    outputs: tuple[str, ...]
+    live: tuple[str, ...]
+    """Tensors made by earlier stages that this one or a later one needs."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RoundingPlan:
+    """The pieces and weights to run a model with rounded layers."""
+
+    stages: tuple[Stage, ...]
+    output: str
+    weights: Mapping[str, Floats]
+    """Layer -> weights as trained, in the order of the stages."""
+    batch: int
+    """Samples in a run."""
+    padded: bool
+    """Whether batches are filled up, as the model takes a fixed number of samples."""
+
+    def with_weights(self, weights: Mapping[str, Floats]) -> RoundingPlan:
+        return replace(self, weights=weights)
+
+
+def weight_input(layer: str) -> str:
+    """The name of the rounded weights of its layer in a piece."""
+    return f"weft:{layer}.weight"
+
+
+def rounded_input(layer: str) -> str:
+    """The name of the rounded tensor that enters its layer in a piece."""
+    return f"weft:{layer}.input"
+
 
 _WEIGHT = "weft:weight"
 
 
 class LayerFormats(NamedTuple):
-    """Of one layer."""
+    """The formats of one layer."""
 
     weight: AnyFormat = FLOAT32
     input: AnyFormat = FLOAT32
 
 
 class SampleOrder(NamedTuple):
-    """Inputs and the order in which they are taken."""
+    """Samples and the order in which batches take them."""
 
     inputs: Mapping[str, Array]
     order: Ints
@@ -63,64 +176,64 @@ class PlanRunner:
         if (name, keys[-1]) != self._current:
             self._current = name, keys[-1]
             self._cache.begin_round()
-        weights = {layer: self._rounded_weight(layer, each.weight) for layer, each in formats.items()}
-        return [self._batch(name, number, formats, weights, keys) for number in numbers]
+        weights = {layer: self._round_weight(layer, form.weight) for layer, form in formats.items()}
+        return [self._run_batch(name, number, formats, weights, keys) for number in numbers]
 
     def _keys(self, formats: Mapping[str, LayerFormats]) -> list[int]:
-        """For the start of each stage and for the end, a number that stands for all formats before it."""
+        """Cache keys: for the start of each stage and for the end, a number for all formats before it."""
         keys = [0]
         for stage in self._plan.stages:
             step = (keys[-1], stage.layer, formats.get(stage.layer or ""))
             keys.append(self._prefixes.setdefault(step, len(self._prefixes) + 1))
         return keys
 
-    def _rounded_weight(self, layer: str, form: AnyFormat) -> Array:
-        plain = self._plan.weights[layer]
+    def _round_weight(self, layer: str, form: AnyFormat) -> Array:
+        trained = self._plan.weights[layer]
         if form == FLOAT32:
-            return plain
-        if (known := self._cache.get((_WEIGHT, layer, form))) is not None:
-            return known[_WEIGHT]
-        found = rounded(plain, form)
-        self._cache.put((_WEIGHT, layer, form), {_WEIGHT: found})
-        return found
+            return trained
+        if (cached := self._cache.get((_WEIGHT, layer, form))) is not None:
+            return cached[_WEIGHT]
+        weight = rounded(trained, form)
+        self._cache.put((_WEIGHT, layer, form), {_WEIGHT: weight})
+        return weight
 
-    def _batch(
+    def _run_batch(
         self, name: str, number: int, formats: Mapping[str, LayerFormats], weights: Mapping[str, Array], keys: list[int]
     ) -> Array:
         samples, plan = self._samples[name], self._plan
         rows = samples.order[number * plan.batch : (number + 1) * plan.batch]
-        start, known = self._resume(name, number, keys)
-        given = feed(samples.inputs, rows, plan.batch if plan.padded else None) if start < len(plan.stages) else {}
+        start, live = self._resume(name, number, keys)
+        inputs = feed(samples.inputs, rows, plan.batch if plan.padded else None) if start < len(plan.stages) else {}
         for at in range(start, len(plan.stages)):
-            made = self._run(plan.stages[at], self._sessions[at], {**given, **known}, formats, weights)
-            live = plan.stages[at + 1].live if at + 1 < len(plan.stages) else (plan.output,)
-            known = {each: made[each] if each in made else known[each] for each in live}
-            self._cache.put((name, number, at + 1, keys[at + 1]), known)
-        return known[plan.output][: len(rows)]
+            tensors = {**inputs, **live} | self._run_stage(at, {**inputs, **live}, formats, weights)
+            needed = plan.stages[at + 1].live if at + 1 < len(plan.stages) else (plan.output,)
+            live = {tensor: tensors[tensor] for tensor in needed}
+            self._cache.put((name, number, at + 1, keys[at + 1]), live)
+        return live[plan.output][: len(rows)]
 
     def _resume(self, name: str, number: int, keys: list[int]) -> tuple[int, Mapping[str, Array]]:
-        """The last stage whose start is known, and what is live there."""
+        """The last stage whose start is cached, and the tensors that are live there."""
         for at in range(len(self._plan.stages), 0, -1):
-            if (known := self._cache.get((name, number, at, keys[at]))) is not None:
-                return at, known
+            if (live := self._cache.get((name, number, at, keys[at]))) is not None:
+                return at, live
         return 0, {}
 
-    def _run(
+    def _run_stage(
         self,
-        stage: Stage,
-        session: Any,
+        at: int,
         tensors: Mapping[str, Array],
         formats: Mapping[str, LayerFormats],
         weights: Mapping[str, Array],
     ) -> dict[str, Array]:
-        given = {name: tensors[name] for name in stage.inputs}
+        stage = self._plan.stages[at]
+        inputs = {name: tensors[name] for name in stage.inputs}
         if stage.layer is not None:
             form, entering = formats[stage.layer].input, tensors[stage.source]
-            given[rounded_input(stage.layer)] = entering if form == FLOAT32 else rounded(entering, form)
-            given[weight_input(stage.layer)] = weights[stage.layer]
+            inputs[rounded_input(stage.layer)] = entering if form == FLOAT32 else rounded(entering, form)
+            inputs[weight_input(stage.layer)] = weights[stage.layer]
         try:
-            made: Sequence[Array] = session.run(stage.outputs, given)
+            outputs: Sequence[Array] = self._sessions[at].run(stage.outputs, inputs)
         except Exception as error:  # the C++ side raises a dozen unrelated kinds
             where = f"from layer {stage.layer!r} on" if stage.layer else "before the first layer"
             raise EvaluationError(f"the model fails {where}: {first_line(error)}") from error
-        return dict(zip(stage.outputs, made, strict=True))
+        return dict(zip(stage.outputs, outputs, strict=True))

@@ -1,84 +1,54 @@
-"""Several processes that run batches side by side; each has its own share of every chunk and its own cache.
+"""Worker processes that run batches side by side; each has its own share of every chunk and its own cache.
 
-Batch n always goes to the same process, which finds there what it kept of it. A process that dies takes nothing with
-it but the score that was being computed: the next one starts all of them anew.
+Batch n always goes to the same process, whose cache has its tensors. If a process dies, only the score that was being
+computed is lost: the next one starts all of them anew.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
-import pickle
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import Any, TypeVar
 
 import numpy as np
 
-from weft.base.errors import EvaluationError, TuneError, reason_of
+from weft.base.child_processes import ChildProcess, answer_calls, inherited_environment, result_of
+from weft.base.errors import ChildDied, EvaluationError, TuneError, reason_of
+from weft.runtime.samples import Ints
 from weft.runtime.tensors import Array
-from weft_tune.quantised.plan import RoundingPlan
-from weft_tune.quantised.runner import LayerFormats, SampleOrder
-from weft_tune.quantised.worker import (
-    Add,
-    Drop,
-    Job,
-    Open,
-    WorkerJob,
-    WorkerReply,
-    send,
-)
+from weft_tune.quantised.runner import LayerFormats, PlanRunner, RoundingPlan, SampleOrder
 
 _TAIL = 4000
-"""Characters of what a process said before it died."""
+"""Limit of the characters of a dead worker's log that its error carries: what fits on a screen or two."""
+
+Result = TypeVar("Result")
+
+# the processes share the cores; threads of their libraries would only compete
+_ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
 
 
-class _Worker:
-    """One process and its pipes."""
+class _Worker(ChildProcess):
+    """A child process, and the log of its output."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
-        start = "from weft_tune.quantised.worker import main; main()"
-        single = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS"), "1")
-        with log.open("wb") as errors:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", start],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=os.environ | single,
-            )  # fmt: skip
+        with log.open("wb") as stderr:
+            super().__init__(main, env=inherited_environment() | _ONE_THREAD, stderr=stderr)
 
-    def send(self, job: Job) -> None:
-        try:
-            send(cast(BinaryIO, self.process.stdin), job)
-        except BrokenPipeError:
-            raise self._death() from None
-
-    def receive(self) -> WorkerReply:
-        try:
-            return cast(WorkerReply, pickle.load(cast(BinaryIO, self.process.stdout)))
-        except (EOFError, pickle.UnpicklingError):
-            raise self._death() from None
-
-    def _death(self) -> EvaluationError:
-        code = self.process.wait()
-        said = self._log.read_text(errors="replace").strip()
-        how, why = f"with code {code}", said.rpartition("\n")[2]
-        if code < 0:
-            how, why = f"by signal {-code}", "if memory ran out, use fewer workers or a smaller cache"
-        return EvaluationError(f"a worker process was ended {how}; {why[:200]}".rstrip("; "), said[-_TAIL:])
-
-    def end(self) -> None:
-        self.process.kill()
-        with suppress(BrokenPipeError):  # a job that it did not read any more
-            self.process.communicate()
+    def death(self) -> EvaluationError:
+        death = ChildDied(self.wait())
+        log = self._log.read_text(errors="replace").strip()
+        advice = "if memory ran out, use fewer workers or a smaller cache"
+        why = advice if death.code < 0 else log.rpartition("\n")[2][:200]
+        return EvaluationError(f"a worker process was ended {death.how}; {why}".rstrip("; "), log[-_TAIL:])
 
 
 @contextmanager
-def _room() -> Iterator[None]:
-    """Starting processes and writing their files takes memory and disk, of which there may be too little."""
+def _explained_errors() -> Iterator[None]:
+    """Explain errors of starting processes and writing their files, which need memory and disk space."""
     try:
         yield
     except OSError as error:
@@ -101,33 +71,29 @@ class Workers:
 
     @property
     def process_ids(self) -> list[int]:
-        return [worker.process.pid for worker in self._workers]
+        return [worker.pid for worker in self._workers]
 
     def add(self, name: str, samples: SampleOrder) -> None:
         self._samples[name] = samples
         if self._workers:
-            with _room():
-                self._tell(Add(name, self._stored(samples.inputs), samples.order))
+            with _explained_errors():
+                self._call_all(BatchWorker.add, name, self._store(samples.inputs), samples.order)
 
     def drop(self, name: str) -> None:
         del self._samples[name]
         if self._workers:
-            self._tell(Drop(name))
+            self._call_all(BatchWorker.drop, name)
             self._remove_files()
 
     def run(self, name: str, formats: Mapping[str, LayerFormats], numbers: Sequence[int]) -> list[Array]:
         """The output for each batch, in the order of *numbers*."""
         if not self._workers:
-            with _room():
+            with _explained_errors():
                 self._start()
         shares = [tuple(n for n in numbers if n % self._count == at) for at in range(self._count)]
-        answers = self._ask([WorkerJob(name, formats, share) for share in shares])
-        found = {
-            n: o
-            for share, answer in zip(shares, answers, strict=True)
-            for n, o in zip(share, answer.outputs, strict=True)
-        }
-        return [found[number] for number in numbers]
+        answers = self._call(BatchWorker.run, [(name, formats, share) for share in shares])
+        outputs = dict(zip(itertools.chain(*shares), itertools.chain(*answers), strict=True))
+        return [outputs[number] for number in numbers]
 
     def close(self) -> None:
         """End the processes and remove their files."""
@@ -138,55 +104,96 @@ class Workers:
         try:
             for at in range(self._count):
                 self._workers.append(_Worker(Path(self._folder.name) / f"worker{at}.log"))
-            weights = self._stored(self._plan.weights)
-            self._tell(Open(self._plan.with_weights({}), weights, self._cache_bytes // self._count))
+            weights = self._store(self._plan.weights)
+            self._call_all(BatchWorker.open, self._plan.with_weights({}), weights, self._cache_bytes // self._count)
             for name, samples in self._samples.items():
-                self._tell(Add(name, self._stored(samples.inputs), samples.order))
+                self._call_all(BatchWorker.add, name, self._store(samples.inputs), samples.order)
         except BaseException:
             self._stop()
             raise
 
-    def _stored(self, arrays: Mapping[str, Array]) -> dict[str, Path]:
-        """Files that all processes map, so that an array is in memory once."""
+    def _store(self, arrays: Mapping[str, Array]) -> dict[str, Path]:
+        """Write arrays to files that all processes map, so that each is in memory once."""
         assert self._folder is not None
         for array in arrays.values():
-            if id(array) not in self._files:
+            if id(array) not in self._files:  # kept together with the array, so that its id is not used again
                 path = Path(self._folder.name) / f"array{next(self._numbers)}.npy"
                 np.save(path, array, allow_pickle=False)
                 self._files[id(array)] = array, path
         return {name: self._files[id(array)][1] for name, array in arrays.items()}
 
     def _remove_files(self) -> None:
-        """Those of arrays that nobody uses any more."""
+        """Remove the files of arrays that are no longer in use."""
         used = {id(array) for samples in self._samples.values() for array in samples.inputs.values()}
         used |= {id(array) for array in self._plan.weights.values()}
         for key in self._files.keys() - used:
             with suppress(PermissionError):  # still mapped, where that holds a file; it goes with the folder
                 self._files.pop(key)[1].unlink()
 
-    def _tell(self, job: Job) -> None:
-        self._ask([job] * self._count)
+    def _call_all(self, method: Callable[..., None], *arguments: object) -> None:
+        self._call(method, [arguments] * self._count)
 
-    def _ask(self, jobs: Sequence[Job]) -> list[WorkerReply]:
-        """One job for each process. Whatever goes wrong or interrupts leaves answers behind, so all are ended then."""
+    def _call(self, method: Callable[..., Result], arguments: Sequence[tuple[object, ...]]) -> list[Result]:
+        """Call a method in every worker. If one dies, or this is interrupted, all are ended: replies may be unread."""
         try:
-            for worker, job in zip(self._workers, jobs, strict=True):
-                worker.send(job)
-            answers = [worker.receive() for worker in self._workers]
+            for worker, own_arguments in zip(self._workers, arguments, strict=True):
+                worker.send((method, own_arguments))
+            replies = [worker.receive() for worker in self._workers]
         except BaseException:
             self._stop()
             raise
-        for answer in answers:
-            if answer.failure:
-                raise EvaluationError(answer.failure, answer.trace)
-        return answers
+        try:
+            return [result_of(reply) for reply in replies]
+        except EvaluationError:
+            raise
+        except Exception as error:
+            raise EvaluationError(f"{type(error).__name__}: {error}", "\n".join(error.__notes__)) from error
 
     def _stop(self) -> None:
-        """There is nothing that they would have to save."""
+        """Kill the processes, which have nothing to save."""
         workers, self._workers = self._workers, []
         for worker in workers:
-            worker.end()
+            worker.close()
         self._files.clear()
         if self._folder is not None:
             self._folder.cleanup()
             self._folder = None
+
+
+class BatchWorker:
+    """The runner of a child process, which runs its share of the batches; arrays come in files.
+
+    The parent calls its methods.
+    """
+
+    def __init__(self) -> None:
+        self._runner: PlanRunner | None = None
+
+    @property
+    def runner(self) -> PlanRunner:
+        assert self._runner is not None, "open is called first"
+        return self._runner
+
+    def open(self, plan: RoundingPlan, weights: Mapping[str, Path], cache_bytes: int) -> None:
+        """Open the sessions of a plan."""
+        self._runner = PlanRunner(plan.with_weights(_map(weights)), cache_bytes)
+
+    def add(self, name: str, inputs: Mapping[str, Path], order: Ints) -> None:
+        self.runner.add(name, SampleOrder(_map(inputs), order))
+
+    def drop(self, name: str) -> None:
+        self.runner.drop(name)
+
+    def run(self, name: str, formats: Mapping[str, LayerFormats], numbers: tuple[int, ...]) -> list[Array]:
+        """The outputs of batches of samples, under formats."""
+        return list(self.runner.run(name, formats, numbers))
+
+
+def _map(files: Mapping[str, Path]) -> dict[str, Any]:
+    """Arrays of files that all processes map, so that they are in memory once."""
+    return {name: np.load(path, mmap_mode="r") for name, path in files.items()}
+
+
+def main() -> None:
+    """Run batches until the parent closes its end."""
+    answer_calls(BatchWorker())

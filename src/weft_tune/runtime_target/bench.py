@@ -1,60 +1,64 @@
-"""Where variants of one model are built, scored and measured: all that the choice among them rests on."""
+"""Builds, scores and times variants of one model: the measurements on which the choice among them is based.
+
+Times of single layers come from ONNX Runtime's own profiler, in the graph that it really runs: in a copy of the variant
+all nodes of a layer, and their outputs, get a name with the mark of the layer's number.
+"""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from onnx import ModelProto
 
 from weft.base.errors import TuneError
+from weft.models.onnx_graph import OnnxModel, OnnxNode, copied
+from weft.runtime.onnxruntime_cpu.profiler import mark, node_events
 from weft.runtime.onnxruntime_cpu.sessions import first_line, open_model, open_session
+from weft.runtime.samples import count_rows, feed
 from weft.runtime.tensors import Array
+from weft.runtime.timing import TURNS, Turns, measure_in_turns, run_all, time_in_turns
 from weft_tune.quantised.data import LabelledData
-from weft_tune.quantised.exported import CALIBRATION
-from weft_tune.quantised.feeding import count_rows, feed
-from weft_tune.quantised.likeness import closeness
-from weft_tune.quantised.opened import Opened
-from weft_tune.quantised.stages import choose_batch, run_on
-from weft_tune.runtime_target.halves import write_halves
-from weft_tune.runtime_target.layer_times import layer_times
-from weft_tune.runtime_target.places import eight_bit_places
-from weft_tune.runtime_target.prepared import PreparedModel, prepare_model
-from weft_tune.runtime_target.qdq import QdqWay, WrittenVariant, write_qdq
-from weft_tune.runtime_target.ranges import TensorRange, see_ranges
-from weft_tune.runtime_target.scoring import make_scorer
-from weft_tune.runtime_target.timing import TURNS, Turns, in_turns
+from weft_tune.quantised.metrics import closeness
+from weft_tune.quantised.opened import Opened, choose_batch, run_on
+from weft_tune.quantised.scoring import CALIBRATION, make_scorer
+from weft_tune.runtime_target.prepared import PreparedModel, TensorRange, prepare_model, see_ranges
+from weft_tune.runtime_target.qdq import QdqOptions, WrittenVariant, eight_bit_places, write_halves, write_qdq
 
 LOOKED_AT = 32
-"""Samples, at most, on which single layers show what they do to the outputs."""
+"""Limit of the samples on which the harm of single layers to the outputs is measured."""
+BUDGET_S, FEWEST, MOST = 3.0, 8, 100
+"""Time for profiled runs, and their least and largest number."""
+FOLLOWERS = ("Relu", "Clip", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "HardSwish")
+"""Operators that ONNX Runtime joins with the layer before them, under the name of the last one's output."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BuiltVariant:
-    """A variant that can be run."""
+    """A variant with a session."""
 
     written: WrittenVariant | None
-    """None for the file as it was given."""
+    """None for the source file itself."""
     session: Any
-    given: Mapping[str, Array]
+    inputs: Mapping[str, Array]
 
     def run(self) -> None:
-        self.session.run(None, self.given)
+        self.session.run(None, self.inputs)
 
 
 class RuntimeBench:
-    """Builds variants of a model and says what they are worth and what they take."""
+    """Builds variants of a model, and measures their scores and times."""
 
     def __init__(
-        self, opened: Opened, wanted: Sequence[str], data: LabelledData | Mapping[str, Array], metric: str,
-        clock: Callable[[], float] = time.thread_time,
-    ) -> None:  # fmt: skip
+        self, opened: Opened, wanted: Sequence[str], data: LabelledData | Mapping[str, Array], metric: str
+    ) -> None:
         inputs = data.inputs if isinstance(data, LabelledData) else data
         self.prepared = prepare_model(opened.path, wanted)
-        self._simple, self._clock = replace(opened, model=self.prepared.model), clock
+        self._simple = replace(opened, model=self.prepared.model)
         self._batch = choose_batch(opened, inputs)
         self._one = feed(inputs, np.arange(1), opened.fixed_batch)
         self.original = BuiltVariant(None, open_model(opened.path, 1), self._one)
@@ -65,7 +69,7 @@ class RuntimeBench:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """Those that can be computed in 8 bits."""
+        """The layers that can be computed in 8 bits."""
         return tuple(layer.name for layer in self.prepared.layers)
 
     @property
@@ -73,37 +77,37 @@ class RuntimeBench:
         """Samples in a run that is measured."""
         return count_rows(self._one)
 
-    def eight_bits(self, chosen: frozenset[str], way: QdqWay) -> BuiltVariant:
+    def eight_bits(self, chosen: frozenset[str], options: QdqOptions) -> BuiltVariant:
         """The model with some layers in 8 bits; as it was, if there are none."""
         if not chosen:
             return self.original
-        return self._built(write_qdq(self.prepared, self._ranges, chosen, way))
+        return self._build(write_qdq(self.prepared, self._ranges, chosen, options))
 
     def halves(self) -> BuiltVariant:
         """The model with all its layers in float16."""
-        return self._built(write_halves(self.prepared))
+        return self._build(write_halves(self.prepared))
 
     def score(self, variant: BuiltVariant) -> float:
         return self.scorer.score(variant.session)
 
     def race(self, variants: Sequence[BuiltVariant], turns: int = TURNS) -> tuple[Turns, ...]:
-        """What a run of each takes, in turns."""
-        return in_turns([variant.run for variant in variants], turns, self._clock)
+        """Time the variants in turns, so that disturbances hit all of them."""
+        return time_in_turns([variant.run for variant in variants], turns)
 
-    def harm(self, layer: str, way: QdqWay) -> float:
-        """How far the outputs are from what they were if only this layer is in 8 bits."""
-        changed = self._look(self.eight_bits(frozenset([layer]), way))
+    def harm(self, layer: str, options: QdqOptions) -> float:
+        """The distance of the outputs from the original ones if only this layer is in 8 bits."""
+        changed = self._look(self.eight_bits(frozenset([layer]), options))
         return 1 - float(closeness(changed, self._answers).mean())
 
     def layer_times(self, variants: Sequence[BuiltVariant]) -> list[dict[str, float]]:
-        """Layer -> what it takes, in each of the variants, which take turns."""
-        written = [variant.written or _as_it_is(self.prepared) for variant in variants]
+        """Layer -> seconds, in each of the variants, which take turns."""
+        written = [variant.written or _unchanged(self.prepared) for variant in variants]
         return layer_times(written, self.layers, self._one)
 
     def _calibrated(self, opened: Opened, inputs: Mapping[str, Array]) -> dict[str, TensorRange]:
-        """The ranges of all tensors that some variant has in 8 bits."""
+        """Measure the ranges of all tensors that some variant has in 8 bits."""
         graph, layers = self.prepared.model.graph, self.prepared.layers
-        names = set().union(*(eight_bit_places(graph, layers, joined).seen for joined in (True, False)))
+        names = set().union(*(eight_bit_places(graph, layers, joined).ranged for joined in (True, False)))
         names |= {graph.node[layer.position].input[0] for layer in layers}
         rows = np.arange(min(CALIBRATION, count_rows(inputs)))
         return see_ranges(self._simple, sorted(names), feed(inputs, rows), self._batch)
@@ -112,20 +116,81 @@ class RuntimeBench:
         (outputs,) = run_on(self._simple, variant.session, [self._simple.output], self._looked_at)
         return outputs
 
-    def _built(self, written: WrittenVariant) -> BuiltVariant:
-        """Ready to run; that it does is seen here."""
+    def _build(self, written: WrittenVariant) -> BuiltVariant:
+        """Open a session for a variant, and run it once to see that it works."""
         session = _session(self._simple, written.model)
         run_on(self._simple, session, [self._simple.output], self._one)
         return BuiltVariant(written, session, self._one)
 
 
-def _session(opened: Opened, model: ModelProto) -> Any:
+def _session(opened: Opened, model: OnnxModel) -> Any:
     try:
         return open_session(model.SerializeToString(), 1, optimise=True)
-    except Exception as error:  # the C++ side raises a dozen unrelated kinds, and protobuf has enough at 2 GiB
+    except Exception as error:  # the C++ side raises a dozen unrelated kinds, and protobuf its own above 2 GiB
         raise TuneError(f"{opened.path}: ONNX Runtime cannot load it in other formats: {first_line(error)}") from error
 
 
-def _as_it_is(prepared: PreparedModel) -> WrittenVariant:
+def _unchanged(prepared: PreparedModel) -> WrittenVariant:
     owners = {prepared.model.graph.node[layer.position].output[0]: layer.name for layer in prepared.layers}
     return WrittenVariant(prepared.model, owners)
+
+
+def layer_times(
+    variants: Sequence[WrittenVariant], layers: Sequence[str], inputs: Mapping[str, Array]
+) -> list[dict[str, float]]:
+    """Layer -> seconds of its own nodes and of those that convert its numbers, in a run on *inputs*.
+
+    The result has one mapping for each of the variants, which take turns.
+    """
+    numbers = {name: number for number, name in enumerate(layers)}
+    with TemporaryDirectory() as folder:
+        sessions = [
+            open_session(
+                _mark_layers(variant, numbers).SerializeToString(), 1, optimise=True, profile=Path(folder, f"{place}-")
+            )
+            for place, variant in enumerate(variants)
+        ]
+        runs = [partial(run_all, [partial(session.run, None, dict(inputs))]) for session in sessions]
+        measure_in_turns(runs, MOST, fewest=FEWEST, longest_s=BUDGET_S)
+        return [_by_layer(session, layers) for session in sessions]
+
+
+def _by_layer(session: Any, layers: Sequence[str]) -> dict[str, float]:
+    times_us: dict[tuple[int, str], list[float]] = {}
+    for number, event in node_events(session):
+        times_us.setdefault((number, event["name"]), []).append(event["dur"])
+    seconds: dict[str, float] = {}
+    for (number, _), node_us in times_us.items():
+        seconds[layers[number]] = seconds.get(layers[number], 0.0) + middle(node_us) / 1e6
+    return seconds
+
+
+def middle(values: Sequence[float]) -> float:
+    """The mean of the middle half: the profiler counts whole microseconds, and some runs are disturbed."""
+    ordered = np.sort(np.asarray(values, float))
+    quarter = len(ordered) // 4
+    return float(ordered[quarter : len(ordered) - quarter].mean())
+
+
+def _mark_layers(variant: WrittenVariant, numbers: Mapping[str, int]) -> OnnxModel:
+    """Copy the model with a mark in the names of the nodes of layers and of their outputs."""
+    model = copied(variant.model)
+    owners = {output: numbers[name] for output, name in variant.owners.items() if name in numbers}
+    renamed: dict[str, str] = {}
+    for node in model.graph.node:
+        number = owners.get(node.output[0], _joined_with(node, owners))
+        if number is not None:
+            owners[node.output[0]] = number
+            renamed[node.output[0]] = f"{mark(number)}{len(renamed)}"
+            node.name = renamed[node.output[0]]
+    for node in model.graph.node:
+        for names in (node.input, node.output):
+            names[:] = [renamed.get(name, name) for name in names]
+    for output in model.graph.output:
+        output.name = renamed.get(output.name, output.name)
+    return model
+
+
+def _joined_with(node: OnnxNode, owners: Mapping[str, int]) -> int | None:
+    """The layer that a node is joined with."""
+    return owners.get(node.input[0]) if node.op_type in FOLLOWERS else None

@@ -1,11 +1,15 @@
-"""A model as ONNX Runtime simplifies it before it looks for 8-bit kernels, with its layers under their own names.
+"""A model as ONNX Runtime simplifies it before it looks for 8-bit kernels, and the ranges of its tensors.
 
 Normalisations are folded into convolutions and constants are computed. Pairs of QuantizeLinear and DequantizeLinear
-would be in the way of that, so it is done before they are written.
+would prevent that, so it is done before they are written. Layers keep their own names.
+
+The steps of 8-bit integers follow from the ranges on samples. A tensor has two: all values, and a narrower one that
+clips the largest values where the smaller steps are worth it, in the mean of the squares.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,21 +18,30 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import onnx
 import onnxruntime as ort
-from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from weft.base.errors import TuneError
+from weft.models.onnx_graph import Attributes, OnnxModel, OnnxNode, OnnxTensor, fill, initializers, load, to_array
 from weft.models.weighted_layers import WeightedLayer, find_layers, load_flat
 from weft.runtime.onnxruntime_cpu.sessions import first_line
-from weft_tune.export.opsets import LEAST, raised
+from weft.runtime.tensors import Array
+from weft_tune.export.emitter import LEAST_OPSET, raise_opset
+from weft_tune.quantised.opened import Opened, tensors_by_batch
 
 Floats = npt.NDArray[np.float32]
 
 FUSED = "/MatMulAddFusion"
-"""What ONNX Runtime appends to the name of a product that it joined with a sum."""
+"""The suffix of ONNX Runtime for the name of a product that it joined with a sum."""
 GEMM_USUAL = {"alpha": 1.0, "beta": 1.0, "transA": 0}
 """Attributes of a Gemm that has an 8-bit kernel."""
+
+
+STEPS = 255
+"""Steps between the smallest and the largest code of 8 bits."""
+KEPT = 1024
+"""Limit of the values of a tensor that are kept from a batch to measure the effect of clipping."""
+PARTS = tuple(number / 20 for number in range(20, 1, -1))
+"""Parts of the whole range that are tried as the narrower one."""
 
 
 class FastLayer(NamedTuple):
@@ -41,14 +54,14 @@ class FastLayer(NamedTuple):
     weight: Floats
     bias: Floats | None
     axis: int
-    """Of the weight: its output channels."""
+    """The axis of the weight's output channels."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PreparedModel:
-    """A simplified model and what of it can be computed in 8 bits."""
+    """A simplified model, and its layers that can be computed in 8 bits."""
 
-    model: ModelProto
+    model: OnnxModel
     layers: tuple[FastLayer, ...]
     others: Mapping[str, str]
     """Layer -> why it has no 8-bit kernel."""
@@ -59,54 +72,51 @@ def prepare_model(path: Path, wanted: Collection[str]) -> PreparedModel:
     model = load_flat(path)
     for layer in find_layers(model):
         model.graph.node[layer.position].name = layer.name
-    simple = _simplified(path, raised(model, LEAST))
-    constants = {each.name: each for each in simple.graph.initializer}
+    simple = _simplify(path, raise_opset(model, LEAST_OPSET))
+    constants = initializers(simple.graph)
     layers, others = [], dict.fromkeys(wanted, "ONNX Runtime simplified it away")
-    for found in find_layers(simple):
-        node = simple.graph.node[found.position]
+    for weighted in find_layers(simple):
+        node = simple.graph.node[weighted.position]
         name = node.name.removesuffix(FUSED)
         if name not in others:
             continue
-        why = _why_not(found, node, constants)
+        why = _why_not(weighted, node, constants)
         if why:
             others[name] = why
-        else:
-            del others[name]
-            layers.append(_layer(name, found, node, constants))
+            continue
+        del others[name]
+        bias = _bias_name(node)
+        values = to_array(constants[bias]).reshape(-1) if bias else None
+        axis = _axis(weighted, node)
+        layers.append(FastLayer(name, weighted.op, weighted.position, weighted.weight, values, axis))
     return PreparedModel(simple, tuple(layers), others)
 
 
-def _simplified(path: Path, model: ModelProto) -> ModelProto:
+def _simplify(path: Path, model: OnnxModel) -> OnnxModel:
     """*model* after ONNX Runtime's basic optimisations, which leave nothing that only this processor has."""
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
-    options.log_severity_level = 4  # what goes wrong is raised
+    options.log_severity_level = 4  # fatal only: errors are raised
     try:
         with TemporaryDirectory() as folder:
             saved = Path(folder, "simple.onnx")
             options.optimized_model_filepath = str(saved)
             ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-            simple = onnx.load(str(saved))
-    except Exception as error:  # the C++ side raises a dozen unrelated kinds, and protobuf has enough at 2 GiB
+            simple = load(saved, weights=True)
+    except Exception as error:  # the C++ side raises a dozen unrelated kinds, and protobuf its own above 2 GiB
         raise TuneError(f"{path}: ONNX Runtime cannot simplify it: {first_line(error)}") from error
-    _drop_unused_domains(simple)
+    # ONNX Runtime lists every domain that it knows
+    used = {"", "ai.onnx", *(node.domain for node in simple.graph.node)}
+    fill(simple.opset_import, [opset for opset in simple.opset_import if opset.domain in used])
     del simple.graph.value_info[:]
     return simple
 
 
-def _drop_unused_domains(model: ModelProto) -> None:
-    """ONNX Runtime names every domain that it knows."""
-    used = {"", "ai.onnx", *(node.domain for node in model.graph.node)}
-    kept = [helper.make_opsetid(each.domain, each.version) for each in model.opset_import if each.domain in used]
-    del model.opset_import[:]
-    model.opset_import.extend(kept)
-
-
-def _why_not(layer: WeightedLayer, node: NodeProto, constants: Mapping[str, onnx.TensorProto]) -> str:
-    """Why a layer has no 8-bit kernel; nothing, if it has one."""
+def _why_not(layer: WeightedLayer, node: OnnxNode, constants: Mapping[str, OnnxTensor]) -> str:
+    """The reason why a layer has no 8-bit kernel; empty if it has one."""
     if layer.op == "ConvTranspose":
         return "ONNX Runtime has no 8-bit ConvTranspose"
-    attributes = {each.name: helper.get_attribute_value(each) for each in node.attribute}
+    attributes = Attributes(node).values()
     if layer.op == "Gemm" and any(attributes.get(name, usual) != usual for name, usual in GEMM_USUAL.items()):
         return "a Gemm with alpha, beta or transA has no 8-bit kernel"
     if layer.op == "MatMul" and layer.weight.ndim != 2:
@@ -119,16 +129,65 @@ def _why_not(layer: WeightedLayer, node: NodeProto, constants: Mapping[str, onnx
     return ""
 
 
-def _layer(name: str, found: WeightedLayer, node: NodeProto, constants: Mapping[str, onnx.TensorProto]) -> FastLayer:
-    bias = _bias_name(node)
-    values = numpy_helper.to_array(constants[bias]).reshape(-1) if bias else None
-    return FastLayer(name, found.op, found.position, found.weight, values, _axis(found, node))
+def _axis(layer: WeightedLayer, node: OnnxNode) -> int:
+    return 0 if layer.op == "Conv" or Attributes(node).integer("transB", 0) else 1
 
 
-def _axis(layer: WeightedLayer, node: NodeProto) -> int:
-    transposed = any(each.name == "transB" and each.i for each in node.attribute)
-    return 0 if layer.op == "Conv" or transposed else 1
-
-
-def _bias_name(node: NodeProto) -> str:
+def _bias_name(node: OnnxNode) -> str:
     return node.input[2] if node.op_type != "MatMul" and len(node.input) > 2 else ""
+
+
+class TensorRange(NamedTuple):
+    """The smallest and the largest value of a tensor, and the part of that range that loses least in 8 bits."""
+
+    low: float
+    high: float
+    part: float = 1.0
+
+    def bounds(self, clipped: bool) -> tuple[float, float]:
+        """The ends of the range; zero is always between them, since its code must be exact."""
+        part = self.part if clipped else 1.0
+        return min(part * self.low, 0.0), max(part * self.high, 0.0)
+
+
+def see_ranges(
+    opened: Opened, names: Collection[str], inputs: Mapping[str, Array], batch: int
+) -> dict[str, TensorRange]:
+    """Measure the ranges of the tensors called *names* on samples; *opened* has the prepared graph."""
+    statistics = {name: _TensorStatistics() for name in names}
+    for tensors in tensors_by_batch(opened, names, inputs, batch):
+        for name, tensor in statistics.items():
+            tensor.add(tensors[name])
+    for name, tensor in statistics.items():
+        if not (math.isfinite(tensor.low) and math.isfinite(tensor.high)):
+            raise TuneError(f"{opened.path}: tensor {name!r} holds NaN or infinity; take the samples out that do it")
+    return {name: TensorRange(tensor.low, tensor.high, tensor.best_part()) for name, tensor in statistics.items()}
+
+
+class _TensorStatistics:
+    """The range of one tensor so far, and some of its values."""
+
+    def __init__(self) -> None:
+        self.low = self.high = 0.0
+        self._values: list[npt.NDArray[np.float32]] = []
+
+    def add(self, values: Array) -> None:
+        """Add a batch; values at equal distances are kept."""
+        self.low = min(self.low, float(values.min(initial=0.0)))
+        self.high = max(self.high, float(values.max(initial=0.0)))
+        self._values.append(values.reshape(-1)[:: max(1, values.size // KEPT)].astype(np.float32))
+
+    def best_part(self) -> float:
+        values = np.concatenate(self._values)
+        # the first of equals, so the whole range if clipping gains nothing
+        return min(PARTS, key=lambda part: clipping_loss(values, part * self.low, part * self.high))
+
+
+def clipping_loss(values: npt.NDArray[np.float32], low: float, high: float) -> float:
+    """The mean square error of 8 bits between *low* and *high*."""
+    scale = (high - low) / STEPS
+    if scale <= 0:
+        return 0.0
+    zero = round(-low / scale)
+    decoded = (np.clip(np.rint(values / scale) + zero, 0, STEPS) - zero) * scale
+    return float(np.square(decoded - values).mean())

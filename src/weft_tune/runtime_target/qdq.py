@@ -1,37 +1,109 @@
-"""A model whose chosen layers are 8-bit integers, in pairs of QuantizeLinear and DequantizeLinear.
+"""Variants of a model: chosen layers as 8-bit integers, in pairs of QuantizeLinear and DequantizeLinear; or float16.
 
-Weights are int8, symmetric, with a step for each output channel; what enters and leaves a layer has one step for the
+Weights are int8, symmetric, with a step for each output channel; the input and output of a layer have one step for the
 whole tensor, from its range; biases are int32 in steps of both together. ONNX Runtime makes 8-bit kernels of it.
+
+``eight_bit_places`` says which tensors become integers, so that ONNX Runtime has kernels for the chosen layers. A
+convolution has one only if its output is 8 bits wide, too; a matrix product may produce float32. A tensor that is
+produced in 8 bits is read so by all its readers. Between layers, sums, products, joins and poolings may stay in 8 bits,
+if all their operands are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from weft.models.onnx_import.walk import names_read
+from weft.models.element_types import ElementType
+from weft.models.onnx_graph import OnnxGraph, OnnxModel, OnnxNode, copied, make_node, replace_nodes
 from weft_tune.export.emitter import Emitter
-from weft_tune.runtime_target.places import eight_bit_places
-from weft_tune.runtime_target.prepared import FastLayer, PreparedModel
-from weft_tune.runtime_target.ranges import TensorRange
+from weft_tune.runtime_target.prepared import FastLayer, PreparedModel, TensorRange
 
 _LARGEST_BIAS = 2**31 - 1
+"""The largest 32-bit integer: biases are counted in 32 bits."""
+LARGEST_HALF = 65504.0
+"""The largest float16."""
+CLIPS = ("Relu", "Clip")
+"""Operators that cost nothing on the way to an 8-bit integer, if no other node reads their input."""
+JOINED = (
+    "Add", "Mul", "Concat", "AveragePool", "GlobalAveragePool", "LeakyRelu", "Sigmoid", *CLIPS,
+)  # fmt: skip
+"""Operators between layers that have 8-bit kernels."""
+SAME_VALUES = ("MaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice")
+"""Operators whose outputs have the values of their inputs, in steps of the same size."""
 
 
-class QdqWay(NamedTuple):
-    """How values become 8-bit integers."""
+class EightBitPlaces(NamedTuple):
+    """Tensors by how they become 8 bits wide."""
+
+    produced: Mapping[str, str]
+    """Tensor that is produced in 8 bits -> the layer that produces it; empty where it is no layer."""
+    read: Mapping[str, str]
+    """Other tensor that chosen layers read in 8 bits -> the first of them."""
+    steps: Mapping[str, str]
+    """Tensor of either kind -> the one whose range gives the size of its steps."""
+
+    @property
+    def ranged(self) -> set[str]:
+        """Tensors whose ranges must be measured."""
+        return {self.steps[name] for name in (*self.produced, *self.read)}
+
+
+def eight_bit_places(graph: OnnxGraph, layers: Collection[FastLayer], joined: bool) -> EightBitPlaces:
+    """The tensors for the chosen *layers*; *joined*: operators between them stay in 8 bits."""
+    chosen = {layer.position: layer for layer in layers}
+    alone = _SoleReaders(graph)
+    produced: dict[str, str] = {}
+    source: dict[str, str] = {}  # a tensor in 8 bits -> the tensor that gave it its steps
+    for position, node in enumerate(graph.node):  # in the order of computation: operands come before their readers
+        if position in chosen and node.op_type == "Conv":
+            produced[alone.end(node.output[0])] = chosen[position].name
+        elif joined and node.op_type in JOINED and node.output[0] not in produced and _all_in(node, source):
+            produced[alone.end(node.output[0])] = ""
+        elif node.op_type in SAME_VALUES and node.input[0] in source:
+            source[node.output[0]] = source[node.input[0]]
+        source |= {name: name for name in node.output if name in produced}
+    read: dict[str, str] = {}
+    for layer in chosen.values():
+        entering = graph.node[layer.position].input[0]
+        if entering not in produced:
+            read.setdefault(entering, layer.name)
+    return EightBitPlaces(produced, read, {name: source.get(name, name) for name in (*produced, *read)})
+
+
+def _all_in(node: OnnxNode, source: Mapping[str, str]) -> bool:
+    """Whether all operands of a node are 8 bits wide; the bounds of a Clip are settings."""
+    return all(name in source for name in (node.input[:1] if node.op_type == "Clip" else node.input))
+
+
+class _SoleReaders:
+    """The readers of tensors that only one node reads."""
+
+    def __init__(self, graph: OnnxGraph) -> None:
+        count = Counter(name for node in graph.node for name in node.input)
+        count.update(output.name for output in graph.output)
+        self._reader = {name: node for node in graph.node for name in node.input if count[name] == 1}
+
+    def end(self, name: str) -> str:
+        """The tensor that becomes 8 bits wide: *name*, or the output of the clip that reads it."""
+        reader = self._reader.get(name)
+        return reader.output[0] if reader is not None and reader.op_type in CLIPS else name
+
+
+class QdqOptions(NamedTuple):
+    """The conversion of values to 8-bit integers."""
 
     activations: Literal["uint8", "int8"] = "uint8"
     joined: bool = True
     """Whether operators between layers stay in 8 bits where they can."""
     weight_bits: int = 8
-    """7, where a processor without instructions for it adds products in 16 bits."""
+    """7 for processors that add 8-bit products in 16 bits, which overflow with 8."""
     clipped: bool = False
-    """Whether the largest values are clipped for the sake of smaller steps."""
+    """Whether the largest values are clipped in favour of smaller steps."""
 
     def __str__(self) -> str:
         more = (
@@ -42,27 +114,26 @@ class QdqWay(NamedTuple):
 
 
 class WrittenVariant(NamedTuple):
-    """A variant of a model."""
+    """The graph of a variant of a model."""
 
-    model: ModelProto
+    model: OnnxModel
     owners: Mapping[str, str]
-    """What a node makes -> the layer that the node belongs to, of the nodes that are a layer or serve one."""
+    """Output of a node -> its layer, for the nodes that are a layer or convert numbers for one."""
 
 
 class _Steps(NamedTuple):
-    """Of a tensor: value = scale * (code - zero)."""
+    """The codes of a tensor: value = scale * (code - zero)."""
 
     scale: float
     zero: int
 
 
 def write_qdq(
-    prepared: PreparedModel, ranges: Mapping[str, TensorRange], chosen: Collection[str], way: QdqWay
+    prepared: PreparedModel, ranges: Mapping[str, TensorRange], chosen: Collection[str], options: QdqOptions
 ) -> WrittenVariant:
-    """The model with the layers called *chosen* in 8 bits."""
-    model = ModelProto()
-    model.CopyFrom(prepared.model)
-    writer = _QdqWriter(model, [layer for layer in prepared.layers if layer.name in chosen], ranges, way)
+    """Write the model with the layers called *chosen* in 8 bits."""
+    model = copied(prepared.model)
+    writer = _QdqWriter(model, [layer for layer in prepared.layers if layer.name in chosen], ranges, options)
     writer.write()
     owners = writer.owners | {
         prepared.model.graph.node[layer.position].output[0]: layer.name
@@ -76,32 +147,32 @@ class _QdqWriter:
     """Writes one variant into a graph."""
 
     def __init__(
-        self, model: ModelProto, layers: list[FastLayer], ranges: Mapping[str, TensorRange], way: QdqWay
+        self, model: OnnxModel, layers: list[FastLayer], ranges: Mapping[str, TensorRange], options: QdqOptions
     ) -> None:
-        self._graph, self._layers, self._ranges, self._way = model.graph, layers, ranges, way
-        self._places = eight_bit_places(model.graph, layers, way.joined)
+        self._graph, self._layers, self._ranges, self._options = model.graph, layers, ranges, options
+        self._places = eight_bit_places(model.graph, layers, options.joined)
         self._emitter = Emitter(model.graph)
-        self._kind = np.dtype(way.activations)
+        self._kind = np.dtype(options.activations)
         self._read: dict[str, str] = {}
         self.owners: dict[str, str] = {}
 
     def write(self) -> None:
         layers = {layer.position: layer for layer in self._layers}
-        nodes: list[NodeProto] = []
+        nodes: list[OnnxNode] = []
         for position, node in enumerate(self._graph.node):
             if position in layers:
                 nodes += self._enter(node, layers[position])
             nodes.append(node)
-            nodes += [each for name in list(node.output) for each in self._leave(node, name)]
+            nodes += [converter for name in list(node.output) for converter in self._leave(node, name)]
             if position in layers:
                 self.owners[node.output[0]] = layers[position].name
         replace_nodes(self._graph, nodes, self._emitter.constants)
 
-    def _enter(self, node: NodeProto, layer: FastLayer) -> list[NodeProto]:
-        """Rewire what a layer reads; the nodes to be written before it."""
-        entering, nodes = node.input[0], list[NodeProto]()
+    def _enter(self, node: OnnxNode, layer: FastLayer) -> list[OnnxNode]:
+        """Rewire the inputs of a layer; returns the nodes to be written before it."""
+        entering, nodes = node.input[0], list[OnnxNode]()
         if entering in self._places.read:
-            if entering not in self._read:
+            if entering not in self._read:  # layers share the pair of a tensor
                 nodes += self._pair(entering, self._emitter.name(f"{entering}/8-bit"), layer.name)
                 self._read[entering] = nodes[-1].output[0]
             node.input[0] = self._read[entering]
@@ -117,15 +188,15 @@ class _QdqWriter:
             node.input[2] = nodes[-1].output[0]
         return nodes
 
-    def _leave(self, node: NodeProto, name: str) -> list[NodeProto]:
-        """The pair behind a tensor that is made in 8 bits, whose name goes to what comes out of the pair."""
-        if name not in self._places.made:
+    def _leave(self, node: OnnxNode, name: str) -> list[OnnxNode]:
+        """The pair behind a tensor that is produced in 8 bits; its name goes to the output of the pair."""
+        if name not in self._places.produced:
             return []
         inside = self._emitter.name(f"{name}/float")
         node.output[list(node.output).index(name)] = inside
-        return self._pair(inside, name, self._places.made[name], of=name)
+        return self._pair(inside, name, self._places.produced[name], of=name)
 
-    def _pair(self, source: str, out: str, owner: str, of: str | None = None) -> list[NodeProto]:
+    def _pair(self, source: str, out: str, owner: str, of: str | None = None) -> list[OnnxNode]:
         """QuantizeLinear and DequantizeLinear between two tensors."""
         steps = self._steps(of or source)
         settings = [self._emitter.number(steps.scale), self._emitter.constant(steps.zero, self._kind)]
@@ -133,45 +204,63 @@ class _QdqWriter:
         if owner:
             self.owners |= {codes: owner, out: owner}
         return [
-            helper.make_node("QuantizeLinear", [source, *settings], [codes], name=codes),
-            helper.make_node("DequantizeLinear", [codes, *settings], [out], name=f"{codes}/DequantizeLinear"),
+            make_node("QuantizeLinear", [source, *settings], [codes], codes),
+            make_node("DequantizeLinear", [codes, *settings], [out], f"{codes}/DequantizeLinear"),
         ]
 
     def _constant(
         self, layer: FastLayer, role: str, codes: npt.NDArray[np.signedinteger], scales: npt.NDArray[np.float32],
         axis: int, *zeros: str,
-    ) -> NodeProto:  # fmt: skip
+    ) -> OnnxNode:  # fmt: skip
         """DequantizeLinear of a weight or a bias."""
-        stored = self._emitter.stored(numpy_helper.from_array(codes, ""), f"{layer.name}.{role}/codes")
-        steps = self._emitter.stored(numpy_helper.from_array(scales, ""), f"{layer.name}.{role}/scale")
+        stored = self._emitter.store(codes, f"{layer.name}.{role}/codes")
+        steps = self._emitter.store(scales, f"{layer.name}.{role}/scale")
         out = self._emitter.name(f"{layer.name}.{role}/values")
         self.owners[out] = layer.name
-        return helper.make_node("DequantizeLinear", [stored, steps, *zeros], [out], name=out, axis=axis)
+        return make_node("DequantizeLinear", [stored, steps, *zeros], [out], out, axis=axis)
 
     def _scales(self, layer: FastLayer, entering: str) -> npt.NDArray[np.float32]:
-        """A step for each channel; large enough that its bias can be counted in 32 bits."""
+        """A step for each channel, large enough that its bias can be counted in 32 bits."""
         others = tuple(axis for axis in range(layer.weight.ndim) if axis != layer.axis)
-        scales = np.abs(layer.weight).max(axis=others, initial=0.0) / (2 ** (self._way.weight_bits - 1) - 1)
+        scales = np.abs(layer.weight).max(axis=others, initial=0.0) / (2 ** (self._options.weight_bits - 1) - 1)
         if layer.bias is not None:
+            # half of the range, as sums are added to the bias
             scales = np.maximum(scales, np.abs(layer.bias) / (self._steps(entering).scale * _LARGEST_BIAS / 2))
         return np.where(scales > 0, scales, 1.0).astype(np.float32)
 
     def _steps(self, name: str) -> _Steps:
         places, kind = self._places, np.iinfo(self._kind)
-        low, high = self._ranges[places.steps[name]].bounds(self._way.clipped)
+        low, high = self._ranges[places.steps[name]].bounds(self._options.clipped)
         scale = float(np.float32((high - low) / (kind.max - kind.min))) or 1.0
         return _Steps(scale, int(np.clip(kind.min - round(low / scale), kind.min, kind.max)))
 
 
-def replace_nodes(graph: GraphProto, nodes: Iterable[NodeProto], constants: Iterable[TensorProto]) -> None:
-    """Give a graph these nodes in this order and these constants beside its own, of which those stay that are read."""
-    copies = [NodeProto.FromString(each.SerializeToString()) for each in nodes]
-    used = {name for node in copies for name in names_read(node)} | {each.name for each in graph.output}
-    kept = [
-        TensorProto.FromString(each.SerializeToString())
-        for each in (*graph.initializer, *constants)
-        if each.name in used
-    ]
-    del graph.node[:], graph.initializer[:]
-    graph.node.extend(copies)
-    graph.initializer.extend(kept)
+def write_halves(prepared: PreparedModel) -> WrittenVariant:
+    """Write the model with all its layers in float16."""
+    model = copied(prepared.model)
+    emitter, owners = Emitter(model.graph), dict[str, str]()
+    layers = {layer.position: layer for layer in prepared.layers}
+    nodes: list[OnnxNode] = []
+    for position, node in enumerate(model.graph.node):
+        if position not in layers:
+            nodes.append(node)
+            continue
+        layer = layers[position]
+        cast = _halve(node, layer, emitter)
+        owners |= {part.output[0]: layer.name for part in cast}
+        nodes += cast
+    replace_nodes(model.graph, nodes, emitter.constants)
+    return WrittenVariant(model, owners)
+
+
+def _halve(node: OnnxNode, layer: FastLayer, emitter: Emitter) -> list[OnnxNode]:
+    """The node of a layer between casts to and from float16."""
+    enters, inside = emitter.name(f"{layer.name}/half"), emitter.name(f"{layer.name}/half/out")
+    before = make_node("Cast", [node.input[0]], [enters], enters, to=ElementType.FLOAT16)
+    after = make_node("Cast", [inside], [node.output[0]], f"{inside}/Cast", to=ElementType.FLOAT)
+    node.input[0], node.output[0] = enters, inside
+    for place, values in ((1, layer.weight), (2, layer.bias)):
+        if values is not None:
+            half = np.clip(values, -LARGEST_HALF, LARGEST_HALF).astype(np.float16)
+            node.input[place] = emitter.store(half, f"{layer.name}/half/{place}")
+    return [before, node, after]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import importlib.metadata
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from weakref import WeakSet
@@ -15,54 +15,26 @@ import onnx
 import pytest
 import torch
 
-from tests.runtime.cuda.test_stitched_models import Steady, without_tools
+from tests.runtime.cuda.bodies import FOUR, Counting, check, opened, stitched
+from tests.runtime.cuda.stitched import without_tools
+from tests.stitching.adapters import lora_factors, merge_adapter, write_adapter
+from tests.stitching.classifiers import export_classifiers
 from tests.stitching.encoders import TOKENS, Feed, answers, sentences, tiny_encoders, with_exit
-from tests.stitching.test_bodies_adapters import adapter, factors, merged
-from tests.stitching.test_bodies_near import changed, other_columns, scaled_rows
-from tests.stitching.test_body_serving import exported
+from tests.stitching.variants import changed_file, other_columns, scaled_rows
 from weft.base.errors import NotLearned, StitchError, UnfitInputs
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda import preparing
 from weft.runtime.cuda.model import ModelOnHost
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.metadata import BODY_KEY
-from weft_stitch.bodies.whole_run import stitch_body
+from weft_stitch.bodies.body_description import read_body
+from weft_stitch.bodies.body_stitching import stitch_body
 from weft_stitch.on_device import body_file
-from weft_stitch.on_device.body_file import FORM, IN_PLACE, DeviceBody, EncoderModel
-from weft_stitch.reading.onnx_stitched import read_body
-from weft_stitch.running import body_serving, body_shapes
-from weft_stitch.running.body_ladder import BodyLadder
+from weft_stitch.on_device.body_file import FORM, IN_PLACE, DeviceBody
+from weft_stitch.running import body_serving, kernel_shapes
+from weft_stitch.running.body_ladder import LEAST_SPARE, BodyLadder, SlottedBody, digests
 from weft_stitch.running.body_reading import read_encoder
-from weft_stitch.running.body_slots import LEAST_SPARE, SlottedBody, digests
 from weft_stitch.running.fused_body import Early, FusedBody, TileShape
-
-FOUR = LoadOptions(max_batch=4)
-
-
-class Counting(Steady):
-    """A twin that counts what is captured, and what of it is run."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.captured = self.ran = 0
-
-    def timed(self, run: Callable[[], None]) -> float:
-        """Every size takes as long, and is not run for it: that is most of the time of these tests."""
-        return 1e-3
-
-    def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        self.captured += 1
-
-        def counted() -> None:
-            self.ran += 1
-            run()
-
-        return counted
-
-
-def stitched(files: Sequence[Path], path: Path, tolerance: float = 1e-6) -> Path:
-    stitch_body(files, tolerance=tolerance, measure=False, check=False).to_onnx(path)
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -76,29 +48,6 @@ def file(files: list[Path]) -> Path:
     return stitched(files[:3], files[0].parent / "body.onnx")
 
 
-def opened(path: Path, options: LoadOptions = FOUR, device: Any = None, cache: Path | None = None, **how: Any) -> Any:
-    found = prepare_on(device or Counting(), path, options, cache, **how)
-    assert isinstance(found, EncoderModel), found.remarks
-    return found
-
-
-def check(model: Any, asked: Sequence[tuple[Path, Feed]], near: float = 1e-5) -> None:
-    """Requests in one go are answered as by the models' files."""
-    parts = [BatchPart({f"{path.stem}.{port}": each for port, each in feed.items()}) for path, feed in asked]
-    launched = model.launch(Step(0, parts, 0))
-    launched.answered.wait()
-    (made,) = launched.made
-    wanted: dict[str, list[Any]] = {}
-    for path, feed in asked:
-        for port, each in answers(path, feed).items():
-            wanted.setdefault(f"{path.stem}.{port}", []).append(each)
-    assert made.answers.keys() == {spec.name for spec in model.outputs}
-    for name, found in made.answers.items():
-        right = np.concatenate(wanted.get(name, [found[:0]]))
-        assert (found.shape, found.dtype) == (right.shape, right.dtype)
-        assert np.abs(found - right).max(initial=0) <= near * np.abs(right).max(initial=1)
-
-
 # --- what it answers --------------------------------------------------------------------------------------------------
 
 
@@ -108,7 +57,7 @@ def test_requests_of_all_models_lengths_and_rows_run_in_one_go(
 ) -> None:
     device = Counting()
     model = opened(file, LoadOptions(precision=precision, max_batch=16), device)
-    assert model.remarks[0] == FORM and model.any_lengths and model.max_batch == 16
+    assert model.remarks[0] == FORM and model.tasks.any_lengths and model.batching.max_batch == 16
     before = device.ran
     mix = [(2, 1, 7), (0, 2, 33), (2, 3, 5), (1, 1, 64), (0, 1, 1), (1, 0, 4)]
     check(model, [(files[task], sentences(rows, length, task)) for task, rows, length in mix], near)
@@ -135,7 +84,7 @@ def test_hidden_tokens_within_a_row_and_rows_that_are_left_out(files: list[Path]
 
 
 def test_kinds_of_tokens_are_looked_up(tmp_path: Path) -> None:
-    made, _ = exported(tmp_path)
+    made, _ = export_classifiers(tmp_path)
     model = opened(stitched(made, tmp_path / "body.onnx", 0.0))
     rng = np.random.default_rng(0)
     feed = {name: rng.integers(0, most, (2, 9)) for name, most in (("tokens", 50), ("kinds", 2))}
@@ -144,13 +93,13 @@ def test_kinds_of_tokens_are_looked_up(tmp_path: Path) -> None:
 
 
 def test_adapters_beside_one_base_are_served_as_they_are_merged(tmp_path: Path) -> None:
-    (base, _), (model, _) = exported(tmp_path)
+    (base, _), (model, _) = export_classifiers(tmp_path)
     folders, models = [], []
     for at, modules in enumerate((["layers.0.query", "layers.1.outer"], ["layers.1.query", "layers.1.value"])):
         sizes = {"layers.1.outer": (64, 32)}
-        parts = {k: v for each in modules for k, v in factors(each, *sizes.get(each, (32, 32)), seed=at).items()}
-        folders.append(adapter(tmp_path / f"adapter{at}", parts, target_modules=modules))
-        models.append(merged(model, parts, 3.0))
+        parts = {k: v for each in modules for k, v in lora_factors(each, *sizes.get(each, (32, 32)), seed=at).items()}
+        folders.append(write_adapter(tmp_path / f"adapter{at}", parts, target_modules=modules))
+        models.append(merge_adapter(model, parts, 3.0))
     stitch_body(folders, base=base, measure=False).to_onnx(tmp_path / "body.onnx")
     found = opened(tmp_path / "body.onnx")
     tokens = np.random.default_rng(0).integers(0, 50, (2, 9))
@@ -188,7 +137,11 @@ def test_what_it_cannot_answer_is_refused(files: list[Path], file: Path, changes
 def test_it_is_learned_once(files: list[Path], file: Path, tmp_path: Path) -> None:
     learned = opened(file, cache=tmp_path)
     again = opened(file, cache=tmp_path, learn=False)
-    assert (again.remarks, again.times_s, again.max_batch) == (learned.remarks, learned.times_s, 4)
+    assert (again.remarks, again.timing.times_s, again.batching.max_batch) == (
+        learned.remarks,
+        learned.timing.times_s,
+        4,
+    )
     check(again, [(files[2], sentences(2, 5)), (files[0], sentences(1, 8))])
     assert [each.name for each in tmp_path.rglob("*.*") if each.is_file()] == ["prepared.json"], "no weights"
 
@@ -317,7 +270,7 @@ def test_times_that_were_taken_in_part_are_taken_anew(file: Path, monkeypatch: p
     with monkeypatch.context() as patched, pytest.raises(MemoryError):
         patched.setattr(device, "timed", timed)
         opened(file, FOUR, device)
-    assert opened(file, FOUR, device).times_s == first.times_s
+    assert opened(file, FOUR, device).timing.times_s == first.timing.times_s
 
 
 @pytest.mark.parametrize("norm", ["embedding.norm", "layer0.attention.norm", "layer1.output.norm"])
@@ -353,7 +306,7 @@ def test_tiles_that_were_found_are_kept_and_lent(file: Path, monkeypatch: pytest
         tuned.append(rows)
         body.early, body.shapes = Early.LIGHT, {(32, 96, 16, rows, 16): TileShape(32, 32, 32, rows, before=True)}
 
-    monkeypatch.setattr(body_shapes, "tune", tune)
+    monkeypatch.setattr(kernel_shapes, "tune_body", tune)
     weights = read_encoder(read_body(file)).weights
     ladder = BodyLadder(weights, 4)
 
@@ -409,7 +362,7 @@ def test_what_has_no_kernels_is_prepared_for_the_cpu_elsewhere_first(
 def test_heads_that_are_nearly_the_first_models_are_named(
     files: list[Path], tmp_path: Path, change: Any, kind: str
 ) -> None:
-    near = changed(files[0], tmp_path / "near.onnx", 1, pooler__product=change)
+    near = changed_file(files[0], tmp_path / "near.onnx", 1, pooler__product=change)
     said = on_host(stitched([files[0], near], tmp_path / "body.onnx"))
     assert f"weights differ in {kind}, and not by a low rank, at pooler.product" in said
 

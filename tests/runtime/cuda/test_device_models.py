@@ -15,6 +15,7 @@ from tests.runtime.special_models import SPECIAL
 from weft.base.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
 from weft.runtime.cuda import segments
+from weft.runtime.cuda.cpu_twins import TWIN
 from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.engine import CudaEngine
 from weft.runtime.cuda.lane import CudaLane, Launched
@@ -22,7 +23,6 @@ from weft.runtime.cuda.model import DeviceModel, ModelOnHost, ladder
 from weft.runtime.cuda.node_costs import scaled
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.segments import open_on
-from weft.runtime.cuda.twins import TWIN
 
 FINE = LoadOptions(grain_s=1e-9, max_batch=4)
 """Every node is a segment of its own."""
@@ -62,7 +62,7 @@ def test_rows_of_other_shapes_are_joined_only_where_sizes_decide_nothing(
 ) -> None:
     (special,) = (each for each in SPECIAL if each.name == name)
     found = prepare_on(HostDevice(), special.save(tmp_path), LoadOptions(max_batch=2, shapes=special.shapes))
-    assert isinstance(found, DeviceModel) and found.batchable and found.any_shapes == joins
+    assert isinstance(found, DeviceModel) and found.batching.batchable and found.batching.any_shapes == joins
 
 
 def test_guesses_come_to_what_segments_were_measured_to_take() -> None:
@@ -70,8 +70,8 @@ def test_guesses_come_to_what_segments_were_measured_to_take() -> None:
 
 
 def test_segments_give_what_the_model_gives(model: DeviceModel, path: Path) -> None:
-    assert len(model.segments) == 6 and model.mergeable and model.batchable and model.learned
-    assert sorted(model.times_s) == [1, 2, 3, 4] and model.times_s[3] == model.times_s[4]
+    assert len(model.segments) == 6 and model.batching.mergeable and model.batching.batchable and model.timing.learned
+    assert sorted(model.timing.times_s) == [1, 2, 3, 4] and model.timing.times_s[3] == model.timing.times_s[4]
     for rows in (1, 3, 4):
         np.testing.assert_allclose(through(model, drawn(rows))["y"], wanted(path, drawn(rows)), rtol=1e-5)
 
@@ -153,8 +153,8 @@ def test_samples_leave_at_exits(tmp_path: Path) -> None:
     path = leaving(tmp_path / "leaving.onnx")
     options = LoadOptions(grain_s=1.0, max_batch=4, exits=("early", "late"))
     model = prepare_on(HostDevice(), path, options)
-    assert isinstance(model, DeviceModel) and [each.output for each in model.exits] == ["early", "late"]
-    end, feed = model.exits[0].segment, drawn(3)
+    assert isinstance(model, DeviceModel) and [each.output for each in model.exits.specs] == ["early", "late"]
+    end, feed = model.exits.specs[0].segment, drawn(3)
     launched = model.launch(Step(0, [BatchPart(feed)], 3))
     assert end == 0 and not launched.onward
     np.testing.assert_allclose(launched.made[0].answers["early"], wanted(path, feed, "early"), rtol=1e-5)
@@ -193,7 +193,7 @@ def test_a_batch_that_is_asked_for_and_cannot_be_is_refused(tmp_path: Path) -> N
     with pytest.raises(ModelError, match="cannot be batched"):
         prepare_on(HostDevice(), path, LoadOptions(max_batch=4))
     alone = prepare_on(HostDevice(), path, LoadOptions())
-    assert alone.max_batch == 1 and any("not batched" in each for each in alone.remarks)
+    assert alone.batching.max_batch == 1 and any("not batched" in each for each in alone.remarks)
 
 
 def test_weights_are_uploaded_once_for_all_segments(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,12 +17,12 @@ import pytest
 from tests.runtime.cuda.nets import chain, drawn, wanted
 from weft.base.errors import BadRequest, WorkerDied, WorkerStarting
 from weft.runtime.backend import BatchPart, LoadOptions, Step, StepEnd
-from weft.runtime.cuda.twins import TWIN
+from weft.runtime.client_memory import LendingTerms, LentTensor
+from weft.runtime.cuda.cpu_twins import TWIN
+from weft.runtime.device_kinds import engine_kind
 from weft.runtime.isolated.device import DeviceBackend
-from weft.runtime.isolated.engines import engine_kind
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
-from weft.runtime.lent import LendingTerms, LentTensor
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are processes of Linux")
 PATIENCE_S = 120.0
@@ -76,14 +76,14 @@ def ahead(model: IsolatedModel, lane: Any, feed: dict[str, Any]) -> list[Heard]:
         if segment > 1:
             heard[segment - 2].end()
         run = model.start(Step(segment, [BatchPart(values)], len(feed["x"])), lane, heard[segment])
-        onward = run.onward or heard[segment].end().made  # it may have ended by now
+        onward = run.onward or heard[segment].end().outputs  # it may have ended by now
         values = onward[0].values
     return heard
 
 
 def test_a_device_has_one_lane_that_takes_a_step_ahead(backend: DeviceBackend, model: Any, lane: Any) -> None:
     assert (lane.ahead, backend.inline, backend.memory_bytes) == (1, False, 1 << 30)
-    assert model.learned and f"runs in a worker process ({TWIN})" in model.remarks
+    assert model.timing.learned and f"runs in a worker process ({TWIN})" in model.remarks
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -94,7 +94,7 @@ def test_steps_are_started_on_what_is_not_there_yet(model: Any, lane: Any, folde
     assert [each.error for each in ends] == [None] * 6
     assert all(one.ended <= other.began for one, other in itertools.pairwise(ends))
     expected = wanted(folder / "models" / "chain.onnx", feed)
-    np.testing.assert_allclose(ends[-1].made[0].answers["y"], expected, rtol=1e-5)
+    np.testing.assert_allclose(ends[-1].outputs[0].answers["y"], expected, rtol=1e-5)
 
 
 def test_large_tensors_of_two_steps_lie_in_different_places(model: Any, lane: Any, folder: Path) -> None:
@@ -102,7 +102,7 @@ def test_large_tensors_of_two_steps_lie_in_different_places(model: Any, lane: An
     for feed in feeds:
         end = ahead(model, lane, feed)[-1].end()
         expected = wanted(folder / "models" / "chain.onnx", feed)
-        np.testing.assert_allclose(end.made[0].answers["y"], expected, rtol=1e-5)
+        np.testing.assert_allclose(end.outputs[0].answers["y"], expected, rtol=1e-5)
 
 
 def test_what_was_sent_ahead_of_a_step_that_fails_fails_as_it_did(
@@ -129,14 +129,14 @@ def test_nothing_is_held_when_nobody_needs_it(backend: DeviceBackend, model: Any
     assert worker is not None
     while worker.call("held") != [1, 0]:
         pass
-    told = worker.call("told")
+    told = worker.call("metrics")
     assert told["busy_s"] > 0 and backend.used_bytes[TWIN] >= 0
 
 
 def test_a_worker_that_died_is_replaced_and_has_the_model(backend: DeviceBackend, model: Any, lane: Any) -> None:
     first = backend.groups()[TWIN].worker
     assert first is not None
-    values = ahead(model, lane, drawn(1))[0].end().made[0].values
+    values = ahead(model, lane, drawn(1))[0].end().outputs[0].values
     first.kill("a test")
     heard = Heard()
     model.start(Step(1, [BatchPart(values)], 1), lane, heard)
@@ -186,14 +186,14 @@ def test_more_regions_than_a_worker_can_be_given_or_have_are_read_before(
     heard = Heard()
     model.start(Step(0, [BatchPart({"x": each}) for each in lent], 3), lane, heard)
     assert heard.end().error is None and [each.reads for each in regions] == reads
-    values: Any = heard.end().made[0].values
+    values: Any = heard.end().outputs[0].values
     for segment in range(1, len(model.segments)):
         heard = Heard()
         model.start(Step(segment, [BatchPart(values)], 3), lane, heard)
-        values = heard.end().made[0].values
+        values = heard.end().outputs[0].values
     path = model._kept.file.path
     np.testing.assert_allclose(
-        heard.end().made[0].answers["y"], wanted(path, {"x": np.concatenate(feeds)}), rtol=1e-4, atol=1e-6
+        heard.end().outputs[0].answers["y"], wanted(path, {"x": np.concatenate(feeds)}), rtol=1e-4, atol=1e-6
     )
 
 
@@ -254,7 +254,7 @@ def narrow(folder: Path) -> Iterator[tuple[DeviceBackend, list[Any]]]:
     paths = [chain(folder / "narrow" / f"{name}.onnx") for name in "abc"]
     options = LoadOptions(grain_s=1e-9, max_batch=2)
     first: Any = probe.open(paths[0], options, folder / "cache")
-    moving, staying = first.moving_bytes, first.memory_bytes
+    moving, staying = first.residency.moving_bytes, first.residency.memory_bytes
     probe.close()
     found = DeviceBackend(TWIN, WorkerLimits(kill_s=600.0), 3 * staying + moving)
     yield found, [found.open(path, options, folder / "cache") for path in paths]
@@ -264,13 +264,13 @@ def narrow(folder: Path) -> Iterator[tuple[DeviceBackend, list[Any]]]:
 def test_more_models_than_fit_take_turns(narrow: Any, folder: Path) -> None:
     backend, models = narrow
     lane = backend.lane(0)
-    assert [each.away_s > 0 for each in models] == [True] * 3 and models[0].moving_bytes > 0
+    assert [each.residency.away_s > 0 for each in models] == [True] * 3 and models[0].residency.moving_bytes > 0
     for turn, model in enumerate([*models, *reversed(models)]):
         feed = drawn(1 + turn % 2, turn)
-        (answer,) = ahead(model, lane, feed)[-1].end().made
+        (answer,) = ahead(model, lane, feed)[-1].end().outputs
         np.testing.assert_allclose(answer.answers["y"], wanted(folder / "narrow" / "a.onnx", feed), rtol=1e-4)
         gc.collect()
-        assert [each.away_s == 0 for each in models] == [each is model for each in models]
+        assert [each.residency.away_s == 0 for each in models] == [each is model for each in models]
     assert backend.returns == {TWIN: 5}
     assert lane.close(PATIENCE_S)
 
@@ -279,11 +279,11 @@ def test_a_model_waits_while_the_memory_is_full_of_what_is_under_way(narrow: Any
     backend, models = narrow
     lane, heard = backend.lane(0), [Heard(), Heard(), Heard()]
     models[0].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[0])
-    kept = heard[0].end().made
+    kept = heard[0].end().outputs
     models[1].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[1])
     error = heard[1].end().error
     assert isinstance(error, WorkerDied) and error.again_s > 0 and not error.suspects
-    assert kept and not models[0].away_s
+    assert kept and not models[0].residency.away_s
     del kept
     heard[0]._end.clear()
     gc.collect()
@@ -299,14 +299,14 @@ def test_all_have_left_when_another_worker_was_started(narrow: Any) -> None:
     numbers = {each.number for each in models}
     while backend.group.worker in (worker, None) or not numbers <= backend.group.worker.opened:
         threading.Event().wait(0.01)
-    assert [each.away_s > 0 for each in models] == [True] * 3
+    assert [each.residency.away_s > 0 for each in models] == [True] * 3
 
 
 def test_what_is_free_is_not_forgotten_where_a_step_is_not_sent(narrow: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     backend, models = narrow
     lane, worker, heard = backend.lane(0), backend.group.worker, [Heard(), Heard()]
     models[0].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[0])
-    kept = heard[0].end().made
+    kept = heard[0].end().outputs
     told: list[Any] = []
     monkeypatch.setattr(worker, "tell", told.append)
     worker._freed.append(7)  # while something else was under way

@@ -11,52 +11,39 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.runtime.cuda.test_stitched_models import CUT, Steady, begin, check, opened, samples, through, without_tools
+from tests.runtime.cuda.stitched import (
+    CUT,
+    Steady,
+    begin,
+    check_answers,
+    described_file,
+    is_fused,
+    opened,
+    samples,
+    through,
+    without_tools,
+    write_family,
+)
 from tests.stitching.families import Drawing, plant
-from tests.stitching.nets import tiny
 from weft.base.errors import ModelError
 from weft.runtime.backend import BatchPart, LoadOptions, Step
+from weft.runtime.cuda.cpu_twins import TWIN
 from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.engine import CudaEngine
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.rounds import StitchedDeviceModel
-from weft.runtime.cuda.twins import TWIN
 from weft.runtime.metadata import FAMILY_KEY
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import prepare
-from weft_stitch.described import described
-from weft_stitch.family import Family
-from weft_stitch.lowering import lower
-from weft_stitch.metadata import metadata
 from weft_stitch.on_device import fused_file
-from weft_stitch.onnx_writer import write_onnx
-from weft_stitch.reading.alignment import align
-from weft_stitch.running import served
-from weft_stitch.sharing import Sharing
 
 SAME = "in the form fused: a row of each model takes 1 ms so, and 1 with ONNX Runtime"
 
 
-def written(path: Path, family: Family, sharing: Sharing, form: str = "split") -> Path:
-    graph = lower(family, sharing, form, dynamic=True)
-    write_onnx(graph, path, metadata(family, family.batches) | described(family, sharing, graph))
-    return path
-
-
-def told(path: Path, architecture: str = "tinynet", form: str = "split", **settings: Any) -> Path:
-    """A file of small models that says how they share weights."""
-    made = tiny(architecture, **settings)
-    return written(path, align(made.nets), made.planted, form)
-
-
-def is_fused(model: Any) -> bool:
-    return model.blueprint.segments[0].nodes is not None
-
-
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return told(tmp_path_factory.mktemp("fused") / "body.onnx")
+    return described_file(tmp_path_factory.mktemp("fused") / "body.onnx")
 
 
 @pytest.fixture(scope="module")
@@ -76,24 +63,24 @@ def test_every_mix_of_tasks_gives_what_the_cpu_gives(model: StitchedDeviceModel,
     assert is_fused(model) and len(model.segments) == 6 and model.remarks == (SAME,)
     assert [each.rows for each in model._rungs] == [1, 2]
     for mix in ((1, 1, 1), (1, 0, 0), (0, 2, 0), (2, 0, 1), (0, 3, 2), (0, 0, 5)):
-        check(through(model, samples(model, mix)), body, samples(model, mix))
+        check_answers(through(model, samples(model, mix)), body, samples(model, mix))
 
 
 @pytest.mark.parametrize(("architecture", "form"), [("tiny-dense", "mts"), ("tiny-vgg", "separate")])
 def test_other_nets_and_forms_of_the_file(architecture: str, form: str, tmp_path: Path) -> None:
-    path = told(tmp_path / "body.onnx", architecture, form)
+    path = described_file(tmp_path / "body.onnx", architecture, form)
     found, body = opened(path), prepare(path, LoadOptions(max_batch=2))
     assert is_fused(found) and len(found.segments) > 1
     for mix in ((1, 1, 1), (0, 2, 0), (3, 0, 1)):
-        check(through(found, samples(found, mix)), body, samples(found, mix))
+        check_answers(through(found, samples(found, mix)), body, samples(found, mix))
 
 
 def test_where_rows_change_the_steps_it_stays_whole(tmp_path: Path) -> None:
-    path = told(tmp_path / "body.onnx", "tiny-mobile")
+    path = described_file(tmp_path / "body.onnx", "tiny-mobile")
     found, body = opened(path), prepare(path, LoadOptions(max_batch=2))
     assert len(found.segments) == 1
     assert found.remarks == (SAME, "stays whole: it has other steps for other numbers of rows")
-    check(through(found, samples(found, (2, 0, 1))), body, samples(found, (2, 0, 1)))
+    check_answers(through(found, samples(found, (2, 0, 1))), body, samples(found, (2, 0, 1)))
 
 
 def test_batches_in_turns_keep_what_is_theirs(model: StitchedDeviceModel, body: CpuModel) -> None:
@@ -103,7 +90,7 @@ def test_batches_in_turns_keep_what_is_theirs(model: StitchedDeviceModel, body: 
         made = [model.launch(Step(segment, [BatchPart(each)], 0)).made[0] for each in values]
         values = [each.values for each in made]
     for one, each in zip(given, made, strict=True):
-        check(dict(each.answers), body, one)
+        check_answers(dict(each.answers), body, one)
 
 
 def test_inputs_that_are_read_as_they_come_are_cast(tmp_path: Path) -> None:
@@ -112,7 +99,7 @@ def test_inputs_that_are_read_as_they_come_are_cast(tmp_path: Path) -> None:
     right = drawing.add("conv", drawing.add("unary", "image"), width=[5, 6])
     drawing.add("conv", drawing.add("global_pool", drawing.add("add", left, right)), width=[3, 4])
     planted = plant(drawing, np.random.default_rng(0))
-    path = written(tmp_path / "body.onnx", planted.family, planted.sharing)
+    path = write_family(tmp_path / "body.onnx", planted.family, planted.sharing)
     found = opened(path, LoadOptions(grain_s=1e-9, max_pieces=4, max_batch=2, precision="fp16"))
     assert is_fused(found) and len(found.segments) > 1
     given = {
@@ -137,7 +124,7 @@ def test_it_is_learned_once(file: Path, body: CpuModel, tmp_path: Path) -> None:
     learned = opened(file, CUT, tmp_path)
     again = opened(file, CUT, tmp_path, learn=False)
     assert is_fused(again) and (again.segments, again.remarks) == (learned.segments, learned.remarks)
-    check(through(again, samples(again, (2, 1, 0))), body, samples(again, (2, 1, 0)))
+    check_answers(through(again, samples(again, (2, 1, 0))), body, samples(again, (2, 1, 0)))
     assert [each.name for each in tmp_path.rglob("*.*") if each.is_file()] == ["prepared.json"], "no weights"
 
 
@@ -145,10 +132,14 @@ def test_a_model_that_rests_answers_when_it_is_back(file: Path, body: CpuModel) 
     engine = CudaEngine(TWIN)
     engine._device = Steady()
     found = engine.open(file, LoadOptions(grain_s=1e-9, max_pieces=3, max_batch=4, rests=True), None, learn=True)
-    assert isinstance(found, StitchedDeviceModel) and is_fused(found) and found.moving_bytes > found._weights.bytes > 0
+    assert (
+        isinstance(found, StitchedDeviceModel)
+        and is_fused(found)
+        and found.residency.moving_bytes > found._weights.bytes > 0
+    )
     for turn, mix in enumerate([(1, 0, 2), (0, 1, 0)]):
         found.come_back()
-        check(through(found, samples(found, mix, turn)), body, samples(found, mix, turn))
+        check_answers(through(found, samples(found, mix, turn)), body, samples(found, mix, turn))
         found.leave()
 
 
@@ -165,16 +156,16 @@ def test_shapes_that_were_found_are_kept(file: Path, tmp_path: Path, monkeypatch
 
     def tune(module: Any, example: Any, enough: Callable[[], bool]) -> None:
         tuned.append(module)
-        for at, layer in enumerate(served._layers(module)):
+        for at, layer in enumerate(module.fused_layers):
             layer.shape = layer.shape._replace(warps=at + 1, flat=at % 2 == 0)
 
-    monkeypatch.setattr(served, "tuned", tune)
+    monkeypatch.setattr(fused_file, "tuned", tune)
     monkeypatch.setattr(fused_file, "TIMED_ON", "cpu")
     opened(file, CUT, tmp_path)
     assert len(tuned) == 2, "one and two rows"
     again = opened(file, CUT, tmp_path, learn=False)
     assert len(tuned) == 2
-    layers = served._layers(again._sessions[0]._round.module)
+    layers = again._sessions[0]._round.module.fused_layers
     assert [layer.shape.warps for layer in layers] == list(range(1, len(layers) + 1))
     assert layers[0].shape.flat is True
 
@@ -237,7 +228,7 @@ def test_where_the_form_cannot_be_had_onnx_runtime_runs_it(
     break_it(monkeypatch)
     found = opened(file)
     assert not is_fused(found) and found.remarks[0].startswith("not in the form fused: ") and reason in found.remarks[0]
-    check(through(found, samples(found, (1, 0, 2))), body, samples(found, (1, 0, 2)))
+    check_answers(through(found, samples(found, (1, 0, 2))), body, samples(found, (1, 0, 2)))
 
 
 def test_a_file_that_says_nonsense_is_left_to_onnx_runtime(file: Path, tmp_path: Path) -> None:

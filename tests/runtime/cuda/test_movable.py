@@ -12,9 +12,9 @@ from onnx import TensorProto
 from tests.runtime.cuda.nets import chain, drawn, wanted
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda import segments
+from weft.runtime.cuda.cpu_twins import TWIN
 from weft.runtime.cuda.device import ALIGNED_BYTES, LEFT, HostMovable, places
 from weft.runtime.cuda.engine import CudaEngine
-from weft.runtime.cuda.twins import TWIN
 
 
 def test_tensors_lie_apart_in_one_memory() -> None:
@@ -48,7 +48,7 @@ def model(tmp_path: Path) -> Any:
 def test_a_model_that_rests_has_left_and_says_what_comes_back(model: Any) -> None:
     _, found = model
     memories = found._memories()
-    assert found.moving_bytes == sum(each.byte_size for each in memories) > 0 and found.return_s > 0
+    assert found.residency.moving_bytes == sum(each.byte_size for each in memories) > 0 and found.residency.return_s > 0
     assert len(memories) == len(found._weights.memories) + len(found._rungs)
     assert all((each._bytes == LEFT).all() for each in memories)
 
@@ -97,5 +97,5 @@ def test_a_model_that_is_closed_has_nothing_left_to_move(model: Any) -> None:
 def test_weights_lie_once_however_many_segments_need_them(tmp_path: Path) -> None:
     path = chain(tmp_path / "chain.onnx")
     found: Any = CudaEngine(TWIN).open(path, LoadOptions(grain_s=1e-9, max_batch=2), None, learn=True)
-    assert (found.moving_bytes, found.return_s) == (0, 0.0)
+    assert (found.residency.moving_bytes, found.residency.return_s) == (0, 0.0)
     assert found._weights.bytes == 3 * 8 * 8 * 4 and len(found._weights.memories) == 3

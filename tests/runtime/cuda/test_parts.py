@@ -97,7 +97,7 @@ def test_every_batch_size_is_captured_for_every_part_and_runs_on_its_lane(path: 
     device = Parted()
     model = opened(device, path)
     assert all(device.made[part] == SEGMENTS * RUNGS for part in range(1, PARTS + 1))
-    assert model.cuts == TWIN_CUTS and not any("parts" in each for each in model.remarks)
+    assert model.shares.cuts == TWIN_CUTS and not any("parts" in each for each in model.remarks)
     for rows in (1, 3, 4):
         for lane in WHOLE_LANES:
             assert check(device, model, path, lane, rows) == {(1, 0)}
@@ -107,8 +107,8 @@ def test_every_batch_size_is_captured_for_every_part_and_runs_on_its_lane(path: 
 
 def test_what_a_model_is_like_is_known_for_every_number_of_rows(path: Path) -> None:
     model = opened(Parted(), path)
-    assert sorted(model.like) == [1, 2, 3, 4] and model.like[3] == model.like[4]
-    for like in model.like.values():
+    assert sorted(model.shares.like) == [1, 2, 3, 4] and model.shares.like[3] == model.shares.like[4]
+    for like in model.shares.like.values():
         assert like.speeds.keys() == {TWIN_CUTS.sms, *TWIN_CUTS.parts} and like.kernel_us > 0 and 0 < like.memory <= 1
 
 
@@ -121,7 +121,7 @@ def test_models_have_what_they_capture_to_themselves(path: Path) -> None:
 def test_nothing_is_captured_for_parts_where_nobody_shares(path: Path) -> None:
     device = Parted()
     model = opened(device, path, LoadOptions(grain_s=1e-9, max_batch=4))
-    assert set(device.made) == {0} and not device.owners[0] and not model.like and model.cuts is None
+    assert set(device.made) == {0} and not device.owners[0] and model.shares is None
 
 
 def test_batch_sizes_that_the_memory_leaves_out_run_on_parts_as_on_the_whole(path: Path) -> None:
@@ -129,7 +129,7 @@ def test_batch_sizes_that_the_memory_leaves_out_run_on_parts_as_on_the_whole(pat
     model = opened(device, path)
     (remark,) = [each for each in model.remarks if "parts" in each]
     assert remark == "on parts of the device at 2 of 3 batch sizes: a quarter of the free memory is taken"
-    assert sorted(model.like) == [1, 3, 4], "a request alone and full batches first"
+    assert sorted(model.shares.like) == [1, 3, 4], "a request alone and full batches first"
     lane = TWIN_CUTS.lane_of(2)
     assert [check(device, model, path, lane, rows) for rows in (1, 2, 4)] == [{(1, 2)}, {(1, 0)}, {(1, 2)}]
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_captured_on_parts_runs_there_as_on_the_whole(path: Path)
     opened(whole, path, LoadOptions(grain_s=1e-9, max_batch=4))
     device = Parted(most=whole.made[0] + 2)
     model = opened(device, path)
-    assert "on parts of the device at 0 of 3 batch sizes: no more graphs" in model.remarks and not model.like
+    assert "on parts of the device at 0 of 3 batch sizes: no more graphs" in model.remarks and not model.shares.like
     assert check(device, model, path, TWIN_CUTS.lane_of(1), 2) == {(1, 0)}
 
 
@@ -150,7 +150,7 @@ def test_a_device_without_memory_for_a_copy_serves_all_the_same(path: Path, monk
     monkeypatch.setattr(HostDevice, "bandwidth", full)
     device = Parted()
     model = opened(device, path)
-    assert "on no part of the device: CUDA out of memory" in model.remarks and not model.like
+    assert "on no part of the device: CUDA out of memory" in model.remarks and not model.shares.like
     assert check(device, model, path, TWIN_CUTS.lane_of(1), 2) == {(1, 0)}
 
 
@@ -166,7 +166,7 @@ def test_a_device_that_cannot_be_cut_says_so_and_is_known_all_the_same(path: Pat
     device = HostDevice(GpuCuts(sms=8), "for a test")
     model = opened(device, path)
     assert "shares the device on plain streams: for a test" in model.remarks
-    assert sorted(model.like) == [1, 2, 3, 4] and model.like[1].speeds == {8: 1.0}
+    assert sorted(model.shares.like) == [1, 2, 3, 4] and model.shares.like[1].speeds == {8: 1.0}
     for lane in (0, 3, 4):
         np.testing.assert_allclose(on_lane(device, model, lane, 2), wanted(path, drawn(2)), rtol=1e-5)
 
@@ -175,7 +175,7 @@ def test_parts_and_likeness_come_back_from_the_cache(path: Path, tmp_path: Path)
     learned = opened(Parted(), path, cache=tmp_path)
     device = Parted()
     again = prepare_on(device, path, SHARED, tmp_path, learn=False)
-    assert isinstance(again, DeviceModel) and again.like == learned.like
+    assert isinstance(again, DeviceModel) and again.shares.like == learned.shares.like
     assert device.made == Counter(dict.fromkeys(range(PARTS + 1), SEGMENTS * RUNGS))
     assert check(device, again, path, TWIN_CUTS.lane_of(3), 2) == {(1, 3)}
 

@@ -11,20 +11,29 @@ import pytest
 import torch
 from torch import nn
 
-from tests.runtime.cuda.torch_nets import TOKENS, Writing, images, saved, words
+from tests.runtime.cuda.torch_nets import (
+    TEXTS,
+    TOKENS,
+    Writing,
+    draw_images,
+    draw_sentences,
+    images,
+    run_net,
+    saved,
+    words,
+)
 from tests.serving import live
 from tests.support.inference import infer_fp32
 from weft.base.errors import ModelError, NotLearned
 from weft.runtime.backend import BatchPart, LoadOptions, Step
+from weft.runtime.cuda.cpu_twins import TWIN
 from weft.runtime.cuda.device import LEFT, TWIN_CUTS, HostDevice
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.torch_program import TorchProgram, read_program
-from weft.runtime.cuda.twins import TWIN
 
 FINE = LoadOptions(grain_s=1e-9, max_batch=4, independent_rows=True)
 """Cut wherever it can be."""
-TEXTS = {"tokens": (1, TOKENS), "scale": (1, 1)}
 Net = tuple[Path, nn.Module]
 
 
@@ -50,20 +59,6 @@ def opened(path: Path, **changes: Any) -> DeviceModel:
     return found
 
 
-def drawn(rows: int, seed: int = 0) -> dict[str, Any]:
-    return {"image": np.random.default_rng(seed).standard_normal((rows, 3, 6, 6)).astype(np.float32)}
-
-
-def sentences(rows: int, count: int = TOKENS) -> dict[str, Any]:
-    rng = np.random.default_rng(rows)
-    return {"tokens": rng.integers(0, 16, (rows, count)), "scale": rng.standard_normal((rows, 1)).astype(np.float32)}
-
-
-def wanted(net: nn.Module, feed: dict[str, Any]) -> Any:
-    with torch.no_grad():
-        return net(*(torch.from_numpy(each) for each in feed.values()))
-
-
 def through(model: DeviceModel, feed: dict[str, Any]) -> dict[str, Any]:
     values, rows = feed, len(next(iter(feed.values())))
     for segment in range(len(model.segments)):
@@ -75,25 +70,30 @@ def through(model: DeviceModel, feed: dict[str, Any]) -> dict[str, Any]:
 def test_programs_run_on_parts_of_a_device_as_on_the_whole(pictures: Net) -> None:
     device = HostDevice()
     model = prepare_on(device, pictures[0], replace(FINE, shares=True))
-    assert isinstance(model, DeviceModel) and sorted(model.like) == [1, 2, 3, 4]
+    assert isinstance(model, DeviceModel) and sorted(model.shares.like) == [1, 2, 3, 4]
     assert all(each.parts == [1, 2, 3, 4] for each in model._rungs)
     for lane in (0, TWIN_CUTS.lane_of(1), TWIN_CUTS.lane_of(4)):
         with device.on(lane):
-            found = through(model, drawn(3))["output"]
-        np.testing.assert_allclose(found, wanted(pictures[1], drawn(3)), rtol=1e-4, atol=1e-5)
+            found = through(model, draw_images(3))["output"]
+        np.testing.assert_allclose(found, run_net(pictures[1], draw_images(3)), rtol=1e-4, atol=1e-5)
 
 
 def test_segments_give_what_the_module_gives(model: DeviceModel, pictures: Net) -> None:
-    assert len(model.segments) > 3 and model.mergeable and model.batchable and model.max_batch == 4
+    assert (
+        len(model.segments) > 3
+        and model.batching.mergeable
+        and model.batching.batchable
+        and model.batching.max_batch == 4
+    )
     assert [(each.name, each.datatype, each.shape) for each in model.inputs] == [("image", "FP32", (-1, 3, 6, 6))]
     assert [(each.name, each.shape) for each in model.outputs] == [("output", (-1, 4))]
     for rows in (1, 3, 4, 9):  # the last is more than was captured
-        found = through(model, drawn(rows))["output"]
-        np.testing.assert_allclose(found, wanted(pictures[1], drawn(rows)), rtol=1e-4, atol=1e-5)
+        found = through(model, draw_images(rows))["output"]
+        np.testing.assert_allclose(found, run_net(pictures[1], draw_images(rows)), rtol=1e-4, atol=1e-5)
 
 
 def test_rows_leave_and_batches_are_joined_between_segments(model: DeviceModel, pictures: Net) -> None:
-    one, other = drawn(3, 3), drawn(2, 4)
+    one, other = draw_images(3, 3), draw_images(2, 4)
     first, second = (
         model.launch(Step(0, [BatchPart(feed)], len(feed["image"]))).made[0].values for feed in (one, other)
     )
@@ -101,7 +101,7 @@ def test_rows_leave_and_batches_are_joined_between_segments(model: DeviceModel, 
     for segment in range(2, len(model.segments)):
         made = model.launch(Step(segment, [BatchPart(made.values)], 4)).made[0]
     both = {"image": np.concatenate([one["image"][[2, 0]], other["image"]])}
-    np.testing.assert_allclose(made.answers["output"], wanted(pictures[1], both), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(made.answers["output"], run_net(pictures[1], both), rtol=1e-4, atol=1e-5)
 
 
 def test_sizes_that_were_worked_out_earlier_are_told_by_what_crosses_a_cut(texts: Net) -> None:
@@ -109,7 +109,7 @@ def test_sizes_that_were_worked_out_earlier_are_told_by_what_crosses_a_cut(texts
     assert len(model.segments) > 8
     assert [each.name for each in model.outputs] == ["states", "pooled"]
     for rows, count in ((1, TOKENS), (3, TOKENS), (2, 9)):  # the last was not captured
-        found, right = through(model, sentences(rows, count)), wanted(texts[1], sentences(rows, count))
+        found, right = through(model, draw_sentences(rows, count)), run_net(texts[1], draw_sentences(rows, count))
         for name, each in right.items():
             np.testing.assert_allclose(found[name], each, rtol=1e-4, atol=1e-5)
 
@@ -117,8 +117,8 @@ def test_sizes_that_were_worked_out_earlier_are_told_by_what_crosses_a_cut(texts
 def test_every_cut_that_is_allowed_works(texts: Net) -> None:
     program = TorchProgram(read_program(texts[0]), "cpu")
     program.hold(program.weights)
-    feed = {name: torch.from_numpy(each) for name, each in sentences(2).items()}
-    right, cuts = wanted(texts[1], sentences(2)), program.crossing({})
+    feed = {name: torch.from_numpy(each) for name, each in draw_sentences(2).items()}
+    right, cuts = run_net(texts[1], draw_sentences(2)), program.crossing({})
     allowed = [cut for cut, each in enumerate(cuts) if each is not None and 0 < cut < len(program.nodes)]
     assert 8 < len(allowed) < len(program.nodes) - 1  # not between the parts of one result
     for cut in allowed:
@@ -132,19 +132,19 @@ def test_what_is_written_over_is_seen_by_all_that_look_at_it(tmp_path: Path) -> 
     feed = {"x": np.arange(6, dtype=np.float32).reshape(2, 3)}
     model = opened(path, max_batch=1)
     assert len(model.segments) > 2
-    np.testing.assert_allclose(through(model, feed)["output"], wanted(net, feed), rtol=1e-5)
+    np.testing.assert_allclose(through(model, feed)["output"], run_net(net, feed), rtol=1e-5)
 
 
 def test_rows_are_computed_together_only_where_somebody_says_so(pictures: Net) -> None:
     model = opened(pictures[0], max_batch=None, independent_rows=False)
-    assert model.max_batch == 1 and 'say rows = "independent"' in model.remarks[0]
+    assert model.batching.max_batch == 1 and 'say rows = "independent"' in model.remarks[0]
     with pytest.raises(ModelError, match="max_batch is 4, but the model cannot be batched: whether rows depend"):
         opened(pictures[0], independent_rows=False)
 
 
 def test_batches_are_no_larger_than_a_program_was_exported_for(tmp_path: Path) -> None:
     path, _ = images(tmp_path / "few.pt2", most=3)
-    assert opened(path, max_batch=None).max_batch == 3
+    assert opened(path, max_batch=None).batching.max_batch == 3
     with pytest.raises(ModelError, match="max_batch is 4, but it was exported for at most 3 rows"):
         opened(path)
 
@@ -152,7 +152,7 @@ def test_batches_are_no_larger_than_a_program_was_exported_for(tmp_path: Path) -
 @pytest.mark.parametrize(("precision", "near"), [("fp16", 0.02), ("bf16", 0.2)])
 def test_fewer_bits_are_close_and_the_remark_says_how_close(precision: str, near: float, pictures: Net) -> None:
     model = opened(pictures[0], precision=precision)
-    found, right = through(model, drawn(3))["output"], wanted(pictures[1], drawn(3)).numpy()
+    found, right = through(model, draw_images(3))["output"], run_net(pictures[1], draw_images(3)).numpy()
     assert found.dtype == np.float32 and 0 < np.abs(found - right).max() < near * np.abs(right).max()
     assert model.remarks[0].startswith(f"{precision}: differs from float32 by up to")
     assert model._weights.bytes < sum(each.numel() * 4 for each in pictures[1].state_dict().values())
@@ -165,8 +165,14 @@ def test_a_program_comes_from_the_cache_as_it_was_cut(
         prepare_on(HostDevice(), pictures[0], FINE, tmp_path, learn=False)
     made = prepare_on(HostDevice(), pictures[0], FINE, tmp_path)
     found = prepare_on(HostDevice(), pictures[0], FINE, tmp_path, learn=False)
-    assert isinstance(found, DeviceModel) and found.segments == made.segments and found.times_s == made.times_s
-    np.testing.assert_allclose(through(found, drawn(2))["output"], wanted(pictures[1], drawn(2)), rtol=1e-4, atol=1e-5)
+    assert (
+        isinstance(found, DeviceModel)
+        and found.segments == made.segments
+        and found.timing.times_s == made.timing.times_s
+    )
+    np.testing.assert_allclose(
+        through(found, draw_images(2))["output"], run_net(pictures[1], draw_images(2)), rtol=1e-4, atol=1e-5
+    )
     monkeypatch.setattr("weft.runtime.cuda.preparing.version", lambda package: "another")  # may number nodes otherwise
     with pytest.raises(NotLearned):
         prepare_on(HostDevice(), pictures[0], FINE, tmp_path, learn=False)
@@ -177,7 +183,9 @@ def test_weights_leave_and_come_back(pictures: Net) -> None:
     model.leave()
     assert all(np.all(each._bytes == LEFT) for each in model._weights.memories)  # type: ignore[attr-defined]
     model.come_back()
-    np.testing.assert_allclose(through(model, drawn(2))["output"], wanted(pictures[1], drawn(2)), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        through(model, draw_images(2))["output"], run_net(pictures[1], draw_images(2)), rtol=1e-4, atol=1e-5
+    )
 
 
 class Counting(nn.Module):
@@ -221,5 +229,5 @@ def test_a_program_is_served_on_a_device_where_that_is_allowed(tmp_path: Path, p
     served.with_name("weft.toml").write_text('rows = "independent"\nmax_batch = 2\n')
     with live.running(tmp_path, device=TWIN, allow_programs=True) as server:
         for rows in (1, 2, 3):
-            right = wanted(net, drawn(rows))
-            np.testing.assert_allclose(infer_fp32(server, "images", drawn(rows)), right, rtol=1e-4, atol=1e-5)
+            right = run_net(net, draw_images(rows))
+            np.testing.assert_allclose(infer_fp32(server, "images", draw_images(rows)), right, rtol=1e-4, atol=1e-5)

@@ -80,7 +80,7 @@ def test_a_gpu_is_called_what_its_driver_calls_it(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_device_has_one_lane_and_precision_needs_a_device() -> None:
-    assert ServerConfig(device="cuda:0", precision="fp16", lanes=4).lanes == 1
+    assert ServerConfig(device="cuda:0", precision="fp16", lanes=4).execution.lanes == 1
     with pytest.raises(InputError, match="precision = fp16 needs a device"):
         ServerConfig(precision="fp16")
     with pytest.raises(InputError, match="device_memory_bytes = 1 needs a device"):

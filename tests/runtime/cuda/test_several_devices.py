@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from tests.engine.hosts import Away
 from weft.base.errors import InputError, ModelError
-from weft.runtime.isolated import devices
+from weft.runtime.facets import Batching, ModelResidency
+from weft.runtime.isolated import device as devices
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.serving.config import ServerConfig
 
@@ -25,7 +27,8 @@ class Opened:
     def open(self, path: Path, options: Any, cache: Path, say: Any, *, learn: bool) -> Any:
         self.kept.append(cache)
         count = int(path.stem) if self.device == "cuda:1" else 2
-        return SimpleNamespace(segments=("a",) * count, max_batch=1, exits=(), remarks=(), close=self._count)
+        plain = {"batching": Batching(), "exits": None, "residency": ModelResidency(), "remarks": ()}
+        return SimpleNamespace(segments=("a",) * count, **plain, close=self._count)
 
     def _count(self) -> None:
         self.closed += 1
@@ -52,6 +55,12 @@ def test_devices_share_what_was_learned_and_where_it_is_kept(two: Any, tmp_path:
     assert folder.is_dir()
     two.close()
     assert not folder.exists()
+
+
+def test_a_model_is_as_far_away_as_on_the_device_that_has_it_soonest() -> None:
+    models: Any = [SimpleNamespace(remarks=(), residency=Away(8, 4, 2.0, away_s)) for away_s in (2.0, 0.5)]
+    held = devices.SpreadModel(models, ["cuda:0", "cuda:1"]).residency
+    assert (held.memory_bytes, held.moving_bytes, held.return_s, held.away_s) == (8, 4, 2.0, 0.5)
 
 
 def test_a_model_that_comes_out_otherwise_on_one_of_them_is_refused(two: Any, tmp_path: Path) -> None:

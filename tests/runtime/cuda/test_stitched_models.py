@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,40 +13,28 @@ import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.serving.test_serve_stitched import NETS, alone, answer, needs_rows, pictures, said, stitched
+from tests.runtime.cuda.stitched import CUT, Steady, begin, check_answers, opened, samples, through
+from tests.support.stitched import NETS, head_output, needs_rows, net_output, pictures, stitched_file, task_metadata
 from weft.base.errors import ModelError
-from weft.base.registry import registered
-from weft.runtime import model_kinds
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.cuda import onnx_files, segments
+from weft.runtime.cuda.cpu_twins import TWIN
 from weft.runtime.cuda.device import HostDevice
 from weft.runtime.cuda.engine import CudaEngine
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.round_graphs import RoundGraphs, weights_outside
 from weft.runtime.cuda.rounds import StitchedDeviceModel, busiest, round_times, rounds
-from weft.runtime.cuda.twins import TWIN
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS
 from weft.runtime.stitched import TaskSpec
 
-WITHIN = 1e-4
-"""Of the largest output."""
 UNTOLD = "not in the form fused: it does not say how its models share weights; stitch it again"
-CUT = LoadOptions(grain_s=1e-9, max_pieces=6, max_batch=4)
-
-
-class Steady(HostDevice):
-    """A twin on which everything takes as long, so that larger rounds always pay."""
-
-    def timed(self, run: Callable[[], None]) -> float:
-        run()
-        return 1e-3
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return stitched(tmp_path_factory.mktemp("stitched") / "body.onnx", form="mts")
+    return stitched_file(tmp_path_factory.mktemp("stitched") / "body.onnx", form="mts")
 
 
 @pytest.fixture(scope="module")
@@ -54,49 +42,9 @@ def body(file: Path) -> CpuModel:
     return prepare(file, LoadOptions(max_batch=2))
 
 
-def opened(path: Path, options: LoadOptions = CUT, cache: Path | None = None, **how: Any) -> StitchedDeviceModel:
-    found = prepare_on(Steady(), path, options, cache, **how)
-    assert isinstance(found, StitchedDeviceModel), found.remarks
-    return found
-
-
 @pytest.fixture(scope="module")
 def model(file: Path) -> StitchedDeviceModel:
     return opened(file)
-
-
-def without_tools(patch: pytest.MonkeyPatch) -> None:
-    """Have only those kinds of models that the core registers."""
-    own = {name: kind for name, kind in registered("model_kinds").items() if kind.tool.name == "weft"}
-    patch.setattr(model_kinds, "registered", {"model_kinds": own}.__getitem__)
-
-
-def samples(model: Any, mix: Sequence[int], seed: int = 0) -> list[dict[str, Any]]:
-    """A request of so many rows for each task."""
-    ports = [task.inputs["image"] for task in model.tasks]
-    return [{port: pictures(rows, seed + at)} for at, (port, rows) in enumerate(zip(ports, mix, strict=True)) if rows]
-
-
-def begin(model: StitchedDeviceModel, given: Sequence[dict[str, Any]]) -> Any:
-    (made,) = model.launch(Step(0, [BatchPart(each) for each in given], 0)).made
-    return made
-
-
-def through(model: StitchedDeviceModel, given: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a device gives for requests that run in one go."""
-    made = begin(model, given)
-    for segment in range(1, len(model.segments)):
-        (made,) = model.launch(Step(segment, [BatchPart(made.values)], 0)).made
-    return dict(made.answers)
-
-
-def check(found: dict[str, Any], body: CpuModel, given: list[dict[str, Any]]) -> None:
-    """The answers are the CPU's, of all outputs, and those of absent tasks have no rows."""
-    wanted = body.run(body.gather(given))
-    assert list(found) == list(wanted)
-    for name, each in wanted.items():
-        assert (found[name].shape, found[name].dtype) == (each.shape, each.dtype)
-        assert not each.size or np.abs(found[name] - each).max() <= WITHIN * np.abs(each).max()
 
 
 # --- any mix ----------------------------------------------------------------------------------------------------------
@@ -104,32 +52,32 @@ def check(found: dict[str, Any], body: CpuModel, given: list[dict[str, Any]]) ->
 
 @pytest.mark.parametrize("form", ["mts", "split"])
 def test_every_mix_of_tasks_gives_what_the_cpu_gives(form: str, tmp_path: Path) -> None:
-    path = stitched(tmp_path / "body.onnx", form=form)
+    path = stitched_file(tmp_path / "body.onnx", form=form)
     found, body = opened(path), prepare(path, LoadOptions(max_batch=2))
-    assert len(found.segments) == 6 and not found.mergeable and found.batchable
+    assert len(found.segments) == 6 and not found.batching.mergeable and found.batching.batchable
     assert [each.rows for each in found._rungs] == [1, 2], "so that three rows of a task take two rounds"
     for mix in itertools.product(range(4), repeat=3):
         if any(mix):
-            check(through(found, samples(found, mix)), body, samples(found, mix))
+            check_answers(through(found, samples(found, mix)), body, samples(found, mix))
 
 
 def test_requests_of_one_task_keep_their_order(model: StitchedDeviceModel, body: CpuModel) -> None:
-    port = model.tasks[1].inputs["image"]
+    port = model.tasks.specs[1].inputs["image"]
     given = [{port: pictures(1, 7)}, *samples(model, (1, 0, 1)), {port: pictures(2, 8)}, {port: pictures(0)}]
-    check(through(model, given), body, given)
+    check_answers(through(model, given), body, given)
 
 
 def test_a_batch_of_no_rows_gives_none(model: StitchedDeviceModel) -> None:
-    found = through(model, [{model.tasks[0].inputs["image"]: pictures(0)}])
+    found = through(model, [{model.tasks.specs[0].inputs["image"]: pictures(0)}])
     assert [each.shape for each in found.values()] == [(0, *net.outputs[0].shape) for net in NETS]
 
 
 def test_of_a_request_some_rows_may_be_taken(model: StitchedDeviceModel) -> None:
-    port, (output,) = model.tasks[2].inputs["image"], model.tasks[2].outputs.values()
+    port, (output,) = model.tasks.specs[2].inputs["image"], model.tasks.specs[2].outputs.values()
     (made,) = model.launch(Step(0, [BatchPart({port: pictures(3)}, [2, 0])], 2)).made
     for segment in range(1, len(model.segments)):
         (made,) = model.launch(Step(segment, [BatchPart(made.values)], 0)).made
-    np.testing.assert_allclose(made.answers[output], answer(NETS[2], pictures(3)[[2, 0]]), atol=1e-5)
+    np.testing.assert_allclose(made.answers[output], net_output(NETS[2], pictures(3)[[2, 0]]), atol=1e-5)
 
 
 def test_batches_in_turns_keep_what_is_theirs(model: StitchedDeviceModel, body: CpuModel) -> None:
@@ -140,7 +88,7 @@ def test_batches_in_turns_keep_what_is_theirs(model: StitchedDeviceModel, body: 
         made += [model.launch(Step(segment, [BatchPart(each)], 0)).made[0] for each in values[2:]]
         values = [each.values for each in made]
     for one, each in zip(given, made, strict=True):
-        check(dict(each.answers), body, one)
+        check_answers(dict(each.answers), body, one)
 
 
 def test_inputs_that_a_later_segment_takes_are_kept_while_others_begin(tmp_path: Path) -> None:
@@ -153,7 +101,7 @@ def test_inputs_that_a_later_segment_takes_are_kept_while_others_begin(tmp_path:
         made = [model.launch(Step(segment, [BatchPart(each)], 2)).made[0] for each in values]
         values = [each.values for each in made]
     for row, each in zip(given, made, strict=True):
-        np.testing.assert_allclose(each.answers[f"{late}.y"], alone(path, late, row), rtol=1e-5)
+        np.testing.assert_allclose(each.answers[f"{late}.y"], head_output(path, late, row), rtol=1e-5)
 
 
 def test_a_graph_that_needs_rows_of_every_task_has_them(tmp_path: Path) -> None:
@@ -161,7 +109,7 @@ def test_a_graph_that_needs_rows_of_every_task_has_them(tmp_path: Path) -> None:
     model = opened(path)
     row = np.random.default_rng(0).standard_normal((2, 2, 2)).astype(np.float32)
     found = through(model, [{"b.x": row}])
-    np.testing.assert_allclose(found["b.y"], alone(path, "b", row), rtol=1e-5)
+    np.testing.assert_allclose(found["b.y"], head_output(path, "b", row), rtol=1e-5)
     assert found["a.y"].shape == (0, 3) and model.remarks == (UNTOLD,)
 
 
@@ -207,15 +155,15 @@ def test_rounds_are_as_large_as_pays_and_batches_as_was_asked(tmp_path: Path) ->
     few = prepare_on(Dull(), needs_rows(tmp_path / "both.onnx"), LoadOptions(max_batch=8))
     assert isinstance(few, StitchedDeviceModel) and [each.rows for each in few._rungs] == [1]
     told = "rounds of each model's rows up to 1: batch 2 gains less than 5%"
-    assert few.max_batch == 8 and few.remarks == (UNTOLD, told)
-    assert sum(few.times_s[8]) > sum(few.times_s[1]), "in several rounds"
+    assert few.batching.max_batch == 8 and few.remarks == (UNTOLD, told)
+    assert sum(few.timing.times_s[8]) > sum(few.timing.times_s[1]), "in several rounds"
 
 
 def test_batches_hold_what_rounds_do_where_nothing_was_asked(tmp_path: Path) -> None:
     path = needs_rows(tmp_path / "both.onnx")
-    assert prepare_on(Dull(), path, LoadOptions()).max_batch == 2
+    assert prepare_on(Dull(), path, LoadOptions()).batching.max_batch == 2
     most = opened(path, LoadOptions())
-    assert most.max_batch == 32 and [each.rows for each in most._rungs] == [1, 2, 4, 8, 16, busiest(32, 2)]
+    assert most.batching.max_batch == 32 and [each.rows for each in most._rungs] == [1, 2, 4, 8, 16, busiest(32, 2)]
 
 
 # --- coming and going -------------------------------------------------------------------------------------------------
@@ -225,28 +173,32 @@ def test_a_model_that_rests_answers_when_it_is_back(file: Path, body: CpuModel) 
     engine = CudaEngine(TWIN)
     engine._device = Steady()
     found = engine.open(file, LoadOptions(grain_s=1e-9, max_pieces=3, max_batch=4, rests=True), None, learn=True)
-    assert isinstance(found, StitchedDeviceModel) and found.moving_bytes > 0
+    assert isinstance(found, StitchedDeviceModel) and found.residency.moving_bytes > 0
     with pytest.raises(MemoryError, match="not in the device's memory"):
         begin(found, samples(found, (1, 0, 0)))
     for turn, mix in enumerate([(1, 0, 2), (0, 1, 0)]):
         found.come_back()
         inputs = [rung.tensors[spec.name] for rung in found._rungs for spec in found.inputs]
         assert all(np.isfinite(each).all() for each in inputs), "of what nobody asks for"
-        check(through(found, samples(found, mix, turn)), body, samples(found, mix, turn))
+        check_answers(through(found, samples(found, mix, turn)), body, samples(found, mix, turn))
         found.leave()
 
 
 def test_it_is_learned_once(file: Path, body: CpuModel, tmp_path: Path) -> None:
     learned = opened(file, CUT, tmp_path)
     again = opened(file, CUT, tmp_path, learn=False)
-    assert (again.segments, again.times_s, again.tasks) == (learned.segments, learned.times_s, learned.tasks)
-    assert [each.rows for each in again._rungs] == [1, 2] and again.max_batch == 4
-    check(through(again, samples(again, (2, 1, 0))), body, samples(again, (2, 1, 0)))
+    assert (again.segments, again.timing.times_s, again.tasks) == (
+        learned.segments,
+        learned.timing.times_s,
+        learned.tasks,
+    )
+    assert [each.rows for each in again._rungs] == [1, 2] and again.batching.max_batch == 4
+    check_answers(through(again, samples(again, (2, 1, 0))), body, samples(again, (2, 1, 0)))
 
 
 def test_weights_lie_there_once_for_all_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SHARED_FROM_BYTES", 1)
-    path = stitched(tmp_path / "body.onnx", form="separate")  # others have tables by row
+    path = stitched_file(tmp_path / "body.onnx", form="separate")  # others have tables by row
     one, several = (opened(path, LoadOptions(grain_s=1e-9, max_pieces=2, max_batch=most)) for most in (1, 4))
     assert len(several._rungs) > len(one._rungs) and several._weights.bytes == one._weights.bytes > 0
 
@@ -268,7 +220,7 @@ def mixing(path: Path) -> Path:
     graph = helper.make_graph(nodes, "mixing", ports, outputs, [axes])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
     tasks = [TaskSpec(name=name, inputs={"x": f"{name}.x"}, outputs={"y": f"{name}.y"}) for name in "ab"]
-    helper.set_model_props(proto, said(tasks))
+    helper.set_model_props(proto, task_metadata(tasks))
     onnx.save(proto, path)
     return path
 
@@ -280,11 +232,13 @@ def test_models_whose_rows_are_not_kept_apart_are_refused(most: int, tmp_path: P
 
 
 def test_exits_and_fixed_rows_are_refused(file: Path, tmp_path: Path) -> None:
-    outputs = tuple(name for task in prepare(file, LoadOptions(max_batch=1)).tasks for name in task.outputs.values())
+    outputs = tuple(
+        name for task in prepare(file, LoadOptions(max_batch=1)).tasks.specs for name in task.outputs.values()
+    )
     with pytest.raises(ModelError, match="stitched models cannot be left at exits"):
         prepare_on(HostDevice(), file, LoadOptions(exits=outputs))
     with pytest.raises(ModelError, match="stitched with a fixed number of rows"):
-        prepare_on(HostDevice(), stitched(tmp_path / "fixed.onnx", dynamic=False), LoadOptions())
+        prepare_on(HostDevice(), stitched_file(tmp_path / "fixed.onnx", dynamic=False), LoadOptions())
 
 
 def choosy(path: Path) -> Path:
@@ -298,7 +252,7 @@ def choosy(path: Path) -> Path:
     zero = numpy_helper.from_array(np.zeros(1, np.float32), "zero")
     graph = helper.make_graph(nodes, "choosy", [port], [output], [zero])
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
-    helper.set_model_props(proto, said([TaskSpec(name="a", inputs={"x": "a.x"}, outputs={"y": "a.y"})]))
+    helper.set_model_props(proto, task_metadata([TaskSpec(name="a", inputs={"x": "a.x"}, outputs={"y": "a.y"})]))
     onnx.save(proto, path)
     return path
 
@@ -322,7 +276,7 @@ def computed(model: onnx.ModelProto, feed: dict[str, Any], folder: Path) -> list
 
 @pytest.mark.parametrize("form", ["mts", "split"])
 def test_a_graph_for_known_rows_works_out_no_sizes_and_joins_equals(form: str, tmp_path: Path) -> None:
-    path = stitched(tmp_path / "body.onnx", form=form)
+    path = stitched_file(tmp_path / "body.onnx", form=form)
     source = onnx.load(path)
     weights_outside(source, tmp_path)
     assert (tmp_path / WEIGHTS).stat().st_size > 0

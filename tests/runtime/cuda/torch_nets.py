@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.export import Dim
@@ -75,3 +76,20 @@ def words(path: Path) -> tuple[Path, nn.Module]:
     rows, count = Dim("rows"), Dim("count", max=32)
     inputs = (torch.zeros(2, TOKENS, dtype=torch.int64), torch.ones(2, 1))
     return saved(Words(), path, inputs, ({0: rows, 1: count}, {0: rows}))
+
+
+TEXTS = {"tokens": (1, TOKENS), "scale": (1, 1)}
+
+
+def draw_images(rows: int, seed: int = 0) -> dict[str, Any]:
+    return {"image": np.random.default_rng(seed).standard_normal((rows, 3, 6, 6)).astype(np.float32)}
+
+
+def draw_sentences(rows: int, count: int = TOKENS) -> dict[str, Any]:
+    rng = np.random.default_rng(rows)
+    return {"tokens": rng.integers(0, 16, (rows, count)), "scale": rng.standard_normal((rows, 1)).astype(np.float32)}
+
+
+def run_net(net: nn.Module, feed: dict[str, Any]) -> Any:
+    with torch.no_grad():
+        return net(*(torch.from_numpy(each) for each in feed.values()))

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
+from weft.runtime.device_kinds import engine_kind
 from weft.runtime.isolated.confinement import Confinement
-from weft.runtime.isolated.engines import engine_kind
 
 SCRIPT = """
 import json, os, resource, socket, sys

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.runtime.isolated.test_workers import NoModel, killed, liar, opened, pid, running, until_it_computes
-from tests.runtime.test_backend_contract import Heard, ended
+from tests.runtime.isolated.workers import NoModel, kill_worker, liar, opened, pid, running, until_it_computes
+from tests.runtime.steps import Heard, run_step
 from tests.serving import live
-from tests.serving.test_serve_endless import ENDLESS, asked, turning
-from tests.serving.test_serve_models import until
+from tests.support.concurrency import until
+from tests.support.endless import ENDLESS, loop_input, loop_model
 from weft.runtime.backend import BatchPart, Step
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.backend import IsolatingBackend
@@ -46,7 +46,7 @@ def parent_of(process: int) -> int:
 
 
 def test_a_loop_hears_of_the_steps_on_lanes_that_it_opened(one: IsolatingBackend, tmp_path: Path) -> None:
-    model = opened(one, turning(tmp_path / "turning.onnx"))
+    model = opened(one, loop_model(tmp_path / "turning.onnx"))
 
     async def served() -> tuple[list[int], int]:
         lane, heard, over = one.lane(0), Heard(), asyncio.Event()
@@ -55,7 +55,7 @@ def test_a_loop_hears_of_the_steps_on_lanes_that_it_opened(one: IsolatingBackend
             heard(end)
             over.set()
 
-        model.start(Step(0, (BatchPart(asked(3)),), 1), lane, tell)
+        model.start(Step(0, (BatchPart(loop_input(3)),), 1), lane, tell)
         await over.wait()
         assert heard.end().error is None and lane.close(live.PATIENCE_S)
         return heard.threads, threading.get_ident()
@@ -65,11 +65,11 @@ def test_a_loop_hears_of_the_steps_on_lanes_that_it_opened(one: IsolatingBackend
 
 
 def test_a_lane_that_is_closed_on_the_loop_hears_of_its_last_step_itself(one: IsolatingBackend, tmp_path: Path) -> None:
-    model = opened(one, turning(tmp_path / "turning.onnx"))
+    model = opened(one, loop_model(tmp_path / "turning.onnx"))
 
     async def served() -> None:
         lane, heard = one.lane(0), Heard()
-        run = model.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lane, heard)
+        run = model.start(Step(0, (BatchPart(loop_input(ENDLESS)),), 1), lane, heard)
         until_it_computes(pid(model.group))
         assert not lane.close(0.0)
         run.stop()
@@ -97,19 +97,19 @@ def test_what_a_worker_finished_before_it_died_is_not_lost(one: IsolatingBackend
 def test_workers_are_children_of_the_server_and_outlive_what_they_were_forked_from(
     one: IsolatingBackend, tmp_path: Path
 ) -> None:
-    model = opened(one, turning(tmp_path / "turning.onnx"))
+    model = opened(one, loop_model(tmp_path / "turning.onnx"))
     lane, first = one.lane(0), template_pid(one)
     assert parent_of(pid(model.group)) == os.getpid() and pid(model.group) != first
     os.kill(first, signal.SIGKILL)
-    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
-    killed(model.group)
-    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+    assert run_step(model, lane, 0, BatchPart(loop_input(3))).error is None
+    kill_worker(model.group)
+    assert run_step(model, lane, 0, BatchPart(loop_input(3))).error is None
     assert template_pid(one) != first and one.counts().deaths == 1
 
 
 def test_how_a_forked_worker_ended_is_known(one: IsolatingBackend, tmp_path: Path) -> None:
-    model, lane = opened(one, turning(tmp_path / "turning.onnx")), one.lane(0)
-    heard = running(model, lane, asked(ENDLESS))
+    model, lane = opened(one, loop_model(tmp_path / "turning.onnx")), one.lane(0)
+    heard = running(model, lane, loop_input(ENDLESS))
     os.kill(pid(model.group), signal.SIGSEGV)
     assert "SIGSEGV" in str(heard.end().error)
 

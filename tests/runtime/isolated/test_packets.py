@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import socket
 from typing import Any
@@ -13,9 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.base.errors import ModelError, UnfitInputs
-from weft.runtime.isolated import memory, packets
-from weft.runtime.isolated.described import ModelDescription, heard, told
+from weft.devices.host import GpuCuts
+from weft.devices.shares import GpuLikeness
+from weft.runtime.exits import ExitSpec
+from weft.runtime.facets import ModelExits, ModelResidency, ModelShares, ModelTasks, SegmentTiming
+from weft.runtime.isolated import packets
+from weft.runtime.isolated.model_description import ModelDescription, heard, told
 from weft.runtime.isolated.packets import Garbled, Laid, Line
+from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import DATATYPES
 
 
@@ -103,13 +109,13 @@ def test_who_may_not_wait_hears_that_nobody_listens() -> None:
 
 
 def test_memory_is_seen_by_both_and_cannot_be_cut_short() -> None:
-    here, file = memory.made(100_000)
+    here, file = packets.create_memory(100_000)
     copy = os.dup(file)
     assert os.readlink(f"/proc/self/fd/{file}").startswith("/memfd:")
     with pytest.raises(PermissionError):
         os.ftruncate(file, 10)
     os.close(file)
-    there = memory.taken(copy)
+    there = packets.map_memory(copy)
     here.write([(64, np.full(10, 7, np.uint8))])
     assert there.size == here.size >= 100_000 and there.bytes[64:74].tolist() == [7] * 10
 
@@ -117,17 +123,17 @@ def test_memory_is_seen_by_both_and_cannot_be_cut_short() -> None:
 def test_memory_that_could_shrink_is_not_taken() -> None:
     file = os.memfd_create("loose", os.MFD_ALLOW_SEALING)
     os.ftruncate(file, 4096)
-    with pytest.raises(memory.UnfitMemory, match="may change its size"):
-        memory.taken(file)
+    with pytest.raises(packets.UnfitMemory, match="may change its size"):
+        packets.map_memory(file)
     with pytest.raises(OSError):
         os.fstat(file)  # it was closed
     empty = os.memfd_create("empty", os.MFD_ALLOW_SEALING)
     fcntl.fcntl(empty, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    with pytest.raises(memory.UnfitMemory):
-        memory.taken(empty)
+    with pytest.raises(packets.UnfitMemory):
+        packets.map_memory(empty)
     no_memory, other = os.pipe()
-    with pytest.raises(memory.UnfitMemory):
-        memory.taken(no_memory)
+    with pytest.raises(packets.UnfitMemory):
+        packets.map_memory(no_memory)
     os.close(other)
 
 
@@ -178,41 +184,72 @@ def test_tensors_that_cannot_be_are_garbled(described: Any) -> None:
         packets.restore(described, b"\xff" * 64, copied=True)
 
 
-def description(**changes: Any) -> dict[str, Any]:
+TIMING = {"steady": [True, False], "times_s": {"1": [0.1, 0.2]}, "warm_shapes": {"x": [1, 2]}}
+
+
+def description(**changes: Any) -> str:
     spec = {"name": "x", "datatype": "FP32", "shape": [-1, 2]}
-    return {
-        "inputs": [spec], "outputs": [{**spec, "name": "y"}], "segments": ["a", "b"], "warm_shapes": {"x": [1, 2]},
-        "times_s": {"1": [0.1, 0.2]}, "batchable": True, "any_shapes": False, "max_batch": 4, "exits": [],
-        "confidence": "logits", "mergeable": True, "tasks": [], "memory_bytes": 10, "remarks": [], "borrows": False,
-        "learned": True, "steady": [True, False],
-    } | changes  # fmt: skip
+    told = {
+        "inputs": [spec], "outputs": [{**spec, "name": "y"}], "segments": ["a", "b"], "timing": TIMING,
+        "batching": {"batchable": True, "max_batch": 4, "mergeable": True}, "residency": {"memory_bytes": 10},
+        "remarks": [], "borrows": False,
+    }  # fmt: skip
+    return json.dumps(told | changes)
 
 
 def test_a_description_of_a_model_is_read() -> None:
-    found = ModelDescription.model_validate(description())
-    assert found.inputs[0].shape == (-1, 2) and found.times_s == {1: (0.1, 0.2)}
+    found = ModelDescription.model_validate_json(description())
+    assert found.inputs[0].shape == (-1, 2) and found.residency == ModelResidency(10)
+    assert found.timing == SegmentTiming((True, False), {1: (0.1, 0.2)}, {"x": (1, 2)})
+    assert (found.exits, found.shares, found.tasks) == (None, None, None)
+
+
+def test_a_model_with_every_facet_is_told_to_the_server_and_read_as_it_was() -> None:
+    timing = SegmentTiming((True, False), {1: (0.1, 0.2)}, {"x": (1, 2)}, learned=False)
+    told = ModelDescription.model_validate_json(description()).model_copy(
+        update={
+            "timing": timing,
+            "exits": ModelExits((ExitSpec(output="y", segment=1),), "probabilities"),
+            "shares": ModelShares({1: GpuLikeness(speeds={8: 1.0}, kernel_us=10.0, memory=0.5)}, GpuCuts(sms=8)),
+            "tasks": ModelTasks((TaskSpec(name="a", inputs={"x": "x"}, outputs={"y": "y"}),), any_lengths=True),
+            "residency": ModelResidency(10, 20, 0.5),
+        }
+    )
+    assert ModelDescription.model_validate_json(told.model_dump_json()) == told
 
 
 @pytest.mark.parametrize(
     "changes",
     [
         {"segments": []},
-        {"steady": [True]},
-        {"times_s": {"1": [0.1]}},
-        {"times_s": {"0": [0.1, 0.2]}},
-        {"times_s": {"1": [0.1, -1]}},
-        {"max_batch": 0},
-        {"max_batch": 10**9},
-        {"memory_bytes": -1},
+        {"timing": TIMING | {"steady": [True]}},
+        {"timing": TIMING | {"foreseen": [True]}},
+        {"timing": TIMING | {"times_s": {"1": [0.1]}}},
+        {"timing": TIMING | {"times_s": {"0": [0.1, 0.2]}}},
+        {"timing": TIMING | {"times_s": {"1": [0.1, -1]}}},
+        {"timing": TIMING | {"times_s": {"1": [0.1, float("nan")]}}},
+        {"timing": TIMING | {"times_s": {"1": [0.1, float("inf")]}}},
+        {"timing": TIMING | {"times_s": {"1": "xy"}}},
+        {"timing": TIMING | {"warm_shapes": {"z": [1]}}},
+        {"timing": TIMING | {"surprise": 1}},
+        {"batching": {"max_batch": 0}},
+        {"batching": {"max_batch": 10**9}},
+        {"batching": {"batchable": "perhaps"}},
+        {"residency": {"memory_bytes": -1}},
+        {"residency": {"moving_bytes": 1 << 60}},
+        {"residency": {"return_s": -1.0}},
+        {"residency": {"return_s": float("nan")}},
         {"inputs": [{"name": "x", "datatype": "PICKLE", "shape": []}]},
-        {"exits": [{"output": "y", "segment": 2}]},
-        {"warm_shapes": {"z": [1]}},
+        {"exits": {"specs": [{"output": "y", "segment": 2}]}},
+        {"exits": {"specs": []}},
+        {"exits": {"specs": [{"output": "y", "segment": 1}], "confidence": "hope"}},
+        {"shares": {"like": {}}},
         {"surprise": 1},
     ],
 )
 def test_a_description_of_a_model_that_cannot_be_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
-        ModelDescription.model_validate(description(**changes))
+        ModelDescription.model_validate_json(description(**changes))
 
 
 def test_errors_keep_their_kind_where_it_is_known_and_their_text_on_one_line() -> None:

@@ -19,10 +19,11 @@ import pytest
 from tests.runtime.exit_nets import conv_net
 from tests.runtime.isolated.models import HOURS, boxes, stubborn, swelling, table
 from tests.runtime.isolated.templates import LastingTemplate
-from tests.runtime.test_backend_contract import Heard, drawn, ended, plain
+from tests.runtime.isolated.workers import NoModel, kill_worker, liar, opened, pid, running, until_it_computes
+from tests.runtime.steps import Heard, draw, first_output, run_step
 from tests.serving import live
-from tests.serving.test_serve_endless import ENDLESS, asked, turning
-from tests.serving.test_serve_models import until
+from tests.support.concurrency import until
+from tests.support.endless import ENDLESS, loop_input, loop_model
 from weft.base.errors import (
     Failed,
     ModelError,
@@ -34,11 +35,10 @@ from weft.base.errors import (
 )
 from weft.runtime.backend import BatchPart, LoadOptions, Step
 from weft.runtime.breaker import Endurance
-from weft.runtime.isolated import memory, packets, process
+from weft.runtime.isolated import packets, process
 from weft.runtime.isolated.backend import IsolatingBackend
-from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.group import LONGEST_PAUSE_S, WorkerGroup
-from weft.runtime.isolated.lane_line import LaneLine, StepReport
+from weft.runtime.isolated.lane import LaneLine, StepReport
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
 from weft.runtime.isolated.process import WorkerProcess, WorkerRun
@@ -76,7 +76,7 @@ def calm(folder: Path) -> Iterator[IsolatingBackend]:
     one = IsolatingBackend(CpuBackend(), WorkerLimits(spare=False, kill_s=600.0))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("WEFT_API_KEY", "open-sesame")
-        opened(one, turning(folder / "first.onnx"))
+        opened(one, loop_model(folder / "first.onnx"))
     yield one
     one.close()
 
@@ -86,39 +86,10 @@ def backend(made: list[IsolatingBackend], **limits: Any) -> IsolatingBackend:
     return made[-1]
 
 
-def opened(
-    one: IsolatingBackend, path: Path, group: str = "g", *, learn: bool = False, **options: Any
-) -> IsolatedModel:
-    model = one.open(path, LoadOptions(isolation=group, **options), path.parent / "cache", learn=learn)
-    assert isinstance(model, IsolatedModel)
-    return model
-
-
-def running(model: IsolatedModel, lane: Any, inputs: dict[str, Any]) -> Heard:
-    heard = Heard()
-    model.start(Step(0, (BatchPart(inputs),), 1), lane, heard)
-    return heard
-
-
-def pid(group: WorkerGroup) -> int:
-    assert group.worker is not None
-    return group.worker.pid
-
-
 def spare_of(group: WorkerGroup) -> WorkerProcess:
     """The spare, once it has all models."""
     found: WorkerProcess = until(lambda: group.spare and group.spare.opened and group.spare, "a spare is ready")
     return found
-
-
-def until_it_computes(process: int) -> None:
-    """Wait until a process has spent some time on the processor."""
-
-    def ticks() -> int:
-        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11])
-
-    before = ticks()
-    until(lambda: ticks() > before + 5, "it computes")
 
 
 def whole(one: IsolatingBackend, path: Path) -> IsolatedModel:
@@ -126,14 +97,6 @@ def whole(one: IsolatingBackend, path: Path) -> IsolatedModel:
     model = one.open(path, LoadOptions(isolation="g"), path.parent / "cache", learn=False)
     assert isinstance(model, IsolatedModel)
     return model
-
-
-def killed(group: WorkerGroup) -> WorkerProcess:
-    """Kill the worker; the one that took its place."""
-    before = group.worker
-    os.kill(pid(group), signal.SIGKILL)
-    found: WorkerProcess = until(lambda: group.worker is not before and group.worker, "there is another one")
-    return found
 
 
 def assert_gone(*pids: int) -> None:
@@ -148,7 +111,7 @@ def assert_gone(*pids: int) -> None:
 def test_what_does_not_depend_on_values_is_told(made: list[IsolatingBackend], tmp_path: Path) -> None:
     one, path = backend(made), live.mlp(tmp_path / "mlp.onnx")
     known, unknown = opened(one, path, learn=True), opened(one, live.mlp(tmp_path / "other.onnx", seed=1))
-    assert all(known.foreseen) and not any(known.steady) and not any(unknown.foreseen)
+    assert all(known.timing.foreseen) and not any(known.timing.steady) and not any(unknown.timing.foreseen)
 
 
 def test_models_of_a_group_share_a_worker_and_others_do_not(made: list[IsolatingBackend], tmp_path: Path) -> None:
@@ -159,11 +122,11 @@ def test_models_of_a_group_share_a_worker_and_others_do_not(made: list[Isolating
     assert first.group is second.group and len(pids) == 2 and os.getpid() not in pids
     lane = one.lane(0)
     for model in (first, second, third, threads):
-        made_there = ended(model, lane, 0, BatchPart({"x": drawn(2, 64)}), rows=2).made
-        assert np.array_equal(made_there[0].answers["y"], plain(path, {"x": drawn(2, 64)}))
-    assert not any(first.steady) and any("worker process (a)" in each for each in first.remarks)
+        made_there = run_step(model, lane, 0, BatchPart({"x": draw(2, 64)}), rows=2).outputs
+        assert np.array_equal(made_there[0].answers["y"], first_output(path, {"x": draw(2, 64)}))
+    assert not any(first.timing.steady) and any("worker process (a)" in each for each in first.remarks)
     first.close()
-    assert ended(second, lane, 0, BatchPart({"x": drawn(1, 64)})).error is None
+    assert run_step(second, lane, 0, BatchPart({"x": draw(1, 64)})).error is None
     second.close()
     assert list(one.groups()) == ["b"]
     assert lane.close(live.PATIENCE_S)
@@ -175,10 +138,10 @@ def test_large_tensors_travel_in_memory_that_both_see(calm: IsolatingBackend, fo
     one, path = calm, live.heavy(folder / "chain.onnx", layers=4, width=512, rows="n")  # type: ignore[arg-type]
     model, lane = opened(one, path, max_batch=1), one.lane(0)
     for rows in (1, 700, 3, 9000, 2):  # by the packet, in memory, by the packet, in more of it than is kept
-        inputs: Any = {"x": drawn(rows, 512)}
-        end = ended(model, lane, 0, BatchPart(inputs), rows=rows)
+        inputs: Any = {"x": draw(rows, 512)}
+        end = run_step(model, lane, 0, BatchPart(inputs), rows=rows)
         assert end.error is None
-        np.testing.assert_allclose(end.made[0].answers["y"], plain(path, inputs), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(end.outputs[0].answers["y"], first_output(path, inputs), rtol=1e-4, atol=1e-5)
     assert lane.close(live.PATIENCE_S)
 
 
@@ -187,11 +150,11 @@ def test_values_stay_in_the_worker_until_nobody_needs_them(calm: IsolatingBacken
     model, lane = opened(one, path, grain_s=1e-9, max_pieces=2, max_batch=4, learn=True), one.lane(0)
     worker = model.group.worker
     assert worker is not None and len(model.segments) == 2
-    (half,) = ended(model, lane, 0, BatchPart({"x": drawn(4, 16)}), rows=4).made
+    (half,) = run_step(model, lane, 0, BatchPart({"x": draw(4, 16)}), rows=4).outputs
     models, _ = worker.call("held")
     assert worker.call("held") == [models, 1]
-    end = ended(model, lane, 1, BatchPart(half.values), rows=4)
-    np.testing.assert_allclose(end.made[0].answers["y"], plain(path, {"x": drawn(4, 16)}), rtol=1e-4)
+    end = run_step(model, lane, 1, BatchPart(half.values), rows=4)
+    np.testing.assert_allclose(end.outputs[0].answers["y"], first_output(path, {"x": draw(4, 16)}), rtol=1e-4)
     del half
     until(lambda: worker.call("held") == [models, 0], "they are free")
 
@@ -210,10 +173,10 @@ def test_a_server_that_has_no_files_left_fails_the_request_and_spares_the_worker
     path = live.heavy(folder / "wide.onnx", layers=2, width=512, rows="n")  # type: ignore[arg-type]
     model, lane = opened(calm, path, max_batch=1), calm.lane(0)
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "made", none_left)
-        error = ended(model, lane, 0, BatchPart({"x": drawn(700, 512)}), rows=700).error
+        patch.setattr(packets, "create_memory", none_left)
+        error = run_step(model, lane, 0, BatchPart({"x": draw(700, 512)}), rows=700).error
     assert isinstance(error, OSError) and calm.counts().deaths == 0
-    assert ended(model, lane, 0, BatchPart({"x": drawn(700, 512)}), rows=700).error is None
+    assert run_step(model, lane, 0, BatchPart({"x": draw(700, 512)}), rows=700).error is None
 
 
 # Deaths
@@ -222,17 +185,17 @@ def test_a_server_that_has_no_files_left_fails_the_request_and_spares_the_worker
 def test_one_that_is_killed_takes_only_what_it_ran_and_its_spare_takes_over(
     made: list[IsolatingBackend], tmp_path: Path
 ) -> None:
-    one, path = backend(made, spare=True), turning(tmp_path / "turning.onnx")
+    one, path = backend(made, spare=True), loop_model(tmp_path / "turning.onnx")
     model, other = opened(one, path), opened(one, path, "other")
     lanes = [one.lane(0), one.lane(1)]
     first, spare = pid(model.group), spare_of(model.group)
-    doomed, calm = running(model, lanes[0], asked(ENDLESS)), running(other, lanes[1], asked(10_000))
+    doomed, calm = running(model, lanes[0], loop_input(ENDLESS)), running(other, lanes[1], loop_input(10_000))
     os.kill(first, signal.SIGKILL)
     error = doomed.end().error
     assert isinstance(error, WorkerDied) and (error.suspects, error.again_s) == (1, 0.0)
     assert "SIGKILL" in str(error)
     assert model.group.worker is spare  # it is in charge before anybody hears of the death
-    assert ended(model, lanes[0], 0, BatchPart(asked(3))).error is None
+    assert run_step(model, lanes[0], 0, BatchPart(loop_input(3))).error is None
     assert calm.end().error is None
     again = spare_of(model.group)
     assert again.pid not in (first, spare.pid)
@@ -247,10 +210,10 @@ def test_without_a_spare_steps_are_told_when_to_come_again(made: list[IsolatingB
     with model.group._preparing:  # nobody can be made ready
         os.kill(pid(model.group), signal.SIGKILL)
         until(lambda: model.group.worker is None, "it is dead")
-        error = ended(model, lane, 0, BatchPart({"x": drawn(1, 64)})).error
+        error = run_step(model, lane, 0, BatchPart({"x": draw(1, 64)})).error
         assert isinstance(error, WorkerDied) and error.again_s > 0 and not error.suspects
     until(lambda: model.group.worker, "there is another one")
-    assert ended(model, lane, 0, BatchPart({"x": drawn(1, 64)})).error is None
+    assert run_step(model, lane, 0, BatchPart({"x": draw(1, 64)})).error is None
 
 
 def test_what_a_batch_held_goes_with_its_worker_and_it_begins_anew(
@@ -259,25 +222,25 @@ def test_what_a_batch_held_goes_with_its_worker_and_it_begins_anew(
     one, path = backend(made, spare=True), live.heavy(tmp_path / "far.onnx", layers=4, width=16, rows="n")  # type: ignore[arg-type]
     model, lane = opened(one, path, grain_s=1e-9, max_pieces=2, learn=True), one.lane(0)
     spare = spare_of(model.group)
-    (half,) = ended(model, lane, 0, BatchPart({"x": drawn(1, 16)})).made
+    (half,) = run_step(model, lane, 0, BatchPart({"x": draw(1, 16)})).outputs
     os.kill(pid(model.group), signal.SIGKILL)
     until(lambda: model.group.worker is spare, "the spare is in charge")
-    error = ended(model, lane, 1, BatchPart(half.values)).error
+    error = run_step(model, lane, 1, BatchPart(half.values)).error
     assert isinstance(error, WorkerDied) and not error.suspects
-    (half,) = ended(model, lane, 0, BatchPart({"x": drawn(1, 16)})).made
-    assert ended(model, lane, 1, BatchPart(half.values)).error is None
+    (half,) = run_step(model, lane, 0, BatchPart({"x": draw(1, 16)})).outputs
+    assert run_step(model, lane, 1, BatchPart(half.values)).error is None
 
 
 def test_an_operator_that_does_not_look_up_is_killed_with_its_worker_and_nobody_else_is_blamed(
     made: list[IsolatingBackend], tmp_path: Path
 ) -> None:
     one = backend(made, kill_s=0.05)
-    model, loop = opened(one, stubborn(tmp_path / "stubborn.onnx")), opened(one, turning(tmp_path / "turning.onnx"))
+    model, loop = opened(one, stubborn(tmp_path / "stubborn.onnx")), opened(one, loop_model(tmp_path / "turning.onnx"))
     lanes, heard, beside = [one.lane(0), one.lane(1)], Heard(), Heard()
-    assert ended(model, lanes[0], 0, BatchPart(boxes(1))).error is None
+    assert run_step(model, lanes[0], 0, BatchPart(boxes(1))).error is None
     run = model.start(Step(0, (BatchPart(boxes(HOURS)),), 1), lanes[0], heard)
     until_it_computes(pid(model.group))
-    loop.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lanes[1], beside)
+    loop.start(Step(0, (BatchPart(loop_input(ENDLESS)),), 1), lanes[1], beside)
     run.stop()
     error, innocent = heard.end().error, beside.end().error
     assert isinstance(error, WorkerDied) and error.suspects == 1
@@ -289,12 +252,12 @@ def test_an_operator_that_does_not_look_up_is_killed_with_its_worker_and_nobody_
 
 def test_a_step_that_can_be_stopped_costs_no_worker(calm: IsolatingBackend, folder: Path) -> None:
     one = calm
-    model, lane, heard = opened(one, turning(folder / "turning.onnx")), one.lane(0), Heard()
+    model, lane, heard = opened(one, loop_model(folder / "turning.onnx")), one.lane(0), Heard()
     before = pid(model.group)
-    model.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lane, heard).stop()
+    model.start(Step(0, (BatchPart(loop_input(ENDLESS)),), 1), lane, heard).stop()
     error = heard.end().error
     assert error is not None and not isinstance(error, WorkerDied)
-    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+    assert run_step(model, lane, 0, BatchPart(loop_input(3))).error is None
     assert pid(model.group) == before and one.counts().deaths == 0
 
 
@@ -305,11 +268,11 @@ def test_a_request_for_more_memory_than_its_worker_may_have_fails_and_the_next_d
     model, lane = opened(one, swelling(tmp_path / "swelling.onnx")), one.lane(0)
     spare_of(model.group)
     x = np.ones(1, np.float32)
-    error = ended(model, lane, 0, BatchPart({"x": x, "shape": np.array([1 << 30])})).error
+    error = run_step(model, lane, 0, BatchPart({"x": x, "shape": np.array([1 << 30])})).error
     assert isinstance(error, UnfitInputs | WorkerDied)
     until(lambda: model.group.worker, "a worker is there")
-    end = ended(model, lane, 0, BatchPart({"x": x, "shape": np.array([1000])}))
-    assert end.error is None and end.made[0].answers["y"] == 1
+    end = run_step(model, lane, 0, BatchPart({"x": x, "shape": np.array([1000])}))
+    assert end.error is None and end.outputs[0].answers["y"] == 1
 
 
 def test_a_model_whose_weights_are_cut_short_goes_on_and_is_not_brought_back_as_another(
@@ -318,9 +281,9 @@ def test_a_model_whose_weights_are_cut_short_goes_on_and_is_not_brought_back_as_
     one = backend(made)
     model, lane = opened(one, table(tmp_path / "table.onnx")), one.lane(0)
     row = np.array([[60_000]])
-    assert ended(model, lane, 0, BatchPart({"row": row})).error is None
+    assert run_step(model, lane, 0, BatchPart({"row": row})).error is None
     os.truncate(tmp_path / "table.data", 4096)
-    assert ended(model, lane, 0, BatchPart({"row": row + 1})).error is None, "they were read, not mapped"
+    assert run_step(model, lane, 0, BatchPart({"row": row + 1})).error is None, "they were read, not mapped"
     os.kill(pid(model.group), signal.SIGBUS)
     failed = until(lambda: _failure(model, lane, {"row": row}), "it is given up")
     assert "its files have changed since it was loaded" in str(failed)
@@ -330,7 +293,7 @@ def test_a_model_whose_weights_are_cut_short_goes_on_and_is_not_brought_back_as_
 
 def _failure(model: IsolatedModel, lane: Any, inputs: dict[str, Any]) -> RequestError | None:
     """Why it cannot be had; None while that is not known, or before its worker has felt a signal."""
-    error = ended(model, lane, 0, BatchPart(inputs)).error
+    error = run_step(model, lane, 0, BatchPart(inputs)).error
     assert error is None or isinstance(error, Failed | WorkerStarting)
     return None if isinstance(error, WorkerDied) else error
 
@@ -340,22 +303,22 @@ def test_a_model_whose_worker_dies_too_often_is_left_alone_until_it_is_tried_aga
 ) -> None:
     one = backend(made, spare=True, endurance=Endurance(deaths=1, rest_s=1e5, longest_rest_s=1e6))
     clock = [0]
-    model, lane = opened(one, turning(tmp_path / "turning.onnx")), one.lane(0)
+    model, lane = opened(one, loop_model(tmp_path / "turning.onnx")), one.lane(0)
     model.breaker._now = lambda: clock[0]
     for _ in range(2):
         spare_of(model.group)
-        heard = running(model, lane, asked(ENDLESS))
+        heard = running(model, lane, loop_input(ENDLESS))
         os.kill(pid(model.group), signal.SIGSEGV)
         assert "SIGSEGV" in str(heard.end().error)
     assert model.breaker.state == "open"
-    refused = ended(model, lane, 0, BatchPart(asked(3))).error
+    refused = run_step(model, lane, 0, BatchPart(loop_input(3))).error
     assert isinstance(refused, Overloaded) and "died 2 times; it is tried again in 100000.0 s" in str(refused)
     with pytest.raises(Overloaded):
         model.breaker.admit()
     clock[0] += 10**14
     model.breaker.admit()
     until(lambda: model.group.worker, "a worker is there")
-    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+    assert run_step(model, lane, 0, BatchPart(loop_input(3))).error is None
     assert model.breaker.state == "closed"
 
 
@@ -392,7 +355,7 @@ def test_a_model_that_kills_its_worker_when_it_is_opened_is_refused_and_others_o
     made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, learn: bool, what: str, gone: bool
 ) -> None:
     one = backend(made)
-    model, lane = opened(one, turning(tmp_path / "turning.onnx")), one.lane(0)
+    model, lane = opened(one, loop_model(tmp_path / "turning.onnx")), one.lane(0)
     call, before = WorkerProcess.call, model.group.worker
 
     def dying(worker: WorkerProcess, method: str, *arguments: Any) -> Any:
@@ -404,70 +367,29 @@ def test_a_model_that_kills_its_worker_when_it_is_opened_is_refused_and_others_o
 
     monkeypatch.setattr(WorkerProcess, "call", dying)
     with pytest.raises(ModelError, match=rf"bad\.onnx: cannot be {what}: .*SIGSEGV"):
-        one.open(turning(tmp_path / "bad.onnx"), LoadOptions(isolation="g"), learn=learn)
+        one.open(loop_model(tmp_path / "bad.onnx"), LoadOptions(isolation="g"), learn=learn)
     until(lambda: model.group.worker, "there is one")
     assert (model.group.worker is before) == learn, "what is tried out has a process of its own"
-    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+    assert run_step(model, lane, 0, BatchPart(loop_input(3))).error is None
 
 
 def test_a_worker_that_cannot_be_made_ready_again_is_given_up_and_a_load_brings_it_back(
     made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = backend(made)
-    model, lane = opened(one, turning(tmp_path / "turning.onnx")), one.lane(0)
+    model, lane = opened(one, loop_model(tmp_path / "turning.onnx")), one.lane(0)
     with monkeypatch.context() as patch:
         patch.setattr("weft.runtime.isolated.group.MOST_FAILURES", 1)
         patch.setattr(Template, "fork", lambda *_: subprocess.Popen(["/bin/true"]))
         os.kill(pid(model.group), signal.SIGKILL)
-        failed = until(lambda: _failure(model, lane, asked(1)), "it is given up")
+        failed = until(lambda: _failure(model, lane, loop_input(1)), "it is given up")
     assert isinstance(failed, WorkerStarting) and "its worker cannot be started again" in str(failed)
     assert (failed.status, failed.retry_after_s) == (503, LONGEST_PAUSE_S)
     again = opened(one, tmp_path / "turning.onnx")
-    assert ended(again, lane, 0, BatchPart(asked(3))).error is None
+    assert run_step(again, lane, 0, BatchPart(loop_input(3))).error is None
 
 
 # Lies
-
-
-LIAR = """
-import socket, sys
-line = socket.socket(fileno=int(sys.argv[1]))
-def say(where, head):
-    where.send(len(head).to_bytes(4, "little") + head)
-say(line, b'["hello", [], []]')
-for where, head in zip(sys.argv[2::2], sys.argv[3::2]):
-    _, (lane,), _, _ = socket.recv_fds(line, 1 << 17, 1)
-    lane = socket.socket(fileno=lane)
-    lane.recv(1 << 17)
-    say({"line": line, "lane": lane}[where], head.encode())
-line.recv(1 << 17)
-"""
-
-
-class NoModel:
-    number = 1
-
-    def check(self, *_: Any) -> None:
-        """Takes anything."""
-
-    def failed(self) -> None:
-        """Bears everything."""
-
-
-def liar(spawner: ThreadPoolExecutor, *says: str) -> tuple[WorkerProcess, list[Any]]:
-    """A worker that answers the first step on every lane with these heads: where each is said, and what."""
-
-    def started(line: int, *_: Any) -> subprocess.Popen[bytes]:
-        return subprocess.Popen([sys.executable, "-c", LIAR, str(line), *says], pass_fds=[line])
-
-    deaths: list[Any] = []
-    confinement = Confinement(os.getpid(), None, 64, (), ())
-    worker = WorkerProcess(
-        "liar", confinement, "/", now=lambda: 0, spawner=spawner, fork=started, carrier=spawner, watch=lambda _: None,
-        died=lambda *death: deaths.append(death),
-    )  # fmt: skip
-    worker.await_ready()
-    return worker, deaths
 
 
 @pytest.mark.parametrize("where", ["line", "lane"])
@@ -510,7 +432,7 @@ def test_answers_that_a_model_cannot_give_are_the_end_of_who_sent_them(
     one = backend(made)
     model, lane = opened(one, live.mlp(tmp_path / "mlp.onnx")), one.lane(0)
     model._kinds = {"z": np.dtype(np.float32)}
-    error = ended(model, lane, 0, BatchPart({"x": drawn(1, 64)})).error
+    error = run_step(model, lane, 0, BatchPart({"x": draw(1, 64)})).error
     assert isinstance(error, WorkerDied) and "answers ['y'] where ['z'] were due" in str(error)
 
 
@@ -556,8 +478,8 @@ def test_what_a_model_leaves_in_its_folders_is_no_module_of_the_next_worker(
     planted = [model.group._scratch / "orjson.py", model.group.folder / "orjson.py", home / "usercustomize.py"]
     for each in planted:
         each.write_text("import os; os._exit(3)")
-    assert os.readlink(f"/proc/{killed(model.group).pid}/cwd") == "/"
-    assert ended(model, lane, 0, BatchPart({"x": drawn(1, 64)})).error is None
+    assert os.readlink(f"/proc/{kill_worker(model.group).pid}/cwd") == "/"
+    assert run_step(model, lane, 0, BatchPart({"x": draw(1, 64)})).error is None
 
 
 def test_one_that_was_opened_whole_comes_back_whole_though_it_was_learned_since(
@@ -569,15 +491,15 @@ def test_one_that_was_opened_whole_comes_back_whole_though_it_was_learned_since(
     assert isinstance(simple, IsolatedModel)
     parts = one.open(path, options, tmp_path / "cache")
     assert (len(simple.segments), len(parts.segments)) == (1, 2)
-    assert len(killed(simple.group).opened) == 2
-    assert ended(simple, lane, 0, BatchPart({"x": drawn(1, 16)})).error is None
+    assert len(kill_worker(simple.group).opened) == 2
+    assert run_step(simple, lane, 0, BatchPart({"x": draw(1, 16)})).error is None
 
 
 def test_steps_of_a_dead_worker_end_though_no_thread_can_be_started_to_restore_it(
     made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = backend(made)
-    model, lane = whole(one, turning(tmp_path / "turning.onnx")), one.lane(0)
+    model, lane = whole(one, loop_model(tmp_path / "turning.onnx")), one.lane(0)
     until(lambda: model.group._keeper is None, "nobody is at it")
     start = threading.Thread.start
 
@@ -588,21 +510,21 @@ def test_steps_of_a_dead_worker_end_though_no_thread_can_be_started_to_restore_i
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", none_left)
-        heard = running(model, lane, asked(ENDLESS))
+        heard = running(model, lane, loop_input(ENDLESS))
         os.kill(pid(model.group), signal.SIGKILL)
         assert isinstance(heard.end().error, WorkerDied)
-    error = ended(model, lane, 0, BatchPart(asked(3))).error
+    error = run_step(model, lane, 0, BatchPart(loop_input(3))).error
     assert isinstance(error, WorkerDied) and error.again_s > 0
     until(lambda: model.group.worker, "who asked had it restored")
-    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+    assert run_step(model, lane, 0, BatchPart(loop_input(3))).error is None
 
 
 def test_steps_of_a_dead_worker_end_whatever_becomes_of_the_news(
     made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = backend(made)
-    model, lane = whole(one, turning(tmp_path / "turning.onnx")), one.lane(0)
-    heard, worker = running(model, lane, asked(ENDLESS)), model.group.worker
+    model, lane = whole(one, loop_model(tmp_path / "turning.onnx")), one.lane(0)
+    heard, worker = running(model, lane, loop_input(ENDLESS)), model.group.worker
     assert worker is not None
     monkeypatch.setattr(worker, "_died", lambda *_: 1 / 0)
     os.kill(worker.pid, signal.SIGKILL)
@@ -614,15 +536,15 @@ def test_a_worker_that_could_not_be_made_ready_is_tried_again_without_a_load(
     made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = backend(made)
-    model, lane = whole(one, turning(tmp_path / "turning.onnx")), one.lane(0)
+    model, lane = whole(one, loop_model(tmp_path / "turning.onnx")), one.lane(0)
     monkeypatch.setattr("weft.runtime.isolated.group.LONGEST_PAUSE_S", 0.01)
     with monkeypatch.context() as patch:
         patch.setattr("weft.runtime.isolated.group.MOST_FAILURES", 2)
         patch.setattr(Template, "fork", lambda *_: subprocess.Popen(["/bin/true"]))
         os.kill(pid(model.group), signal.SIGKILL)
-        until(lambda: _failure(model, lane, asked(1)), "requests are told")
+        until(lambda: _failure(model, lane, loop_input(1)), "requests are told")
     until(lambda: model.group.worker, "there is one again")
-    assert ended(model, lane, 0, BatchPart(asked(3))).error is None
+    assert run_step(model, lane, 0, BatchPart(loop_input(3))).error is None
 
 
 @pytest.mark.parametrize("deadly", [True, False])
@@ -630,7 +552,7 @@ def test_a_model_that_cannot_be_opened_again_is_left_out_and_the_others_come_bac
     made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, deadly: bool
 ) -> None:
     one = backend(made)
-    good, bad = whole(one, turning(tmp_path / "good.onnx")), whole(one, turning(tmp_path / "bad.onnx"))
+    good, bad = whole(one, loop_model(tmp_path / "good.onnx")), whole(one, loop_model(tmp_path / "bad.onnx"))
     lane, call = one.lane(0), WorkerProcess.call
 
     def failing(worker: WorkerProcess, method: str, *arguments: Any) -> Any:
@@ -642,16 +564,16 @@ def test_a_model_that_cannot_be_opened_again_is_left_out_and_the_others_come_bac
 
     monkeypatch.setattr(WorkerProcess, "call", failing)
     monkeypatch.setattr("weft.runtime.isolated.group.LONGEST_PAUSE_S", 0.01)
-    killed(good.group)
-    failed = _failure(bad, lane, asked(1))
+    kill_worker(good.group)
+    failed = _failure(bad, lane, loop_input(1))
     assert "it could not be opened again" in str(failed)
-    assert ended(good, lane, 0, BatchPart(asked(3))).error is None
+    assert run_step(good, lane, 0, BatchPart(loop_input(3))).error is None
 
 
 def test_a_model_that_is_closed_while_a_spare_opens_it_stays_in_no_worker(
     made: list[IsolatingBackend], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one, path = backend(made, spare=True), turning(tmp_path / "turning.onnx")
+    one, path = backend(made, spare=True), loop_model(tmp_path / "turning.onnx")
     with monkeypatch.context() as patch:
         patch.setattr(WorkerGroup, "_keep", lambda _: None)
         first, second = whole(one, path), whole(one, path)
@@ -721,8 +643,8 @@ def test_models_are_served_from_a_cache_that_cannot_be_written_to(
     monkeypatch.setattr("weft.runtime.isolated.group.make_folder", read_only)
     one = backend(made)
     model, lane = opened(one, tmp_path / "mlp.onnx", learn=True), one.lane(0)
-    assert model.group._scratch.parent != model.group.folder and model.learned
-    assert ended(model, lane, 0, BatchPart({"x": drawn(1, 64)})).error is None
+    assert model.group._scratch.parent != model.group.folder and model.timing.learned
+    assert run_step(model, lane, 0, BatchPart({"x": draw(1, 64)})).error is None
     one.close()
     assert not model.group._scratch.exists() and model.group.folder.exists()
 
@@ -766,7 +688,7 @@ def test_a_model_that_must_be_tried_out_is_so_in_a_process_of_its_own(
 
     monkeypatch.setattr(WorkerProcess, "call", looking)
     model = whole(one, path)
-    assert len(model.exits) == 3 and model.learned
+    assert len(model.exits.specs) == 3 and model.timing.learned
     assert [learn for _, learn in seen] == [False, True, False]
     assert seen[0][0] == seen[2][0] == pid(model.group) != seen[1][0]
 
@@ -775,18 +697,18 @@ def test_a_worker_whose_place_is_taken_ends_when_its_steps_have(made: list[Isola
     one = backend(made)
     for name in ("here/below", "elsewhere"):
         (tmp_path / name).mkdir(parents=True)
-    model, lane, heard = whole(one, turning(tmp_path / "here" / "turning.onnx")), one.lane(0), Heard()
+    model, lane, heard = whole(one, loop_model(tmp_path / "here" / "turning.onnx")), one.lane(0), Heard()
     old = model.group.worker
-    run = model.start(Step(0, (BatchPart(asked(ENDLESS)),), 1), lane, heard)
-    below = whole(one, turning(tmp_path / "here" / "below" / "turning.onnx"))
+    run = model.start(Step(0, (BatchPart(loop_input(ENDLESS)),), 1), lane, heard)
+    below = whole(one, loop_model(tmp_path / "here" / "below" / "turning.onnx"))
     assert below.group.worker is old  # it may read that
-    other = whole(one, turning(tmp_path / "elsewhere" / "turning.onnx"))
+    other = whole(one, loop_model(tmp_path / "elsewhere" / "turning.onnx"))
     assert old is not None and old.alive and other.group.worker is not old
     run.stop()
     error = heard.end().error
     assert error is not None and not isinstance(error, WorkerDied)
     until(lambda: not old.alive, "it is gone")
-    assert ended(model, lane, 0, BatchPart(asked(3))).error is None and one.counts().deaths == 0
+    assert run_step(model, lane, 0, BatchPart(loop_input(3))).error is None and one.counts().deaths == 0
 
 
 def test_files_that_no_answer_needs_are_closed_and_are_the_end_of_who_sent_them() -> None:

@@ -187,7 +187,7 @@ class ProcessModel(ModelDefaults):
     """A model in the process."""
 
     def __init__(self, link: Link, number: int, told: dict[str, Any]) -> None:
-        self._link, self._number, self.like = link, number, {}
+        self._link, self._number = link, number
         for name in TOLD:
             setattr(self, name, told[name])
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from weft.base import errors
 from weft.runtime.backend import LoadedModel
 
-TOLD = tuple(LoadedModel.__annotations__)
+TOLD = (*LoadedModel.__annotations__, "residency")
 """What the server knows of a model: all attributes of the protocol."""
 
 

@@ -78,7 +78,7 @@ class Worker:
         return BatchPart(self._values[sent.number] if sent.arrays is None else sent.arrays, sent.rows)
 
     def _ended(self, run: int, end: StepEnd) -> None:
-        made = tuple((self._kept(each.values), each.answers) for each in end.made)
+        made = tuple((self._kept(each.values), each.answers) for each in end.outputs)
         self._say(Over(run, end.began, end.ended, made, described(end.error) if end.error else None))
 
     def _kept(self, values: Any) -> int:

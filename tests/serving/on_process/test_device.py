@@ -9,28 +9,28 @@ import pytest
 
 from tests.runtime.process_backend import ProcessBackend
 from tests.serving import live
-from tests.serving.test_serve_endless import ENDLESS, asked, busy, turning
-from tests.serving.test_serve_life import Background
-from tests.serving.test_serve_models import Refused, infer, send, state, until
+from tests.support.concurrency import Background, until
+from tests.support.endless import ENDLESS, busy_lanes, loop_input, loop_model
+from tests.support.inference import Refused, infer, send, state
 
 
 def test_clients_hear_that_the_process_has_ended_and_a_load_brings_the_model_back(tmp_path: Path) -> None:
-    turning(tmp_path / "turning.onnx")
+    loop_model(tmp_path / "turning.onnx")
     with live.running(tmp_path, grpc_port=None, lanes=2) as server:
         backend = server.server.backend
         assert isinstance(backend, ProcessBackend)
-        waiting = [Background(lambda: infer(server, "turning", asked(ENDLESS))) for _ in range(2)]
-        until(lambda: busy(server) == 2, "both lanes are busy")
+        waiting = [Background(lambda: infer(server, "turning", loop_input(ENDLESS))) for _ in range(2)]
+        until(lambda: busy_lanes(server) == 2, "both lanes are busy")
         backend.link.process.kill()
         for each in waiting:
             with pytest.raises(Refused, match="has ended") as refused:
                 each.result()
             assert refused.value.status == 500
         with pytest.raises(Refused, match="load the model again"):
-            infer(server, "turning", asked(1))
-        assert busy(server) == 0 and send(server, "GET", "/v2/health/live").status == 200
+            infer(server, "turning", loop_input(1))
+        assert busy_lanes(server) == 0 and send(server, "GET", "/v2/health/live").status == 200
         assert send(server, "POST", "/v2/repository/models/turning/load").status == 200
-        assert np.array_equal(infer(server, "turning", asked(3))["y"], np.arange(4))
+        assert np.array_equal(infer(server, "turning", loop_input(3))["y"], np.arange(4))
         assert state(server)["totals"]["failures"] == {"internal": 3}
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tests.serving.test_serve_clients import *  # noqa: F403
-from tests.serving.test_serve_http import *  # noqa: F403
+from tests.serving.contracts.clients import *  # noqa: F403
+from tests.serving.contracts.http import *  # noqa: F403
 
 pytestmark = pytest.mark.long  # what another backend must do is in runtime/test_backend_contract.py, too
 

@@ -1,33 +1,25 @@
 """What a layer costs on a device: ``layer_costs.estimate`` prices a model layer by layer, by a cost model from here.
 
 A cost model is a pure function from a GEMM and an array to cycles; ``COSTS`` holds the names a user may write. The time
-that weights take on the memory channel is not its affair: ``layer_costs`` counts their bytes, an executor moves them.
+of weights on the memory channel is not its concern: ``layer_costs`` counts their bytes, an executor moves them. All
+models here are of a weight-stationary array: weights stay, im2col rows stream past them. A fold is one array-full of
+weights: ``array_rows`` of the reduction by ``array_columns`` of the output channels.
 
-Its modules: one function per cost model; ``tiled.py`` and ``explore.py``, batches on tiled NPUs and the search for the
-best one; ``pccs_fit.py``, contention fitted to measurements; ``layer_costs.py``, what each schedulable layer costs;
-``program.py``, the same in whole ticks of a device's clock.
+Modules: ``tiled.py`` and ``explore.py``, batches on tiled NPUs and the search for the best one; ``pccs_fit.py``,
+contention fitted to measurements; ``layer_costs.py``, the cost of each schedulable layer; ``program.py``, the same in
+whole ticks of a device's clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 from weft.base.errors import InputError, unknown_name
 from weft.devices import Npu
-from weft.devices.costs.maestro import maestro_cycles
-from weft.devices.costs.roofline import roofline_cycles
-from weft.devices.costs.systolic import pipelined_cycles, scalesim_cycles
 from weft.models.layer import Gemm
 
 CostModel = Callable[[Gemm, Npu], int]
-
-COSTS: dict[str, CostModel] = {
-    "pipelined": pipelined_cycles,
-    "scalesim": scalesim_cycles,
-    "maestro": maestro_cycles,
-    "roofline": roofline_cycles,
-}
-"""The names a user may write. To add a cost model, write it and add one line here."""
 
 DEFAULT_COST = "pipelined"
 
@@ -39,13 +31,70 @@ def cost_model(name: str) -> CostModel:
     return COSTS[name]
 
 
-__all__ = [
-    "COSTS",
-    "DEFAULT_COST",
-    "CostModel",
-    "cost_model",
-    "maestro_cycles",
-    "pipelined_cycles",
-    "roofline_cycles",
-    "scalesim_cycles",
-]
+def ceil_div(a: int, b: int) -> int:
+    """*a* / *b*, rounded up."""
+    return -(-a // b)
+
+
+def scalesim_cycles(gemm: Gemm, npu: Npu) -> int:
+    """SCALE-Sim's analytic runtime: every fold loads, streams and drains before the next begins.
+
+    Groups run one after another; SCALE-Sim itself does not model them. Engines widen the array.
+    """
+    rows, columns = npu.array_rows, npu.array_columns * npu.engines
+    stream = ceil_div(gemm.m, npu.positions)
+    folds = ceil_div(gemm.k, rows) * ceil_div(gemm.n, columns)
+    return gemm.groups * (folds * (2 * rows + columns + stream - 2) - 1)
+
+
+def pipelined_cycles(gemm: Gemm, npu: Npu) -> int:
+    """Folds follow each other without a gap: the next fold's weights load while this one streams.
+
+    A fold lasts as long as its rows stream or its successor's weights load, whichever is longer; the
+    array fills and drains once per layer. Small groups share the array as blocks on its diagonal.
+    Engines share out the output tiles and the rows, in the division that ends first.
+    """
+    rows, columns = npu.array_rows, npu.array_columns
+    packed = min(gemm.groups, max(1, rows // gemm.k), max(1, columns // gemm.n))
+    tiles = ceil_div(gemm.groups, packed) * ceil_div(gemm.n, columns)
+    load = ceil_div(rows, npu.weight_rows_per_cycle)
+    folds_and_rows = min(
+        ceil_div(tiles, over_tiles) * max(load, ceil_div(gemm.m, npu.positions * (npu.engines // over_tiles)))
+        for over_tiles in _divisors(npu.engines)
+    )
+    return ceil_div(gemm.k, rows) * folds_and_rows + rows + columns - 2
+
+
+@cache
+def _divisors(number: int) -> tuple[int, ...]:
+    return tuple(part for part in range(1, number + 1) if number % part == 0)
+
+
+def maestro_cycles(gemm: Gemm, npu: Npu) -> int:
+    """MAESTRO's K-C partitioned weight-stationary mapping, in closed form, with ample bandwidth on and off the chip.
+
+    Rows hold input channels, columns output channels; kernel positions are walked in time, one extra cycle per output
+    position. Groups run one after another; engines widen the array. Agrees with the tool to a cycle per layer
+    (tests/data/npu).
+    """
+    positions = ceil_div(gemm.m, npu.positions)
+    columns = npu.array_columns * npu.engines
+    if gemm.depthwise:
+        spread = ceil_div(gemm.groups, npu.array_rows * columns)
+        return spread * positions * gemm.kernel + 1
+    passes = ceil_div(gemm.n, columns) * ceil_div(gemm.k // gemm.kernel, npu.array_rows)
+    return gemm.groups * (passes * positions * (gemm.kernel + 1) + 1)
+
+
+def roofline_cycles(gemm: Gemm, npu: Npu) -> int:
+    """The ideal array, every MAC unit busy in every cycle: MACs over MAC units, rounded up."""
+    return ceil_div(gemm.macs, npu.array_rows * npu.array_columns * npu.positions * npu.engines)
+
+
+COSTS: dict[str, CostModel] = {
+    "pipelined": pipelined_cycles,
+    "scalesim": scalesim_cycles,
+    "maestro": maestro_cycles,
+    "roofline": roofline_cycles,
+}
+"""The names a user may write. To add a cost model, write it and add one line here."""

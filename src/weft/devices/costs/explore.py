@@ -44,7 +44,7 @@ class ProductGroup(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Exploration:
-    """Every design that fits and what it comes to. Arrays run over the designs, in order of T_P and then T_C."""
+    """Every design that fits, and its times and scores. Arrays run over the designs, in order of T_P and then T_C."""
 
     platform: Board
     template: TiledNpu
@@ -128,7 +128,7 @@ def explore(
 
     weights: what each batch size from 1 counts, all the same by default. Clock and bandwidth are the platform's by
     default. progress: called with the steps done and their number. A design of the result names no platform, because
-    the board may be no file: whoever writes a device file adds where the board is described.
+    the board may be no file: the caller that writes a device file adds where the board is described.
     """
     counted = _weights(weights, max_batch)
     if not models:
@@ -217,13 +217,13 @@ def _all_times(
 
 
 def _parts(model: Model, template: TiledNpu) -> list[ProductGroup]:
-    found = []
+    groups = []
     for mode, indices in by_mode(model.layers, template).items():
         rows, counts = np.unique(products([model.layers[index] for index in indices]), axis=0, return_counts=True)
-        found.append(ProductGroup(mode, rows, counts.astype(np.float64)))
-    if not found:
+        groups.append(ProductGroup(mode, rows, counts.astype(np.float64)))
+    if not groups:
         raise InputError(f"{model.name}: no layer is a matrix product, so every design serves it alike")
-    return found
+    return groups
 
 
 def bent(tile: TileSizes) -> Floats:

@@ -7,7 +7,7 @@ chip of their own (``read_profile``); the file format is docs/formats.md.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,8 +20,11 @@ from weft.devices.costs import DEFAULT_COST, CostModel, cost_model
 from weft.models.layer import Gemm, Layer, Model
 
 FORMAT = 1
+"""Version of the file format."""
 MAX_BYTES = 2**48
+"""Largest size in a profile, 256 TiB; a file that states more is damaged."""
 MAX_SECONDS = 1e6
+"""Longest layer; twelve days, so that a file that states more has the wrong unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,21 +221,8 @@ def read_profile(path: str | Path) -> Profile:
 
 
 def profile_as_dict(profile: Profile) -> dict[str, Any]:
-    return {
-        "format": FORMAT,
-        "model": profile.model,
-        "device": profile.device,
-        "batch": profile.batch,
-        "layers": [
-            {
-                "name": layer.name,
-                "compute_s": layer.compute_s,
-                "weight_bytes": layer.weight_bytes,
-                "activation_bytes": layer.activation_bytes,
-            }
-            for layer in profile.layers
-        ],
-    }
+    """The keys of a file: those of the two dataclasses."""
+    return {"format": FORMAT, **asdict(profile), "layers": [asdict(layer) for layer in profile.layers]}
 
 
 def write_profile(profile: Profile, path: str | Path) -> None:

@@ -1,4 +1,4 @@
-"""Fitting the PCCS contention model to a matrix of measured bandwidths.
+"""Fit of the PCCS contention model to a matrix of measured bandwidths.
 
 A matrix has a row per intensity of the unit's own work and a column per intensity of the others': what the unit
 still achieves. The published five steps (Xu et al., MICRO 2021) read the parameters off it; a pattern search then moves
@@ -37,8 +37,9 @@ NOISE_PCT = 2.0
 NO_MINOR_PCT = 10.0
 """The gentlest row losing more than this means that there is no minor region (step 1)."""
 FLOOR_PCT = 10.0
+"""Speed below which no model goes: beyond the calibrated range its straight lines would reach 0 and below."""
 SUITED = 4
-"""Borders tried because they suit the other numbers."""
+"""Borders between regions that are tried because they fit the other numbers best."""
 COARSE, FINE = 9, 18
 """How often a pattern search halves its steps: to compare borders, and for the result."""
 DIRECTIONS = np.array([signs for signs in product((-1.0, 0.0, 1.0), repeat=4) if any(signs)])
@@ -133,10 +134,10 @@ def read_matrix(path: str | Path) -> Matrix:
     except ValidationError as error:
         raise InputError(f"{path}: {first_problem(error, _MatrixFile)}") from error
     try:
-        found = _make(file.own_gb_s, file.external_gb_s, file.achieved_gb_s, file.noise_pct)
+        matrix = _make(file.own_gb_s, file.external_gb_s, file.achieved_gb_s, file.noise_pct)
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    return replace(found, source=file.source, peak_gb_s=file.peak_gb_s)
+    return replace(matrix, source=file.source, peak_gb_s=file.peak_gb_s)
 
 
 def calibration_as_dict(matrix: Matrix, fit: Fit, device: Soc | None = None) -> dict[str, object]:
@@ -180,7 +181,7 @@ def fit_matrix(matrix: Matrix) -> Fit:
     else:
         rows = len(matrix.own_gb_s)
         start = model = _model(matrix, _Shape(rows, rows, (0.0, 0.0, 0.0, 0.0)))
-    error, start_error = (mean_error_points(each, matrix) for each in (model, start))
+    error, start_error = (mean_error_points(candidate, matrix) for candidate in (model, start))
     return Fit(model, start, error, start_error, matrix.contended, matrix.lost_pct, matrix.noise_pct)
 
 
@@ -200,8 +201,8 @@ def _make(own: Numbers, external: Numbers, achieved: Table, noise_pct: float) ->
 
 def _check_levels(name: str, levels: Floats) -> None:
     if levels.ndim != 1 or not FEWEST <= len(levels) <= MOST:
-        found = f"{len(levels)}" if levels.ndim == 1 else f"an array of {levels.ndim} dimensions"
-        raise InputError(f"{name}: a contention matrix needs {FEWEST} to {MOST} levels, not {found}")
+        levels_text = f"{len(levels)}" if levels.ndim == 1 else f"an array of {levels.ndim} dimensions"
+        raise InputError(f"{name}: a contention matrix needs {FEWEST} to {MOST} levels, not {levels_text}")
     for before, level in zip((0.0, *levels), levels, strict=False):
         if not (LEAST_GB_S <= level <= MOST_GB_S and level > before):
             raise InputError(
@@ -257,8 +258,8 @@ def _five_steps(matrix: Matrix) -> _Shape:
     return _Shape(minor, min(rows, intensive + 1), (mrmc, tbwdc, cbp, max(0.0, float(slope.mean()))))
 
 
-def _first(found: npt.NDArray[np.bool_], otherwise: int) -> int:
-    return int(np.argmax(found)) if found.any() else otherwise
+def _first(matches: npt.NDArray[np.bool_], otherwise: int) -> int:
+    return int(np.argmax(matches)) if matches.any() else otherwise
 
 
 def _flat(slopes: Floats, start: int) -> int:
@@ -292,10 +293,10 @@ def _refine(matrix: Matrix, begin: _Shape) -> _Shape:
     best, error = _descend(matrix, begin, COARSE)
     while True:
         tries = (_descend(matrix, move, COARSE) for move in _moves(matrix, best))
-        found = next(((shape, less) for shape, less in tries if less < error - 1e-3), None)
-        if found is None:
+        improved = next(((shape, less) for shape, less in tries if less < error - 1e-3), None)
+        if improved is None:
             return _descend(matrix, best, FINE)[0]
-        best, error = found
+        best, error = improved
 
 
 def _moves(matrix: Matrix, shape: _Shape) -> list[_Shape]:

@@ -18,9 +18,14 @@ from weft.devices.costs.layer_costs import LayerCost, Profile, cut
 from weft.models.layer import Model
 
 COARSEST_TICK_S = 2e-11
+"""Longest tick: a byte's time at 50 GB/s. On slower channels a byte is several ticks, so that rounding a compute time
+to ticks changes it by at most 10 ps."""
 MAX_CHUNKS = 4096
+"""Pieces of a layer that streams through the weight buffer; more means a buffer or a chunk size that is mistyped."""
 MAX_TICKS = 2**61
+"""Longest run: sums of two such times still fit into the 64 bits of compiled loops."""
 MAX_BUFFER_TICKS = 2**52
+"""Largest buffer: as a float it is exact, and 512 buffers fit into ``MAX_TICKS``."""
 
 
 @dataclass(frozen=True)
@@ -120,11 +125,11 @@ class Program:
         ]
         extra = [0 if part == 0 else cost for count in counts for part in range(count)]
         compute, sizes = _parted(self.compute, counts), _parted(self.weight_bytes, counts)
-        each = [ticks for ticks, count in zip(per_byte, counts, strict=True) for _ in range(count)]
+        tick_sizes = [ticks for ticks, count in zip(per_byte, counts, strict=True) for _ in range(count)]
         return replace(
             self,
             names=tuple(piece for name, count in zip(self.names, counts, strict=True) for piece in _named(name, count)),
-            fetch=tuple(size * ticks for size, ticks in zip(sizes, each, strict=True)),
+            fetch=tuple(size * ticks for size, ticks in zip(sizes, tick_sizes, strict=True)),
             compute=tuple(busy + more for busy, more in zip(compute, extra, strict=True)),
             weight_bytes=sizes,
             exits=tuple(sum(counts[:layers]) for layers in self.exits),
@@ -176,7 +181,7 @@ def one_at_a_time(
     """
     if not model.layers:
         raise ProfileError(f"{model.name}: nothing in it takes time, so there is nothing to schedule")
-    ends = {each.after for each in model.exits}
+    ends = {exit_.after for exit_ in model.exits}
     pieces: list[list[int]] = [[]]
     for index, layer in enumerate(model.layers):
         begins = by_layer and layer.gemm and any(model.layers[i].gemm for i in pieces[-1])

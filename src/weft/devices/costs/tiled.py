@@ -31,7 +31,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 STATES_OF_K_BITS = 2
-"""The look-up table stores which of three settings the stackable PEs take."""
+"""Bits of a look-up table's entry for the setting of the stackable PEs, of which there are three."""
 
 
 READINGS: dict[PReading, int] = {
@@ -76,7 +76,7 @@ class TiledChoice(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LookupTable:
-    """What the Fluid Batching Engine stores (its control block), and the times its choices lead to."""
+    """What the Fluid Batching Engine stores in its control block, and the times that its choices lead to."""
 
     model: str
     device: str
@@ -108,14 +108,14 @@ def choices(model: Model, device: TiledNpu, batch: int) -> tuple[TiledChoice, ..
     """The best (B_R, k) of every layer at that batch size; a layer that is no product has nothing to choose."""
     if batch < 1:
         raise InputError(f"{model.name}: a batch has at least one sample, not {batch}")
-    found = [_without_product(layer, device, batch) for layer in model.layers]
+    chosen = [_without_product(layer, device, batch) for layer in model.layers]
     shapes = np.array([[shape[1:] for shape in device.shapes]], dtype=np.float64)
     for mode, indices in by_mode(model.layers, device).items():
         best = best_times(products([model.layers[index] for index in indices]), shapes, device, mode, batch)
         for place, index in enumerate(indices):
             k = device.shapes[best.shape[0, place]].k
-            found[index] = TiledChoice(mode.at_once(batch), int(best.b_r[0, place]), k, float(best.times_s[0, place]))
-    return tuple(found)
+            chosen[index] = TiledChoice(mode.at_once(batch), int(best.b_r[0, place]), k, float(best.times_s[0, place]))
+    return tuple(chosen)
 
 
 def best_times(products: Floats, shapes: Floats, device: TiledNpu, mode: Mode, batch: int) -> Best:
@@ -184,11 +184,11 @@ def mode_of(layer: Layer, device: TiledNpu) -> Mode:
 
 def by_mode(layers: Sequence[Layer], device: TiledNpu) -> dict[Mode, list[int]]:
     """The indices of the products among the layers, by how they take a batch."""
-    found: dict[Mode, list[int]] = {}
+    modes: dict[Mode, list[int]] = {}
     for index, layer in enumerate(layers):
         if layer.gemm:
-            found.setdefault(mode_of(layer, device), []).append(index)
-    return found
+            modes.setdefault(mode_of(layer, device), []).append(index)
+    return modes
 
 
 def products(layers: Sequence[Layer]) -> Floats:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 
 from weft.base.errors import InputError, unknown_name
-from weft.engine.policies.base import Candidate, Policy, Setting, Start, Traits, View
+from weft.engine.policies.base import Candidate, Event, EventKind, Policy, Setting, Start, Traits, View
 from weft.engine.policies.fairness import Band
 from weft.engine.policies.table import PolicyTable
 
@@ -83,6 +83,8 @@ __all__ = [
     "POLICIES",
     "Band",
     "Candidate",
+    "Event",
+    "EventKind",
     "Option",
     "Policy",
     "Setting",

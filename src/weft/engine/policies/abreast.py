@@ -155,7 +155,8 @@ class Abreast(Policy):
         everybody, floor, found = sum([work.head.priority for work in works]), self.floor / 100, []
         most = max([_answers(work.head) for work in works]) if hurried else 1.0
         for head, _, need, due, _, _ in works:
-            weight, lack = 0.0, floor - head.lately * everybody / head.priority
+            assert head.share, "lanes are shares"
+            weight, lack = 0.0, floor - head.share.lately * everybody / head.priority
             if lack > 0.0:
                 weight += URGE * lack
             if hurried:
@@ -198,7 +199,7 @@ class Abreast(Policy):
 
 def _answers(head: Candidate) -> float:
     """Requests that a tick of work answers, by their priorities."""
-    return head.priority * head.size / max(1, head.whole)
+    return head.priority * head.size / max(1, head.work.whole)
 
 
 def _due(head: Candidate, earliest: int) -> int:
@@ -208,7 +209,8 @@ def _due(head: Candidate, earliest: int) -> int:
     while due < earliest:
         allowed *= 2
         due = head.arrival + allowed
-    return head.behind if earliest <= head.behind < due else due
+    behind = head.share.behind if head.share else NO_DEADLINE
+    return behind if earliest <= behind < due else due
 
 
 def _keeps(way: SharingWay, works: list[_Work], slacks: list[tuple[int, int]]) -> bool:

@@ -6,16 +6,17 @@ and what it may know grows by fields of ``View``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from weft.devices.costs.program import Program
 from weft.devices.decoupled import DeviceClocks
 from weft.devices.shares import Shares
 from weft.engine.policies.fairness import Band
-from weft.workloads.saturated import DEFAULT_MAX_LAG
+from weft.workloads import DEFAULT_MAX_LAG
 
 NO_DEADLINE = 1 << 62
 NO_BUFFER = 1 << 52
@@ -32,9 +33,40 @@ class LateWork(Enum):
     WOVEN = "where they make none of those late"
 
 
+class Work(NamedTuple):
+    """How much work a query is, and how much its stream was given."""
+
+    whole: int = 0
+    """Estimated ticks of the whole query, had it the device to itself."""
+    served: int = 0
+    """Ticks of work that its stream was given; one that had nothing to do is not owed for that time."""
+
+
+class Refill(NamedTuple):
+    """What policies that refill batches know of a candidate (``Traits.refills``)."""
+
+    dues: tuple[int, ...]
+    """When each request of the batch is due."""
+    waiting: int
+    """Requests of its stream that have not begun, its own not counted."""
+
+
+class ShareUse(NamedTuple):
+    """What is known of a candidate's stream where lanes are shares of one device (``Setting.shares``)."""
+
+    lately: float
+    """The part of the device's time that its stream was given lately."""
+    behind: int
+    """When it must be done so that those who wait behind it in its stream can be on time."""
+
+
+NO_WORK = Work()
+
+
 class Candidate(NamedTuple):
     """The next unissued layer of one query: of a stream, or of a batch of requests.
 
+    What stands after ``size`` are facets: ``home``, ``refill`` and ``share`` are None where a feature is off.
     ``of_stream`` and ``of_batch`` are called for all there is at every step, and build it by position: keywords would
     take twice as long. ``of_batch`` makes the tuple itself, which takes another third off.
     """
@@ -55,30 +87,21 @@ class Candidate(NamedTuple):
     """When the first of its requests that can still be on time is due; none for late ones."""
     remaining: int = 0
     """Estimated ticks to the end of the query, had it the device to itself."""
-    whole: int = 0
-    """Estimated ticks of the whole query, had it the device to itself."""
     priority: int = 1
     size: int = 1
     """Requests in the batch."""
-    dues: tuple[int, ...] = ()
-    """When each of them is due, for policies that refill batches."""
-    waiting: int = 0
-    """Requests of its stream that have not begun, its own not counted; for the same policies."""
-    served: int = 0
-    """Ticks of work that its stream was given; one that had nothing to do is not owed for that time."""
-    home: int = -1
-    """The lane that its batch stays on (``Setting.apart``); -1 where it may go to any."""
-    lately: float = 0.0
-    """The part of the device's time that its stream was given lately, where lanes are shares of it."""
-    behind: int = NO_DEADLINE
-    """When it must be done so that those who wait behind it in its stream can be on time; known there, too."""
+    work: Work = NO_WORK
+    home: int | None = None
+    """The lane that its batch stays on (``Setting.apart``); None where it may go to any."""
+    refill: Refill | None = None
+    share: ShareUse | None = None
 
     @classmethod
     def of_stream(cls, program: Program, *, stream: int, query: int, layer: int, last_issued: int = -1) -> Candidate:
         """The next layer of a stream that never runs dry; such a stream has one program."""
         return cls(
             stream, query, layer, program.fetch[layer], program.compute[layer], last_issued, stream, 0, NO_DEADLINE,
-            program.remaining[layer], program.total_work,
+            program.remaining[layer], 1, 1, Work(program.total_work),
         )  # fmt: skip
 
     @classmethod
@@ -95,12 +118,10 @@ class Candidate(NamedTuple):
         size: int,
         layer: int = 0,
         last_issued: int = -1,
-        dues: tuple[int, ...] = (),
-        waiting: int = 0,
         served: int = 0,
-        home: int = -1,
-        lately: float = 0.0,
-        behind: int = NO_DEADLINE,
+        home: int | None = None,
+        refill: Refill | None = None,
+        share: ShareUse | None = None,
     ) -> Candidate:
         """The next layer of a batch of requests, in flight or one that could begin.
 
@@ -108,9 +129,27 @@ class Candidate(NamedTuple):
         """
         return tuple.__new__(cls, (
             stream, query, layer, program.fetch[layer], program.compute[layer], last_issued, number, arrival, deadline,
-            rests[layer], rests[0], priority, size, dues, waiting, served, home, lately,
-            behind,
+            rests[layer], priority, size, tuple.__new__(Work, (rests[0], served)), home, refill, share,
         ))  # fmt: skip
+
+    def __getattr__(self, name: str) -> Any:
+        """Members that were moved to facets in 0.3 and that policies of 0.2 read; until 0.4."""
+        facet, missing = _MOVED.get(name, ("", None))
+        if not facet:
+            raise AttributeError(f"a candidate has no {name!r}", name=name, obj=self)
+        warnings.warn(f"candidate.{name} is candidate.{facet}.{name} now", DeprecationWarning, stacklevel=2)
+        return getattr(getattr(self, facet), name, missing)
+
+
+_MOVED: Mapping[str, tuple[str, Any]] = {
+    "whole": ("work", 0),
+    "served": ("work", 0),
+    "dues": ("refill", ()),
+    "waiting": ("refill", 0),
+    "lately": ("share", 0.0),
+    "behind": ("share", NO_DEADLINE),
+}
+"""Name of a member -> its facet, and what it is where that facet is off."""
 
 
 class Running(NamedTuple):
@@ -120,7 +159,7 @@ class Running(NamedTuple):
     rest: int
     """Estimated ticks to its end."""
     stoppable: bool = True
-    """Whether it could be stopped, all its progress lost."""
+    """Whether it could be stopped, all its progress lost; else its batch was started to its end (``Start.to_end``)."""
 
 
 class LaneState(NamedTuple):
@@ -135,6 +174,25 @@ class LaneState(NamedTuple):
 
 IDLE_LANE = LaneState((), 0, True)
 """A lane with nothing to do."""
+
+
+class EventKind(Enum):
+    """What makes the engine ask a policy."""
+
+    ARRIVAL = "a request came"
+    SEGMENT_END = "a segment of a batch ended"
+    BATCH_END = "a batch ended, was given up, or became part of another"
+    DEADLINE = "a request will miss its deadline, or has missed it"
+    REVOKED = "work that had been started was taken back"
+
+
+class Event(NamedTuple):
+    """Something that happened since a policy was last asked."""
+
+    kind: EventKind
+    stream: int
+    query: int = -1
+    """The batch; -1 for a request that waits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +262,8 @@ class View:
     """How far each stream is, in units of ``fairness.ROUND``; empty where there is no band."""
     lanes: tuple[LaneState, ...] = ()
     """What the lanes hold, where they are shares of a device (``Setting.shares``)."""
+    events: tuple[Event, ...] = ()
+    """What happened since the policy was last asked."""
 
 
 class Start(NamedTuple):
@@ -215,6 +275,8 @@ class Start(NamedTuple):
     """On which lane, where the policy chooses (``Setting.shares``)."""
     more: bool = True
     """Whether to ask again at once; else when something has ended or a request has come."""
+    to_end: bool = False
+    """Whether the whole batch is started: it goes on to its end without a question, unless it is revoked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,14 +354,18 @@ class Policy:
         yield self
 
     def decide(self, view: View) -> Start | None:
-        """Pick one of ``view.candidates``; None: nothing more, until something that runs has ended or a request comes.
+        """Pick one of ``view.candidates``; None: nothing more until another event.
 
-        One that chooses lanes gives each only what it has room for.
+        Asked whenever something can be started. One that chooses lanes gives each only what it has room for.
         """
         raise TypeError(f"{type(self).__name__} does not say how to decide")
 
     def aborts(self, view: View, running: tuple[Running, ...]) -> Candidate | None:
-        """Asked when nothing can be issued: which running layer to give up for what waits, if any."""
+        """Which of what runs to take back for what waits, if any; asked when nothing can be started.
+
+        A layer that is ``stoppable`` is stopped and has to be done again. A batch that was started to its end is
+        revoked: what it computes now ends, and then ``decide`` says how it goes on.
+        """
         return None
 
     def burden(self, candidate: Candidate, now: int) -> float | None:

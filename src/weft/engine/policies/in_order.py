@@ -43,7 +43,7 @@ class Fair(InOrder):
     def _share(self, candidate: Candidate) -> int:
         """What its stream was given so far."""
         if self.setting.rounds == UNBOUNDED_ROUNDS:  # requests come and go: whoever had least
-            return candidate.served
+            return candidate.work.served
         return self.share(candidate.stream, candidate.query)
 
     def share(self, stream: int, queries: int) -> int:

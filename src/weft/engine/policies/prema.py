@@ -22,12 +22,12 @@ class Prema(Policy):
     def decide(self, view: View) -> Start:
         now = view.device.channel_free
         tokens = [_tokens(c, now) for c in view.candidates]
-        reached = max(rules.level(own, c.whole) for own, c in zip(tokens, view.candidates, strict=True))
-        rich = [c for own, c in zip(tokens, view.candidates, strict=True) if own >= reached * c.whole]
+        reached = max(rules.level(own, c.work.whole) for own, c in zip(tokens, view.candidates, strict=True))
+        rich = [c for own, c in zip(tokens, view.candidates, strict=True) if own >= reached * c.work.whole]
         return Start(min(rich, key=lambda c: c.remaining))
 
 
 def _tokens(candidate: Candidate, now: int) -> int:
     """Tokens times the query's time alone."""
-    whole = candidate.whole
+    whole = candidate.work.whole
     return rules.tokens(candidate.priority, whole, rules.waited(now, candidate.arrival, whole, candidate.remaining))

@@ -33,6 +33,6 @@ class PriorityClasses(Policy):
 
     def _rank(self, candidate: Candidate, now: int) -> int:
         """Priority, times three for every class it has climbed."""
-        waited = rules.waited(now, candidate.arrival, candidate.whole, candidate.remaining)
-        climbed = waited // max(1, candidate.whole * self.patience)
+        waited = rules.waited(now, candidate.arrival, candidate.work.whole, candidate.remaining)
+        climbed = waited // max(1, candidate.work.whole * self.patience)
         return candidate.priority * int(3 ** min(climbed, 40))

@@ -72,7 +72,7 @@ class Punctual(Policy):
         """
         now = max(view.device.channel_free, view.device.array_free)
         lost = min(
-            (layer for layer in running if layer.stoppable), key=lambda layer: layer.candidate.whole - layer.rest
+            (layer for layer in running if layer.stoppable), key=lambda layer: layer.candidate.work.whole - layer.rest
         )
         victim = lost.candidate
         both = replace(view, heads=(*view.heads, victim), candidates=(*view.candidates, victim))
@@ -102,7 +102,7 @@ class Punctual(Policy):
     def weighed(self, candidate: Candidate, need: int, due: int, now: int) -> DueWork:
         """A candidate that takes so long and should be done then, with whether it yields and what it is worth."""
         waited = _waited(candidate, now)
-        yields = due > candidate.deadline and waited < PATIENCE * candidate.whole
+        yields = due > candidate.deadline and waited < PATIENCE * candidate.work.whole
         return DueWork(candidate, need, due, yields, need / _worth(candidate, waited))
 
     def savable(self, plans: list[DueWork], now: int) -> list[DueWork]:
@@ -137,12 +137,12 @@ def in_order(plan: DueWork) -> tuple[int, bool, float, int, int]:
 
 
 def _waited(candidate: Candidate, now: int) -> int:
-    return rules.waited(now, candidate.arrival, candidate.whole, candidate.remaining)
+    return rules.waited(now, candidate.arrival, candidate.work.whole, candidate.remaining)
 
 
 def _worth(candidate: Candidate, waited: int) -> float:
     """Priority and number of requests, times what they waited over what they take."""
-    return candidate.priority * candidate.size * (1 + waited / max(1, candidate.whole))
+    return candidate.priority * candidate.size * (1 + waited / max(1, candidate.work.whole))
 
 
 def _due(candidate: Candidate, earliest: int) -> int:

@@ -15,10 +15,12 @@ from typing import ClassVar, NamedTuple
 
 from weft.base.errors import InputError
 from weft.devices.costs.program import Program
-from weft.engine.policies.base import Candidate, LateWork, LoopOptions, Traits
+from weft.engine.policies.base import Candidate, LateWork, LoopOptions, Refill, Traits
 from weft.engine.policies.refilling import Flight, Refilling
 from weft.kernels import rules
 
+NOBODY = Refill((), 0)
+"""What is known of requests in streams that never run dry."""
 UNDER_WAY = 10
 """How many misses one costs that befalls a request under way: it needs little more, and has overtaken others."""
 
@@ -92,13 +94,12 @@ class TopUp(Refilling):
         most = len(road.rests)
         taken = 0 if first.layer else first.size
         under_way = batches if first.layer else (first, *batches)
-        cost, end = self._sweep(
-            road, [Standing(each.layer, each.size, sorted(each.dues)) for each in under_way], now, now
-        )
-        left = seen.size + seen.waiting - taken
+        cost, end = self._sweep(road, [_standing(batch) for batch in under_way], now, now)
+        dues, waiting = seen.refill or NOBODY
+        left = seen.size + waiting - taken
         following = min(left, most)
         if following:
-            more, end = self._sweep(road, [Standing(0, following, sorted(seen.dues[taken:]))], end, now)
+            more, end = self._sweep(road, [Standing(0, following, sorted(dues[taken:]))], end, now)
             cost += more
         left -= following
         if left:
@@ -125,6 +126,11 @@ class TopUp(Refilling):
                     cost += rules.leaving_cost(share, part.size, time - now, late, miss)
             layer = stop
         return cost, time
+
+
+def _standing(batch: Candidate) -> Standing:
+    dues, _ = batch.refill or NOBODY
+    return Standing(batch.layer, batch.size, sorted(dues))
 
 
 @lru_cache(maxsize=4096)

@@ -11,19 +11,17 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-import onnx
-
 from weft.base.errors import ModelError
 from weft.models.layer import Exit
+from weft.models.onnx_graph import OnnxGraph, OnnxModel, metadata, names_read, producers
 from weft.models.onnx_import.drafts import LayerDraft
 from weft.models.onnx_import.tensors import Tensor
-from weft.models.onnx_import.walk import names_read, producers_of
 
 EXITS = "weft.exits"
 """Model metadata: the names of the outputs that are exits, from shallow to deep, separated by commas."""
 
 
-def named_exits(proto: onnx.ModelProto, exits: Sequence[str] | None) -> tuple[str, ...]:
+def named_exits(proto: OnnxModel, exits: Sequence[str] | None) -> tuple[str, ...]:
     """The outputs that are exits: those the caller names, else those the file marks, checked."""
     if isinstance(exits, str):
         raise ModelError(f"exits = {exits!r} must be a list of output names")
@@ -39,8 +37,8 @@ def named_exits(proto: onnx.ModelProto, exits: Sequence[str] | None) -> tuple[st
     return names if len(names) > 1 else ()
 
 
-def _marked(proto: onnx.ModelProto) -> tuple[str, ...]:
-    text = next((entry.value for entry in proto.metadata_props if entry.key == EXITS), "")
+def _marked(proto: OnnxModel) -> tuple[str, ...]:
+    text = metadata(proto).get(EXITS, "")
     if not isinstance(text, str):  # protobuf hands out bytes where a text is not UTF-8
         raise ModelError(f"its metadata {EXITS!r} is not text; the file is damaged, export or download it again")
     return tuple(name.strip() for name in text.split(",") if name.strip())
@@ -55,7 +53,7 @@ class Subnets:
     """The nodes that each exit's output needs, by their places in the file."""
 
     @classmethod
-    def of(cls, graph: onnx.GraphProto, names: Sequence[str]) -> Subnets:
+    def of(cls, graph: OnnxGraph, names: Sequence[str]) -> Subnets:
         return cls(tuple(names), tuple(_ancestors(graph, names)))
 
     def segments(self, nodes: int) -> dict[int, int]:
@@ -94,8 +92,8 @@ class Subnets:
         )
 
 
-def _ancestors(graph: onnx.GraphProto, names: Sequence[str]) -> list[frozenset[int]]:
-    makers = producers_of(graph)
+def _ancestors(graph: OnnxGraph, names: Sequence[str]) -> list[frozenset[int]]:
+    makers = producers(graph.node)
     found = []
     for name in names:
         needed: set[int] = set()

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from weft.models.layer import Gemm, Layer
-from weft.models.onnx_import.attributes import Attributes
+from weft.models.onnx_graph import Attributes
 from weft.models.onnx_import.tensors import Stored, Tensor
 
 

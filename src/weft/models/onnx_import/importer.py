@@ -14,18 +14,27 @@ from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-
-import onnx
-import onnx.inliner
+from typing import Any
 
 from weft.base.errors import ModelError, ShapeNeeded
 from weft.base.files import refuse_special_file
 from weft.base.shapes import Dimension, describe_dimensions, settle
+from weft.models.element_types import ElementType, dtype_bits
 from weft.models.layer import Layer, Model
+from weft.models.onnx_graph import (
+    OnnxGraph,
+    OnnxModel,
+    bodies,
+    inlined,
+    load,
+    metadata,
+    opsets,
+    request_inputs,
+)
 from weft.models.onnx_import.cuts import Subnets, block_ends, named_exits
 from weft.models.onnx_import.drafts import LayerDraft
 from weft.models.onnx_import.infer import Inference, size_of, tensor_type
-from weft.models.onnx_import.tensors import MAX_ELEMENTS, Stored, Tensor, dtype_bits
+from weft.models.onnx_import.tensors import MAX_ELEMENTS, Stored, Tensor
 from weft.models.onnx_import.walk import walk
 from weft.models.onnx_import.widths import narrowed, widths_in, without_rounding
 from weft.models.stitched_files import only
@@ -39,7 +48,7 @@ TABLES = "weft.tables"
 
 
 def import_onnx(
-    source: str | os.PathLike[str] | onnx.ModelProto,
+    source: str | os.PathLike[str] | OnnxModel,
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     name: str | None = None,
@@ -53,18 +62,19 @@ def import_onnx(
     are exits, from shallow to deep, the last being the end; without them, those the file marks. *task*: of a stitched
     file, the model that is asked for alone; without it a row of each.
     """
-    if isinstance(source, onnx.ModelProto):
-        proto, folder, title = source, None, name or source.graph.name or "model"
-    else:
+    folder: Path | None = None
+    if isinstance(source, str | os.PathLike):
         path = Path(source)
-        proto, folder, title = read_onnx(path), path.parent, name or path.stem
-    where = title if folder is None else str(source)
+        proto, folder, title, where = read_onnx(path), path.parent, name or path.stem, str(source)
+    else:
+        proto = source
+        title = where = name or source.graph.name or "model"
     try:
         if task:
             shapes, title = only(proto, task, shapes or {}), name or task
         return _imported(proto, folder, title, shapes or {}, exits)
     except ShapeNeeded as error:
-        raise error.of(_one_line(where)) from error
+        raise error.for_model(_one_line(where)) from error
     except ModelError as error:
         raise ModelError(_one_line(f"{where}: {error}")) from error
     except RecursionError as error:
@@ -72,7 +82,7 @@ def import_onnx(
 
 
 def _imported(
-    proto: onnx.ModelProto,
+    proto: OnnxModel,
     folder: Path | None,
     title: str,
     shapes: Mapping[str, tuple[int, ...]],
@@ -85,15 +95,14 @@ def _imported(
         "".join(_texts(proto.graph))
     except TypeError as error:  # protobuf hands out bytes where a text is not UTF-8
         raise ModelError("names in it are not text; the file is damaged, export or download it again") from error
-    opsets = {("" if o.domain == "ai.onnx" else o.domain): o.version for o in proto.opset_import}
-    inference = Inference(opsets, proto.ir_version, folder)
+    inference = Inference(opsets(proto), proto.ir_version, folder)
     inputs = graph_inputs(proto.graph, shapes, inference)
     names = named_exits(proto, exits)
     subnets = Subnets.of(proto.graph, names) if names else None
     segments = subnets.segments(len(proto.graph.node)) if subnets else None
     drafts, _, guesses = walk(proto.graph, ChainMap(dict(inputs)), inference, segments)
     layers = narrowed(_named(_with_parameters(drafts)), widths_in(proto))
-    if any(entry.key == TABLES and entry.value == "stream" for entry in proto.metadata_props):
+    if metadata(proto).get(TABLES) == "stream":
         layers = tuple(map(_streamed, layers))
     if sum(layer.macs for layer in layers) > _MOST_MACS:
         raise ModelError("its multiplications do not fit 64 bits; check the sizes passed with --shape")
@@ -115,7 +124,7 @@ def _streamed(layer: Layer) -> Layer:
     return replace(layer, weights=layer.parameters, lookups=0) if layer.kind == "embedding" else layer
 
 
-def read_onnx(path: Path) -> onnx.ModelProto:
+def read_onnx(path: Path) -> OnnxModel:
     """The model in a file, without weights that lie beside it."""
     if path.is_dir():
         raise ModelError(f"{path} is a directory; name the .onnx file in it")
@@ -123,7 +132,7 @@ def read_onnx(path: Path) -> onnx.ModelProto:
     try:
         if path.stat().st_size == 0:
             raise ModelError(f"{path} is empty; export or download the model again")
-        return onnx.load(str(path), load_external_data=False)
+        return load(path)
     except FileNotFoundError as error:
         raise ModelError(f"{path} does not exist; check the path") from error
     except OSError as error:
@@ -135,16 +144,14 @@ def read_onnx(path: Path) -> onnx.ModelProto:
         raise ModelError(f"{path} is not an ONNX model ({reason}); export or download it again") from error
 
 
-def _without_functions(proto: onnx.ModelProto) -> onnx.ModelProto:
-    if not proto.functions:
-        return proto
+def _without_functions(proto: OnnxModel) -> OnnxModel:
     try:
-        return onnx.inliner.inline_local_functions(proto)
+        return inlined(proto)
     except Exception as error:  # the C++ side raises several unrelated kinds
         raise ModelError(f"its functions cannot be inlined: {error}") from error
 
 
-def _texts(graph: onnx.GraphProto) -> Iterator[str]:
+def _texts(graph: OnnxGraph) -> Iterator[str]:
     """Every text the importer may show or compare."""
     for info in (*graph.input, *graph.output, *graph.value_info):
         yield info.name
@@ -154,18 +161,14 @@ def _texts(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (each.name for each in graph.initializer)
     for node in graph.node:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-        for attribute in node.attribute:
-            yield attribute.name
-            if attribute.HasField("g"):
-                yield from _texts(attribute.g)
+        yield from (attribute.name for attribute in node.attribute)
+        for nested in bodies(node):
+            yield from _texts(nested)
 
 
-def graph_inputs(
-    graph: onnx.GraphProto, shapes: Mapping[str, tuple[int, ...]], inference: Inference
-) -> dict[str, Tensor]:
+def graph_inputs(graph: OnnxGraph, shapes: Mapping[str, tuple[int, ...]], inference: Inference) -> dict[str, Tensor]:
     """The graph's inputs with their sizes settled; also settles the symbols of *inference*."""
-    constants = {each.name for each in graph.initializer}
-    declared = {each.name: each.type for each in graph.input if each.name not in constants}
+    declared = {each.name: each.type for each in request_inputs(graph)}
     fixed = settle(shapes, {name: dimensions_of(kind) for name, kind in declared.items()})
     for name, shape in fixed.items():
         if math.prod(shape) > MAX_ELEMENTS:
@@ -176,13 +179,13 @@ def graph_inputs(
     for name, kind in declared.items():
         shape = fixed[name] if name in fixed else _defaulted(name, kind, inference)
         declared_tensor = tensor_type(kind)
-        dtype = onnx.TensorProto.FLOAT if declared_tensor is None else declared_tensor.elem_type
+        dtype = int(ElementType.FLOAT) if declared_tensor is None else declared_tensor.elem_type
         result[name] = Tensor(shape, dtype, dtype_bits(dtype))
     inference.sizes = _symbols((declared[name], tensor.shape) for name, tensor in result.items())
     return result
 
 
-def dimensions_of(kind: onnx.TypeProto) -> tuple[Dimension, ...] | None:
+def dimensions_of(kind: Any) -> tuple[Dimension, ...] | None:
     """What a type says of its dimensions: sizes, or the names of axes; None where it has no rank."""
     tensor = tensor_type(kind)
     if tensor is None or not tensor.HasField("shape"):
@@ -190,7 +193,7 @@ def dimensions_of(kind: onnx.TypeProto) -> tuple[Dimension, ...] | None:
     return tuple(dim.dim_param or None if size_of(dim) is None else size_of(dim) for dim in tensor.shape.dim)
 
 
-def _defaulted(name: str, kind: onnx.TypeProto, inference: Inference) -> tuple[int, ...]:
+def _defaulted(name: str, kind: Any, inference: Inference) -> tuple[int, ...]:
     """An input's shape from the file alone: open leading sizes are 1, other open ones must be given."""
     if kind.WhichOneof("value") in ("sequence_type", "optional_type", "map_type"):
         return tuple(1 if size is None else size for size in inference.dims(kind) or ())
@@ -206,7 +209,7 @@ def _defaulted(name: str, kind: onnx.TypeProto, inference: Inference) -> tuple[i
     return tuple(size for size in dims if size is not None)
 
 
-def _symbols(settled: Iterable[tuple[onnx.TypeProto, tuple[int, ...]]]) -> dict[str, int]:
+def _symbols(settled: Iterable[tuple[Any, tuple[int, ...]]]) -> dict[str, int]:
     """Symbolic size -> its value; symbols used for different sizes ("?") mean nothing and are left out."""
     values: dict[str, set[int]] = {}
     for kind, shape in settled:

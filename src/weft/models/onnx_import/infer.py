@@ -9,7 +9,7 @@ used, and as the last resort a size is taken as 1, the tensor marked as not exac
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -17,47 +17,42 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto, numpy_helper
 from onnx.shape_inference import InferenceError, infer_node_outputs
 
-from weft.models.onnx_import.attributes import Attributes
-from weft.models.onnx_import.defaults import with_defaults
-from weft.models.onnx_import.fold import NodeCall, fold
-from weft.models.onnx_import.shapes import has_rules, own_shapes, standard
+from weft.base.errors import ModelError, first_line
+from weft.models.element_types import ElementType, dtype_bits
+from weft.models.onnx_graph import (
+    Array,
+    Attributes,
+    OnnxAttribute,
+    OnnxModel,
+    OnnxNode,
+    bodies,
+    constant_number,
+    constant_tensor,
+    copied,
+    evaluate,
+    message,
+    opsets,
+    qualified,
+    standard_domain,
+    to_tensor,
+)
 from weft.models.onnx_import.tensors import (
     INTEGERS,
-    Array,
     Stored,
     Tensor,
     computed,
-    dtype_bits,
     from_proto,
     keepable,
 )
+from weft.models.operators import find
 
 Dims = list[int | None]
 
 
-def names(text: str) -> frozenset[str]:
-    """Operators listed as words; long tables stay readable that way."""
-    return frozenset(text.split())
-
-
-VIEWS = names(
-    """
-    Reshape Squeeze Unsqueeze Flatten Identity Dropout QuantizeLinear DequantizeLinear
-    com.microsoft:QuantizeLinear com.microsoft:DequantizeLinear Optional OptionalGetElement SequenceAt
-    com.microsoft:ExpandDims com.microsoft:BitmaskDropout com.microsoft:QuantizeWithOrder
-    com.microsoft:DequantizeWithOrder MemcpyFromHost MemcpyToHost
-    """
-)
-"""Operators whose output is their first input seen differently: no memory traffic of their own."""
-
 _DEQUANTIZE = frozenset({"DequantizeLinear", "com.microsoft:DequantizeLinear"})
-_RANDOM = names("RandomNormal RandomUniform RandomNormalLike RandomUniformLike Bernoulli Multinomial")
-
-
-_DATA_SIZED = names("NonZero Compress")
+_DATA_SIZED = frozenset({"NonZero", "Compress"})
 """Operators whose inferred shape stays open although their values are few."""
 
 
@@ -86,7 +81,7 @@ class Inference:
     """Symbolic dimension -> its size, where the inputs settled it."""
 
     def outputs(
-        self, node: onnx.NodeProto, inputs: Sequence[Tensor | None], declared: Mapping[str, onnx.TypeProto]
+        self, node: OnnxNode, inputs: Sequence[Tensor | None], declared: Mapping[str, onnx.TypeProto]
     ) -> Outputs:
         """One tensor per output name of *node*."""
         op = qualified(node)
@@ -110,45 +105,43 @@ class Inference:
         known = ((size_of(dim), dim.dim_param) for dim in tensor.shape.dim)
         return [self.sizes.get(symbol) if size is None else size for size, symbol in known]
 
-    def _constant(self, node: onnx.NodeProto) -> Tensor:
-        for attribute in node.attribute:
-            if attribute.name == "value":
-                return from_proto(attribute.t, self.folder)
-            if attribute.name == "sparse_value":
-                sparse = attribute.sparse_tensor
-                return replace(from_proto(sparse.values, self.folder), shape=tuple(sparse.dims), value=None)
-            if attribute.name in ("value_int", "value_ints"):
-                return computed(np.array(onnx.helper.get_attribute_value(attribute), dtype=np.int64))
-            if attribute.name in ("value_float", "value_floats"):
-                return computed(np.array(onnx.helper.get_attribute_value(attribute), dtype=np.float32))
-        return Tensor((), TensorProto.STRING, 8, constant=True)
+    def _constant(self, node: OnnxNode) -> Tensor:
+        tensor, number = constant_tensor(node), constant_number(node)
+        if tensor is not None:
+            return from_proto(tensor, self.folder)
+        sparse = next((each.sparse_tensor for each in node.attribute if each.name == "sparse_value"), None)
+        if sparse is not None:
+            return replace(from_proto(sparse.values, self.folder), shape=tuple(sparse.dims), value=None)
+        return Tensor((), ElementType.STRING, 8, constant=True) if number is None else computed(number)
 
-    def _types(self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None]) -> _Types:
+    def _types(self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None]) -> _Types:
         """What ONNX infers; where it leaves a size open, what our own rules say."""
         inferred, reason = self._inferred(node, op, inputs)
-        if not has_rules(op) or all(_complete(inferred.get(name)) for name in node.output if name):
+        rules = find(op).shapes
+        if not rules or all(_complete(inferred.get(name)) for name in node.output if name):
             return _Types(inferred, reason)
         found = dict(inferred)
-        for name, ours in zip(node.output, own_shapes(op, inputs, Attributes(node)), strict=False):
-            known = tensor_type(found.get(name))
+        applicable = rules if inputs and inputs[0] is not None else ()
+        for name, rule in zip(node.output, applicable, strict=False):
+            known, ours = tensor_type(found.get(name)), rule(inputs, Attributes(node))
             if ours is not None:
-                dtype = known.elem_type if known is not None else TensorProto.UNDEFINED
+                dtype = known.elem_type if known is not None else ElementType.UNDEFINED
                 found[name] = onnx.helper.make_tensor_type_proto(dtype, _merged(_inferred_dims(known), ours))
         return _Types(found, reason)
 
-    def _inferred(self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None]) -> _Types:
-        node, like = standard(node, op)
+    def _inferred(self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None]) -> _Types:
+        node, like = _standard(message(node), op)
         domain, _, kind = like.rpartition(":")
         version = self.opsets.get(domain, 0) if like == op else 0
         schema = _schema(kind, version, domain)
         if schema is None or any(attribute.HasField("g") for attribute in node.attribute):
             return _Types({}, "weft has no rule for it")
         given = {name: t for name, t in zip(node.input, inputs, strict=False) if t is not None}
-        values = {name: numpy_helper.from_array(t.value, name) for name, t in given.items() if t.value is not None}
+        values = {name: to_tensor(t.value, name) for name, t in given.items() if t.value is not None}
         types = {name: onnx.helper.make_tensor_type_proto(t.dtype, t.shape) for name, t in given.items()}
         try:
             complete = with_defaults(node, version)
-            found = infer_node_outputs(schema, complete, types, values, None, self._imports(), self.ir_version)
+            found = infer_node_outputs(schema, message(complete), types, values, None, self._imports(), self.ir_version)
         except (InferenceError, RuntimeError, ValueError, TypeError, onnx.checker.ValidationError) as error:
             # Runtimes are more lenient than ONNX's inference, and the file may declare what it could not find.
             return _Types({}, " ".join(str(error).split()))
@@ -160,7 +153,7 @@ class Inference:
     def _tensor(self, inferred: onnx.TypeProto | None, declared: onnx.TypeProto | None, like: Tensor | None) -> Tensor:
         """The tensor of an output from what was inferred, else declared, else *like* it."""
         known = [tensor_type(each) for each in (inferred, declared)]
-        guess = like.dtype if like else TensorProto.FLOAT
+        guess = like.dtype if like else ElementType.FLOAT
         dtype = next((each.elem_type for each in known if each is not None and each.elem_type), guess)
         first, second = _inferred_dims(known[0]), self.dims(declared)
         dims = first if first is not None else second
@@ -172,19 +165,19 @@ class Inference:
         return Tensor(shape, dtype, dtype_bits(dtype), exact=None not in dims)
 
     def _settled(
-        self, node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor]
+        self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor]
     ) -> tuple[Tensor, ...]:
         """Add to *results* what follows from the inputs: constness, values, bits, shared memory."""
         present = [tensor for tensor in inputs if tensor is not None]
         exact = all(tensor.exact for tensor in present)
-        if not present or op in _RANDOM or not all(tensor.constant for tensor in present):
+        if not present or find(op).random or not all(tensor.constant for tensor in present):
             looks = bool(present and results) and _only_looks(node, op, inputs, results[0])
             root = present[0].root if looks else None
             bits = present[0].bits if op in _DEQUANTIZE and present else None
             return tuple(
                 replace(each, exact=each.exact and exact, view_of=root, bits=bits or each.bits) for each in results
             )
-        values = _folded(node, op, inputs, results) or (None,) * len(results)
+        values = _folded(node, op, inputs, results, self.opsets.get("", 1)) or (None,) * len(results)
         origins = present[:1] if op in _DEQUANTIZE or op == "Cast" else _carriers(present, results)
         stored = tuple(dict.fromkeys(each for tensor in origins for each in tensor.stored))
         kept = max((tensor.bits for tensor in origins if any(s.trained for s in tensor.stored)), default=0)
@@ -203,19 +196,66 @@ class Inference:
 
 
 def _folded(
-    node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor]
+    node: OnnxNode, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor], opset: int
 ) -> tuple[Array, ...] | None:
     """The values a node of constants produces, where they are few and all known."""
     small = all(keepable(each.shape, each.dtype) and (each.exact or op in _DATA_SIZED) for each in results)
     if not small or any(t is not None and t.value is None for t in inputs):
         return None
     values = [None if t is None else t.value for t in inputs]
-    return fold(op, NodeCall(values, Attributes(node), len(results)))
+    return fold(node, op, values, opset)
 
 
-def qualified(node: onnx.NodeProto) -> str:
-    """``Conv`` for a standard operator, ``com.microsoft:Attention`` for a foreign one."""
-    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}:{node.op_type}"
+_OPERATORS = """
+    Abs Neg Floor Ceil Round Sqrt Exp Log Reciprocal Sign Not BitwiseNot Identity Add Sub Mul Div Pow BitwiseAnd
+    BitwiseOr BitwiseXor And Or Xor Equal Greater GreaterOrEqual Less LessOrEqual Sum Min Max ReduceSum ReduceProd
+    ReduceMax ReduceMin ReduceMean ArgMax ArgMin TopK Mod Mean BitShift Clip CumSum Where Cast CastLike Reshape Flatten
+    Squeeze Unsqueeze Transpose Concat Slice Split Gather GatherElements GatherND ScatterND ScatterElements Scatter
+    Compress NonZero ConstantOfShape Range Expand Tile Pad OneHot Trilu
+"""
+FOLDED = frozenset(_OPERATORS.split())
+"""Operators whose values are followed; sizes, axes and limits are computed with no others."""
+
+_SAME = {"Scatter": "ScatterElements"}
+"""Operators that the evaluator knows under a later name."""
+
+_KNOWN_SINCE = 7
+"""Before this opset, operators have forms that the evaluator does not know (Reshape and Cast by attributes, sums along
+an axis); such values stay unknown."""
+
+
+def fold(node: OnnxNode, op: str, values: Sequence[Array | None], opset: int) -> tuple[Array, ...] | None:
+    """One value per output of *node*, or None where it is not folded; *opset* is that of the standard's operators."""
+    if op not in FOLDED:
+        return None
+    if opset < _KNOWN_SINCE and Attributes(node).has("broadcast"):
+        return None
+    if op in _SAME:
+        node = copied(node)
+        node.op_type, opset = _SAME[op], max(opset, 11)
+    given = {name: value for name, value in zip(node.input, values, strict=True) if value is not None}
+    if op == "OneHot" and len(node.input) > 1:  # the evaluator takes no list of one number
+        given[node.input[1]] = given[node.input[1]].reshape(())
+    if op == "Div" and all(value.dtype.kind in "iu" for value in given.values()) and not given[node.input[1]].all():
+        raise ModelError("it divides an integer by 0")
+    try:
+        arrays = evaluate({"": opset}, [node], given, list(node.output))
+    except Exception as error:  # the evaluator raises whatever numpy does
+        if opset < _KNOWN_SINCE:
+            return None
+        raise ValueError(first_line(error)) from error
+    return tuple(arrays) if all(each.dtype.kind in "biuf" for each in arrays) else None
+
+
+def _standard(node: onnx.NodeProto, op: str) -> tuple[onnx.NodeProto, str]:
+    """The node of ONNX's own that has the same shapes and its operator, else *node* and *op* themselves."""
+    same = find(op).shapes_of
+    if same is None:
+        return node, op
+    like, inputs = same
+    known = onnx.defs.get_schema(like).attributes
+    attributes = [each for each in node.attribute if each.name in known]
+    return onnx.NodeProto(op_type=like, input=node.input[:inputs], output=node.output, attribute=attributes), like
 
 
 def tensor_type(declared: onnx.TypeProto | None) -> Any:
@@ -266,7 +306,7 @@ def _schema(op: str, version: int, domain: str) -> Any:
     return schema
 
 
-def _shape_value(node: onnx.NodeProto, op: str, tensor: Tensor) -> Tensor:
+def _shape_value(node: OnnxNode, op: str, tensor: Tensor) -> Tensor:
     """The sizes of a tensor as a constant, a guess where they are one."""
     attributes = Attributes(node)
     start, end = attributes.integer("start", 0), attributes.integer("end", len(tensor.shape))
@@ -280,7 +320,7 @@ def _carriers(inputs: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tenso
     return [each for each in inputs if indices or each.dtype not in INTEGERS]
 
 
-def _only_looks(node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None], result: Tensor) -> bool:
+def _only_looks(node: OnnxNode, op: str, inputs: Sequence[Tensor | None], result: Tensor) -> bool:
     """Whether the output is the first input seen differently; exporters write many such steps."""
     source = inputs[0]
     if source is None or source.constant:
@@ -295,7 +335,7 @@ def _only_looks(node: onnx.NodeProto, op: str, inputs: Sequence[Tensor | None], 
         steps = inputs[4] if len(inputs) > 4 else None
         forward = steps is None or (steps.value is not None and bool((steps.value > 0).all()))
         return source.exact and source.shape == result.shape and forward
-    return op in VIEWS or (op == "Expand" and source.exact and source.shape == result.shape)
+    return find(op).view or (op == "Expand" and source.exact and source.shape == result.shape)
 
 
 def _same_size(result: Tensor, source: Tensor, inferred: onnx.TypeProto | None) -> Tensor:
@@ -307,3 +347,47 @@ def _same_size(result: Tensor, source: Tensor, inferred: onnx.TypeProto | None) 
     shape = list(result.shape)
     shape[dims.index(None)] *= source.elements // known
     return replace(result, shape=tuple(shape))
+
+
+def with_defaults(node: OnnxNode, version: int) -> OnnxNode:
+    """*node* with every absent attribute that has a default; a copy, or *node* itself where none is absent.
+
+    version: of the operator set of the node's domain; 0 means the newest. Nested graphs are left as they are.
+    """
+    absent = _absent(node, version)
+    if not absent:
+        return node
+    complete = copied(node)
+    complete.attribute.extend(absent)
+    return complete
+
+
+def write_defaults(model: OnnxModel) -> None:
+    """Add the absent attributes to the nodes of *model* in place, in nested graphs and function bodies too."""
+    _write(model.graph.node, opsets(model))
+    for function in model.functions:
+        _write(function.node, opsets(function))
+
+
+def _write(nodes: Iterable[OnnxNode], versions: Mapping[str, int]) -> None:
+    for node in nodes:
+        for graph in bodies(node):
+            _write(graph.node, versions)
+        node.attribute.extend(_absent(node, versions.get(standard_domain(node.domain), 0)))
+
+
+def _absent(node: OnnxNode, version: int) -> list[OnnxAttribute]:
+    present = {attribute.name for attribute in node.attribute}
+    defaults = _defaults(node.op_type, version or onnx.defs.onnx_opset_version(), standard_domain(node.domain))
+    return [default for default in defaults if default.name not in present]
+
+
+@lru_cache(maxsize=4096)
+def _defaults(op: str, version: int, domain: str) -> tuple[OnnxAttribute, ...]:
+    """The attributes of an operator that have a default, as its schema states them; none for unknown operators."""
+    try:
+        schema = onnx.defs.get_schema(op, version, domain)
+    except onnx.defs.SchemaError:
+        return ()
+    values = (attribute.default_value for attribute in schema.attributes.values())
+    return tuple(value for value in values if value.name)

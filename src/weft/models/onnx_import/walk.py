@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import ChainMap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import ChainMap, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
-
-import onnx
+from typing import Any, NamedTuple
 
 from weft.base.errors import ModelError
-from weft.models.onnx_import.attributes import Attributes
+from weft.models.element_types import ElementType, dtype_bits
+from weft.models.onnx_graph import Attributes, OnnxGraph, OnnxNode, body, names_read, node_name, producers, qualified
 from weft.models.onnx_import.drafts import ImportedNode, LayerDraft, repeated
-from weft.models.onnx_import.fusion import fuse
-from weft.models.onnx_import.infer import Inference, qualified
-from weft.models.onnx_import.ops import count
-from weft.models.onnx_import.tensors import INTEGERS, Tensor, dtype_bits, from_proto
+from weft.models.onnx_import.infer import Inference
+from weft.models.onnx_import.tensors import INTEGERS, Tensor, from_proto
+from weft.models.operators import find
 
 Scope = ChainMap[str, Tensor]
 
@@ -37,9 +35,7 @@ class Walked(NamedTuple):
     guesses: list[str]
 
 
-def walk(
-    graph: onnx.GraphProto, scope: Scope, inference: Inference, segments: Mapping[int, int] | None = None
-) -> Walked:
+def walk(graph: OnnxGraph, scope: Scope, inference: Inference, segments: Mapping[int, int] | None = None) -> Walked:
     """The layers of *graph*; *scope* holds its inputs and whatever it may see from outside.
 
     segments: node, by its place in the file -> its subnet; subnets follow one another.
@@ -66,53 +62,48 @@ def walk(
             made = _awaiting(made, proto_node, scope)
         made = [replace(each, step=index, segment=segments.get(index, 0)) for each in made]
         if made:
-            drafts += [_known_as(each, *early, _node_name(proto_node)) for each in made]
+            drafts += [_known_as(each, *early, node_name(proto_node)) for each in made]
             early.clear()
         elif not _lent(drafts, proto_node, scope):
-            early.append(_node_name(proto_node))
+            early.append(node_name(proto_node))
     outputs = [_lookup(scope, each.name, "the graph output") for each in graph.output]
     return Walked(fuse(drafts, outputs), outputs, guesses)
-
-
-def _node_name(node: onnx.NodeProto) -> str:
-    """Its name, or the one that TensorRT's parser gives a node without."""
-    return node.name or f"node_of_{next(iter(node.output), '')}"
 
 
 def _known_as(draft: LayerDraft, *names: str) -> LayerDraft:
     return replace(draft, layer=replace(draft.layer, nodes=(*draft.layer.nodes, *names)))
 
 
-def _lent(drafts: list[LayerDraft], node: onnx.NodeProto, scope: Scope) -> bool:
+def _lent(drafts: list[LayerDraft], node: OnnxNode, scope: Scope) -> bool:
     """Whether a node without a layer of its own is nobody's, or was put down to the layer whose result it hands on."""
     results = [scope[name] for name in node.output if name and not scope[name].constant]
     sources = {id(origin) for tensor in results for origin in tensor.origins}
     for place in reversed(range(len(drafts) if sources else 0)):
         if not sources.isdisjoint(map(id, drafts[place].writes)):
-            drafts[place] = _known_as(drafts[place], _node_name(node))
+            drafts[place] = _known_as(drafts[place], node_name(node))
             return True
     return not sources
 
 
 def execution_order(
-    graph: onnx.GraphProto, given: Mapping[str, object], segments: Mapping[int, int]
-) -> list[tuple[int, onnx.NodeProto]]:
+    graph: OnnxGraph, given: Mapping[str, object], segments: Mapping[int, int]
+) -> list[tuple[int, OnnxNode]]:
     """Nodes with their place in the file: producers first, else subnet by subnet, else as the file has them."""
-    producers = producers_of(graph)
+    makers = producers(graph.node)
     waiting: list[set[int]] = []
     followers: dict[int, list[int]] = {}
     for index, node in enumerate(graph.node):
         needs = set()
         for name in names_read(node):
-            if name in producers:
-                needs.add(producers[name])
+            if name in makers:
+                needs.add(makers[name])
             elif name not in given:
                 raise ModelError(f"{node.name or node.op_type} reads {name!r}, which nothing produces")
         waiting.append(needs)
         for producer in needs:
             followers.setdefault(producer, []).append(index)
     ready = sorted((segments.get(index, 0), index) for index, needs in enumerate(waiting) if not needs)
-    order: list[tuple[int, onnx.NodeProto]] = []
+    order: list[tuple[int, OnnxNode]] = []
     while ready:
         _, index = heapq.heappop(ready)
         order.append((index, graph.node[index]))
@@ -131,11 +122,11 @@ def execution_order(
 class _NodeStep:
     """One node to be counted, with all it can see."""
 
-    proto: onnx.NodeProto
+    proto: OnnxNode
     name: str
     scope: Scope
     inference: Inference
-    declared: Mapping[str, onnx.TypeProto]
+    declared: Mapping[str, Any]
     guesses: list[str]
     """Grows by a line for each shape that this node leaves unknown."""
 
@@ -144,17 +135,13 @@ class _NodeStep:
 
     def body(self, attribute: str, inputs: Iterable[tuple[str, Tensor]]) -> Walked:
         """The layers of a nested graph, named after this node and sealed against fusion from outside."""
-        graph = next((each.g for each in self.proto.attribute if each.name == attribute), None)
-        if graph is None:
-            raise ModelError(f"the {attribute} graph is missing")
-        walked = walk(graph, self.scope.new_child(dict(inputs)), self.inference)
+        walked = walk(body(self.proto, attribute), self.scope.new_child(dict(inputs)), self.inference)
         path = f"{self.name}/{attribute.removesuffix('_branch')}"
         inside = [f"{path}/{guess}" for guess in walked.guesses]
         return Walked([each.within(path) for each in walked.drafts], walked.outputs, inside)
 
     def body_inputs(self) -> list[str]:
-        bodies = (attribute.g for attribute in self.proto.attribute if attribute.name == "body")
-        return [each.name for body in bodies for each in body.input]
+        return [each.name for each in body(self.proto, "body").input]
 
     def hand_out(self, tensors: Sequence[Tensor]) -> None:
         names = self.proto.output
@@ -190,7 +177,8 @@ def _plain(step: _NodeStep) -> list[LayerDraft]:
 def _counted(step: _NodeStep, inputs: tuple[Tensor | None, ...], outputs: tuple[Tensor, ...]) -> list[LayerDraft]:
     if all(tensor.constant for tensor in outputs) or _is_control(inputs, outputs):
         return []
-    return count(ImportedNode(step.name, qualified(step.proto), inputs, outputs, Attributes(step.proto)))
+    op = qualified(step.proto)
+    return find(op).cost(ImportedNode(step.name, op, inputs, outputs, Attributes(step.proto)))
 
 
 def _gathered(tensor: Tensor, inputs: Iterable[Tensor | None]) -> Tensor:
@@ -207,7 +195,7 @@ def _is_control(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> b
     return all(each.elements == 1 and each.dtype in INTEGERS for each in tensors)
 
 
-def _awaiting(drafts: list[LayerDraft], node: onnx.NodeProto, scope: Scope) -> list[LayerDraft]:
+def _awaiting(drafts: list[LayerDraft], node: OnnxNode, scope: Scope) -> list[LayerDraft]:
     """The layers of a body, of which the first waits for the condition and whatever else enters it."""
     given = [scope[name].root for name in node.input if name and not scope[name].constant]
     return [replace(each, reads=tuple(dict.fromkeys([*each.reads, *given]))) for each in drafts[:1]] + drafts[1:]
@@ -239,15 +227,15 @@ def _loop(step: _NodeStep) -> list[LayerDraft]:
     names = step.body_inputs()
     start = [_at_runtime(each) for each in (limit, condition)]
     state = [_at_runtime(each) for each in carried]
-    body = step.body("body", zip(names, [*start, *state], strict=False))
-    trips = _trips(limit, condition, body.outputs[0])
-    settled = [_after(trips, *pair) for pair in zip(state, body.outputs[1 : 1 + len(carried)], strict=True)]
-    stacked = [_stacked(each, 0, trips) for each in body.outputs[1 + len(carried) :]]
+    inner = step.body("body", zip(names, [*start, *state], strict=False))
+    trips = _trips(limit, condition, inner.outputs[0])
+    settled = [_after(trips, *pair) for pair in zip(state, inner.outputs[1 : 1 + len(carried)], strict=True)]
+    stacked = [_stacked(each, 0, trips) for each in inner.outputs[1 + len(carried) :]]
     step.hand_out([*settled, *stacked])
-    if not body.guesses:
+    if not inner.guesses:
         reason = "how often the loop runs is not known before a query" if trips is None else "it changes every turn"
         step.tell_guesses((limit, condition, *carried), step.handed_out(), reason)
-    return _turns(step, body, trips)
+    return _turns(step, inner, trips)
 
 
 def _scan(step: _NodeStep) -> list[LayerDraft]:
@@ -259,15 +247,15 @@ def _scan(step: _NodeStep) -> list[LayerDraft]:
     axes = [lead + axis for axis in attributes.integers("scan_input_axes", (0,) * len(sequences))]
     slices = [_sliced(each, axis) for each, axis in zip(sequences, axes, strict=True)]
     seen = [replace(each, shape=each.shape[lead:]) for each in (*states, *slices)]
-    body = step.body("body", zip(step.body_inputs(), seen, strict=False))
+    inner = step.body("body", zip(step.body_inputs(), seen, strict=False))
     trips = sequences[0].shape[axes[0]] if sequences else 1
     samples = sequences[0].shape[:lead] if sequences else ()
-    results = body.outputs[len(states) :]
+    results = inner.outputs[len(states) :]
     out_axes = attributes.integers("scan_output_axes", (0,) * len(results))
     stacked = [_stacked(each, axis, trips) for each, axis in zip(results, out_axes, strict=True)]
-    handed = [*(body.outputs[: len(states)] if trips else states), *stacked]
+    handed = [*(inner.outputs[: len(states)] if trips else states), *stacked]
     step.hand_out([replace(each, shape=(*samples, *each.shape)) for each in handed])
-    return _turns(step, body, trips * math.prod(samples))
+    return _turns(step, inner, trips * math.prod(samples))
 
 
 def _turns(step: _NodeStep, body: Walked, trips: int | None) -> list[LayerDraft]:
@@ -308,7 +296,7 @@ def _after(trips: int | None, before: Tensor, turned: Tensor) -> Tensor:
 def _at_runtime(tensor: Tensor | None) -> Tensor:
     """A tensor as a loop body sees it: the first turn's shape, but no fixed value."""
     if tensor is None:
-        return Tensor((), onnx.TensorProto.INT64, dtype_bits(onnx.TensorProto.INT64))
+        return Tensor((), ElementType.INT64, dtype_bits(ElementType.INT64))
     return replace(tensor, constant=False, value=None, stored=(), view_of=tensor.root)
 
 
@@ -331,28 +319,76 @@ def _lookup(scope: Mapping[str, Tensor], name: str, reader: str) -> Tensor:
     return scope[name]
 
 
-def producers_of(graph: onnx.GraphProto) -> dict[str, int]:
-    producers: dict[str, int] = {}
-    for index, node in enumerate(graph.node):
-        for name in filter(None, node.output):
-            if name in producers:
-                raise ModelError(f"two nodes produce {name!r}")
-            producers[name] = index
-    return producers
+_LONGEST = 16
 
 
-def names_read(node: onnx.NodeProto) -> set[str]:
-    """The names a node reads, those its nested graphs take from outside included."""
-    names = set(filter(None, node.input))
-    for attribute in node.attribute:
-        for graph in (attribute.g, *attribute.graphs) if attribute.HasField("g") or attribute.graphs else ():
-            names |= _captured(graph)
-    return names
+def fuse(drafts: Sequence[LayerDraft], outputs: Collection[Tensor]) -> list[LayerDraft]:
+    """*drafts* with followers folded in; *outputs* are the tensors the graph hands out."""
+    readers: dict[int, list[int]] = defaultdict(list)
+    for place, each in enumerate(drafts):
+        for tensor in each.reads:
+            readers[id(tensor)].append(place)
+    exposed = {id(tensor.root) for tensor in outputs}
+    absorbed: set[int] = set()
+    fused: dict[int, LayerDraft] = {}
+    for place, each in enumerate(drafts):
+        if place in absorbed or not _anchors(each):
+            continue
+        group = _group(drafts, place, readers, exposed)
+        absorbed.update(group)
+        # The last member's place: by then everything that any member reads has been computed.
+        fused[group[-1]] = _merged([drafts[member] for member in group])
+    return [fused.get(place, each) for place, each in enumerate(drafts) if place not in absorbed or place in fused]
 
 
-def _captured(graph: onnx.GraphProto) -> set[str]:
-    inside = {each.name for each in (*graph.input, *graph.initializer)}
-    inside |= {each.values.name for each in graph.sparse_initializer}
-    inside |= {name for node in graph.node for name in node.output}
-    used = {name for node in graph.node for name in names_read(node)} | {each.name for each in graph.output}
-    return used - inside - {""}
+def _anchors(draft: LayerDraft) -> bool:
+    return draft.layer.kind in ("conv", "gemm") and len(draft.writes) == 1 and not draft.sealed
+
+
+def _group(drafts: Sequence[LayerDraft], anchor: int, readers: dict[int, list[int]], exposed: set[int]) -> list[int]:
+    """The places of the longest closed run of followers, the anchor first."""
+    members, best = [anchor], 1
+    inside = {id(drafts[anchor].writes[0])}
+    elements = drafts[anchor].layer.output_elements
+    while len(members) < _LONGEST:
+        if exposed & inside:
+            break
+        nexts = sorted({place for tensor in inside for place in readers[tensor]} - set(members))
+        follower = next((place for place in nexts if _follows(drafts[place], inside, elements)), None)
+        if follower is None:
+            break
+        members.append(follower)
+        inside.add(id(drafts[follower].writes[0]))
+        hidden = inside - {id(drafts[follower].writes[0])}
+        if all(set(readers[tensor]) <= set(members) for tensor in hidden):
+            best = len(members)
+    return members[:best]
+
+
+def _follows(draft: LayerDraft, inside: Collection[int], elements: int) -> bool:
+    """Whether a layer reads only the group; a lone value beside it, such as a scale, does not count."""
+    return (
+        find(draft.layer.op).fuses
+        and not draft.sealed
+        and len(draft.writes) == 1
+        and draft.layer.output_elements == elements
+        and all(id(tensor) in inside or tensor.elements == 1 for tensor in draft.reads)
+    )
+
+
+def _merged(group: Sequence[LayerDraft]) -> LayerDraft:
+    first, last = group[0], group[-1]
+    inside = {id(each.writes[0]) for each in group}
+    outside = {id(tensor): tensor for each in group for tensor in each.reads if id(tensor) not in inside}
+    return replace(
+        first,
+        layer=replace(
+            first.layer,
+            op="+".join(each.layer.op for each in group),
+            output_elements=last.layer.output_elements,
+            nodes=tuple(node for each in group for node in each.layer.nodes),
+        ),
+        reads=tuple(outside.values()),
+        writes=last.writes,
+        stored=tuple(dict.fromkeys(s for each in group for s in each.stored)),
+    )

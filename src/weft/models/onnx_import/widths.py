@@ -8,15 +8,13 @@ enters a layer for what they are, no work of their own (``without_rounding``).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-import onnx
-
 from weft.base.errors import ModelError
 from weft.models.layer import Layer
-from weft.models.onnx_import.walk import names_read
+from weft.models.onnx_graph import OnnxModel, copied, metadata, prune, rename_inputs
 
 FORMATS = "weft.formats"
 """Model metadata: the configuration that a file was tuned to, as in its text file."""
@@ -43,12 +41,7 @@ def noted(widths: Mapping[str, Widths], rounded: Mapping[str, str]) -> dict[str,
     }
 
 
-def node_name(node: onnx.NodeProto) -> str:
-    """What notes call a node: its name, or its output's where it has none, as ``Layer.nodes`` does."""
-    return node.name or f"node_of_{next(iter(node.output), '')}"
-
-
-def widths_in(model: onnx.ModelProto) -> dict[str, Widths]:
+def widths_in(model: OnnxModel) -> dict[str, Widths]:
     """Node -> its widths; nothing for a file that was not tuned."""
     found = _note(model, WIDTHS)
     try:
@@ -60,7 +53,7 @@ def widths_in(model: onnx.ModelProto) -> dict[str, Widths]:
     return widths
 
 
-def rounded_in(model: onnx.ModelProto) -> dict[str, str]:
+def rounded_in(model: OnnxModel) -> dict[str, str]:
     """Rounded tensor -> the tensor that it was; nothing for a file that rounds nothing."""
     found: dict[str, str] = _note(model, ROUNDED)
     if not all(isinstance(source, str) for source in found.values()):
@@ -73,19 +66,14 @@ def narrowed(layers: Iterable[Layer], widths: Mapping[str, Widths]) -> tuple[Lay
     return tuple(_narrowed(layer, widths) for layer in layers)
 
 
-def without_rounding(model: onnx.ModelProto) -> onnx.ModelProto:
+def without_rounding(model: OnnxModel) -> OnnxModel:
     """*model* without the operators that round what enters its layers; itself where there are none."""
     rounded = rounded_in(model)
     if not rounded:
         return model
-    plain = onnx.ModelProto()
-    plain.CopyFrom(model)
-    for node in plain.graph.node:
-        for place, name in enumerate(node.input):
-            node.input[place] = rounded.get(name, name)
-    kept = _read_nodes(plain.graph)
-    del plain.graph.node[:]
-    plain.graph.node.extend(kept)
+    plain = copied(model)
+    rename_inputs(plain.graph.node, rounded)
+    prune(plain.graph)
     return plain
 
 
@@ -98,19 +86,8 @@ def _narrowed(layer: Layer, widths: Mapping[str, Widths]) -> Layer:
     return replace(layer, weight_bits=mine.weight, activation_bits=mine.input, parameters=stored)
 
 
-def _read_nodes(graph: onnx.GraphProto) -> Sequence[onnx.NodeProto]:
-    """The nodes that an output needs, as copies."""
-    wanted = {each.name for each in graph.output}
-    kept = []
-    for node in reversed(graph.node):
-        if wanted.intersection(node.output):
-            kept.append(onnx.NodeProto.FromString(node.SerializeToString()))
-            wanted |= names_read(node)
-    return kept[::-1]
-
-
-def _note(model: onnx.ModelProto, key: str) -> dict[str, Any]:
-    text = next((entry.value for entry in model.metadata_props if entry.key == key), "")
+def _note(model: OnnxModel, key: str) -> dict[str, Any]:
+    text = metadata(model).get(key, "")
     try:
         found = json.loads(text or "{}")
     except ValueError as error:

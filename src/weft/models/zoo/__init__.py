@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 
-from onnx import ModelProto
-
 from weft.base.errors import ModelError, unknown_name
 from weft.models.layer import Model
+from weft.models.onnx_graph import OnnxModel
 from weft.models.onnx_import import import_onnx
-from weft.models.zoo import inception, inception4, language, recommendation, residual, vision
+from weft.models.zoo import inception, language, vision
 from weft.models.zoo import weights as _weights
 from weft.models.zoo.graph import GraphBuilder
 
@@ -52,29 +51,29 @@ ZOO: dict[str, ZooEntry] = {
     "alexnet": ZooEntry(vision.alexnet, _image(224), "Image classifier, mostly fully connected weights."),
     "caffenet": ZooEntry(vision.caffenet, _image(227), "AlexNet of two columns, as Caffe has it."),
     "densenet121": ZooEntry(vision.densenet121, _image(224), "Image classifier, every layer reads all before."),
-    "fcn-resnet18": ZooEntry(residual.fcn_resnet18, _image(224, classes=21), "Segmenter: a class for every pixel."),
+    "fcn-resnet18": ZooEntry(vision.fcn_resnet18, _image(224, classes=21), "Segmenter: a class for every pixel."),
     "googlenet": ZooEntry(inception.googlenet, _image(224), "The first Inception, without normalisation."),
-    "inception-resnet-v2": ZooEntry(inception4.inception_resnet_v2, _image(299), "Inception blocks with residuals."),
+    "inception-resnet-v2": ZooEntry(inception.inception_resnet_v2, _image(299), "Inception blocks with residuals."),
     "inception-v3": ZooEntry(inception.inception_v3, _image(299), "Image classifier of parallel branches."),
-    "inception-v4": ZooEntry(inception4.inception_v4, _image(299), "Inception-v3, deeper and more regular."),
+    "inception-v4": ZooEntry(inception.inception_v4, _image(299), "Inception-v3, deeper and more regular."),
     "mobilenet-v2": ZooEntry(vision.mobilenet_v2, _image(224), "Small image classifier, depthwise."),
-    "resnet18": ZooEntry(residual.resnet18, _image(224), "Residual image classifier of basic blocks."),
-    "resnet50": ZooEntry(partial(residual.resnet, depth=50), _RESNET, "Residual image classifier, version 1.5."),
-    "resnet101": ZooEntry(partial(residual.resnet, depth=101), _image(224), "ResNet-50 with twice the blocks."),
-    "resnet152": ZooEntry(partial(residual.resnet, depth=152), _image(224), "ResNet-50 with three times the blocks."),
-    "resnext50-32x4d": ZooEntry(partial(residual.resnet, depth=50), _RESNEXT, "ResNet-50, 32 groups of 4 channels."),
+    "resnet18": ZooEntry(vision.resnet18, _image(224), "Residual image classifier of basic blocks."),
+    "resnet50": ZooEntry(partial(vision.resnet, depth=50), _RESNET, "Residual image classifier, version 1.5."),
+    "resnet101": ZooEntry(partial(vision.resnet, depth=101), _image(224), "ResNet-50 with twice the blocks."),
+    "resnet152": ZooEntry(partial(vision.resnet, depth=152), _image(224), "ResNet-50 with three times the blocks."),
+    "resnext50-32x4d": ZooEntry(partial(vision.resnet, depth=50), _RESNEXT, "ResNet-50, 32 groups of 4 channels."),
     "vgg16": ZooEntry(partial(vision.vgg, depth=16), _image(224), "Image classifier of plain 3x3 convolutions."),
     "vgg19": ZooEntry(partial(vision.vgg, depth=19), _image(224), "VGG with three more convolutions."),
     "bert-base": ZooEntry(language.bert, _encoder(12, 768), "Text encoder with a two-class head."),
     "bert-large": ZooEntry(language.bert, _encoder(24, 1024), "BERT with twice the layers."),
     "xlnet-base": ZooEntry(language.xlnet, _encoder(12, 768), "Text encoder, relative positions."),
     "xlnet-large": ZooEntry(language.xlnet, _encoder(24, 1024), "XLNet with twice the layers."),
-    "ncf": ZooEntry(recommendation.ncf, _MOVIELENS, "Recommender for MovieLens-20M, mostly tables."),
+    "ncf": ZooEntry(language.ncf, _MOVIELENS, "Recommender for MovieLens-20M, mostly tables."),
 }
 """The names a user may write. To add a network, write its builder and add one line here."""
 
 
-def build(name: str, *, seed: int = 0, **parameters: Parameter) -> ModelProto:
+def build(name: str, *, seed: int = 0, **parameters: Parameter) -> OnnxModel:
     """The graph of a network, its weights declared but not drawn; *seed* is noted in its metadata."""
     entry = _entry(name)
     graph = GraphBuilder(name)
@@ -83,7 +82,7 @@ def build(name: str, *, seed: int = 0, **parameters: Parameter) -> ModelProto:
     return graph.proto()
 
 
-def materialise(proto: ModelProto, seed: int | None = None) -> ModelProto:
+def materialise(proto: OnnxModel, seed: int | None = None) -> OnnxModel:
     """A copy of a built graph with its weights, in memory; without *seed*, drawn by the noted one."""
     return _weights.materialise(proto, seed)
 

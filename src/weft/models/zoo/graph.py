@@ -13,9 +13,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from weft.base.errors import ModelError
+from weft.models.element_types import ElementType
+from weft.models.onnx_graph import (
+    OnnxModel,
+    OnnxNode,
+    OnnxTensor,
+    OnnxValue,
+    declared,
+    make_model,
+    make_node,
+    to_tensor,
+)
 from weft.models.zoo import weights
 
 BATCH = "batch"
@@ -40,65 +50,59 @@ NOTHING = GraphValue("", 0)
 """An optional input that is left out."""
 
 
-class _ConvWindow(NamedTuple):
-    """How a convolution meets its image."""
-
-    kernel: Pair
-    stride: int
-    pad: Pair | None
-    groups: int
-
-
 class GraphBuilder:
     """Collects nodes in execution order; a node and the value it makes share one name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.metadata: dict[str, str] = {}
-        self._nodes: list[NodeProto] = []
-        self._inputs: list[ValueInfoProto] = []
-        self._outputs: list[ValueInfoProto] = []
-        self._initializers: dict[str, TensorProto] = {}
+        self._nodes: list[OnnxNode] = []
+        self._inputs: list[OnnxValue] = []
+        self._outputs: list[OnnxValue] = []
+        self._initializers: dict[str, OnnxTensor] = {}
 
-    def proto(self) -> ModelProto:
-        graph = helper.make_graph(
-            self._nodes, self.name, self._inputs, self._outputs, list(self._initializers.values())
+    def proto(self) -> OnnxModel:
+        return make_model(
+            self._nodes,
+            self.name,
+            self._inputs,
+            self._outputs,
+            self._initializers.values(),
+            opset=OPSET,
+            ir_version=IR_VERSION,
+            producer="weft",
+            entries=self.metadata,
         )
-        opset = helper.make_opsetid("", OPSET)
-        model = helper.make_model(graph, opset_imports=[opset], ir_version=IR_VERSION, producer_name="weft")
-        helper.set_model_props(model, self.metadata)
-        return model
 
     # Ends of the graph
 
     def input(self, name: str, kind: int, dims: Sequence[int], width: int) -> GraphValue:
         """Any input; *dims* come after the batch."""
-        self._inputs.append(helper.make_tensor_value_info(name, kind, [BATCH, *dims]))
+        self._inputs.append(declared(name, kind, [BATCH, *dims]))
         return GraphValue(name, width)
 
     def image(self, resolution: int, *, at_least: int = 1) -> GraphValue:
         """The input of a vision model: three channels, square; a smaller one than *at_least* would vanish inside."""
         if resolution < at_least:
             raise ModelError(f"{self.name}: resolution must be at least {at_least}, got {resolution}")
-        return self.input("input", TensorProto.FLOAT, (3, resolution, resolution), width=3)
+        return self.input("input", ElementType.FLOAT, (3, resolution, resolution), width=3)
 
     def ids(self, name: str, *dims: int) -> GraphValue:
         """An input of whole numbers: tokens, users, masks."""
-        return self.input(name, TensorProto.INT64, dims, width=1)
+        return self.input(name, ElementType.INT64, dims, width=1)
 
     def output(self, value: GraphValue, name: str, *dims: int) -> None:
         """Make *value*, which no other node may read, an output under another name."""
         producer = next(node for node in reversed(self._nodes) if node.output[0] == value.name)
         producer.output[0] = name
-        info = helper.make_tensor_value_info(name, TensorProto.FLOAT, [BATCH, *dims])
-        self._outputs.append(info)
+        self._outputs.append(declared(name, ElementType.FLOAT, [BATCH, *dims]))
 
     # Pieces
 
     def node(self, op: str, name: str, *inputs: GraphValue, width: int = 0, **attributes: Any) -> GraphValue:
         """Add one operator; its result is as wide as its first input unless *width* is given."""
         names = [value.name for value in inputs]
-        self._nodes.append(helper.make_node(op, names, [name], name=name, **attributes))
+        self._nodes.append(make_node(op, names, [name], name, **attributes))
         return GraphValue(name, width or inputs[0].width)
 
     def weight(self, name: str, dims: Sequence[int], recipe: str) -> GraphValue:
@@ -109,7 +113,7 @@ class GraphBuilder:
     def constant(self, name: str, value: ArrayLike, dtype: type = np.float32) -> GraphValue:
         """A value fixed by the architecture; asking for the same name again returns the first."""
         if name not in self._initializers:
-            self._initializers[name] = numpy_helper.from_array(np.asarray(value, dtype), name)
+            self._initializers[name] = to_tensor(np.asarray(value, dtype), name)
         return GraphValue(name, 1)
 
     def reshape(self, x: GraphValue, name: str, *dims: int, width: int = 0) -> GraphValue:
@@ -139,9 +143,9 @@ class GraphBuilder:
 
         Without *pad*, an odd kernel keeps the size of the image at stride 1.
         """
-        shape = _ConvWindow(kernel, stride, pad, groups)
-        y = self._convolution(x, name, out, shape, rectified=activation != "none")
-        return self.activation(self._batch_norm(y, f"{name}.bn"), name, activation)
+        return self.conv(
+            x, name, out, kernel, stride=stride, pad=pad, groups=groups, bias=False, norm=True, activation=activation
+        )
 
     def conv(
         self,
@@ -154,24 +158,19 @@ class GraphBuilder:
         pad: Pair | None = None,
         groups: int = 1,
         bias: bool = True,
+        norm: bool = False,
         activation: str = "relu",
     ) -> GraphValue:
-        """Convolution without normalisation, then relu, relu6 or none."""
-        shape = _ConvWindow(kernel, stride, pad, groups)
+        """Convolution, batch normalisation if *norm*, then relu, relu6 or none."""
         added = [self.weight(f"{name}.bias", (out,), weights.BIAS)] if bias else []
-        y = self._convolution(x, name, out, shape, *added, rectified=activation != "none")
-        return self.activation(y, name, activation)
-
-    def _convolution(
-        self, x: GraphValue, name: str, out: int, window: _ConvWindow, *bias: GraphValue, rectified: bool
-    ) -> GraphValue:
-        size = _pair(window.kernel)
-        sides = _pair(window.pad) if window.pad is not None else ((size[0] - 1) // 2, (size[1] - 1) // 2)
-        dims = (out, x.width // window.groups, *size)
-        weight = self.weight(f"{name}.weight", dims, weights.he(math.prod(dims[1:]), rectified=rectified))
-        steps = (window.stride, window.stride)
-        attributes = {"kernel_shape": size, "strides": steps, "pads": sides * 2, "group": window.groups}
-        return self.node("Conv", name, x, weight, *bias, width=out, **attributes)
+        size = _pair(kernel)
+        sides = _pair(pad) if pad is not None else ((size[0] - 1) // 2, (size[1] - 1) // 2)
+        dims = (out, x.width // groups, *size)
+        recipe = weights.he(math.prod(dims[1:]), rectified=activation != "none")
+        weight = self.weight(f"{name}.weight", dims, recipe)
+        attributes = {"kernel_shape": size, "strides": (stride, stride), "pads": sides * 2, "group": groups}
+        y = self.node("Conv", name, x, weight, *added, width=out, **attributes)
+        return self.activation(self._batch_norm(y, f"{name}.bn") if norm else y, name, activation)
 
     def norm_relu(self, x: GraphValue, name: str) -> GraphValue:
         """Batch normalisation of something that is no product of its own, then relu."""

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
-import onnx
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper
+from onnx import TensorProto
 
 from weft.base.errors import ModelError
 from weft.base.files import replacing
+from weft.models.onnx_graph import OnnxModel, copied, metadata, save, set_metadata
 
 Progress = Callable[[int, int], None]
 """Called with the bytes of weights done and the bytes in all."""
@@ -68,7 +68,7 @@ def declare(name: str, dims: Sequence[int], recipe: str) -> TensorProto:
     return tensor
 
 
-def materialise(proto: ModelProto, seed: int | None = None, progress: Progress | None = None) -> ModelProto:
+def materialise(proto: OnnxModel, seed: int | None = None, progress: Progress | None = None) -> OnnxModel:
     """A copy of *proto* with every declared weight drawn, all of it in memory."""
     model = _copy(proto, seed)
     for tensor, data in _drawn(model, progress):
@@ -77,7 +77,7 @@ def materialise(proto: ModelProto, seed: int | None = None, progress: Progress |
 
 
 def write(
-    proto: ModelProto,
+    proto: OnnxModel,
     path: str | Path,
     *,
     progress: Progress | None = None,
@@ -93,10 +93,10 @@ def write(
         _write_with_data(proto, target, progress)
         return
     with replacing(target, ModelError) as beside:
-        onnx.save(materialise(proto, progress=progress), beside)
+        save(materialise(proto, progress=progress), beside)
 
 
-def _write_with_data(proto: ModelProto, target: Path, progress: Progress | None) -> None:
+def _write_with_data(proto: OnnxModel, target: Path, progress: Progress | None) -> None:
     model = _copy(proto)
     location = target.name + ".data"
     with replacing(target.with_name(location), ModelError) as beside, beside.open("wb") as file:
@@ -108,20 +108,18 @@ def _write_with_data(proto: ModelProto, target: Path, progress: Progress | None)
             tensor.data_location = TensorProto.EXTERNAL
             file.write(data.data)
     with replacing(target, ModelError) as beside:
-        onnx.save(model, beside)
+        save(model, beside)
 
 
-def _copy(proto: ModelProto, seed: int | None = None) -> ModelProto:
+def _copy(proto: OnnxModel, seed: int | None = None) -> OnnxModel:
     """The graph again, to be filled, with *seed* noted where one is given."""
-    model = ModelProto()
-    model.CopyFrom(proto)
+    model = copied(proto)
     if seed is not None:
-        noted = {entry.key: entry.value for entry in model.metadata_props}
-        helper.set_model_props(model, {**noted, SEED: str(seed)})
+        set_metadata(model, {**metadata(model), SEED: str(seed)})
     return model
 
 
-def _drawn(model: ModelProto, progress: Progress | None) -> Iterator[tuple[TensorProto, NDArray[np.float32]]]:
+def _drawn(model: OnnxModel, progress: Progress | None) -> Iterator[tuple[TensorProto, NDArray[np.float32]]]:
     """Each declared weight, its recipe taken off, with its values."""
     declared, seed = _declared(model), _seed(model)
     total, done = sum(map(_size, declared)), 0
@@ -134,7 +132,7 @@ def _drawn(model: ModelProto, progress: Progress | None) -> Iterator[tuple[Tenso
             progress(done, total)
 
 
-def _declared(model: ModelProto) -> list[TensorProto]:
+def _declared(model: OnnxModel) -> list[TensorProto]:
     return [tensor for tensor in model.graph.initializer if any(entry.key == RECIPE for entry in tensor.metadata_props)]
 
 
@@ -142,8 +140,8 @@ def _size(tensor: TensorProto) -> int:
     return 4 * math.prod(int(size) for size in tensor.dims)
 
 
-def _seed(model: ModelProto) -> int:
-    seed = int(next((entry.value for entry in model.metadata_props if entry.key == SEED), "0"))
+def _seed(model: OnnxModel) -> int:
+    seed = int(metadata(model).get(SEED, "0"))
     if seed < 0:
         raise ModelError(f"seed = {seed} must be at least 0")
     return seed

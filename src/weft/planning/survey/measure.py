@@ -38,10 +38,10 @@ from weft.planning.survey.spans import (
 from weft.runtime.device_kinds import device_called, device_kind
 from weft.runtime.lanes import ABORT_FROM_TICKS
 from weft.runtime.stitched import tasks_in
+from weft.serving.dispatch import QUEUE_FULL
 from weft.serving.held_memory import held_bytes
 from weft.serving.isolation import THREADS
 from weft.serving.process import ServerProcess
-from weft.serving.refusals import QUEUE_FULL
 from weft.workloads.requests import Workload, parse_workload, served_name
 
 Progress = Callable[[str, int, int], None]

@@ -4,8 +4,8 @@
 ``gpu`` is the real one, over torch. ``segments`` opens the pieces of a model over weights that all of them share,
 ``rung`` has them at one batch size with memory of their own, ``model`` runs steps and ``lane`` tells of their ends.
 ``preparing`` loads a file: ``onnx_files`` for ONNX Runtime, ``torch_files`` for torch itself (``torch_program``), and
-``workshop`` cuts and measures both into ``pieces``. Stitched files are computed in ``rounds``, for which
+``preparation`` cuts and measures both into ``pieces``. Stitched files are computed in ``rounds``, for which
 ``round_graphs`` has the graphs. ``precision`` converts, ``engine`` is what a worker process has, ``requirements`` says
-what is missing on a machine without, and ``kind`` is what ``--device cuda:0`` is registered with; ``twins`` stand for
-GPUs in tests.
+what is missing on a machine without, and ``kind`` is what ``--device cuda:0`` is registered with; ``cpu_twins`` stand
+for GPUs in tests.
 """

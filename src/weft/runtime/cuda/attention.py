@@ -13,10 +13,31 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper, numpy_helper
 
-from weft.models.onnx_import.defaults import write_defaults
+from weft.models.element_types import ElementType, numpy_dtype
+from weft.models.onnx_graph import (
+    Attributes,
+    OnnxGraph,
+    OnnxModel,
+    OnnxNode,
+    add_opset,
+    constant_tensor,
+    declared,
+    dimensions,
+    fill,
+    inferred,
+    initializers,
+    load,
+    make_model,
+    make_node,
+    makers,
+    names_read,
+    opsets,
+    save,
+    to_array,
+    to_tensor,
+)
+from weft.models.onnx_import.infer import write_defaults
 
 DOMAIN = "com.microsoft"
 SPLIT, KEYS, TURNED = (0, 2, 1, 3), (0, 2, 3, 1), (0, 1, 3, 2)
@@ -52,33 +73,33 @@ class _Found(NamedTuple):
     values: _Heads
     scale: float
     mask: str | None
-    end: NodeProto
+    end: OnnxNode
     """The node that joins the heads."""
 
 
 def with_attention(path: Path, folder: Path) -> Path:
     """The model with attention as one operator, in a folder for a while; the file itself where none is found."""
-    if all(node.op_type != "Softmax" for node in onnx.load(str(path), load_external_data=False).graph.node):
+    if all(node.op_type != "Softmax" for node in load(path).graph.node):
         return path
-    model = onnx.load(str(path))
+    model = load(path, weights=True)
     if not fuse_attention(model):
         return path
     target = folder / "attention.onnx"
-    onnx.save(model, str(target), save_as_external_data=model.ByteSize() > 1 << 30)
+    save(model, target, outside=model.ByteSize() > 1 << 30)
     return target
 
 
-def fuse_attention(model: ModelProto) -> int:
+def fuse_attention(model: OnnxModel) -> int:
     """Have one operator wherever attention is found; how often that was."""
     graph = _Graph(model)
     found = [each for node in graph.nodes if node.op_type == "Softmax" and (each := graph.attention_at(node))]
     kept = [(each, mask) for each in found if (mask := graph.mask_for(each)) is not None]
     for each, mask in kept:
         names = [each.queries.source, each.keys.source, each.values.source]
-        fused = helper.make_node(
+        fused = make_node(
             "MultiHeadAttention",
             [*names, "", "", mask] if mask else names,
-            list(each.end.output),
+            each.end.output,
             f"{each.end.name or each.end.output[0]}/attention",
             domain=DOMAIN,
             num_heads=each.queries.heads,
@@ -87,34 +108,33 @@ def fuse_attention(model: ModelProto) -> int:
         graph.replace(each.end, fused)
     if kept:
         graph.write_to(model)
-        if all(each.domain != DOMAIN for each in model.opset_import):
-            model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+        add_opset(model, DOMAIN, 1)
     return len(kept)
 
 
 class _Graph:
     """A graph, and what is known of its tensors."""
 
-    def __init__(self, model: ModelProto) -> None:
+    def __init__(self, model: OnnxModel) -> None:
         graph = model.graph
         self.nodes = list(graph.node)
         self._outputs = [each.name for each in graph.output]
-        self._made_by: dict[str, NodeProto] = {name: node for node in self.nodes for name in node.output}
-        self._weights = {each.name: each for each in graph.initializer}
+        self._made_by = makers(self.nodes)
+        self._weights = initializers(graph)
         self._given = {each.name for each in graph.input}
-        modern = _opset(model) >= LAST_AXIS
+        modern = opsets(model).get("", 1) >= LAST_AXIS
         self._usual_axis = -1 if modern else 1
         self._last_axes = {-1, 3} if modern else {3}
         outline = _outlined(model)
         write_defaults(outline)
-        inferred = onnx.shape_inference.infer_shapes(outline, data_prop=True).graph
-        self._sizes, self._types = dict(_sizes(inferred)), dict(_types(inferred))
+        known = inferred(outline).graph
+        self._sizes, self._types = dict(_sizes(known)), dict(_types(known))
         self._zeros: dict[tuple[str, int], str] = {}
-        self._added: list[NodeProto] = []
+        self._added: list[OnnxNode] = []
 
     # Looking
 
-    def attention_at(self, softmax: NodeProto) -> _Found | None:
+    def attention_at(self, softmax: OnnxNode) -> _Found | None:
         """What the softmax is the middle of; None where that is not attention as it is known here."""
         product = self._next(softmax, "MatMul")
         joined = self._next(self._next(product, "Transpose", SPLIT), "Reshape")
@@ -160,14 +180,14 @@ class _Graph:
             return None
         return self._for_each_row(found.mask, rows)
 
-    def _made(self, name: str, kind: str, order: Sequence[int] | None = None) -> NodeProto | None:
+    def _made(self, name: str, kind: str, order: Sequence[int] | None = None) -> OnnxNode | None:
         """The node that makes a tensor, if it is of this kind."""
-        node = self._made_by.get(name)
+        node: OnnxNode | None = self._made_by.get(name)
         if node is None or node.op_type != kind or (order and _attribute(node, "perm", ()) != tuple(order)):
             return None
         return node
 
-    def _next(self, node: NodeProto | None, kind: str, order: Sequence[int] | None = None) -> NodeProto | None:
+    def _next(self, node: OnnxNode | None, kind: str, order: Sequence[int] | None = None) -> OnnxNode | None:
         """The only node that a tensor goes to, if it is of this kind."""
         if node is None or node.output[0] in self._outputs:
             return None
@@ -197,11 +217,11 @@ class _Graph:
 
     def _number(self, name: str) -> float | None:
         weight, node = self._weights.get(name), self._made(name, "Constant")
-        if weight is None and node is not None and node.attribute and node.attribute[0].name == "value":
-            weight = node.attribute[0].t
+        if weight is None and node is not None:
+            weight = constant_tensor(node)
         if weight is None or name in self._given or not all(size == 1 for size in weight.dims):
             return None
-        return float(numpy_helper.to_array(weight).ravel()[0])
+        return float(to_array(weight).ravel()[0])
 
     def _heads(self, name: str, order: Sequence[int]) -> _Heads | None:
         """The tensor whose heads were split off and put into this order."""
@@ -223,84 +243,61 @@ class _Graph:
         """A mask of one row for all as one of so many rows."""
         if (mask, rows) not in self._zeros:
             name = self._zeros[mask, rows] = f"{mask}/rows{rows}"
-            kind = helper.tensor_dtype_to_np_dtype(self._types.get(mask, TensorProto.FLOAT))
-            zeros = numpy_helper.from_array(np.zeros((1, 1, rows, 1), kind), f"{name}/zeros")
+            kind = numpy_dtype(self._types.get(mask, ElementType.FLOAT))
+            zeros = to_tensor(np.zeros((1, 1, rows, 1), kind), f"{name}/zeros")
             self._weights[zeros.name] = zeros
-            self._added.append(helper.make_node("Add", [mask, zeros.name], [name], name))
+            self._added.append(make_node("Add", [mask, zeros.name], [name], name))
         return self._zeros[mask, rows]
 
-    def replace(self, node: NodeProto, by: NodeProto) -> None:
+    def replace(self, node: OnnxNode, by: OnnxNode) -> None:
         self.nodes[self.nodes.index(node)] = by
 
-    def write_to(self, model: ModelProto) -> None:
+    def write_to(self, model: OnnxModel) -> None:
         """The nodes that are still needed, in an order in which they can be computed."""
-        graph, wanted, needed = model.graph, set(self._outputs), list[NodeProto]()
+        graph, wanted, needed = model.graph, set(self._outputs), list[OnnxNode]()
         masks = {node.output[0]: node for node in self._added}
         for node in reversed(self.nodes):
             if wanted.intersection(node.output):
                 needed.append(node)
-                wanted |= {*node.input} | _inner(node)
+                wanted |= names_read(node)
                 for name in [each for each in node.input if each in masks]:
                     wanted |= {*masks[name].input}
         needed.reverse()
         for mask in (each for name, each in masks.items() if name in wanted):
             made = [at for at, node in enumerate(needed) if mask.input[0] in node.output]
             needed.insert(made[0] + 1 if made else 0, mask)
-        del graph.node[:]
-        graph.node.extend(needed)
-        kept = [each for name, each in self._weights.items() if name in wanted | self._given]
-        del graph.initializer[:]
-        graph.initializer.extend(kept)
+        fill(graph.node, needed)
+        fill(graph.initializer, [each for name, each in self._weights.items() if name in wanted | self._given])
 
 
-def _outlined(model: ModelProto) -> ModelProto:
+def _outlined(model: OnnxModel) -> OnnxModel:
     """The model without its large weights, of which only shapes matter."""
-    graph, found = model.graph, ModelProto(ir_version=model.ir_version, opset_import=model.opset_import)
-    large = [each for each in graph.initializer if prod(each.dims) > SMALL]
-    found.graph.CopyFrom(GraphProto(name=graph.name, node=graph.node, output=graph.output, value_info=graph.value_info))
-    found.graph.initializer.extend(each for each in graph.initializer if prod(each.dims) <= SMALL)
-    found.graph.input.extend(graph.input)
+    graph = model.graph
     named = {each.name for each in graph.input}
-    found.graph.input.extend(
-        helper.make_tensor_value_info(each.name, each.data_type, each.dims) for each in large if each.name not in named
-    )
-    return found
+    large = [each for each in graph.initializer if prod(each.dims) > SMALL and each.name not in named]
+    small = [each for each in graph.initializer if prod(each.dims) <= SMALL]
+    inputs = [*graph.input, *(declared(each.name, each.data_type, each.dims) for each in large)]
+    outline = make_model(graph.node, graph.name, inputs, graph.output, small, like=model)
+    outline.graph.value_info.extend(graph.value_info)
+    del outline.functions[:]  # what their nodes make is not looked into
+    return outline
 
 
-def _sizes(graph: GraphProto) -> Iterator[tuple[str, tuple[Size, ...]]]:
+def _sizes(graph: OnnxGraph) -> Iterator[tuple[str, tuple[Size, ...]]]:
     for each in (*graph.input, *graph.value_info, *graph.output):
-        if each.type.tensor_type.HasField("shape"):
-            sizes = each.type.tensor_type.shape.dim
-            yield (
-                each.name,
-                tuple(one.dim_value if one.HasField("dim_value") else one.dim_param or None for one in sizes),
-            )
+        if (sizes := dimensions(each)) is not None:
+            yield each.name, tuple(None if size == "" else size for size in sizes)
     for weight in graph.initializer:
         yield weight.name, tuple(weight.dims)
 
 
-def _types(graph: GraphProto) -> Iterator[tuple[str, int]]:
+def _types(graph: OnnxGraph) -> Iterator[tuple[str, int]]:
     for each in (*graph.input, *graph.value_info, *graph.output):
         yield each.name, each.type.tensor_type.elem_type
     for weight in graph.initializer:
         yield weight.name, weight.data_type
 
 
-def _opset(model: ModelProto) -> int:
-    return max((each.version for each in model.opset_import if not each.domain), default=1)
-
-
-def _attribute(node: NodeProto, name: str, default: object) -> object:
-    found = next((each for each in node.attribute if each.name == name), None)
-    if found is None:
-        return default
-    value = helper.get_attribute_value(found)
+def _attribute(node: OnnxNode, name: str, default: object) -> object:
+    value = Attributes(node).values().get(name, default)
     return tuple(value) if isinstance(value, list) else value
-
-
-def _inner(node: NodeProto) -> set[str]:
-    """What the graphs inside a node use of the one around it."""
-    graphs = [each.g for each in node.attribute if each.HasField("g")] + [
-        g for each in node.attribute for g in each.graphs
-    ]
-    return {name for graph in graphs for inner in graph.node for name in {*inner.input} | _inner(inner)}

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from weft.base.errors import BadRequest, reason_of
+from weft.runtime.client_memory import HANDLE_BYTES, LendingTerms
 from weft.runtime.cuda.captured import driver
 from weft.runtime.cuda.device import BorrowedFile, BorrowedTensor
-from weft.runtime.lent import HANDLE_BYTES, LendingTerms
 from weft.runtime.tensors import Array
 
 _LAZY_PEER_ACCESS = 1

@@ -19,11 +19,11 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper
 
 from weft.base.errors import BadRequest
 from weft.devices.host import GpuCuts
-from weft.runtime.lent import Borrowed, LendingTerms, read_fully
+from weft.models.element_types import ElementType, numpy_dtype
+from weft.runtime.client_memory import Borrowed, LendingTerms, read_fully
 from weft.runtime.tensors import Array
 
 Tensor = Any
@@ -240,12 +240,6 @@ class Device(Protocol):
         ...
 
 
-def numpy_type(element_type: int) -> np.dtype[Any]:
-    """An element type of ONNX as numpy has it."""
-    found: np.dtype[Any] = np.dtype(helper.tensor_dtype_to_np_dtype(element_type))
-    return found
-
-
 def lacks_memory(error: Exception) -> bool:
     """Whether an error of torch or of ONNX Runtime says that the device's memory is used up."""
     return any(words in str(error) for words in ("out of memory", "Failed to allocate memory"))
@@ -266,7 +260,7 @@ class HostMovable:
         self._bytes, self._copy = np.zeros(byte_size, np.uint8), b""
 
     def tensor(self, offset: int, shape: Sequence[int], element_type: int) -> Tensor:
-        kind = numpy_type(element_type)
+        kind = numpy_dtype(element_type)
         part = self._bytes[offset : offset + prod(shape) * kind.itemsize]
         return part.view(kind).reshape(tuple(shape))
 
@@ -389,9 +383,9 @@ class HostDevice:
 
 
 FLOATS: Mapping[int, int] = {
-    TensorProto.FLOAT: 4,
-    TensorProto.FLOAT16: 2,
-    TensorProto.BFLOAT16: 2,
-    TensorProto.DOUBLE: 8,
+    ElementType.FLOAT: 4,
+    ElementType.FLOAT16: 2,
+    ElementType.BFLOAT16: 2,
+    ElementType.DOUBLE: 8,
 }
 """Types of numbers that a device computes with -> bytes of one."""

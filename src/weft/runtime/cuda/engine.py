@@ -12,12 +12,12 @@ from pathlib import Path
 from weft.base.errors import ModelError
 from weft.devices.host import GpuCuts
 from weft.runtime.backend import LoadedModel, LoadOptions
+from weft.runtime.client_memory import Borrowed, LendingTerms
+from weft.runtime.cuda.cpu_twins import UNCUT_TWIN, is_twin
 from weft.runtime.cuda.device import Device, HostDevice, lacks_memory
 from weft.runtime.cuda.lane import CudaLane
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.preparing import prepare_on
-from weft.runtime.cuda.twins import UNCUT_TWIN, is_twin
-from weft.runtime.lent import Borrowed, LendingTerms
 
 log = logging.getLogger("weft.device")
 
@@ -89,7 +89,7 @@ class CudaEngine:
     def rest(self, asked: Callable[[float], bool]) -> None:
         """Nothing is given back between steps."""
 
-    def told(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         free, total = self.device.memory()
         return {"memory_bytes": total - free, "busy_s": sum(lane.busy_ns for lane in self._lanes) / 1e9}
 

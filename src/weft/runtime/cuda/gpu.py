@@ -25,6 +25,7 @@ import onnxruntime as ort
 import torch
 
 from weft.devices.host import GpuCuts
+from weft.runtime.client_memory import Borrowed, LendingTerms
 from weft.runtime.cuda.borrowed import IpcMemory, RegisteredFile
 from weft.runtime.cuda.captured import check_replayable, driver, kernels_in
 from weft.runtime.cuda.device import REPEATS, BorrowedTensor, Mark, Movable, Tensor
@@ -39,7 +40,6 @@ from weft.runtime.cuda.partitions import (
     follow,
 )
 from weft.runtime.cuda.torch_types import TYPES, as_torch
-from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.tensors import Array
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2")  # 8 MiB for each session, not 64, and no slower

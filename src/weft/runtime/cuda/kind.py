@@ -15,7 +15,7 @@ from weft.base.registry import registered
 from weft.engine.lane_queues import DEVICE_AHEAD
 from weft.runtime.backend import Backend
 from weft.runtime.cuda import requirements
-from weft.runtime.cuda.twins import is_twin
+from weft.runtime.cuda.cpu_twins import is_twin
 from weft.runtime.isolated.confinement import LIBRARIES
 from weft.runtime.isolated.engine import DeviceFiles, WorkerEngine
 from weft.runtime.isolated.limits import WorkerLimits
@@ -71,8 +71,7 @@ class CudaKind:
         return requirements.gpu_called(name)
 
     def open(self, names: Sequence[str], limits: WorkerLimits, memory_bytes: int | None) -> Backend:
-        from weft.runtime.isolated.device import DeviceBackend
-        from weft.runtime.isolated.devices import SeveralDevices
+        from weft.runtime.isolated.device import DeviceBackend, SeveralDevices
 
         numbers = [_number(name) for name in names]
         if len(names) == 1:

@@ -119,10 +119,10 @@ class CudaLane:
     def give_way(self) -> None:
         """The device has its own order."""
 
-    def took(self, memory: Any) -> None:
+    def register_buffer(self, memory: Any) -> None:
         self._device.took(memory)
 
-    def dropped(self, memory: Any) -> None:
+    def unregister_buffer(self, memory: Any) -> None:
         self._device.dropped(memory)
 
     def close(self, patience_s: float | None = None) -> bool:

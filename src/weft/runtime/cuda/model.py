@@ -8,16 +8,14 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from weft.devices.host import GpuCuts
-from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import BatchPart, DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.cuda.device import AlreadyReached, Device, Movable, Tensor, as_array
 from weft.runtime.cuda.lane import CudaLane, Launched
 from weft.runtime.cuda.rung import DeviceValues, Rung
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose
-from weft.runtime.defaults import ModelDefaults
 from weft.runtime.exits import join, keep
-from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, live_after
+from weft.runtime.facets import ModelResidency, ModelShares
+from weft.runtime.onnxruntime_cpu.model import Blueprint, BlueprintModel, CpuModel, live_after
 from weft.runtime.tensors import Array
 
 
@@ -36,10 +34,10 @@ class LooseValues(NamedTuple):
     rows: int
 
 
-class DeviceModel(ModelDefaults):
+class DeviceModel(BlueprintModel):
     """A model on a device; its steps are started by one thread at a time."""
 
-    learned = borrows = True
+    borrows = True
 
     def __init__(
         self,
@@ -49,23 +47,10 @@ class DeviceModel(ModelDefaults):
         weights: DeviceWeights,
         rungs: Sequence[Rung],
     ) -> None:
-        self._device, self.blueprint = device, blueprint
-        self._sessions, self._weights, self._rungs = list(sessions), weights, list(rungs)
-        self.inputs, self.outputs = blueprint.inputs, blueprint.outputs
-        self.segments = tuple(segment.name for segment in blueprint.segments)
-        self.steady = tuple(segment.steady for segment in blueprint.segments)
-        self.warm_shapes: Mapping[str, tuple[int, ...]] | None = blueprint.warm_shapes
-        self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
-        self.like: Mapping[int, GpuLikeness] = {}
-        """Rows of a batch -> what it is like on shares of the device."""
-        self.batchable, self.max_batch, self.any_shapes = blueprint.batchable, blueprint.max_batch, blueprint.any_shapes
-        self.exits, self.confidence, self.mergeable = blueprint.exits, blueprint.confidence, blueprint.mergeable
-        self.tasks, self.memory_bytes, self.remarks = blueprint.tasks, blueprint.memory_bytes, blueprint.remarks
-        self.moving_bytes, self.return_s = 0, 0.0
-        """What of its memory leaves when it rests, and how long it takes to come back; nothing where it never does."""
+        super().__init__(blueprint)
+        self._device, self._sessions, self._weights, self._rungs = device, list(sessions), weights, list(rungs)
         self._moving, self._there = threading.Lock(), True
         self._live = live_after(blueprint)
-        self._told = {each.segment: each.output for each in self.exits}
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
         """Start a step on a lane of the device."""
@@ -103,10 +88,11 @@ class DeviceModel(ModelDefaults):
             began_s = time.perf_counter()
             self.come_back()
             self._device.finish()
-            self.return_s = time.perf_counter() - began_s
+            return_s = time.perf_counter() - began_s
             self.leave()
-        self.moving_bytes = sum(each.byte_size for each in self._memories())
-        self.memory_bytes = max(0, self.memory_bytes - self.moving_bytes)
+        moving_bytes = sum(memory.byte_size for memory in self._memories())
+        staying_bytes = max(0, self.residency.memory_bytes - moving_bytes)
+        self.residency = ModelResidency(staying_bytes, moving_bytes, return_s)
 
     def leave(self) -> None:
         """Let its weights, and what crosses its cuts, leave the device; nothing of it is under way."""
@@ -138,12 +124,12 @@ class DeviceModel(ModelDefaults):
         """Start a step, and return at once, unless its shapes are others than the captured ones."""
         if not self._there:
             raise MemoryError("the model is not in the device's memory")
-        together = step.segment == 0 or self.mergeable
+        together = step.segment == 0 or self.batching.mergeable
         groups = [list(step.parts)] if together else [[part] for part in step.parts]
         made = [self._advanced(step.segment, group) for group in groups]
         computed = self._device.mark()
         answered = self._device.mark(answers=True) if any(each.answers for each in made) else computed
-        ends = step.segment == len(self.segments) - 1 or step.segment in self._told
+        ends = step.segment == len(self.segments) - 1 or step.segment in self._exit_at
         return Launched(made, computed, answered, not ends)
 
     def _advanced(self, segment: int, parts: list[BatchPart]) -> StepOutput:
@@ -155,7 +141,7 @@ class DeviceModel(ModelDefaults):
 
     def _rung_for(self, parts: list[BatchPart]) -> Rung | None:
         """The rung that a new batch goes to; None where its shapes were not captured."""
-        warm, skipped = self.warm_shapes or {}, 1 if self.batchable else 0
+        warm, skipped = self.timing.warm_shapes or {}, 1 if self.batching.batchable else 0
         for part in parts:
             if any(each.shape[skipped:] != warm[name][skipped:] for name, each in part.values.items()):
                 return None
@@ -164,7 +150,7 @@ class DeviceModel(ModelDefaults):
     def _rows_in(self, part: BatchPart) -> int:
         if part.rows is not None:
             return len(part.rows)
-        return next(iter(part.values.values())).shape[0] if self.batchable else 1
+        return next(iter(part.values.values())).shape[0] if self.batching.batchable else 1
 
     def _rung(self, rows: int) -> Rung | None:
         return next((each for each in self._rungs if each.rows >= rows), None)
@@ -226,7 +212,7 @@ class DeviceModel(ModelDefaults):
         for name, tensor in live.items():
             if tensor is rung.tensors[name]:
                 rung.own(name, left)
-        told = self._told.get(segment)
+        told = self._exit_at.get(segment)
         return StepOutput(left, {} if told is None else {told: self._answer(rung, live[told], values.rows)})
 
     def _answers(self, values: DeviceValues, made: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -247,7 +233,7 @@ class DeviceModel(ModelDefaults):
         rows = sum(part.values.rows if isinstance(part.values, LooseValues) else self._rows_in(part) for part in parts)
         if segment == len(self.segments) - 1:
             return StepOutput({}, {spec.name: session.array(values[spec.name]) for spec in self.outputs})
-        told = self._told.get(segment)
+        told = self._exit_at.get(segment)
         left = LooseValues({name: values[name] for name in self._live[segment]}, rows)
         return StepOutput(left, {} if told is None else {told: session.array(values[told])})
 
@@ -274,7 +260,7 @@ class ModelOnHost:
 
     def __init__(self, inner: CpuModel, reason: str) -> None:
         self._inner = inner
-        self.cuts: GpuCuts | None = None
+        self.shares: ModelShares | None = None
         self.remarks = (*inner.remarks, f"runs on the CPU: {reason}")
 
     def __getattr__(self, name: str) -> Any:
@@ -288,5 +274,5 @@ class ModelOnHost:
     def launch(self, step: Step) -> Launched:
         """Compute a step on the calling thread."""
         made = self._inner.compute(step)
-        told = {each.segment for each in self._inner.exits} | {len(self._inner.segments) - 1}
+        told = {spec.segment for spec in self._inner.blueprint.exits} | {len(self._inner.segments) - 1}
         return Launched(made, AlreadyReached(), AlreadyReached(), step.segment not in told)

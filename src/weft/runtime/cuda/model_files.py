@@ -16,9 +16,9 @@ from weft.runtime.cuda.node_costs import guess_s
 from weft.runtime.cuda.onnx_files import OnnxFile
 from weft.runtime.cuda.pieces import OpenPieces, batch_of
 from weft.runtime.cuda.precision import FP16, FP32, difference, remark
+from weft.runtime.cuda.preparation import LARGEST_UNASKED, WRONG, ModelPreparation, Unfit
 from weft.runtime.cuda.rounds import SHAPES
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Runnable
-from weft.runtime.cuda.workshop import LARGEST_UNASKED, WRONG, Unfit, Workshop
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
 from weft.runtime.onnxruntime_cpu.sessions import first_line, open_model
@@ -37,6 +37,7 @@ __all__ = [
     "DeviceModel",
     "DeviceSegment",
     "DeviceWeights",
+    "ModelPreparation",
     "OnnxFile",
     "OpenPieces",
     "OpensDeviceFile",
@@ -45,7 +46,6 @@ __all__ = [
     "SegmentSpec",
     "Tensor",
     "Unfit",
-    "Workshop",
     "as_array",
     "batch_of",
     "difference",

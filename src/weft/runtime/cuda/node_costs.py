@@ -9,33 +9,33 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from onnx import GraphProto, NodeProto, helper
-
+from weft.models.element_types import numpy_dtype
+from weft.models.onnx_graph import OnnxGraph, OnnxNode, qualified
+from weft.models.operators import find
 from weft.runtime.cutting import SeenTensor
 
 BYTES_PER_S, PRODUCTS_PER_S, LAUNCH_S = 2e12, 5e13, 2e-6
 """A large GPU: of smaller ones everything takes longer, and only the proportions matter."""
-_PRODUCTS = frozenset({"Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "Gemm", "FusedGemm", "MatMul", "FusedMatMul"})
 
 
-def guessed_s(graph: GraphProto, tensors: Mapping[str, SeenTensor]) -> list[float]:
+def guessed_s(graph: OnnxGraph, tensors: Mapping[str, SeenTensor]) -> list[float]:
     """Seconds of each node."""
     weights = {each.name: (list(each.dims), each.data_type) for each in graph.initializer}
     return [_guess(node, tensors, weights) for node in graph.node]
 
 
 def _guess(
-    node: NodeProto, tensors: Mapping[str, SeenTensor], weights: Mapping[str, tuple[Sequence[int], int]]
+    node: OnnxNode, tensors: Mapping[str, SeenTensor], weights: Mapping[str, tuple[Sequence[int], int]]
 ) -> float:
     made = sum(tensors[name].size_bytes for name in node.output if name in tensors)
     moved = made + sum(tensors[name].size_bytes for name in node.input if name in tensors)
-    products = 0.0
+    products, is_product = 0.0, find(qualified(node)).product
     for name in node.input:
         if name in weights:
             dims, kind = weights[name]
-            item = helper.tensor_dtype_to_np_dtype(kind).itemsize
+            item = numpy_dtype(kind).itemsize
             moved += math.prod(dims) * item
-            if node.op_type in _PRODUCTS and len(dims) > 1:
+            if is_product and len(dims) > 1:
                 products = max(products, made / item * math.prod(dims) / max(dims[0], dims[-1]))
     return guess_s(moved, products)
 

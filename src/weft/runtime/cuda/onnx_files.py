@@ -13,10 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import onnx
-from onnx import ModelProto
-
 from weft.base.errors import ModelError
+from weft.models.onnx_graph import OnnxModel, empty_model, fill, load, save
 from weft.runtime import cutting
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda import node_costs
@@ -25,20 +23,19 @@ from weft.runtime.cuda.device import FLOATS, Device, lacks_memory
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
 from weft.runtime.cuda.precision import BF16, converted, is_half
+from weft.runtime.cuda.preparation import ModelPreparation, Unfit
 from weft.runtime.cuda.round_graphs import RoundGraphs, weights_outside
 from weft.runtime.cuda.rounds import SHAPES, file_at, rung_sizes, segments_at
 from weft.runtime.cuda.segments import COPIES, copies_in, mark_copies, open_on, open_segments
-from weft.runtime.cuda.workshop import Unfit, Workshop
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
-from weft.runtime.onnxruntime_cpu.measuring import unbatchable
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
-from weft.runtime.onnxruntime_cpu.node_times import Tracer, seen_tensors
+from weft.runtime.onnxruntime_cpu.model_timing import unbatchable
 from weft.runtime.onnxruntime_cpu.preparing import check_answers, ranked, readied
-from weft.runtime.onnxruntime_cpu.samples import warm_shapes
-from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model
+from weft.runtime.onnxruntime_cpu.profiler import Tracer, seen_tensors
+from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model, warm_shapes
 from weft.runtime.onnxruntime_cpu.whole import named_exits, says_independent, whole_blueprint, with_tasks
 from weft.runtime.own_folder import LOCK
-from weft.runtime.rows import Verdict, judged
+from weft.runtime.rows import Verdict, judge_rows
 from weft.runtime.tensors import Array
 from weft.runtime.values import Follower, inputs_of
 
@@ -58,7 +55,7 @@ class OnnxFile:
     allowance: Allowance
     exits: tuple[str, ...] = ()
     half: bool = False
-    graph: ModelProto = field(default_factory=ModelProto)
+    graph: OnnxModel = field(default_factory=empty_model)
     """As it is cut: optimised for the device."""
     tensors: dict[str, cutting.SeenTensor] = field(default_factory=dict)
     """What is in it, by name."""
@@ -88,14 +85,14 @@ class OnnxFile:
         free = self.device.memory()[0]
         return open_pieces(self.device, blueprint, self.folder).assembled(free)
 
-    def workshop(self, blueprint: Blueprint) -> Workshop:
+    def workshop(self, blueprint: Blueprint) -> ModelPreparation:
         """How the model is run; a tool that knows more of such a file may choose another way."""
         workshop = self.onnx_workshop(blueprint)
         if blueprint.tasks:
             workshop.remarks.append(f"not in the form fused: {NO_TOOL}")
         return workshop
 
-    def onnx_workshop(self, blueprint: Blueprint) -> Workshop:
+    def onnx_workshop(self, blueprint: Blueprint) -> ModelPreparation:
         """The model as ONNX Runtime runs it."""
         self.graph = self._optimised()
         forced = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
@@ -103,19 +100,19 @@ class OnnxFile:
             self._take_rounds(blueprint)
         else:
             self.tensors = self._seen(blueprint)
-        return Workshop(self.device, self, self.options, self.allowance, self.exits, forced)
+        return ModelPreparation(self.device, self, self.options, self.allowance, self.exits, forced)
 
     def forget_graph(self) -> None:
         """Give up what only ONNX Runtime needs, where the model is run otherwise."""
-        self.graph, self.tensors, self.rounds = ModelProto(), {}, None
+        self.graph, self.tensors, self.rounds = empty_model(), {}, None
 
     # What the file means
 
-    def _meaning(self) -> tuple[Blueprint, dict[str, Array], ModelProto]:
+    def _meaning(self) -> tuple[Blueprint, dict[str, Array], OnnxModel]:
         """The model in one piece, what it gives on the CPU, and its graph as it is there."""
         target = self._host_folder / "host.onnx"
         session = open_model(self.path, max(4, self.options.threads), target, thrifty=False)
-        host = readied(onnx.load(str(target), load_external_data=False), session)
+        host = readied(load(target), session)
         _check_fit(session, host)
         self.exits = named_exits(self.options, session)
         blueprint = with_tasks(whole_blueprint(session, self.path, host), session, self.exits)
@@ -137,22 +134,22 @@ class OnnxFile:
             self.options = dataclasses.replace(self.options, independent_rows=True)
         return blueprint.model_copy(update={"outputs": ranked(blueprint.outputs, wanted)}), wanted, host
 
-    def _verdict(self, blueprint: Blueprint, host: ModelProto) -> Verdict:
+    def _verdict(self, blueprint: Blueprint, host: OnnxModel) -> Verdict:
         """Whether rows may be computed together."""
         reason, tasks = unbatchable(blueprint, blueprint.warm_shapes or {}), blueprint.tasks
         alone = self.options.max_batch == 1 and not tasks  # a round has rows of all tasks
         if reason is not None or self.options.independent_rows or alone:
             return Verdict(reason)
         tracer = Tracer(self._host_folder, max(4, self.options.threads), self.allowance)
-        found = judged(host, [batch_of(blueprint, rows) for rows in (2, 3)], tracer, tasks)
+        found = judge_rows(host, [batch_of(blueprint, rows) for rows in (2, 3)], tracer, tasks)
         if found.mixing is None and found.by_size:
-            found = judged(host, [batch_of(blueprint, rows) for rows in (4, 5, 7)], tracer, tasks)
+            found = judge_rows(host, [batch_of(blueprint, rows) for rows in (4, 5, 7)], tracer, tasks)
             found = found._replace(by_size=True)
         return found
 
     # On the device
 
-    def _optimised(self) -> ModelProto:
+    def _optimised(self) -> OnnxModel:
         """The graph as ONNX Runtime optimises it for the device, without what copies between that and the host."""
         target = self.folder / "optimised.onnx"
         try:
@@ -163,7 +160,7 @@ class OnnxFile:
             if self.options.precision == BF16:  # for which few operators are made
                 raise ModelError(f"it cannot be opened in bf16, use fp16: {first_line(error)}") from error
             raise Unfit(f"it cannot be opened there: {first_line(error)}") from error
-        graph = readied(_without_copies(onnx.load(str(target), load_external_data=False)), session)
+        graph = readied(_without_copies(load(target)), session)
         if self.exits and (reason := cutting.whole_because(graph.graph)):
             raise Unfit(f"it cannot be cut at its exits, for it {reason}")
         return graph
@@ -172,7 +169,7 @@ class OnnxFile:
         """A session over the whole model in its precision, optimised; the graph of that goes to *target*."""
         try:
             source = converted(path, self.options.precision, self.folder)
-            self.half = is_half(onnx.load(str(source), load_external_data=False))
+            self.half = is_half(load(source))
             return open_on(self.device, source, optimise=True, channels_last=self.half, save=target)
         except Exception:
             if path == self.path:
@@ -201,9 +198,9 @@ class OnnxFile:
         self.tensors |= self.rounds.even(self.tensors)
         self.graph = self.rounds.at(1)  # now without what puts different sizes together
 
-    def _run_rows(self, blueprint: Blueprint, model: ModelProto, rows: int) -> Sequence[Array]:
+    def _run_rows(self, blueprint: Blueprint, model: OnnxModel, rows: int) -> Sequence[Array]:
         path, feed = self.folder / "rows.onnx", batch_of(blueprint, rows)
-        onnx.save(model, path)
+        save(model, path)
         try:
             session = open_on(self.device, path, channels_last=self.half)
             found: Sequence[Array] = session.run(None, {each.name: feed[each.name] for each in model.graph.input})
@@ -232,16 +229,16 @@ class OnnxFile:
                 self._written(self.rounds.at(rows), cuts, rows)
         return blueprint.model_copy(update={"segments": segments})
 
-    def _written(self, graph: ModelProto, cuts: Sequence[int], rows: int = 1) -> tuple[SegmentSpec, ...]:
+    def _written(self, graph: OnnxModel, cuts: Sequence[int], rows: int = 1) -> tuple[SegmentSpec, ...]:
         """Files of the pieces; of a stitched model for so many rows of each task."""
         segments, types = [], {name: each.element_type for name, each in self.tensors.items()}
         for at, piece in enumerate(cutting.split(graph, cuts, types)):
             file = file_at(f"segment{at}of{len(cuts) + 1}.onnx", rows)
-            onnx.save(piece.model, self.folder / file)
+            save(piece.model, self.folder / file)
             host = self.rounds is None  # rounds have nothing left that is worked out there
             if host and copies_in(self.device, self.folder / file, channels_last=self.half):
                 mark_copies(piece.model)
-                onnx.save(piece.model, self.folder / file)
+                save(piece.model, self.folder / file)
             segments.append(
                 SegmentSpec(name=piece.name, inputs=piece.inputs, outputs=piece.outputs, file=file, steady=piece.steady)
             )
@@ -263,13 +260,13 @@ class OnnxFile:
 def open_pieces(device: Device, blueprint: Blueprint, folder: Path) -> OpenPieces:
     """Sessions for all batch sizes of a model whose files lie in *folder*; each opens when it is needed."""
     specs = list(dict.fromkeys(each for rows in rung_sizes(blueprint) for each in segments_at(blueprint, rows)))
-    files = [onnx.load(str(folder / each.file), load_external_data=False) for each in blueprint.segments if each.file]
+    files = [load(folder / each.file) for each in blueprint.segments if each.file]
     last = any(node.domain == NHWC for each in files for node in each.graph.node)
     sessions, weights = open_segments(device, folder, specs, channels_last=last)
     return OpenPieces(device, blueprint, dict(zip(specs, sessions, strict=True)), weights)
 
 
-def _check_fit(session: Any, graph: ModelProto) -> None:
+def _check_fit(session: Any, graph: OnnxModel) -> None:
     """Refuse what no device can run."""
     if any(each.type == "tensor(string)" for each in (*session.get_inputs(), *session.get_outputs())):
         raise Unfit("it takes or gives texts")
@@ -278,7 +275,7 @@ def _check_fit(session: Any, graph: ModelProto) -> None:
         raise Unfit(f"it {reason}")
 
 
-def _without_copies(model: ModelProto) -> ModelProto:
+def _without_copies(model: OnnxModel) -> OnnxModel:
     """The graph without nodes that copy between host and device; sessions put in those that they need."""
     graph = model.graph
     copies = {node.output[0]: node.input[0] for node in graph.node if node.op_type in COPIES}
@@ -291,12 +288,11 @@ def _without_copies(model: ModelProto) -> ModelProto:
             node.input[at] = name
         if node.output[0] in copies:  # an output of the model
             node.op_type = "Identity"
-    del graph.node[:]
-    graph.node.extend(kept)
+    fill(graph.node, kept)
     return model
 
 
-def _computed_on(graph: ModelProto) -> frozenset[str]:
+def _computed_on(graph: OnnxModel) -> frozenset[str]:
     """Tensors that depend on the values of the inputs; others follow from shapes, and are worked out on the host."""
     facts = inputs_of(graph.graph)
     Follower(graph.functions).through(graph.graph.node, facts)

@@ -11,11 +11,11 @@ import numpy as np
 from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.likeness import captured_on_parts
 from weft.runtime.cuda.model import DeviceModel
-from weft.runtime.cuda.rounds import StitchedDeviceModel, like_by_rows, rung_sizes, segments_at
+from weft.runtime.cuda.rounds import StitchedDeviceModel, rung_sizes, segments_at
 from weft.runtime.cuda.rung import Rung
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
-from weft.runtime.onnxruntime_cpu.samples import sample
+from weft.runtime.samples import sample
 from weft.runtime.tensors import Array
 
 log = logging.getLogger("weft.device")
@@ -39,9 +39,7 @@ class OpenPieces(NamedTuple):
         """The model as it is served, with changes to its blueprint."""
         kind = StitchedDeviceModel if self.blueprint.tasks else DeviceModel
         segments = [self.segments[each] for each in self.blueprint.segments]
-        found = kind(self.device, self.blueprint.model_copy(update=changes), segments, self.weights, rungs)
-        found.like = like_by_rows(found.blueprint)
-        return found
+        return kind(self.device, self.blueprint.model_copy(update=changes), segments, self.weights, rungs)
 
     def assembled(self, free_before: int) -> DeviceModel:
         """A model that was prepared, with every batch size captured; *free_before*: the device's memory before that."""

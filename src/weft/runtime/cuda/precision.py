@@ -7,17 +7,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
 
 from weft.base.errors import ModelError
+from weft.models.element_types import ElementType, numpy_dtype
+from weft.models.onnx_graph import (
+    OnnxGraph,
+    OnnxModel,
+    OnnxTensor,
+    OnnxValue,
+    fill,
+    load,
+    make_node,
+    opsets,
+    save,
+    to_array,
+    to_tensor,
+)
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
 
 FP32, FP16, BF16 = "fp32", "fp16", "bf16"
 BF16_OPSET = 13
 """The first in which most operators take bfloat16."""
-_HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+_HALVES = (ElementType.FLOAT16, ElementType.BFLOAT16)
 _SIZED = frozenset({"Resize", "Upsample"})
 """Operators whose inputs besides the first say sizes, in float32 always."""
 WITHIN = 1e-4
@@ -32,56 +44,54 @@ def converted(path: Path, precision: str, folder: Path) -> Path:
     if precision == FP32:
         return path
     try:
-        whole = onnx.load(str(path))
+        whole = load(path, weights=True)
         half = with_bfloat16(whole) if precision == BF16 else _with_float16(whole)
         target = folder / "half.onnx"
-        onnx.save(half, str(target), save_as_external_data=half.ByteSize() > 1 << 30)
+        save(half, target, outside=half.ByteSize() > 1 << 30)
     except Exception as error:  # the converter raises whatever it meets
         raise ModelError(f"cannot be converted to {precision}: {first_line(error)}") from error
     return target
 
 
-def _with_float16(model: ModelProto) -> ModelProto:
+def _with_float16(model: OnnxModel) -> OnnxModel:
     from onnxruntime.transformers.float16 import convert_float_to_float16
 
-    half: ModelProto = convert_float_to_float16(model, keep_io_types=True)
+    half: OnnxModel = convert_float_to_float16(model, keep_io_types=True)
     return half
 
 
-def with_bfloat16(model: ModelProto) -> ModelProto:
+def with_bfloat16(model: OnnxModel) -> OnnxModel:
     """The model with bfloat16 in the place of float32; inputs and outputs are cast where they come in and go out."""
     graph = model.graph
-    opset = next((each.version for each in model.opset_import if not each.domain), 0)
+    opset = opsets(model).get("", 0)
     if opset < BF16_OPSET:
         raise ModelError(f"opset {opset} has no bfloat16; export it with {BF16_OPSET} or later, or use fp16")
     kept = {name for node in graph.node if node.op_type in _SIZED for name in node.input[1:]}
     for each in graph.initializer:
-        if each.data_type == TensorProto.FLOAT and each.name not in kept:
+        if each.data_type == ElementType.FLOAT and each.name not in kept:
             each.CopyFrom(_narrowed(each))
     for node in graph.node:
         for attribute in node.attribute:
-            if attribute.name == "to" and attribute.i == TensorProto.FLOAT:
-                attribute.i = TensorProto.BFLOAT16
-            if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT and node.output[0] not in kept:
+            if attribute.name == "to" and attribute.i == ElementType.FLOAT:
+                attribute.i = ElementType.BFLOAT16
+            if attribute.HasField("t") and attribute.t.data_type == ElementType.FLOAT and node.output[0] not in kept:
                 attribute.t.CopyFrom(_narrowed(attribute.t))
     inward = [_renamed(graph, each.name, coming=True) for each in graph.input if _is_float(each)]
     outward = [_renamed(graph, each.name, coming=False) for each in graph.output if _is_float(each)]
-    nodes = [*inward, *graph.node, *outward]
-    del graph.node[:], graph.value_info[:]
-    graph.node.extend(nodes)
+    fill(graph.node, [*inward, *graph.node, *outward])
+    del graph.value_info[:]
     return model
 
 
-def _narrowed(weight: TensorProto) -> TensorProto:
-    wide = numpy_helper.to_array(weight)
-    return numpy_helper.from_array(wide.astype(helper.tensor_dtype_to_np_dtype(TensorProto.BFLOAT16)), weight.name)
+def _narrowed(weight: OnnxTensor) -> Any:
+    return to_tensor(to_array(weight).astype(numpy_dtype(ElementType.BFLOAT16)), weight.name)
 
 
-def _is_float(value: ValueInfoProto) -> bool:
-    return bool(value.type.tensor_type.elem_type == TensorProto.FLOAT)
+def _is_float(value: OnnxValue) -> bool:
+    return bool(value.type.tensor_type.elem_type == ElementType.FLOAT)
 
 
-def _renamed(graph: GraphProto, name: str, *, coming: bool) -> NodeProto:
+def _renamed(graph: OnnxGraph, name: str, *, coming: bool) -> Any:
     """Call a tensor otherwise inside, and return the cast at the border."""
     inside = f"{name}/bfloat16"
     for node in graph.node:
@@ -89,12 +99,12 @@ def _renamed(graph: GraphProto, name: str, *, coming: bool) -> NodeProto:
             node.input[at] = inside if each == name else each
         for at, each in enumerate(node.output):
             node.output[at] = inside if each == name else each
-    kind = TensorProto.BFLOAT16 if coming else TensorProto.FLOAT
+    kind = ElementType.BFLOAT16 if coming else ElementType.FLOAT
     names = ([name], [inside]) if coming else ([inside], [name])
-    return helper.make_node("Cast", *names, name=f"{name}/cast", to=kind)
+    return make_node("Cast", *names, f"{name}/cast", to=kind)
 
 
-def is_half(model: ModelProto) -> bool:
+def is_half(model: OnnxModel) -> bool:
     """Whether most of the weights of a model have 16 bits."""
     halves: int = sum(each.data_type in _HALVES for each in model.graph.initializer)
     return 2 * halves > len(list(model.graph.initializer))

@@ -1,6 +1,6 @@
 """Loading a model for a device: read it, cut it, and capture and measure its segments; once, where there is a cache.
 
-``prepare_on`` is all there is to call. Files are opened by the target of their kind (``weft.runtime.model_kinds``):
+``prepare_on`` is all there is to call. Files are opened by the target of their kind (``weft.runtime.metadata``):
 ONNX files by ``onnx_files``, programs of torch by ``torch_files``, others by tools. What cannot run on the device runs
 on the CPU, with a remark.
 """
@@ -21,8 +21,10 @@ from weft.runtime.cuda.device import Device
 from weft.runtime.cuda.model import DeviceModel, ModelOnHost
 from weft.runtime.cuda.model_files import DeviceFile, OpensDeviceFile
 from weft.runtime.cuda.precision import FP32
-from weft.runtime.cuda.workshop import Unfit
-from weft.runtime.model_kinds import CPU, kind_of
+from weft.runtime.cuda.preparation import Unfit
+from weft.runtime.cuda.rounds import like_by_rows
+from weft.runtime.facets import ModelShares
+from weft.runtime.metadata import CPU, kind_of
 from weft.runtime.onnxruntime_cpu import cache as caching
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, OutOfTime
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
@@ -51,9 +53,10 @@ def prepare_on(
     if options.shares:
         with device.on():
             device = device.own()
-    found = _prepared(device, path, options, cache, learn=learn)
-    found.cuts = device.cuts if options.shares else None
-    return found
+    model = _prepared(device, path, options, cache, learn=learn)
+    if options.shares:
+        model.shares = ModelShares(like_by_rows(model.blueprint), device.cuts)
+    return model
 
 
 def _prepared(device: Device, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> Prepared:

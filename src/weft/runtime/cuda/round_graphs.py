@@ -15,10 +15,24 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from onnx import GraphProto, ModelProto, NodeProto, ValueInfoProto, helper, numpy_helper
-from onnx.external_data_helper import set_external_data
 
-from weft.runtime.cutting import SeenTensor, prune
+from weft.models.onnx_graph import (
+    Attributes,
+    OnnxGraph,
+    OnnxModel,
+    OnnxNode,
+    copied,
+    declared,
+    fill,
+    make_node,
+    move_outside,
+    opsets,
+    prune,
+    rename_inputs,
+    replace_nodes,
+    to_tensor,
+)
+from weft.runtime.cutting import SeenTensor
 from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS
 from weft.runtime.tensors import Array
 from weft.runtime.values import Follower, inputs_of
@@ -28,14 +42,14 @@ OUTSIDE_FROM_BYTES = 1024
 _PAD_SINCE = 11
 """The version of ONNX's operators since which Pad takes its numbers as a tensor."""
 
-RunGraph = Callable[[ModelProto, int], Sequence[Array]]
+RunGraph = Callable[[OnnxModel, int], Sequence[Array]]
 """Runs a graph, some of whose inputs are the model's, on made-up samples: so many of each task."""
 
 
 class RoundGraphs:
     """The graphs of one stitched model."""
 
-    def __init__(self, model: ModelProto, run: RunGraph) -> None:
+    def __init__(self, model: OnnxModel, run: RunGraph) -> None:
         self._model, self._run = model, run
         self._known = _following(model)
         """What follows from the rows alone and is needed with what does not."""
@@ -43,16 +57,13 @@ class RoundGraphs:
         self._uneven: dict[str, list[list[int]]] = {}
         """Tensors that are put together of different sizes -> how each of those is filled up."""
 
-    def at(self, rows: int) -> ModelProto:
+    def at(self, rows: int) -> OnnxModel:
         """The graph for so many rows of each task."""
-        found = ModelProto()
-        found.CopyFrom(self._model)
+        found = copied(self._model)
         graph, names = found.graph, {name: f"{name}@{rows}" for name in self._known}
-        for node in graph.node:
-            for place, name in enumerate(node.input):
-                node.input[place] = names.get(name, name)
+        rename_inputs(graph.node, names)
         values = zip(names.values(), self._valued(rows), strict=True)
-        graph.initializer.extend(numpy_helper.from_array(np.asarray(value), name) for name, value in values)
+        graph.initializer.extend(to_tensor(np.asarray(value), name) for name, value in values)
         prune(graph)
         self._fill_up(graph)
         return found
@@ -67,40 +78,36 @@ class RoundGraphs:
 
         tensors: those of a run with one row of each task.
         """
-        opsets = {each.domain: each.version for each in self._model.opset_import}
         made: dict[str, SeenTensor] = {}
-        for node in self.at(1).graph.node if opsets.get("", 0) >= _PAD_SINCE else ():
+        for node in self.at(1).graph.node if opsets(self._model).get("", 0) >= _PAD_SINCE else ():
             if node.op_type == "Concat" and (pads := _pads(node, tensors)):
                 self._uneven[node.output[0]] = pads
                 made |= dict.fromkeys(_filled(node), tensors[node.output[0]])
         return made
 
-    def _fill_up(self, graph: GraphProto) -> None:
-        nodes = list[NodeProto]()
+    def _fill_up(self, graph: OnnxGraph) -> None:
+        nodes = list[OnnxNode]()
         for node in graph.node:
             if (pads := self._uneven.get(node.output[0])) is None:
                 nodes.append(node)
                 continue
             filled = _filled(node)
             for source, name, ends in zip(node.input, filled, pads, strict=True):
-                graph.initializer.append(numpy_helper.from_array(np.array(ends, np.int64), f"{name}.pads"))
-                nodes.append(helper.make_node("Pad", [source, f"{name}.pads"], [name], name=name))
-            nodes.append(helper.make_node("Sum", filled, node.output, name=node.name))
-        del graph.node[:]
-        graph.node.extend(nodes)
+                graph.initializer.append(to_tensor(np.array(ends, np.int64), f"{name}.pads"))
+                nodes.append(make_node("Pad", [source, f"{name}.pads"], [name], name))
+            nodes.append(make_node("Sum", filled, node.output, node.name))
+        fill(graph.node, nodes)
 
 
-def weights_outside(model: ModelProto, folder: Path) -> None:
+def weights_outside(model: OnnxModel, folder: Path) -> None:
     """Move weights to the file in *folder* that has the large ones already: graphs for many rows have them once."""
     with open(folder / WEIGHTS, "ab") as file:
         for each in model.graph.initializer:
-            if (length := len(each.raw_data)) >= OUTSIDE_FROM_BYTES:
-                set_external_data(each, WEIGHTS, offset=file.tell(), length=length)
-                file.write(each.raw_data)
-                each.ClearField("raw_data")
+            if len(each.raw_data) >= OUTSIDE_FROM_BYTES:
+                file.write(move_outside(each, WEIGHTS, file.tell()))
 
 
-def _following(model: ModelProto) -> list[str]:
+def _following(model: OnnxModel) -> list[str]:
     """What does not depend on the values of the inputs, and is taken by nodes whose results do."""
     graph, facts = model.graph, inputs_of(model.graph)
     Follower(model.functions).through(graph.node, facts)
@@ -109,35 +116,30 @@ def _following(model: ModelProto) -> list[str]:
     return list(dict.fromkeys(name for node in computing for name in node.input if name in steady))
 
 
-def _giving(model: ModelProto, names: Sequence[str]) -> ModelProto:
+def _giving(model: OnnxModel, names: Sequence[str]) -> OnnxModel:
     """A model that gives only these tensors, of the inputs that it takes for them."""
-    found = ModelProto()
-    found.CopyFrom(model)
+    found = copied(model)
     graph = found.graph
-    del graph.output[:]
-    graph.output.extend(ValueInfoProto(name=name) for name in names)
+    fill(graph.output, [declared(name) for name in names])
     prune(graph)
+    replace_nodes(graph, graph.node)
     read = {name for node in graph.node for name in node.input}
-    inputs = [each for each in graph.input if each.name in read]
-    weights = [each for each in graph.initializer if each.name in read]
-    del graph.input[:], graph.initializer[:]
-    graph.input.extend(inputs)
-    graph.initializer.extend(weights)
+    fill(graph.input, [each for each in graph.input if each.name in read])
     return found
 
 
-def _filled(node: NodeProto) -> list[str]:
+def _filled(node: OnnxNode) -> list[str]:
     """What the inputs of a node are called once they are filled up."""
     return [f"{node.output[0]}@{place}" for place in range(len(node.input))]
 
 
-def _pads(node: NodeProto, tensors: Mapping[str, SeenTensor]) -> list[list[int]] | None:
+def _pads(node: OnnxNode, tensors: Mapping[str, SeenTensor]) -> list[list[int]] | None:
     """By how much the inputs of a Concat are filled up before and behind; None if they may stay as they are.
 
     Rows are put together as they are: there are as many of each task.
     """
     shapes = [tensors[name].shape for name in node.input if name in tensors]
-    (axis,) = (each.i for each in node.attribute if each.name == "axis")
+    axis = Attributes(node).integer("axis", 0)
     if len(shapes) < len(node.input) or not shapes[0]:
         return None
     rank = len(shapes[0])

@@ -113,7 +113,8 @@ class StitchedDeviceModel(DeviceModel):
     @cached_property
     def _asked_by(self) -> dict[str, str]:
         """Output -> an input of its task, which has as many rows."""
-        return {output: next(iter(task.inputs.values())) for task in self.tasks for output in task.outputs.values()}
+        tasks = self.blueprint.tasks
+        return {output: next(iter(task.inputs.values())) for task in tasks for output in task.outputs.values()}
 
     @cached_property
     def _nothing(self) -> dict[str, Array]:

@@ -14,7 +14,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from math import prod
 
-from weft.runtime.cuda.device import Device, Tensor, numpy_type, places
+from weft.models.element_types import numpy_dtype
+from weft.runtime.cuda.device import Device, Tensor, places
 from weft.runtime.cuda.segments import DeviceSegment, Runnable
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
@@ -69,7 +70,7 @@ class Rung:
 
         device.plainly(run)
         device.finish()
-        offsets, size = places([prod(shape) * numpy_type(kind).itemsize for shape, kind in seen.values()])
+        offsets, size = places([prod(shape) * numpy_dtype(kind).itemsize for shape, kind in seen.values()])
         self.memory = device.movable(size, kept=False)
         for (name, (shape, kind)), at in zip(seen.items(), offsets, strict=True):
             self.types[name], self.tensors[name] = kind, self.memory.tensor(at, shape, kind)

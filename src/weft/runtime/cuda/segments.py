@@ -13,20 +13,11 @@ from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import onnx
 import onnxruntime as ort
-from onnx import ModelProto, TensorProto, helper, numpy_helper
-from onnx.external_data_helper import load_external_data_for_model
 
-from weft.runtime.cuda.device import (
-    FLOATS,
-    HOST_KIND,
-    Device,
-    Movable,
-    Tensor,
-    numpy_type,
-    places,
-)
+from weft.models.element_types import ElementType, numpy_dtype
+from weft.models.onnx_graph import OnnxModel, OnnxTensor, declared, load, read_tensor
+from weft.runtime.cuda.device import FLOATS, HOST_KIND, Device, Movable, Tensor, places
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.onnxruntime_cpu.sessions import EXTERNAL_OVER_BYTES, WEIGHTS
 from weft.runtime.tensors import Array
@@ -36,7 +27,7 @@ SHARED_FROM_BYTES = 1024
 COPIES = frozenset({"MemcpyToHost", "MemcpyFromHost"})
 """Nodes that ONNX Runtime puts where host and device meet."""
 _COPIES_KEY = "weft.copies"
-_SHARED_TYPES = frozenset({*FLOATS, TensorProto.INT8, TensorProto.UINT8})
+_SHARED_TYPES = frozenset({*FLOATS, ElementType.INT8, ElementType.UINT8})
 
 
 class DeviceWeights:
@@ -51,16 +42,15 @@ class DeviceWeights:
 
     def of(self, path: Path) -> dict[str, Any]:
         """Those that the model in a file needs, uploaded where they are not yet."""
-        model = onnx.load(str(path), load_external_data=False)
+        model = load(path)
         wanted = [each for each in model.graph.initializer if _is_shared(each)]
         if new := [each for each in wanted if each.name not in self._values]:
-            load_external_data_for_model(model, str(path.parent))
-            self._add(new)
+            self._add(new, path.parent)
         return {each.name: self._values[each.name] for each in wanted}
 
-    def _add(self, weights: Sequence[TensorProto]) -> None:
-        """Put some in a memory of their own."""
-        arrays = [numpy_helper.to_array(each) for each in weights]
+    def _add(self, weights: Sequence[OnnxTensor], folder: Path) -> None:
+        """Put some in a memory of their own; *folder* is where those outside of the model lie."""
+        arrays = [read_tensor(each, folder) for each in weights]
         rooms = self.room([(array.shape, each.data_type) for each, array in zip(weights, arrays, strict=True)])
         for each, array, tensor in zip(weights, arrays, rooms, strict=True):
             self._device.fill(tensor, array)
@@ -69,7 +59,7 @@ class DeviceWeights:
 
     def room(self, wanted: Sequence[tuple[Sequence[int], int]]) -> list[Tensor]:
         """Tensors of these shapes and element types, in a memory of their own."""
-        sizes = [prod(shape) * numpy_type(kind).itemsize for shape, kind in wanted]
+        sizes = [prod(shape) * numpy_dtype(kind).itemsize for shape, kind in wanted]
         offsets, size = places(sizes)
         memory = self._device.movable(size, kept=True)
         self.memories.append(memory)
@@ -77,10 +67,10 @@ class DeviceWeights:
         return [memory.tensor(at, shape, kind) for at, (shape, kind) in zip(offsets, wanted, strict=True)]
 
 
-def _is_shared(weight: TensorProto) -> bool:
+def _is_shared(weight: OnnxTensor) -> bool:
     if weight.data_type not in _SHARED_TYPES:
         return False
-    return bool(prod(weight.dims) * numpy_type(weight.data_type).itemsize >= SHARED_FROM_BYTES)
+    return bool(prod(weight.dims) * numpy_dtype(weight.data_type).itemsize >= SHARED_FROM_BYTES)
 
 
 def open_segments(
@@ -164,11 +154,11 @@ def copies_in(device: Device, path: Path, *, channels_last: bool, fold: bool = F
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "seen.onnx"
         open_on(device, path, fold=fold, channels_last=channels_last, save=target)
-        saved = onnx.load(str(target), load_external_data=False)
+        saved = load(target)
     return any(node.op_type in COPIES for node in saved.graph.node)
 
 
-def mark_copies(model: ModelProto) -> None:
+def mark_copies(model: OnnxModel) -> None:
     """Note in a segment that it copies between host and device."""
     entry = model.metadata_props.add()
     entry.key, entry.value = _COPIES_KEY, "1"
@@ -262,10 +252,9 @@ class SegmentSession:
 
         Raises ``StillCopies`` where something is copied all the same.
         """
-        model = onnx.load(str(self._file.path), load_external_data=False)
+        model = load(self._file.path)
         for each in model.graph.input:
-            named = helper.make_tensor_value_info(each.name, types[each.name], list(tensors[each.name].shape))
-            each.CopyFrom(named)
+            each.CopyFrom(declared(each.name, types[each.name], list(tensors[each.name].shape)))
         with tempfile.NamedTemporaryFile(dir=self._file.path.parent, suffix=".onnx") as source:
             source.write(model.SerializeToString())
             source.flush()
@@ -285,7 +274,7 @@ class SegmentSession:
         def bind(names: Sequence[str], one: Callable[..., None]) -> None:
             for name in names:
                 tensor = tensors[name]
-                kind = types[name] if types[name] == TensorProto.BFLOAT16 else numpy_type(types[name])
+                kind = types[name] if types[name] == ElementType.BFLOAT16 else numpy_dtype(types[name])
                 one(name, device.kind, device.index, kind, list(tensor.shape), device.address(tensor))
 
         bind(self.spec.inputs, binding.bind_input)

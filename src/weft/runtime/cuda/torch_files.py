@@ -19,15 +19,14 @@ from weft.runtime.cuda.device import Device, Tensor
 from weft.runtime.cuda.model import DeviceModel
 from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
 from weft.runtime.cuda.precision import BF16, FP16, FP32
+from weft.runtime.cuda.preparation import LARGEST_UNASKED, ModelPreparation
 from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
 from weft.runtime.cuda.torch_program import DATATYPES, ProgramTensor, TorchProgram, read_program
 from weft.runtime.cuda.torch_types import NUMBERED, as_torch
-from weft.runtime.cuda.workshop import LARGEST_UNASKED, Workshop
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
-from weft.runtime.onnxruntime_cpu.measuring import unbatchable
 from weft.runtime.onnxruntime_cpu.model import Blueprint, SegmentSpec
-from weft.runtime.onnxruntime_cpu.samples import warm_shapes
-from weft.runtime.onnxruntime_cpu.sessions import first_line
+from weft.runtime.onnxruntime_cpu.model_timing import unbatchable
+from weft.runtime.onnxruntime_cpu.sessions import first_line, warm_shapes
 from weft.runtime.rows import Verdict
 from weft.runtime.tensors import Array, TensorSpec
 
@@ -159,7 +158,7 @@ class ProgramFile:
         blueprint = self._meaning(plain)
         wanted = self._wanted(plain, unseen(blueprint))
         self._place(exported, batch_of(blueprint, 1))
-        workshop = Workshop(self.device, self, self.options, self.allowance)
+        workshop = ModelPreparation(self.device, self, self.options, self.allowance)
         return workshop.built(blueprint, self._verdict(blueprint), wanted, free)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:

@@ -7,14 +7,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from onnx import TensorProto
+
+from weft.models.element_types import ElementType
 
 TYPES: Mapping[int, Any] = {
-    TensorProto.FLOAT: torch.float32, TensorProto.FLOAT16: torch.float16, TensorProto.DOUBLE: torch.float64,
-    TensorProto.INT64: torch.int64, TensorProto.INT32: torch.int32, TensorProto.INT16: torch.int16,
-    TensorProto.INT8: torch.int8, TensorProto.UINT8: torch.uint8, TensorProto.BOOL: torch.bool,
-    TensorProto.UINT16: torch.uint16, TensorProto.UINT32: torch.uint32, TensorProto.UINT64: torch.uint64,
-    TensorProto.BFLOAT16: torch.bfloat16,
+    ElementType.FLOAT: torch.float32, ElementType.FLOAT16: torch.float16, ElementType.DOUBLE: torch.float64,
+    ElementType.INT64: torch.int64, ElementType.INT32: torch.int32, ElementType.INT16: torch.int16,
+    ElementType.INT8: torch.int8, ElementType.UINT8: torch.uint8, ElementType.BOOL: torch.bool,
+    ElementType.UINT16: torch.uint16, ElementType.UINT32: torch.uint32, ElementType.UINT64: torch.uint64,
+    ElementType.BFLOAT16: torch.bfloat16,
 }  # fmt: skip
 NUMBERED = {kind: int(number) for number, kind in TYPES.items()}
 

@@ -5,26 +5,97 @@ A device is worked by a process of its own that has all models: a fault there is
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from weft.base.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.breaker import Breaker
 from weft.runtime.defaults import BackendDefaults
-from weft.runtime.isolated.ear import Ear
-from weft.runtime.isolated.engines import CPU
-from weft.runtime.isolated.group import Hands, ModelFile, WorkerGroup, signature
-from weft.runtime.isolated.lane import IsolatingLane
+from weft.runtime.isolated.group import GroupResources, ModelFile, WorkerGroup, signature
+from weft.runtime.isolated.lane import IsolatingLane, SocketReader
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.model import IsolatedModel
 from weft.runtime.isolated.spawning import Template
-from weft.runtime.isolated.watchman import Watchman
+from weft.runtime.metadata import CPU
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.lane import own_core
+
+
+class WatchedRun(Protocol):
+    """A step that was told to stop."""
+
+    over: bool
+
+    def urge(self) -> None:
+        """Tell it to stop, once more."""
+        ...
+
+    def kill(self, why: str) -> None:
+        """End whatever computes it."""
+        ...
+
+
+class KillTimer:
+    """One thread, started with the first step that it is to watch."""
+
+    def __init__(self, kill_s: float) -> None:
+        self._kill_s = kill_s
+        self._due: list[tuple[float, int, WatchedRun, bool]] = []
+        self._numbers = itertools.count()
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def watch(self, run: WatchedRun) -> None:
+        """Have a step killed that has not ended in time."""
+        with self._changed:
+            if self._closed:
+                return
+            self._put(run, last=False)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._serve, name="watchman", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        if self._thread:
+            self._thread.join()
+
+    def _put(self, run: WatchedRun, *, last: bool) -> None:
+        """Look at it half-way, for the word may have come a moment too early, and at the end."""
+        heapq.heappush(self._due, (time.monotonic() + self._kill_s / 2, next(self._numbers), run, last))
+
+    def _serve(self) -> None:
+        while (due := self._next()) is not None:
+            run, last = due
+            if run.over:
+                continue
+            if last:
+                run.kill(f"a step was told to stop and had not {self._kill_s:g} s later")
+            else:
+                run.urge()
+                with self._changed:
+                    self._put(run, last=True)
+
+    def _next(self) -> tuple[WatchedRun, bool] | None:
+        """Wait for the next one to look at; None at the end."""
+        with self._changed:
+            while not self._closed:
+                rest_s = self._due[0][0] - time.monotonic() if self._due else None
+                if rest_s is not None and rest_s <= 0:
+                    _, _, run, last = heapq.heappop(self._due)
+                    return run, last
+                self._changed.wait(rest_s)
+            return None
 
 
 class IsolatingBackend(BackendDefaults):
@@ -40,12 +111,12 @@ class IsolatingBackend(BackendDefaults):
         self.name, self.platform, self.inline = inner.name, inner.platform, inner.inline
         self.memory_bytes = inner.memory_bytes
         self.now = inner.now
-        self._watchman = Watchman(self.limits.kill_s)
+        self._watchman = KillTimer(self.limits.kill_s)
         self._spawner = ThreadPoolExecutor(1, "spawner")
         self._spawner.submit(int)  # its thread, and so all workers, are as urgent as whoever makes this
         self._template = Template(engine)
         self._carrier = ThreadPoolExecutor(1, "carrier")
-        self._ear: Ear | None = None
+        self._ear: SocketReader | None = None
         self._numbers = itertools.count(1)
         self._lock = threading.Lock()
         self._groups: dict[str, WorkerGroup] = {}
@@ -80,7 +151,7 @@ class IsolatingBackend(BackendDefaults):
         return IsolatedModel(group, kept, breaker, self._closed)
 
     def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
-        self._ear = self._ear or Ear()
+        self._ear = self._ear or SocketReader()
         return IsolatingLane(index, self.now, self._ear, own_core(index, pin=pin), self._inner.scratch)
 
     @property
@@ -91,7 +162,7 @@ class IsolatingBackend(BackendDefaults):
     def counts(self) -> WorkerCounts:
         """How often workers died, and were started again."""
         with self._lock:
-            all_of_them = [self._past, *(each.counts for each in self._users)]
+            all_of_them = [self._past, *(group.counts for group in self._users)]
         return WorkerCounts(*map(sum, zip(*all_of_them, strict=True)))
 
     def groups(self) -> dict[str, WorkerGroup]:
@@ -117,7 +188,7 @@ class IsolatingBackend(BackendDefaults):
         with self._lock:
             group = self._groups.get(name)
             if group is None:
-                hands = Hands(self.now, self._spawner, self._template, self._carrier, self._watchman.watch)
+                hands = GroupResources(self.now, self._spawner, self._template, self._carrier, self._watchman.watch)
                 group = self._groups[name] = WorkerGroup(name, self.limits, hands, cache, self.kept_as)
             self._users[group] = self._users.get(group, 0) + 1
             return group

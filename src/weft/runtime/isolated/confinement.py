@@ -185,4 +185,4 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 def python_files() -> list[str]:
     """Where modules are that may be imported later."""
-    return [each for each in dict.fromkeys([*sys.path, sys.prefix, sys.base_prefix]) if os.path.isabs(each)]
+    return [path for path in dict.fromkeys([*sys.path, sys.prefix, sys.base_prefix]) if os.path.isabs(path)]

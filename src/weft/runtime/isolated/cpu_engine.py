@@ -9,35 +9,35 @@ from typing import Any
 
 from weft.base.errors import BadRequest
 from weft.runtime.backend import LoadedModel, LoadOptions
-from weft.runtime.isolated import memory
-from weft.runtime.lent import Borrowed, LendingTerms
+from weft.runtime.client_memory import Borrowed, LendingTerms
+from weft.runtime.isolated.engine import DeviceFiles, WorkerEngine
+from weft.runtime.isolated.packets import KEPT_BYTES
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
-from weft.runtime.onnxruntime_cpu.lane import CpuLane
+from weft.runtime.onnxruntime_cpu.lane import IDLE_S, CpuLane, ScratchMemory
 from weft.runtime.onnxruntime_cpu.preparing import prepare
-from weft.runtime.onnxruntime_cpu.scratch import IDLE_S, Scratch
 
 
 class CpuEngineLane(CpuLane):
     """A lane whose steps are computed on the thread that reads them."""
 
     def move(self, leaving: Sequence[Any], coming: Any) -> None:
-        """Models stay where they are."""
+        """Do nothing: models on the cores stay in memory."""
 
-    def took(self, memory: Any) -> None:
-        """Any memory will do."""
+    def register_buffer(self, memory: Any) -> None:
+        """Do nothing: the cores read any memory."""
 
-    def dropped(self, memory: Any) -> None:
-        """Nothing was done to it."""
+    def unregister_buffer(self, memory: Any) -> None:
+        """Do nothing: nothing was registered."""
 
 
 class CpuEngine:
     """Runs models on the cores."""
 
     here = True
-    kept_bytes = memory.KEPT_BYTES
+    kept_bytes = KEPT_BYTES
 
     def __init__(self) -> None:
-        self._scratch = Scratch(time.monotonic_ns)
+        self._scratch = ScratchMemory(time.monotonic_ns)
 
     def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
         allowance = Allowance(options.learn_s)
@@ -62,5 +62,23 @@ class CpuEngine:
             if scratch.is_due(idle=True):
                 scratch.shrink()
 
-    def told(self) -> dict[str, float]:
+    def metrics(self) -> dict[str, float]:
         return {}
+
+
+class CpuEngineKind:
+    """The cores, for which workers need no files, programs or variables."""
+
+    variables: tuple[str, ...] = ()
+
+    def make(self, name: str) -> WorkerEngine:
+        return CpuEngine()
+
+    def warm_up(self, name: str) -> None:
+        """Do nothing: ONNX Runtime was imported with this module."""
+
+    def files(self, name: str) -> DeviceFiles:
+        return DeviceFiles()
+
+    def programs(self, name: str) -> tuple[str, ...]:
+        return ()

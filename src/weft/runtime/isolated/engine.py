@@ -7,55 +7,53 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from weft.runtime.backend import DeviceLane, LoadedModel, LoadOptions
-from weft.runtime.lent import Borrowed, LendingTerms
+from weft.runtime.client_memory import Borrowed, LendingTerms
 
 
 class EngineLane(DeviceLane, Protocol):
     """A lane inside a worker."""
 
     def stop(self, step: int) -> None:
-        """Have the step of this number, counted from 1, end soon, if it is the last one and can be stopped."""
+        """Stop the step of this number, counted from 1, if it is the last one and can be stopped."""
         ...
 
     def move(self, leaving: Sequence[Any], coming: Any) -> None:
-        """Let models leave the device's memory, and have one come back, before the next step."""
+        """Evict models from the device's memory and bring one back, before the next step."""
         ...
 
-    def took(self, memory: Any) -> None:
-        """Inputs will lie in this memory, an array of bytes that the server writes to."""
+    def register_buffer(self, memory: Any) -> None:
+        """Register a buffer, an array of bytes, to which the server writes inputs: a GPU pins it."""
         ...
 
-    def dropped(self, memory: Any) -> None:
-        """They will not any more."""
+    def unregister_buffer(self, memory: Any) -> None:
+        """Unregister a buffer; no step reads it any more."""
         ...
 
 
 class WorkerEngine(Protocol):
-    """What a worker runs models with."""
+    """Opens models and lanes inside a worker."""
 
     here: bool
     """Whether a step is computed on the thread that starts it."""
     kept_bytes: int
-    """A larger memory for tensors goes with the step it was made for."""
+    """Buffers for tensors larger than this are freed after the step that they were created for."""
 
     def open(self, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> LoadedModel:
-        """Open a model, from the *cache* if one is named; ``NotLearned`` where it had to be learned and shall not."""
+        """Open a model, from the *cache* if one is named; ``NotLearned`` if it is not there and *learn* is False."""
         ...
 
-    def lane(self, index: int) -> EngineLane:
-        """Open a lane."""
-        ...
+    def lane(self, index: int) -> EngineLane: ...
 
     def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
-        """Get at a region of a client's; BadRequest where that cannot be."""
+        """Map a region of a client's memory; BadRequest where that is not possible."""
         ...
 
     def rest(self, asked: Callable[[float], bool]) -> None:
-        """Give back what is not needed, until *asked*, which waits so many seconds, says that a step has come."""
+        """Free idle memory until *asked*, which waits for the given seconds, returns True: a step has come."""
         ...
 
-    def told(self) -> dict[str, float]:
-        """What it holds and how long it computed, by the names of metrics."""
+    def metrics(self) -> dict[str, float]:
+        """Memory in use and time computed, by the names of metrics."""
         ...
 
 
@@ -71,10 +69,10 @@ class EngineKind(Protocol):
     """What worker processes of a kind of device need; *name* is that of the device."""
 
     variables: tuple[str, ...]
-    """What they have of the server's environment besides what all workers have."""
+    """Environment variables of the server that workers get in addition to those that all workers have."""
 
     def make(self, name: str) -> WorkerEngine:
-        """The engine, in a worker; whatever it lacks is an ``InputError``."""
+        """Create the engine, in a worker; ``InputError`` says what it lacks."""
         ...
 
     def warm_up(self, name: str) -> None:
@@ -82,9 +80,9 @@ class EngineKind(Protocol):
         ...
 
     def files(self, name: str) -> DeviceFiles:
-        """What they may read and write for the device."""
+        """What workers may read and write for the device."""
         ...
 
     def programs(self, name: str) -> tuple[str, ...]:
-        """What they may execute."""
+        """What workers may execute."""
         ...

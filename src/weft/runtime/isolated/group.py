@@ -24,11 +24,11 @@ from pydantic import ValidationError
 
 from weft.base.errors import Failed, ModelError, NotLearned, WorkerDied, WorkerStarting
 from weft.runtime.backend import LoadOptions
+from weft.runtime.device_kinds import engine_kind
 from weft.runtime.external import external_files
 from weft.runtime.isolated.confinement import Confinement
-from weft.runtime.isolated.described import ModelDescription
-from weft.runtime.isolated.engines import engine_kind
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
+from weft.runtime.isolated.model_description import ModelDescription
 from weft.runtime.isolated.process import Charged, WorkerProcess, WorkerRun
 from weft.runtime.isolated.spawning import Template
 from weft.runtime.own_folder import make_folder, remove
@@ -54,7 +54,7 @@ GRACE_S = 300.0
 """How much longer than it may a model may be learned before its process is killed: an operator may not look up."""
 
 
-class Hands(NamedTuple):
+class GroupResources(NamedTuple):
     """What all workers of a backend share: its clock, and threads."""
 
     now: Callable[[], int]
@@ -99,7 +99,7 @@ class WorkerGroup:
     """The workers of one group of models."""
 
     def __init__(
-        self, name: str, limits: WorkerLimits, hands: Hands, cache: Path | None, kept_as: str | None = None
+        self, name: str, limits: WorkerLimits, hands: GroupResources, cache: Path | None, kept_as: str | None = None
     ) -> None:
         """kept_as: the name of its part of the cache, where that is not its own."""
         self.name, self.limits, self._hands = name, limits, hands
@@ -179,7 +179,7 @@ class WorkerGroup:
         """Close a model; the others stay."""
         with self._lock:
             self._kept.pop(number, None)
-            having = [each for each in (*self._processes(), *self._building) if number in each.opened]
+            having = [process for process in (*self._processes(), *self._building) if number in process.opened]
             for process in having:
                 process.opened.discard(number)
         for process in having:
@@ -217,7 +217,7 @@ class WorkerGroup:
     # Processes
 
     def _processes(self) -> list[WorkerProcess]:
-        return [each for each in (self.worker, self.spare) if each is not None and each.alive]
+        return [process for process in (self.worker, self.spare) if process is not None and process.alive]
 
     def _fit(self, path: Path) -> WorkerProcess:
         """A worker that may read a model's folder: the one there is, or another one with all the models."""
@@ -227,7 +227,7 @@ class WorkerGroup:
         fresh = self._started([path])
         with self._lock:
             fit = fresh.alive and not self._closed.is_set()
-            old = [each for each in (self.worker, self.spare) if fit and each is not None]
+            old = [process for process in (self.worker, self.spare) if fit and process is not None]
             if fit:
                 self.worker, self.spare = fresh, None
                 self._building.discard(fresh)
@@ -235,8 +235,8 @@ class WorkerGroup:
         if not fit:
             self._abandon(fresh)
             raise fresh.lost()
-        for each in old:
-            self._retire(each)
+        for process in old:
+            self._retire(process)
         return fresh
 
     def _retire(self, process: WorkerProcess) -> None:
@@ -267,7 +267,7 @@ class WorkerGroup:
 
     def _started(self, more: Iterable[Path] = ()) -> WorkerProcess:
         """A new process with all models open; whoever gives it a place takes it out of those that are built."""
-        process = self._made([*more, *(each.file.path for each in self._models())])
+        process = self._made([*more, *(kept.file.path for kept in self._models())])
         try:
             self._complete(process)
         except BaseException:
@@ -351,12 +351,12 @@ class WorkerGroup:
 
     def _reopen(self, process: WorkerProcess, kept: KeptModel) -> None:
         """Open a model as it was before; one that was not learned then is not taken from the cache now."""
-        number, told = kept.file.number, kept.description
+        number, described = kept.file.number, kept.description
         if kept.file.changed():
             kept.lost = "its files have changed since it was loaded, and its worker died; load it again"
             return
-        again = self._opened(process, kept.file, cached=told.learned)
-        if again.segments != told.segments or again.outputs != told.outputs:
+        again = self._opened(process, kept.file, cached=described.timing.learned)
+        if again.segments != described.segments or again.outputs != described.outputs:
             kept.lost = "it came out otherwise when its worker was started again; load it again"
         for rows in sorted(kept.rows) if not kept.lost else ():
             process.call("prepare", number, rows)
@@ -373,9 +373,9 @@ class WorkerGroup:
         cache = str(self.folder) if cached else ""
         text = process.call("open", file.number, str(file.path), options, cache, file.learn)
         try:
-            told = ModelDescription.model_validate_json(text)
-            process.residency.add(file.number, told.moving_bytes, told.memory_bytes)
-            return told
+            described = ModelDescription.model_validate_json(text)
+            process.residency.add(file.number, described.residency.moving_bytes, described.residency.memory_bytes)
+            return described
         except ValidationError as error:
             process.kill("it told of a model that cannot be")
             raise ModelError(f"{file.path}: what its worker tells of it cannot be") from error
@@ -428,7 +428,7 @@ class WorkerGroup:
         with self._lock:
             worker, spare = self.worker, self.spare
             wanted = {number for number, kept in self._kept.items() if not kept.lost}
-            incomplete = [each for each in (worker, spare) if each is not None and wanted - each.opened]
+            incomplete = [process for process in (worker, spare) if process is not None and wanted - process.opened]
             whole = worker is not None and (spare is not None or not self.limits.spare)
             if not self._kept or self._closed.is_set() or (whole and not incomplete):
                 self._keeper = None
@@ -441,7 +441,7 @@ class WorkerGroup:
 
     def _mend(self, process: WorkerProcess) -> None:
         """Open in a process what it lacks; one that may not read it is replaced."""
-        folders = frozenset[str]().union(*(_folders(each.file.path) for each in self._models()))
+        folders = frozenset[str]().union(*(_folders(kept.file.path) for kept in self._models()))
         if _lie_in(folders, process.readable) or process is self.worker:
             self._complete(process)
             return
@@ -475,10 +475,10 @@ class WorkerGroup:
         """End all processes, and take away what they left."""
         self._closed.set()
         with self._lock:
-            processes = [*self._building, *(each for each in (self.worker, self.spare) if each is not None)]
+            processes = [*self._building, *(process for process in (self.worker, self.spare) if process is not None)]
             self.worker, self.spare, keeper = None, None, self._keeper
-        for each in processes:
-            each.close()
+        for process in processes:
+            process.close()
         if keeper is not None and keeper is not threading.current_thread():
             keeper.join()
         for folder in (self._scratch, *([self.folder] if self._temporary else [])):
@@ -487,21 +487,21 @@ class WorkerGroup:
 
 def signature(path: Path) -> tuple[tuple[str, int, int, int], ...]:
     """What changes when the files of a model do."""
-    found = []
-    for each in (path, *external_files(path)):
-        state = each.stat()
-        found.append((each.name, state.st_ino, state.st_size, state.st_mtime_ns))
-    return tuple(found)
+    states = []
+    for file in (path, *external_files(path)):
+        state = file.stat()
+        states.append((file.name, state.st_ino, state.st_size, state.st_mtime_ns))
+    return tuple(states)
 
 
 def _folders(path: Path) -> frozenset[str]:
     """Where the files of a model are, links followed; its weights lie beside it."""
-    return frozenset(str(each.parent) for each in (path.absolute(), path.resolve()))
+    return frozenset(str(file.parent) for file in (path.absolute(), path.resolve()))
 
 
 def _lie_in(folders: Iterable[str], readable: frozenset[str]) -> bool:
     """Whether all of these folders may be read."""
-    return all(any(str(each) in readable for each in (Path(folder), *Path(folder).parents)) for folder in folders)
+    return all(any(str(parent) in readable for parent in (Path(folder), *Path(folder).parents)) for folder in folders)
 
 
 def own_folder(name: str, cache: Path | None) -> tuple[Path, bool]:

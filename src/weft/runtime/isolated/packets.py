@@ -7,6 +7,8 @@ a packet that is none raises ``Garbled``.
 from __future__ import annotations
 
 import array
+import fcntl
+import mmap
 import os
 import socket
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import orjson
 
-from weft.runtime.isolated import memory
-from weft.runtime.lent import Lender, LentTensor
+from weft.base.errors import reason_of
+from weft.runtime.client_memory import Lender, LentTensor
 from weft.runtime.tensors import DATATYPES, Array
 
 INLINE_BYTES = 32 << 10
@@ -37,6 +39,64 @@ _HEAD = 4
 """Bytes that tell how long the head is."""
 _ELSEWHERE = (1 << 8 * _HEAD) - 1
 """Stands there in a packet that tells how long the one is that lies in a file."""
+
+
+ALIGNED = 64
+"""Tensors begin at multiples of this."""
+
+KEPT_BYTES = 16 << 20
+"""A larger memory goes with the step it was made for."""
+
+LEAST_BYTES = 1 << 20
+LARGEST_BYTES = 1 << 40
+
+
+class UnfitMemory(ValueError):
+    """What the other side sent cannot be memory for tensors."""
+
+
+def align(size: int) -> int:
+    """The next place at which a tensor may begin."""
+    return (size + ALIGNED - 1) & -ALIGNED
+
+
+class TensorMemory:
+    """A mapped file without a name, which neither side can make shorter under the other."""
+
+    def __init__(self, file: int, size: int) -> None:
+        self.size = size
+        self.bytes: Any = np.frombuffer(mmap.mmap(file, size), np.uint8)
+
+    def write(self, pieces: Iterable[tuple[int, Array]]) -> None:
+        """Put arrays, each in one piece, at their places."""
+        for place, piece in pieces:
+            self.bytes[place : place + piece.nbytes] = piece.reshape(-1).view(np.uint8)
+
+
+def create_memory(needed: int, kept_bytes: int = KEPT_BYTES) -> tuple[TensorMemory, int]:
+    """New memory, and the file that the other side is to be given; whoever asked closes that."""
+    size = max(LEAST_BYTES, 1 << (needed - 1).bit_length()) if needed <= kept_bytes else needed
+    file = os.memfd_create("weft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(file, size)
+        fcntl.fcntl(file, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+        return TensorMemory(file, size), file
+    except BaseException:
+        os.close(file)
+        raise
+
+
+def map_memory(file: int) -> TensorMemory:
+    """Memory that the other side made; the file is closed. What could shrink is not mapped: that would be a SIGBUS."""
+    try:
+        size = os.fstat(file).st_size
+        if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK or not 0 < size <= LARGEST_BYTES:
+            raise UnfitMemory(f"a file of {size} bytes that may change its size")
+        return TensorMemory(file, size)
+    except OSError as error:
+        raise UnfitMemory(reason_of(error)) from error
+    finally:
+        os.close(file)
 
 
 class Garbled(Exception):
@@ -73,7 +133,7 @@ class Line:
             else:
                 self._socket.send(packet, 0 if wait else socket.MSG_DONTWAIT)
             return
-        kept, file = memory.made(len(packet))
+        kept, file = create_memory(len(packet))
         try:
             kept.write([(0, np.frombuffer(packet, np.uint8))])
             note = _ELSEWHERE.to_bytes(_HEAD, "little") + len(packet).to_bytes(8, "little")
@@ -124,18 +184,18 @@ def pair() -> tuple[Line, socket.socket]:
 
 
 def _files(rights: Sequence[tuple[int, int, bytes]]) -> list[int]:
-    found = array.array("i")
+    descriptors = array.array("i")
     for level, kind, data in rights:
         if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-            found.frombytes(data[: len(data) - len(data) % found.itemsize])
-    return list(found)
+            descriptors.frombytes(data[: len(data) - len(data) % descriptors.itemsize])
+    return list(descriptors)
 
 
 def _elsewhere(packet: memoryview, length: int, files: list[int]) -> tuple[memoryview, int]:
     """The packet that lies in the last of the files, and how long its head is; ValueError where that is too long."""
     if length == _ELSEWHERE:
         size = int.from_bytes(packet[_HEAD : _HEAD + 8], "little")
-        packet = memoryview(memory.taken(files.pop()).bytes)[:size]
+        packet = memoryview(map_memory(files.pop()).bytes)[:size]
         length = int.from_bytes(packet[:_HEAD], "little")
     if length > LARGEST_HEAD:
         raise ValueError(f"a head of {length} bytes")
@@ -158,7 +218,7 @@ class Laid:
 
     def add(self, piece: Any) -> int:
         """Where an array that lies in one piece goes."""
-        place = memory.aligned(self.size) if self.size else 0
+        place = align(self.size) if self.size else 0
         self.pieces.append((place, piece))
         self.size = place + piece.nbytes
         return place
@@ -167,13 +227,13 @@ class Laid:
         """The pieces one behind another, with what lies between them."""
         if len(self.pieces) == 1:
             return [self.pieces[0][1]]
-        found, at = [], 0
+        pieces, at = [], 0
         for place, piece in self.pieces:
             if place > at:
-                found.append(bytes(place - at))
-            found.append(piece)
+                pieces.append(bytes(place - at))
+            pieces.append(piece)
             at = place + piece.nbytes
-        return found
+        return pieces
 
 
 def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequence[int], Any, int]]:
@@ -181,47 +241,47 @@ def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequ
 
     One that is lent has the number of its region and its place there.
     """
-    told: list[tuple[str, str, Sequence[int], Any, int]] = []
+    described: list[tuple[str, str, Sequence[int], Any, int]] = []
     for name, value in values.items():
         kind = DATATYPE_OF[value.dtype]
         if isinstance(value, LentTensor):
             laid.lenders.append(value.lender)
-            told.append((name, kind, value.shape, (value.lender.terms.number, value.offset), value.nbytes))
+            described.append((name, kind, value.shape, (value.lender.terms.number, value.offset), value.nbytes))
             continue
         piece = value if value.flags.c_contiguous else value.copy()
         if kind == "BYTES":
             piece = _texts(value)
-        told.append((name, kind, value.shape, laid.add(piece), piece.nbytes))
-    return told
+        described.append((name, kind, value.shape, laid.add(piece), piece.nbytes))
+    return described
 
 
-def restore(told: Any, source: Any, *, copied: bool) -> dict[str, Any]:
+def restore(described: Any, source: Any, *, copied: bool) -> dict[str, Any]:
     """Tensors from their descriptions, out of the bytes of *source*; Garbled where they cannot be."""
     try:
-        found, length = {}, len(source)
-        for name, kind, shape, place, size in told:
+        tensors, length = {}, len(source)
+        for name, kind, shape, place, size in described:
             if kind == "BYTES":
-                found[name] = _restored_texts(shape, place, size, source)
+                tensors[name] = _restored_texts(shape, place, size, source)
                 continue
-            each = np.ndarray(shape, DATATYPES[kind], source, place)
-            if size != each.nbytes or not 0 <= place <= length - size:  # numpy looks, but not before the beginning
+            tensor = np.ndarray(shape, DATATYPES[kind], source, place)
+            if size != tensor.nbytes or not 0 <= place <= length - size:  # numpy looks, but not before the beginning
                 raise ValueError(f"{kind} {shape} at {place} of {length} bytes")
-            found[name] = each.copy() if copied else each
-        return found
+            tensors[name] = tensor.copy() if copied else tensor
+        return tensors
     except (ValueError, TypeError, KeyError, OverflowError, MemoryError) as error:
         raise Garbled(f"no tensors: {error}") from error
 
 
 def _restored_texts(shape: list[int], place: int, size: int, source: Any) -> Array:
-    if not all(type(each) is int and each >= 0 for each in (place, size, *shape)) or place + size > len(source):
+    if not all(type(number) is int and number >= 0 for number in (place, size, *shape)) or place + size > len(source):
         raise ValueError(f"texts {shape} at {place}, {size} bytes of {len(source)}")
     return np.array(_split(bytes(source[place : place + size]), prod(shape)), np.object_).reshape(shape)
 
 
 def _texts(values: Array) -> Array:
     """Strings as their lengths and their bytes."""
-    texts = [each if isinstance(each, bytes) else str(each).encode() for each in values.ravel().tolist()]
-    lengths = np.array([len(each) for each in texts], np.uint32)
+    texts = [text if isinstance(text, bytes) else str(text).encode() for text in values.ravel().tolist()]
+    lengths = np.array([len(text) for text in texts], np.uint32)
     return np.frombuffer(lengths.tobytes() + b"".join(texts), np.uint8)
 
 
@@ -231,8 +291,8 @@ def _split(data: bytes, count: int) -> list[bytes]:
     lengths = np.frombuffer(data, np.uint32, count).tolist() if count else []
     if 4 * count + sum(lengths) != len(data):
         raise ValueError(f"{count} texts of other lengths than {len(data)} bytes")
-    found, at = [], 4 * count
+    texts, at = [], 4 * count
     for length in lengths:
-        found.append(data[at : at + length])
+        texts.append(data[at : at + length])
         at += length
-    return found
+    return texts

@@ -1,6 +1,6 @@
 """The server's side of one worker: the process, its lines, what runs there, and its death.
 
-Steps are sent on the thread that starts them, and their ends are heard by the lanes' ``Ear``. A thread reads everything
+Steps are sent on the thread that starts them; the lanes' ``SocketReader`` reads their ends. A thread reads everything
 else and sees the process to its end. A worker that sends what cannot be read, or takes no more work, is killed as if it
 had died.
 """
@@ -24,15 +24,14 @@ from weft.base.errors import WorkerDied, reason_of
 from weft.engine.lane_queues import MOST_AHEAD
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
 from weft.runtime.breaker import Breaker
+from weft.runtime.client_memory import Lender, LentTensor
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.confinement import Confinement
-from weft.runtime.isolated.described import heard
-from weft.runtime.isolated.lane import IsolatingLane
-from weft.runtime.isolated.lane_line import LaneLine, StepReport
+from weft.runtime.isolated.lane import IsolatingLane, LaneLine, StepReport
+from weft.runtime.isolated.model_description import heard
 from weft.runtime.isolated.packets import Garbled, Laid, Packet
 from weft.runtime.isolated.residency import Residency
 from weft.runtime.isolated.spawning import Child, ended_by
-from weft.runtime.lent import Lender, LentTensor
 
 log = logging.getLogger("weft.workers")
 
@@ -75,7 +74,7 @@ class Charged(Protocol):
         """How many values a step leaves that the next one can be started with before it has ended; 0: none."""
         ...
 
-    def check(self, segment: int, rows: int, made: Sequence[StepOutput]) -> None:
+    def check(self, segment: int, rows: int, outputs: Sequence[StepOutput]) -> None:
         """``Garbled`` if that cannot be what a segment gives."""
         ...
 
@@ -277,8 +276,8 @@ class WorkerProcess:
         shared = laid.size > packets.INLINE_BYTES
         step, model = run.step, run.model.number
         lenders = self._unknown(laid.lenders) if laid.lenders else ()
-        terms = [tuple(each.terms) for each in lenders] if lenders else ()
-        files = [each.file for each in lenders if each.file is not None] if lenders else ()
+        terms = [tuple(lender.terms) for lender in lenders] if lenders else ()
+        files = [lender.file for lender in lenders if lender.file is not None] if lenders else ()
         freed: Sequence[int] = ()
         try:
             if run.moves:
@@ -305,26 +304,27 @@ class WorkerProcess:
 
     def _unknown(self, lenders: Sequence[Lender]) -> list[Lender]:
         """The regions that it has not heard of, each once."""
-        return list({each.terms.number: each for each in lenders if each.terms.number not in self._lent}.values())
+        unknown = (lender for lender in lenders if lender.terms.number not in self._lent)
+        return list({lender.terms.number: lender for lender in unknown}.values())
 
     def _read_what_is_too_much(self, step: Step, lenders: Sequence[Lender]) -> bool:
         """Read here what lies in more files than it can be given with one step, or have open; whether anything does."""
-        new = sum(each.file is not None for each in self._unknown(lenders))
+        new = sum(lender.file is not None for lender in self._unknown(lenders))
         if new <= MOST_LENT and new + len(self._lent) <= MOST_BORROWED:
             return False
         for values in (part.values for part in step.parts if isinstance(part.values, dict)):
-            for name, each in values.items():
-                if isinstance(each, LentTensor) and each.lender.file is not None:
-                    values[name] = each.read()
+            for name, value in values.items():
+                if isinstance(value, LentTensor) and value.lender.file is not None:
+                    values[name] = value.read()
         return True
 
     def lend(self, lenders: Sequence[Lender]) -> None:
         """It knows these regions now, until nobody else does."""
-        for each in lenders:
-            if each.terms.number in self._lent:
+        for lender in lenders:
+            if lender.terms.number in self._lent:
                 continue
-            self._lent.add(each.terms.number)
-            weakref.finalize(each, _take_back, weakref.ref(self), each.terms.number).atexit = False
+            self._lent.add(lender.terms.number)
+            weakref.finalize(lender, _take_back, weakref.ref(self), lender.terms.number).atexit = False
 
     def take_back(self, number: int) -> None:
         """Have it let go of a region."""
@@ -333,8 +333,8 @@ class WorkerProcess:
 
     def _lane(self, lane: IsolatingLane) -> LaneLine:
         """The line to a lane, opened when it is first used."""
-        found = self._lanes.get(lane.index)
-        if found is None:
+        connection = self._lanes.get(lane.index)
+        if connection is None:
             line, theirs = packets.pair()
             try:
                 with theirs:
@@ -343,11 +343,11 @@ class WorkerProcess:
                 line.close()
                 raise
             places = 1 + MOST_AHEAD if lane.ahead else 1
-            found = self._lanes[lane.index] = LaneLine(line, lane.ear, places, lane.kept_bytes)
-            lane.ear.listen(line, partial(self._heard, found))
+            connection = self._lanes[lane.index] = LaneLine(line, lane.ear, places, lane.kept_bytes)
+            lane.ear.listen(line, partial(self._heard, connection))
             if self.death:  # it has been buried, and this line was not there yet
                 lane.ear.part(line)
-        return found
+        return connection
 
     def _take(self, number: int) -> WorkerRun | None:
         with self._lock:
@@ -365,11 +365,11 @@ class WorkerProcess:
             self._flush()
 
     def _to_free(self) -> Sequence[int]:
-        found = []
+        numbers = []
         with contextlib.suppress(IndexError):
             while True:
-                found.append(self._freed.popleft())
-        return found
+                numbers.append(self._freed.popleft())
+        return numbers
 
     def _flush(self) -> None:
         if self._freed:
@@ -491,11 +491,11 @@ class WorkerProcess:
 
     def _listen(self, lane: LaneLine, patience_s: float) -> bool:
         """Wait so long for what a lane says; False if it says nothing."""
-        file, told = lane.line.file, select.poll()
+        file, poll = lane.line.file, select.poll()
         if file < 0:
             return False
-        told.register(file, select.POLLIN)
-        return bool(told.poll(patience_s * 1e3)) and self._heard(lane)
+        poll.register(file, select.POLLIN)
+        return bool(poll.poll(patience_s * 1e3)) and self._heard(lane)
 
     def _heard(self, lane: LaneLine) -> bool:
         """Hear what a lane says, if it says something; False if it never will again."""
@@ -561,9 +561,9 @@ class WorkerProcess:
                 self.residency.failed(run.model.number, run.leaving)
             run.model.failed()
             return StepEnd(began, ended, error=error)
-        promised = {each.values.number: each.values for each in run.onward} if run.onward else {}
+        promised = {output.values.number: output.values for output in run.onward} if run.onward else {}
         outputs: list[StepOutput] = []
-        for number, answers in report.made:
+        for number, answers in report.outputs:
             kept = promised.get(number) or HeldValues(self, int(number), run.model.number) if number else {}
             outputs.append(StepOutput(kept, packets.restore(answers, report.source, copied=True)))
         run.model.check(run.step.segment, run.step.rows, outputs)
@@ -589,9 +589,9 @@ class WorkerProcess:
 
 
 def _take_back(worker: weakref.ref[WorkerProcess], number: int) -> None:
-    found = worker()
-    if found is not None:
-        found.take_back(number)
+    process = worker()
+    if process is not None:
+        process.take_back(number)
 
 
 def _laid_out(step: Step) -> tuple[Laid, list[Any]]:
@@ -599,6 +599,6 @@ def _laid_out(step: Step) -> tuple[Laid, list[Any]]:
     laid, parts = Laid(), []
     for values, rows in step.parts:
         held = isinstance(values, HeldValues)
-        told = None if held else packets.describe(values, laid)
-        parts.append((values.number if held else 0, None if rows is None else list(rows), told))
+        described = None if held else packets.describe(values, laid)
+        parts.append((values.number if held else 0, None if rows is None else list(rows), described))
     return laid, parts

@@ -93,17 +93,17 @@ class Residency:
             if self._leaving_on.get(number, lane) != lane:
                 raise WorkerDied("it is just leaving the device's memory", again_s=AGAIN_S)
             moving = self._models[number].moving
-            room = self._most - sum(each.staying for each in self._models.values())
+            room = self._most - sum(model.staying for model in self._models.values())
             if moving > room:
                 raise Failed(
                     f"it needs {moving >> 20} MiB of the device's memory, and {max(0, room) >> 20} are left beside "
                     "what models always hold; raise device_memory_bytes, or serve fewer models"
                 )
-            lacking = moving - room + sum(self._models[each].moving for each in self._there)
+            lacking = moving - room + sum(self._models[other].moving for other in self._there)
             leaving = self._leaving(number, lacking)
-            for each in leaving:
-                del self._there[each]
-                self._unsure.discard(each)
+            for other in leaving:
+                del self._there[other]
+                self._unsure.discard(other)
             self._leaving_on |= dict.fromkeys(leaving, lane)
             self._there[number] = None
             self.returns += 1
@@ -120,13 +120,13 @@ class Residency:
 
     def _leaving(self, number: int, lacking: int) -> list[int]:
         """Who makes room for a model; the first one that finds none waits, and others begin no more until it has."""
-        found: list[int] = []
-        for each in self._there:
+        leaving: list[int] = []
+        for other in self._there:
             if lacking <= 0:
                 break
-            if not self._under_way[each]:
-                found.append(each)
-                lacking -= self._models[each].moving
+            if not self._under_way[other]:
+                leaving.append(other)
+                lacking -= self._models[other].moving
         now_s, waits = time.monotonic(), self._claim == number
         if lacking > 0:
             if waits or now_s >= self._claimed_until_s:
@@ -134,11 +134,11 @@ class Residency:
             raise WorkerDied("the device's memory is full of models that are being computed", again_s=AGAIN_S)
         if waits:
             self._claimed_until_s = 0.0
-        return found
+        return leaving
 
     def _left(self, leaving: Sequence[int]) -> None:
-        for each in leaving:
-            self._leaving_on.pop(each, None)
+        for other in leaving:
+            self._leaving_on.pop(other, None)
 
     def unsent(self, number: int, leaving: list[int]) -> None:
         """The worker was not told of what should move."""
@@ -146,10 +146,10 @@ class Residency:
             self._left(leaving)
             if number not in self._unsure:
                 self._there.pop(number, None)
-            for each in reversed(leaving):
-                if each in self._models:
-                    self._there[each] = None
-                    self._there.move_to_end(each, last=False)
+            for other in reversed(leaving):
+                if other in self._models:
+                    self._there[other] = None
+                    self._there.move_to_end(other, last=False)
 
     def came(self, number: int, leaving: Sequence[int] = ()) -> None:
         """A step that had a model come back, and others leave, was computed."""

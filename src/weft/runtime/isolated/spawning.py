@@ -7,22 +7,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Protocol
 
+from weft.base.child_processes import bare_environment
 from weft.base.errors import WorkerDied, reason_of
-from weft.base.registry import VARIABLE as TOOLS_VARIABLE
-from weft.runtime.isolated import packets, template
+from weft.runtime.device_kinds import engine_kind
+from weft.runtime.isolated import packets, worker
 from weft.runtime.isolated.confinement import Confinement, inherit_orphans
-from weft.runtime.isolated.engines import CPU, engine_kind
 from weft.runtime.isolated.packets import Line
-
-KEPT_VARIABLES = (
-    "PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "SYSTEMROOT", "PYTHONDONTWRITEBYTECODE",
-    "ORT_DISABLE_TELEMETRY", TOOLS_VARIABLE,
-)  # fmt: skip
-"""What a process that works for the server has of its environment, in which there may be secrets."""
+from weft.runtime.metadata import CPU
 
 
 def ended_by(code: int) -> str:
@@ -34,13 +28,6 @@ def ended_by(code: int) -> str:
     except ValueError:
         name = f"signal {-code}"
     return f"{name}, from outside or for want of memory" if -code == signal.SIGKILL else name
-
-
-def bare_environment(more: Sequence[str] = ()) -> dict[str, str]:
-    """For a fresh interpreter that knows the modules of this one, and next to nothing of its environment but *more*."""
-    kept = {name: os.environ[name] for name in (*KEPT_VARIABLES, *more) if name in os.environ}
-    paths = os.pathsep.join(dict.fromkeys(os.path.abspath(each) for each in sys.path if each))
-    return {**kept, "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": paths}
 
 
 class Child(Protocol):
@@ -121,7 +108,7 @@ class Template:
                 "-P",  # no modules from where it is started, nor from a home: models may write there
                 "-s",
                 "-m",
-                template.__name__,
+                worker.__name__,
                 str(theirs.fileno()),
                 self.engine,
             ]

@@ -13,6 +13,8 @@ import signal
 import socket
 import sys
 import threading
+import time
+import traceback
 from base64 import b64decode
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -21,13 +23,14 @@ from typing import Any
 
 from weft.base.errors import BadRequest
 from weft.runtime.backend import LoadedModel, LoadOptions
-from weft.runtime.isolated.confinement import Confinement, call_yourself, confine
-from weft.runtime.isolated.described import description, told
+from weft.runtime.client_memory import Borrowed, LendingTerms
+from weft.runtime.device_kinds import engine_kind
+from weft.runtime.isolated.confinement import Confinement, call_yourself, confine, end_with
 from weft.runtime.isolated.engine import WorkerEngine
-from weft.runtime.isolated.engines import CPU, engine_kind
+from weft.runtime.isolated.model_description import description, told
 from weft.runtime.isolated.packets import Line, Packet, close_all
 from weft.runtime.isolated.worker_lane import WorkerLane
-from weft.runtime.lent import Borrowed, LendingTerms
+from weft.runtime.metadata import CPU
 
 log = logging.getLogger("weft.workers")
 
@@ -117,10 +120,10 @@ class ModelWorker:
 
     def kept(self, number: int) -> Any:
         """The values of this number; whatever the step failed with that was to make them."""
-        found = self.values[number]
-        if isinstance(found, Exception):
-            raise found
-        return found
+        values = self.values[number]
+        if isinstance(values, Exception):
+            raise values
+        return values
 
     def borrow(self, terms: LendingTerms, file: int | None) -> None:
         with self._borrowing:
@@ -151,7 +154,7 @@ class ModelWorker:
             "close": lambda model: self.models.pop(model).close(),
             "held": lambda: [len(self.models), len(self.values)],
             "borrowed": lambda: len(self.regions),
-            "told": self.engine.told,
+            "metrics": self.engine.metrics,
             "write": self._write,
         }
         try:
@@ -163,9 +166,9 @@ class ModelWorker:
 
     def _write(self, terms: list[Any], offset: int, data: str) -> None:
         """Put bytes, which travel as Base64, into a region of a GPU's memory."""
-        told = LendingTerms(*terms)
-        self.borrow(told, None)
-        self.regions[told.number].write(b64decode(data), offset)
+        region = LendingTerms(*terms)
+        self.borrow(region, None)
+        self.regions[region.number].write(b64decode(data), offset)
 
     def _open(self, number: int, path: str, options: dict[str, Any], cache: str, learn: bool) -> str:
         """Open a model, from the *cache* if one is named; ``NotLearned`` where it had to be learned and shall not."""
@@ -175,3 +178,66 @@ class ModelWorker:
         gc.collect()
         gc.freeze()  # what is loaded now stays; looking through it again and again would cost every step
         return description(model).model_dump_json()
+
+
+_LOOK_S = 0.0002
+
+
+def main() -> None:
+    """Fork whenever the process at the other end of the line asks, until it is gone."""
+    server = os.getppid()
+    end_with(server)
+    line, engine = Line(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2]
+    engine_kind(engine).warm_up(engine)
+    gc.collect()
+    gc.freeze()  # collecting garbage would write to every page that all of them share
+    try:
+        while True:
+            packet = line.receive()
+            line.send([_forked(line, packet, engine)], wait=True)
+            close_all(packet.files)
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _forked(line: Line, packet: Packet, engine: str) -> int:
+    """The number of a new worker, on the line that came."""
+    here, there = os.pipe()
+    between = os.fork()
+    if not between:
+        worker = os.fork()
+        if worker:
+            os.write(there, str(worker).encode())
+            os._exit(0)
+        os.close(here)
+        os.close(there)
+        line.close()
+        _become_worker(packet.files[0], engine, *packet.head)
+    os.close(there)
+    try:
+        os.waitpid(between, 0)
+        return int(os.read(here, 32))
+    finally:
+        os.close(here)
+
+
+def _become_worker(file: int, engine: str, wanted: dict[str, Any], scratch: str) -> None:
+    """Work in a session of its own, and never return."""
+    code = 1
+    try:
+        os.setsid()
+        os.environ.update(TMPDIR=scratch, HOME=scratch)
+        confinement = Confinement(**wanted)
+        end_s = time.monotonic() + 10.0
+        while os.getppid() != confinement.server and time.monotonic() < end_s:
+            time.sleep(_LOOK_S)
+        work(file, confinement, engine)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -15,11 +15,11 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from weft.runtime.backend import BatchPart, LoadedModel, Step, StepEnd
-from weft.runtime.isolated import memory, packets
-from weft.runtime.isolated.described import told
+from weft.runtime.client_memory import Borrowed, LendingTerms
+from weft.runtime.isolated import packets
 from weft.runtime.isolated.engine import WorkerEngine
+from weft.runtime.isolated.model_description import told
 from weft.runtime.isolated.packets import Laid, Line, Packet
-from weft.runtime.lent import Borrowed, LendingTerms
 from weft.runtime.tensors import DATATYPES
 from weft.runtime.urgency import give_way
 
@@ -68,8 +68,8 @@ class WorkerLane:
         self._lane = worker.engine.lane(index)
         self._steps = 0
         self._current = self._halted = 0
-        self._inward: dict[int, memory.TensorMemory] = {}
-        self._outward: dict[int, memory.TensorMemory] = {}
+        self._inward: dict[int, packets.TensorMemory] = {}
+        self._outward: dict[int, packets.TensorMemory] = {}
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
@@ -127,18 +127,18 @@ class WorkerLane:
             if leaving is not None:
                 self._move(leaving, model)
             if lent or sent:
-                self._take_files(place, [LendingTerms(*each) for each in lent], packet.files)
-            found = self._parts(parts, packet, place if shared else None)
+                self._take_files(place, [LendingTerms(*terms) for terms in lent], packet.files)
+            batch = self._parts(parts, packet, place if shared else None)
             if shared:
-                order = order._replace(borrowed=_arrays(found))
+                order = order._replace(borrowed=_arrays(batch))
             if self._halted == run:
                 raise InterruptedError("stopped before it began")
             self._steps += 1
-            step, over = Step(segment, found, rows), partial(self._over, order)
+            step, over = Step(segment, batch, rows), partial(self._over, order)
             started = self._worker.models[model].start(step, self._lane, over, here=self._engine.here)
             if onward and started.onward is not None:
-                for at, each in enumerate(started.onward):
-                    self._keep(order, at, each.values)
+                for at, output in enumerate(started.onward):
+                    self._keep(order, at, output.values)
             elif onward:
                 self._break_promise(order, started.error)
         except Exception as error:
@@ -151,25 +151,25 @@ class WorkerLane:
     def _move(self, leaving: list[int], coming: int) -> None:
         """Let models leave that were not closed meanwhile, and have one come back."""
         models = self._worker.models
-        self._lane.move([models[each] for each in leaving if each in models], models[coming])
+        self._lane.move([models[other] for other in leaving if other in models], models[coming])
 
     def _take_files(self, place: int, lent: list[LendingTerms], files: list[int]) -> None:
         """New memory for tensors, if there is some, then regions that are lent."""
-        lent_files = sum(each.kind == "file" for each in lent)
+        lent_files = sum(terms.kind == "file" for terms in lent)
         if len(files) > lent_files:
             self._take_memory(place, files.pop(0))
-        for each in lent:
-            self._worker.borrow(each, files.pop(0) if each.kind == "file" else None)
+        for terms in lent:
+            self._worker.borrow(terms, files.pop(0) if terms.kind == "file" else None)
 
     def _take_memory(self, place: int, file: int) -> None:
         self._drop_memory(place)
-        self._inward[place] = memory.taken(file)
-        self._lane.took(self._inward[place].bytes)
+        self._inward[place] = packets.map_memory(file)
+        self._lane.register_buffer(self._inward[place].bytes)
 
     def _drop_memory(self, place: int) -> None:
-        found = self._inward.pop(place, None)
-        if found is not None:
-            self._lane.dropped(found.bytes)
+        memory = self._inward.pop(place, None)
+        if memory is not None:
+            self._lane.unregister_buffer(memory.bytes)
 
     def _drop_large(self, place: int) -> None:
         if place in self._inward and self._inward[place].size > self._engine.kept_bytes:
@@ -178,25 +178,25 @@ class WorkerLane:
     def _parts(self, parts: list[Any], packet: Packet, place: int | None) -> list[BatchPart]:
         """The parts of a batch: arrays that came, or what is kept here under a number."""
         source = packet.tensors if place is None else self._inward[place].bytes
-        found = []
+        batch = []
         for number, rows, tensors in parts:
             came = None if tensors is None else self._restored(tensors, source, copied=place is None)
-            found.append(BatchPart(self._worker.kept(number) if came is None else came, rows))
-        return found
+            batch.append(BatchPart(self._worker.kept(number) if came is None else came, rows))
+        return batch
 
     def _restored(self, tensors: list[Any], source: Any, *, copied: bool) -> dict[str, Any]:
         """Arrays that came, and tensors in regions, in the order in which they were told of."""
         regions = self._worker.regions
-        here = [each for each in tensors if not isinstance(each[3], list)] if regions else tensors
-        found = packets.restore(here, source, copied=copied)
+        here = [tensor for tensor in tensors if not isinstance(tensor[3], list)] if regions else tensors
+        restored = packets.restore(here, source, copied=copied)
         if len(here) == len(tensors):
-            return found
+            return restored
         lent = {
             name: regions[place[0]].tensor(place[1], tuple(shape), DATATYPES[kind])
             for name, kind, shape, place, _ in tensors
             if isinstance(place, list)
         }
-        return {each[0]: lent[each[0]] if each[0] in lent else found[each[0]] for each in tensors}
+        return {tensor[0]: lent[tensor[0]] if tensor[0] in lent else restored[tensor[0]] for tensor in tensors}
 
     def _keep(self, order: _Order, at: int, values: Any) -> None:
         """Keep what a step leaves, which may still be under way: in memory of its own, for it outlives the step."""
@@ -216,13 +216,13 @@ class WorkerLane:
 
     def _over(self, order: _Order, end: StepEnd) -> None:
         """Tell that a step has ended, with what clients are told, and keep the rest."""
-        laid, made = Laid(), []
-        for at, each in enumerate(end.made):
-            if each.values and not order.onward:
-                self._keep(order, at, each.values)
-            made.append((order.keep + at if each.values else 0, packets.describe(each.answers, laid)))
+        laid, outputs = Laid(), []
+        for at, output in enumerate(end.outputs):
+            if output.values and not order.onward:
+                self._keep(order, at, output.values)
+            outputs.append((order.keep + at if output.values else 0, packets.describe(output.answers, laid)))
         problem = told(end.error) if end.error else None
-        head = ["over", order.run, end.began, end.ended, made, 0, problem]
+        head = ["over", order.run, end.began, end.ended, outputs, 0, problem]
         if laid.size <= packets.INLINE_BYTES:
             self._line.send(head, laid.in_a_row(), wait=True)
             return
@@ -238,12 +238,12 @@ class WorkerLane:
     def _lay_out(self, laid: Laid, place: int) -> list[int]:
         """Put tensors where the server sees them; what it has to be given for that, if the memory is new."""
         files: list[int] = []
-        found = self._outward.get(place)
-        if found is None or found.size < laid.size:
-            found, file = memory.made(laid.size, self._engine.kept_bytes)
-            self._outward[place] = found
+        memory = self._outward.get(place)
+        if memory is None or memory.size < laid.size:
+            memory, file = packets.create_memory(laid.size, self._engine.kept_bytes)
+            self._outward[place] = memory
             files.append(file)
-        found.write(laid.pieces)
+        memory.write(laid.pieces)
         return files
 
 
@@ -251,8 +251,8 @@ def _owned(values: Any, borrowed: frozenset[int]) -> Any:
     """Values of which no array lies in memory that is written over; those of a device never do."""
     if not isinstance(values, dict):
         return values
-    return {name: each.copy() if id(each) in borrowed else each for name, each in values.items()}
+    return {name: array.copy() if id(array) in borrowed else array for name, array in values.items()}
 
 
 def _arrays(parts: list[BatchPart]) -> frozenset[int]:
-    return frozenset(id(each) for part in parts if isinstance(part.values, dict) for each in part.values.values())
+    return frozenset(id(array) for part in parts if isinstance(part.values, dict) for array in part.values.values())

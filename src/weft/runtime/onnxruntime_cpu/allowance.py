@@ -1,4 +1,4 @@
-"""How long a model may be run with made-up inputs: every such run can be told to stop, and none begins afterwards."""
+"""Time limit for runs with generated inputs: running ones are stopped at its end, and no further one begins."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import onnxruntime as ort
 
 
 class OutOfTime(BaseException):
-    """Learning has to end. No ``Exception``: who tries a model out takes those for a trait of the model and goes on."""
+    """The time limit is over. No ``Exception``: code that tries a model out treats those as properties of the model."""
 
 
 class Allowance:
-    """The time one model may be tried out for; ``stop`` ends it early, from any thread."""
+    """Time limit for trying out one model; ``stop`` ends it early, on any thread."""
 
     def __init__(self, limit_s: float | None = None) -> None:
         self._options = ort.RunOptions()
@@ -34,24 +34,24 @@ class Allowance:
     def __exit__(self, *_: object) -> None:
         if self._timer:
             self._timer.cancel()
-            self._timer.join()  # its thread is nobody's any more
+            self._timer.join()  # no thread outlives the preparation
 
     def stop(self) -> None:
-        """Have what runs end between two of its operators, and nothing begin any more."""
+        """Stop the running session between two operators, and refuse further runs."""
         self._stopped = True
         self._options.terminate = True
 
     def run(self, session: Any, outputs: Sequence[str] | None, feed: Mapping[str, Any]) -> Any:
-        """Run a session; ``OutOfTime`` if it has to end."""
+        """Run a session; ``OutOfTime`` if it was stopped."""
         self.check()
         try:
             return session.run(outputs, feed, self._options)
-        except Exception:  # ONNX Runtime raises several unrelated kinds
+        except Exception:  # ONNX Runtime raises several kinds; if it was stopped, that is the reason
             self.check()
             raise
 
     def half_gone(self) -> bool:
-        """Whether half of the time is gone, so that what is only good to have is left out."""
+        """Whether half of the time is over, so that optional measurements are left out."""
         return monotonic() > self._half_gone_s
 
     def check(self) -> None:
@@ -61,7 +61,7 @@ class Allowance:
 
 
 class BoundedSession:
-    """A session whose runs end with an allowance; *session* is the same without."""
+    """A session whose runs end with an allowance; *session* is the session itself."""
 
     def __init__(self, session: Any, allowance: Allowance) -> None:
         self.session, self._allowance = session, allowance

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU as a backend: a lane is a thread, and what lives between segments are numpy arrays."""
+"""ONNX Runtime on the CPU as a backend: lanes are threads, and values between segments are numpy arrays."""
 
 from __future__ import annotations
 
@@ -15,9 +15,8 @@ from weft.base.errors import ModelError
 from weft.runtime.backend import LoadedModel, LoadOptions, Progress
 from weft.runtime.defaults import BackendDefaults
 from weft.runtime.onnxruntime_cpu.allowance import Allowance
-from weft.runtime.onnxruntime_cpu.lane import CpuLane, own_core
+from weft.runtime.onnxruntime_cpu.lane import CpuLane, ScratchMemory, own_core
 from weft.runtime.onnxruntime_cpu.preparing import prepare
-from weft.runtime.onnxruntime_cpu.scratch import Scratch
 
 log = logging.getLogger("weft.models")
 
@@ -33,14 +32,15 @@ class CpuBackend(BackendDefaults):
 
     def __init__(self, clock: Callable[[], int] = time.monotonic_ns) -> None:
         self.now = clock
-        self.scratch = Scratch(clock)
+        self.scratch = ScratchMemory(clock)
+        # Protects the two fields below: models are opened on several threads while the backend may be closed.
         self._lock = threading.Lock()
         self._learning: set[Allowance] = set()
         self._closed = self._warned = False
 
     @property
     def scratch_bytes(self) -> int:
-        """What runs have left in the arena that all models share, as far as can be told."""
+        """Estimate of what runs left allocated in the arena that all models share."""
         return self.scratch.bytes
 
     def open(
@@ -57,7 +57,7 @@ class CpuBackend(BackendDefaults):
             return prepare(path, options, cache, say, learn=learn, allowance=allowance)
 
     def _warn(self) -> None:
-        """Say once that everybody waits for whoever opens a file here, where that is so."""
+        """Log once if opening a model blocks all other threads with this version of ONNX Runtime."""
         if not self._warned and tuple(map(int, ort.__version__.split(".")[:2])) < ALONE:
             self._warned = True
             log.warning(
@@ -68,7 +68,7 @@ class CpuBackend(BackendDefaults):
 
     @contextmanager
     def _allowed(self, path: Path, options: LoadOptions) -> Iterator[Allowance]:
-        """What one model is tried out with, so that it ends when the backend does."""
+        """The time limit for trying out one model; closing the backend ends it."""
         allowance = Allowance(options.learn_s)
         with self._lock:
             if self._closed:
@@ -84,7 +84,7 @@ class CpuBackend(BackendDefaults):
         return CpuLane(index, self.now, own_core(index, pin=pin), self.scratch)
 
     def close(self) -> None:
-        """Stop what is still being tried out; threads and sessions are those of its lanes and models."""
+        """Stop models that are being tried out; threads and sessions are closed with their lanes and models."""
         with self._lock:
             self._closed = True
             learning = list(self._learning)

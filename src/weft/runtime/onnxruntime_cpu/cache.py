@@ -1,7 +1,7 @@
-"""Prepared models on disk, by what they were made from.
+"""Cache of prepared models on disk; the key is a digest of everything that they depend on.
 
-An entry is a folder with ``prepared.json`` and the segments' files. It is written beside its place and renamed into
-it, so that it is there as a whole or not at all; one that does not match its digests is as good as none.
+An entry is a folder with ``prepared.json`` and the segments' files. It is written next to its final place and renamed,
+so that it is complete or absent; an entry that does not match its digests counts as absent.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from weft.runtime.onnxruntime_cpu.model import Blueprint
 from weft.runtime.own_folder import LOCK, make_folder, release
 
 FORMAT = 7
-"""Raise it whenever what is prepared, or how, changes."""
+"""Increase it whenever the content of an entry, or how it is prepared, changes."""
 _RECORD = "prepared.json"
 _CHUNK_BYTES = 1 << 20
+"""Bytes that are hashed at a time, so that large weights are never in memory as a whole."""
 
 
 class _Record(BaseModel):
@@ -32,7 +33,10 @@ class _Record(BaseModel):
 
 
 def entry(cache: Path, model: Path, options: str) -> Path:
-    """Where *model*, prepared by *options*, lies or would lie on a machine like this one."""
+    """The path of the entry for *model*, prepared with *options* on a machine like this one, whether it exists or not.
+
+    The processor is a part of the key: ONNX Runtime optimises a graph for its instructions.
+    """
     digest = hashlib.sha256()
     for part in (str(FORMAT), ort.__version__, platform.machine(), _processor(), options):
         digest.update(f"{len(part)}:{part}".encode())
@@ -43,7 +47,7 @@ def entry(cache: Path, model: Path, options: str) -> Path:
 
 
 def find(place: Path) -> Blueprint | None:
-    """The blueprint of an entry, if there is one and it is sound."""
+    """The blueprint of an entry; None if it is absent or damaged."""
     try:
         record = _Record.model_validate_json((place / _RECORD).read_bytes())
         sound = all(_digest(place / name) == digest for name, digest in record.digests.items())
@@ -53,7 +57,7 @@ def find(place: Path) -> Blueprint | None:
 
 
 def store(folder: Path, blueprint: Blueprint, place: Path) -> bool:
-    """Finish *folder* and move it to *place*; False, and *folder* stays, where another writer was there first."""
+    """Finish *folder* and move it to *place*; False, and *folder* stays, if another writer was first."""
     digests = {path.name: _digest(path) for path in sorted(folder.iterdir()) if path.name != LOCK}
     (folder / _RECORD).write_text(_Record(digests=digests, blueprint=blueprint).model_dump_json() + "\n", "utf-8")
     if place.exists() and find(place) is None:
@@ -67,9 +71,9 @@ def store(folder: Path, blueprint: Blueprint, place: Path) -> bool:
 
 
 def is_empty(cache: Path) -> bool:
-    """Whether there cannot be an entry, so that nobody has to look at a model to find it."""
+    """Whether the cache has no entry, so that a model's files need not be hashed to look for one."""
     try:
-        return all(each.name.startswith(".") for each in cache.iterdir())  # those are being built
+        return all(path.name.startswith(".") for path in cache.iterdir())  # those are being built
     except OSError:
         return True
 
@@ -80,10 +84,10 @@ def drop(place: Path) -> None:
 
 
 def new_folder(cache: Path | None) -> Path:
-    """An empty folder to build an entry in, on the same disk; where the cache lies must be there."""
+    """Create a folder to build an entry in, on the same disk as the cache; the cache's parent folder must exist."""
     if cache is None:
         return make_folder()
-    cache.mkdir(exist_ok=True)  # not more, for the server may have gone with the folder above
+    cache.mkdir(exist_ok=True)  # without parents: if the folder above was removed, the server ends
     return make_folder(".building-", cache)
 
 
@@ -100,7 +104,7 @@ def _hash(path: Path, digest: hashlib._Hash) -> None:
 
 
 def _processor() -> str:
-    """The model of this machine's processor, as far as the system tells: optimised graphs fit one kind."""
+    """The model and the features of this machine's processor, as far as the system reports them."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8", "replace")
     except OSError:

@@ -1,26 +1,98 @@
-"""A lane is a thread; ONNX Runtime computes without Python's global lock, so lanes run beside each other."""
+"""Lanes as threads: ONNX Runtime computes without Python's global lock, so that lanes run in parallel.
+
+Also here: scratch memory. ONNX Runtime keeps the memory that its largest run needed; it is freed when it was not needed
+for a while. The size of its arena is not known, so the memory of the process is read after runs that took long enough
+to use much of it: growth since the arena was last shrunk counts as scratch memory.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import onnxruntime as ort
 
 from weft.runtime.backend import Ended, Step, StepEnd, StepOutput
-from weft.runtime.onnxruntime_cpu.run_errors import explain
-from weft.runtime.onnxruntime_cpu.scratch import IDLE_S, Scratch
+from weft.runtime.defaults import LaneDefaults, StepDefaults
+from weft.runtime.onnxruntime_cpu.sessions import explain, shrink_arena
 from weft.runtime.urgency import give_way
+
+KEPT_BYTES = 128 << 20
+"""Scratch memory below this is kept: it is not worth allocating it anew."""
+LONG_NS = 5_000_000
+"""Memory is not read after shorter runs: they allocate little, and reading it is a system call."""
+IDLE_S = 1.0
+"""Idle time of a lane before it shrinks the arena."""
+_BUSY_NS = 10_000_000_000
+"""Time without growth after which the arena is shrunk under steady work."""
+_PATIENCE = 64
+"""Largest multiple of these times, which double as long as work needs the memory again soon after it was freed."""
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process; 0 where the system does not report it."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class ScratchMemory:
+    """Growth of the process since its arena was last shrunk; shared by all lanes.
+
+    Without a lock: a lost update makes the estimate old by one run.
+    """
+
+    def __init__(self, now: Callable[[], int], resident: Callable[[], int] = resident_bytes) -> None:
+        self._now, self._resident = now, resident
+        self._low = resident()
+        self._high = self._low
+        self._grew, self._shrunk, self._wait = now(), now(), 1
+
+    @property
+    def bytes(self) -> int:
+        """Estimated size."""
+        return max(0, self._high - self._low)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether it is worth freeing."""
+        return self._high - self._low >= KEPT_BYTES
+
+    def ran(self, took_ns: int) -> None:
+        """Update the estimate after a run of *took_ns*."""
+        if took_ns >= LONG_NS:
+            resident = self._resident()
+            if resident > self._high:
+                self._high, self._grew = resident, self._now()
+            self._low = min(self._low, resident)
+
+    def is_due(self, *, idle: bool) -> bool:
+        """Whether to shrink the arena now; *idle*: the calling lane has nothing to do."""
+        if not self.is_large:
+            return False
+        rest = self._now() - max(self._grew, self._shrunk)
+        return rest >= self._wait * (IDLE_S * 1e9 if idle else _BUSY_NS)
+
+    def shrink(self) -> None:
+        """Free what no run uses now; memory that was needed again soon after the last time is kept for longer."""
+        shrink_arena()
+        again = self._grew > self._shrunk and self._grew - self._shrunk < 2 * self._wait * _BUSY_NS
+        self._wait = min(_PATIENCE, 2 * self._wait) if again else 1
+        self._low = self._high = self._resident()
+        self._grew = self._shrunk = self._now()
 
 
 class Computing(Protocol):
     """A model as a lane sees it."""
 
     def compute(self, step: Step, options: ort.RunOptions | None = None) -> Sequence[StepOutput]:
-        """Run a step, on the calling thread."""
+        """Run a step on the calling thread."""
         ...
 
 
@@ -28,51 +100,38 @@ _Task = tuple[Computing, Step, Ended, ort.RunOptions]
 
 
 def own_core(index: int, *, pin: bool) -> int | None:
-    """The core that a lane is kept on; None where it may run on any."""
+    """The core that a lane is pinned to; None if it may run on any."""
     cores = sorted(os.sched_getaffinity(0)) if pin and hasattr(os, "sched_getaffinity") else []
     return cores[index % len(cores)] if cores else None
 
 
-class CpuRun(NamedTuple):
-    """A step that a lane was given."""
+@dataclass(slots=True)
+class CpuRun(StepDefaults):
+    """A step that was handed to a lane."""
 
     lane: CpuLane
     number: int
-
-    @property
-    def onward(self) -> None:
-        """Nothing can go on before it has ended."""
-
-    @property
-    def error(self) -> None:
-        """Only its end tells."""
 
     def stop(self) -> None:
         self.lane.stop(self.number)
 
 
-class CpuLane:
-    """A thread that computes one step at a time, and gives scratch memory back when there is nothing to do."""
-
-    ahead, apart = 0, False
+class CpuLane(LaneDefaults):
+    """A thread that computes one step at a time, and frees scratch memory when it is idle."""
 
     def __init__(
-        self, index: int, now: Callable[[], int], core: int | None = None, scratch: Scratch | None = None
+        self, index: int, now: Callable[[], int], core: int | None = None, scratch: ScratchMemory | None = None
     ) -> None:
-        self._now, self._scratch = now, scratch or Scratch(now)
+        self._now, self._scratch = now, scratch or ScratchMemory(now)
         self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
         self._options, self._stopped = ort.RunOptions(), False
         self._steps = 0
         self.thread = threading.Thread(target=self._serve, args=(core,), name=f"lane-{index}", daemon=True)
         self.thread.start()
 
-    @property
-    def able(self) -> bool:
-        return True
-
     def start(self, model: Computing, step: Step, ended: Ended, *, here: bool = False) -> CpuRun:
-        """Compute a step, *here* or on the lane's own thread; what comes back can be told to stop."""
-        if self._stopped:
+        """Compute a step, *here* or on the lane's own thread; the returned run can be stopped."""
+        if self._stopped:  # ``terminate`` cannot be reset: later steps need options of their own
             self._options, self._stopped = ort.RunOptions(), False
         self._steps += 1
         if here:
@@ -104,14 +163,15 @@ class CpuLane:
             model, step, ended, options = task
             end = self._computed(model, step, options)
             self._scratch.ran(end.ended - end.began)
-            del task, model, step  # whoever hears of the end may free them
+            del task, model, step  # the receiver of the end may free their values
             ended(end)
-            del end, ended  # a lane that waits holds no values
+            del end, ended  # an idle lane must not keep values alive
 
     def _next(self) -> _Task | None:
-        """The next task; while there is none, scratch memory that is not needed is given back."""
+        """Wait for the next task; meanwhile scratch memory is freed when it is due."""
         if self._scratch.is_due(idle=False):
             self._scratch.shrink()
+        # After a timeout the lane waits again: it only had to check whether scratch memory is due.
         while True:
             try:
                 return self._tasks.get(timeout=IDLE_S if self._scratch.is_large else None)
@@ -122,7 +182,7 @@ class CpuLane:
     def _computed(self, model: Computing, step: Step, options: ort.RunOptions) -> StepEnd:
         began = self._now()
         try:
-            made = model.compute(step, options)
-        except Exception as error:  # whatever a model does, its own requests hear of it and the lane goes on
+            outputs = model.compute(step, options)
+        except Exception as error:  # any error fails the requests of this step only; the lane goes on
             return StepEnd(began, self._now(), error=explain(error))
-        return StepEnd(began, self._now(), made)
+        return StepEnd(began, self._now(), outputs)

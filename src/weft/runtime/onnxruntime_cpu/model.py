@@ -1,4 +1,10 @@
-"""A model ready to be served: its segments, what they cost, and running them."""
+"""A prepared model: its segments, their times, and running them.
+
+Also here: strings. ONNX Runtime takes and returns ``str``, and only valid UTF-8. A tensor of the protocol holds any
+bytes. Bytes that are not UTF-8 are mapped to the last characters of Unicode (private use), one for each, and back in
+outputs; such characters themselves are mapped byte by byte, too. A model that moves strings returns them unchanged; one
+that compares them finds them equal where they are.
+"""
 
 from __future__ import annotations
 
@@ -10,22 +16,21 @@ from typing import Any, NamedTuple
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from weft.devices.measured import times_at
 from weft.devices.shares import GpuLikeness
 from weft.runtime.backend import DeviceLane, Ended, StartedStep, Step, StepOutput
 from weft.runtime.defaults import ModelDefaults
 from weft.runtime.exits import Counted, ExitSpec, Kind, join, keep
+from weft.runtime.facets import Batching, ModelExits, ModelResidency, ModelTasks, SegmentTiming
 from weft.runtime.onnxruntime_cpu.lane import CpuLane
-from weft.runtime.onnxruntime_cpu.samples import sample
 from weft.runtime.onnxruntime_cpu.sessions import release_memory
-from weft.runtime.onnxruntime_cpu.texts import to_bytes, to_text
 from weft.runtime.own_folder import remove
+from weft.runtime.samples import sample
 from weft.runtime.stitched import TaskSpec, fills, mixed
 from weft.runtime.tensors import DATATYPES, Array, TensorSpec, aligned
 
 
 class SegmentSpec(BaseModel):
-    """One segment: what it takes and makes, and the file of its model (none where the model stays whole)."""
+    """One segment: its inputs and outputs, and the file of its model (None where the model stays whole)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -34,15 +39,15 @@ class SegmentSpec(BaseModel):
     outputs: tuple[str, ...]
     file: str | None = None
     nodes: tuple[int, int] | None = None
-    """Of what torch runs: its first node, and the one behind its last."""
+    """If torch runs it: its first node, and the one behind its last."""
     rows: int = 0
-    """Of a round that torch runs: the rows of each task."""
+    """If torch runs it as a round of stitched models: the rows of each task."""
     steady: bool = False
-    """Whether what it costs follows from the shapes of the inputs, whatever they hold."""
+    """Whether its time follows from the shapes of the inputs."""
 
 
 class Blueprint(BaseModel):
-    """All that is known of a prepared model but its sessions; this is what a cache keeps."""
+    """Description of a prepared model without its sessions; caches store it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -50,27 +55,27 @@ class Blueprint(BaseModel):
     outputs: tuple[TensorSpec, ...]
     segments: tuple[SegmentSpec, ...]
     warm_shapes: dict[str, tuple[int, ...]] | None
-    """The shapes of the inputs at batch 1; None where they are not known."""
+    """The shapes of the inputs at batch 1; None if they are not known."""
     values: dict[str, float] = {}
-    """Inputs that hold a certain number when it is warmed up."""
+    """Input -> number that it holds when the model is warmed up."""
     batchable: bool = False
     max_batch: int = 1
     any_shapes: bool = False
-    """Whether samples of other shapes than the measured ones may be computed together, too."""
+    """Whether samples of other shapes than the measured ones may be batched, too."""
     times_s: dict[int, tuple[float, ...]] = {}
     like: dict[int, GpuLikeness] = {}
-    """Rows that a device captures it with -> what it is like on shares of that, which it is captured on, too."""
+    """Rows that a device captures it with -> its likeness on shares of the device, for which it is captured, too."""
     memory_bytes: int = 0
     exits: tuple[ExitSpec, ...] = ()
-    """Where samples may leave, shallow to deep, the end last; none where all go to the end."""
+    """Early exits from shallow to deep, the end last; empty if all samples go to the end."""
     confidence: Kind = "logits"
-    """What its exits give."""
+    """What its exits return."""
     mergeable: bool = False
     """Whether batches can be shrunk and joined at every cut."""
     rowless: dict[str, Counted | None] = {}
-    """What crosses a cut without a row per sample, and what becomes of it when a batch shrinks or grows."""
+    """Tensors that cross a cut without a row per sample, and how they change with the size of a batch."""
     tasks: tuple[TaskSpec, ...] = ()
-    """The models that were stitched into it; none of an ordinary model."""
+    """The models that were stitched into it; empty for an ordinary model."""
     absent_rows: int = 0
     """Rows of zeros that stand for each task that a batch has no sample of."""
     round_rows: int = 0
@@ -78,7 +83,28 @@ class Blueprint(BaseModel):
     remarks: tuple[str, ...] = ()
 
 
-class CpuModel(ModelDefaults):
+class BlueprintModel(ModelDefaults):
+    """A loaded model as its blueprint describes it; a subclass runs its segments."""
+
+    residency: ModelResidency
+
+    def __init__(self, blueprint: Blueprint, *, learned: bool = True) -> None:
+        self.blueprint, self.remarks = blueprint, blueprint.remarks
+        self.inputs, self.outputs = blueprint.inputs, blueprint.outputs
+        self.segments = tuple(segment.name for segment in blueprint.segments)
+        steady = tuple(segment.steady for segment in blueprint.segments)
+        self.timing = SegmentTiming(steady, blueprint.times_s, blueprint.warm_shapes, learned)
+        self.batching = Batching(
+            blueprint.batchable, blueprint.max_batch, any_shapes=blueprint.any_shapes, mergeable=blueprint.mergeable
+        )
+        self.exits = ModelExits(blueprint.exits, blueprint.confidence) if blueprint.exits else None
+        self.tasks = ModelTasks(blueprint.tasks) if blueprint.tasks else None
+        self.residency = ModelResidency(blueprint.memory_bytes)
+        self._exit_at = {spec.segment: spec.output for spec in blueprint.exits}
+        """Segment that ends with an exit -> the output that clients are told there."""
+
+
+class CpuModel(BlueprintModel):
     """A loaded model, run segment by segment; any number of threads may run it at once.
 
     Between segments live numpy arrays that lie in ONNX Runtime's memory; nothing is copied.
@@ -89,61 +115,41 @@ class CpuModel(ModelDefaults):
         self, blueprint: Blueprint, sessions: Sequence[Any], folder: Path | None = None, *, learned: bool = True
     ) -> None:
         """*folder* is removed when the model is closed."""
-        self.blueprint, self.learned = blueprint, learned
-        self.inputs, self.outputs = blueprint.inputs, blueprint.outputs
-        self.max_batch, self.batchable = blueprint.max_batch, blueprint.batchable
-        self.any_shapes = blueprint.any_shapes
-        self.segments = tuple(segment.name for segment in blueprint.segments)
-        self.steady = tuple(segment.steady for segment in blueprint.segments)
-        self.times_s: Mapping[int, tuple[float, ...]] = blueprint.times_s
-        self.like: Mapping[int, GpuLikeness] = blueprint.like
-        self.warm_shapes: Mapping[str, tuple[int, ...]] | None = blueprint.warm_shapes
-        self.memory_bytes, self.remarks = blueprint.memory_bytes, blueprint.remarks
-        self.exits, self.mergeable, self.rowless = blueprint.exits, blueprint.mergeable, blueprint.rowless
-        self.confidence = blueprint.confidence
-        self.tasks, self._fills = blueprint.tasks, fills(blueprint.tasks)
+        super().__init__(blueprint, learned=learned)
+        self.rowless, self._fills = blueprint.rowless, fills(blueprint.tasks)
         self._absent = _absent(blueprint, 1)
         self.sessions = tuple(sessions)
         self._steps = _steps(blueprint)
-        self._told = {each.segment: each.output for each in self.exits}
         self._texts = frozenset(spec.name for spec in self.inputs if spec.datatype == "BYTES")
-        self._interpolated: dict[int, tuple[float, ...]] = dict(self.times_s)
         self._seen: set[int] = set()
         self._finalizer = weakref.finalize(self, remove, folder) if folder else None
 
     @property
     def free(self) -> bool:
-        """Whether a dimension besides that of the batch is free."""
-        return any(-1 in (spec.shape[1:] if self.batchable else spec.shape) for spec in self.inputs)
-
-    def times_at(self, batch: int) -> tuple[float, ...]:
-        """Seconds of each segment at a batch size, straight between the measured ones; zeros where nothing was."""
-        known = self._interpolated.get(batch)
-        if known is None:
-            known = times_at(self.times_s, len(self.segments), batch)
-            if batch <= self.max_batch:  # clients may send batches of any size, and these are not kept
-                self._interpolated[batch] = known
-        return known
+        """Whether a dimension other than that of the batch is free."""
+        return any(-1 in (spec.shape[1:] if self.batching.batchable else spec.shape) for spec in self.inputs)
 
     def gather(self, samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """The inputs of several samples as one batch; of a stitched model, each has those of its own task."""
+        """Join the inputs of several samples to one batch; in a stitched model each has those of its own task."""
         if not self.tasks:
-            return join(samples, self.rowless)
+            return samples[0] if len(samples) == 1 else join(samples, self.rowless)
         absent = _absent(self.blueprint, self._longest(samples)) if self.free else self._absent
         return mixed(samples, absent, self._fills)
 
     def _longest(self, samples: Sequence[dict[str, Any]]) -> int:
-        """The largest of the sizes that are free."""
+        """The largest size of a free dimension in the samples."""
         free = {spec.name: [axis for axis, size in enumerate(spec.shape) if axis and size < 0] for spec in self.inputs}
-        sizes = [each.shape[axis] for sample in samples for name, each in sample.items() for axis in free[name]]
+        named = [item for sample in samples for item in sample.items()]
+        sizes = [values.shape[axis] for name, values in named for axis in free[name]]
         return int(max(sizes, default=1))
 
     def prepare(self, rows: int) -> None:
-        """Run made-up samples once: memory for a new shape is laid out in its first run."""
-        if rows in self._seen or self.warm_shapes is None:
+        """Run generated samples once: ONNX Runtime plans the memory for a new shape in its first run."""
+        shapes = self.timing.warm_shapes
+        if rows in self._seen or shapes is None:
             return
-        drawn = sample(self.inputs, self.warm_shapes, 0, self.blueprint.values)
-        kinds = [{name: drawn[name] for name in task.inputs.values()} for task in self.tasks] or [drawn]
+        drawn = sample(self.inputs, shapes, 0, self.blueprint.values)
+        kinds = [{name: drawn[name] for name in task.inputs.values()} for task in self.blueprint.tasks] or [drawn]
         self.run(self.gather([kinds[row % len(kinds)] for row in range(rows)]))
         self._seen.add(rows)
 
@@ -155,28 +161,28 @@ class CpuModel(ModelDefaults):
     def compute(self, step: Step, options: Any = None) -> list[StepOutput]:
         """Run a step on the calling thread."""
         segment, last = step.segment, len(self.segments) - 1
-        made = [self.run_segment(segment, values, options) for values in self._gathered(step)]
+        results = [self.run_segment(segment, values, options) for values in self._gathered(step)]
         if segment == last:
-            return [StepOutput({}, outputs) for outputs in made]
-        name = self._told.get(segment)
-        return [StepOutput(values, {} if name is None else {name: values[name]}) for values in made]
+            return [StepOutput({}, outputs) for outputs in results]
+        name = self._exit_at.get(segment)
+        return [StepOutput(values, {} if name is None else {name: values[name]}) for values in results]
 
     def _gathered(self, step: Step) -> list[dict[str, Any]]:
-        """The values of all who go on: in one piece, or of batches that cannot be joined half-way each its own."""
+        """The values of the rows that go on: joined, or for each part if batches cannot be joined at cuts."""
         values = [
             part.values if part.rows is None else keep(part.values, part.rows, self.rowless) for part in step.parts
         ]
-        return [self.gather(values)] if step.segment == 0 or self.mergeable else values
+        return [self.gather(values)] if step.segment == 0 or self.batching.mergeable else values
 
     def run_segment(self, index: int, values: dict[str, Any], options: Any = None) -> dict[str, Any]:
-        """What is still needed after a segment, by name: from the model's inputs to its outputs."""
+        """Run a segment; returns the values that are still needed afterwards, by name, or the outputs at the end."""
         step, session = self._steps[index], self.sessions[index]
         if index == 0:
             texts = self._texts
-            values = {name: to_text(each) if name in texts else aligned(each) for name, each in values.items()}
-        made = session.run(step.outputs, {name: values[name] for name in step.inputs}, options)
+            values = {name: to_text(value) if name in texts else aligned(value) for name, value in values.items()}
+        outputs = session.run(step.outputs, {name: values[name] for name in step.inputs}, options)
         live = {name: values[name] for name in step.carried}
-        live.update(zip(step.outputs, made, strict=True))
+        live.update(zip(step.outputs, outputs, strict=True))
         return live if index < len(self._steps) - 1 else self._answer(live)
 
     def _answer(self, live: Mapping[str, Array]) -> dict[str, Array]:
@@ -187,24 +193,24 @@ class CpuModel(ModelDefaults):
         }
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """All segments, one after another."""
+        """Run all segments in order; returns the outputs."""
         values: dict[str, Any] = inputs
         for index in range(len(self.segments)):
             values = self.run_segment(index, values)
         return values
 
     def run_to_exits(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """All segments, and what each exit gives."""
+        """Run all segments; returns the output of each exit."""
         values: dict[str, Any] = inputs
-        found: dict[str, Array] = {}
+        answers: dict[str, Array] = {}
         for index in range(len(self.segments)):
             values = self.run_segment(index, values)
-            found |= {each.output: values[each.output] for each in self.exits if each.segment == index}
-        return found
+            answers |= {exit_.output: values[exit_.output] for exit_ in self.blueprint.exits if exit_.segment == index}
+        return answers
 
     def close(self) -> None:
-        """Drop the sessions and give their memory back; segments that are running end first."""
-        closed = [weakref.ref(each) for each in self.sessions]
+        """Drop the sessions and free their memory, after running segments have ended."""
+        closed = [weakref.ref(session) for session in self.sessions]
         self.sessions = ()
         release_memory(closed)
         if self._finalizer:
@@ -212,7 +218,7 @@ class CpuModel(ModelDefaults):
 
 
 def _absent(blueprint: Blueprint, length: int) -> dict[str, Array]:
-    """What the inputs of tasks hold that a batch has no sample of; *length* stands for free sizes."""
+    """Inputs of the tasks that a batch has no sample of: zeros; *length*: the size of free dimensions."""
     if not blueprint.tasks:
         return {}
     return {
@@ -228,11 +234,11 @@ class _SessionStep(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     carried: tuple[str, ...]
-    """What was there before and is needed after."""
+    """Values from before the segment that are needed after it."""
 
 
 def live_after(blueprint: Blueprint) -> tuple[tuple[str, ...], ...]:
-    """What is still needed after each segment, by name."""
+    """The names of the values that are needed after each segment."""
     steps = _steps(blueprint)
     return tuple((*step.carried, *(name for name in step.outputs if name not in step.carried)) for step in steps)
 
@@ -245,3 +251,52 @@ def _steps(blueprint: Blueprint) -> tuple[_SessionStep, ...]:
         steps.append(_SessionStep(segment.inputs, segment.outputs, tuple(sorted(carried))))
         needed = carried | set(segment.inputs)
     return tuple(reversed(steps))
+
+
+_FIRST, _LAST = 0x10FF80, 0x10FFFF
+"""Characters that stand for the bytes from 0x80 to 0xff."""
+_LEAD = b"\xf4\x8f"
+"""The first bytes of these characters in UTF-8, and of others before them: a quick test."""
+
+_STANDING_IN = {0xDC80 + at: _FIRST + at for at in range(128)}
+_STOOD_FOR = {stand_in: escaped for escaped, stand_in in _STANDING_IN.items()}
+_BYTE_BY_BYTE = {
+    code: "".join(chr(_FIRST + byte - 0x80) for byte in chr(code).encode()) for code in range(_FIRST, _LAST + 1)
+}
+
+
+def to_text(values: Array) -> Array:
+    """A tensor of bytes as a tensor of str for ONNX Runtime."""
+    items = [_decoded(item) if isinstance(item, bytes) else str(item) for item in values.ravel().tolist()]
+    return _tensor(items, values)
+
+
+def to_bytes(values: Array) -> Array:
+    """A tensor of str from ONNX Runtime as a tensor of bytes."""
+    return _tensor([_encoded(str(item)) for item in values.ravel().tolist()], values)
+
+
+def _tensor(items: list[str] | list[bytes], values: Array) -> Array:
+    tensor = np.empty(len(items), np.object_)
+    tensor[:] = items
+    return tensor.reshape(values.shape)
+
+
+def _decoded(data: bytes) -> str:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = data.decode("utf-8", "surrogateescape")
+    else:
+        if not _may_be_escaped(data):
+            return text
+    return text.translate(_BYTE_BY_BYTE).translate(_STANDING_IN)
+
+
+def _encoded(text: str) -> bytes:
+    data = text.encode()
+    return text.translate(_STOOD_FOR).encode("utf-8", "surrogateescape") if _may_be_escaped(data) else data
+
+
+def _may_be_escaped(data: bytes) -> bool:
+    return _LEAD in data and (_LEAD + b"\xbe" in data or _LEAD + b"\xbf" in data)

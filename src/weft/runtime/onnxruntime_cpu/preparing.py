@@ -1,10 +1,10 @@
 """Loading a model for serving: optimise it as a whole, cut it, and measure its segments.
 
-``prepare`` is all there is to call. Results are those of plain ONNX Runtime to the last bit: it optimises the whole
-graph, and the segments of that run as they are. Where that does not hold, the model stays whole, with a remark.
+``prepare`` is the entry point. Results equal those of plain ONNX Runtime bit for bit: it optimises the whole graph, and
+segments of the optimised graph run as they are. Where that does not hold, the model stays whole, with a remark.
 
 A model with exits is always cut at them. If samples cannot leave there after all, a model whose exits a user named is
-refused, for he would wait for what never comes; where only the file names them, it is served without, with a remark.
+refused; if only the file names them, it is served without exits, with a remark.
 """
 
 from __future__ import annotations
@@ -18,25 +18,32 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnx
-from onnx import ModelProto
 
 from weft.base.errors import ModelError, NotLearned, reason_of
+from weft.models.onnx_graph import OnnxModel, copied, fill, load, prune, save
 from weft.runtime import cutting
 from weft.runtime.backend import LoadOptions, Progress
 from weft.runtime.exits import ExitSpec
 from weft.runtime.onnxruntime_cpu import cache as caching
 from weft.runtime.onnxruntime_cpu.allowance import Allowance, BoundedSession, OutOfTime
-from weft.runtime.onnxruntime_cpu.measuring import Clock, Crossing, Feed, clock, crossing, measure
 from weft.runtime.onnxruntime_cpu.model import Blueprint, CpuModel, SegmentSpec
-from weft.runtime.onnxruntime_cpu.node_times import Tracer, profile
-from weft.runtime.onnxruntime_cpu.samples import sample, warm_shapes
-from weft.runtime.onnxruntime_cpu.sessions import WEIGHTS, first_line, open_model, open_session, release_memory
+from weft.runtime.onnxruntime_cpu.model_timing import Crossing, Feed, crossing, measure
+from weft.runtime.onnxruntime_cpu.profiler import Tracer, profile
+from weft.runtime.onnxruntime_cpu.sessions import (
+    WEIGHTS,
+    first_line,
+    open_model,
+    open_session,
+    release_memory,
+    warm_shapes,
+)
 from weft.runtime.onnxruntime_cpu.whole import named_exits, open_whole, says_independent, whole_blueprint, with_tasks
 from weft.runtime.own_folder import LOCK, remove
-from weft.runtime.rows import INDEPENDENT, Verdict, judged
+from weft.runtime.rows import INDEPENDENT, Verdict, judge_rows
+from weft.runtime.samples import sample
 from weft.runtime.stitched import TaskSpec, usual_shapes
 from weft.runtime.tensors import Array, TensorSpec
+from weft.runtime.timing import clock_for, mean_seconds
 
 
 def prepare(
@@ -50,22 +57,22 @@ def prepare(
 ) -> CpuModel:
     """Load the model at *path*; with *cache*, a folder, the work is done once for a file, its options and a machine.
 
-    learn: False: whole and never run, unless the cache has it or its answers depend on where it is cut.
-    allowance: how long it may be run with made-up inputs, instead of what the options say.
+    learn: False: open it whole and never run it, unless the cache has it or its answers depend on its cuts.
+    allowance: the time limit for runs with generated inputs, instead of that of the options.
     """
     say, place = progress or (lambda _: None), None
     cache = cache if path.is_file() else None
     if cache is not None and (learn or not caching.is_empty(cache)):
         place = _place(path, options, cache)
-        if found := _cached(path, options, place, say):
-            return found
+        if cached := _cached(path, options, place, say):
+            return cached
     if not learn and (whole := open_whole(path, options)):
         return whole
     if cache is not None and place is None:
         place = _place(path, options, cache)
     with allowance or Allowance(options.learn_s) as allowed:
         try:
-            return _workshop(path, options, cache, say, allowed).finished(place)
+            return _begin(path, options, cache, say, allowed).finished(place)
         except OutOfTime as error:
             limit = "" if options.learn_s is None else f" within {options.learn_s:g} s"
             raise NotLearned(
@@ -80,23 +87,24 @@ def _cached(path: Path, options: LoadOptions, place: Path, say: Progress) -> Cpu
     say("loading it from the cache")
     try:
         return _loaded(path, options, place, blueprint)
-    except Exception as error:  # whatever is wrong with the entry, the model itself may be sound
+    except Exception as error:  # a damaged entry says nothing about the model itself
         say(f"its cache entry cannot be used: {first_line(error)}")
         caching.drop(place)
         return None
 
 
-def _workshop(path: Path, options: LoadOptions, cache: Path | None, say: Progress, allowance: Allowance) -> _Workshop:
+def _begin(path: Path, options: LoadOptions, cache: Path | None, say: Progress, allowance: Allowance) -> _Preparation:
     try:
-        return _Workshop(path, options, caching.new_folder(cache), say, allowance)
+        return _Preparation(path, options, caching.new_folder(cache), say, allowance)
     except OSError as error:
-        return _Workshop(path, options, caching.new_folder(None), say, allowance, [f"not cached: {reason_of(error)}"])
+        remarks = [f"not cached: {reason_of(error)}"]
+        return _Preparation(path, options, caching.new_folder(None), say, allowance, remarks)
 
 
 def _place(path: Path, options: LoadOptions, cache: Path) -> Path:
     try:
         made_with = dataclasses.asdict(options)
-        del made_with["learn_s"], made_with["isolation"]  # where and how long do not change what it is
+        del made_with["learn_s"], made_with["isolation"]  # they do not change the prepared model
         return caching.entry(cache, path, json.dumps(made_with, sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -105,7 +113,7 @@ def _place(path: Path, options: LoadOptions, cache: Path) -> Path:
 
 
 def _loaded(path: Path, options: LoadOptions, place: Path, blueprint: Blueprint) -> CpuModel:
-    """A model from the cache: open its sessions and run each once."""
+    """Open the sessions of a model from the cache, and run each once."""
     sessions = [
         open_session(place / segment.file, options.threads, optimise=False)
         if segment.file
@@ -118,7 +126,7 @@ def _loaded(path: Path, options: LoadOptions, place: Path, blueprint: Blueprint)
 
 
 class _Profiled(NamedTuple):
-    """What is known of the nodes of a graph before it is cut."""
+    """Measurements of the nodes of a graph before it is cut."""
 
     times_s: list[float]
     crossing: list[int | None]
@@ -127,8 +135,8 @@ class _Profiled(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Workshop:
-    """One model while it is being prepared, in a folder of its own."""
+class _Preparation:
+    """The preparation of one model, in a folder of its own."""
 
     path: Path
     options: LoadOptions
@@ -137,9 +145,9 @@ class _Workshop:
     allowance: Allowance
     remarks: list[str] = field(default_factory=list)
     exits: tuple[str, ...] = ()
-    """Those that the options or the file name, as long as samples can leave there."""
+    """Exits that the options or the file name; emptied when samples turn out to be unable to leave there."""
     independent: bool = False
-    """Whether the options or the file say that rows may be computed together."""
+    """Whether the options or the file state that rows may be computed together."""
 
     def finished(self, place: Path | None) -> CpuModel:
         """Build the model, and put the folder in its *place* in the cache."""
@@ -148,8 +156,8 @@ class _Workshop:
             blueprint = model.blueprint.model_copy(update={"remarks": (*self.remarks, *model.remarks)})
             self._clear(blueprint)
             stored = place is not None and caching.store(self.folder, blueprint, place)
-            release_memory()  # of the sessions that were only to find out
-            sessions = [each.session for each in model.sessions]
+            release_memory()  # of sessions that were only opened to measure
+            sessions = [session.session for session in model.sessions]
             return CpuModel(blueprint, sessions, None if stored else self.folder)
         except BaseException as error:
             remove(self.folder)
@@ -167,7 +175,7 @@ class _Workshop:
         given = {**usual_shapes(blueprint.tasks, blueprint.inputs), **self.options.shapes}
         shapes, missing = warm_shapes(session.get_inputs(), given)
         whole = CpuModel(blueprint, [self._bounded(session)])
-        del session  # so that it can be dropped before its segments are opened
+        del session  # the last reference, so that it is freed before its segments are opened
         if missing:
             return self._cold(whole, f"give shapes for the free dimensions of {', '.join(missing)}")
         feed = sample(whole.inputs, shapes, 0, self.options.values)
@@ -188,17 +196,17 @@ class _Workshop:
         return self._measured(whole, optimised, feed, wanted)
 
     def _absent_rows(self, whole: CpuModel, feed: dict[str, Array]) -> int:
-        """None, where the graph runs without rows of a task: some operators do not, such as Reshape to -1."""
+        """0 if the graph runs without rows of a task, else 1: some operators fail then, such as Reshape to -1."""
         try:
-            for task in whole.tasks:
+            for task in whole.blueprint.tasks:
                 whole.run(whole.gather([{name: feed[name] for name in task.inputs.values()}]))
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
             self.remarks.append(f"computes a row for each of its models that no request asks for: {first_line(error)}")
             return 1
         return 0
 
-    def _optimised(self) -> tuple[Any, ModelProto | None]:
-        """A session over the whole file, and its graph as ONNX Runtime optimised it, if that can be saved."""
+    def _optimised(self) -> tuple[Any, OnnxModel | None]:
+        """A session over the whole file, and its graph as ONNX Runtime optimised it; None if that cannot be saved."""
         target = self.folder / "optimised.onnx"
         try:
             session = open_model(self.path, self.options.threads, target)
@@ -206,10 +214,10 @@ class _Workshop:
             session = open_model(self.path, self.options.threads)
             self.remarks.append("stays whole: its optimised graph cannot be saved")
             return session, None
-        return session, readied(onnx.load(str(target), load_external_data=False), session)
+        return session, readied(load(target), session)
 
     def _cold(self, whole: CpuModel, reason: str) -> CpuModel:
-        if whole.tasks:
+        if whole.blueprint.tasks:
             raise ModelError(f"is stitched, but its models cannot be run together: {reason}")
         if self.options.max_batch is not None and self.options.max_batch > 1:
             raise ModelError(f"max_batch cannot be checked without a run; {reason}")
@@ -219,14 +227,14 @@ class _Workshop:
         return whole
 
     def _without_exits(self, reason: str) -> None:
-        """Samples cannot leave early after all."""
+        """Give up the exits: ``ModelError`` if a user named them, else a remark."""
         if self.options.exits:
             raise ModelError(f"cannot be left at its exits {', '.join(self.exits)}: {reason}")
         self.remarks.append(f"cannot be left at the exits its file names: {reason}")
         self.exits = ()
 
     def _measured(
-        self, whole: CpuModel, optimised: ModelProto | None, feed: dict[str, Array], wanted: dict[str, Array]
+        self, whole: CpuModel, optimised: OnnxModel | None, feed: dict[str, Array], wanted: dict[str, Array]
     ) -> CpuModel:
         model, inner_bytes = None, 0
         if optimised is None and self.exits:
@@ -236,116 +244,118 @@ class _Workshop:
         model = model or self._again(whole)
         self.say("measuring it")
         shapes = model.blueprint.warm_shapes or {}
-        judge = partial(self._judged, optimised, model.tasks)
-        found = measure(model, shapes, self.options.max_batch, clock(self.options.threads), judge)
+        judge = partial(self._judged, optimised, model.blueprint.tasks)
+        times = measure(model, shapes, self.options.max_batch, clock_for(self.options.threads), judge)
         changes = {
-            "batchable": found.batchable,
-            "max_batch": found.max_batch,
-            "any_shapes": found.any_shapes,
-            "times_s": found.times_s,
-            "remarks": found.remarks,
-            "memory_bytes": model.memory_bytes + inner_bytes * found.max_batch // max(1, len(model.tasks)),
+            "batchable": times.batchable,
+            "max_batch": times.max_batch,
+            "any_shapes": times.any_shapes,
+            "times_s": times.times_s,
+            "remarks": times.remarks,
+            "memory_bytes": model.blueprint.memory_bytes
+            + inner_bytes * times.max_batch // max(1, len(model.blueprint.tasks)),
         }
-        if found.max_batch > 1 and len(model.segments) > 1 and not model.exits and not model.tasks:
+        if times.max_batch > 1 and len(model.segments) > 1 and not model.exits and not model.tasks:
             changes |= _as_fields(crossing(model, shapes))
         return CpuModel(model.blueprint.model_copy(update=changes), model.sessions)
 
-    def _judged(self, optimised: ModelProto | None, tasks: Sequence[TaskSpec], feeds: Sequence[Feed]) -> Verdict:
-        """Whether the graph keeps rows apart, or somebody knows that it may be batched all the same."""
+    def _judged(self, optimised: OnnxModel | None, tasks: Sequence[TaskSpec], feeds: Sequence[Feed]) -> Verdict:
+        """Whether rows are independent, by proof or because the user or the file states it."""
         if self.independent:
             return Verdict(None)
-        found = Verdict("its optimised graph cannot be saved, so that nothing shows that rows are kept apart")
+        verdict = Verdict("its optimised graph cannot be saved, so that nothing shows that rows are kept apart")
         if optimised is not None:
-            found = judged(optimised, feeds, Tracer(self.folder, self.options.threads, self.allowance), tasks)
+            verdict = judge_rows(optimised, feeds, Tracer(self.folder, self.options.threads, self.allowance), tasks)
         hint = f'; set rows = "{INDEPENDENT}" to batch it all the same'
-        return found._replace(mixing=found.mixing and found.mixing + hint)
+        return verdict._replace(mixing=verdict.mixing and verdict.mixing + hint)
 
     def _in_segments(
-        self, whole: CpuModel, optimised: ModelProto, feed: dict[str, Array], wanted: dict[str, Array]
+        self, whole: CpuModel, optimised: OnnxModel, feed: dict[str, Array], wanted: dict[str, Array]
     ) -> tuple[CpuModel | None, int]:
-        """The model in segments, or None where it stays whole; and the bytes of its inner tensors."""
+        """The model in segments, or None if it stays whole; and the bytes of its inner tensors."""
         self.say("profiling it")
         try:
-            whole_s = _fastest_s(whole, feed, clock(self.options.threads)) / max(1, len(whole.tasks))  # for one row
+            clock, tasks = clock_for(self.options.threads), max(1, len(whole.blueprint.tasks))
+            whole_s = min(mean_seconds(partial(whole.run, feed), clock) for _ in range(3)) / tasks  # for one row
             reason, long = cutting.whole_because(optimised.graph), cutting.worth_cutting(whole_s, self.options.grain_s)
             if reason and self.exits:
                 self._without_exits(f"it {reason}")
             if reason and long:
                 self.remarks.append(f"stays whole: it {reason}")
             elif long or self.exits:
-                whole.sessions = ()  # most likely it will not be needed again, and it may be large
-            found = self._at_exits(whole, optimised, whole_s, feed, wanted) if self.exits else None
-            return found or self._cut(whole, optimised, whole_s, feed, wanted)
+                whole.sessions = ()  # free it: it may be large, and is rarely needed again (``_again``)
+            cut = self._at_exits(whole, optimised, whole_s, feed, wanted) if self.exits else None
+            return cut or self._cut(whole, optimised, whole_s, feed, wanted)
         except ModelError:
             raise
-        except Exception as error:  # the model works as it is, so whatever stands against its segments is no error
+        except Exception as error:  # the whole model works, so failing segments are no error
             if self.exits:
                 self._without_exits(f"its segments fail: {first_line(error)}")
             self.remarks.append(f"stays whole: its segments fail: {first_line(error)}")
             return None, 0
 
     def _cut(
-        self, whole: CpuModel, model: ModelProto, whole_s: float, feed: dict[str, Array], wanted: dict[str, Array]
+        self, whole: CpuModel, model: OnnxModel, whole_s: float, feed: dict[str, Array], wanted: dict[str, Array]
     ) -> tuple[CpuModel | None, int]:
-        found = self._profiled(model, whole_s, feed)
+        nodes = self._profiled(model, whole_s, feed)
         cuts: tuple[int, ...] = ()
         if cutting.whole_because(model.graph) is None:
-            cuts = cutting.choose_cuts(found.times_s, found.crossing, self.options.grain_s, self.options.max_pieces)
+            cuts = cutting.choose_cuts(nodes.times_s, nodes.crossing, self.options.grain_s, self.options.max_pieces)
         if not cuts:
-            return None, found.inner_bytes
-        parts = self._opened(whole.blueprint, cutting.split(model, cuts, found.types))
+            return None, nodes.inner_bytes
+        parts = self._opened(whole.blueprint, cutting.split(model, cuts, nodes.types))
         if not _identical(parts.run(feed), wanted):
             self.remarks.append("stays whole: its segments do not give the same bits")
-            return None, found.inner_bytes
-        return parts, found.inner_bytes
+            return None, nodes.inner_bytes
+        return parts, nodes.inner_bytes
 
     def _at_exits(
-        self, whole: CpuModel, optimised: ModelProto, whole_s: float, feed: dict[str, Array], wanted: dict[str, Array]
+        self, whole: CpuModel, optimised: OnnxModel, whole_s: float, feed: dict[str, Array], wanted: dict[str, Array]
     ) -> tuple[CpuModel, int] | None:
-        """The model cut at its exits, and elsewhere if batches can be joined there, too; None if at no exit."""
-        model, options = ModelProto(), self.options
-        model.CopyFrom(optimised)
+        """The model cut at its exits, and at other places if batches can be joined there, too; None without exits."""
+        model, options = copied(optimised), self.options
         forced = cutting.arrange(model.graph, self.exits)
-        found = self._profiled(model, whole_s, feed)
-        if any(found.crossing[cut] is None for cut in forced):
+        nodes = self._profiled(model, whole_s, feed)
+        if any(nodes.crossing[cut] is None for cut in forced):
             self._without_exits("a tensor that crosses one is of a type that numpy does not have")
             return None
-        cuts = cutting.choose_cuts(found.times_s, found.crossing, options.grain_s, options.max_pieces, forced)
+        cuts = cutting.choose_cuts(nodes.times_s, nodes.crossing, options.grain_s, options.max_pieces, forced)
         reason = None
+        # All cuts first; if batches cannot be joined at the additional ones, those at the exits alone.
         for chosen in dict.fromkeys((cuts, forced)):
             blueprint = self._with_exits(whole.blueprint, chosen, forced)
-            parts = self._opened(blueprint, cutting.split(model, chosen, found.types))
+            parts = self._opened(blueprint, cutting.split(model, chosen, nodes.types))
             if not _identical(parts.run_to_exits(feed), {name: wanted[name] for name in self.exits}):
                 reason = "its segments do not give the same bits"
                 break
             checked = crossing(parts, blueprint.warm_shapes or {})
             if checked.reason is None:
                 blueprint = parts.blueprint.model_copy(update=_as_fields(checked))
-                return CpuModel(blueprint, parts.sessions), found.inner_bytes
+                return CpuModel(blueprint, parts.sessions), nodes.inner_bytes
             reason = checked.reason
         self._without_exits(reason or "")
         return None
 
     def _with_exits(self, blueprint: Blueprint, cuts: Sequence[int], forced: Sequence[int]) -> Blueprint:
-        """The blueprint with its exits: the last one is the output, and what the others give takes its place."""
+        """The blueprint with its exits: the last one is the output, and the others return the same in its place."""
         ends = [*(cuts.index(cut) for cut in forced), len(cuts)]
         exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, ends, strict=True)]
         outputs = tuple(spec for spec in blueprint.outputs if spec.name == self.exits[-1])
         changes = {"outputs": outputs, "exits": tuple(exits), "confidence": self.options.confidence}
         return blueprint.model_copy(update=changes)
 
-    def _profiled(self, model: ModelProto, whole_s: float, feed: dict[str, Array]) -> _Profiled:
-        found = profile(model, self.folder, self.options.threads, feed, self.allowance)
-        scale = min(whole_s / max(sum(found.times_s), 1e-9), 1.0)  # the profiler takes time at every node
+    def _profiled(self, model: OnnxModel, whole_s: float, feed: dict[str, Array]) -> _Profiled:
+        nodes = profile(model, self.folder, self.options.threads, feed, self.allowance)
+        scale = min(whole_s / max(sum(nodes.times_s), 1e-9), 1.0)  # the profiler takes time at every node
         return _Profiled(
-            [each * scale for each in found.times_s],
-            cutting.crossing_bytes(model.graph, found.tensors),
-            {name: tensor.element_type for name, tensor in found.tensors.items()},
-            cutting.scratch_bytes(model.graph, found.tensors),
+            [time_s * scale for time_s in nodes.times_s],
+            cutting.crossing_bytes(model.graph, nodes.tensors),
+            {name: tensor.element_type for name, tensor in nodes.tensors.items()},
+            cutting.scratch_bytes(model.graph, nodes.tensors),
         )
 
     def _again(self, whole: CpuModel) -> CpuModel:
-        """The model in one piece, loaded once more where it was dropped too soon."""
+        """The model in one piece, opened again if it was freed for its segments."""
         if whole.sessions:
             return whole
         return CpuModel(whole.blueprint, [self._bounded(open_model(self.path, self.options.threads))])
@@ -355,21 +365,21 @@ class _Workshop:
         segments, sessions = [], []
         for index, piece in enumerate(pieces):
             file = f"segment{index}.onnx"
-            onnx.save(piece.model, self.folder / file)
+            save(piece.model, self.folder / file)
             session = open_session(self.folder / file, self.options.threads, optimise=False)
             sessions.append(self._bounded(session))
-            made = SegmentSpec(
+            segment = SegmentSpec(
                 name=piece.name, inputs=piece.inputs, outputs=piece.outputs, file=file, steady=piece.steady
             )
-            segments.append(made)
+            segments.append(segment)
         return CpuModel(blueprint.model_copy(update={"segments": tuple(segments)}), sessions)
 
     def _bounded(self, session: Any) -> BoundedSession:
-        """A session whose runs end when the time is over that the model may be tried out for."""
+        """A session whose runs end with the time limit."""
         return BoundedSession(session, self.allowance)
 
     def _clear(self, blueprint: Blueprint) -> None:
-        """Keep only what the segments need."""
+        """Remove the files that the segments do not need."""
         kept = {segment.file for segment in blueprint.segments if segment.file}
         kept |= {WEIGHTS} if kept else set()
         kept.add(LOCK)
@@ -378,24 +388,22 @@ class _Workshop:
                 path.unlink()
 
 
-def readied(model: ModelProto, session: Any) -> ModelProto:
-    """An optimised graph as we cut it: all nodes needed and named, and no weights among its inputs, as in old files."""
-    wanted = {each.name for each in session.get_inputs()}
-    kept = [each for each in model.graph.input if each.name in wanted]
-    del model.graph.input[:]
-    model.graph.input.extend(kept)
-    if cutting.whole_because(model.graph) is None:  # what the branches of control flow take is not seen
-        cutting.prune(model.graph)
-    model.ir_version = max(model.ir_version, 4)  # before, weights had to be inputs
+def readied(model: OnnxModel, session: Any) -> OnnxModel:
+    """An optimised graph ready to be cut: all nodes needed and named, and no weights among its inputs."""
+    wanted = {value.name for value in session.get_inputs()}
+    fill(model.graph.input, [value for value in model.graph.input if value.name in wanted])
+    if cutting.whole_because(model.graph) is None:  # pruning does not see what the branches of control flow capture
+        prune(model.graph)
+    model.ir_version = max(model.ir_version, 4)  # in earlier versions, weights had to be inputs
     for position, node in enumerate(model.graph.node):
         node.name = node.name or f"{node.op_type}_{position}"
     return model
 
 
-def check_answers(exits: Sequence[str], found: Mapping[str, Array]) -> None:
-    """What any exit gives must be able to stand for what the end gives."""
+def check_answers(exits: Sequence[str], answers: Mapping[str, Array]) -> None:
+    """Refuse exits whose outputs cannot take the place of the last one's: scores of the same shape and type."""
     for name in reversed(exits):
-        given, end = found[name], found[exits[-1]]
+        given, end = answers[name], answers[exits[-1]]
         if given.ndim != 2 or given.shape[1] < 2 or given.dtype.kind != "f":
             raise ModelError(
                 f"exit {name!r} gives {given.dtype} of shape {given.shape}; it must give a score for each of two or "
@@ -408,29 +416,20 @@ def check_answers(exits: Sequence[str], found: Mapping[str, Array]) -> None:
             )
 
 
-def _as_fields(found: Crossing) -> dict[str, Any]:
-    return {"mergeable": found.reason is None, "rowless": found.rowless}
+def _as_fields(crossing_: Crossing) -> dict[str, Any]:
+    return {"mergeable": crossing_.reason is None, "rowless": crossing_.rowless}
 
 
-def ranked(outputs: Sequence[TensorSpec], found: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
-    """Outputs that state no dimensions get as many free ones as they have in a run."""
-    return tuple(spec if spec.shape else spec._replace(shape=(-1,) * found[spec.name].ndim) for spec in outputs)
-
-
-def _fastest_s(model: CpuModel, feed: dict[str, Array], clock_s: Clock) -> float:
-    times_s = []
-    for _ in range(3):
-        began_s = clock_s()
-        model.run(feed)
-        times_s.append(clock_s() - began_s)
-    return min(times_s)
+def ranked(outputs: Sequence[TensorSpec], answers: Mapping[str, Array]) -> tuple[TensorSpec, ...]:
+    """Give outputs without declared dimensions as many free ones as they have in a run."""
+    return tuple(spec if spec.shape else spec._replace(shape=(-1,) * answers[spec.name].ndim) for spec in outputs)
 
 
 def _identical(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> bool:
-    """Whether two results are equal to the last bit, so that a NaN equals itself."""
+    """Whether two results are equal bit for bit; a NaN equals itself."""
     return all(
-        each.shape == got[name].shape and each.tobytes() == got[name].tobytes()
-        if each.dtype != np.object_
-        else np.array_equal(each, got[name])
-        for name, each in wanted.items()
+        values.shape == got[name].shape and values.tobytes() == got[name].tobytes()
+        if values.dtype != np.object_
+        else np.array_equal(values, got[name])
+        for name, values in wanted.items()
     )

@@ -1,44 +1,46 @@
-"""ONNX Runtime sessions: how they are opened, what is said when a file cannot be, and how memory is given back.
+"""ONNX Runtime sessions: opening them, their inputs and outputs, causes of failed runs, freeing and limits of memory.
 
-All sessions of a process take their scratch memory from one arena. With one each, a model in 50 segments would
-hold its scratch memory several times over.
+All sessions of a process allocate scratch memory in one arena. With an arena each, a model in 50 segments would hold
+its scratch memory several times.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
+import os
 import re
 import sys
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from onnx import TensorProto, helper
 from onnxruntime.capi import onnxruntime_pybind11_state
 
 from weft.base import errors
-from weft.base.errors import ModelError
+from weft.base.errors import ModelError, UnfitInputs
 from weft.base.files import kind_at
+from weft.base.shapes import Dimension, Shapes, one_sample, settle, written
+from weft.models.element_types import ElementType, element_type
+from weft.models.onnx_graph import OnnxValue, declared, dimensions, make_model, make_node
 from weft.runtime.external import embed_tensors, external_tensors, read_weights
-from weft.runtime.onnxruntime_cpu.memory_limit import machine_memory_bytes
-from weft.runtime.tensors import Array
+from weft.runtime.tensors import DATATYPES, Array, TensorSpec
 
 RAISED = tuple(
     kind for kind in vars(onnxruntime_pybind11_state).values() if isinstance(kind, type) and issubclass(kind, Exception)
 )
-"""All that ONNX Runtime raises: a dozen kinds that have no root of their own."""
+"""The exceptions of ONNX Runtime: a dozen classes without a common base class."""
 
 WEIGHTS = "weights.bin"
 """The file beside an optimised model that holds its large initialisers."""
 
 EXTERNAL_OVER_BYTES = 1 << 20
-"""ONNX Runtime starts larger tensors at a page of their file, so that they can be mapped; smaller ones stay inside."""
+"""ONNX Runtime aligns larger tensors with pages of their file to map them; smaller ones stay in the model."""
 
 
 def open_session(
@@ -51,10 +53,10 @@ def open_session(
     weights: Mapping[str, Array] | None = None,
     thrifty: bool = True,
 ) -> Any:
-    """A session over a model; *save* is where the optimised graph goes, *profile* how its trace file begins.
+    """Open a session; *save*: path for the optimised graph; *profile*: prefix of the trace file.
 
-    weights: those that it takes from here instead of from files beside the model. thrifty: tensors take the memory of
-    others that are not needed any more; to plan that takes minutes for thousands of tensors of open sizes.
+    weights: passed as arrays instead of read from files beside the model. thrifty: tensors reuse the memory of others
+    that are not needed any more; for thousands of tensors of open sizes, planning that takes minutes.
     """
     _share_arena()
     options = ort.SessionOptions()
@@ -79,7 +81,7 @@ def open_session(
 
 
 def open_model(path: Path, threads: int, save: Path | None = None, *, thrifty: bool = True) -> Any:
-    """A session over a user's file, optimised as a whole; what ONNX Runtime has against it is a ``ModelError``.
+    """Open a session over a user's file, optimised as a whole; errors of ONNX Runtime become a ``ModelError``.
 
     thrifty: as of ``open_session``.
     """
@@ -97,31 +99,115 @@ def open_model(path: Path, threads: int, save: Path | None = None, *, thrifty: b
 
 
 def _ort_value(array: Array) -> Any:
-    """An array as ONNX Runtime holds it; types that numpy itself lacks, such as bfloat16, go over as their bits."""
+    """An array as a value of ONNX Runtime; types that numpy lacks, such as bfloat16, are passed as their bits."""
     if array.dtype.isbuiltin == 1:
         return ort.OrtValue.ortvalue_from_numpy(array)
-    kind, bits = helper.np_dtype_to_tensor_dtype(array.dtype), array.view(f"u{array.dtype.itemsize}")
+    kind, bits = element_type(array.dtype), array.view(f"u{array.dtype.itemsize}")
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, kind)
 
 
 def first_line(error: BaseException) -> str:
-    """What ONNX Runtime says, without its codes and what follows the first line."""
+    """The first line of a message of ONNX Runtime, without its error codes."""
     return re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", errors.first_line(error))
 
 
-def release_memory(closed: Iterable[weakref.ref[Any]] | None = None) -> None:
-    """Give memory of closed sessions back to the system, as far as it can be.
+_DATATYPE_OF = {
+    "tensor(float)": "FP32",
+    "tensor(double)": "FP64",
+    "tensor(string)": "BYTES",
+    "tensor(float16)": "FP16",
+    **{f"tensor({name.lower()})": name for name in DATATYPES if name not in ("FP16", "FP32", "FP64", "BYTES")},
+}
+"""A type as ONNX Runtime names it -> as the protocol does."""
 
-    closed: the sessions meant. All objects are looked through, which stops every thread, only if one of them is still
-    referred to.
+
+def specs(arguments: Sequence[Any]) -> tuple[TensorSpec, ...]:
+    """Name, type and shape of a session's inputs or outputs."""
+    return tuple(
+        TensorSpec(argument.name, _datatype(argument), tuple(map(_size, argument.shape))) for argument in arguments
+    )
+
+
+def check_ranks(inputs: Iterable[OnnxValue]) -> None:
+    """Refuse inputs without dimensions: a session reports them like scalars, only the graph tells them apart."""
+    for value in inputs:
+        if dimensions(value) is None:
+            raise ModelError(f"input {value.name!r} states no dimensions; export it with them, free ones by a name")
+
+
+def _datatype(argument: Any) -> str:
+    if argument.type not in _DATATYPE_OF:
+        raise ModelError(f"{argument.name!r} is a {argument.type}, which cannot be served; export it as a plain tensor")
+    return _DATATYPE_OF[argument.type]
+
+
+def _size(dimension: Dimension) -> int:
+    return dimension if isinstance(dimension, int) else -1
+
+
+def warm_shapes(arguments: Sequence[Any], given: Shapes) -> tuple[dict[str, tuple[int, ...]], list[str]]:
+    """The inputs' shapes at batch 1, and the names of inputs with a free dimension of unknown size.
+
+    A free first dimension is 1 unless *given* says otherwise; an axis has one size in all inputs.
     """
-    if closed is None or any(each() is not None for each in closed):
+    declared: dict[str, tuple[Dimension, ...]] = {argument.name: tuple(argument.shape) for argument in arguments}
+    settled = settle(given, declared)
+    for name, shape in settled.items():
+        if 0 in shape:
+            raise ModelError(f"shape {written(shape)} does not fit input {name!r}: a sample has sizes from 1")
+    shapes = {name: settled.get(name) or one_sample(dimensions, declared) for name, dimensions in declared.items()}
+    return shapes, [name for name, shape in shapes.items() if -1 in shape]
+
+
+_NODE = re.compile(r"while running (\w+) node\. Name:'([^']*)'")
+_ASKED = re.compile(r"(?:requested buffer of size|requested bytes of) (\d+)")
+"""Messages of the arena: the system has too little memory, or the arena's limit is reached."""
+_OVERFLOWS = ("Integer overflow", "storage size overflowed")
+"""Messages for a tensor whose size does not fit into 64 bits."""
+
+
+def explain(error: Exception) -> Exception:
+    """Classify a failed run: ``UnfitInputs`` if the request is at fault, ``MemoryError`` if the server is.
+
+    Mostly a free dimension has a size that the model cannot take, or values ask for a tensor that no memory holds
+    (``Expand``, ``ConstantOfShape``, ``Range``): the request is at fault. If there is no memory for a tensor of an
+    ordinary size, the server is. Errors that ONNX Runtime did not raise are returned unchanged.
+    """
+    if not isinstance(error, RAISED):
+        return error
+    text = str(error)
+    if any(phrase in text for phrase in _OVERFLOWS):
+        return UnfitInputs(f"{_node(text)} asks for a tensor whose size does not fit into 64 bits")
+    if (asked := _ASKED.search(text)) is None:
+        return (MemoryError if "allocate" in text else UnfitInputs)(first_line(error))
+    size, limit = int(asked[1]), memory_limit_bytes()
+    # A tensor exists at least twice, as itself and as the input of the next operator or as bytes of the answer. One of
+    # more than half the memory can never be had; a smaller one was refused for what else is computed now.
+    if 2 * size > limit:
+        return UnfitInputs(f"{_node(text)} asks for a tensor of {size} bytes; {limit} bytes of memory are all there is")
+    return MemoryError(f"{_node(text)} found no memory for a tensor of {size} bytes")
+
+
+def _node(text: str) -> str:
+    """The operator that failed, and its name where it has one."""
+    node = _NODE.search(text)
+    if node is None:
+        return "an operator"
+    return f"{node[1]} {node[2]!r}" if node[2] else node[1]
+
+
+def release_memory(closed: Iterable[weakref.ref[Any]] | None = None) -> None:
+    """Return memory of closed sessions to the system, as far as possible.
+
+    closed: these sessions. A full garbage collection, which stops all threads, runs only if one is still referenced.
+    """
+    if closed is None or any(session() is not None for session in closed):
         gc.collect()
     shrink_arena()
 
 
 def shrink_arena() -> None:
-    """Give scratch memory back that no run uses now."""
+    """Free scratch memory that no run uses now."""
     options = ort.RunOptions()
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
     _idle_session().run(None, {"x": np.zeros(1, np.float32)}, options)
@@ -130,12 +216,13 @@ def shrink_arena() -> None:
 
 
 def _share_arena() -> None:
-    """Once in a process; sessions ask for it by an option."""
-    with _sharing:  # models are opened on several threads
+    """Register the shared arena once in a process; sessions refer to it by an option."""
+    with _sharing:
         _shared_arena()
 
 
 _sharing = threading.Lock()
+"""Held while the arena is registered: ``cache`` alone may call the function twice."""
 
 
 @cache
@@ -147,8 +234,53 @@ def _shared_arena() -> None:
 
 @cache
 def _idle_session() -> Any:
-    """A session over next to nothing: the arena shrinks only at the end of some run."""
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [1]) for name in "xy")
-    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "idle", [x], [y])
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 13)], ir_version=8)
+    """A session with a trivial model: the arena shrinks only at the end of a run."""
+    x, y = (declared(name, ElementType.FLOAT, [1]) for name in "xy")
+    model = make_model([make_node("Identity", "x", "y")], "idle", [x], [y], opset=13, ir_version=8)
     return open_session(model.SerializeToString(), 1, optimise=False)
+
+
+UNKNOWN = 1 << 62
+"""A limit that the system does not report: more than any machine has."""
+
+CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+"""Files with the memory limit of a container, in version 2 and 1 of Linux control groups."""
+
+
+def memory_limit_bytes() -> int:
+    """The memory of the machine or the container, or a limit of this process (``RLIMIT_DATA``, ``RLIMIT_AS``)."""
+    return min(machine_memory_bytes(), *_process_limits())
+
+
+def machine_memory_bytes() -> int:
+    """The memory of the machine with its swap space, or the limit of its container."""
+    try:
+        physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return UNKNOWN
+    return min(physical + _swap_bytes(), *map(_limit_in, CONTAINER_LIMITS))
+
+
+def _limit_in(file: Path) -> int:
+    """The number in a file of a control group; unknown where there is none, or it is ``max``."""
+    try:
+        return int(file.read_text(encoding="ascii"))
+    except (OSError, ValueError):
+        return UNKNOWN
+
+
+def _swap_bytes() -> int:
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            return next((int(line.split()[1]) << 10 for line in lines if line.startswith("SwapTotal:")), 0)
+    except (OSError, ValueError):
+        return 0
+
+
+def _process_limits() -> list[int]:
+    if sys.platform == "win32":
+        return [UNKNOWN]
+    import resource
+
+    limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_DATA, resource.RLIMIT_AS))
+    return [UNKNOWN if limit == resource.RLIM_INFINITY else limit for limit in limits]

@@ -1,0 +1,533 @@
+"""ONNX graphs: reading and writing files, and what everybody asks of a graph.
+
+The graph in memory is ONNX's own protocol buffer, which keeps what weft does not know (documentation, metadata, fields
+of later versions) and writes the same bytes again. The ``Onnx...`` protocols name the fields that weft relies on, so
+that a module which only walks a graph needs no ``onnx``. Here are the questions that such a walk asks: which names a
+node reads, its nested graphs included, which node makes a value, what an output needs, what an attribute holds, what
+is constant; and the changes: copying, pruning, replacing nodes and constants, inlining functions, converting opsets.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, overload
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx.shape_inference
+from onnx import AttributeProto, TensorProto, helper, numpy_helper, version_converter
+from onnx.external_data_helper import load_external_data_for_tensor, set_external_data
+
+from weft.base.errors import InputError, ModelError, reason_of
+from weft.base.files import replacing
+from weft.models.element_types import dtype_bits, element_type
+
+Array = np.ndarray[Any, Any]
+
+MOST_BYTES_IN_FILE = 1_800_000_000
+"""Protocol buffers end at 2 GiB; a larger model keeps its weights in a file beside it."""
+
+STANDARD_DOMAINS = ("", "ai.onnx")
+"""Two spellings of the domain of the standard's operators."""
+
+Message = TypeVar("Message")
+
+
+class OnnxTensor(Protocol):
+    """A stored tensor (``TensorProto``)."""
+
+    name: str
+    data_type: int
+    dims: Sequence[int]
+    raw_data: bytes
+
+
+class OnnxAttribute(Protocol):
+    """An attribute of a node (``AttributeProto``)."""
+
+    name: str
+    type: int
+    i: int
+    f: float
+    s: bytes
+    t: Any
+    g: OnnxGraph
+    ints: Sequence[int]
+    graphs: Sequence[OnnxGraph]
+
+
+class OnnxNode(Protocol):
+    """A node (``NodeProto``)."""
+
+    name: str
+    op_type: str
+    domain: str
+    input: MutableSequence[str]
+    output: MutableSequence[str]
+    attribute: Any
+
+
+class OnnxValue(Protocol):
+    """A declared input, output or inner value (``ValueInfoProto``)."""
+
+    name: str
+    type: Any
+
+
+class OnnxGraph(Protocol):
+    """A graph (``GraphProto``)."""
+
+    name: str
+    node: Any
+    initializer: Any
+    sparse_initializer: Any
+    input: Any
+    output: Any
+    value_info: Any
+
+
+class OnnxModel(Protocol):
+    """A model (``ModelProto``)."""
+
+    graph: OnnxGraph
+    ir_version: int
+    opset_import: Any
+    metadata_props: Any
+    functions: Any
+
+    def SerializeToString(self, *, deterministic: bool = ...) -> bytes: ...
+    def ByteSize(self) -> int: ...
+
+
+def message(value: object) -> Any:
+    """The protocol buffer itself, for functions whose parameters are of onnx's own types."""
+    return value
+
+
+# Files
+
+
+def load(path: str | os.PathLike[str], *, weights: bool = False) -> OnnxModel:
+    """The model in a file; *weights*: those that lie in files beside it are read too. Raises what onnx raises."""
+    model: OnnxModel = onnx.load(os.fspath(path), load_external_data=weights)
+    return model
+
+
+def save(model: OnnxModel, path: str | os.PathLike[str], *, outside: bool = False, data: str = "") -> None:
+    """Write *model*; *outside*: its weights go to the file *data* beside it."""
+    onnx.save_model(message(model), os.fspath(path), save_as_external_data=outside, location=data or None)
+
+
+def write_model(path: str | os.PathLike[str], model: OnnxModel, error: type[InputError]) -> None:
+    """Replace the file at *path*; weights of more than ``MOST_BYTES_IN_FILE`` go to ``<path>.data`` beside it.
+
+    ``ByteSize`` is not asked: protocol buffers fail to count a message of more than 2 GiB.
+    """
+    data = os.path.basename(os.path.realpath(path)) + ".data"
+    stored = sum(math.prod(each.dims) * dtype_bits(each.data_type) // 8 for each in model.graph.initializer)
+    with replacing(path, error) as beside:
+        save(model, beside, outside=stored > MOST_BYTES_IN_FILE, data=data)
+
+
+def copied(message: Message) -> Message:
+    """A copy of a model, a graph, a node or a tensor."""
+    copy: Message = type(message)()
+    copy.CopyFrom(message)  # type: ignore[attr-defined]  # every message has it
+    return copy
+
+
+def empty_model() -> OnnxModel:
+    """A model without a graph, in the place of one that is still to come."""
+    model: OnnxModel = onnx.ModelProto()
+    return model
+
+
+def fill(field: Any, values: Iterable[Any]) -> None:
+    """Give a repeated *field* these values, which may be its own."""
+    kept = list(values)
+    del field[:]
+    field.extend(kept)
+
+
+def metadata(model: OnnxModel) -> dict[str, str]:
+    """The model's ``metadata_props``; protocol buffers hand out bytes where a value is not UTF-8."""
+    return {entry.key: entry.value for entry in model.metadata_props}
+
+
+def set_metadata(model: OnnxModel, entries: Mapping[str, str]) -> None:
+    """Replace the ``metadata_props``."""
+    helper.set_model_props(message(model), dict(entries))
+
+
+def opsets(model: OnnxModel) -> dict[str, int]:
+    """Domain -> version; the standard's is the empty text."""
+    return {standard_domain(entry.domain): int(entry.version) for entry in model.opset_import}
+
+
+def add_opset(model: OnnxModel, domain: str, version: int) -> None:
+    """Have a model import the operators of a domain, unless it does."""
+    if all(entry.domain != domain for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(domain, version))
+
+
+def standard_domain(domain: str) -> str:
+    return "" if domain in STANDARD_DOMAINS else domain
+
+
+def inlined(model: OnnxModel) -> OnnxModel:
+    """*model* with its local functions inlined; itself where it has none. Raises what ONNX's inliner raises."""
+    if not model.functions:
+        return model
+    flat: OnnxModel = message(onnx.inliner.inline_local_functions(message(model)))
+    return flat
+
+
+def at_opset(model: OnnxModel, opset: int) -> OnnxModel:
+    """*model* converted to another opset of the standard's operators. Raises what ONNX's converter raises."""
+    converted: OnnxModel = message(version_converter.convert_version(message(model), opset))
+    return converted
+
+
+def inferred(model: OnnxModel) -> OnnxModel:
+    """*model* with the shapes of its values as ONNX infers them; complete its attributes first (``write_defaults``)."""
+    known: OnnxModel = message(onnx.shape_inference.infer_shapes(message(model), data_prop=True))
+    return known
+
+
+# Tensors
+
+
+def to_array(tensor: OnnxTensor) -> Array:
+    """The values of a tensor that is in memory."""
+    values: Array = numpy_helper.to_array(message(tensor))
+    return values
+
+
+def to_tensor(values: Array, name: str = "") -> Any:
+    """A tensor of ONNX that holds *values*."""
+    return numpy_helper.from_array(values, name)
+
+
+def read_tensor(tensor: Any, folder: Path | None) -> Array:
+    """The values of a tensor, wherever they are stored; *folder* is where external data would lie.
+
+    Raises ``OSError``, ``ValueError``, ``TypeError``, ``KeyError``, ``RuntimeError`` or onnx's own ``ValidationError``
+    (``UNREADABLE``); onnx refuses files outside of the folder.
+    """
+    if tensor.data_location == TensorProto.EXTERNAL:
+        if folder is None:
+            raise OSError("no folder to look for external data in")
+        tensor = copied(tensor)
+        load_external_data_for_tensor(tensor, str(folder))
+    return to_array(tensor)
+
+
+def move_outside(tensor: Any, file: str, offset: int) -> bytes:
+    """Have a tensor say that its data lies at *offset* of a *file* beside the model; returns the data."""
+    data: bytes = tensor.raw_data
+    set_external_data(tensor, file, offset=offset, length=len(data))
+    tensor.ClearField("raw_data")
+    return data
+
+
+UNREADABLE = (ValueError, TypeError, KeyError, OSError, RuntimeError, onnx.checker.ValidationError)
+"""What reading a damaged tensor may raise."""
+
+
+def stored_array(tensor: Any, folder: Path | None) -> Array:
+    """The values of a tensor; ``ModelError`` names a tensor that cannot be read."""
+    if any(size < 0 for size in tensor.dims):
+        raise ModelError(f"its tensor {tensor.name} has the shape {list(tensor.dims)}")
+    try:
+        return read_tensor(tensor, folder or Path("."))
+    except OSError as error:
+        raise ModelError(f"the file of its tensor {tensor.name} cannot be read: {reason_of(error)}") from error
+    except UNREADABLE as error:
+        raise ModelError(f"its tensor {tensor.name} cannot be read; the file is damaged or incomplete") from error
+
+
+def initializers(graph: OnnxGraph) -> dict[str, Any]:
+    """The stored tensors of a graph by name."""
+    return {tensor.name: tensor for tensor in graph.initializer}
+
+
+def constants(graph: OnnxGraph) -> dict[str, Any]:
+    """The stored tensors of a graph, and those in its Constant nodes under the name of what these make."""
+    tensors = initializers(graph)
+    for node in graph.node:
+        value = constant_tensor(node)
+        if value is not None:
+            tensors[node.output[0]] = copied(value)
+            tensors[node.output[0]].name = node.output[0]
+    return tensors
+
+
+def constant_tensor(node: OnnxNode) -> Any:
+    """The tensor in a Constant node; None for other nodes, and for plain numbers and texts."""
+    if node.op_type != "Constant":
+        return None
+    return next((attribute.t for attribute in node.attribute if attribute.name == "value"), None)
+
+
+def constant_number(node: OnnxNode) -> Array | None:
+    """The plain numbers in a Constant node; None where it holds none."""
+    for attribute in node.attribute:
+        if attribute.name in ("value_int", "value_ints"):
+            return np.asarray(helper.get_attribute_value(attribute), np.int64)
+        if attribute.name in ("value_float", "value_floats"):
+            return np.asarray(helper.get_attribute_value(attribute), np.float32)
+    return None
+
+
+def request_inputs(graph: OnnxGraph) -> list[Any]:
+    """The declared inputs that a request fills: files of before 2019 list initializers among them."""
+    held = {tensor.name for tensor in graph.initializer}
+    return [value for value in graph.input if value.name not in held]
+
+
+def dimensions(value: OnnxValue) -> list[int | str] | None:
+    """The sizes of a declared tensor, a name (or '') for each open one; None where it declares no rank."""
+    if not value.type.tensor_type.HasField("shape"):
+        return None
+    return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in value.type.tensor_type.shape.dim]
+
+
+# Nodes
+
+
+def qualified(node: OnnxNode) -> str:
+    """``Conv`` for a standard operator, ``com.microsoft:Attention`` for a foreign one."""
+    return node.op_type if node.domain in STANDARD_DOMAINS else f"{node.domain}:{node.op_type}"
+
+
+def node_name(node: OnnxNode) -> str:
+    """The name of a node, or the one that TensorRT's parser gives a node without."""
+    return node.name or f"node_of_{next(iter(node.output), '')}"
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """The plain attributes of a node, read by the type the caller needs: files do not always keep to theirs."""
+
+    node: Any
+
+    def integer(self, name: str, default: int) -> int:
+        found = self._find(name, AttributeProto.INT)
+        return default if found is None else int(found.i)
+
+    def integers(self, name: str, default: Sequence[int]) -> tuple[int, ...]:
+        found = self._find(name, AttributeProto.INTS)
+        return tuple(default) if found is None else tuple(found.ints)
+
+    def text(self, name: str, default: str = "") -> str:
+        found = self._find(name, AttributeProto.STRING)
+        return default if found is None else found.s.decode("utf-8", "replace")
+
+    @overload
+    def number(self, name: str) -> float | None: ...
+    @overload
+    def number(self, name: str, default: float) -> float: ...
+    def number(self, name: str, default: float | None = None) -> float | None:
+        found = self._find(name, AttributeProto.FLOAT)
+        return default if found is None else float(found.f)
+
+    def tensor(self, name: str) -> Any:
+        """The tensor of that name, or None."""
+        found = self._find(name, AttributeProto.TENSOR)
+        return None if found is None else found.t
+
+    def length(self, name: str) -> int:
+        """How many values a list holds, whatever they are."""
+        found = next((each for each in self.node.attribute if each.name == name), None)
+        return 0 if found is None else max(len(found.ints), len(found.floats), len(found.strings))
+
+    def has(self, name: str) -> bool:
+        return any(each.name == name for each in self.node.attribute)
+
+    def values(self) -> dict[str, Any]:
+        """All of them as Python values; a text is bytes, a tensor or a graph a message."""
+        return {each.name: helper.get_attribute_value(each) for each in self.node.attribute}
+
+    def _find(self, name: str, kind: int) -> Any:
+        for each in self.node.attribute:
+            if each.name == name:
+                # The oldest files leave the type out.
+                if each.type not in (kind, AttributeProto.UNDEFINED):
+                    raise ModelError(f"its attribute {name!r} has the wrong type")
+                return each
+        return None
+
+
+def bodies(node: OnnxNode) -> list[OnnxGraph]:
+    """The graphs inside a node: the branches of If, the bodies of Loop and Scan."""
+    single = [each.g for each in node.attribute if each.HasField("g")]
+    return [*single, *(graph for each in node.attribute for graph in each.graphs)]
+
+
+def body(node: OnnxNode, name: str) -> OnnxGraph:
+    """The nested graph that is the attribute *name*; ``ModelError`` where it is missing."""
+    for attribute in node.attribute:
+        if attribute.name == name:
+            graph: OnnxGraph = attribute.g
+            return graph
+    raise ModelError(f"the {name} graph is missing")
+
+
+def all_nodes(graph: OnnxGraph) -> Iterator[OnnxNode]:
+    """The nodes of a graph, each followed by those inside it."""
+    for node in graph.node:
+        yield node
+        for nested in bodies(node):
+            yield from all_nodes(nested)
+
+
+def names_read(node: OnnxNode) -> set[str]:
+    """The names a node reads, those its nested graphs take from outside included."""
+    return set(filter(None, node.input)).union(*map(captured, bodies(node)))
+
+
+def captured(graph: OnnxGraph) -> set[str]:
+    """The names that a nested graph takes from outside."""
+    inside = {each.name for each in (*graph.input, *graph.initializer)}
+    inside |= {each.values.name for each in graph.sparse_initializer}
+    inside |= {name for node in graph.node for name in node.output}
+    used = {name for node in graph.node for name in names_read(node)} | {each.name for each in graph.output}
+    return used - inside - {""}
+
+
+# Structure
+
+
+def producers(nodes: Iterable[OnnxNode]) -> dict[str, int]:
+    """Value -> the place of the node that makes it; ``ModelError`` where two nodes do."""
+    places: dict[str, int] = {}
+    for place, node in enumerate(nodes):
+        for name in filter(None, node.output):
+            if name in places:
+                raise ModelError(f"two nodes produce {name!r}")
+            places[name] = place
+    return places
+
+
+def makers(nodes: Iterable[OnnxNode]) -> dict[str, Any]:
+    """Value -> the node that makes it."""
+    return {name: node for node in nodes for name in node.output if name}
+
+
+def last_uses(nodes: Iterable[OnnxNode]) -> dict[str, int]:
+    """Value -> the place of the last node that reads it."""
+    return {name: place for place, node in enumerate(nodes) for name in node.input}
+
+
+def needed_places(nodes: Sequence[OnnxNode], names: Iterable[str]) -> list[int]:
+    """The places of the nodes that the values *names* need, in order; *nodes* are in an order that can run."""
+    wanted, places = set(names), list[int]()
+    for place in range(len(nodes) - 1, -1, -1):
+        if any(name in wanted for name in nodes[place].output if name):
+            places.append(place)
+            wanted |= names_read(nodes[place])
+    return places[::-1]
+
+
+def needed_nodes(nodes: Sequence[Any], names: Iterable[str]) -> list[Any]:
+    """The nodes that the values *names* need, in order."""
+    return [nodes[place] for place in needed_places(nodes, names)]
+
+
+def prune(graph: OnnxGraph) -> None:
+    """Take out the nodes that no output of the graph needs."""
+    fill(graph.node, needed_nodes(graph.node, [value.name for value in graph.output]))
+
+
+def rename_inputs(nodes: Iterable[OnnxNode], names: Mapping[str, str]) -> None:
+    """Have nodes read other values in the place of some."""
+    for node in nodes:
+        for place, name in enumerate(node.input):
+            node.input[place] = names.get(name, name)
+
+
+def replace_nodes(graph: OnnxGraph, nodes: Iterable[Any], tensors: Iterable[Any] = ()) -> None:
+    """Give a graph these nodes in this order and *tensors* beside its own, of which those stay that are read."""
+    fill(graph.node, nodes)
+    used = {name for node in graph.node for name in names_read(node)} | {each.name for each in graph.output}
+    fill(graph.initializer, [each for each in (*graph.initializer, *tensors) if each.name in used])
+
+
+# Values
+
+
+def evaluate(
+    model: OnnxModel | Mapping[str, int], nodes: Sequence[Any], values: Mapping[str, Array], names: Sequence[str]
+) -> list[Array]:
+    """What *nodes* make of *values*, by onnx's reference evaluator; raises whatever that and numpy raise.
+
+    model: which opsets they are of, or domain -> version.
+    """
+    from onnx.reference import ReferenceEvaluator  # 0.3 s to import, and only for files that compute with constants
+
+    versions = model if isinstance(model, Mapping) else opsets(model)
+    graph = helper.make_graph(
+        nodes, "constants", [onnx.ValueInfoProto(name=name) for name in values], [declared(name) for name in names]
+    )
+    part = helper.make_model(graph, opset_imports=[helper.make_opsetid(*entry) for entry in versions.items()])
+    with np.errstate(all="ignore"):
+        return [np.asarray(value) for value in ReferenceEvaluator(part).run(None, dict(values))]
+
+
+# Making
+
+
+def make_node(op: str, inputs: Iterable[str], outputs: Iterable[str], name: str = "", **attributes: Any) -> OnnxNode:
+    """A node; ``domain`` among the attributes is that of its operator."""
+    node: OnnxNode = message(helper.make_node(op, list(inputs), list(outputs), name or None, **attributes))
+    return node
+
+
+def declared(name: str, kind: int = 0, shape: Sequence[int | str | None] | None = None) -> Any:
+    """A declaration of a value; without type and shape for a *kind* of 0."""
+    if not kind:
+        return onnx.ValueInfoProto(name=name)
+    return helper.make_tensor_value_info(name, int(kind), shape)
+
+
+def declared_like(name: str, values: Array) -> Any:
+    """A declaration of a value that is like *values*."""
+    return declared(name, element_type(values.dtype), values.shape)
+
+
+def least_ir_version(opset: int) -> int:
+    """The first file version that knows this opset of the standard's operators."""
+    return int(helper.find_min_ir_version_for([helper.make_opsetid("", opset)]))
+
+
+def make_model(
+    nodes: Iterable[Any],
+    name: str,
+    inputs: Iterable[Any],
+    outputs: Iterable[Any],
+    tensors: Iterable[Any] = (),
+    *,
+    opset: int = 1,
+    like: OnnxModel | None = None,
+    ir_version: int | None = None,
+    producer: str = "",
+    entries: Mapping[str, str] | None = None,
+) -> OnnxModel:
+    """A model of one graph; its opset is *opset* of the standard's operators, or versions and functions are those of
+    the model *like*. Without either its file version is the newest that onnx writes."""
+    graph = helper.make_graph(list(nodes), name, list(inputs), list(outputs), list(tensors))
+    more: dict[str, Any] = {"producer_name": producer} if producer else {}
+    if like is not None:
+        more |= {"functions": like.functions, "ir_version": like.ir_version}
+    if ir_version is not None:
+        more["ir_version"] = ir_version
+    imports = [helper.make_opsetid("", opset)] if like is None else like.opset_import
+    model: OnnxModel = helper.make_model(graph, opset_imports=imports, **more)
+    if entries is not None:
+        set_metadata(model, entries)
+    return model

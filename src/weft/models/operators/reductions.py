@@ -1,0 +1,48 @@
+"""Reductions, softmax and what else takes all elements along an axis together."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from weft.models.operators.operator import EVERY_INPUT, MICROSOFT, Operator, StitchForm
+from weft.models.operators.rules import costs, meanings, rows
+from weft.models.operators.rules.meanings import over, product_over
+from weft.models.operators.rules.shapes import like, reduced, signal, spectrum
+
+_along_axes = partial(Operator, cost=costs.elementwise)
+_reduction = partial(_along_axes, rows=rows.reduced, sized_by=(1,))
+
+OPERATORS = (
+    _reduction("ReduceSum", torch=meanings.reduced(over("sum"))),
+    _reduction("ReduceMean", torch=meanings.reduced(over("mean")), stitching=StitchForm("mean")),
+    _reduction("ReduceMax", torch=meanings.reduced(over("amax")), stitching=StitchForm("largest")),
+    _reduction("ReduceMin", torch=meanings.reduced(over("amin"))),
+    _reduction("ReduceProd", torch=meanings.reduced(product_over)),
+    _reduction("ReduceL1", torch=meanings.reduced(over("sum"), before="abs")),
+    _reduction("ReduceL2", torch=meanings.reduced(over("sum"), before="square", after="sqrt")),
+    _reduction("ReduceSumSquare", torch=meanings.reduced(over("sum"), before="square")),
+    _reduction("ReduceLogSum", torch=meanings.reduced(over("sum"), after="log")),
+    _reduction("ReduceLogSumExp", torch=meanings.reduced(over("logsumexp"))),
+    _along_axes("ArgMax", rows=rows.along_axis(0), torch=meanings.extreme("argmax")),
+    _along_axes("ArgMin", rows=rows.along_axis(0), torch=meanings.extreme("argmin")),
+    _along_axes("CumSum", rows=rows.cumulated, torch=meanings.cumulated("cumsum", 0), numbers=(1,)),
+    _along_axes("CumProd", rows=rows.cumulated, torch=meanings.cumulated("cumprod", 1), numbers=(1,)),
+    _along_axes("Softmax", rows=rows.softmax, torch=meanings.softmax("softmax")),
+    _along_axes("LogSoftmax", rows=rows.softmax, torch=meanings.softmax("log_softmax")),
+    _along_axes("Hardmax", rows=rows.softmax, torch=meanings.hardmax),
+    Operator("TopK", cost=costs.movement, rows=rows.along_axis(-1), sized_by=(1,), torch=meanings.top_k),
+    _along_axes("NegativeLogLikelihoodLoss"),
+    _along_axes("SoftmaxCrossEntropyLoss"),
+    _along_axes(f"{MICROSOFT}QLinearSoftmax", shapes=(like(0),), rows=rows.softmax),
+    _along_axes(f"{MICROSOFT}BiasSoftmax", shapes=(like(0),)),
+    _along_axes(f"{MICROSOFT}QLinearReduceMean", shapes=(reduced,)),
+    _along_axes(f"{MICROSOFT}ReduceSumInteger", shapes=(reduced,)),
+    # Matrices and transforms, of which weft does not know the cost
+    Operator("Det", rows=rows.last_two_axes, torch=meanings.call("linalg.det")),
+    Operator(f"{MICROSOFT}Inverse", shapes=(like(0),), rows=rows.last_two_axes, torch=meanings.call("linalg.inv")),
+    Operator("DFT", rows=rows.fourier, sized_by=(1, 2)),
+    Operator("STFT", rows=rows.kept_apart(0), sized_by=(1, 3)),
+    Operator(f"{MICROSOFT}Rfft", shapes=(spectrum,)),
+    Operator(f"{MICROSOFT}Irfft", shapes=(signal,)),
+    Operator(f"{MICROSOFT}DynamicTimeWarping", sized_by=EVERY_INPUT),
+)

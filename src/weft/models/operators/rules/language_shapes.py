@@ -1,0 +1,136 @@
+"""Rules for output shapes of attention, recurrence, embeddings and what stands around them."""
+
+from __future__ import annotations
+
+from weft.models.onnx_graph import Attributes
+from weft.models.operators.rules.shapes import Inputs, Shape, ShapeRule, shape_of, values_of
+
+
+def attention(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    left, right = shape_of(inputs, 0), shape_of(inputs, 1)
+    sizes = attributes.integers("qkv_hidden_sizes", (right[-1] // 3,) if right else ())
+    return (*left[:-1], sizes[-1]) if left and sizes else None
+
+
+def attention_cache(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """Keys and values of com.microsoft Attention: those of the past, then as many as there are rows."""
+    data, right, past = shape_of(inputs, 0), shape_of(inputs, 1), shape_of(inputs, 4)
+    heads = attributes.integer("num_heads", 1)
+    if data is None or len(data) != 3 or right is None or heads < 1:
+        return None
+    earlier = past[3] if past is not None and len(past) == 5 else 0
+    sizes = attributes.integers("qkv_hidden_sizes", (right[-1] // 3,))
+    return (2, data[0], heads, earlier + data[1], sizes[0] // heads)
+
+
+def projected(kv_heads: str) -> ShapeRule:
+    """The context of attention over projected queries: as many rows as queries, as wide as the values of all heads."""
+
+    def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
+        query, value = shape_of(inputs, 0), shape_of(inputs, 2)
+        heads, shared = attributes.integer("num_heads", 1), attributes.integer(kv_heads, 1)
+        if query is None or min(heads, shared) < 1:
+            return None
+        if len(query) == 5:
+            return (query[0], query[1], query[2] * query[4])
+        if len(query) not in (2, 3):
+            return None
+        if value is None:
+            packed = shape_of(inputs, 1)
+            if packed is not None:  # keys and values in one tensor: batch, rows, heads, 2, width
+                return query
+            return (*query[:-1], heads * (query[-1] // (heads + 2 * shared)))
+        width = value[-1] if len(value) == 4 else value[-1] // shared
+        return (*query[:-1], heads * width)
+
+    return rule
+
+
+def key_cache(key: int, past: int, kv_heads: str) -> ShapeRule:
+    """The keys (or values) that attention hands out: batch, heads, positions of the past and new ones, width."""
+
+    def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
+        new, earlier = shape_of(inputs, key), shape_of(inputs, past)
+        heads = attributes.integer(kv_heads, 1)
+        if new is None or heads < 1:
+            return None
+        if len(new) == 4:
+            return new
+        before = earlier[2] if earlier is not None and len(earlier) == 4 else 0
+        return (new[0], heads, before + new[1], new[2] // heads) if len(new) == 3 else None
+
+    return rule
+
+
+def normed(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """A mean or deviation: one for each row."""
+    shape = shape_of(inputs, 0)
+    return (*shape[:-1], 1) if shape else None
+
+
+def embedding(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    rows, table = shape_of(inputs, 0), shape_of(inputs, 2)
+    return (*rows, table[-1]) if rows and table else None
+
+
+def samples(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    return (shape_of(inputs, 0) or ())[:1]
+
+
+def position_bias(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    table, queries, keys = shape_of(inputs, 0), values_of(inputs, 1), values_of(inputs, 2)
+    return (1, table[1], queries[0], keys[0]) if table and len(table) == 2 and queries and keys else None
+
+
+def gated_bias(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    query, positions, offsets = shape_of(inputs, 0), shape_of(inputs, 2), shape_of(inputs, 6)
+    if not query or positions is None or len(positions) != 4:
+        return None
+    return (offsets[0] if offsets else query[0], *positions[1:])
+
+
+def restored(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    data, offsets = shape_of(inputs, 0), shape_of(inputs, 1)
+    return (*offsets, data[-1]) if data and offsets else None
+
+
+def linear_attention(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    query, value = shape_of(inputs, 0), shape_of(inputs, 2)
+    q_heads, kv_heads = (attributes.integer(name, 1) for name in ("q_num_heads", "kv_num_heads"))
+    if not query or not value or min(q_heads, kv_heads) < 1:
+        return None
+    return (*query[:-1], value[-1] // kv_heads * max(q_heads, kv_heads))
+
+
+def linear_state(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    query, value = shape_of(inputs, 0), shape_of(inputs, 2)
+    q_heads, kv_heads = (attributes.integer(name, 1) for name in ("q_num_heads", "kv_num_heads"))
+    if not query or not value or min(q_heads, kv_heads) < 1 or attributes.integer("state_window", 0):
+        return shape_of(inputs, 3)
+    return (query[0], kv_heads, query[-1] // q_heads, value[-1] // kv_heads)
+
+
+def causal_state(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    data, weight, past = shape_of(inputs, 0), shape_of(inputs, 1), shape_of(inputs, 3)
+    if past is not None or not data or not weight or attributes.integer("state_window", 0) or len(weight) != 3:
+        return past
+    return (data[0], weight[0], (weight[-1] - 1) * max(1, attributes.integer("dilation", 1)))
+
+
+def delta_net(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    query, value = shape_of(inputs, 0), shape_of(inputs, 2)
+    if query is None or value is None or len(query) != 3 or len(value) != 3:
+        return None
+    return (query[0], max(query[1], value[1]), value[2])
+
+
+def recurrent_sequence(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    """What a recurrent layer writes step by step."""
+    data, state = shape_of(inputs, 0), recurrent_state(inputs, attributes)
+    return (data[0], *state) if data and state else None
+
+
+def recurrent_state(inputs: Inputs, attributes: Attributes) -> Shape | None:
+    data = shape_of(inputs, 0) or ()
+    directions = 2 if attributes.text("direction") == "bidirectional" else 1
+    return (directions, data[1], attributes.integer("hidden_size", 1)) if len(data) == 3 else None

@@ -1,0 +1,162 @@
+"""Operators of ONNX Runtime that multiply: packed and quantised weights, experts, convolutions with a state.
+
+Their inputs are told by the schemas ONNX Runtime registers and by its ContribOperators.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from weft.base.errors import ModelError
+from weft.models.layer import Gemm
+from weft.models.onnx_import.drafts import ImportedNode, LayerDraft, draft
+from weft.models.onnx_import.tensors import Stored, Tensor
+from weft.models.operators.rules.product_costs import conv, need, recurrent, sized_gemm
+
+
+def chained(drafts: Sequence[LayerDraft]) -> list[LayerDraft]:
+    """The layers of one operator: the first reads what it reads, the last writes what it writes."""
+    last = len(drafts) - 1
+    return [
+        replace(each, reads=each.reads if not place else (), writes=each.writes if place == last else ())
+        for place, each in enumerate(drafts)
+    ]
+
+
+def named(draft: LayerDraft, part: str) -> LayerDraft:
+    return replace(draft, layer=replace(draft.layer, name=f"{draft.layer.name}/{part}"))
+
+
+def packed(node: ImportedNode, k: int, n: int, bits: int, place: int = 1) -> list[LayerDraft]:
+    """A product with weights packed below a byte: the true sizes are told, the stored tensor is only bytes."""
+    data, stored = need(node, 0), need(node, place)
+    gemm = sized_gemm(data.elements // max(k, 1), k, n)
+    weight = Tensor((k, n), stored.dtype, bits, constant=True, stored=(Stored(k * n, stored.dtype),))
+    bare = ImportedNode(node.name, node.op, (data,), node.outputs, node.attributes)
+    return [draft(bare, "gemm", gemm=gemm, weight=weight, trained=(weight,))] if gemm else []
+
+
+def matmul_nbits(node: ImportedNode) -> list[LayerDraft]:
+    k, n, bits = (node.attributes.integer(name, 1) for name in ("K", "N", "bits"))
+    return packed(node, k, n, bits)
+
+
+def matmul_bnb4(node: ImportedNode) -> list[LayerDraft]:
+    return packed(node, node.attributes.integer("K", 1), node.attributes.integer("N", 1), 4)
+
+
+def matmul_fpq4(node: ImportedNode) -> list[LayerDraft]:
+    """The sizes of the blob are its third input."""
+    sizes = need(node, 2).value
+    if sizes is None or sizes.size != 2:
+        return [draft(node, "unknown")]
+    k, n = (int(size) for size in sizes)
+    return packed(node, k, n, 4)
+
+
+def matmul_floats(node: ImportedNode, bits: int) -> list[LayerDraft]:
+    """Weights are floats of 4 or 8 bits, a row for each output."""
+    return packed(node, need(node, 0).shape[-1], need(node, 1).shape[0], bits)
+
+
+def nbits_mlp(node: ImportedNode) -> list[LayerDraft]:
+    """A gate and what it gates, side by side."""
+    k, n, bits = (node.attributes.integer(name, 1) for name in ("K", "N", "bits"))
+    return packed(node, k, 2 * n, bits, place=3)
+
+
+def nbits_qkv(node: ImportedNode) -> list[LayerDraft]:
+    k, q, kv, bits = (node.attributes.integer(name, 1) for name in ("K", "Nq", "Nkv", "bits"))
+    return packed(node, k, q + 2 * kv, bits, place=3)
+
+
+def moe(node: ImportedNode) -> list[LayerDraft]:
+    """Each token passes as many experts as ``k`` says; only the weights of experts that are met are read."""
+    return _experts(node, {"fc1": 2, "fc3": 6, "fc2": 4}, {})
+
+
+def q_moe(node: ImportedNode) -> list[LayerDraft]:
+    usual = node.attributes.integer("expert_weight_bits", 4)
+    bits = {name: node.attributes.integer(f"{name}_expert_weight_bits", usual) for name in ("fc1", "fc2", "fc3")}
+    return _experts(node, {"fc1": 2, "fc3": 8, "fc2": 5}, bits)
+
+
+def _experts(node: ImportedNode, places: dict[str, int], bits: dict[str, int]) -> list[LayerDraft]:
+    data = need(node, 0)
+    tokens = data.elements // max(1, data.shape[-1]) * node.attributes.integer("k", 1)
+    drafts = []
+    for name, place in places.items():
+        stored = node.input(place)
+        if stored is None:
+            continue
+        if len(stored.shape) != 3:
+            raise ModelError(f"the weights of experts have 3 axes, {name} has {len(stored.shape)}")
+        experts, n, bytes_or_values = stored.shape
+        width = bits.get(name, 0)
+        k = bytes_or_values * 8 // max(1, width) if width else bytes_or_values
+        kept = (Stored(experts * n * k, stored.dtype),) if stored.constant else ()
+        weight = Tensor((experts, n, k), stored.dtype, width or stored.bits, constant=stored.constant, stored=kept)
+        gemm = sized_gemm(tokens, k, n)
+        if gemm is not None:
+            bare = ImportedNode(node.name, node.op, (data,), node.outputs, node.attributes)
+            layer = named(draft(bare, "gemm", gemm=gemm, weight=weight, trained=(weight,)), name)
+            met = min(experts, tokens) * n * k if stored.constant else 0
+            drafts.append(replace(layer, layer=replace(layer.layer, weights=met)))
+    return chained(drafts)
+
+
+def attn_lstm(node: ImportedNode) -> list[LayerDraft]:
+    """An LSTM that looks at a memory in every step: a query, scores, the context and a layer that mixes it in."""
+    query, memory, mixed = node.input(8), node.input(11), node.input(13)
+    steps = recurrent(node, gates=4)
+    if query is None or memory is None or not steps or len(query.shape) != 3 or len(memory.shape) != 3:
+        return steps
+    directions, hidden, size = query.shape
+    batch, length, depth = memory.shape
+    rows = need(node, 0).shape[0] * batch
+    wide = (depth + hidden) * mixed.shape[-1] if mixed is not None else 0
+    looks = sized_gemm(rows, hidden * size + length * (size + depth) + wide, 1, directions)
+    keys = sized_gemm(batch * length, depth, size, directions)
+    extra = [
+        named(draft(node, "matmul", gemm=gemm), part) for gemm, part in ((keys, "memory"), (looks, "looks")) if gemm
+    ]
+    return chained([*extra, *steps])
+
+
+def qlinear_conv(node: ImportedNode) -> list[LayerDraft]:
+    last = node.attributes.integer("channels_last", 0)
+    return conv(node, w=3, bias=8, channels=-1 if last else 1)
+
+
+def causal_conv(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
+    """One window per position and channel; positions are whatever is not channels."""
+    data, weight = need(node, 0), need(node, 1)
+    if len(weight.shape) < 3:
+        raise ModelError(f"a convolution weight has at least 3 axes, not {len(weight.shape)}")
+    channels, kernel = weight.shape[0], math.prod(weight.shape[2:])
+    gemm = sized_gemm(data.elements // max(1, channels), kernel, 1, channels, kernel)
+    return [draft(node, "conv", gemm=gemm, weight=weight, trained=(weight, node.input(bias)))] if gemm else []
+
+
+def word_conv(node: ImportedNode) -> list[LayerDraft]:
+    """The characters of each word looked up, then a window slid over them."""
+    words, weight, table = need(node, 0), need(node, 1), need(node, 3)
+    if len(words.shape) < 1 or len(weight.shape) < 3:
+        raise ModelError("a convolution over words needs words and a weight of at least 3 axes")
+    filters, window = weight.shape[0], weight.shape[-2]
+    places = max(0, words.shape[-1] - window + 1) * (words.elements // max(1, words.shape[-1]))
+    gemm = sized_gemm(places, math.prod(weight.shape[1:]), filters, kernel=window)
+    trained = (weight, node.input(2), table)
+    return [draft(node, "conv", gemm=gemm, weight=weight, trained=trained)] if gemm else []
+
+
+def gated_position_bias(node: ImportedNode) -> list[LayerDraft]:
+    """Every head of every query through one small matrix."""
+    query, weight = need(node, 0), need(node, 3)
+    if len(weight.shape) != 2:
+        raise ModelError("the weight of the gate has 2 axes")
+    gemm: Gemm | None = sized_gemm(query.elements // max(1, weight.shape[0]), *weight.shape)
+    kind = "gemm" if weight.constant else "matmul"
+    return [draft(node, kind, gemm=gemm, weight=weight, trained=(weight, node.input(4)))] if gemm else []

@@ -1,0 +1,531 @@
+"""Row rules: which rows of a batch the outputs of a node depend on, given those its inputs depend on.
+
+Rows are followed as *owners* (``owners``): the sample that each element of a tensor belongs to. A rule maps the owners
+of a node's inputs to the owners of its outputs and raises ``Mixed`` where an element would depend on two samples.
+There are six kinds: element by element; elements moved by numbers that belong to no sample (the operator itself is run
+on the owners); all elements along certain axes taken together; products and convolutions, which sum over one axis of
+each side; rows kept apart along one axis; and values picked by indices that samples bring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.models.onnx_graph import Array, Attributes, OnnxNode, copied, make_node
+from weft.models.operators.rules.row_ownership import (
+    Mixed,
+    Owners,
+    Shape,
+    along,
+    collapsed,
+    joined,
+    shrunk,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RowCase:
+    """A node in a run, with all that its rule may ask for."""
+
+    node: OnnxNode
+    version: int
+    """The version of the standard operators."""
+    owners: Sequence[Owners | None]
+    shapes: Sequence[Shape | None]
+    made: Sequence[Shape | None]
+    """The shapes of its outputs."""
+    value: Callable[[int], Array]
+    """What an input holds that is nobody's."""
+    compute: Callable[[OnnxNode, Mapping[int, Array]], Sequence[Array]]
+    """What a node makes of these inputs."""
+
+    @property
+    def attributes(self) -> Attributes:
+        return Attributes(self.node)
+
+    def given(self, place: int) -> bool:
+        return place < len(self.node.input) and bool(self.node.input[place])
+
+    def owner(self, place: int) -> Owners | None:
+        return self.owners[place] if place < len(self.owners) else None
+
+    def shape(self, place: int) -> Shape:
+        found = self.shapes[place] if place < len(self.shapes) else None
+        if found is None:
+            raise Mixed
+        return found
+
+    def rank(self, place: int = 0) -> int:
+        return len(self.shape(place))
+
+    def numbers(self, place: int) -> tuple[int, ...] | None:
+        """The whole numbers of an input; None where it is left out."""
+        return tuple(map(int, np.ravel(self.value(place)).tolist())) if self.given(place) else None
+
+    def only(self, places: Iterable[int]) -> None:
+        """All other inputs must be nobody's."""
+        if any(each is not None and place not in places for place, each in enumerate(self.owners)):
+            raise Mixed
+
+
+Made = Owners | None | Sequence[Owners | None]
+"""The owners of all outputs alike, or a list with those of each."""
+Follow = Callable[[RowCase], Made]
+
+
+class RowRule(NamedTuple):
+    """How an operator treats rows."""
+
+    follow: Follow
+    reads: tuple[int, ...] = ()
+    """Inputs whose values *follow* wants to know."""
+    by_numbers: bool = False
+    """Whether elements are moved by those values, which may be right for some sizes only."""
+
+
+# Element by element
+
+
+def _broadcast(case: RowCase, *parts: Owners | None) -> Made:
+    """Whom the output belongs to; axes that parts lack stand before theirs."""
+    found, shape = joined(*parts), case.made[0]
+    if found is None or shape is None or len(shape) < found.ndim:
+        return found
+    return found.reshape((1,) * (len(shape) - found.ndim) + found.shape)
+
+
+def _elementwise(case: RowCase) -> Made:
+    return _broadcast(case, *case.owners)
+
+
+def _of(*places: int) -> Follow:
+    """Element by element of these inputs; the others are numbers for all."""
+
+    def rule(case: RowCase) -> Made:
+        case.only(places)
+        return _broadcast(case, *(case.owner(place) for place in places))
+
+    return rule
+
+
+def _batch_norm(case: RowCase) -> Made:
+    if case.attributes.integer("training_mode", 0) or len([*filter(None, case.node.output)]) > 1:
+        raise Mixed
+    return _of(0)(case)
+
+
+def _dropout(case: RowCase) -> Made:
+    case.only([0])
+    if case.given(2) and np.any(case.value(2)):
+        raise Mixed
+    return case.owner(0)
+
+
+def _one_hot(case: RowCase) -> Made:
+    case.only([0])
+    owners, axis = case.owner(0), case.attributes.integer("axis", -1)
+    return None if owners is None else np.expand_dims(owners, axis)
+
+
+# Moving elements
+
+
+def _moved(*places: int) -> Follow:
+    """Run on the owners themselves; no places: all inputs hold elements that are moved."""
+
+    def rule(case: RowCase) -> Made:
+        moving = places or range(len(case.owners))
+        case.only(moving)
+        feed = {place: _spread(case, place) for place in moving if case.given(place)}
+        made = case.compute(_plain(case.node), feed)
+        return [shrunk(np.asarray(each).astype(np.int32)) for each in made]
+
+    return rule
+
+
+def _spread(case: RowCase, place: int) -> Array:
+    owners = case.owner(place)
+    return np.broadcast_to(np.int32(0) if owners is None else owners, case.shape(place)).astype(np.float32)
+
+
+def _plain(node: OnnxNode) -> OnnxNode:
+    """The node without the value that it fills gaps with, which is nobody's."""
+    plain = copied(node)
+    if node.op_type == "Pad":
+        kept = [each for each in node.attribute if each.name != "value"]
+        del plain.attribute[:]
+        plain.attribute.extend(kept)
+        if len(plain.input) > 2:
+            plain.input[2] = ""
+    return plain
+
+
+def _reshaped(case: RowCase) -> Made:
+    """To another shape; the same elements in their order."""
+    owners, made = case.owner(0), case.made[0]
+    case.only([0])
+    if owners is None or made is None:
+        raise Mixed
+    return shrunk(np.broadcast_to(owners, case.shape(0)).reshape(made))
+
+
+def _picked(case: RowCase) -> Made:
+    """Values are picked along an axis: by numbers that are nobody's, or within samples, by their own."""
+    if case.owner(1) is None:
+        return _moved(0)(case)
+    axis = case.attributes.integer("axis", 0) % max(1, case.rank())
+    before, after = case.rank(1), case.rank() - axis - 1
+    data, chosen = case.owner(0), case.owner(1)
+    chosen = None if chosen is None else chosen.reshape(*chosen.shape, *(1,) * after)
+    if data is not None:
+        data = collapsed(data, [axis])
+        data = data.reshape(*data.shape[:axis], *(1,) * before, *data.shape[axis + 1 :])
+    return _broadcast(case, data, chosen)
+
+
+def _picked_elements(case: RowCase) -> Made:
+    if case.owner(1) is None:
+        return _moved(0)(case)
+    data, axis = case.owner(0), case.attributes.integer("axis", 0)
+    others = [np.delete(case.shape(place), axis).tolist() for place in (0, 1)]
+    if data is not None and others[0] != others[1]:
+        raise Mixed
+    return joined(None if data is None else collapsed(data, [axis]), case.owner(1))
+
+
+def _picked_slices(case: RowCase) -> Made:
+    chosen = case.owner(1)
+    if chosen is None:
+        return _moved(0)(case)
+    case.only([1])
+    made = case.made[0]
+    if made is None:
+        raise Mixed
+    chosen = collapsed(chosen, [-1])[..., 0]
+    return chosen.reshape(*chosen.shape, *(1,) * (len(made) - chosen.ndim))
+
+
+def _scattered(case: RowCase) -> Made:
+    """Values are put in places that are nobody's numbers, each place once."""
+    if case.attributes.text("reduction") not in ("", "none"):
+        raise Mixed
+    return _moved(0, 2)(case)
+
+
+def _joined_quantised(case: RowCase) -> Made:
+    """A Concat whose parts each come with a scale and a zero point."""
+    places = range(2, len(case.owners), 3)
+    case.only(places)
+    parts = [case.node.input[place] for place in places]
+    node = make_node("Concat", parts, case.node.output, axis=case.attributes.integer("axis", 0))
+    made = case.compute(node, {number: _spread(case, place) for number, place in enumerate(places)})
+    return [shrunk(np.asarray(each).astype(np.int32)) for each in made]
+
+
+# All along axes
+
+
+def _lines(axes: Callable[[RowCase], Iterable[int]], *places: int) -> Follow:
+    """All elements along these axes are taken together; axes may be gone afterwards."""
+
+    def rule(case: RowCase) -> Made:
+        taken = places or (0,)
+        case.only(taken)
+        owners = joined(*(case.owner(place) for place in taken))
+        if owners is None:
+            return None
+        over = [axis % owners.ndim for axis in axes(case)] if owners.ndim else []
+        found = collapsed(owners, over)
+        return [_fitted(found, over, shape) for shape in case.made]
+
+    return rule
+
+
+def _fitted(owners: Owners, over: Sequence[int], shape: Shape | None) -> Owners:
+    if shape is None or len(shape) == owners.ndim:
+        return owners
+    return np.squeeze(owners, tuple(over))
+
+
+def _reduced(case: RowCase) -> Iterable[int]:
+    axes = case.attributes.integers("axes", ()) or case.numbers(1)
+    if axes:
+        return axes
+    return () if case.attributes.integer("noop_with_empty_axes", 0) else range(case.rank())
+
+
+def _axis(default: int) -> Callable[[RowCase], Iterable[int]]:
+    return lambda case: [case.attributes.integer("axis", default)]
+
+
+def _from_axis(default: int) -> Callable[[RowCase], Iterable[int]]:
+    """All axes from one to the last."""
+    return lambda case: range(case.attributes.integer("axis", default) % max(1, case.rank()), case.rank())
+
+
+def _from(first: int) -> Callable[[RowCase], Iterable[int]]:
+    return lambda case: range(first, case.rank())
+
+
+def _softmax(case: RowCase) -> Iterable[int]:
+    version = case.attributes.integer("opset", case.version)
+    return (_from_axis(1) if version < 13 else _axis(-1))(case)
+
+
+def _summed_up(case: RowCase) -> Iterable[int]:
+    return case.numbers(1) or ()
+
+
+def _mean_variance(case: RowCase) -> Iterable[int]:
+    return case.attributes.integers("axes", (0, 2, 3))
+
+
+def _last_two(case: RowCase) -> Iterable[int]:
+    return (-2, -1)
+
+
+def _transformed(case: RowCase) -> Iterable[int]:
+    """A Fourier transform's axis, and that of the two parts of complex numbers."""
+    given = case.numbers(2) if case.version >= 20 else None
+    return (*(given or (case.attributes.integer("axis", 1 if case.version < 20 else -2),)), -1)
+
+
+def _resized(case: RowCase) -> Iterable[int]:
+    """Those along which the size changes, or the scale is not 1."""
+    text, axes = case.attributes.text, case.attributes.integers("axes", range(case.rank()))
+    if text("coordinate_transformation_mode") == "tf_crop_and_resize" or case.made[0] is None:
+        return range(case.rank())
+    if text("keep_aspect_ratio_policy") not in ("", "stretch"):
+        return axes
+    place = 1 if case.node.op_type == "Upsample" or case.version < 11 else 2
+    scales = [each.floats for each in case.node.attribute if each.name == "scales"] or [[]]
+    given = np.ravel(case.value(place)).tolist() if case.given(place) else scales[0]
+    scaled = [axis for axis, scale in zip(axes, given, strict=False) if scale != 1]
+    return {*scaled, *(axis for axis, size in enumerate(case.shape(0)) if size != case.made[0][axis])}
+
+
+# Products and convolutions
+
+
+def _product(left: int = 0, right: int = 1, added: int = -1) -> Follow:
+    """The rule of a product of matrices: the axis that is summed over is that of no sample."""
+
+    def rule(case: RowCase) -> Made:
+        case.only([left, right, added])
+        attributes = case.attributes
+        if attributes.integer("transBatchA", 0) or attributes.integer("transBatchB", 0):
+            raise Mixed
+        rows = _side(case, left, bool(attributes.integer("transA", 0)), -1)
+        columns = _side(case, right, bool(attributes.integer("transB", 0)), -2)
+        gone = [axis for axis, place in ((-2, left), (-1, right)) if case.rank(place) == 1]
+        found = joined(rows, columns)
+        found = found if found is None else np.squeeze(found, tuple(gone))
+        return _broadcast(case, found, case.owner(added) if added >= 0 else None)
+
+    return rule
+
+
+def _side(case: RowCase, place: int, flipped: bool, summed: int) -> Owners | None:
+    """The owners of a matrix, or of several, once the axis is gone that is summed over."""
+    owners = case.owner(place)
+    if owners is None:
+        return None
+    if owners.ndim == 1:
+        return collapsed(owners, [0]).reshape(1, 1)
+    if flipped:
+        owners = np.swapaxes(owners, -1, -2)
+    return collapsed(owners, [summed])
+
+
+def _einsum(case: RowCase) -> Made:
+    taken, arrow, made = case.attributes.text("equation").replace(" ", "").partition("->")
+    terms = taken.split(",")
+    if "." in taken or any(len(set(term)) < len(term) for term in terms):
+        raise Mixed
+    if not arrow:
+        made = "".join(sorted(letter for letter in set(taken) - {","} if taken.count(letter) == 1))
+    return joined(*(_term(case.owner(place), term, made) for place, term in enumerate(terms)))
+
+
+def _term(owners: Owners | None, term: str, made: str) -> Owners | None:
+    if owners is None:
+        return None
+    left = collapsed(owners, [axis for axis, letter in enumerate(term) if letter not in made])
+    kept = [term.index(letter) for letter in made if letter in term]
+    gone = [axis for axis in range(owners.ndim) if axis not in kept]
+    ordered = left.transpose(*kept, *gone).reshape([left.shape[axis] for axis in kept])
+    return ordered[tuple(slice(None) if letter in term else np.newaxis for letter in made)]
+
+
+def _convolution(case: RowCase) -> Made:
+    """Positions and channels are summed over; samples beside each other as channels are kept apart by groups."""
+    fused = case.node.op_type == "FusedConv"
+    case.only([0, 3] if fused else [0])
+    owners, groups = case.owner(0), case.attributes.integer("group", 1)
+    made = case.made[0]
+    if owners is None or made is None:
+        raise Mixed
+    owners = collapsed(owners, range(1 if case.attributes.integer("channels_last", 0) else 2, owners.ndim))
+    if owners.shape[1] > 1:
+        each = collapsed(owners.reshape(owners.shape[0], groups, -1), [2])[..., 0]
+        owners = np.repeat(each, made[1] // groups, axis=1).reshape(owners.shape[0], -1, *(1,) * (owners.ndim - 2))
+    return joined(owners, case.owner(3) if fused else None)
+
+
+# Rows along one axis
+
+
+def _rows(taken: Mapping[int, int] | None = None, made: Sequence[int] = ()) -> Follow:
+    """Rows lie along one axis of each input, and of each output, and are kept apart; the first axis if nothing is said.
+
+    taken: input -> axis; all others must be nobody's.
+    """
+
+    def rule(case: RowCase) -> Made:
+        if taken is not None:
+            case.only(taken)
+        found = joined(*(_in_a_row(case, place, taken) for place in range(len(case.owners))))
+        if found is None:
+            raise Mixed
+        return [_placed(found, shape, made[index] if index < len(made) else 0) for index, shape in enumerate(case.made)]
+
+    return rule
+
+
+def _placed(owners: Owners, shape: Shape | None, axis: int) -> Owners:
+    if shape is None or len(owners) not in (1, *shape[axis : axis + 1]):
+        raise Mixed
+    return along(axis, len(shape), owners)
+
+
+def _in_a_row(case: RowCase, place: int, axes: Mapping[int, int] | None) -> Owners | None:
+    owners, axis = case.owner(place), 0 if axes is None else axes.get(place, 0)
+    if owners is None:
+        return None
+    if owners.ndim <= axis:
+        raise Mixed
+    return collapsed(owners, [each for each in range(owners.ndim) if each != axis]).ravel()
+
+
+def _recurrent(case: RowCase) -> Made:
+    if case.attributes.integer("layout", 0):
+        raise Mixed
+    made = [axis for axis, name in zip((2, 1, 1), case.node.output, strict=False) if name]
+    return _rows({0: 1, 4: 0, 5: 1, 6: 1}, made)(case)
+
+
+def _attention(case: RowCase) -> Made:
+    """The standard's mask may leave out the axis of the samples."""
+    mask = case.owner(3)
+    if not case.node.domain and mask is not None and mask.ndim < 4:
+        raise Mixed
+    return _rows()(case)
+
+
+def _tables(case: RowCase) -> Made:
+    """Those of classical learning take rows of features; a single row may leave out its axis."""
+    if case.rank() < 2:
+        raise Mixed
+    return _rows({0: 0})(case)
+
+
+def _reversed(case: RowCase) -> Made:
+    if case.owner(1) is None:
+        return _moved(0)(case)
+    case.only([0, 1])
+    batch, time = case.attributes.integer("batch_axis", 1), case.attributes.integer("time_axis", 0)
+    owners, lengths = case.owner(0), case.owner(1)
+    assert lengths is not None
+    return joined(None if owners is None else collapsed(owners, [time]), along(batch, case.rank(), lengths.ravel()))
+
+
+def _constant(case: RowCase) -> Made:
+    """The output depends on shapes only."""
+    return None
+
+
+def _whole(case: RowCase) -> Made:
+    raise Mixed("looks at all rows at once")
+
+
+# The rules that entries name
+
+
+def of(*places: int) -> RowRule:
+    """Element by element of these inputs; the others are parameters."""
+    return RowRule(_of(*places))
+
+
+def moved(*places: int, by: tuple[int, ...] = ()) -> RowRule:
+    """Elements of these inputs (none named: of all) are moved, by the values of the inputs *by*."""
+    return RowRule(_moved(*places), by, bool(by))
+
+
+def along_axis(default: int, *places: int) -> RowRule:
+    """Elements along the attribute ``axis`` are taken together."""
+    return RowRule(_lines(_axis(default), *places))
+
+
+def from_axis(first: int) -> RowRule:
+    """Elements along all axes from *first* on are taken together."""
+    return RowRule(_lines(_from(first)))
+
+
+def matrices(left: int = 0, right: int = 1, added: int = -1) -> RowRule:
+    """A product of matrices: these are the inputs that are multiplied and added."""
+    return RowRule(_product(left, right, added))
+
+
+def kept_apart(*places: int) -> RowRule:
+    """Rows lie along the first axis of these inputs (none named: of all) and of all outputs; others are parameters."""
+    return RowRule(_rows(dict.fromkeys(places, 0) if places else None))
+
+
+elementwise = RowRule(_elementwise)
+batch_norm = RowRule(_batch_norm)
+dropout = RowRule(_dropout, reads=(2,))
+one_hot = RowRule(_one_hot)
+reshaped = RowRule(_reshaped)
+joined_quantised = RowRule(_joined_quantised)
+triangle = RowRule(_moved(0), reads=(1,))
+gathered = RowRule(_picked, (1,), by_numbers=True)
+gathered_elements = RowRule(_picked_elements, (1,), by_numbers=True)
+gathered_slices = RowRule(_picked_slices, (1,), by_numbers=True)
+scattered = RowRule(_scattered, (1,), by_numbers=True)
+reversed_sequence = RowRule(_reversed, reads=(1,))
+reduced = RowRule(_lines(_reduced), reads=(1,))
+cumulated = RowRule(_lines(_summed_up), reads=(1,))
+softmax = RowRule(_lines(_softmax))
+layer_norm = RowRule(_lines(_from_axis(-1)))
+mean_variance = RowRule(_lines(_mean_variance))
+last_two_axes = RowRule(_lines(_last_two))
+fourier = RowRule(_lines(_transformed), reads=(2,))
+resized = RowRule(_lines(_resized), (1, 2, 3), by_numbers=True)
+upsampled = RowRule(_lines(_resized), reads=(1,))
+einsum = RowRule(_einsum)
+convolution = RowRule(_convolution)
+recurrent = RowRule(_recurrent)
+attention = RowRule(_attention)
+features = RowRule(_tables)
+constant = RowRule(_constant)
+whole = RowRule(_whole)
+
+
+def owners_after(rule: RowRule | None, case: RowCase) -> list[Owners | None]:
+    """The owners of each output of a node; ``Mixed`` where an element has several, or no rule can tell."""
+    if rule is None:
+        raise Mixed("is not known to keep rows apart")
+    made: Any = rule.follow(case)
+    outputs = list(made) if isinstance(made, list) else [made] * len(case.made)
+    for owners, shape in zip(outputs, case.made, strict=True):
+        if owners is not None and (shape is None or not _fits(owners.shape, shape)):
+            raise Mixed("is not known to keep rows apart")
+    return outputs
+
+
+def _fits(owners: Shape, shape: Shape) -> bool:
+    return len(owners) == len(shape) and all(size in (1, wanted) for size, wanted in zip(owners, shape, strict=True))

@@ -1,0 +1,116 @@
+"""Torch meanings of what works on sequences: recurrent cells and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from weft.models.operators.rules.meanings import Meaning, TorchNode, TorchTensor
+
+
+def recurrent(name: str, gates: Sequence[int]) -> Meaning:
+    """``lstm``, ``gru``, ``rnn_tanh`` of torch, whose gates come in another order.
+
+    gates: for each of torch's gates its place among ONNX's.
+    """
+
+    def meaning(
+        t: TorchNode, x: TorchTensor, w: TorchTensor, r: TorchTensor, b: TorchTensor = None,
+        lengths: TorchTensor = None, *states: TorchTensor,
+    ) -> tuple[TorchTensor, ...]:  # fmt: skip
+        direction = t.get("direction", "forward")
+        given = [state for state in states[:2] if state is not None]
+        t.refuse(
+            lengths is not None or len(states) > 2 or t.get("layout", 0) or t.get("activations") or t.get("clip"),
+            "a recurrent layer with lengths, peepholes, another layout or other activations",
+        )
+        t.refuse(name == "gru" and not t.get("linear_before_reset", 0), "a GRU that resets before its product")
+        hidden, directions = t.get("hidden_size", r.shape[-1]), w.shape[0]
+        x = x.flip(0) if direction == "reverse" else x
+        zeros = x.new_zeros(directions, x.shape[1], hidden)
+        count = 2 if name == "lstm" else 1
+        start = [*given, *[zeros] * (count - len(given))]
+        weights = []
+        for number in range(directions):
+            halves = (None, None) if b is None else b[number].chunk(2)
+            parts = [w[number], r[number], *(half for half in halves if half is not None)]
+            weights += [_ordered(t, part, gates) for part in parts]
+        state = tuple(start) if name == "lstm" else start[0]
+        run = getattr(t.torch, name)
+        steps, *ends = run(x, state, weights, b is not None, 1, 0.0, False, directions == 2, False)
+        steps = steps.reshape(x.shape[0], x.shape[1], directions, hidden).transpose(1, 2)
+        return (steps.flip(0) if direction == "reverse" else steps, *ends)[: t.outputs]
+
+    return meaning
+
+
+def _ordered(t: TorchNode, parameter: TorchTensor, gates: Sequence[int]) -> TorchTensor:
+    parts = parameter.chunk(len(gates))
+    return t.torch.cat([parts[place] for place in gates])
+
+
+_ATTENTION = {
+    "is_causal",
+    "kv_num_heads",
+    "q_num_heads",
+    "qk_matmul_output_mode",
+    "scale",
+    "softcap",
+    "softmax_precision",
+}
+
+
+def attention(t: TorchNode, q: TorchTensor, k: TorchTensor, v: TorchTensor, *others: TorchTensor) -> TorchTensor:
+    """The standard's Attention without a cache: heads side by side (3 axes) or as an axis of their own (4)."""
+    mask = others[0] if others else None
+    t.refuse(set(t.attributes) - _ATTENTION, "attention within a window, or with other attributes")
+    t.refuse(
+        t.outputs > 1 or any(each is not None for each in others[1:]) or t.get("softcap", 0.0),
+        "attention with a cache, a cap or its scores given out",
+    )
+    t.refuse(mask is not None and t.get("is_causal", 0), "attention with a mask that is causal too")
+    joined = q.dim() == 3
+    if joined:
+        q = _by_head(q, t.get("q_num_heads"))
+        k, v = (_by_head(each, t.get("kv_num_heads")) for each in (k, v))
+    return _attended(t, q, k, v, mask, joined)
+
+
+def multi_head_attention(t: TorchNode, q: TorchTensor, k: Any = None, v: Any = None, *others: Any) -> TorchTensor:
+    """com.microsoft MultiHeadAttention of three tensors, with a bias at most."""
+    bias = others[0] if others else None
+    t.refuse(
+        k is None or v is None or q.dim() != 3 or k.dim() != 3 or v.dim() != 3 or t.outputs > 1
+        or any(each is not None for each in others[1:]) or t.get("unidirectional", 0),
+        "attention with a mask, a cache or packed inputs",
+    )  # fmt: skip
+    if bias is not None:
+        parts = bias.split([q.shape[-1], q.shape[-1], v.shape[-1]])
+        q, k, v = (each + part for each, part in zip((q, k, v), parts, strict=True))
+    q, k, v = (_by_head(each, t.get("num_heads")) for each in (q, k, v))
+    return _attended(t, q, k, v, None, True)
+
+
+def packed_attention(t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: Any = None, *others: Any) -> TorchTensor:
+    """com.microsoft Attention: one weight projects to queries, keys and values."""
+    t.refuse(
+        t.outputs > 1 or any(each is not None for each in others) or t.get("do_rotary", 0),
+        "attention with a mask, a cache or rotary positions",
+    )
+    sizes = list(t.get("qkv_hidden_sizes") or [weight.shape[1] // 3] * 3)
+    projected = x @ weight if bias is None else t.nn.linear(x, weight.t(), bias)
+    q, k, v = (_by_head(part, t.get("num_heads")) for part in projected.split(sizes, dim=-1))
+    causal = TorchNode(t.torch, {"scale": t.get("scale"), "is_causal": t.get("unidirectional", 0)})
+    return _attended(causal, q, k, v, None, True)
+
+
+def _by_head(x: TorchTensor, heads: int) -> TorchTensor:
+    return x.reshape(*x.shape[:2], heads, -1).transpose(1, 2)
+
+
+def _attended(t: TorchNode, q: Any, k: Any, v: Any, mask: Any, joined: bool) -> TorchTensor:
+    result = t.nn.scaled_dot_product_attention(
+        q, k, v, mask, is_causal=bool(t.get("is_causal", 0)), scale=t.get("scale") or None,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )  # fmt: skip
+    return result.transpose(1, 2).flatten(2) if joined else result

@@ -1,0 +1,228 @@
+"""Torch meanings of what slides a window over an image, and of resizing one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from weft.models.operators.rules.meanings import Numbers, TorchNode, TorchTensor, activated
+
+
+class WindowPlan(NamedTuple):
+    """A window over the last axes of an image: one number per axis each."""
+
+    kernel: list[int]
+    strides: list[int]
+    dilations: list[int]
+    before: list[int]
+    """Padding before the first element of an axis."""
+    after: list[int]
+
+
+def conv(t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: TorchTensor = None) -> TorchTensor:
+    window = _window(t, x, weight.shape[2:])
+    x, padding = _padded(t, x, window, 0.0)
+    function = getattr(t.nn, f"conv{len(window.kernel)}d")
+    return function(x, weight, bias, window.strides, padding, window.dilations, t.get("group", 1))
+
+
+def fused_conv(
+    t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: TorchTensor = None, added: TorchTensor = None
+) -> TorchTensor:
+    result = conv(t, x, weight, bias)
+    return activated(t, result if added is None else result + added)
+
+
+def conv_transpose(t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: TorchTensor = None) -> TorchTensor:
+    """All that the windows write, then cropped: torch pads both ends of an axis alike."""
+    t.refuse(t.get("auto_pad", "NOTSET") not in ("NOTSET", "") or t.get("output_shape"), "padding by output shape")
+    window = _window(t, x, weight.shape[2:])
+    function = getattr(t.nn, f"conv_transpose{len(window.kernel)}d")
+    extra = list(t.get("output_padding") or [0] * len(window.kernel))
+    even = window.before == window.after
+    padding = window.before if even else [0] * len(window.kernel)
+    result = function(x, weight, bias, window.strides, padding, extra, t.get("group", 1), window.dilations)
+    for axis, (before, after) in enumerate(zip(window.before, window.after, strict=True), 2):
+        if not even:
+            result = result.narrow(axis, before, result.shape[axis] - before - after)
+    return result
+
+
+def max_pool(t: TorchNode, x: TorchTensor) -> TorchTensor:
+    t.refuse(t.outputs > 1, "a pool that also gives out where the largest values are")
+    window = _window(t, x, t.get("kernel_shape"))
+    x, padding = _padded(t, x, window, -math.inf, half=True)
+    function = getattr(t.nn, f"max_pool{len(window.kernel)}d")
+    return function(x, window.kernel, window.strides, padding, window.dilations, bool(t.get("ceil_mode", 0)))
+
+
+def average_pool(t: TorchNode, x: TorchTensor) -> TorchTensor:
+    window, counted = _window(t, x, t.get("kernel_shape")), bool(t.get("count_include_pad", 0))
+    t.refuse(
+        any(size != 1 for size in window.dilations) or t.get("ceil_mode", 0),
+        "an average pool with dilations or rounding up",
+    )
+    function = getattr(t.nn, f"avg_pool{len(window.kernel)}d")
+    padded, padding = _padded(t, x, window, 0.0, half=True)
+    if padded is x or counted:
+        return function(padded, window.kernel, window.strides, padding, False, counted)
+    ones, _ = _padded(t, t.torch.ones_like(x[:1, :1]), window, 0.0, half=True)
+    shares = function(ones, window.kernel, window.strides)
+    return function(padded, window.kernel, window.strides) / shares
+
+
+def global_average(t: TorchNode, x: TorchTensor) -> TorchTensor:
+    return x.mean(dim=tuple(range(2, x.dim())), keepdim=True)
+
+
+def global_max(t: TorchNode, x: TorchTensor) -> TorchTensor:
+    return x.amax(dim=tuple(range(2, x.dim())), keepdim=True)
+
+
+def global_lp(t: TorchNode, x: TorchTensor) -> TorchTensor:
+    return t.torch.linalg.vector_norm(x, ord=t.get("p", 2), dim=tuple(range(2, x.dim())), keepdim=True)
+
+
+def _window(t: TorchNode, x: TorchTensor, kernel: Sequence[int]) -> WindowPlan:
+    """The window of a node by the attributes that convolutions and pools have in common."""
+    rank = len(kernel)
+    strides, dilations = (list(t.get(name) or [1] * rank) for name in ("strides", "dilations"))
+    pads, mode = list(t.get("pads") or [0] * 2 * rank), t.get("auto_pad", "NOTSET")
+    before, after = pads[:rank], pads[rank:]
+    if mode.startswith("SAME"):
+        reach = [(size - 1) * gap + 1 for size, gap in zip(kernel, dilations, strict=True)]
+        totals = [
+            max(0, (-(-size // step) - 1) * step + wide - size)
+            for size, step, wide in zip(x.shape[2:], strides, reach, strict=True)
+        ]
+        small, large = [total // 2 for total in totals], [total - total // 2 for total in totals]
+        before, after = (small, large) if mode == "SAME_UPPER" else (large, small)
+    elif mode == "VALID":
+        before, after = [0] * rank, [0] * rank
+    return WindowPlan(list(kernel), strides, dilations, before, after)
+
+
+def _padded(
+    t: TorchNode, x: TorchTensor, window: WindowPlan, fill: float, *, half: bool = False
+) -> tuple[TorchTensor, list[int]]:
+    """*x* with pads that torch's own padding cannot say, and the padding that is left to say.
+
+    half: torch refuses padding of more than half a window.
+    """
+    most = [size // 2 if half else size + pad for size, pad in zip(window.kernel, window.before, strict=True)]
+    if window.before == window.after and all(pad <= limit for pad, limit in zip(window.before, most, strict=True)):
+        return x, window.before
+    pairs = zip(reversed(window.before), reversed(window.after), strict=True)
+    return t.nn.pad(x, [pad for pair in pairs for pad in pair], value=fill), [0] * len(window.kernel)
+
+
+# Resizing
+
+
+class Taps(NamedTuple):
+    """Along one axis: the places that each output element is made of, and how much of each."""
+
+    places: list[list[int]]
+    shares: list[list[float]]
+
+
+def resize(
+    t: TorchNode,
+    x: TorchTensor,
+    region: Numbers | None = None,
+    scales: Numbers | None = None,
+    sizes: Numbers | None = None,
+) -> TorchTensor:
+    """Axis by axis, as a sum of picked elements; the positions follow from numbers alone."""
+    t.refuse(
+        t.get("antialias", 0)
+        or t.get("keep_aspect_ratio_policy", "stretch") != "stretch"
+        or t.get("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize",
+        "resizing with antialiasing, a kept aspect ratio or a region",
+    )
+    axes, corners = t.get("axes") or range(x.dim()), t.get("coordinate_transformation_mode") == "align_corners"
+    for number, axis in enumerate(axes):
+        size = x.shape[axis]
+        scale = scales[number] if scales else sizes[number] / size if sizes else 1.0
+        length = math.floor(size * scale) if scales else sizes[number] if sizes else size
+        t.refuse(corners and size * scale != length, "aligned corners of a size that is rounded")
+        if (length, scale) != (size, 1.0):
+            x = _resampled(t, x, axis, _taps(t, size, length, scale))
+    return x
+
+
+def upsample(t: TorchNode, x: TorchTensor, scales: Numbers | None = None) -> TorchTensor:
+    usual = {"mode": t.get("mode", "nearest"), "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return resize(TorchNode(t.torch, usual, 1, t.version), x, None, t.numbers("scales", scales))
+
+
+def _resampled(t: TorchNode, x: TorchTensor, axis: int, taps: Taps) -> TorchTensor:
+    shape = [-1 if place == axis else 1 for place in range(x.dim())]
+    total = None
+    for places, shares in zip(taps.places, taps.shares, strict=True):
+        part = x.index_select(axis, t.torch.tensor(places, device=x.device))
+        if any(share != 1.0 for share in shares):
+            part = part * t.torch.tensor(shares, device=x.device, dtype=x.dtype).reshape(shape)
+        total = part if total is None else total + part
+    return total
+
+
+def _taps(t: TorchNode, size: int, length: int, scale: float) -> Taps:
+    mode = t.get("mode", "nearest")
+    centres = [_position(t, place, size, length, scale) for place in range(length)]
+    if mode == "nearest":
+        return Taps([[min(max(_rounded(t, centre), 0), size - 1) for centre in centres]], [[1.0] * length])
+    reach, weight = ((0, 1), _linear) if mode == "linear" else ((-1, 0, 1, 2), _cubic)
+    outside = bool(t.get("exclude_outside", 0))
+    factor = t.get("cubic_coeff_a", -0.75)
+    columns: list[tuple[list[int], list[float]]] = []
+    for centre in centres:
+        floor = math.floor(centre)
+        places = [floor + offset for offset in reach]
+        shares = [weight(abs(centre - place), factor) for place in places]
+        if outside and mode != "linear":
+            shares = [share if 0 <= place < size else 0.0 for place, share in zip(places, shares, strict=True)]
+            shares = [share / sum(shares) for share in shares]
+        columns.append(([min(max(place, 0), size - 1) for place in places], shares))
+    turned = range(len(reach))
+    return Taps([[column[0][k] for column in columns] for k in turned], [[c[1][k] for c in columns] for k in turned])
+
+
+def _linear(distance: float, _: float) -> float:
+    return max(0.0, 1.0 - distance)
+
+
+def _cubic(distance: float, a: float) -> float:
+    """Keys' kernel of cubic convolution."""
+    if distance <= 1:
+        return ((a + 2) * distance - (a + 3)) * distance**2 + 1
+    return ((a * distance - 5 * a) * distance + 8 * a) * distance - 4 * a if distance < 2 else 0.0
+
+
+def _position(t: TorchNode, place: int, size: int, length: int, scale: float) -> float:
+    """Where in the input an element of the output lies."""
+    match t.get("coordinate_transformation_mode", "half_pixel"):
+        case "asymmetric":
+            return place / scale
+        case "align_corners":
+            return place * (size - 1) / (length - 1) if length > 1 else 0.0
+        case "pytorch_half_pixel" if length == 1:
+            return 0.0
+        case "half_pixel_symmetric":
+            offset = size / 2 * (1 - length / (size * scale))
+            return offset + (place + 0.5) / scale - 0.5
+        case _:
+            return (place + 0.5) / scale - 0.5
+
+
+def _rounded(t: TorchNode, position: float) -> int:
+    match t.get("nearest_mode", "round_prefer_floor"):
+        case "floor":
+            return math.floor(position)
+        case "ceil":
+            return math.ceil(position)
+        case "round_prefer_ceil":
+            return math.floor(position + 0.5)
+        case _:
+            return math.ceil(position - 0.5)

@@ -1,0 +1,358 @@
+"""What a plan is asked for: models, their requests, what of the machine may be used, and what counts most.
+
+All that can be checked before anything is measured is checked here; each complaint names the words to add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from weft.base.errors import InputError, ModelError, WorkloadError, unknown_name
+from weft.base.shapes import Dimension, Shapes, describe_dimensions, example, settle
+from weft.devices.host import usable_cores
+from weft.load.payload import read_samples
+from weft.models.packaged import PACKAGED
+from weft.models.stitched_files import file_and_task
+from weft.models.zoo import ZOO
+from weft.planning.early_exits import ServedFile, exit_settings, soonest_rates, with_leaving
+from weft.runtime.cutting import DEVICE_GRAIN_S
+from weft.runtime.external import external_files
+from weft.runtime.model_signature import read_dimensions, read_inputs, read_operators
+from weft.runtime.stitched import tasks_in
+from weft.runtime.tensors import TensorSpec
+from weft.serving.config import ModelConfig, ServerConfig
+from weft.serving.isolation import THREADS
+from weft.serving.repository import ModelEntry, Repository
+from weft.workloads.requests import Stream, Workload
+
+OBJECTIVES = {
+    "deadlines": "deadlines met, then load that could still be carried, then memory",
+    "load": "the largest load that keeps the deadlines, then memory",
+    "memory": "deadlines met, then memory, then load",
+    "latency": "deadlines met, then the smallest p99 for its deadline",
+}
+"""What a plan may be best at -> by what options are ranked, in turn."""
+DEADLINES = ("strict", "soft")
+"""strict: the server gives up what is late, as clients of ``weft bench`` ask for; soft: it answers late."""
+IN_8_BITS = ("QuantizeLinear", "DequantizeLinear")
+"""Operators of files in 8 bits."""
+LIMIT = 0.01
+"""The share of deadlines that any stream may miss where they are said to be kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedModelFile:
+    """What was done to a model before it is measured and served."""
+
+    of: Path
+    """The file that it was made of."""
+    done: str
+    """In words."""
+    alike: float | None
+    """The share of samples that it answers as before; None where that cannot be said."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RequestedModel:
+    """A model to plan for."""
+
+    name: str
+    """What requests ask for."""
+    source: str
+    """What the user called it: a file, or a name that weft knows."""
+    path: Path
+    config: ModelConfig
+    """What is set for it already, and the shapes it is measured with."""
+    body: str = ""
+    """What the stitched file is called that it is in; empty for a model of its own."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Input -> what is sent to it, where that is not plain from the file."""
+    stated: Mapping[str, Any] = field(default_factory=dict)
+    """What its streams state of how it is cut and left, as keys of its settings."""
+    made: PreparedModelFile | None = None
+    """What was done to it; None: it is served as it was given."""
+
+    @property
+    def home(self) -> str:
+        """Its folder in a repository."""
+        return self.body or self.name
+
+    @property
+    def bytes(self) -> int:
+        """All its files together."""
+        return sum(file.stat().st_size for file in (self.path, *external_files(self.path)))
+
+
+class SentStream(NamedTuple):
+    """A stream, and what is known of its requests."""
+
+    stream: Stream
+    rate: float
+    """Requests per second; 0 of closed streams and traces."""
+    leaving: tuple[float, ...]
+    """The share that leaves by each exit, as soon as that may be; empty where all go to the end."""
+
+    @property
+    def name(self) -> str:
+        """The model that it asks for."""
+        return self.stream.served_name
+
+
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class PlanRequest:
+    """All that a plan is made for."""
+
+    workload: Workload
+    models: tuple[RequestedModel, ...]
+    cores: int
+    """How many threads of lanes may run at a time."""
+    memory_bytes: int | None = None
+    """What the server may hold; None: no limit."""
+    objective: str = "deadlines"
+    deadlines: str = "strict"
+    limit: float = LIMIT
+    isolation: str = THREADS
+    """Where models run, as the server's setting of that name says."""
+    device: str | None = None
+    """The GPU that runs them; None: the cores."""
+    soonest: tuple[tuple[float, ...], ...] = ()
+    """Of each stream, the share that leaves by each exit, as soon as that may be; empty where all go to the end."""
+    remarks: tuple[str, ...] = ()
+    """What is to be told of its models and of what is not tried with them, in sentences."""
+
+    @property
+    def bytes(self) -> int:
+        """What the files of all models take."""
+        return sum({model.path: model.bytes for model in self.models}.values())
+
+    @property
+    def per_s(self) -> float:
+        """Requests per second of all streams with a rate."""
+        return sum(rate or 0.0 for rate in self.workload.rates)
+
+    @property
+    def sent(self) -> tuple[SentStream, ...]:
+        """Its streams with their rates and who leaves early."""
+        leaving = self.soonest or ((),) * len(self.workload.stream)
+        return tuple(map(SentStream, self.workload.stream, (rate or 0.0 for rate in self.workload.rates), leaving))
+
+    @property
+    def has_rates(self) -> bool:
+        """Whether the load can be turned up: closed streams alone follow the server's pace."""
+        return self.per_s > 0
+
+
+def ask(
+    workload: Workload,
+    scratch: Path,
+    *,
+    cores: int | None = None,
+    memory_bytes: int | None = None,
+    objective: str = "deadlines",
+    deadlines: str = "strict",
+    limit: float = LIMIT,
+    isolation: str = THREADS,
+    device: str | None = None,
+) -> PlanRequest:
+    """Check what is asked, and find the models; *scratch* is where those go that have no file yet."""
+    here = usable_cores()
+    _known("objective", objective, OBJECTIVES)
+    _known("kind of deadlines", deadlines, DEADLINES)
+    ServerConfig(isolation=isolation, device=device)
+    if device is not None and cores is not None:
+        raise InputError(f"cores = {cores}: {device} has one lane, for which no cores are divided; leave it out")
+    if cores is not None and not 1 <= cores <= here:
+        raise InputError(f"cores = {cores}: this machine has {here} for us; ask for 1 to {here}")
+    if not 0 < limit < 1:
+        raise InputError(f"limit = {limit:g} must lie between 0 and 1, as 0.01 for one deadline in a hundred")
+    for stream in workload.stream:
+        _check_stream(stream, workload)
+    models = _models(workload, scratch)
+    if device is not None:
+        models = tuple(map(_for_device, models))
+    _check_memory(models, memory_bytes)
+    sent = with_leaving(
+        _as_sent(workload, models), {model.name: ServedFile(model.path, model.config) for model in models}
+    )
+    return PlanRequest(
+        workload=sent,
+        models=models,
+        cores=cores or here,
+        memory_bytes=memory_bytes,
+        objective=objective,
+        deadlines=deadlines,
+        limit=limit,
+        isolation=isolation,
+        device=device,
+        soonest=soonest_rates(sent),
+        remarks=() if device is None else tuple(_untried(device, models)),
+    )
+
+
+def _for_device(model: RequestedModel) -> RequestedModel:
+    """The model with the segments that are usual on a GPU, where nobody says how long they should be."""
+    if "grain_ms" in model.config.model_fields_set:
+        return model
+    return replace(model, config=model.config.model_copy(update={"grain_ms": DEVICE_GRAIN_S * 1e3}))
+
+
+def _untried(device: str, models: Sequence[RequestedModel]) -> Iterator[str]:
+    """What a plan for a GPU leaves out, and which models gain nothing there."""
+    yield f"Lanes, threads, pinning and isolation are left out: {device} has one lane, for all models."
+    for home, model in {model.home: model for model in models}.items():
+        if not read_operators(model.path).isdisjoint(IN_8_BITS):
+            yield f"{home} is in 8 bits, which {device} computes in floating point, with conversions between."
+
+
+def _known(kind: str, name: str, known: Sequence[str] | dict[str, str]) -> None:
+    if name not in known:
+        raise InputError(unknown_name(kind, name, known))
+
+
+def _check_stream(stream: Stream, workload: Workload) -> None:
+    if stream.deadline_ms is None:
+        shown = workload.advice(stream, option="deadline=100", key="deadline_ms = 100")
+        raise WorkloadError(f"{stream.model}: no deadline; add one in milliseconds, as {shown}")
+    if stream.profiles:
+        raise WorkloadError(f"{stream.model}: profiles describe simulated devices; name the model's .onnx file")
+
+
+def _models(workload: Workload, scratch: Path) -> tuple[RequestedModel, ...]:
+    """The models of all streams, each once, in the order in which they are first asked for."""
+    found: dict[str, RequestedModel] = {}
+    for stream in workload.stream:
+        model = _model(stream, workload, scratch)
+        before = found.setdefault(model.name, model)
+        if before.path != model.path:
+            raise ModelError(f"{before.source} and {model.source} are both called {model.name}; rename one file")
+        if before.shapes != model.shapes:
+            raise WorkloadError(f"{model.source}: its streams send different shapes; plan for one of them")
+        if before.stated != model.stated:
+            raise WorkloadError(
+                f"{model.source}: its streams state different exits, thresholds or grain; state the same in each"
+            )
+    return tuple(found.values())
+
+
+def _model(stream: Stream, workload: Workload, scratch: Path) -> RequestedModel:
+    entry = _entry(stream, workload, scratch)
+    inside = _names_inside(entry)
+    inputs = [spec._replace(name=inside[spec.name]) for spec in read_inputs(entry.path) if spec.name in inside]
+    dimensions = {inside[name]: each for name, each in read_dimensions(entry.path).items() if name in inside}
+    shapes = _shapes(stream, workload, inputs, dimensions, _set_shapes(entry, inside))
+    for name in stream.values:
+        if name not in dimensions:
+            raise WorkloadError(f"{stream.model}: {unknown_name('input', name, dimensions)}")
+    given = {inner: list(shapes[name]) for inner, name in inside.items() if name in shapes}
+    # What is set for axes is in the shapes of the inputs now; a stitched file has other models' inputs, too.
+    others = {name: shape for name, shape in entry.config.shapes.items() if entry.body or name in inside}
+    held = {"shapes": {**others, **given}, "values": {**entry.config.values, **stream.values}}
+    stated = exit_settings(stream, entry.path, entry.config)
+    stated |= {} if stream.grain_ms is None else {"grain_ms": stream.grain_ms}
+    config = entry.config.model_copy(update={key: value for key, value in {**held, **stated}.items() if value})
+    return RequestedModel(entry.name, stream.model, entry.path, config, entry.body, shapes, stated)
+
+
+def _names_inside(entry: ModelEntry) -> dict[str, str]:
+    """Input of the graph -> what requests call it; in a stitched file only those of the model that is asked for."""
+    if not entry.body:
+        return {spec.name: spec.name for spec in read_inputs(entry.path)}
+    (task,) = (task for task in tasks_in(entry.path) if task.name == entry.name)
+    return {inner: name for name, inner in task.inputs.items()}
+
+
+def _as_sent(workload: Workload, models: Sequence[RequestedModel]) -> Workload:
+    """The workload with what is known of its models' inputs, so that whoever sends it need not be told again."""
+    known = {model.name: _inputs(model) for model in models}
+    streams = [
+        stream if stream.samples else stream.model_copy(update=known[stream.served_name]) for stream in workload.stream
+    ]
+    return workload.model_copy(update={"stream": tuple(streams)})
+
+
+def _inputs(model: RequestedModel) -> dict[str, Any]:
+    """What is known of a model's inputs, as keys of a stream."""
+    found = {"shapes": dict(model.shapes), "values": dict(model.config.values)}
+    return {key: value for key, value in found.items() if value}
+
+
+def _entry(stream: Stream, workload: Workload, scratch: Path) -> ModelEntry:
+    """The model that a stream asks for; a file is looked for beside the workload's."""
+    file, task = file_and_task(stream.model)
+    if file.endswith(".onnx") and file not in PACKAGED and not Path(file).is_absolute():
+        source = str(Path(workload.folder) / file)
+    elif Path(workload.folder, file).is_dir() and file not in ZOO:
+        raise ModelError(f"{file} is a folder; name a model file in it, as -s {file.rstrip('/')}/model.onnx:rate=10")
+    else:
+        source = file
+    found = Repository([source], scratch)
+    for name, problem in found.problems.items():
+        raise ModelError(f"{source}: {name}: {problem}")
+    names = found.names()
+    if task and task not in names:
+        raise ModelError(f"{file}: {unknown_name('model in it', task, names)}")
+    if not task and len(names) > 1:
+        raise ModelError(f"{file} holds {', '.join(names)}; say which a stream asks for, as {_line_of(file, names[0])}")
+    return found.entry(task or names[0])
+
+
+def _line_of(file: str, task: str) -> str:
+    return f"-s {file}/{task}:rate=10,deadline=100"
+
+
+def _sample_shapes(stream: Stream, workload: Workload, inputs: Sequence[TensorSpec]) -> dict[str, tuple[int, ...]]:
+    """The shapes of what will be sent, where samples are given; refused where they do not fit the model."""
+    if stream.samples is None:
+        return {}
+    samples = read_samples(Path(workload.folder) / stream.samples, inputs)
+    return {name: tensors.shape[1:] for name, tensors in samples.inputs.items()}
+
+
+def _set_shapes(entry: ModelEntry, inside: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
+    """What the settings of a model say of its inputs, by the names that requests have for them, and of its axes."""
+    shapes = {name: tuple(shape) for name, shape in entry.config.shapes.items()}
+    return {inside.get(name, name): shape for name, shape in shapes.items() if name in inside or not entry.body}
+
+
+def _shapes(
+    stream: Stream,
+    workload: Workload,
+    inputs: Sequence[TensorSpec],
+    dimensions: Mapping[str, Sequence[Dimension] | None],
+    known: Shapes,
+) -> dict[str, tuple[int, ...]]:
+    """Input -> what is sent to it, where that is said or follows from what is said of others.
+
+    known: what the model's settings say; samples, and what the stream says, go before it.
+    """
+    sampled = _sample_shapes(stream, workload, inputs)
+    try:
+        stated = settle({**sampled, **stream.shapes}, dimensions)
+        shapes = {**settle(known, dimensions), **stated}
+    except ModelError as error:
+        raise WorkloadError(f"{stream.model}: {error}") from error
+    for name, each in dimensions.items():
+        if name not in shapes and any(not isinstance(size, int) for size in (each or ())[1:]):
+            advice = workload.shape_advice(stream, name, example(each or ()))
+            raise WorkloadError(
+                f"{stream.model}: its input {name!r} has the free shape {describe_dimensions(each)}; say what is sent, "
+                f"as {advice}, or give samples"
+            )
+    return shapes
+
+
+def _check_memory(models: Sequence[RequestedModel], memory_bytes: int | None) -> None:
+    """Refuse models whose files alone are larger than all the memory they may have."""
+    if memory_bytes is None:
+        return
+    sizes = {file_and_task(model.source)[0]: model.bytes for model in models}
+    if (whole := sum(sizes.values())) > memory_bytes:
+        largest = max(sizes, key=lambda source: sizes[source])
+        raise InputError(
+            f"memory_bytes = {memory_bytes} is less than the {whole} that the models take; allow "
+            f"{ceil(1.5 * whole / 2**20)}m or more, or leave out {largest} ({sizes[largest] / 2**20:.0f} MiB)"
+        )

@@ -1,0 +1,323 @@
+"""From models, rates and deadlines to a plan: all that ``weft plan`` decides, and what ``weft.plan`` does as well."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import ceil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weft.base.errors import InputError, WorkloadError
+from weft.base.registry import registered
+from weft.devices import Host
+from weft.devices.conditions import Conditions, worst_of
+from weft.planning.busiest import BusyStretch, busiest
+from weft.planning.candidates import Arrangement, arrangements
+from weft.planning.choice import Chosen, choose
+from weft.planning.finals import FINALISTS, Finalist, finals, long_run
+from weft.planning.folder import ModelToServe, planned_model, source_digests, write_plan
+from weft.planning.machine import PlanTarget, made_here, plan_target, these_versions, this_machine
+from weft.planning.measured import CUT, SECONDS, default_cache, measured_hosts
+from weft.planning.page import plan_page
+from weft.planning.plan import Plan, PlanBudget, PlannedModel, PlanOption, Prediction
+from weft.planning.plan_request import LIMIT, PlanRequest, RequestedModel, ask
+from weft.planning.process_pool import Helpers
+from weft.planning.reasons import reasons, shared_weights
+from weft.planning.segment_length import with_longer_segments
+from weft.planning.served_files import files_to_serve, stitched_from
+from weft.planning.standalone_times import times_alone
+from weft.planning.trials import STEP, OptionTrial
+from weft.serving.isolation import THREADS
+from weft.simulation.run_length import LONG
+from weft.workloads.requests import Workload
+
+if TYPE_CHECKING:
+    from weft.reports.pictures import Figure
+
+
+class PlanProgress(NamedTuple):
+    """How far the planning is."""
+
+    stage: str
+    detail: str = ""
+    done: int = 0
+    of: int | None = None
+
+
+OnProgress = Callable[[PlanProgress], None]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class MadePlan:
+    """A plan, and what it was made of."""
+
+    plan: Plan
+    asked: PlanRequest
+    host: Host
+    """The machine as measured with the lanes and threads of the plan, or its GPU."""
+    models: dict[str, ModelToServe]
+    """The files and settings to serve, by name."""
+    busiest: BusyStretch
+
+    def __repr__(self) -> str:
+        return f"Made{self.plan!r}"
+
+    def _repr_html_(self) -> str:
+        return self.plan._repr_html_()
+
+    def plot(self) -> Figure:
+        """Latencies beside deadlines, and the largest load, of each option."""
+        return self.plan.plot()
+
+    def report(self) -> str:
+        """The plan as a page."""
+        return plan_page(self.plan, self.asked, self.busiest, self.host.source)
+
+    def write(self, folder: str | Path) -> None:
+        """Write the folder that ``weft serve`` and ``weft bench`` take."""
+        write_plan(
+            self.plan, folder, models=self.models, workload=self.asked.workload, host=self.host, report=self.report()
+        )
+
+
+def make_plan(
+    workload: Workload,
+    *,
+    cores: int | None = None,
+    memory_bytes: int | None = None,
+    objective: str = "deadlines",
+    deadlines: str = "strict",
+    limit: float = LIMIT,
+    isolation: str = THREADS,
+    int8: bool = False,
+    devices: Sequence[str | Host] = (),
+    seconds: float = SECONDS,
+    cache: str | Path | None = None,
+    fresh: bool = False,
+    processes: int = 1,
+    on_progress: OnProgress | None = None,
+) -> MadePlan:
+    """Measure the models on this machine, or on a GPU of it, and choose the best way to serve a workload there.
+
+    workload: the models, how often each is asked for, and how soon its requests are due (docs/formats.md).
+    cores, memory_bytes: what may be used; all there is where left out. devices: a device to plan for, such as a GPU,
+    which a workload may name as well; or measured machines, or files of them (``weft profile --device host -o``),
+    instead of measuring. isolation: where models run, in threads of the server or in worker processes. int8: whether
+    models that have samples are tried in 8 bits. cache: where measurements are kept. fresh: measure again what is kept.
+    processes: how many simulate side by side; the plan is the same.
+    """
+    told = on_progress or (lambda progress: None)
+    asked, hosts = measured_for(
+        workload,
+        devices,
+        seconds,
+        cache,
+        told,
+        int8=int8,
+        fresh=fresh,
+        cores=cores,
+        memory_bytes=memory_bytes,
+        objective=objective,
+        deadlines=deadlines,
+        limit=limit,
+        isolation=isolation,
+    )
+    options = arrangements(asked, hosts)
+    memory = partial(memory_of, asked)
+    with Helpers(processes - 1, finals.__module__) as helpers:
+        chosen = choose(asked, options, memory, lambda done, of: told(PlanProgress("choosing", "", done, of)))
+        conditions = worst_of(host.conditions for host in hosts)
+        return _made(asked, with_longer_segments(asked, chosen, memory), told, helpers, conditions)
+
+
+def plan_option(name: str) -> Any:
+    """What a tool registers for an option of ``weft plan``; InputError where the tool, or what it needs, is missing."""
+    entry = registered("plan_options").get(name)
+    if entry is None:
+        raise InputError(f"{name}: no tool of this installation brings this option; weft tools lists what there is")
+    if missing := entry.tool.missing():  # before minutes of measuring, at whose end it would be imported
+        raise InputError(entry.tool.lacks(missing[0]))
+    return entry.load()
+
+
+def measured_for(
+    workload: Workload,
+    devices: Sequence[str | Host],
+    seconds: float,
+    cache: str | Path | None,
+    told: OnProgress,
+    *,
+    int8: bool,
+    fresh: bool = False,
+    **asking: Any,
+) -> tuple[PlanRequest, list[Host]]:
+    """What is asked, checked, and the machine that is planned for, measured now or before; *asking*: as for ``ask``."""
+    kept = default_cache() if cache is None else Path(cache)
+    target = plan_target(devices, workload)
+    asked = ask(workload, kept / CUT, device=target.device, **asking)
+    if int8:
+        asked = plan_option("int8")(asked, kept, lambda what: told(PlanProgress("making int8", what)))
+    hosts = _hosts(asked, target, kept, seconds, told, fresh)
+    check_exits(asked, hosts)
+    check_deadlines(asked, hosts)
+    return asked, hosts
+
+
+def _hosts(
+    asked: PlanRequest, target: PlanTarget, cache: Path, seconds: float, told: OnProgress, fresh: bool
+) -> list[Host]:
+    """The machine that is planned for, measured now or before."""
+    if not target.measured:
+        return measured_hosts(
+            asked,
+            cache,
+            seconds=seconds,
+            fresh=fresh,
+            progress=lambda what, done, of: told(PlanProgress("measuring", what, done, of)),
+        )
+    if fresh:
+        raise InputError(
+            "fresh = True: the devices that are given were measured before, and are not again; leave it out"
+        )
+    for host in target.measured:
+        if host.isolation != asked.isolation:
+            raise InputError(
+                f"isolation = {asked.isolation}: the device was measured with models in {host.isolation}, which takes "
+                "another time; leave the device out to measure it so"
+            )
+        for model in asked.models:
+            host.model(model.name)
+    fitting = [host for host in target.measured if host.lanes * host.threads <= asked.cores]
+    if not fitting:
+        least = min(host.lanes * host.threads for host in target.measured)
+        raise InputError(f"cores = {asked.cores}: the device was measured with {least} or more; allow as many")
+    return fitting
+
+
+def check_exits(asked: PlanRequest, hosts: Sequence[Host]) -> None:
+    """Refuse shares of requests that leave by other exits than were measured."""
+    for stream, _, leaving in asked.sent:
+        for host in hosts:
+            early = len(host.model(stream.served_name).exits)
+            if leaving and len(leaving) != early + 1:
+                raise WorkloadError(
+                    f"{stream.model}: {len(leaving) - 1} early exits are told of, and it was measured with {early}; "
+                    "measure it as it is served, or leave out exit_rates and exit_record"
+                )
+
+
+def check_deadlines(asked: PlanRequest, hosts: Sequence[Host]) -> None:
+    """Refuse a deadline that nobody could keep, and tell what is possible instead.
+
+    A strict one is judged by the way to the end, as the server does it: nobody is expected to leave early.
+    """
+    for stream, _, leaving in asked.sent:
+        rates = () if asked.deadlines == "strict" else leaving
+        found = min((times_alone(host, stream.served_name, rates) for host in hosts), key=lambda each: each.middle_s)
+        if found.middle_s > stream.deadline_s:
+            raise WorkloadError(
+                f"{stream.model}: a deadline of {stream.deadline_s * 1e3:g} ms is shorter than the fastest possible, "
+                f"{found.middle_s * 1e3:.3g} ms with nothing else running; plan with "
+                f"deadline={ceil(1.2e3 * found.quantile_s(0.99))} or more"
+            )
+
+
+def memory_of(asked: PlanRequest, arrangement: Arrangement) -> int:
+    """What the server would hold: as measured, else what the models' files do, which workers have twice: in a spare."""
+    return arrangement.host.memory_bytes or asked.bytes * (1 if asked.isolation == THREADS else 2)
+
+
+def _made(
+    asked: PlanRequest, chosen: Chosen, told: OnProgress, helpers: Helpers, conditions: Conditions | None
+) -> MadePlan:
+    """The plan of a choice, its numbers drawn afresh."""
+    expected = helpers.begin(long_run, asked, chosen.best.arrangement, LONG)
+    ranking = finals(
+        asked,
+        (chosen.best, *chosen.others),
+        lambda label, done, of: told(PlanProgress("comparing the best", label, done, of + 1)),
+        helpers,
+    )
+    first = ranking.winner
+    arrangement = first.trial.arrangement
+    told(PlanProgress("comparing the best", "a long run", 2 * FINALISTS, 2 * FINALISTS + 1))
+    case, run = expected.result() if first.trial is chosen.best else long_run(asked, arrangement, LONG)
+    predicted = first.prediction
+    models = files_to_serve(asked.models, {model.name: _settings(asked, model, arrangement) for model in asked.models})
+    plan = Plan(
+        made=made_here(asked.device),
+        versions=these_versions(),
+        objective=asked.objective,
+        deadlines="soft" if asked.deadlines == "soft" else "strict",
+        machine=this_machine(asked.device),
+        measured=conditions,
+        budget=PlanBudget(cores=None if asked.device else asked.cores, memory_bytes=asked.memory_bytes),
+        models=tuple(_planned(asked, home, file, arrangement.host) for home, file in models.items()),
+        settings=arrangement.settings,
+        predicted=predicted,
+        options=tuple(_options(chosen, ranking.finalists)),
+        reasons=reasons(asked, chosen, ranking, shared_weights(asked.models)),
+    )
+    return MadePlan(plan, asked, arrangement.host, models, busiest(case, run, arrangement.host.lanes))
+
+
+def _options(chosen: Chosen, ranked: Sequence[Finalist]) -> Iterator[PlanOption]:
+    """All options that were judged, the best first."""
+    yield from (_option(finalist.trial.arrangement, finalist.prediction) for finalist in ranked)
+    told = [each.trial for each in ranked]
+    for finalist in ranked:
+        told += finalist.twins
+        why = f"does the same as {finalist.trial.arrangement.label}"
+        yield from (_left_out(twin.arrangement, why) for twin in finalist.twins)
+    for trial in (chosen.best, *chosen.others):
+        if trial not in told:
+            yield _left_out(trial.arrangement, _fell_short(trial))
+    for each in chosen.left_out:
+        yield _left_out(each.arrangement, each.why)
+
+
+def _option(arrangement: Arrangement, predicted: Prediction) -> PlanOption:
+    return PlanOption(
+        label=arrangement.label, settings=arrangement.settings, models=arrangement.models, predicted=predicted
+    )
+
+
+def _left_out(arrangement: Arrangement, why: str) -> PlanOption:
+    return PlanOption(label=arrangement.label, settings=arrangement.settings, models=arrangement.models, left_out=why)
+
+
+def _fell_short(trial: OptionTrial) -> str:
+    """Why an option that was simulated was not among the last."""
+    if not trial.failed:
+        return "came after the finalists in short runs"
+    step, missed = trial.nearness
+    return f"missed {missed:.1%} of a stream's deadlines at {STEP**-step:.2f} times the load"
+
+
+def _settings(asked: PlanRequest, model: RequestedModel, arrangement: Arrangement) -> dict[str, Any]:
+    """What was chosen for a model; its requests without a deadline get that of its streams."""
+    due = [stream.deadline_ms for stream in asked.workload.stream if stream.served_name == model.name]
+    grain_ms = arrangement.grain_ms[model.name]
+    return {
+        "max_batch": arrangement.batches[model.name],
+        "slo_ms": min(each for each in due if each is not None),
+        **({} if grain_ms == model.config.grain_ms else {"grain_ms": grain_ms}),
+    }
+
+
+def _planned(asked: PlanRequest, home: str, file: ModelToServe, host: Host) -> PlannedModel:
+    """What the plan says of a file; all models in it are cut alike."""
+    first = next(model for model in asked.models if model.home == home)
+    made = first.made
+    alike = None if made is None else made.alike
+    return planned_model(
+        home,
+        file,
+        sources=source_digests(made.of if made else first.path),
+        segments=len(host.model(first.name).segments),
+        done=made.done if made else stitched_from(asked.models, home),
+        accuracy=alike,
+        accuracy_as_given=None if alike is None else 1.0,
+    )

@@ -1,0 +1,130 @@
+"""``measure``: this machine as a device, from the names of models or from a workload."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from weft.base.errors import InputError, ModelError, ShapeNeeded
+from weft.base.shapes import Shapes, settle
+from weft.devices import Host
+from weft.devices.host import HOST, GpuCuts, example_devices, is_measured, usable_cores
+from weft.devices.shares import GpuLikeness
+from weft.models.packaged import PACKAGED, packaged_models
+from weft.models.stitched_files import file_and_task
+from weft.planning.survey.measure import TOGETHER_S, Progress, Subject, survey
+from weft.runtime.device_kinds import device_kind
+from weft.runtime.model_signature import read_dimensions
+from weft.serving.gpu_sharing import UNMEASURED
+from weft.serving.process import ServerProcess
+from weft.workloads.requests import Workload
+
+
+def measure(
+    models: Workload | Sequence[str | os.PathLike[str] | Subject],
+    *,
+    device: str = HOST,
+    lanes: int | None = None,
+    threads: int = 1,
+    seconds: float = TOGETHER_S,
+    cache: str | Path | None = None,
+    on_progress: Progress | None = None,
+) -> Host:
+    """This machine with these models, or with those of a workload, as ``weft serve`` runs them.
+
+    device: ``host``, its cores; or a device in it, as a GPU, which has one lane.
+    lanes: the cores less one where left out. seconds: how long to watch all models together. cache: where cut models
+    are kept between runs.
+    """
+    subjects = subjects_of(models) if isinstance(models, Workload) else list(map(_subject, models))
+    if not is_measured(device):
+        raise InputError(f"{device} is not measured: name host, or a device such as {example_devices()}")
+    if device != HOST and lanes not in (None, 1):
+        raise InputError(f"{device} has one lane, not {lanes}; leave out lanes")
+    usual = 1 if device != HOST else max(1, usable_cores() - 1)
+    kept = Path(cache) if cache else None
+    try:
+        found = survey(
+            subjects,
+            device=device,
+            lanes=usual if lanes is None else lanes,
+            threads=threads,
+            seconds=seconds,
+            cache=kept,
+            progress=on_progress,
+        )
+    except ShapeNeeded as error:
+        raise _in_words_of(models, error) from error
+    return with_shares(found, subjects, kept) if device != HOST and device_kind(device).shares else found
+
+
+def subject(source: str, shapes: Shapes | None = None) -> Subject:
+    """A model to measure; packaged ones bring the shapes of what is sent to them.
+
+    shapes: of inputs or of axes. What does not fit the model raises ModelError.
+    """
+    usual = PACKAGED[source].shapes if source in PACKAGED else {}
+    return Subject(source, {**usual, **_settled(source, shapes or {})})
+
+
+def _settled(source: str, shapes: Shapes) -> Shapes:
+    """Shapes of inputs and axes as shapes of inputs; of a stitched file the server knows the inputs by other names."""
+    file, task = file_and_task(source)
+    path = packaged_models().get(source) if source in PACKAGED else Path(file)
+    if not shapes or task or path is None or not path.is_file():
+        return shapes
+    try:
+        return settle(shapes, read_dimensions(path))
+    except ModelError as error:
+        raise ModelError(f"{source}: {error}") from error
+
+
+def subjects_of(workload: Workload) -> list[Subject]:
+    """The models that a workload asks for; files are looked for beside it."""
+    found: dict[str, Subject] = {}
+    for stream in workload.stream:
+        path = Path(stream.model)
+        beside = file_and_task(stream.model)[0].endswith(".onnx") and not path.is_absolute()
+        source = str(Path(workload.folder) / path) if beside else stream.model
+        found.setdefault(stream.served_name, subject(source, stream.shapes))
+    return list(found.values())
+
+
+def _in_words_of(models: Workload | Sequence[object], error: ShapeNeeded) -> ModelError:
+    """The error with advice for where the models were named: in a workload, or several of them by an option."""
+    if isinstance(models, Workload):
+        stream = next(each for each in models.stream if each.served_name == error.model)
+        return models.advised(stream, error)
+    return error if len(models) == 1 else error.among_several()
+
+
+def _subject(model: str | os.PathLike[str] | Subject) -> Subject:
+    return model if isinstance(model, Subject) else subject(os.fspath(model))
+
+
+POLICY = "slices"
+"""One that shares, and has models take turns."""
+
+
+def with_shares(host: Host, subjects: Sequence[Subject], cache: Path | None = None) -> Host:
+    """*host*, which is a GPU, and how it can be shared by these models."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = str(folder if cache is None else cache)
+        files = dict.fromkeys(subject.file for subject in subjects)
+        arguments = ["--policy", POLICY, "--device", host.name, "--grpc-port=-1", "--cache", kept]
+        with (
+            ServerProcess(*files, *arguments) as server,
+            urllib.request.urlopen(f"{server.url}/weft/profile", timeout=30) as answer,
+        ):
+            told = json.load(answer)
+    if told["gpu"] is None:  # none of them runs there
+        return host
+    models = {}
+    for name, model in host.models.items():
+        like = {int(rows): GpuLikeness.model_validate(each) for rows, each in told["models"][name]["like"].items()}
+        models[name] = model.model_copy(update={"like": like or {1: UNMEASURED}})
+    return host.model_copy(update={"gpu": GpuCuts.model_validate(told["gpu"]), "models": models})

@@ -1,0 +1,103 @@
+"""Lent tensors: inputs in memory that a client shares, which the device reads directly, without a copy by the server.
+
+The server passes on where such a tensor is. A worker gets its region once, with the first step that needs it, and
+releases it with the server.
+"""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from weft.runtime.tensors import Array
+
+HANDLE_BYTES = 64
+"""Length of a handle of CUDA's shared memory (``cudaIpcMemHandle_t``)."""
+
+
+def read_fully(file: int, buffer: memoryview, offset: int) -> bool:
+    """Fill *buffer* from a file; False if the file is shorter.
+
+    Read by system calls, not mapped: a client that truncates a mapped file would end this process by SIGBUS.
+    """
+    at = 0
+    while at < len(buffer):
+        count = os.preadv(file, [buffer[at:]], offset + at)
+        if not count:
+            return False
+        at += count
+    return True
+
+
+class LendingTerms(NamedTuple):
+    """How a worker opens a region."""
+
+    number: int
+    """Its number, unique in the server's process."""
+    kind: str
+    """``file``: passed as an open file; ``cuda``: memory of a GPU, by a handle of its driver."""
+    start: int
+    """Its offset in the file, or in the memory."""
+    byte_size: int
+    handle: str = ""
+    """The handle in hexadecimal digits."""
+    device: int = 0
+    """The GPU that has it."""
+
+
+class Lender(Protocol):
+    """A region of a client's memory that can be lent."""
+
+    @property
+    def terms(self) -> LendingTerms: ...
+
+    @property
+    def file(self) -> int | None:
+        """Its descriptor, if it is a file."""
+        ...
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill *buffer* with the bytes at *offset*; ``RequestError`` where that is impossible."""
+        ...
+
+
+class LentTensor:
+    """A tensor in a region; only its type and its shape are known here."""
+
+    __slots__ = ("dtype", "lender", "offset", "shape")
+
+    def __init__(self, lender: Lender, offset: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+        self.lender, self.offset, self.shape, self.dtype = lender, offset, shape, dtype
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.dtype.itemsize
+
+    def read(self) -> Array:
+        """Copy it into an array."""
+        array: Array = np.empty(self.shape, self.dtype)
+        self.lender.read_into(array.reshape(-1).view(np.uint8).data, self.offset)
+        return array
+
+
+class Borrowed(Protocol):
+    """A client's region, opened in a worker."""
+
+    def tensor(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Any:
+        """A tensor in the region, in the form that the engine's models take."""
+        ...
+
+    def write(self, data: bytes, offset: int) -> None:
+        """Write bytes; only if it is memory of a device."""
+        ...
+
+    def close(self) -> None:
+        """Release it."""
+        ...
+
+
+Input = Array | LentTensor
+"""An input of a request."""

@@ -1,0 +1,278 @@
+"""What is done to a model of any kind before a device serves it: how far it is batched, where it is cut, what it takes.
+
+A ``Divisible`` is such a model: an ONNX file (``onnx_files``) or a program of torch (``torch_files``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+
+from weft.base.errors import ModelError
+from weft.devices.shares import GpuLikeness
+from weft.runtime import cutting
+from weft.runtime.backend import LoadOptions
+from weft.runtime.cuda import node_costs
+from weft.runtime.cuda.device import Device, lacks_memory
+from weft.runtime.cuda.likeness import measured_likeness
+from weft.runtime.cuda.model import DeviceModel, ladder
+from weft.runtime.cuda.pieces import OpenPieces, batch_of, unseen
+from weft.runtime.cuda.precision import FP32, difference, remark
+from weft.runtime.cuda.rounds import busiest, round_times, rung_sizes
+from weft.runtime.cuda.rung import Rung
+from weft.runtime.exits import ExitSpec
+from weft.runtime.facets import ModelResidency
+from weft.runtime.onnxruntime_cpu.allowance import Allowance
+from weft.runtime.onnxruntime_cpu.model import Blueprint
+from weft.runtime.onnxruntime_cpu.model_timing import LEAST_GAIN, close_enough
+from weft.runtime.onnxruntime_cpu.sessions import first_line
+from weft.runtime.rows import Verdict
+from weft.runtime.samples import sample
+from weft.runtime.tensors import Array
+
+WRONG = 0.05
+"""How far float32 may be off the CPU's, as a part of the largest output, and still count as the same answer."""
+LARGEST_UNASKED = 32
+"""The largest batch that is tried where none is asked for."""
+
+
+class Unfit(Exception):
+    """A model cannot run on a device; says why."""
+
+
+class Divisible(Protocol):
+    """A model that was read for a device, as a row of nodes between which it can be cut."""
+
+    @property
+    def half(self) -> bool:
+        """Whether it computes with 16 bits."""
+        ...
+
+    def guessed_s(self) -> list[float]:
+        """Roughly what each node takes; only the proportions matter."""
+        ...
+
+    def crossing(self) -> list[int | None]:
+        """For each cut, the two ends included, the bytes that cross it; None where it cannot be cut."""
+        ...
+
+    def whole_because(self) -> str | None:
+        """Why it cannot be cut anywhere, or None."""
+        ...
+
+    def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
+        """The blueprint with the segments between these cuts."""
+        ...
+
+    def opened(self, blueprint: Blueprint) -> OpenPieces:
+        """The segments of a blueprint, ready to run."""
+        ...
+
+
+@dataclass(slots=True)
+class ModelPreparation:
+    """One model while it is being prepared."""
+
+    device: Device
+    model: Divisible
+    options: LoadOptions
+    allowance: Allowance
+    exits: tuple[str, ...] = ()
+    forced: Sequence[int] = ()
+    """Cuts that are made in any case: those at its exits."""
+    remarks: list[str] = field(default_factory=list)
+
+    def built(self, blueprint: Blueprint, verdict: Verdict, wanted: dict[str, Array], free_before: int) -> DeviceModel:
+        """The model as it will be served; *wanted* is what it gives on the CPU, in float32."""
+        whole, sizes = self._climbed(blueprint, verdict)
+        model = self._measured(self._cut(whole, sizes))
+        self._compare(model, wanted)
+        used = max(0, free_before - self.device.memory()[0])
+        changes = {"memory_bytes": used, "remarks": (*self.remarks, *_uncaptured(model))}
+        model.blueprint = model.blueprint.model_copy(update=changes)
+        model.residency, model.remarks = ModelResidency(used), model.blueprint.remarks
+        return model
+
+    def round_s(self, blueprint: Blueprint) -> float:
+        """What a row of each task takes, in one piece."""
+        whole = self.model.in_pieces(blueprint.model_copy(update={"batchable": True, "round_rows": 1}), ())
+        return self.model.opened(whole).rung(1).timed(0)
+
+    # How far it is batched
+
+    def _climbed(self, blueprint: Blueprint, verdict: Verdict) -> tuple[Blueprint, dict[int, float]]:
+        """The model in one piece, how far it is batched, and seconds by batch size."""
+        asked, tasks = self.options.max_batch, len(blueprint.tasks)
+        if verdict.mixing is not None:
+            if tasks:
+                raise Unfit(f"its models cannot be run together: {verdict.mixing}")
+            if asked is not None and asked > 1:
+                raise ModelError(f"max_batch is {asked}, but the model cannot be batched: {verdict.mixing}")
+            if asked is None:
+                self.remarks.append(f"not batched: {verdict.mixing}")
+        batched = verdict.mixing is None
+        most = (asked or max(tasks, LARGEST_UNASKED)) if batched else 1
+        largest = busiest(most, tasks) if tasks else most
+        changes: dict[str, Any] = {"batchable": batched, "round_rows": largest if tasks else 0}
+        blueprint = self.model.in_pieces(blueprint.model_copy(update=changes), ())
+        sizes, reason = self._tried(blueprint, ladder(largest), as_it_pays=asked is None or tasks > 0)
+        if tasks:
+            changes = {"max_batch": asked or min(most, tasks * max(sizes)), "round_rows": max(sizes)}
+        elif asked is not None and max(sizes) < asked and batched:
+            raise ModelError(f"max_batch is {asked}, but the model cannot be batched so far: {reason}")
+        else:
+            changes = {"max_batch": max(sizes)}
+        if reason is not None:
+            what = "rounds of each model's rows" if tasks else "batched"
+            self.remarks.append(f"{what} up to {max(sizes)}: {reason}")
+        changes["any_shapes"] = batched and not verdict.by_size
+        return blueprint.model_copy(update=changes), sizes
+
+    def _tried(
+        self, blueprint: Blueprint, tried: Sequence[int], *, as_it_pays: bool
+    ) -> tuple[dict[int, float], str | None]:
+        """Seconds of a model in one piece by batch size, as far as that goes, and why no further."""
+        pieces = self.model.opened(blueprint)
+        sizes: dict[int, float] = {}
+        rows_alone: list[dict[str, Array]] = []
+        for rows in tried:
+            self.allowance.check()
+            rung = pieces.rung(rows)
+            if (reason := self._differs(blueprint, rung, rows_alone)) is not None:
+                return sizes, reason
+            took_s = rung.timed(0)
+            if as_it_pays and sizes and took_s / rows > (1 - LEAST_GAIN) * sizes[max(sizes)] / max(sizes):
+                return sizes, f"batch {rows} gains less than {LEAST_GAIN:.0%}"
+            sizes[rows] = took_s
+        return sizes, None
+
+    def _differs(self, blueprint: Blueprint, rung: Rung, alone: list[dict[str, Array]]) -> str | None:
+        """Why the rows of a batch are not those of its samples; None where they are. The first one asked is alone."""
+        if not blueprint.batchable:
+            return None
+        if not alone:
+            for seed in (0, 1):
+                feed = sample(blueprint.inputs, blueprint.warm_shapes or {}, seed, blueprint.values)
+                alone.append(self._outputs(blueprint, rung, feed))
+            return None
+        found = self._outputs(blueprint, rung, batch_of(blueprint, rung.rows))
+        for name, got in found.items():
+            kind = np.float16 if self.model.half and got.dtype.kind == "f" else got.dtype
+            wanted = np.concatenate([alone[row % 2][name] for row in range(rung.rows)])
+            if not close_enough(wanted.astype(kind), got.astype(kind)):
+                return f"output {name!r} of batch {rung.rows} is not that of its samples"
+        return None
+
+    def _outputs(self, blueprint: Blueprint, rung: Rung, feed: dict[str, Array]) -> dict[str, Array]:
+        """What a model in one piece gives."""
+        device = self.device
+        for name, array in feed.items():
+            device.copy(rung.tensors[name], device.copy_in([array]))
+        rung.run(0)
+        found = {spec.name: device.copy_out(rung.tensors[spec.name]) for spec in blueprint.outputs}
+        device.finish()
+        return found
+
+    # Where it is cut
+
+    def _cut(self, whole: Blueprint, sizes: dict[int, float]) -> Blueprint:
+        """The model in segments, by guesses at first and then by what those segments take."""
+        grain_s, pieces, crossing = self.options.grain_s, self.options.max_pieces, self.model.crossing()
+        if any(crossing[cut] is None for cut in self.forced):
+            raise Unfit("a tensor that crosses an exit is none of floating-point numbers")
+        weight_s = _weight_s(whole, sizes[1], sizes[max(sizes)])
+        if not (self.forced or cutting.worth_cutting(weight_s, grain_s)):
+            return whole
+        if (reason := self.model.whole_because()) is not None:
+            self.remarks += [f"stays whole: it {reason}"] if whole.tasks else []
+            return whole
+        guesses = node_costs.scaled(self.model.guessed_s(), (), [weight_s])
+        cuts = cutting.choose_cuts(guesses, crossing, grain_s, pieces, self.forced)
+        if whole.tasks and not cuts:
+            self.remarks.append("stays whole: something else than floating-point numbers crosses every cut")
+        blueprint = self.model.in_pieces(whole, cuts)
+        took = self._weights_s(blueprint)
+        if cuts and max(took) > grain_s:
+            again = node_costs.scaled(guesses, cuts, took)
+            cuts = cutting.choose_cuts(again, crossing, grain_s, pieces, self.forced)
+            blueprint = self.model.in_pieces(whole, cuts)
+        return self._with_exits(blueprint, cuts) if self.exits else blueprint
+
+    def _weights_s(self, blueprint: Blueprint) -> list[float]:
+        """What each segment takes, in the terms of a grain."""
+        pieces, most = self.model.opened(blueprint), rung_sizes(blueprint)[-1]
+        found = {rows: pieces.rung(rows) for rows in {1, most}}
+        count = range(len(blueprint.segments))
+        return [_weight_s(blueprint, found[1].timed(at), found[most].timed(at)) for at in count]
+
+    def _with_exits(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
+        ends = [*(cuts.index(cut) for cut in self.forced), len(cuts)]
+        exits = [ExitSpec(output=name, segment=end) for name, end in zip(self.exits, ends, strict=True)]
+        outputs = tuple(spec for spec in blueprint.outputs if spec.name == self.exits[-1])
+        changes = {"outputs": outputs, "exits": tuple(exits), "confidence": self.options.confidence}
+        return blueprint.model_copy(update=changes)
+
+    # How long it takes
+
+    def _measured(self, blueprint: Blueprint) -> DeviceModel:
+        """The model as it will be served, with the times of every batch size."""
+        pieces, sizes, tasks = self.model.opened(blueprint), rung_sizes(blueprint), len(blueprint.tasks)
+        rungs = [pieces.rung(rows) for rows in sizes]
+        found = {each.rows: tuple(each.timed(at) for at in range(len(blueprint.segments))) for each in rungs}
+        like = self._likeness(rungs, pieces.weights.bytes)
+        if tasks:  # what crosses its cuts has rows of several tasks, and it never meets other shapes
+            times_s = round_times(found, blueprint.max_batch, tasks)
+            return pieces.model(rungs, times_s=times_s, like=like, mergeable=False)
+        times_s = {rows: found[next(size for size in sizes if size >= rows)] for rows in range(1, sizes[-1] + 1)}
+        several = len(blueprint.segments) > 1
+        mergeable = blueprint.batchable and several and all(each.same_rows() for each in rungs)
+        if self.exits and not mergeable:
+            raise Unfit("what crosses its exits is not one row per sample")
+        for each in pieces.segments.values():
+            each.open()  # the files are about to be moved
+        return pieces.model(rungs, times_s=times_s, like=like, mergeable=mergeable)
+
+    def _likeness(self, rungs: Sequence[Rung], weight_bytes: int) -> dict[int, GpuLikeness]:
+        """What each batch size is like on parts of the device, where those are wanted."""
+        if not self.options.shares:
+            return {}
+        return measured_likeness(self.device, rungs, weight_bytes, self.allowance, self.remarks)
+
+    def _compare(self, model: DeviceModel, wanted: dict[str, Array]) -> None:
+        """Say how far the results are off those of the CPU in float32; ``Unfit`` where they are others."""
+        try:
+            found = model.run(unseen(model.blueprint))
+        except Exception as error:  # a session raises whatever it meets
+            if lacks_memory(error):
+                raise
+            raise Unfit(f"it fails on other inputs than the first: {first_line(error)}") from error
+        right = {name: wanted[name] for name in found}
+        far, wrong = difference(right, found), difference({name: right[name] for name in _of_floats(right)}, found)
+        if self.options.precision == FP32 and wrong > WRONG:
+            raise Unfit(f"its answers there are others: off by up to {wrong:.1e} of the largest output")
+        if (said := remark(self.options.precision, far)) is not None:
+            self.remarks.append(said)
+
+
+def _of_floats(outputs: dict[str, Array]) -> list[str]:
+    """Names of outputs of floating-point numbers; whole ones may be a tie that went the other way."""
+    return [name for name, each in outputs.items() if each.dtype.kind == "f"]
+
+
+def _uncaptured(model: DeviceModel) -> list[str]:
+    found = model.uncaptured()
+    if not found:
+        return []
+    why = next(iter(found.values()))
+    return [f"{len(found)} of its {len(model.segments)} segments cannot be captured and run by calls: {why}"]
+
+
+def _weight_s(blueprint: Blueprint, least_s: float, most_s: float) -> float:
+    """What is compared with a grain, given the seconds at the smallest and at the largest batch size.
+
+    The smallest round of a stitched model has a row of each task already.
+    """
+    return cutting.device_length_s(least_s / max(1, len(blueprint.tasks)), most_s)

@@ -1,0 +1,89 @@
+"""What a worker tells of a model it has opened, and of what went wrong: checked, for a model may lie."""
+
+from __future__ import annotations
+
+from itertools import chain
+from math import inf
+from typing import Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from weft.base.errors import BadRequest, ModelError, NotLearned, UnfitInputs
+from weft.runtime.backend import LoadedModel
+from weft.runtime.facets import Batching, ModelExits, ModelResidency, ModelShares, ModelTasks, SegmentTiming
+from weft.runtime.tensors import DATATYPES, TensorSpec
+
+LARGEST_BATCH, LARGEST_BYTES = 1 << 16, 1 << 60
+LONGEST_TEXT = 2000
+KINDS = {kind.__name__: kind for kind in (BadRequest, ModelError, NotLearned, UnfitInputs, MemoryError, ValueError)}
+"""Errors that are the same on both sides; all others are a RuntimeError here."""
+
+Problem = tuple[str, str]
+
+
+class ModelDescription(BaseModel):
+    """A model in a worker, as the server knows it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    segments: Annotated[tuple[str, ...], Field(min_length=1)]
+    timing: SegmentTiming
+    batching: Batching
+    remarks: tuple[str, ...]
+    borrows: bool
+    exits: ModelExits | None = None
+    shares: ModelShares | None = None
+    tasks: ModelTasks | None = None
+    residency: ModelResidency = ModelResidency()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        timing, exits = self.timing, self.exits.specs if self.exits else ()
+        if {spec.datatype for spec in (*self.inputs, *self.outputs)} - DATATYPES.keys():
+            raise ValueError("a tensor of no known type")
+        if any(len(times) != len(self.segments) for times in timing.times_s.values()):
+            raise ValueError("times of other segments")
+        if any(len(flags) != len(self.segments) for flags in (timing.steady, timing.foreseen)):
+            raise ValueError("other segments are steady than there are")
+        if self.exits and not exits:
+            raise ValueError("exits without a place to leave at")
+        if any(not 0 <= spec.segment < len(self.segments) for spec in exits):
+            raise ValueError("an exit behind its segments")
+        if timing.warm_shapes is not None and timing.warm_shapes.keys() != {spec.name for spec in self.inputs}:
+            raise ValueError("shapes of other inputs")
+        return self
+
+    @model_validator(mode="after")
+    def _within_bounds(self) -> Self:
+        """Refuse numbers that no model can have."""
+        like, residency = self.shares.like if self.shares else {}, self.residency
+        sizes = (self.batching.max_batch, *self.timing.times_s, *like)
+        seconds = (residency.return_s, *chain.from_iterable(self.timing.times_s.values()))
+        if not all(1 <= size <= LARGEST_BATCH for size in sizes):
+            raise ValueError(f"batch sizes must be 1 to {LARGEST_BATCH}")
+        if not all(0 <= duration_s < inf for duration_s in seconds):
+            raise ValueError("durations must be 0 s or more, and finite")
+        if not all(0 <= size < LARGEST_BYTES for size in (residency.memory_bytes, residency.moving_bytes)):
+            raise ValueError(f"memory sizes must be 0 bytes or more, and less than {LARGEST_BYTES}")
+        return self
+
+
+def description(model: LoadedModel) -> ModelDescription:
+    """What is to be told of a model."""
+    members = {name: getattr(model, name) for name in ModelDescription.model_fields}
+    return ModelDescription.model_validate({name: member for name, member in members.items() if member is not None})
+
+
+def told(error: BaseException) -> Problem:
+    """An error as it travels."""
+    return type(error).__name__, str(error)[:LONGEST_TEXT]
+
+
+def heard(problem: Any) -> Exception:
+    """What a problem is here."""
+    kind, text = problem
+    said = "".join(character if character.isprintable() else " " for character in str(text)[:LONGEST_TEXT])
+    known = KINDS.get(kind)
+    return known(said) if known else RuntimeError(f"{kind}: {said}")

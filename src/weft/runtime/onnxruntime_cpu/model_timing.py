@@ -1,0 +1,352 @@
+"""Measuring a prepared model, and whether it can and should be batched.
+
+A model can be batched if the first dimension of all its inputs and outputs is free, a run of several samples returns
+the rows that each sample returns alone, and the rows are independent (``weft.runtime.rows``). It should be batched as
+long as the time per sample, with joining the samples, falls. Samples of other shapes than the measured ones are batched
+if rows are independent for other shapes, too. Batches can be shrunk and joined between segments if the same holds for
+all tensors that cross the cuts. The samples of a stitched model alternate between its tasks, so that a measured batch
+is as mixed as possible.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from weft.base.errors import ModelError
+from weft.base.shapes import Shapes
+from weft.runtime.exits import Counted
+from weft.runtime.onnxruntime_cpu.model import CpuModel
+from weft.runtime.onnxruntime_cpu.sessions import first_line
+from weft.runtime.rows import Verdict
+from weft.runtime.samples import sample
+from weft.runtime.tensors import Array, TensorSpec
+from weft.runtime.timing import Clock
+
+Feed = dict[str, Array]
+
+SIZES = (2, 4, 8)
+"""Batch sizes to try if none is requested."""
+_MANY = 16
+"""Up to this size, batches of every size are followed if numbers decide in the graph where rows go."""
+CLOCK_STEP_S = 1e-6
+"""Assumed length of a run during which the clock stood still, so that times can be divided by."""
+LEAST_GAIN = 0.05
+"""The part of the time per sample that a size must save over the one before: less is within noise."""
+_FEWEST, _ENOUGH, _MOST = 3, 5, 25
+"""Repeats of a measurement: of long runs, of others, and of very short ones."""
+_BUDGET_S, _LONG_S, _ALL_S = 0.5, 0.5, 9.0
+"""Time for repeats of short runs; length of a long round; and time after which no larger batch is tried unrequested."""
+_TOLERANCES = {np.dtype(np.float16): 2e-2, np.dtype(np.float32): 1e-3, np.dtype(np.float64): 1e-8}
+"""How far a batched result may be off, as a part of the output's largest value; other types must be equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTimes:
+    """Result of ``measure``."""
+
+    times_s: dict[int, tuple[float, ...]]
+    batchable: bool = False
+    max_batch: int = 1
+    remarks: tuple[str, ...] = ()
+    any_shapes: bool = False
+    """Whether samples of other shapes than the measured ones may be batched, too."""
+
+
+class Crossing(NamedTuple):
+    """Result of ``crossing``."""
+
+    reason: str | None
+    """Why batches cannot be shrunk and joined at the cuts of a model; None if they can."""
+    rowless: dict[str, Counted | None]
+    """Tensors that cross without a row per sample, and how they change with the size of a batch."""
+
+
+class _Signature(Protocol):
+    """The inputs and outputs of a model."""
+
+    @property
+    def inputs(self) -> tuple[TensorSpec, ...]: ...
+
+    @property
+    def outputs(self) -> tuple[TensorSpec, ...]: ...
+
+
+class _Measurement:
+    """The measurement of one model, with all results so far."""
+
+    def __init__(self, model: CpuModel, shapes: Shapes, clock_s: Clock) -> None:
+        self.model, self.clock_s, self.began_s = model, clock_s, perf_counter()
+        self.samples = _samples(model, shapes)
+        self._kinds = len(model.blueprint.tasks) or 1
+        self.mixes = {1: [[sample] for sample in self.samples[: self._kinds]]}
+        """Batch size -> the samples of every batch that is timed."""
+        self.timings: dict[int, list[tuple[float, ...]]] = {}
+        self._alone: list[dict[str, Array]] = []
+        self._verdicts: dict[int, str | None] = {}
+
+    def crowds(self, sizes: Iterable[int], shapes: Shapes | None = None) -> list[Feed]:
+        """Batches of these sizes, of *shapes* or the measured ones; a stitched model has as many per task."""
+        samples = self.samples if shapes is None else _samples(self.model, shapes)
+        counts = [size * self._kinds for size in sizes]
+        return [self.model.gather([samples[index % len(samples)] for index in range(count)]) for count in counts]
+
+    def repeat(self, *sizes: int) -> None:
+        """Time runs of these sizes in turns; with several mixes of tasks, their mean."""
+        began_s, rounds = perf_counter(), 0
+        while rounds < _wanted(rounds, perf_counter() - began_s):
+            for size in sizes:
+                times_s = [_time_segments(self.model, mix, self.clock_s) for mix in self.mixes[size]]
+                self.timings.setdefault(size, []).append(tuple(map(fmean, zip(*times_s, strict=True))))
+            rounds += 1
+
+    def fastest_s(self, size: int) -> float:
+        return min(map(sum, self.timings[size]))
+
+    def medians_s(self) -> dict[int, tuple[float, ...]]:
+        return {size: tuple(map(median, zip(*runs, strict=True))) for size, runs in sorted(self.timings.items())}
+
+    def too_long(self, size: int) -> bool:
+        """Whether trying *size* would exceed the time of the measurement."""
+        guess_s = self.fastest_s(size // 2) * (2 + 3 * _FEWEST)
+        return perf_counter() - self.began_s + guess_s > _ALL_S
+
+    def differs(self, size: int) -> str | None:
+        """Run batches of *size*, which also warms them up; returns how their rows differ from single runs, or None."""
+        if size not in self._verdicts:
+            try:
+                self._verdicts[size] = self._compared(size)
+            except Exception as error:  # ONNX Runtime raises several unrelated kinds
+                self._verdicts[size] = f"batch {size} fails: {first_line(error)}"
+        return self._verdicts[size]
+
+    def _compared(self, size: int) -> str | None:
+        self._alone = self._alone or [self._answer(index) for index in range(len(self.samples))]
+        self.mixes[size] = []
+        for first in range(0, self._kinds, size):
+            chosen = [(first + index) % len(self.samples) for index in range(size)]
+            mix = [self.samples[index] for index in chosen]
+            self.mixes[size].append(mix)
+            outputs = self.model.run(self.model.gather(mix))
+            reason = self._mismatch(outputs, [self._alone[index] for index in chosen])
+            if reason is not None:
+                return reason
+        return None
+
+    def _answer(self, index: int) -> dict[str, Array]:
+        """The outputs of one sample alone."""
+        outputs = self.model.run(self.model.gather([self.samples[index]]))
+        tasks = self.model.blueprint.tasks
+        return {name: outputs[name] for name in tasks[index % len(tasks)].outputs.values()} if tasks else outputs
+
+    def _mismatch(self, outputs: dict[str, Array], alone: list[dict[str, Array]]) -> str | None:
+        """How the outputs of a batch differ from those of its samples, or None."""
+        for name, got in outputs.items():
+            rows = [answers[name] for answers in alone if name in answers]
+            if any(row.shape[:1] != (1,) for row in rows):
+                return f"output {name!r} has {rows[0].shape[0]} rows for one sample"
+            if rows and not close_enough(np.concatenate(rows), got):
+                return f"output {name!r} of batch {len(alone)} is not that of its samples"
+        return None
+
+
+Judge = Callable[[Sequence[Feed]], Verdict]
+"""Decides whether rows are independent, given batches of several sizes."""
+
+
+def measure(
+    model: CpuModel,
+    shapes: Shapes,
+    max_batch: int | None,
+    clock_s: Clock,
+    judge: Judge = lambda feeds: Verdict(None),
+) -> BatchTimes:
+    """Time *model* on samples of *shapes*, and choose the largest batch size, or check *max_batch* if it is given."""
+    bench = _Measurement(model, shapes, clock_s)
+    reason = unbatchable(model, shapes) or bench.differs(2)
+    if reason is None and max_batch != 1:
+        reason = judge(bench.crowds([2])).mixing
+    if reason is not None:
+        return _alone(bench, max_batch, reason)
+    times = _while_it_pays(bench) if max_batch is None else _up_to(bench, max_batch)
+    return times if times.max_batch == 1 else _prove(bench, times, shapes, max_batch, judge)
+
+
+def _alone(bench: _Measurement, max_batch: int | None, reason: str) -> BatchTimes:
+    """The times of a model that cannot be batched; ``ModelError`` if batches were requested."""
+    if bench.model.blueprint.tasks:
+        raise ModelError(f"is stitched, but its models cannot be run together: {reason}")
+    if max_batch is not None and max_batch > 1:
+        raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched: {reason}")
+    bench.repeat(1)
+    times_s = {1: bench.medians_s()[1]}
+    return BatchTimes(times_s, remarks=() if max_batch == 1 else (f"not batched: {reason}",))
+
+
+def _prove(bench: _Measurement, times: BatchTimes, shapes: Shapes, max_batch: int | None, judge: Judge) -> BatchTimes:
+    """The measured times, if rows are independent in batches of 2, of 3 and of the largest size.
+
+    Sizes without a common factor: a graph that mixes rows may look right where one size divides the other. If numbers
+    decide in the graph where rows go, many sizes are followed.
+    """
+    reason, by_size = judge(bench.crowds(sorted({2, 3, times.max_batch})))
+    if reason is None and by_size:
+        reason = judge(bench.crowds(range(2, min(times.max_batch, _MANY) + 1))).mixing
+    if reason is not None:
+        return _alone(bench, max_batch, reason)
+    return replace(times, any_shapes=not by_size or _whatever_the_shape(bench, shapes, judge))
+
+
+def _whatever_the_shape(bench: _Measurement, shapes: Shapes, judge: Judge) -> bool:
+    """Whether rows are independent if all free dimensions are larger by one, which has no factor in common."""
+    free = {spec.name: spec.shape for spec in bench.model.inputs}
+    others = {
+        name: (shape[0], *(size + (free[name][axis] == -1) for axis, size in enumerate(shape[1:], 1)))
+        for name, shape in shapes.items()
+    }
+    return others == dict(shapes) or judge(bench.crowds((2, 3), others)).mixing is None
+
+
+def _while_it_pays(bench: _Measurement) -> BatchTimes:
+    """Double the batch size as long as the time per sample falls by ``LEAST_GAIN``."""
+    best, remark = 1, None
+    for size in _sizes(len(bench.model.blueprint.tasks)):
+        if size > 2 and bench.too_long(size):
+            remark = f"batches of {size} were not tried: one takes too long"
+        elif (reason := bench.differs(size)) is not None:
+            remark = f"batched up to {best}: {reason}"
+        elif (gain := _gain(bench, best, size)) < LEAST_GAIN:
+            start = "not batched" if best == 1 else f"batched up to {best}"
+            remark = f"{start}: batch {size} gains {max(gain, 0.0):.0%}"
+        if remark is not None:
+            break
+        best = size
+    times_s = {size: times for size, times in bench.medians_s().items() if size <= best}
+    return BatchTimes(times_s, True, best, (remark,) if remark else ())
+
+
+def _sizes(tasks: int) -> list[int]:
+    """Batch sizes to try: for a stitched model, at least up to its number of tasks."""
+    sizes = list(SIZES)
+    while sizes[-1] < tasks:
+        sizes.append(2 * sizes[-1])
+    return sizes
+
+
+def _samples(model: CpuModel, shapes: Shapes) -> list[dict[str, Array]]:
+    """Two samples; for a stitched model two of each task, in turn, each with the inputs of its task only."""
+    drawn = [sample(model.inputs, shapes, seed, model.blueprint.values) for seed in (0, 1)]
+    if not model.blueprint.tasks:
+        return drawn
+    return [{name: feed[name] for name in task.inputs.values()} for feed in drawn for task in model.blueprint.tasks]
+
+
+def _gain(bench: _Measurement, before: int, size: int) -> float:
+    """The part of the time per sample that *size* saves, by the fastest runs, which noise changes least."""
+    bench.repeat(before, size)
+    return 1 - bench.fastest_s(size) / size / (max(bench.fastest_s(before), CLOCK_STEP_S) / before)
+
+
+def _up_to(bench: _Measurement, max_batch: int) -> BatchTimes:
+    sizes = [size for power in range(1, 30) if (size := 2**power) < max_batch]
+    sizes += [max_batch] if max_batch > 1 else []
+    for size in sizes:
+        if (reason := bench.differs(size)) is not None:
+            raise ModelError(f"max_batch is {max_batch}, but the model cannot be batched so far: {reason}")
+    bench.repeat(1, *sizes)
+    return BatchTimes(bench.medians_s(), True, max_batch)
+
+
+def crossing(model: CpuModel, shapes: Shapes) -> Crossing:
+    """Run three samples alone, two together and three together, and compare all live tensors after each segment."""
+    reason = unbatchable(model, shapes)
+    if reason is not None:
+        return Crossing(reason, {})
+    alone = [sample(model.inputs, shapes, seed, model.blueprint.values) for seed in range(3)]
+    runs: list[dict[str, Any]] = [*alone, _concatenate(alone[:2]), _concatenate(alone)]
+    rowless: dict[str, Counted | None] = {}
+    try:
+        for index in range(len(model.segments)):
+            runs = [model.run_segment(index, values) for values in runs]
+            for name in runs[0]:
+                tensors = [values[name] for values in runs]
+                if not _has_rows(tensors):
+                    rowless[name] = _counted(name, tensors)
+    except ModelError as error:
+        return Crossing(str(error), {})
+    except Exception as error:  # ONNX Runtime raises several unrelated kinds
+        return Crossing(f"several samples together fail: {first_line(error)}", {})
+    return Crossing(None, rowless)
+
+
+def _concatenate(samples: list[dict[str, Array]]) -> dict[str, Array]:
+    return {name: np.concatenate([feed[name] for feed in samples]) for name in samples[0]}
+
+
+def _has_rows(runs: list[Array]) -> bool:
+    """Whether the first dimension of a tensor is the samples, each row with the values of a single run."""
+    *alone, two, three = runs
+    if any(value.shape[:1] != (1,) for value in alone):
+        return False
+    return close_enough(np.concatenate(alone[:2]), two) and close_enough(np.concatenate(alone), three)
+
+
+def _counted(name: str, runs: list[Array]) -> Counted | None:
+    """How a tensor without rows depends on the number of samples; None if it is always the same."""
+    *alone, two, three = runs
+    one: Any = alone[0]
+    if all(np.array_equal(one, value) for value in runs):
+        return None
+    step: Any = two - one if one.dtype.kind == "i" and one.shape == two.shape == three.shape else None
+    if step is None or any(not np.array_equal(one, value) for value in alone) or not np.array_equal(two + step, three):
+        raise ModelError(f"{name!r}, which crosses a cut, is not one row per sample")
+    flat = [tuple(int(number) for number in np.ravel(part)) for part in (one, step)]
+    return Counted(dtype=str(one.dtype), shape=one.shape, first=flat[0], step=flat[1])
+
+
+def unbatchable(model: _Signature, shapes: Shapes) -> str | None:
+    """Why the shapes of inputs and outputs exclude batches, or None."""
+    for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
+        for spec in tensors:
+            if not spec.shape or spec.shape[0] != -1:
+                return f"{kind} {spec.name!r} has no free first dimension"
+    for name, shape in shapes.items():
+        if shape[0] != 1:
+            return f"input {name!r} is measured at {shape}; give it a shape that begins with 1"
+    return None
+
+
+def _wanted(rounds: int, spent_s: float) -> int:
+    """Rounds of a measurement, given the time of the first ones."""
+    if rounds == 0 or spent_s / rounds > _LONG_S:
+        return _FEWEST
+    return _MOST if spent_s < _BUDGET_S else _ENOUGH
+
+
+def close_enough(wanted: Array, got: Array) -> bool:
+    """Whether rows of a batch equal those of its samples, within the tolerance of their type."""
+    if wanted.shape != got.shape:
+        return False
+    tolerance = _TOLERANCES.get(wanted.dtype)
+    if tolerance is None:
+        return np.array_equal(wanted, got)
+    finite: Any = np.abs(wanted[np.isfinite(wanted)]) if wanted.size else np.zeros(1)
+    scale = float(finite.max()) if finite.size else 0.0
+    return bool(np.allclose(got, wanted, rtol=tolerance, atol=tolerance * scale, equal_nan=True))
+
+
+def _time_segments(model: CpuModel, samples: list[Feed], clock_s: Clock) -> tuple[float, ...]:
+    """Seconds of each segment of a batch; joining its samples counts for the first."""
+    times_s, began_s = [], clock_s()
+    values: dict[str, Any] = model.gather(samples)
+    for index in range(len(model.segments)):
+        values = model.run_segment(index, values)
+        ended_s = clock_s()
+        times_s.append(ended_s - began_s)
+        began_s = ended_s
+    return tuple(times_s)

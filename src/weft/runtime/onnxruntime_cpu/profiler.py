@@ -1,0 +1,163 @@
+"""ONNX Runtime's profiler: times of the nodes of a graph, and the types and shapes of their outputs.
+
+A trace has the names of nodes in the file, after optimisation with additions before or behind them. So nodes get a
+name with a number (``mark``), which ``node_events`` reads back from the trace.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.models.element_types import ElementType
+from weft.models.onnx_graph import OnnxModel, copied, declared, save
+from weft.runtime.cutting import SeenTensor
+from weft.runtime.onnxruntime_cpu.allowance import Allowance
+from weft.runtime.onnxruntime_cpu.sessions import open_session
+from weft.runtime.rows import Seen
+from weft.runtime.tensors import Array
+from weft.runtime.timing import measure_in_turns, run_all
+
+_BUDGET_S, _FEWEST, _MOST = 2.0, 3, 12
+"""Time budget of profiled runs, and how many there are at least and at most."""
+_STRING_BYTES = 32
+"""Assumed size of a string with its object."""
+_MARK = re.compile(r"weft@(\d+)@")
+
+OpenProfiled = Callable[[Path, Path], Any]
+"""Opens the model in a file as a session whose trace begins with a path."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeProfile:
+    """Times of nodes, and their output tensors."""
+
+    times_s: tuple[float, ...]
+    """Fastest time of each node, in order."""
+    tensors: Mapping[str, SeenTensor]
+    """Output tensors by name; only those of types that numpy has."""
+
+
+def mark(number: int) -> str:
+    """A node's name, or the beginning of one, that ``node_events`` finds in a trace."""
+    return f"weft@{number}@"
+
+
+def node_events(session: Any) -> Iterator[tuple[int, dict[str, Any]]]:
+    """End the session's profiling; every run of a marked node in the order of time, with the mark's number.
+
+    ``dur`` of an event is in microseconds. Nodes inside control flow have no mark. The trace is removed at the end.
+    """
+    trace = Path(session.end_profiling())
+    with open(trace, encoding="utf-8") as lines:
+        for line in lines:  # one event per line; parsing a long trace at once would hold the GIL for long
+            marked = _MARK.search(line)
+            event = json.loads(line.rstrip().rstrip(",")) if marked else {}
+            marked = _MARK.search(event.get("name", ""))
+            if marked and event.get("cat") == "Node" and event["name"].endswith("_kernel_time"):
+                yield int(marked[1]), event
+    trace.unlink()
+
+
+def profile(
+    model: OnnxModel, folder: Path, threads: int, feed: Mapping[str, Array], allowance: Allowance | None = None
+) -> NodeProfile:
+    """Run *model*, whose large weights are in *folder*, on *feed*, and read the trace."""
+    session = _opened(model, folder, _by_threads(threads))
+    run = partial((allowance or Allowance()).run, session, None, dict(feed))
+    measure_in_turns([partial(run_all, [run])], _MOST, fewest=_FEWEST, longest_s=_BUDGET_S)
+    trace = _read(model, session)
+    times_s = tuple(trace.times_us.get(place, 0.0) / 1e6 for place in range(len(model.graph.node)))
+    return NodeProfile(times_s, trace.tensors())
+
+
+class Tracer:
+    """Runs graphs and returns their inner tensors; large weights are in its folder."""
+
+    def __init__(self, folder: Path, threads: int, allowance: Allowance | None = None) -> None:
+        self._folder, self._threads, self._allowance = folder, threads, allowance or Allowance()
+
+    def trace(self, model: OnnxModel, feed: Mapping[str, Array], wanted: Collection[str]) -> Seen:
+        """Run *model* on *feed*; returns the shapes of all tensors, and the values of those that are *wanted*."""
+        asked = copied(model)
+        outputs = [output.name for output in model.graph.output]
+        asked.graph.output.extend(declared(name) for name in sorted({*wanted} - {*outputs}))
+        session = _opened(asked, self._folder, _by_threads(self._threads, thrifty=False))
+        values = self._allowance.run(session, None, dict(feed))
+        entries = _read(model, session).entries
+        shapes = {name: tuple(shape) for name, entry in entries.items() for shape in entry.values()}
+        return Seen(shapes, dict(zip([output.name for output in asked.graph.output], values, strict=True)))
+
+    def compute(self, model: OnnxModel, feed: Mapping[str, Array]) -> list[Array]:
+        """All outputs of a small *model*."""
+        session = open_session(model.SerializeToString(), self._threads, optimise=False)
+        return list(self._allowance.run(session, None, dict(feed)))
+
+
+def seen_tensors(
+    model: OnnxModel, folder: Path, feed: Mapping[str, Array], opened: OpenProfiled
+) -> dict[str, SeenTensor]:
+    """Run *model* on *feed* once; returns its tensors by name. *opened* opens it on the device where it is to run."""
+    session = _opened(model, folder, opened)
+    session.run(None, dict(feed))
+    return _read(model, session).tensors()
+
+
+def _by_threads(threads: int, *, thrifty: bool = True) -> OpenProfiled:
+    return lambda path, trace: open_session(path, threads, optimise=False, profile=trace, thrifty=thrifty)
+
+
+def _opened(model: OnnxModel, folder: Path, opened: OpenProfiled) -> Any:
+    """A profiled session, in which nodes are marked with their places."""
+    named = copied(model)
+    for position, node in enumerate(named.graph.node):
+        node.name = mark(position)
+    path = folder / "profiled.onnx"
+    save(named, path)
+    session = opened(path, folder / "trace")
+    path.unlink()
+    return session
+
+
+class _Trace(NamedTuple):
+    """Content of a trace, by nodes and tensors of the graph."""
+
+    times_us: Mapping[int, float]
+    """Place of a node -> its fastest run."""
+    entries: Mapping[str, Mapping[str, list[int]]]
+    """Tensor -> its type and shape as the trace has them, such as ``{"float": [1, 64]}``."""
+
+    def tensors(self) -> dict[str, SeenTensor]:
+        """The tensors of types that numpy has."""
+        tensors = ((name, *next(iter(entry.items()))) for name, entry in self.entries.items())
+        return {name: _tensor(kind, shape) for name, kind, shape in tensors if kind in _ITEM_BYTES}
+
+
+def _read(model: OnnxModel, session: Any) -> _Trace:
+    times_us: dict[int, float] = {}
+    entries: dict[str, Mapping[str, list[int]]] = {}
+    for place, event in node_events(session):
+        times_us[place] = min(event["dur"], times_us.get(place, math.inf))
+        names, outputs = [*filter(None, model.graph.node[place].output)], event["args"].get("output_type_shape", [])
+        # A trace leaves out outputs that are no tensors; then the others cannot be assigned to names.
+        if len(names) == len(outputs):
+            entries |= zip(names, outputs, strict=True)
+    return _Trace(times_us, entries)
+
+
+def _tensor(kind: str, shape: list[int]) -> SeenTensor:
+    size_bytes = math.prod(shape) * _ITEM_BYTES[kind]
+    return SeenTensor(int(ElementType[kind.upper()]), size_bytes, tuple(shape))
+
+
+_NUMBERS = "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 double"
+_ITEM_BYTES = {"string": _STRING_BYTES, "float": 4} | {kind: np.dtype(kind).itemsize for kind in _NUMBERS.split()}
+"""Type as the trace names it -> bytes of an element."""

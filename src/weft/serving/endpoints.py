@@ -1,0 +1,367 @@
+"""The endpoints of the server: one table from which HTTP routes, the OpenAPI document and gRPC handlers are made.
+
+An entry describes a path (``openapi.Path``), names the gRPC call that does the same (``Rpc``, whose messages ``proto``
+has) and says who answers them both. ``routes`` and ``grpc_service`` read requests and write answers. They compute
+inference themselves: its entries have no handler here, and its stream over gRPC has no entry.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote
+
+import orjson
+
+from weft.base.errors import BadRequest
+from weft.http.messages import HttpResponse
+from weft.serving import grpc_wire, metrics, openapi, pages, state
+from weft.serving.keys import Caller
+from weft.serving.openapi import FRAMING, HEALTH, SINCE, Json, ref
+from weft.serving.service import Service
+
+GET, READ, POST = ("GET",), ("GET", "HEAD"), ("POST",)
+
+
+class Call(NamedTuple):
+    """What a request asks of an endpoint, whichever protocol it came over."""
+
+    name: str = ""
+    """Its model or its region."""
+    version: str = ""
+    body: Mapping[str, Any] = {}
+    """Members of the JSON object, or what ``Rpc.read`` made of the message."""
+    caller: Caller | None = None
+    """Who sent it; None: an open endpoint was asked without a key."""
+    query: str = ""
+
+
+Handler = Callable[[Service, Call], Any]
+"""Returns a value for JSON, None for an empty answer, a whole ``HttpResponse``, or an awaitable of one of these."""
+
+
+def members(message: Any) -> dict[str, Any]:
+    """The fields of a message."""
+    return {field.name: getattr(message, field.name) for field in message.DESCRIPTOR.fields}
+
+
+@dataclass(frozen=True, eq=False)
+class Rpc:
+    """The gRPC call of an endpoint, and how its messages differ from JSON."""
+
+    method: str
+    read: Callable[[Any], Mapping[str, Any]] = members
+    """The request's message as the ``Call.body``."""
+    write: Callable[[Any], Mapping[str, Any]] = lambda answer: answer or {}
+    """A handler's answer as the members of the response's message."""
+
+    def call(self, message: Any, caller: Caller | None) -> Call:
+        """What a message asks; the protocol calls the field of a model's name *name* or *model_name*."""
+        fields = members(message)
+        name = fields.get("model_name") or fields.get("name", "")
+        return Call(name, fields.get("version", ""), self.read(message), caller)
+
+
+@dataclass(frozen=True, eq=False)
+class Endpoint(openapi.Path):
+    """A path over HTTP, and the gRPC call that does the same."""
+
+    handle: Handler | None = None
+    """None: it computes a model, or it is not supported."""
+    rpc: Rpc | None = None
+    computes: bool = False
+    """It has a model computed."""
+    writes: bool = False
+    """It is refused, before its body is read, where the repository is read-only."""
+    vital: bool = False
+    """Answered also when all connections are taken."""
+
+
+# Handlers
+
+
+def _ready(service: Service, call: Call) -> Json:
+    """A probe needs no key, but the names of models are for those who have it."""
+    reason = service.why_not_ready(in_full=call.caller is not None)
+    return {"reason": reason, "ready": False} if reason else {"ready": True}
+
+
+def _load(service: Service, call: Call) -> Awaitable[None]:
+    parameters = call.body.get("parameters") or {}
+    if not isinstance(parameters, dict):
+        raise BadRequest("parameters must be a JSON object")
+    return service.load(call.name, parameters)
+
+
+async def _renew(service: Service, call: Call) -> Json:
+    return (await service.renew()).as_dict()
+
+
+def _trace(service: Service, call: Call) -> HttpResponse:
+    body = orjson.dumps(service.dispatcher.recorder.as_perfetto())
+    return HttpResponse(200, body, headers=(("Content-Disposition", 'attachment; filename="weft-trace.json"'),))
+
+
+def _metrics(service: Service, call: Call) -> HttpResponse:
+    return HttpResponse(200, metrics.text(service).encode(), metrics.CONTENT_TYPE)
+
+
+def _document(service: Service, call: Call) -> Json:
+    return openapi.document(ENDPOINTS, service.library.repository.names(), locked=service.keys.required)
+
+
+def _since_s(call: Call) -> float:
+    text = parse_qs(call.query).get("since", ["0"])[0]
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise BadRequest(f"since = {text[:40]!r} must be a number of seconds")
+    return value
+
+
+# Messages that differ from JSON
+
+
+def _read_load(message: Any) -> Json:
+    return {"parameters": grpc_wire.parameters_of(message)}
+
+
+def _read_trace(message: Any) -> Json:
+    return {key: list(setting.value) for key, setting in message.settings.items()}
+
+
+def _write_trace(settings: Json) -> Json:
+    return {
+        "settings": {key: {"value": value if isinstance(value, list) else [value]} for key, value in settings.items()}
+    }
+
+
+def _read_log(message: Any) -> Json:
+    """The settings of the log; None where one has no value, and stays as it is."""
+    choices = {key: (setting, setting.WhichOneof("parameter_choice")) for key, setting in message.settings.items()}
+    return {key: getattr(setting, field) if field else None for key, (setting, field) in choices.items()}
+
+
+def _write_log(settings: Json) -> Json:
+    fields = {bool: "bool_param", int: "uint32_param", str: "string_param"}
+    return {"settings": {key: {fields[type(value)]: value} for key, value in settings.items()}}
+
+
+def _write_regions(regions: list[Json]) -> Json:
+    return {"regions": {region["name"]: region for region in regions}}
+
+
+# The table
+
+
+def _of_model(suffix: str, methods: tuple[str, ...], name: str, summary: str, **more: Any) -> list[Endpoint]:
+    """The endpoints of a model: for its newest version and for a given one. gRPC has one call for both."""
+    path, more = "/v2/models/{model}", {"statuses": (404,), **more}
+    newest = Endpoint(path + suffix, methods, name, f"{summary}, newest version", **more)
+    version = f"{path}/versions/{{version}}{suffix}"
+    return [newest, replace(newest, path=version, id=f"{name}Version", summary=f"{summary}, one version", rpc=None)]
+
+
+def _of_regions(kind: str, schema: Json, body: Json, *, works: bool) -> list[Endpoint]:
+    """The endpoints of one kind of shared memory: all regions of the caller's, or the one that is named."""
+
+    def status(service: Service, call: Call) -> list[dict[str, Any]]:
+        assert call.caller
+        return service.regions[kind].status(call.caller, call.name)
+
+    def register(service: Service, call: Call) -> None:
+        assert call.caller
+        service.regions[kind].register(call.caller, call.name, call.body)
+
+    def unregister(service: Service, call: Call) -> None:
+        assert call.caller
+        service.regions[kind].unregister(call.caller, call.name)
+
+    base, memory = f"/v2/{kind}sharedmemory", f"{kind}SharedMemory"
+    one, method = f"{base}/region/{{region}}", f"{kind.capitalize()}SharedMemory"
+    status_of_all = Endpoint(
+        f"{base}/status", GET, f"{memory}Status", f"Regions of {kind} shared memory", schema,
+        handle=status, rpc=Rpc(f"{method}Status", write=_write_regions),
+    )  # fmt: skip
+    unregister_all = Endpoint(
+        f"{base}/unregister", POST, f"{memory}Unregister", "Let go of all regions",
+        handle=unregister, rpc=Rpc(f"{method}Unregister"),
+    )  # fmt: skip
+    named: dict[str, Any] = {"statuses": (404,), "rpc": None}
+    return [
+        status_of_all,
+        replace(status_of_all, path=f"{one}/status", id=f"{memory}RegionStatus", summary="One region", **named),
+        Endpoint(
+            f"{one}/register", POST, f"{memory}Register", "Register a region, which belongs to the API key", None, body,
+            (404,), works=works, handle=register, rpc=Rpc(f"{method}Register"),
+        ),
+        unregister_all,
+        replace(
+            unregister_all, path=f"{one}/unregister", id=f"{memory}RegionUnregister", summary="Let go of one", **named
+        ),
+    ]  # fmt: skip
+
+
+ENDPOINTS: tuple[Endpoint, ...] = (
+    Endpoint(
+        "/", READ, "dashboard", "The dashboard", openapi.TEXT, media="text/html", open=True,
+        handle=lambda service, call: pages.dashboard(),
+    ),
+    Endpoint(
+        "/docs", READ, "docs", "This document for people, with forms", openapi.TEXT, media="text/html", open=True,
+        handle=lambda service, call: pages.docs(),
+    ),
+    Endpoint(
+        "/metrics", READ, "metrics", "Counters for Prometheus", openapi.TEXT, media="text/plain", vital=True,
+        handle=_metrics,
+    ),
+    Endpoint("/openapi.json", READ, "openapi", "This document", openapi.OBJECT, handle=_document),
+    Endpoint(
+        "/v2", READ, "server", "The server's name, version and extensions", ref("Server"),
+        handle=lambda service, call: service.metadata(), rpc=Rpc("ServerMetadata"),
+    ),
+    Endpoint(
+        "/v2/health/live", READ, "live", "Whether the server runs", HEALTH, open=True, vital=True,
+        handle=lambda service, call: {"live": True}, rpc=Rpc("ServerLive"),
+    ),
+    Endpoint(
+        "/v2/health/ready", READ, "ready", "Whether the server takes requests", HEALTH, open=True, vital=True,
+        handle=_ready, rpc=Rpc("ServerReady"),
+    ),
+    Endpoint(
+        "/v2/models/stats", READ, "allStatistics", "Counters of the loaded models", ref("Statistics"),
+        handle=lambda service, call: service.statistics(),
+    ),
+    *_of_model(
+        "", GET, "model", "Inputs and outputs of a model", schema=ref("Model"),
+        handle=lambda service, call: service.model_metadata(call.name, call.version), rpc=Rpc("ModelMetadata"),
+    ),
+    *_of_model(
+        "/ready", READ, "modelReady", "Whether a model takes requests", schema=HEALTH,
+        handle=lambda service, call: {"name": call.name, "ready": service.model_ready(call.name, call.version)},
+        rpc=Rpc("ModelReady"),
+    ),
+    *_of_model(
+        "/config", GET, "modelConfig", "Settings of a model", schema=ref("ModelConfig"),
+        handle=lambda service, call: service.model_config(call.name, call.version),
+        rpc=Rpc("ModelConfig", write=lambda config: {"config": config}),
+    ),
+    *_of_model(
+        "/stats", READ, "statistics", "Counters of a model", schema=ref("Statistics"),
+        handle=lambda service, call: service.statistics(call.name, call.version), rpc=Rpc("ModelStatistics"),
+    ),
+    *_of_model(
+        "/infer", POST, "infer", "Compute a model", schema=ref("InferResponse"), body=ref("InferRequest"),
+        statuses=(404, 504), parameters=FRAMING, computes=True, rpc=Rpc("ModelInfer"),
+    ),
+    Endpoint(
+        "/v2/repository/index", POST, "index", "Models and their states", ref("Index"), ref("IndexRequest"),
+        handle=lambda service, call: service.index(bool(call.body.get("ready", False))),
+        rpc=Rpc("RepositoryIndex", write=lambda models: {"models": models}),
+    ),
+    Endpoint(
+        "/v2/repository/models/{model}/load", POST, "load", "Load a model, or load it again", None, ref("LoadRequest"),
+        (404,), writes=True, handle=_load, rpc=Rpc("RepositoryModelLoad", read=_read_load),
+    ),
+    Endpoint(
+        "/v2/repository/models/{model}/unload", POST, "unload", "Take no more requests for a model", None,
+        ref("UnloadRequest"), writes=True, handle=lambda service, call: service.unload(call.name),
+        rpc=Rpc("RepositoryModelUnload"),
+    ),
+    Endpoint(
+        "/weft/state", READ, "state", "What the dashboard shows", ref("State"),
+        handle=lambda service, call: state.state(service),
+    ),
+    Endpoint(
+        "/weft/timeline", READ, "timeline", "The lanes' last seconds", ref("Timeline"), parameters=(SINCE,),
+        handle=lambda service, call: state.timeline(service, _since_s(call)),
+    ),
+    Endpoint(
+        "/weft/history", READ, "history", "The last ten minutes", ref("History"), parameters=(SINCE,),
+        handle=lambda service, call: service.history.told(_since_s(call)),
+    ),
+    Endpoint(
+        "/weft/profile", READ, "profile", "Measured segments of the models", ref("Profile"),
+        handle=lambda service, call: state.profile(service),
+    ),
+    Endpoint("/weft/trace", GET, "trace", "The lanes' last seconds for Perfetto", ref("Trace"), handle=_trace),
+    Endpoint(
+        "/weft/plan/reload", POST, "renew", "Read the plan again and take over what has changed", ref("Renewal"),
+        openapi.OBJECT, writes=True, handle=_renew,
+    ),
+    *_of_model("/generate", POST, "generate", "Not supported", works=False),
+    *_of_model("/generate_stream", POST, "generateStream", "Not supported", works=False),
+    Endpoint(
+        "/v2/trace/setting", GET + POST, "traceSettings", "Which requests are traced", ref("TraceSettings"),
+        ref("TraceChanges"), handle=lambda service, call: service.trace_told(call.name, call.body),
+        rpc=Rpc("TraceSetting", _read_trace, _write_trace),
+    ),
+    Endpoint(
+        "/v2/models/{model}/trace/setting", GET + POST, "modelTraceSettings", "Which requests for a model are traced",
+        ref("TraceSettings"), ref("TraceChanges"), (404,),
+        handle=lambda service, call: service.trace_told(call.name, call.body),
+    ),
+    Endpoint(
+        "/v2/logging", GET + POST, "logSettings", "What of the log is written", ref("LogSettings"), ref("LogChanges"),
+        handle=lambda service, call: service.log_told(call.body), rpc=Rpc("LogSettings", _read_log, _write_log),
+    ),
+    *_of_regions("system", ref("Regions"), ref("RegionRequest"), works=True),
+    *_of_regions("cuda", ref("CudaRegions"), ref("CudaRegionRequest"), works=False),
+)  # fmt: skip
+
+OPEN = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.open)
+"""Paths that need no key: probes, and the frames of pages for people, which ask for the key themselves."""
+VITAL = frozenset(endpoint.path for endpoint in ENDPOINTS if endpoint.vital)
+PROBES = OPEN & VITAL
+RPCS = {endpoint.rpc.method: endpoint for endpoint in ENDPOINTS if endpoint.rpc}
+"""gRPC call -> its endpoint."""
+
+
+# Routing
+
+
+class Route(NamedTuple):
+    """Where a path leads."""
+
+    endpoint: Endpoint | None
+    """None: there is no such path."""
+    name: str = ""
+    """The model or the region in the path."""
+    version: str = ""
+
+
+def _pattern(path: str) -> re.Pattern[str]:
+    name, version = "(?P<name>[^/]+)", "(?P<version>[^/]+)"
+    return re.compile(path.format(model=name, region=name, version=version))
+
+
+_FIXED = {endpoint.path: Route(endpoint) for endpoint in ENDPOINTS if "{" not in endpoint.path}
+_NAMED = [(_pattern(endpoint.path), endpoint) for endpoint in ENDPOINTS if "{" in endpoint.path]
+
+
+@lru_cache(maxsize=256)
+def find(path: str) -> Route:
+    """Where a path leads, as it was sent. A name is one segment of a path and may be escaped, nothing else may."""
+    if route := _FIXED.get(path):
+        return route
+    for pattern, endpoint in _NAMED:
+        if match := pattern.fullmatch(path):
+            return Route(endpoint, **{key: unquote(text) for key, text in match.groupdict().items()})
+    return Route(None)
+
+
+def model_of(path: str) -> tuple[str, bool]:
+    """The model that a path is about, and whether it would be computed; no name where it is about none."""
+    endpoint, name, _ = find(path)
+    if endpoint and endpoint.computes:
+        return name, True
+    match path.split("/"):
+        case ["", "v2", "models", name, *_] if name and name != "stats":
+            return unquote(name), False
+    return "", False

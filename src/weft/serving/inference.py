@@ -1,0 +1,461 @@
+"""Inference, whichever protocol asks: finds a request's model, has it computed, and counts how it ends.
+
+A protocol (``routes``, ``grpc_service``, ``in_process``) calls ``InferenceService.infer`` and gets an ``InferCall``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from weft.base.errors import Cancelled, Expired, Failed, NotFound, Overloaded, RequestError
+from weft.http.limits import ByteBudget
+from weft.http.messages import ANYONE, ClientRank, ServerEstimate
+from weft.runtime.client_memory import Lender
+from weft.runtime.tensors import Array
+from weft.serving.config import ServerConfig
+from weft.serving.dispatch import Dispatcher
+from weft.serving.exit_rules import THRESHOLD
+from weft.serving.json_helpers import JsonHelpers
+from weft.serving.keys import Caller, Keys
+from weft.serving.library import Library
+from weft.serving.readiness import why_not_ready
+from weft.serving.region_tensors import RegionTensors, RequestRegions
+from weft.serving.regions import Region, RegionTable
+from weft.serving.request_parameters import LONGEST_NS, MOST_WHOLE, ModelTerms, above_zero, due_of, whole
+from weft.serving.shared_memory import CudaMemory, SystemMemory
+from weft.serving.slots import ModelSlot
+from weft.serving.statistics import Statistics
+from weft.serving.telemetry import Telemetry
+from weft.serving.tickets import ClientTicket, Reply
+from weft.serving.trace_settings import TraceSettings
+from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Parameter, SharedTensors
+
+log = logging.getLogger("weft.server")
+
+GOING_DOWN = "the server is going down"
+PRIORITIES = {1: 9, 2: 3}
+"""Weights of the protocol's priorities, of which 1 is the highest; all others weigh 1."""
+
+Decode = Callable[[ModelSpec], "InferRequest | Awaitable[InferRequest]"]
+"""Reads a request, here or elsewhere."""
+Peek = Callable[[], Mapping[str, object]]
+"""The parameters of a request that cannot be read yet, because its model is not loaded; unchecked."""
+Done = Callable[["InferResponse | RequestError"], None]
+
+
+class InferCall:
+    """One request for a result, from the client's first byte until its answer is handed to the socket.
+
+    The server's face (HTTP, gRPC, the calling program) encodes the result, then calls ``settle`` and sends what that
+    decides: the deadline is judged, and the request is counted, after everything that takes time.
+    """
+
+    __slots__ = (
+        "_computed_at", "_done", "_parent", "_service", "_settled", "arrival", "caller", "deadline", "name", "rank",
+        "regions", "request", "slot", "ticket", "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        service: InferenceService,
+        name: str,
+        done: Done,
+        deadline: int | None,
+        caller: Caller | None = None,
+        age: int = 0,
+        parent: str = "",
+        rank: ClientRank | None = None,
+    ) -> None:
+        self._service, self.name, self._done, self.caller, self._parent = service, name, done, caller, parent
+        own = caller.rank if caller else ANYONE
+        self.rank = own if rank is None else rank.within(own)
+        self.arrival = service.now() - age
+        self.deadline = deadline
+        """The transport's own, on the clock of the lanes."""
+        self.slot: ModelSlot | None = None
+        """Its model; None while none of this name and version is known."""
+        self.regions: RequestRegions | None = None
+        """Where tensors of it lie that do not travel with it."""
+        self.request: InferRequest | None = None
+        self.ticket: ClientTicket | None = None
+        self.waiting: asyncio.Task[None] | None = None
+        self._computed_at = 0
+        self._settled = False
+
+    @property
+    def passed_s(self) -> float:
+        """How long ago its client sent it."""
+        return (self._service.now() - self.arrival) / 1e9
+
+    def begin(self, slot: ModelSlot, decode: Decode) -> None:
+        """Read it, hand it to the dispatcher; the answer comes later, a refusal at once."""
+        assert slot.served
+        began = time.monotonic_ns()
+        slot.used_ns = self.arrival
+        try:
+            found = decode(slot.served.spec)
+            if isinstance(found, InferRequest) and found.shared is not None:
+                found = self._fetch(found, found.shared, borrows=slot.served.loaded.borrows)
+            if isinstance(found, InferRequest):
+                self._submit(slot, found, began)
+            else:
+                self.waiting = self._service.soon(self._begin_when_read(slot, slot.served.spec, found))
+        except Exception as error:  # nobody shall wait because of a fault of ours
+            self.refuse(error)
+
+    def _fetch(
+        self, request: InferRequest, tensors: SharedTensors, *, borrows: bool
+    ) -> InferRequest | Awaitable[InferRequest]:
+        """Read inputs that lie in regions."""
+        assert self.caller
+        regions = self.regions = self._service.regions_of(tensors, self.caller)
+        done = self._done
+
+        def ended(outcome: InferResponse | RequestError) -> None:
+            regions.end()
+            done(outcome)
+
+        self._done = ended
+        return regions.filled(request, borrows=borrows)
+
+    def _submit(self, slot: ModelSlot, request: InferRequest, began: int) -> None:
+        self.request = request
+        ticket = self._service.ticket(slot, request, self.arrival, self.deadline, self._replied, self.rank)
+        slot.statistics.input_ns += time.monotonic_ns() - began
+        self._service.dispatcher.submit(ticket)
+        trace = self._service.trace
+        ticket.traced = trace.everything or trace.takes(slot.entry.name)
+        self.ticket = ticket
+
+    async def _begin_when_read(self, slot: ModelSlot, spec: ModelSpec, reading: Awaitable[InferRequest]) -> None:
+        """Go on when it was read elsewhere, as a request that came when it did."""
+        try:
+            request = await reading
+            if slot.served is None or slot.served.spec != spec:
+                name = slot.entry.name
+                raise Overloaded(f"{name} left or changed while its request was read; send it again", reason="unloaded")
+        except Exception as error:
+            # without its traceback: the frames hold *reading*, which holds the error, and the body until garbage is
+            # collected, which is seldom
+            self.refuse(error.with_traceback(None) if isinstance(error, RequestError) else error)
+        else:
+            self.waiting = None
+            self.begin(slot, lambda _: request)
+
+    def _replied(self, ticket: ClientTicket, outcome: dict[str, Array] | RequestError) -> None:
+        now = self._computed_at = self._service.now()
+        # A result that is late already is not worth encoding, and its client may use the output regions for other data.
+        error = outcome if isinstance(outcome, RequestError) else ticket.late(now) if ticket.strict else None
+        if error:
+            self.refuse(error)
+            return
+        assert self.request and not isinstance(outcome, RequestError)
+        parameters: dict[str, Parameter] = {
+            "weft_queue_us": (ticket.began - ticket.arrival) // 1000,
+            "weft_compute_us": ticket.compute_ns // 1000,
+            "weft_batch": ticket.batch_size,
+        }
+        if ticket.model.leaving:
+            parameters[THRESHOLD] = ticket.threshold
+        response = InferResponse(self.request, ticket.model.spec, outcome, parameters, ticket.model.labels)
+        if self.regions:
+            self._write_outputs(response, self.regions)
+        else:
+            self._done(response)
+
+    def _write_outputs(self, response: InferResponse, regions: RequestRegions) -> None:
+        """Write outputs that shall lie in regions, then answer."""
+        try:
+            written = regions.delivered(response)
+        except Exception as error:
+            self.refuse(error)
+            return
+        if isinstance(written, InferResponse):
+            self._done(written)
+        else:
+            self.waiting = self._service.soon(self._answer_when_written(written))
+
+    async def _answer_when_written(self, writing: Awaitable[InferResponse]) -> None:
+        try:
+            response = await writing
+        except Exception as error:
+            self.refuse(error)
+        else:
+            self.waiting = None
+            self._done(response)
+
+    def refuse(self, error: Exception) -> None:
+        """Answer with an error."""
+        self._done(self.fail(error))
+
+    def fail(self, error: Exception) -> RequestError:
+        """Count that there is no result to send; returns what the client is told. An exception of ours is logged."""
+        if not isinstance(error, RequestError):
+            log.error("%s: a request failed inside the server", self.name, exc_info=error)
+            error = internal(error)
+        self.settle(error)
+        return error
+
+    def settle(self, error: RequestError | None = None) -> RequestError | None:
+        """Decide how the request ends, and count it, once; a face calls this last before it sends a result.
+
+        Returns the error to send in its place: *error*, or ``Expired`` after a strict deadline. None: send the result.
+        """
+        if self._settled:  # its client left meanwhile: what is sent now reaches nobody
+            return error
+        self._settled = True
+        service, ticket, now = self._service, self.ticket, self._service.now()
+        if ticket:
+            error = ticket.settle(now, error)
+            if error is None:
+                ticket.model.statistics.output_ns += now - self._computed_at
+        else:
+            assert error, "a request without a ticket has no result"
+            statistics = self.slot.statistics if self.slot else service.refused
+            statistics.failed(now, 0, error.reason, had_deadline=isinstance(error, Expired))
+        if service.telemetry.enabled and (ticket.traced if ticket else service.trace.takes(self.name)):
+            service.telemetry.ended(self.name, now - self.arrival, ticket, error, self._parent)
+        self._done = _ignore  # it refers to the face's request, and that to this: the cycle would keep its body
+        return error
+
+    def cancel(self) -> None:
+        """Its client went away."""
+        if self.regions:
+            self.regions.end()
+        if self.waiting:
+            self.waiting.cancel()
+        if self.ticket:
+            self._service.dispatcher.withdraw(self.ticket)
+        self.settle(Cancelled("the client went away"))  # unless the dispatcher had it, and answered just now
+
+
+class InferenceService:
+    """Takes requests for results, holds what they share, and knows whether the server is ready for them."""
+
+    def __init__(
+        self,
+        config: ServerConfig,
+        library: Library,
+        dispatcher: Dispatcher,
+        telemetry: Telemetry | None,
+        keys: Keys | None,
+    ) -> None:
+        self.config, self.library, self.dispatcher = config, library, dispatcher
+        self.telemetry = telemetry or Telemetry()
+        self.now = dispatcher.lanes.now
+        """The clock of arrivals, deadlines and segments: that of what computes them."""
+        self.started_ns = self.now()
+        self.started = False
+        """All that shall be there from the start was loaded, or has failed to."""
+        self.draining = False
+        self._last_told: str | None = None
+        """Why it was not ready when the log was last told."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.refused = Statistics()
+        """Requests that met no model."""
+        self.keys = keys or Keys(config.network.api_key, config.network.keys_file)
+        self.budget = ByteBudget(config.inflight_bytes)
+        """What requests hold of all connections together."""
+        self.json = JsonHelpers()
+        self.trace = TraceSettings()
+        limits: dict[str, Any] = {
+            "enabled": config.shares_memory,
+            "most_regions": config.limits.max_shared_memory_regions,
+            "most_bytes": config.limits.max_shared_memory_bytes,
+        }
+        self.system_memory = SystemMemory(**limits)
+        self.cuda_memory = CudaMemory(library.backend.region_devices, self._write_on_device, **limits)
+        self.regions: dict[str, RegionTable] = {"system": self.system_memory, "cuda": self.cuda_memory}
+        """Kind of shared memory -> what is registered of it."""
+        self.region_tensors = RegionTensors(self.budget, config.limits.max_body_bytes)
+
+    def check_key(self, headers: Mapping[str, str]) -> Caller:
+        """Whose key a request carries; refuse one without, if keys are set. *headers* have lower-case names."""
+        return self.keys.known(headers)
+
+    def meant(self, name: str, version: str) -> ModelSlot:
+        """The model that a new request for a result is for; that it can have none is counted. Looked up once: the slot
+        goes with the request."""
+        try:
+            if self.draining:
+                raise Overloaded(GOING_DOWN, reason="draining", retry_after_s=5)
+            return self.library.find(name, version)
+        except RequestError as error:
+            self.refused.failed(self.now(), 0, error.reason, had_deadline=False)
+            raise
+
+    def trace_refusal(self, name: str, error: RequestError, parent: str = "") -> None:
+        """Send the span of a request that was refused before it became an ``InferCall``.
+
+        name: its model; empty where that is not known.
+        """
+        if self.telemetry.enabled and self.trace.takes(name):
+            self.telemetry.ended(name, 0, None, error, parent)
+
+    def infer(
+        self,
+        slot: ModelSlot,
+        decode: Decode,
+        done: Done,
+        peek: Peek,
+        deadline: int | None = None,
+        caller: Caller | None = None,
+        age: int = 0,
+        parent: str = "",
+        rank: ClientRank | None = None,
+    ) -> InferCall:
+        """Have a request computed that was let in by ``meant``, which gave the slot.
+
+        done: called once: with an error, perhaps before this returns, or later with a result. An error is counted
+        already; a result is counted, or turned down as too late, by ``InferCall.settle``, which the caller calls when
+        it is encoded and about to be sent.
+        age: nanoseconds since its client sent it, where others had it before; its deadlines count from then.
+        parent: the span that it is a part of, as ``telemetry`` knows it.
+        rank: what its client's key gives it, where another server knows that.
+        It is computed also if the server goes down meanwhile: whoever was let in has a result.
+        """
+        call = InferCall(self, slot.entry.name, done, deadline, caller, age, parent, rank)
+        call.slot = slot
+        if slot.gone:
+            call.refuse(NotFound(f"model {slot.entry.name} is gone: its file was removed"))
+        elif slot.served:
+            call.begin(slot, decode)
+        else:
+            call.waiting = self.soon(self._begin_when_loaded(call, slot, decode, peek))
+        return call
+
+    async def _begin_when_loaded(self, call: InferCall, slot: ModelSlot, decode: Decode, peek: Peek) -> None:
+        try:
+            async with asyncio.timeout(_patience_s(call, slot, peek)):
+                await self.library.ensure(slot)
+        except TimeoutError:
+            call.refuse(Expired(f"{slot.entry.name}: its deadline passed while it was loading"))
+        except RequestError as error:
+            self.tell_readiness()
+            call.refuse(error)
+        else:
+            self.tell_readiness()
+            call.waiting = None
+            call.begin(slot, decode)
+
+    def ticket(
+        self,
+        slot: ModelSlot,
+        request: InferRequest,
+        arrival: int,
+        deadline: int | None,
+        reply: Reply,
+        rank: ClientRank = ANYONE,
+    ) -> ClientTicket:
+        """What a request waits with: its deadline and priority are its own, else its model's, else the server's."""
+        assert slot.served
+        parameters, model = request.parameters, slot.entry.config
+        threshold, priority = None, 0
+        if parameters:
+            threshold = above_zero(parameters, THRESHOLD, "a number above 0; above 1 nobody leaves early")
+            priority = whole(parameters, "priority")
+        weight = _weight(priority, model.priority, rank)
+        server = self.config.scheduling
+        terms = ModelTerms(model.slo_ms, model.timeout_ms, server.default_slo_ms, server.best_effort_ms)
+        due = due_of(parameters, arrival, terms, deadline)
+        return ClientTicket(
+            slot.served,
+            request.inputs,
+            reply,
+            due.at,
+            priority=weight,
+            strict=due.strict,
+            best_effort=due.best_effort,
+            exit_threshold=threshold,
+        )
+
+    def estimate(self, name: str, version: str) -> ServerEstimate | None:
+        """What is expected for another request for a model; None while it is not loaded, or gone."""
+        try:
+            served = self.library.find(name, version).served
+        except NotFound:
+            return None
+        if served is None:
+            return None
+        own, lanes = self.dispatcher.streams.whole(served), self.dispatcher.lanes.count
+        return ServerEstimate(self.dispatcher.ahead(), own, lanes)
+
+    def regions_of(self, tensors: SharedTensors, caller: Caller) -> RequestRegions:
+        """The regions that a request of the caller's uses, which are its own."""
+
+        def find(name: str) -> Region:
+            table = self.cuda_memory if self.cuda_memory.has(caller, name) else self.system_memory
+            return table.find(caller, name)
+
+        return self.region_tensors.of(tensors, find)
+
+    def _write_on_device(self, lender: Lender, offset: int, data: memoryview) -> None:
+        self.library.backend.write_region(lender, offset, data)
+
+    def soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Go on with a request in a task, for which a server that goes down waits."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    # Readiness and end
+
+    def is_ready(self) -> bool:
+        return not self.why_not_ready()
+
+    def why_not_ready(self, *, in_full: bool = True) -> str:
+        """What keeps the server from being ready, with the models' names if *in_full*; nothing where it is."""
+        if self.draining:
+            return GOING_DOWN
+        if not self.started:
+            return "models are being loaded"
+        why = why_not_ready(self.library, self.config)
+        return why if in_full or not why else "models are missing; see the log, or ask with the API key"
+
+    def tell_readiness(self) -> None:
+        """A line in the log where it has changed: whoever watches a probe finds the reason there."""
+        why = self.why_not_ready()
+        if why != self._last_told and not self.draining:
+            log.log(logging.WARNING if why else logging.INFO, "not ready: %s" if why else "ready%s", why)
+            self._last_told = why
+
+    async def drained(self) -> None:
+        """Wait until every accepted request is answered."""
+        while self.dispatcher.pending or self._tasks:
+            await asyncio.sleep(0.005)
+
+    def close_regions(self) -> None:
+        """Let go of all that clients have registered."""
+        self.region_tensors.close()
+        self.system_memory.close()
+        self.cuda_memory.close()
+
+
+def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:
+    """How long a request waits for its model: until its strict deadline, if it or its model has one."""
+    found = [(call.deadline - call.arrival) / 1e9] if call.deadline is not None else []
+    timeout_us = peek().get("timeout")
+    if isinstance(timeout_us, int) and 0 < timeout_us <= MOST_WHOLE:
+        found.append(min(timeout_us / 1e6, LONGEST_NS / 1e9))
+    if not found and slot.config.timeout_ms is not None:
+        found.append(slot.config.timeout_ms / 1e3)
+    return min(found) - call.passed_s if found else None
+
+
+def _weight(asked: int, model: int, rank: ClientRank) -> int:
+    """What a request weighs by its own priority, that of its key or that of its model, as far as its key allows."""
+    return min(PRIORITIES.get(asked or rank.priority or model, 1), PRIORITIES.get(rank.top, 1))
+
+
+def _ignore(outcome: InferResponse | RequestError) -> None:
+    """Takes the place of a callback that was called."""
+
+
+def internal(error: Exception) -> Failed:
+    """What a client is told of a fault of ours."""
+    return Failed(f"internal error: {type(error).__name__}")

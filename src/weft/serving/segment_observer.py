@@ -1,0 +1,123 @@
+"""What is made of every segment that has ended: statistics, the timeline, and how long segments are expected to take.
+
+It only watches: nothing that the engine decides waits for it, except through what is learned.
+"""
+
+from __future__ import annotations
+
+from weft.devices.decoupled import LayerTimes
+from weft.engine.engine import Completion
+from weft.engine.policies import Policy
+from weft.engine.tickets import Batch
+from weft.runtime.lanes import LaneExecutor
+from weft.serving.gpu_sharing import GpuSharing, LaneRun, SeenPair
+from weft.serving.recorder import LaneSpan, Recorder
+from weft.serving.streams import ServedStream, ServedStreams
+from weft.serving.tickets import BatchWork
+
+
+class SegmentObserver:
+    """Hears of every segment when it has really ended, on the engine's thread.
+
+    policy: the one that decides now; one that refills batches expects the time between segments, too.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        lanes: LaneExecutor,
+        streams: ServedStreams,
+        recorder: Recorder,
+        sharing: GpuSharing | None,
+    ) -> None:
+        self.policy = policy
+        self._lanes, self._streams, self._recorder, self._sharing = lanes, streams, recorder, sharing
+        self._last_batch: dict[int, Batch] = {}
+        self._last_end: dict[int, int] = {}
+        self._hand_overs = self._hand_over_ns = 0
+
+    @property
+    def hand_over_s(self) -> float:
+        """Mean time from the end of a segment to the start of the next of the same batch on the same lane."""
+        return self._hand_over_ns / self._hand_overs / 1e9 if self._hand_overs else 0.0
+
+    def ended(self, lane: int, completion: Completion) -> None:
+        """Count a segment, add it to the timeline, and learn how long it takes."""
+        candidate, times, work, aborted, error = (
+            completion.candidate, completion.times, completion.work, completion.aborted, completion.error,
+        )  # fmt: skip
+        assert isinstance(work, BatchWork)
+        stream, batch = work.stream, work.batch
+        if not batch.ended:
+            self._note_hand_over(lane, batch, times)
+        self._last_end[lane] = times.compute_end
+        took = times.compute_end - times.compute_start
+        work.compute_ns += took
+        self._recorder.spans.append(
+            LaneSpan(
+                lane,
+                stream.model.name,
+                f"{candidate.layer + 1}/{len(self._streams.programs[candidate.program].compute)}",
+                times.compute_start,
+                times.compute_end,
+                candidate.compute,
+                candidate.size * stream.rows,
+                candidate.query,
+                "aborted" if aborted else "failed" if error else "done",
+                any([ticket.traced for ticket in work.tickets]),
+            )
+        )
+        if aborted:
+            for model in work.shares():
+                model.statistics.aborts += 1
+        elif not error:
+            self._learn(lane, completion, work, took)
+
+    def _learn(self, lane: int, completion: Completion, work: BatchWork, took: int) -> None:
+        candidate, stream = completion.candidate, work.stream
+        # A policy that refills makes small batches, and what passes between their segments is part of their price.
+        between = round(self.hand_over_s * 1e9) if self.policy.traits.refills else 0
+        beside = self._seen_beside(lane, completion, stream) if self._sharing else None
+        expected = round(candidate.compute / beside.speed) if beside else candidate.compute
+        error = abs(took + between - expected) if stream.measured else 0
+        computed = max(1, candidate.size * stream.rows)
+        for model, rows in work.shares().items():  # others may have joined it while it was computed
+            own = min(rows, computed)
+            model.statistics.computed(computed, own, took, error)
+            if self._sharing:
+                model.statistics.shares.total_ns[self._sharing.name(lane)] += took * own // computed
+        if beside is None or beside.alone:
+            self._streams.learn(stream, candidate, took, between)
+        elif not stream.measured:
+            self._streams.learn(stream, candidate, round(took * beside.speed))
+
+    def _seen_beside(self, lane: int, completion: Completion, stream: ServedStream) -> SeenPair:
+        """What ran beside a segment, where lanes are shares of a device."""
+        assert self._sharing
+        candidate, times, now = completion.candidate, completion.times, self._lanes.now()
+        running = [
+            LaneRun(other.index, other.task.candidate.program, other.task.began, now)
+            for other in self._lanes.lanes
+            if other.task and other.task.began is not None
+        ]
+        ran = LaneRun(lane, candidate.program, times.compute_start, times.compute_end)
+        return self._sharing.observe(ran, candidate.compute if stream.measured else None, running)
+
+    def _note_hand_over(self, lane: int, batch: Batch, times: LayerTimes) -> None:
+        """Whether this lane went on with the same batch, and after how long, or left another one half-way for it."""
+        before, self._last_batch[lane] = self._last_batch.get(lane), batch
+        if before is batch:
+            self._hand_overs += 1
+            self._hand_over_ns += times.compute_start - self._last_end[lane]
+        elif before is not None and not before.ended:
+            self._note_preemption(lane, before, batch)
+
+    def _note_preemption(self, lane: int, before: Batch, batch: Batch) -> None:
+        stream = before.members[0].stream
+        if before.running and not self._lanes.holds(lane, (stream, before.query)):
+            return  # it goes on elsewhere
+        if self.policy.traits.refills and stream == batch.members[0].stream:
+            return  # it waits for others to catch up with it
+        if isinstance(before.work, BatchWork):
+            for model in before.work.shares():
+                model.statistics.preemptions += 1

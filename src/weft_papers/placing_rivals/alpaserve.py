@@ -1,0 +1,115 @@
+"""AlpaServe's beam search and its integer programme (Li et al., OSDI 2023), beside the greedy of ``weft place``.
+
+The integer programme for replication, "SR-ILP", asks no judge: it maximises the least, over models, of the rate that
+all its replicas could serve, each as if alone, over the rate that is asked, and then a little the sum of these; memory
+is the only limit. Here CP-SAT solves it, which also learns who may not be beside whom; shares are then those at which
+the machines are least crowded.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from weft_cluster.placing.alpaserve import OnTime, fluid, lacking, replicate
+from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.problem import PlacingProblem
+from weft_cluster.placing.resharing import levelled, new_homes
+from weft_papers.placing_rivals.common_practice import round_robin
+from weft_papers.placing_rivals.spreading import serial_loads
+
+STEPS = 1000
+"""Into how many parts the worst model's rate is cut; the sum weighs a ten-thousandth, as published."""
+MOST_TIMES = 20.0
+"""Replicas that serve more than so many times what is asked count no more."""
+MIB = 2**20
+
+
+def integer_programme(problem: PlacingProblem, effort_s: float = 30.0) -> Filling:
+    """The best solution found in about so many seconds (published: 30), which are counted in steps, not by a clock."""
+    from ortools.sat.python import cp_model
+
+    cp = cp_model.CpModel()
+    machines, models = problem.sizes
+    places = [(d, m) for d in range(machines) for m in range(models) if problem.allowed[d, m]]
+    present = {each: cp.new_bool_var("") for each in places}
+    for machine in range(machines):
+        _limit_memory(cp, problem, machine, present)
+        _keep_apart(cp, problem, machine, present)
+    _aim(cp, problem, present)
+    begin = round_robin(problem)
+    for (machine, model), there in present.items():
+        cp.add_hint(there, model in begin.shares[machine])
+    solver = cp_model.CpSolver()
+    solver.parameters.max_deterministic_time = effort_s
+    solver.parameters.num_workers = 1
+    if solver.solve(cp) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+        return Filling(problem)
+    chosen = Filling(problem)
+    for machine, model in places:
+        if solver.value(present[machine, model]):
+            chosen.add(machine, model, 1.0)
+    return levelled(chosen)
+
+
+def _limit_memory(cp: Any, problem: PlacingProblem, machine: int, present: dict[tuple[int, int], Any]) -> None:
+    kind = int(problem.kind_of[machine])
+    sizes = np.ceil(problem.bytes[kind] / MIB).astype(int).tolist()
+    here = [model for model in range(len(sizes)) if (machine, model) in present]
+    cp.add(sum(sizes[model] * present[machine, model] for model in here) <= int(problem.room_bytes[kind] // MIB))
+
+
+def _keep_apart(cp: Any, problem: PlacingProblem, machine: int, present: dict[tuple[int, int], Any]) -> None:
+    """Nobody beside a model that cannot wait for one of its segments."""
+    kind = int(problem.kind_of[machine])
+    segment, slack = problem.segment_s[kind], problem.slack_s[kind]
+    here = [model for model in range(len(slack)) if (machine, model) in present]
+    for one, other in combinations(here, 2):
+        if segment[one] > slack[other] or segment[other] > slack[one]:
+            cp.add(present[machine, one] + present[machine, other] <= 1)
+
+
+def _aim(cp: Any, problem: PlacingProblem, present: dict[tuple[int, int], Any]) -> None:
+    """Every model's replicas, in parts of the rate it is asked; the worst counts most."""
+    loads, served = serial_loads(problem), []
+    for model, demand in enumerate(problem.demands):
+        homes = [machine for machine in range(len(problem.machines)) if (machine, model) in present]
+        parts = [int(STEPS * min(MOST_TIMES, 1 / loads[problem.kind_of[home], model])) for home in homes]
+        served.append(sum(part * present[home, model] for part, home in zip(parts, homes, strict=True)))
+        cp.add(sum(present[home, model] for home in homes) >= demand.replicas)
+    worst = cp.new_int_var(0, int(STEPS * MOST_TIMES * len(problem.machines)), "")
+    for each in served:
+        cp.add(worst <= each)
+    cp.maximize(10_000 * worst + sum(served))
+
+
+def beam(problem: PlacingProblem, on_time_of: OnTime = fluid, width: int = 3) -> Filling:
+    """The beam search: every replica of every badly served model on every machine that differs, the best three kept."""
+    rates = np.array([demand.rate for demand in problem.demands])
+
+    def score(filling: Filling) -> float:
+        return float(rates @ on_time_of(filling) / rates.sum()) + sum(map(len, filling.shares)) / 1e6
+
+    kept = [Filling(problem)]
+    best = kept[0]
+    while kept:
+        grown: dict[tuple[frozenset[int], ...], Filling] = {}
+        for filling in kept:
+            for model in lacking(filling, on_time_of(filling)):
+                for machine in _distinct(filling, model):
+                    found = Filling(problem, filling.shares)
+                    replicate(found, model, machine)
+                    grown.setdefault(tuple(sorted((frozenset(each) for each in found.shares), key=sorted)), found)
+        kept = sorted(grown.values(), key=score, reverse=True)[:width]
+        best = max([best, *kept], key=score)
+    return levelled(best)
+
+
+def _distinct(filling: Filling, model: int) -> list[int]:
+    """Machines where one more replica may go, only one of those that are empty and of one kind."""
+    homes = np.flatnonzero(new_homes(filling, model)).tolist()
+    kinds = filling.problem.kind_of
+    seen = {(int(kinds[home]), home if filling.shares[home] else -1): home for home in reversed(homes)}
+    return sorted(seen.values())

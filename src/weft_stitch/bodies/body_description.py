@@ -1,0 +1,215 @@
+"""What a file of one body says of its models, so that they can be had from it again: ``described``, ``rebuilt``.
+
+The steps, who reads what there, and where that lies among the file's own constants; no weight is stored a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from weft.base.errors import StitchError
+from weft.base.jsonfile import first_problem
+from weft.runtime.metadata import BODY_KEY
+from weft_stitch.bodies.body import Body, BodyStep, BodyValue, crews
+from weft_stitch.bodies.differences import LowRank, OwnLines
+from weft_stitch.bodies.joining import JoinedBody
+from weft_stitch.file_description import noted_in
+from weft_stitch.net import Array
+from weft_stitch.reading.onnx_program import Constants, ProgramNode
+
+VERSION = 1
+UNKNOWN = "?"
+"""A constant that the file has not as it is."""
+_FEW = 8
+"""Whole numbers up to so many are told as they are: they may be sizes, which the graph need not have."""
+_NOTHING = np.zeros(0, np.float32)
+
+Held = str | tuple[int, ...]
+"""The name of a constant, empty for none, or its numbers."""
+
+
+class _BodyPart(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class CrewNote(_BodyPart):
+    """Models that hold the same in a step."""
+
+    tasks: tuple[int, ...] = ()
+    """None: all."""
+    held: tuple[Held, ...]
+
+
+class PartNote(_BodyPart):
+    """What a model adds to what it holds."""
+
+    kind: str
+    down: str = ""
+    up: str = ""
+    at: int = 0
+    rank: int = 0
+
+
+class StepNote(_BodyPart):
+    """One operator, in all models that have it."""
+
+    op: str
+    name: str
+    inputs: tuple[tuple[int, int] | None, ...]
+    """Step and output; step -1 is an input of the models."""
+    settings: dict[str, float] = {}
+    crews: tuple[CrewNote, ...]
+    parts: dict[int, PartNote] = {}
+    lines: bool = False
+    """Whether models have lines of their own in a table."""
+
+
+class BodyNote(_BodyPart):
+    """Several models as steps."""
+
+    version: int
+    names: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[dict[str, tuple[int, int]], ...]
+    steps: tuple[StepNote, ...]
+
+
+def described(body: Body, joined: JoinedBody) -> dict[str, str]:
+    """What is written into the file of a graph that *body* was joined to."""
+    outputs = tuple({port: (value.step, value.output) for port, value in each.items()} for each in body.outputs)
+    steps = tuple(_noted(body, number, joined) for number in range(len(body.steps)))
+    note = BodyNote(version=VERSION, names=body.names, inputs=body.inputs, outputs=outputs, steps=steps)
+    return {BODY_KEY: note.model_dump_json(exclude_defaults=True)}
+
+
+def _noted(body: Body, number: int, joined: JoinedBody) -> StepNote:
+    step = body.steps[number]
+    held = {task: _held(body.constants, step.contents[task], joined.held[number, task]) for task in step.contents}
+    together = crews(held)
+    numbers = {name: each for name, each in step.node.attributes.items() if isinstance(each, (int, float))}
+    return StepNote(
+        op=step.node.op,
+        name=step.names[min(step.names)],
+        inputs=tuple(None if each is None else (each.step, each.output) for each in step.inputs),
+        settings=numbers,
+        crews=tuple(CrewNote(tasks=() if len(crew) == body.tasks else crew, held=held[crew[0]]) for crew in together),
+        parts={
+            task: _part(part, joined, number, task)
+            for task, part in step.parts.items()
+            if _apart(part, joined, number, task)
+        },
+        lines=bool(step.lines),
+    )
+
+
+def _apart(part: LowRank, joined: JoinedBody, number: int, task: int) -> bool:
+    """Whether a part is none of the weights that the graph has for its model."""
+    return (number, task) in joined.parts or part.before is not None or part.after is not None
+
+
+def _part(part: LowRank, joined: JoinedBody, number: int, task: int) -> PartNote:
+    if part.before is not None or part.after is not None:
+        return PartNote(kind=part.kind)
+    return PartNote(kind=part.kind, rank=part.rank, **joined.parts[number, task]._asdict())
+
+
+def _held(constants: Constants, keys: Sequence[str], names: Sequence[str]) -> tuple[Held, ...]:
+    return tuple(key and (name or _told(constants.arrays.get(key))) for key, name in zip(keys, names, strict=True))
+
+
+def _told(array: Array | None) -> Held:
+    if array is None or array.dtype.kind != "i" or array.size > _FEW:
+        return UNKNOWN
+    return tuple(int(each) for each in array.reshape(-1))
+
+
+def read_body(path: Path) -> Body:
+    """The models in a file of one body; ``StitchError`` where it does not describe them."""
+    return rebuilt(*noted_in(path, BODY_KEY))
+
+
+def rebuilt(text: str, weights: Callable[[str], Array]) -> Body:
+    """The body that *text* describes; what it holds is looked up by *weights*. Its ports are not told."""
+    try:
+        note = BodyNote.model_validate_json(text)
+    except ValidationError as error:
+        raise StitchError(f"its {BODY_KEY} cannot be read: {first_problem(error, BodyNote)}") from error
+    if note.version != VERSION:
+        raise StitchError(f"its {BODY_KEY} is of version {note.version}, not {VERSION}; stitch it again")
+    _check(note)
+    constants = Constants()
+    steps = tuple(_step(number, each, len(note.names), constants, weights) for number, each in enumerate(note.steps))
+    outputs = tuple({port: BodyValue(*value) for port, value in each.items()} for each in note.outputs)
+    return Body(note.names, 0, steps, note.inputs, ({},) * len(note.names), outputs, constants, ((),) * len(note.names))
+
+
+def _check(note: BodyNote) -> None:
+    """Refuse steps that read what is not made before them, and models that are not there."""
+    if not note.names or len(note.outputs) != len(note.names):
+        raise _unfit(f"has outputs of {len(note.outputs)} models, and names of {len(note.names)}")
+    for number, step in enumerate(note.steps):
+        where = _where(number, step)
+        _check_read(note, where, number, step.inputs)
+        if not step.crews or any(len(crew.held) != len(step.inputs) for crew in step.crews):
+            raise _unfit(f"does not say for each of its inputs what models hold there at {where}")
+        for task in (*step.parts, *(task for crew in step.crews for task in crew.tasks)):
+            if task not in range(len(note.names)):
+                raise _unfit(f"has {len(note.names)} models, and none of number {task} at {where}")
+    for name, each in zip(note.names, note.outputs, strict=True):
+        _check_read(note, f"the outputs of {name}", len(note.steps), each.values())
+
+
+def _check_read(note: BodyNote, where: str, before: int, values: Iterable[tuple[int, int] | None]) -> None:
+    """Each value must be an input, or made by a step *before*."""
+    for step, output in filter(None, values):
+        made = output in range(len(note.inputs)) if step == -1 else 0 <= step < before and output >= 0
+        if not made:
+            raise _unfit(f"reads output {output} of step {step} at {where}, which is not made before")
+
+
+def _where(number: int, note: StepNote) -> str:
+    return f"step {number} ({note.name})"
+
+
+def _unfit(why: str) -> StitchError:
+    return StitchError(f"its {BODY_KEY} {why}; stitch it again")
+
+
+def _step(number: int, note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]) -> BodyStep:
+    try:
+        return _made(note, tasks, constants, weights)
+    except KeyError as error:
+        raise _unfit(f"names the constant {error}, which is not there, at {_where(number, note)}") from error
+    except (IndexError, OverflowError, ValueError) as error:
+        raise _unfit(f"does not fit the constants at {_where(number, note)}: {error}") from error
+
+
+def _made(note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]) -> BodyStep:
+    node = ProgramNode(note.name, note.op, (), ("made",), note.settings, "")
+    step = BodyStep(node, tuple(None if each is None else BodyValue(*each) for each in note.inputs))
+    for crew in note.crews:
+        keys = tuple(_kept(each, constants, weights) for each in crew.held)
+        step.contents.update(dict.fromkeys(crew.tasks or range(tasks), keys))
+    step.names.update(dict.fromkeys(sorted(step.contents), note.name))
+    for task, part in note.parts.items():
+        step.parts[task] = LowRank(_NOTHING, _NOTHING, before=_NOTHING, kind=part.kind)
+        if part.down:
+            down, up = weights(part.down)[part.at, :, : part.rank], weights(part.up)[part.at, : part.rank]
+            step.parts[task] = LowRank(down, up, kind=part.kind)
+    if note.lines:
+        step.lines[0] = OwnLines(0, _NOTHING, _NOTHING)
+    return step
+
+
+def _kept(held: Held, constants: Constants, weights: Callable[[str], Array]) -> str:
+    """The key of a constant."""
+    if isinstance(held, str):
+        if held not in ("", UNKNOWN):
+            constants.arrays.setdefault(held, weights(held))
+        return held
+    constants.arrays[str(held)] = np.array(held, np.int64)
+    return str(held)

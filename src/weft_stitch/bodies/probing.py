@@ -1,0 +1,223 @@
+"""Where rows and the length lie in the values of a body: ``see`` runs its models at several sizes and looks.
+
+No operator has a rule here. A model is run with more rows, and longer, and an axis that grows with the rows holds them.
+Which rows are whose is seen from what the first of them hold in both runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import NamedTuple
+
+import numpy as np
+
+from weft.base.errors import StitchError
+from weft.runtime.tensors import Array
+from weft_stitch.bodies.body import Body, BodyValue
+from weft_stitch.graph import DYNAMIC
+
+SMALL, MORE, LONGER = (2, 5), (3, 5), (2, 7)
+"""Rows and lengths of the runs."""
+
+
+class BodyPlace(NamedTuple):
+    """What was seen of a value."""
+
+    sizes: tuple[int, ...]
+    """In the first run."""
+    dtype: str
+    rows: int | None
+    """The axis that the rows lie along; None where the value has none, as a shape."""
+    each: int = 1
+    """Numbers along that axis for each row, and for each of its positions with *by_length*."""
+    by_length: bool = False
+    long: tuple[int, ...] = ()
+    """All other axes that grow with the length of the inputs."""
+    inner: bool = False
+    """Whether the first numbers along that axis are those of all rows, and not of the first row."""
+
+    @property
+    def as_long(self) -> bool:
+        """Whether those axes are as long as the inputs."""
+        return all(self.sizes[axis] == SMALL[1] for axis in self.long)
+
+
+Fill = Mapping[str, float]
+"""Input -> the number by which it is made longer."""
+ValueRuns = Callable[[int, int, int], Mapping[BodyValue, Array]]
+"""A model, rows, a length -> all its values; more rows begin with the same ones as fewer."""
+OutputRuns = Callable[[int, int, int], Mapping[str, Array]]
+"""The same for its outputs."""
+
+
+def see(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
+    """The place of every value; models are run as long as they have values that others lack."""
+    found: dict[BodyValue, BodyPlace] = {}
+    for task in range(body.tasks):
+        if all(value in found for value in body.values(task)):
+            continue
+        small, more, longer = (runs(task, *sizes) for sizes in (SMALL, MORE, LONGER))
+        for value, array in small.items():
+            if value not in found:
+                node = body.steps[value.step].node
+                name, arrays = f"{node.where} ({node.op})", [array, more[value], longer[value]]
+                place = _place(name, [each.shape for each in arrays], str(array.dtype))
+                found[value] = place._replace(inner=_is_inner(name, place, array, more[value]))
+    return found
+
+
+def see_outputs(body: Body, task: int, runs: OutputRuns) -> dict[str, BodyPlace]:
+    """The places of a model's outputs, whose sizes may be its own; each must have a row for each that goes in."""
+    small, more, longer = (runs(task, *sizes) for sizes in (SMALL, MORE, LONGER))
+    found = {}
+    for name, array in small.items():
+        place = _place(f"output {name}", [each[name].shape for each in (small, more, longer)], str(array.dtype))
+        if place[2:5] != (0, 1, False):
+            raise StitchError(f"{body.names[task]}: its output {name} has no row for each row that goes in")
+        found[name] = place
+    return found
+
+
+def _place(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> BodyPlace:
+    one, more, longer = shapes
+    if len(one) != len(more) or len(one) != len(longer):
+        raise StitchError(f"{name} has other dimensions for other sizes; it cannot be stitched")
+    grown = [axis for axis, pair in enumerate(zip(one, more, strict=True)) if pair[0] != pair[1]]
+    long = [axis for axis, pair in enumerate(zip(one, longer, strict=True)) if pair[0] != pair[1]]
+    if not grown:
+        return BodyPlace(one, dtype, None, long=tuple(long))
+    axis = grown[0]
+    if len(grown) > 1 or one[axis] * MORE[0] != more[axis] * SMALL[0]:
+        raise StitchError(f"{name} mixes rows: it is {one} for {SMALL[0]} of them, {more} for {MORE[0]}")
+    each, by_length = one[axis] // SMALL[0], axis in long
+    if by_length and longer[axis] * SMALL[1] != one[axis] * LONGER[1]:
+        raise StitchError(f"{name} is {one} and {longer} for rows of other lengths; it cannot be split by rows")
+    rest = tuple(at for at in long if at != axis)
+    return BodyPlace(one, dtype, axis, each // SMALL[1] if by_length else each, by_length, rest)
+
+
+def _is_inner(name: str, place: BodyPlace, few: Array, more: Array) -> bool:
+    """Whether rows lie side by side along their axis, and not one after another, as the first ones tell."""
+    if place.rows is None or not few.size:
+        return False
+    axis, each = place.rows, few.shape[place.rows] // SMALL[0]
+    if _same(few, more.take(range(each * SMALL[0]), axis)):
+        return False
+    before, after = few.shape[:axis], few.shape[axis + 1 :]
+    apart = [array.reshape(*before, each, -1, *after) for array in (few, more)]
+    if _same(apart[0], apart[1].take(range(SMALL[0]), axis + 1)):
+        return True
+    if few.dtype.kind == "f":
+        raise StitchError(f"{name} mixes rows: the first ones are others where there are more; it cannot be stitched")
+    return False
+
+
+def _same(one: Array, other: Array) -> bool:
+    if one.dtype.kind != "f":
+        return bool(np.array_equal(one, other))
+    seen = one[np.isfinite(one)]
+    return bool(np.allclose(one, other, 1e-3, 1e-3 * float(np.abs(seen).max(initial=0)), equal_nan=True))
+
+
+ROWS, SHORT, LONG = 2, 5, 7
+"""Of the runs that look for a fill."""
+_WAYS = ((1, 0), (0, 1), (0, 0), (1, 1))
+"""What a mask holds where there is something, and where there is nothing."""
+_FEW = 3
+"""Masks of which every one may be of another way."""
+
+Feed = dict[str, Array]
+Answers = Callable[[int, Feed], Mapping[str, Array]]
+"""A model and its inputs -> its outputs."""
+
+
+@dataclass(frozen=True, eq=False)
+class BodySamples:
+    """How to draw inputs."""
+
+    body: Body
+    usual: Mapping[str, float]
+    """Mask -> what it holds where there is something."""
+    fill: Fill | None
+    """Input -> the number that makes it longer; None where answers depend on what stands behind."""
+
+    def draw(self, rng: np.random.Generator, task: int, rows: int, length: int) -> Feed:
+        """Inputs of one model; where masks can hide something, each row has an end of its own."""
+        ends = rng.integers(1, length + 1, rows) if self.fill else np.full(rows, length)
+        ends[:1] = length
+        return {name: self._drawn(rng, task, name, ends, length) for name in self.body.ports[task]}
+
+    def lengthened(self, task: int, feed: Feed, length: int) -> Feed:
+        """*feed* with all open sizes made *length*."""
+        found = {}
+        for name, port in self.body.ports[task].items():
+            room = [(0, length - size if axis in port.long else 0) for axis, size in enumerate(feed[name].shape)]
+            found[name] = np.pad(feed[name], room, constant_values=(self.fill or {}).get(name, 0))
+        return found
+
+    def _drawn(self, rng: np.random.Generator, task: int, name: str, ends: Array, length: int) -> Array:
+        port = self.body.ports[task][name]
+        shape = [len(ends), *(length if size == DYNAMIC else size for size in port.shape[1:])]
+        if port.dtype.startswith("float"):
+            return np.asarray(rng.standard_normal(shape), port.dtype)
+        if name not in self.usual:
+            return np.asarray(rng.integers(0, tables(self.body, task).get(name, 2), shape), port.dtype)
+        hidden: Array = np.arange(shape[-1]) >= np.reshape(ends, (-1, *[1] * (len(shape) - 1))).astype(int)
+        held = np.where(np.broadcast_to(hidden, shape), (self.fill or self.usual)[name], self.usual[name])
+        return np.asarray(held, port.dtype)
+
+
+def tables(body: Body, task: int) -> dict[str, int]:
+    """The inputs that are looked up in a table, and how many lines it has."""
+    found: dict[str, int] = {}
+    same = {BodyValue(-1, place): name for place, name in enumerate(body.inputs)}
+    for number, step in enumerate(body.steps):
+        if task not in step.contents:
+            continue
+        if step.node.op in ("Cast", "Identity") and step.inputs[0] in same:
+            same[BodyValue(number, 0)] = same[step.inputs[0]]
+        if step.node.op == "Gather" and step.inputs[1] in same and step.contents[task][0] in body.constants.arrays:
+            own = step.lines.get(task)
+            lines = own.count if own else len(body.constants.arrays[step.contents[task][0]])
+            name = same[step.inputs[1]]
+            found[name] = min(lines, found.get(name, lines))
+    return found
+
+
+def find(body: Body, answers: Answers, close: Callable[[Array, Array], bool]) -> BodySamples:
+    """How to draw, with the first fill that changes no answer of the first model."""
+    known = tables(body, 0)
+    whole = [name for name, port in body.ports[0].items() if not port.dtype.startswith("float")]
+    masks = [name for name in {**dict.fromkeys(whole), **_elsewhere(body)} if name not in known]
+    for ways in _ways(len(masks)):
+        usual = {name: float(way[0]) for name, way in zip(masks, ways, strict=True)}
+        fill = dict.fromkeys(body.inputs, 0.0) | {name: float(way[1]) for name, way in zip(masks, ways, strict=True)}
+        drawn = BodySamples(body, usual, fill)
+        if all(_unmoved(drawn, answers, close)):
+            return drawn
+    return BodySamples(body, dict.fromkeys(masks, 1.0), None)
+
+
+def _ways(masks: int) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Ways for each of so many masks; where they are many, all alike."""
+    return product(_WAYS, repeat=masks) if masks <= _FEW else ((way,) * masks for way in _WAYS)
+
+
+def _elsewhere(body: Body) -> dict[str, None]:
+    """Whole numbers that only other models than the first take."""
+    ports = [port for mine in body.ports[1:] for port in mine.values() if not port.dtype.startswith("float")]
+    return {port.name: None for port in ports if port.name not in body.ports[0]}
+
+
+def _unmoved(drawn: BodySamples, answers: Answers, close: Callable[[Array, Array], bool]) -> Iterator[bool]:
+    """Whether each answer is what it was, once its inputs are longer."""
+    rng = np.random.default_rng(0)
+    plain = BodySamples(drawn.body, drawn.usual, None)
+    short = plain.draw(rng, 0, ROWS, SHORT)
+    before, after = answers(0, short), answers(0, drawn.lengthened(0, short, LONG))
+    for name, wanted in before.items():
+        found = after[name]
+        cut = tuple(slice(0, size) for size in wanted.shape)
+        yield bool(np.isfinite(wanted).all()) and found.ndim == wanted.ndim and close(found[cut], wanted)

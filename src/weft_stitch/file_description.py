@@ -1,0 +1,471 @@
+"""What a stitched file says of the models in it, so that they can be had from it again: ``described``.
+
+The layers, which channels are shared by whom, and where the kernels lie among the file's own weights, by name and rows;
+no kernel is stored a second time. Scales and shifts, which are few, are told as they are. ``rebuilding`` reads it.
+``metadata`` has what the server reads: the models, and what the graph calls their inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import accumulate, product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from weft.base.errors import ModelError, StitchError
+from weft.base.jsonfile import first_problem
+from weft.models.onnx_graph import initializers, load, to_array
+from weft.models.onnx_graph import metadata as entries_of
+from weft.runtime.metadata import FAMILY_KEY, STITCHED_KEY, STITCHED_VERSION
+from weft_stitch.family import Block, ChannelSpace, Family, FamilyLayer, Sharing, Wiring, wire
+from weft_stitch.graph import Graph, KernelOrigin
+from weft_stitch.layouts import Affine, Channels, channels, tidy
+from weft_stitch.lowering import port_name
+from weft_stitch.net import (
+    Array,
+    Net,
+    Op,
+    Port,
+    Value,
+    Window,
+    infer,
+)
+from weft_stitch.slabs import unslabbed
+
+VERSION = 1
+
+Numbers = str
+"""An array: its type, a colon, and its bytes, compressed and in base64."""
+
+
+class _Noted(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
+
+
+class OpNote(_Noted):
+    """An operation of all tasks, or of one."""
+
+    name: str
+    kind: str
+    inputs: tuple[str, ...]
+    output: str
+    window: tuple[tuple[int, int], tuple[int, int], tuple[int, int, int, int], tuple[int, int]] | None = None
+    """Kernel, strides, pads, dilations; None: of one position."""
+    groups: tuple[int, ...] = ()
+    function: str = ""
+    settings: dict[str, float] = {}
+    scale: tuple[Numbers | None, ...] = ()
+    shift: tuple[Numbers | None, ...] = ()
+
+
+class KernelNote(_Noted):
+    """Kernels in one of the file's weights, see ``KernelOrigin``."""
+
+    weight: str
+    outs: tuple[int, ...] = ()
+    ins: tuple[int, ...] = ()
+    task: int | None = None
+    folded: int = 0
+    slabs: tuple[int, ...] = ()
+
+
+class PortNote(_Noted):
+    name: str
+    value: str
+    shape: tuple[int, ...]
+
+
+class NetNote(_Noted):
+    name: str
+    batch: int
+    inputs: tuple[PortNote, ...]
+    outputs: tuple[PortNote, ...]
+    sizes: tuple[tuple[int, int, int], ...]
+    """Of its inputs, as the layers see them."""
+    tail: tuple[OpNote, ...] = ()
+    """What it does alone."""
+    reads: dict[str, str] = {}
+    """What that reads of the common part, by the names that it has there."""
+
+
+class BlockNote(_Noted):
+    tasks: tuple[int, ...]
+    channels: Numbers
+    """Of each of them."""
+
+
+class FamilyNote(_Noted):
+    """All of it."""
+
+    version: int
+    missing: str = ""
+    """Why there is nothing of what follows."""
+    layers: tuple[OpNote, ...] = ()
+    nets: tuple[NetNote, ...] = ()
+    outputs: tuple[str, ...] = ()
+    carries: dict[str, tuple[str, ...]] = {}
+    """The spaces of each value."""
+    spaces: dict[str, tuple[BlockNote, ...]] = {}
+    kernels: dict[str, tuple[KernelNote, ...]] = {}
+    """By what the convolution writes."""
+
+
+def described(family: Family, sharing: Sharing, graph: Graph) -> dict[str, str]:
+    """What a file of *graph*, whose rows are open, says of its models, or why it does not."""
+    missing = _missing(family)
+    noted = FamilyNote(version=VERSION, missing=missing) if missing else _noted(family, sharing, graph)
+    return {FAMILY_KEY: noted.model_dump_json(exclude_defaults=True)}
+
+
+def _missing(family: Family) -> str:
+    """Why models cannot be had from their file again; empty if they can."""
+    if any(net.tuned for net in family.nets):
+        return "its models are tuned, and their weights are kept in few bits"
+    ops = [op for layer in family.layers for op in layer.ops] + [op for tail in family.tails for op in tail]
+    foreign = next((op.name for op in ops if op.payload is not None), "")
+    return f"{foreign} is an operator that is kept as it stands in the model" if foreign else ""
+
+
+def _noted(family: Family, sharing: Sharing, graph: Graph) -> FamilyNote:
+    wiring, names = wire(family), _tail_names(family)
+    return FamilyNote(
+        version=VERSION,
+        layers=tuple(_op_note(layer.ops, layer.inputs, layer.output) for layer in family.layers),
+        nets=tuple(_net_note(family, task, names[task]) for task in range(family.tasks)),
+        outputs=tuple(family.outputs),
+        carries=dict(wiring.carries),
+        spaces={name: tuple(map(_block_note, space.blocks)) for name, space in tidy(sharing).spaces.items()},
+        kernels=_kernel_notes(family, graph, names),
+    )
+
+
+def _tail_names(family: Family) -> list[dict[str, str]]:
+    """For each task what its own values are called: those that tails write get names that the family does not have."""
+    names = []
+    for task, net in enumerate(family.nets):
+        made = {op.output: f"{net.name}/{op.output}" for op in family.tails[task]} if family.tails else {}
+        common = {ports[task].value: value for value, ports in family.outputs.items()}
+        names.append(common | dict(family.bridges[task] if family.bridges else {}) | made)
+    return names
+
+
+def _op_note(ops: Sequence[Op], inputs: tuple[str, ...], output: str) -> OpNote:
+    first = ops[0]
+    window = first.window
+    sizes = (window.kernel, window.strides, window.pads, window.dilations)
+    affine = first.kind == "affine"
+    return OpNote(
+        name=first.name,
+        kind=first.kind,
+        inputs=inputs,
+        output=output,
+        window=None if window == Window() else sizes,
+        groups=tuple(op.groups for op in ops) if first.kind == "conv" else (),
+        function=first.function,
+        settings=dict(first.settings),
+        scale=tuple(_optional(op.scale) for op in ops) if affine else (),
+        shift=tuple(_optional(op.shift) for op in ops) if affine else (),
+    )
+
+
+def _net_note(family: Family, task: int, names: Mapping[str, str]) -> NetNote:
+    net = family.nets[task]
+    sizes = [net.values[port.value] for port in net.inputs]
+    tail = family.tails[task] if family.tails else ()
+    inputs = zip(net.inputs, family.inputs, strict=True)
+    return NetNote(
+        name=net.name,
+        batch=net.batch,
+        inputs=tuple(PortNote(name=port.name, value=value, shape=port.shape) for port, value in inputs),
+        outputs=tuple(PortNote(name=port.name, value=names[port.value], shape=port.shape) for port in net.outputs),
+        sizes=tuple((each.channels, each.height, each.width) for each in sizes),
+        tail=tuple(_op_note([op], tuple(names[each] for each in op.inputs), names[op.output]) for op in tail),
+        reads={value: value for value in family.bridges[task].values()} if family.bridges else {},
+    )
+
+
+def _block_note(block: Block) -> BlockNote:
+    tasks = sorted(block.tasks)
+    return BlockNote(tasks=tuple(tasks), channels=_packed(np.stack([block.members[task] for task in tasks]), np.int32))
+
+
+def _kernel_notes(
+    family: Family, graph: Graph, names: Sequence[Mapping[str, str]]
+) -> dict[str, tuple[KernelNote, ...]]:
+    whose = {id(op): (layer.output, task) for layer in family.layers for task, op in enumerate(layer.ops)}
+    for task, tail in enumerate(family.tails):
+        whose |= {id(op): (names[task][op.output], task) for op in tail}
+    found: dict[str, list[KernelNote]] = {}
+    for each in graph.origins:
+        if each.constant in graph.constants:
+            value, task = whose[id(each.op)]
+            found.setdefault(value, []).append(_kernel_note(each, task))
+    return {value: tuple(notes) for value, notes in found.items()}
+
+
+def _kernel_note(origin: KernelOrigin, task: int) -> KernelNote:
+    """*task*: whose it is if it is stored as it is."""
+    return KernelNote(
+        weight=origin.constant,
+        outs=origin.outs,
+        ins=origin.ins,
+        task=origin.task if origin.outs else task,
+        folded=origin.folded,
+        slabs=origin.slabs,
+    )
+
+
+def _packed(array: Array, dtype: Any = None) -> Numbers:
+    flat = np.ascontiguousarray(array, dtype)
+    return f"{flat.dtype.name}:{base64.b64encode(zlib.compress(flat.tobytes())).decode()}"
+
+
+def _optional(array: Array | None) -> Numbers | None:
+    return None if array is None else _packed(array)
+
+
+def unpacked(text: Numbers) -> Array:
+    """The array that a text of ``Numbers`` is."""
+    kind, _, data = text.partition(":")
+    return np.frombuffer(zlib.decompress(base64.b64decode(data)), kind)
+
+
+def metadata(family: Family, batches: Sequence[int]) -> dict[str, str]:
+    """The models, what the graph calls their inputs and outputs, and the rows of each that it was made for."""
+    tasks = [
+        {
+            "name": net.name,
+            "inputs": {port.name: port_name(family, task, port) for port in net.inputs},
+            "outputs": {port.name: port_name(family, task, port) for port in net.outputs},
+            "batch": batch,
+        }
+        for task, (net, batch) in enumerate(zip(family.nets, batches, strict=True))
+    ]
+    return of_tasks(tasks)
+
+
+def of_tasks(tasks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What is said of each model, as it is written."""
+    return {STITCHED_KEY: json.dumps({"version": STITCHED_VERSION, "tasks": tasks}, ensure_ascii=False)}
+
+
+Weights = Callable[[str], Array]
+"""A file's weights by name."""
+_ALONE = -1
+"""Instead of a part that is read: of a depthwise layer."""
+
+
+def rebuilt(text: str, weights: Weights) -> tuple[Family, Sharing]:
+    """The models that ``described`` told of, and what they share."""
+    try:
+        noted = FamilyNote.model_validate_json(text)
+        if noted.version != VERSION:
+            raise StitchError(f"its {FAMILY_KEY} is of version {noted.version}, not {VERSION}; stitch it again")
+        if noted.missing:
+            raise StitchError(noted.missing)
+        return _Rebuilding(noted, weights).family()
+    except ValidationError as error:
+        raise StitchError(f"its {FAMILY_KEY} cannot be read: {first_problem(error, FamilyNote)}") from error
+    except (LookupError, TypeError, ValueError, StopIteration, zlib.error, ModelError) as error:
+        raise StitchError(f"its {FAMILY_KEY} does not fit its weights ({error}); stitch it again") from error
+
+
+class _Rebuilding:
+    """Reads a family from a file."""
+
+    def __init__(self, noted: FamilyNote, weights: Weights) -> None:
+        self.noted, self.weights, self.tasks = noted, weights, len(noted.nets)
+        self.sharing = Sharing({name: _space(blocks, self.tasks) for name, blocks in noted.spaces.items()})
+        self.wiring = Wiring(noted.carries, {}, {})
+
+    def family(self) -> tuple[Family, Sharing]:
+        noted = self.noted
+        layers = tuple(FamilyLayer(self._ops(each), each.inputs, each.output) for each in noted.layers)
+        tails = tuple(
+            tuple(self._op(op, self._whole(op, task), 0) for op in net.tail) for task, net in enumerate(noted.nets)
+        )
+        nets = tuple(self._net(task, layers, tails[task]) for task in range(self.tasks))
+        bridges = tuple(net.reads for net in noted.nets)
+        apart = any(tails) or any(bridges)
+        family = Family(
+            nets,
+            layers,
+            {value: tuple(net.values[value] for net in nets) for value in noted.carries},
+            tuple(port.value for port in nets[0].inputs),
+            {value: tuple(_port_of(net, value) for net in nets) for value in noted.outputs},
+            tails if apart else (),
+            bridges if apart else (),
+        )
+        if wire(family).carries != noted.carries:
+            raise StitchError(f"its {FAMILY_KEY} does not fit its layers; stitch it again")
+        return family, self.sharing
+
+    def _net(self, task: int, layers: Sequence[FamilyLayer], tail: Sequence[Op]) -> Net:
+        note = self.noted.nets[task]
+        ports = [
+            tuple(Port(each.name, each.value, each.shape) for each in side) for side in (note.inputs, note.outputs)
+        ]
+        values = {port.value: Value(*size) for port, size in zip(ports[0], note.sizes, strict=True)}
+        ops = (*(layer.ops[task] for layer in layers), *tail)
+        for op in ops:
+            values[op.output] = infer(op, tuple(values[each] for each in op.inputs))
+        return Net(note.name, ports[0], ops, ports[1], values, note.batch)
+
+    def _ops(self, note: OpNote) -> tuple[Op, ...]:
+        kernels: Sequence[Array | None] = [None] * self.tasks
+        if note.kind == "conv":
+            kernels = self._kernels(note)
+        return tuple(self._op(note, kernels[task], task) for task in range(self.tasks))
+
+    def _op(self, note: OpNote, kernel: Array | None, task: int) -> Op:
+        return Op(
+            note.name,
+            note.kind,
+            note.inputs,
+            note.output,
+            kernel,
+            _vector(note.scale, task),
+            _vector(note.shift, task),
+            Window() if note.window is None else Window(*note.window),
+            note.groups[task] if note.groups else 1,
+            note.function,
+            note.settings,
+        )
+
+    def _whole(self, note: OpNote, task: int) -> Array | None:
+        """A kernel that is in the file as the model has it."""
+        if note.kind != "conv":
+            return None
+        (found,) = [each for each in self.noted.kernels[note.output] if each.task == task and not each.outs]
+        window = note.window[0] if note.window else (1, 1)
+        array = self.weights(found.weight)
+        array = unslabbed(array, found.slabs, window) if found.slabs else array
+        return np.ascontiguousarray(array.reshape(len(array), -1, *window))
+
+    def _kernels(self, note: OpNote) -> list[Array]:
+        """The kernels of all tasks of a convolution."""
+        if not self.noted.kernels[note.output][0].outs:
+            return [array for task in range(self.tasks) if (array := self._whole(note, task)) is not None]
+        outputs, inputs = (channels(value, self.wiring, self.sharing) for value in (note.output, note.inputs[0]))
+        held, assembly = self.noted.kernels[note.output], _Kernels(note, outputs, inputs)
+        scales = {each: self._scales(note.output, each, outputs.widths) for each in {kernel.folded for kernel in held}}
+        for kernel in held:
+            assembly.take(kernel, self.weights(kernel.weight), scales[kernel.folded])
+        return assembly.finished()
+
+    def _scales(self, value: str, layers: int, widths: Sequence[int]) -> tuple[Array, ...]:
+        """What so many of the affines after *value* scale it by, in each task."""
+        affine = Affine.identity(widths)
+        for _ in range(layers):
+            note = next(each for each in self.noted.layers if each.kind == "affine" and each.inputs[0] == value)
+            ops = tuple(self._op(note, None, task) for task in range(self.tasks))
+            affine, value = (
+                affine.then(Affine.from_layer(FamilyLayer(ops, note.inputs, note.output), widths)),
+                note.output,
+            )
+        return affine.scales
+
+
+class _Kernels:
+    """The kernels of one layer, put together of what several weights hold."""
+
+    def __init__(self, note: OpNote, outputs: Channels, inputs: Channels) -> None:
+        self.note, self.outputs, self.inputs = note, outputs, inputs
+        self.window = note.window[0] if note.window else (1, 1)
+        self.depthwise = max(note.groups) > 1
+        self.kernels: list[Array] = []
+        self.lost: dict[tuple[int, int], Array] = {}
+        """Parts that are there -> which of their rows a scale of zero has wiped out; another task may have them."""
+
+    def take(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
+        """Take what is not there yet of one weight."""
+        array = unslabbed(array, note.slabs, self.window) if note.slabs else array
+        rows = _starts([self.outputs.parts[each].width for each in note.outs])
+        columns = [0, 1] if self.depthwise else _starts([self.inputs.parts[each].width for each in note.ins])
+        array = array.reshape(rows[-1], columns[-1], *self.window)
+        if not self.kernels:
+            deep = [1] * self.outputs.tasks if self.depthwise else self.inputs.widths
+            shapes = zip(self.outputs.widths, deep, strict=True)
+            self.kernels = [np.zeros((*shape, *self.window), array.dtype) for shape in shapes]
+        for at, out in enumerate(note.outs):
+            for beside, inp in enumerate([_ALONE] if self.depthwise else note.ins):
+                piece = array[rows[at] : rows[at + 1], columns[beside] : columns[beside + 1]]
+                self._put(out, inp, piece, note.task, scales)
+
+    def _put(self, row: int, column: int, piece: Array, lender: int | None, scales: Sequence[Array]) -> None:
+        """Give a piece to all tasks that have both its parts."""
+        out = self.outputs.parts[row]
+        inp = out if self.depthwise else self.inputs.parts[column]
+        tasks = sorted(out.tasks & inp.tasks)
+        lost = self.lost.get((row, column), np.ones(out.width, bool))
+        if not tasks or not lost.any():
+            return
+        first = tasks[0] if lender is None else lender
+        scale = scales[first][out.members[first]]
+        self.lost[row, column] = lost & (scale == 0)
+        found = _unscaled(piece, scale)[lost]
+        for task in tasks:
+            columns = np.zeros(1, int) if self.depthwise else inp.members[task]
+            self.kernels[task][np.ix_(out.members[task][lost], columns)] = found
+
+    def finished(self) -> list[Array]:
+        """The kernels, if nothing is missing."""
+        outs, ins = self.outputs.parts, self.inputs.parts
+        wanted = {(row, _ALONE) for row in range(len(outs))}
+        if not self.depthwise:
+            pairs = product(enumerate(outs), enumerate(ins))
+            wanted = {(row, column) for (row, out), (column, inp) in pairs if out.tasks & inp.tasks}
+        if missing := wanted - self.lost.keys():
+            raise StitchError(f"{self.note.name}: {len(missing)} of {len(wanted)} parts of its kernels are missing")
+        return self.kernels
+
+
+def _starts(widths: Sequence[int]) -> list[int]:
+    return [0, *accumulate(widths)]
+
+
+def _unscaled(piece: Array, scale: Array) -> Array:
+    if (scale == 1).all():
+        return piece
+    safe = np.where(scale == 0, 1.0, scale)[:, None, None, None]
+    return (piece / safe).astype(piece.dtype)
+
+
+def _vector(told: Sequence[Numbers | None], task: int) -> Array | None:
+    text = told[task] if told else None
+    return None if text is None else unpacked(text)
+
+
+def _port_of(net: Net, value: str) -> Port:
+    return next(port for port in net.outputs if port.value == value)
+
+
+def _space(blocks: Sequence[BlockNote], tasks: int) -> ChannelSpace:
+    found = []
+    for each in blocks:
+        members = unpacked(each.channels).reshape(len(each.tasks), -1)
+        found.append(Block(dict(zip(each.tasks, members.astype(np.int64), strict=True))))
+    widths = tuple(sum(block.width for block in found if task in block.tasks) for task in range(tasks))
+    return ChannelSpace(widths, tuple(found))
+
+
+def read_stitched(path: Path) -> tuple[Family, Sharing]:
+    """What ``described`` told the file of its models; ``StitchError`` where it was told nothing."""
+    return rebuilt(*noted_in(path, FAMILY_KEY))
+
+
+def noted_in(path: Path, key: str) -> tuple[str, Callable[[str], Array]]:
+    """What the file says of its models, and its weights by name."""
+    model = load(path, weights=True)
+    text = entries_of(model).get(key, "")
+    if not text:
+        raise StitchError("it does not say how its models share weights; stitch it again")
+    stored = initializers(model.graph)
+    return text, cache(lambda name: to_array(stored[name]))

@@ -1,0 +1,112 @@
+"""The form ``mts``: one convolution of all blocks with all, zeros where no task has the pair (the paper's form).
+
+[P Q_1 ... Q_T] meets a matrix with the shared U at its head, X_t beside, Y_t below it and Z_t on its diagonal. Its
+weights take (stitched inputs) x (stitched outputs) x taps, zero blocks included. A row's foreign blocks come out as
+garbage; they are set to zero by selection before anything mixes channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from weft_stitch.family import FamilyLayer
+from weft_stitch.forms.base import Done, batched_product, by_table, conv, covers, leading_affine, origin, scaled
+from weft_stitch.forms.room import Placed, Room
+from weft_stitch.layouts import APART, COMPACT, STACKED, STITCHED, Affine, Channels, agreed, kernel, merged
+from weft_stitch.net import Array
+
+
+class Mts:
+    name = "mts"
+
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
+        return ""
+
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
+        inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
+        affine, used = leading_affine(room, layer, chain)
+        source = room.get(layer.inputs[0], STITCHED, clean=not layer.op.depthwise)
+        fold = agreed(outputs, affine.scales)
+        weight = _matrix(layer, inputs, outputs, affine if fold else Affine.identity(outputs.widths))
+        into_bias = fold and agreed(outputs, affine.shifts)
+        groups = weight.shape[0] if layer.op.depthwise else 1
+        bias = merged(outputs, affine.shifts) if into_bias else None
+        held = origin(room, layer, outputs.parts, inputs.parts, folded=affine.layers if fold else 0)
+        tensor = conv(room, layer, source.tensors[0], weight, bias, groups, held)
+        if not fold:
+            tensor = by_table(room, tensor, "Mul", outputs.table(STITCHED, affine.scales, 1.0))
+        if not into_bias:
+            tensor = by_table(room, tensor, "Add", outputs.table(STITCHED, affine.shifts))
+        quiet = layer.op.depthwise and source.clean and (bias is None or not bias.any())
+        return Done(Placed(STITCHED, (tensor,), clean=quiet), used)
+
+
+def _matrix(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
+    """Every block with every block; columns of a block are the same in all its tasks."""
+    kernels = [scaled(kernel(layer, task), affine.scales[task]) for task in range(outputs.tasks)]
+    if layer.op.depthwise:
+        return merged(outputs, kernels)
+    matrix = np.zeros((outputs.width(STITCHED), inputs.width(STITCHED), *layer.op.window.kernel), kernels[0].dtype)
+    for task in reversed(range(outputs.tasks)):
+        target = np.ix_(outputs.columns(STITCHED, task), inputs.columns(STITCHED, task))
+        matrix[target] = kernels[task][np.ix_(outputs.order(task), inputs.order(task))]
+    return matrix
+
+
+class Grouped:
+    name = "grouped"
+
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
+        if room.rows.dynamic:
+            return "its rows are only known at run time"
+        return "" if room.rows.equal else f"the batches {list(room.rows.batches)} are not equal"
+
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
+        inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
+        affine, used = leading_affine(room, layer, chain)
+        weight = _matrices(layer, inputs, outputs, affine)
+        bias = outputs.table(COMPACT, affine.shifts)
+        if covers(room, layer):
+            source = room.tensor(layer.inputs[0], COMPACT)
+            return Done(Placed(COMPACT, (batched_product(room, layer, source, weight, bias),)), used)
+        tensor = room.tensor(layer.inputs[0], STACKED)
+        groups = outputs.tasks * (weight.shape[1] if layer.op.depthwise else 1)
+        flat = weight.reshape(-1, *weight.shape[2:])
+        return Done(Placed(STACKED, (conv(room, layer, tensor, flat, bias.ravel(), groups),)), used)
+
+
+def _matrices(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
+    """[tasks, widest output, widest input, height, width], zeros where a task is narrower."""
+    depthwise = layer.op.depthwise
+    shape = (outputs.tasks, outputs.width(COMPACT), 1 if depthwise else inputs.width(COMPACT))
+    weight = np.zeros((*shape, *layer.op.window.kernel), kernel(layer, 0).dtype)
+    for task in range(outputs.tasks):
+        mine, order = scaled(kernel(layer, task), affine.scales[task]), outputs.order(task)
+        columns = outputs.columns(COMPACT, task)
+        if depthwise:
+            weight[task, columns] = mine[order]
+        else:
+            weight[task][np.ix_(columns, inputs.columns(COMPACT, task))] = mine[np.ix_(order, inputs.order(task))]
+    return weight
+
+
+class Separate:
+    name = "separate"
+
+    def refusal(self, room: Room, layer: FamilyLayer) -> str:
+        return ""
+
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
+        inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
+        affine, used = leading_affine(room, layer, chain)
+        tensors = []
+        for task, tensor in enumerate(room.get(layer.inputs[0], APART).tensors):
+            order = outputs.order(task)
+            weight = scaled(kernel(layer, task), affine.scales[task])
+            weight = weight[order] if layer.op.depthwise else weight[np.ix_(order, inputs.order(task))]
+            groups = len(order) if layer.op.depthwise else 1
+            held = origin(room, layer, outputs.parts_of(task), inputs.parts_of(task), task=task, folded=affine.layers)
+            tensors.append(conv(room, layer, tensor, weight, affine.shifts[task][order], groups, held))
+        return Done(Placed(APART, tuple(tensors)), used)

@@ -1,0 +1,310 @@
+"""How long a way of running many models takes and how much memory it needs: ``prepare``, ``times_ms``, ``error``.
+
+``GraphClock``, a ``GraphCost``, times graphs where torch runs them; ``plan_for`` chooses forms for such a place by it.
+
+Memory is what torch's allocator has handed out: the weights and tables that stay, and the most that running adds to
+them (activations, workspaces) once cuDNN has chosen its algorithms, whose trials are not counted. Branches that run at
+the same time count together. Without CUDA a way is called as it is, and memory is not known.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from weft.base.errors import StitchError
+from weft.runtime.timing import Run, mean_seconds, measure_in_turns
+from weft_stitch.family import Family, Sharing
+from weft_stitch.forms import FORMS
+from weft_stitch.graph import Graph
+from weft_stitch.planning.cost import H200, Modelled
+from weft_stitch.planning.planner import Plan, plan
+from weft_stitch.running.kernel_shapes import tune
+from weft_stitch.running.module import StitchedModule
+from weft_stitch.running.operators import Tensor, torch
+
+UNCAPTURED = ("eager", "grouped-eager")
+"""The ways that launch every operation anew; the others are replayed as one CUDA graph."""
+LOAD_BYTES = 16
+"""What one load of the fused kernel takes."""
+
+Outputs = tuple[Tensor, ...]
+Call = Callable[..., Outputs]
+
+
+class Place(NamedTuple):
+    """Where modules lie, what they compute in, and how pictures lie there."""
+
+    device: str
+    dtype: Any
+    channels_last: bool = False
+
+    @property
+    def align(self) -> int:
+        """How many numbers a load takes, for ``lower`` in the form ``fused``."""
+        return LOAD_BYTES // int(self.dtype.itemsize)
+
+    def module(self, graph: Graph) -> StitchedModule:
+        return StitchedModule(graph, device=self.device, dtype=self.dtype, channels_last=self.channels_last)
+
+    def tensor(self, tensor: Tensor) -> Tensor:
+        """*tensor* as an input for modules here."""
+        spatial = self.channels_last and tensor.dim() == 4
+        here = tensor.to(device=self.device, dtype=self.dtype)
+        return here.contiguous(memory_format=torch.channels_last) if spatial else here
+
+
+@dataclass(frozen=True, eq=False)
+class RivalWay:
+    """Something that runs all tasks: ``call`` of ``inputs``, which stay where they are."""
+
+    name: str
+    call: Call
+    inputs: tuple[Tensor, ...]
+    weight_bytes: int
+    """Kernels alone, as they lie on the device."""
+    launches: int | None
+    """Steps that are not views; None where a compiler decides."""
+
+    @property
+    def captured(self) -> bool:
+        return self.name not in UNCAPTURED
+
+    def run(self) -> Outputs:
+        with torch.no_grad():
+            return self.call(*self.inputs)
+
+
+class Forked:
+    """Each model in a CUDA stream of its own; all of them start together, and the caller's stream waits for all."""
+
+    def __init__(self, modules: Sequence[StitchedModule]) -> None:
+        if not torch.cuda.is_available():
+            raise StitchError("streams need a CUDA device, and there is none; leave out the way 'streams'")
+        self.modules = tuple(modules)
+        self.streams = [torch.cuda.Stream() for _ in modules]
+        self.branch_bytes = 0
+        """What the branches of the last call needed, together: they run at the same time."""
+
+    def __call__(self, *inputs: Tensor) -> Outputs:
+        caller = torch.cuda.current_stream()
+        started = caller.record_event()
+        for stream in self.streams:
+            stream.wait_event(started)
+        self.branch_bytes = 0
+        found = []
+        for module, stream, given in zip(self.modules, self.streams, inputs, strict=True):
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            with torch.cuda.stream(stream):
+                found.append(module(given)[0])
+            self.branch_bytes += torch.cuda.max_memory_allocated() - before
+        for stream in self.streams:
+            caller.wait_stream(stream)
+        return tuple(found)
+
+
+WARM_UPS = 3
+ROUNDS, REPLAYS, FEWEST, ROUND_S = 3, 50, 10, 1.0
+"""A round is *REPLAYS* calls, or as many as go into *ROUND_S*, but *FEWEST*."""
+
+
+class Built(NamedTuple):
+    """Modules on the device, and what they keep there."""
+
+    modules: tuple[StitchedModule, ...]
+    resident_bytes: int | None
+
+
+class TimedWay(NamedTuple):
+    """A way ready to be timed."""
+
+    replay: Run
+    outputs: Outputs
+    """Overwritten by every replay of a CUDA graph."""
+    added_bytes: int | None
+    """The most that running takes on top of what stays."""
+    pool_bytes: int | None
+    """What the CUDA graph keeps reserved for that, in the allocator's large pages."""
+    workspace_bytes: int | None
+    """The part of *added_bytes* that is cuBLAS's."""
+
+
+@contextmanager
+def precision(tf32: bool, *, search: bool = True) -> Iterator[None]:
+    """Let float32 products be rounded to TF32, everywhere or nowhere; *search* lets cuDNN try its algorithms."""
+    conv, product = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = conv.allow_tf32, product.allow_tf32, conv.benchmark
+    conv.allow_tf32, product.allow_tf32, conv.benchmark = tf32, tf32, search
+    try:
+        yield
+    finally:
+        conv.allow_tf32, product.allow_tf32, conv.benchmark = before
+
+
+def build(graphs: Sequence[Graph], inputs: Sequence[Sequence[Tensor]], place: Place) -> Built:
+    """Modules of *graphs*, each run once with its inputs; fused layers are tuned on CUDA."""
+    settle()
+    before = _allocated()
+    modules = tuple(_tuned(graph, given, place) for graph, given in zip(graphs, inputs, strict=True))
+    with torch.no_grad():
+        for module, given in zip(modules, inputs, strict=True):
+            module(*given)
+    settle()
+    after = _allocated()
+    return Built(modules, None if after is None or before is None else after - before)
+
+
+def _tuned(graph: Graph, inputs: Sequence[Tensor], place: Place) -> StitchedModule:
+    """A fresh module with the shapes that tuning found: what tuning left behind goes with the old one."""
+    module = place.module(graph)
+    if not module.fused_layers or not inputs[0].is_cuda:
+        return module
+    tune(module, *inputs)
+    fresh = place.module(graph)
+    for old, new in zip(module.fused_layers, fresh.fused_layers, strict=True):
+        new.shape = old.shape
+    return fresh
+
+
+def prepare(way: RivalWay) -> TimedWay:
+    """Warm *way* up, capture it if it is one to be captured, and note what memory that takes."""
+    if not way.inputs[0].is_cuda:
+        return TimedWay(way.run, way.run(), None, None, None)
+    _warm_up(way)
+    settle()
+    before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+    torch.cuda.reset_peak_memory_stats()
+    replay, outputs = _captured(way) if way.captured else (way.run, way.run())
+    torch.cuda.synchronize()
+    added = torch.cuda.max_memory_allocated() - before
+    if isinstance(way.call, Forked):
+        added = way.call.branch_bytes
+    pool = torch.cuda.memory_reserved() - reserved if way.captured else None
+    held = torch.cuda.memory_allocated()
+    settle()
+    return TimedWay(replay, outputs, added, pool, held - torch.cuda.memory_allocated())
+
+
+def _warm_up(way: RivalWay) -> None:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            way.run()
+    torch.cuda.current_stream().wait_stream(side)
+
+
+def _captured(way: RivalWay) -> tuple[Run, Outputs]:
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        outputs = way.run()
+    graph.replay()
+    return graph.replay, outputs
+
+
+def settle() -> None:
+    """Wait for the device and give back all that is not in use, cuBLAS's workspaces too: the next will be its own.
+
+    A workspace taken during a capture is the graph's; one taken before it would be reused under the graph's feet.
+    """
+    if not torch.cuda.is_available():
+        return
+    torch.cuda.synchronize()
+    gc.collect()
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+
+
+def _allocated() -> int | None:
+    return int(torch.cuda.memory_allocated()) if torch.cuda.is_available() else None
+
+
+def times_ms(runs: Mapping[str, TimedWay], *, rounds: int = ROUNDS, replays: int = REPLAYS) -> dict[str, float]:
+    """The median over *rounds* of each run's mean; the runs take turns."""
+    with torch.no_grad():
+        measures = [partial(_mean_ms, run, _replays(run, replays)) for run in runs.values()]
+        times = measure_in_turns(measures, rounds)
+    return {name: median(run_ms) for name, run_ms in zip(runs, times, strict=True)}
+
+
+def _replays(run: TimedWay, most: int) -> int:
+    once_ms = _mean_ms(run, 1)
+    return max(min(most, FEWEST), min(most, round(1e3 * ROUND_S / max(once_ms, 1e-3))))
+
+
+def _mean_ms(run: TimedWay, count: int) -> float:
+    if not run.outputs[0].is_cuda:
+        return 1e3 * mean_seconds(run.replay, perf_counter, count)
+    for _ in range(WARM_UPS):
+        run.replay()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize()
+    start.record()
+    for _ in range(count):
+        run.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end)) / count
+
+
+def error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """The largest difference of any task's outputs, over the largest of what they should be."""
+    pairs = [(got.float().cpu(), want.float().cpu()) for got, want in zip(found, wanted, strict=True)]
+    return max(_largest(got - want) / _largest(want) for got, want in pairs)
+
+
+def _largest(tensor: Tensor) -> float:
+    """What is not a number is larger than any."""
+    return float(tensor.abs().nan_to_num(nan=float("inf")).max())
+
+
+def reference(graph: Graph, given: Tensor, device: Any) -> Tensor:
+    """What a model alone answers in float32, without TF32."""
+    with precision(tf32=False, search=False), torch.no_grad():
+        return StitchedModule(graph, device=device)(given.to(device))[0].cpu()
+
+
+@dataclass(frozen=True)
+class GraphClock:
+    """Every graph as a module at *place*, on CUDA as one CUDA graph with tuned kernels; they take turns."""
+
+    place: Place
+    rounds: int = ROUNDS
+    replays: int = REPLAYS
+
+    def seconds(self, graphs: Sequence[Graph]) -> list[float]:
+        runs = {str(number): self._run(graph) for number, graph in enumerate(graphs)}
+        times = times_ms(runs, rounds=self.rounds, replays=self.replays)
+        return [times[name] / 1e3 for name in runs]
+
+    def _run(self, graph: Graph) -> TimedWay:
+        inputs = tuple(self.place.tensor(torch.randn(tensor.shape)) for tensor in graph.inputs)
+        (module,) = build([graph], [inputs], self.place).modules
+        return prepare(RivalWay(graph.name, module, inputs, graph.weight_bytes, None))
+
+
+def plan_for(
+    place: Place,
+    family: Family,
+    sharing: Sharing,
+    *,
+    clock: GraphClock | None = None,
+    weight_cap_bytes: int | None = None,
+) -> Plan:
+    """The fastest way to run *family* at *place*: layers by the model of a GPU, whole graphs by the clock."""
+    return plan(
+        family,
+        sharing,
+        Modelled(H200),
+        forms=tuple(FORMS),
+        align=place.align,
+        weight_cap_bytes=weight_cap_bytes,
+        whole=clock or GraphClock(place),
+    )

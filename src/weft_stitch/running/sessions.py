@@ -1,0 +1,220 @@
+"""Stitched graphs against the clock, in ONNX Runtime: ``race`` runs them in turn, ``GraphTimer`` costs them for a plan.
+
+A plan goes by processor time as long as one thread does the work: other processes make a run late, not busy.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from weft.base.errors import StitchError
+from weft.runtime.onnxruntime_cpu.sessions import first_line, open_session
+from weft.runtime.tensors import Array
+from weft.runtime.timing import Clock, Run, Turns, measure_in_turns, run_all
+from weft_stitch.family import Family
+from weft_stitch.graph import DYNAMIC, Graph
+from weft_stitch.graph_steps import plain_graph
+from weft_stitch.lowering import port_name
+from weft_stitch.net import Net
+from weft_stitch.onnx_writer import to_onnx
+from weft_stitch.reading.onnx_source import COARSE
+
+
+class GraphRunner:
+    """A graph loaded in ONNX Runtime, with made-up inputs."""
+
+    def __init__(self, graph: Graph, *, threads: int = 1, rows: int = 1, seed: int = 0) -> None:
+        self._name = graph.name
+        self._session = opened(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
+        rng = np.random.default_rng(seed)
+        self.feed: dict[str, Array] = {
+            each.name: rng.standard_normal([rows if size == DYNAMIC else size for size in each.shape], np.float32)
+            for each in graph.inputs
+        }
+
+    def __call__(self) -> list[Array]:
+        """Run once."""
+        return answers(self._session, None, self.feed, self._name)
+
+
+def opened(source: Path | bytes, threads: int, title: str, *, optimise: bool) -> Any:
+    """A session over a graph or a model's file; *title* is what messages call it."""
+    try:
+        return open_session(source, threads, optimise=optimise)
+    except Exception as error:  # the C++ side raises a dozen unrelated kinds
+        raise StitchError(f"{title} cannot be loaded by ONNX Runtime: {first_line(error)}") from error
+
+
+def answers(session: Any, names: Sequence[str] | None, feed: Mapping[str, Array], title: str) -> list[Array]:
+    """The outputs *names*, or all, for *feed*."""
+    try:
+        found: list[Array] = session.run(names, feed)
+    except Exception as error:  # see above
+        raise StitchError(f"{title} cannot be run by ONNX Runtime: {first_line(error)}") from error
+    return found
+
+
+def race(
+    contenders: Mapping[str, Sequence[Graph]],
+    *,
+    rounds: int = 10,
+    warm_ups: int = 2,
+    threads: int = 1,
+    rows: int = 1,
+    clock: Clock = time.perf_counter,
+) -> dict[str, Turns]:
+    """Time contenders in turns; one of several graphs runs them one after another."""
+    if rounds < 1:
+        raise StitchError(f"{rounds} rounds measure nothing; run at least 1")
+    runners = [[GraphRunner(graph, threads=threads, rows=rows) for graph in graphs] for graphs in contenders.values()]
+    measures = [partial(_wall_and_busy_s, runs, clock) for runs in runners]
+    times = measure_in_turns(measures, rounds, warm_ups=warm_ups)
+    return {name: Turns(*zip(*pairs, strict=True)) for name, pairs in zip(contenders, times, strict=True)}
+
+
+def _wall_and_busy_s(runs: Sequence[Run], clock: Clock) -> tuple[float, float]:
+    """Seconds by *clock*, and processor seconds of all threads."""
+    began_s, busy_s = clock(), time.process_time()
+    run_all(runs)
+    return clock() - began_s, time.process_time() - busy_s
+
+
+@dataclass(frozen=True, slots=True)
+class GraphTimer:
+    """The cost of graphs as they run: the least of several rounds, as whatever disturbs a run adds to it."""
+
+    threads: int = 1
+    rounds: int = 10
+    warm_ups: int = 2
+    rows: int = 1
+    """Given for a dimension that is known only at run time."""
+
+    def seconds(self, graphs: Sequence[Graph]) -> list[float]:
+        contenders = {str(number): [graph] for number, graph in enumerate(graphs)}
+        found = race(contenders, rounds=self.rounds, warm_ups=self.warm_ups, threads=self.threads, rows=self.rows)
+        return [min(times.busy if self.threads == 1 else times.seconds) for times in found.values()]
+
+
+_FED = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
+"""Inputs of models that can be compared as they are; others only as they were read."""
+
+_SEVERAL = 3
+"""Batches that a model is given at once to see whether it keeps their rows apart."""
+
+Feed = Mapping[str, Array]
+
+
+class Difference(NamedTuple):
+    """The largest one that was seen."""
+
+    relative: float
+    """To the largest number in that output of the model alone, in float32 if its file is in half precision."""
+    output: str
+    """The graph's name of it."""
+    coarse: float = 0.0
+    """The largest to files in half precision as they run by themselves."""
+
+
+def largest_difference(
+    graph: Graph,
+    family: Family,
+    sources: Sequence[Path | None],
+    rows: Sequence[int],
+    *,
+    threads: int = 1,
+    seed: int = 0,
+) -> Difference:
+    """Run *graph* and its models on the same random inputs; *rows* are multiples of each model's batch.
+
+    sources: the models' files, which ONNX Runtime runs as they are; without one the net as it was read.
+    """
+    rng = np.random.default_rng(seed)
+    feeds = [
+        {port.name: _drawn(rng, (count, *port.shape), net) for port in net.inputs}
+        for net, count in zip(family.nets, rows, strict=True)
+    ]
+    found = _together(graph, family, feeds, threads)
+    worst, coarse = Difference(0.0, ""), 0.0
+    for task, (net, source) in enumerate(zip(family.nets, sources, strict=True)):
+        # one in half precision is off by itself: the graph is judged by what was read, and this is told beside
+        judged = None if net.stored in COARSE else source
+        for port, wanted in zip(net.outputs, _alone(net, judged, feeds[task], threads), strict=True):
+            name = port_name(family, task, port)
+            worst = max(worst, Difference(relative_difference(found[name], wanted), name))
+        if source != judged:
+            for port, wanted in zip(net.outputs, _alone(net, source, feeds[task], threads), strict=True):
+                coarse = max(coarse, relative_difference(found[port_name(family, task, port)], wanted))
+    return worst._replace(coarse=coarse)
+
+
+def tied_rows(net: Net, close: float, *, threads: int = 1, seed: int = 0) -> str:
+    """Why *net* cannot take any number of rows, in words; empty if it answers several batches as it does each."""
+    rng = np.random.default_rng(seed)
+    feed = {port.name: _drawn(rng, (_SEVERAL * net.batch, *port.shape), net) for port in net.inputs}
+    apart = _alone(net, None, feed, threads)
+    session = opened(to_onnx(plain_graph(net, dynamic=True)).SerializeToString(), threads, net.name, optimise=False)
+    names = [port.name for port in net.outputs]
+    try:
+        together = answers(session, names, feed, net.name)
+    except StitchError:
+        return f"runs with the number of rows in its file ({net.batch}) only"
+    mixed = (name for name, *pair in zip(names, together, apart, strict=True) if relative_difference(*pair) > close)
+    return next((f"answers a row by the rows beside it in {name}" for name in mixed), "")
+
+
+def _drawn(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> Array:
+    """Numbers that a model in half precision takes as they are."""
+    drawn = rng.standard_normal(shape, np.float32)
+    return drawn.astype(np.float16).astype(np.float32) if net.stored in COARSE else drawn
+
+
+def _together(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int) -> dict[str, Array]:
+    session = opened(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
+    joined = {
+        port_name(family, task, port): feeds[task][port.name]
+        for task, net in enumerate(family.nets)
+        for port in net.inputs
+    }
+    names = [tensor.name for tensor in graph.outputs]
+    return dict(zip(names, answers(session, names, joined, graph.name), strict=True))
+
+
+def _alone(net: Net, source: Path | None, feed: Feed, threads: int) -> list[Array]:
+    """What the model answers by itself, a batch at a time."""
+    session = None if source is None else opened(source, threads, source.name, optimise=False)
+    kinds = {each.name: each.type for each in session.get_inputs()} if session else {}
+    if session is None or not all(kind in _FED for kind in kinds.values()):
+        session, kinds = opened(to_onnx(plain_graph(net)).SerializeToString(), threads, net.name, optimise=False), {}
+    names = [port.name for port in net.outputs]
+    parts = []
+    for batch in _batches(feed, net.batch):
+        given = {name: array.astype(_FED[kinds.get(name, "tensor(float)")]) for name, array in batch.items()}
+        parts.append(answers(session, names, given, net.name))
+    return [np.concatenate(each) for each in zip(*parts, strict=True)]
+
+
+def _batches(feed: Feed, rows: int) -> Iterator[Feed]:
+    total = len(next(iter(feed.values())))
+    for start in range(0, total, rows):
+        yield {name: array[start : start + rows] for name, array in feed.items()}
+
+
+def relative_difference(found: Array, wanted: Array) -> float:
+    """The largest difference by the largest number; infinite where one has a number and the other has none."""
+    if found.shape != wanted.shape:
+        return np.inf
+    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    if bool(same.all()):
+        return 0.0
+    apart = np.abs(found[~same].astype(np.float64) - wanted[~same].astype(np.float64))
+    if not bool(np.isfinite(apart).all()):
+        return np.inf
+    numbers = np.abs(wanted[np.isfinite(wanted)])
+    return float(apart.max() / max(float(numbers.max(initial=0.0)), np.finfo(np.float32).tiny))

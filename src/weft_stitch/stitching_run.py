@@ -1,0 +1,333 @@
+"""From models to graphs that were planned, raced and compared with them: ``stitch``, and ``Stitching``, what is made.
+
+The steps are those of the package: read, align, find what is shared, choose forms or groups, lower. Where a clock may
+decide, the plans that are left race once more against the models alone, and the times that are told are those that
+were chosen by.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from weft.base.errors import StitchError
+from weft.reports.shown import Shown
+from weft.runtime.metadata import servable
+from weft_stitch.assembly import PLANNED, Contest, Stitched, assemble
+from weft_stitch.discovery import discover
+from weft_stitch.family import Family, Sharing
+from weft_stitch.forms import FORMS
+from weft_stitch.graph import Graph
+from weft_stitch.lowering import formed
+from weft_stitch.options import StitchOptions
+from weft_stitch.planning.budget import BudgetLimits, stitch_groups
+from weft_stitch.planning.cost import GraphCost, Modelled, machine
+from weft_stitch.planning.planner import ANYWHERE
+from weft_stitch.reading import read_models
+from weft_stitch.reading.alignment import align
+from weft_stitch.summary import SEQUENTIAL, SLABBED, STITCHED, Summary, Way, together
+
+if TYPE_CHECKING:
+    from weft_stitch.bodies.body_stitching import BodyStitching
+    from weft_stitch.running.sessions import Difference
+
+CLOSE = 1e-5
+"""By so much of its largest number an output may differ from the model's own."""
+CLOSE_ROUNDED = 0.25
+"""The same for tuned models with all that they round: a last digit may tip a value to the next one of its format."""
+ROUNDS = 20
+"""Of the race between the ways to run the models; the least time of each counts."""
+
+
+class StitchProgress(NamedTuple):
+    """How far a stitching is."""
+
+    stage: str
+    detail: str = ""
+    done: int = 0
+    """Steps of the stage."""
+    of: int | None = None
+
+
+OnProgress = Callable[[StitchProgress], None]
+WayTimes = Mapping[str, float]
+"""Seconds by the name of a way to run the models."""
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Stitching(Shown):
+    """Models as one graph, or as groups where limits ask for them, and what was measured."""
+
+    options: StitchOptions
+    family: Family
+    sharing: Sharing
+    groups: tuple[Stitched, ...]
+    summaries: tuple[Summary, ...]
+    """The numbers of each group, also of the ways that it was compared with."""
+    difference: Difference | None
+    """The largest to the models alone; None where it was not looked for."""
+
+    def __repr__(self) -> str:
+        graphs = "one graph" if len(self.groups) == 1 else f"{len(self.groups)} graphs"
+        weights = f"{self.after.weight_bytes / 1e6:.3g} MB of weights, {self.before.weight_bytes / 1e6:.3g} MB before"
+        return f"Stitching({', '.join(self.names)} as {graphs}; {weights})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(net.name for net in self.family.nets)
+
+    @property
+    def before(self) -> Way:
+        """All models one after another."""
+        return together(SEQUENTIAL, [each.sequential for each in self.summaries])
+
+    @property
+    def after(self) -> Way:
+        """All groups one after another."""
+        return together(STITCHED, [each.stitched for each in self.summaries])
+
+    @property
+    def files(self) -> dict[str, Path]:
+        """The files that were read, by the names of their models."""
+        pairs = zip(self.names, self.options.models, strict=True)
+        return {name: Path(model) for name, model in pairs if isinstance(model, str | os.PathLike)}
+
+    def outputs(self, path: str | os.PathLike[str]) -> tuple[Path, ...]:
+        """The file of each group: *path*, or with a number where there are several."""
+        target = Path(path)
+        if len(self.groups) == 1:
+            return (target,)
+        return tuple(target.with_name(f"{target.stem}.{number}{target.suffix}") for number in range(len(self.groups)))
+
+    def to_onnx(self, path: str | os.PathLike[str]) -> tuple[Path, ...]:
+        """Write every group as an ONNX file, none in the place of a model; the files."""
+        outputs = self.outputs(path)
+        models = [file.resolve() for file in self.files.values()]
+        for output in outputs:
+            if output.resolve() in models:
+                raise StitchError(f"{output} is one of the models; write to another file")
+        for made, output in zip(self.groups, outputs, strict=True):
+            made.to_onnx(output)
+        return outputs
+
+
+def stitch(
+    models: Sequence[Any], *, on_progress: OnProgress | None = None, **options: Any
+) -> Stitching | BodyStitching:
+    """Make one graph of models that share weights; *options* are the fields of ``StitchOptions``."""
+    return carry_out(StitchOptions(models=models, **options), on_progress)
+
+
+def carry_out(options: StitchOptions, on_progress: OnProgress | None = None) -> Stitching | BodyStitching:
+    """Read, plan, race and compare as *options* say."""
+    told = on_progress or (lambda progress: None)
+    if options.as_body:
+        return _body(options, told)
+    if options.base is not None:
+        raise StitchError(f"base = {options.base} is for a body; leave it out")
+    family = _read(options, told)
+    sharing = _shared(options, family, told)
+    groups = _planned(options, family, sharing, told)
+    times: Sequence[WayTimes] = ()
+    if options.measures and len(groups) == 1 and groups[0].contest is not None:
+        told(StitchProgress("racing"))
+        settled, mine = _settled(options, groups[0], groups[0].contest)
+        groups, times = (settled,), (mine,)
+    difference = _compared(options, family, groups, told) if options.checks else None
+    modelled = Modelled(machine(options.machine))
+    summaries = [made.summarise(modelled, _rivals(options, groups)) for made in groups]
+    if options.measures:
+        told(StitchProgress("racing"))
+        times = times or _times(options, family, groups, summaries)
+        summaries = [each.timed(mine) for each, mine in zip(summaries, times, strict=True)]
+    return Stitching(options, family, sharing, groups, tuple(summaries), difference)
+
+
+def _body(options: StitchOptions, told: OnProgress) -> BodyStitching:
+    from weft_stitch.bodies.body_stitching import stitch_body
+
+    options.check_body()
+    return stitch_body(
+        options.models,
+        options.names,
+        tolerance=options.tolerance,
+        base=options.base,
+        check=options.checks,
+        measure=options.measures,
+        threads=options.used_threads,
+        on_stage=lambda stage, done, of: told(StitchProgress(stage, done=done, of=of)),
+    )
+
+
+def _read(options: StitchOptions, told: OnProgress) -> Family:
+    nets = read_models(
+        options.models,
+        example_inputs=options.example_inputs,
+        names=options.names,
+        batches=options.batches,
+        islands=options.islands,
+        shapes=options.shapes,
+        progress=lambda done: told(StitchProgress("reading", done=done, of=len(options.models))),
+    )
+    for net, model in zip(nets, options.models, strict=True):
+        if options.dynamic and not servable(net.name):
+            whose = model if isinstance(model, str | os.PathLike) else net.name
+            raise StitchError(f"{whose}: its name is none that weft serve takes; give names = a,b,c")
+    family = align(nets, islands=options.islands)
+    if options.dynamic:
+        _require_free_rows(options, family)
+    return family
+
+
+def _require_free_rows(options: StitchOptions, family: Family) -> None:
+    """Refuse models that answer a row by the rows beside it; only what is kept as it stands in a file can do so."""
+    from weft_stitch.running.sessions import tied_rows
+
+    for net in family.nets:
+        foreign = any(op.kind == "island" for op in net.ops)
+        if why := tied_rows(net, CLOSE, threads=options.used_threads) if foreign else "":
+            raise StitchError(f"{net.name} {why}; leave out dynamic = True")
+
+
+def _shared(options: StitchOptions, family: Family, told: OnProgress) -> Sharing:
+    given = options.sharing
+    if isinstance(given, Sharing):
+        return given
+    if given is not None:
+        from weft_stitch.sharing_map import read_sharing
+
+        return read_sharing(os.fspath(given), family, tolerance=options.tolerance)
+    stage = "looking for what is shared"
+    told(StitchProgress(stage))
+    return discover(
+        family,
+        tolerance=options.tolerance,
+        on_progress=lambda done, of: told(StitchProgress(stage, done=done, of=of)),
+    )
+
+
+def _planned(options: StitchOptions, family: Family, sharing: Sharing, told: OnProgress) -> tuple[Stitched, ...]:
+    settings: dict[str, Any] = {
+        "form": options.form, "cost": _cost(options), "dynamic": options.dynamic, "slabs": options.allows_slabs,
+    }  # fmt: skip
+    if options.in_groups:
+        limits = BudgetLimits(options.memory_cap_bytes, options.latency_target_s)
+        progress = _counted("grouping", 3 * family.tasks, told)
+        return stitch_groups(family, sharing, limits, **settings, progress=progress)
+    steps = len(formed(family)) * len(ANYWHERE) + 1 if options.form == PLANNED else None
+    settings |= {"slack": options.allowed_slack, "align": options.align}
+    return (assemble(family, sharing, **settings, progress=_counted("planning", steps, told)),)
+
+
+def _counted(stage: str, of: int | None, told: OnProgress) -> Callable[[str], None]:
+    """Tells of one step more each time it is called."""
+    numbers = count(1)
+    told(StitchProgress(stage, of=of))
+    return lambda detail: told(StitchProgress(stage, detail, next(numbers), of))
+
+
+def _cost(options: StitchOptions) -> GraphCost:
+    """What plans go by."""
+    if not options.measures:
+        return Modelled(machine(options.machine))
+    from weft_stitch.running.sessions import GraphTimer
+
+    return GraphTimer(threads=options.used_threads)
+
+
+def _settled(options: StitchOptions, made: Stitched, contest: Contest) -> tuple[Stitched, WayTimes]:
+    """The plan chosen by the times that are told, and these times."""
+    plans = contest.plans
+    apart = [SEQUENTIAL, *([SLABBED] if made.slabs_alone else [])]
+    contenders = {name: _graphs(made.family, made, name) for name in apart}
+    contenders |= {str(at): _graphs(made.family, made.planned(each), STITCHED) for at, each in enumerate(plans)}
+    found = _raced(options, made.family, contenders)
+    seconds = [found[str(at)] for at in range(len(plans))]
+    chosen = contest.choose(seconds)
+    pairs = reversed(list(zip(plans, seconds, strict=True)))  # of one form the first counts, as in ``in_form``
+    forms = {each.name: mine for each, mine in pairs if each.name in FORMS}
+    times = {name: found[name] for name in apart} | forms | {STITCHED: seconds[chosen]}
+    return made.planned(plans[chosen]), times
+
+
+def _times(
+    options: StitchOptions, family: Family, groups: Sequence[Stitched], summaries: Sequence[Summary]
+) -> list[WayTimes]:
+    """Seconds by way, for each group, in one race."""
+    contenders: dict[str, list[Graph]] = {}
+    for number, (made, summary) in enumerate(zip(groups, summaries, strict=True)):
+        contenders |= {f"{number}:{way.name}": _graphs(family, made, way.name) for way in summary.ways}
+    times: list[dict[str, float]] = [{} for _ in summaries]
+    for name, each_s in _raced(options, family, contenders).items():
+        group, _, way = name.partition(":")
+        times[int(group)][way] = each_s
+    return list(times)
+
+
+def _raced(options: StitchOptions, family: Family, contenders: Mapping[str, Sequence[Graph]]) -> dict[str, float]:
+    from weft_stitch.running.sessions import race
+
+    threads = options.used_threads
+    found = race(contenders, threads=threads, rows=family.batches[0], rounds=ROUNDS)
+    return {name: min(each.busy if threads == 1 else each.seconds) for name, each in found.items()}
+
+
+def _graphs(family: Family, made: Stitched, way: str) -> list[Graph]:
+    """What is run one after another to go *way*; rows are left free only where all models get the same number."""
+    free = made.dynamic and len(set(family.batches)) == 1
+    if way in (SEQUENTIAL, SLABBED):
+        return [made.alone(task, slabs=way == SLABBED) for task in range(made.family.tasks)]
+    if way != STITCHED:
+        made = made.in_form(way)
+    return [made.graph if free else made.counted]
+
+
+def _rivals(options: StitchOptions, groups: Sequence[Stitched]) -> tuple[str, ...]:
+    """The other forms to tell of: all that a plan has chosen from, but the one it has chosen."""
+    plan = groups[0].plan
+    if options.form != PLANNED or len(groups) > 1 or plan is None:
+        return ()
+    return tuple(form for form in ANYWHERE if form != plan.name)
+
+
+def _compared(options: StitchOptions, family: Family, groups: Sequence[Stitched], told: OnProgress) -> Difference:
+    """The largest difference to the models alone; one too large that was not asked for is refused."""
+    from weft_stitch.running.sessions import Difference, largest_difference
+
+    told(StitchProgress("comparing with the models"))
+    pairs = zip(family.nets, options.models, strict=True)
+    sources = {net.name: Path(each) for net, each in pairs if isinstance(each, str | os.PathLike)}
+    worst = Difference(0.0, "")
+    for made in groups:
+        files, plain = [sources.get(name) for name in made.names], made.unrounded()
+        judged = files if plain is made else [None] * len(files)
+        for rows in _mixes(made):
+            found = largest_difference(plain.graph, plain.family, judged, rows, threads=options.used_threads)
+            _require_close(options, found, CLOSE)
+            coarse = found.coarse
+            if plain is not made:
+                rounded = largest_difference(made.graph, made.family, files, rows, threads=options.used_threads)
+                _require_close(options, rounded, CLOSE_ROUNDED)
+                coarse = rounded.relative
+            worst = max(worst, found)._replace(coarse=max(worst.coarse, coarse))
+    return worst
+
+
+def _require_close(options: StitchOptions, found: Difference, allowed: float) -> None:
+    if found.relative > allowed and not options.tolerance:
+        raise StitchError(
+            f"{found.output} differs by {found.relative:.2g} of its largest number from the model alone, "
+            f"{allowed:g} is allowed; nothing is made of it (check = False takes it all the same)"
+        )
+
+
+def _mixes(made: Stitched) -> list[tuple[int, ...]]:
+    """Rows to compare with; where they are free, also unequal ones."""
+    mixes = [made.batches]
+    if made.dynamic:
+        mixes.append(tuple(batch * (1 + task % 3) for task, batch in enumerate(made.batches)))
+    return mixes

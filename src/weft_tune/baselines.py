@@ -1,0 +1,332 @@
+"""Other people's quantizers over the same networks and evaluators, for comparison with our own.
+
+**Ristretto** (Gysel, Pimentel, Motamedi and Ghiasi, TNNLS 2018): one width of fixed point for each of three groups. Its
+dynamic fixed point as its published code has it: two's complement, an integer length for each layer and role from the
+largest magnitude (activations get one bit less on purpose, so that the largest saturate), one width for all convolution
+weights, one for all fully connected weights, one for all activations. Each group is swept alone, with everything else
+in float32, over 16, 8, 4, 2, 1 bits to the first failure; then the three widths are put together and scored once.
+Nothing is repaired if that fails, unless ``repair`` asks for it. Three things are not as in its code. The margin is
+relative, as in the chapter, not in points. Layer outputs are not rounded where they leave a layer but where they enter
+the next target as its input. And of a network only its targets are quantised, as with every other method here.
+
+**Stripes** (Judd et al., MICRO 2016): fixed point of its own width for the input of each layer. Weights stay in FIXED
+16. Inputs start with 16 bits, their range from the largest magnitude; then one bit is taken away at a time, the last of
+the fraction or the first of the integer part of one layer, always where the network stays most accurate, until every
+such step would fall below the threshold. The margin is taken from the float32 network, as in the chapter's comparison;
+the paper itself takes it from the network in FIXED 16 (``reference="fixed"``). Its text does not print the search; this
+is the greedy one of the same group's earlier study of reduced precision, started at 16 bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal, NamedTuple, Protocol, Self
+
+from weft.base.errors import EvaluationError, TuneError
+from weft_tune.database import Database
+from weft_tune.evaluation import Evaluator, Score, Subset
+from weft_tune.network import Network, Role, Target
+from weft_tune.numbers.configuration import AnyFormat, Configuration
+from weft_tune.numbers.format import FIXED, FLOAT32, Format, TwosComplement
+from weft_tune.search_space import first_scale
+from weft_tune.tuner import threshold_of
+
+WIDTHS = (16, 8, 4, 2, 1)
+RELAXED_WIDTHS = tuple(range(32, 1, -1))
+"""Every integer, as the chapter relaxes Ristretto: not one bit."""
+STRIPES_BITS = 16
+"""Width of the weights of Stripes, and of inputs at first."""
+STRIPES_FEWEST_BITS = 2
+"""Narrowest fixed point: a sign and one bit."""
+
+OnScored = Callable[[int, Configuration, Score], None]
+"""Called after every new score: its number, the configuration, and the score."""
+Reference = Literal["float", "fixed"]
+"""The network that the margin of Stripes is taken from: in float32, or in 16 bits of fixed point."""
+
+
+class ScoredStep(NamedTuple):
+    """One scored configuration of a baseline's search."""
+
+    step: str
+    """What was tried: ``conv weights``, ``inputs``, ``combined``, ``start``, ``drop`` or ``repair``."""
+    configuration: Configuration
+    score: Score
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """The result of a method, and the scores it needed."""
+
+    method: str
+    configuration: Configuration
+    score: float
+    """The configuration's score, exact."""
+    base: float
+    """The score that the margin is taken from."""
+    threshold: float
+    trials: tuple[ScoredStep, ...]
+    """Every configuration that was scored, in order."""
+    repaired: bool = False
+    """Whether the method's own answer failed and was widened until it passed."""
+
+    @property
+    def feasible(self) -> bool:
+        return self.score >= self.threshold
+
+    @property
+    def evaluations(self) -> int:
+        return len(self.trials)
+
+    @property
+    def samples(self) -> int:
+        return sum(trial.score.samples for trial in self.trials)
+
+
+class Method(Protocol):
+    """The parameters that every baseline takes."""
+
+    def __call__(
+        self,
+        network: Network,
+        evaluator: Evaluator,
+        *,
+        margin: float,
+        subset: Subset = ...,
+        database: Path | None = ...,
+        progress: OnScored | None = ...,
+    ) -> Baseline: ...
+
+
+class Referee:
+    """Scores configurations on one subset, each one once, and keeps the list.
+
+    The database is shared with our own search, so a score of either is reused by the other.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        margin: float,
+        subset: Subset,
+        *,
+        database: Path | None = None,
+        progress: OnScored | None = None,
+    ) -> None:
+        if not 0 <= margin < 1:
+            raise TuneError(f"margin = {margin} must be at least 0 and below 1; 0.01 lets 1 % of the score go")
+        self._evaluator, self._margin, self._subset, self._progress = evaluator, margin, subset, progress
+        self._database = Database(database)
+        self._trials: dict[Configuration, ScoredStep] = {}
+        self.base = self.threshold = -math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._database.close()
+
+    def measure_base(self, configuration: Configuration) -> None:
+        """Score the configuration that the margin is taken from."""
+        self.base = self.score(configuration, "base").value
+        self.threshold = threshold_of(self.base, self._margin)
+
+    def score(self, configuration: Configuration, step: str, needed: float = -math.inf) -> Score:
+        """Score a configuration: exactly, unless the score lies below *needed*."""
+        trial = self._trials.get(configuration)
+        if trial and (trial.score.exact or trial.score.value < needed):
+            return trial.score
+        score = self._database.score(self._evaluator, self._subset, configuration, needed)
+        samples = score.samples + (trial.score.samples if trial else 0)
+        self._trials[configuration] = ScoredStep(step, configuration, score._replace(samples=samples))
+        if self._progress:
+            self._progress(len(self._trials), configuration, score)
+        return score
+
+    def prepare(self, configurations: Sequence[Configuration]) -> None:
+        """Score all of them side by side, unless the evaluator saves more by stopping early."""
+        if self._evaluator.stops_early:
+            return
+        fingerprint, find = self._evaluator.fingerprint, self._database.find
+        # a stored failure is tried again
+        new = [given for given in configurations if not isinstance(find(fingerprint, self._subset, given), Score)]
+        for configuration, outcome in zip(new, self._evaluator.evaluate_many(new, self._subset), strict=True):
+            if isinstance(outcome, EvaluationError):
+                raise outcome
+            self._database.keep(fingerprint, self._subset, configuration, -math.inf, outcome)
+
+    def passes(self, configuration: Configuration, step: str) -> bool:
+        return self.score(configuration, step, self.threshold).value >= self.threshold
+
+    def verdict(self, method: str, configuration: Configuration, step: str, repaired: bool = False) -> Baseline:
+        """The result of a method that ends with this configuration."""
+        value, trials = self.score(configuration, step).value, tuple(self._trials.values())
+        return Baseline(method, configuration, value, self.base, self.threshold, trials, repaired)
+
+
+class WidthGroup(NamedTuple):
+    """One role of some targets, with one width."""
+
+    name: str
+    role: Role
+    targets: tuple[Target, ...]
+    covering: bool = False
+    """Whether the largest inputs fit too."""
+
+    def formats(self, bits: int | None) -> dict[str, AnyFormat]:
+        """The format of every object; float32 without a width."""
+        more = self.covering and self.role == "input"
+        return {
+            name: FLOAT32 if bits is None else TwosComplement(bits, bits - integer_length(target, self.role) - more)
+            for target in self.targets
+            for name in target.objects(self.role)
+        }
+
+
+def integer_length(target: Target, role: Role) -> int:
+    """Bits before the point, the sign among them: all weights fit, the largest inputs saturate."""
+    largest = target.largest(role)
+    if not largest:
+        return 0
+    return math.ceil(math.log2(largest) + 1) if role == "weight" else math.ceil(math.log2(largest))
+
+
+def ristretto(
+    network: Network,
+    evaluator: Evaluator,
+    *,
+    margin: float,
+    widths: Sequence[int] = WIDTHS,
+    covering: bool = False,
+    repair: bool = False,
+    subset: Subset = "full",
+    database: Path | None = None,
+    progress: OnScored | None = None,
+    method: str = "Ristretto",
+) -> Baseline:
+    """Ristretto's three sweeps and their combination.
+
+    widths: from wide to narrow. covering: one integer bit more for inputs than its code gives them, so that
+    none saturates; at few bits one rule or the other is better. repair: widen the group that gains most by it until the
+    combination passes.
+    """
+    groups = _width_groups(network, covering)
+    ladder: tuple[int | None, ...] = (None, *widths)
+    with Referee(evaluator, margin, subset, database=database, progress=progress) as referee:
+        referee.measure_base(Configuration({}))
+        rungs = [_sweep(referee, group, ladder) for group in groups]
+        repaired = False
+        while repair and not referee.passes(_combine(groups, ladder, rungs), "combined"):
+            rungs, repaired = _widen(referee, groups, ladder, rungs), True
+        return referee.verdict(method, _combine(groups, ladder, rungs), "combined", repaired)
+
+
+relaxed_ristretto = partial(ristretto, widths=RELAXED_WIDTHS, method="relaxed Ristretto")
+"""Ristretto's search with all widths from 32 to 2 bits."""
+
+
+def _width_groups(network: Network, covering: bool) -> list[WidthGroup]:
+    """Ristretto's three groups; fully connected layers are those that use each weight once for a sample."""
+    dense = tuple(target for target in network.targets if target.macs == target.weights)
+    convolutions = tuple(target for target in network.targets if target.macs != target.weights)
+    groups = (
+        WidthGroup("conv weights", "weight", convolutions),
+        WidthGroup("fc weights", "weight", dense),
+        WidthGroup("inputs", "input", network.targets, covering),
+    )
+    return [group for group in groups if group.targets]
+
+
+def _sweep(referee: Referee, group: WidthGroup, ladder: Sequence[int | None]) -> int:
+    """The lowest rung of the ladder before the first failure, for a group alone."""
+    for rung in range(1, len(ladder)):
+        if not referee.passes(Configuration(group.formats(ladder[rung])), group.name):
+            return rung - 1
+    return len(ladder) - 1
+
+
+def _combine(groups: Sequence[WidthGroup], ladder: Sequence[int | None], rungs: Sequence[int]) -> Configuration:
+    formats: dict[str, AnyFormat] = {}
+    for group, rung in zip(groups, rungs, strict=True):
+        formats |= group.formats(ladder[rung])
+    return Configuration(formats)
+
+
+def _widen(referee: Referee, groups: Sequence[WidthGroup], ladder: Sequence[int | None], rungs: list[int]) -> list[int]:
+    """Move one group a rung up: the one whose combination then scores highest, the first of equals."""
+    wider = [[rung - (place == moved) for place, rung in enumerate(rungs)] for moved, up in enumerate(rungs) if up > 0]
+    return max(wider, key=lambda choice: referee.score(_combine(groups, ladder, choice), "repair").value)
+
+
+def covering_format(target: Target, role: Role) -> Format:
+    """16 bits of fixed point whose range takes in every value."""
+    return FIXED(STRIPES_BITS, first_scale(target.largest(role)))
+
+
+def stripes(
+    network: Network,
+    evaluator: Evaluator,
+    *,
+    margin: float,
+    reference: Reference = "float",
+    subset: Subset = "full",
+    database: Path | None = None,
+    progress: OnScored | None = None,
+) -> Baseline:
+    """The greedy search of Stripes; where the 16-bit network itself fails, that is the result."""
+    inputs = [covering_format(target, "input") for target in network.targets]
+    start = _with_inputs(network, inputs)
+    step = "start"
+    with Referee(evaluator, margin, subset, database=database, progress=progress) as referee:
+        referee.measure_base(Configuration({}) if reference == "float" else start)
+        while referee.passes(_with_inputs(network, inputs), step):
+            narrower = _best_drop(referee, network, inputs)
+            if narrower is None:
+                break
+            inputs, step = narrower, "drop"
+        return referee.verdict("Stripes", _with_inputs(network, inputs), step)
+
+
+def _with_inputs(network: Network, inputs: Sequence[Format]) -> Configuration:
+    formats: dict[str, AnyFormat] = {}
+    for target, form in zip(network.targets, inputs, strict=True):
+        formats |= dict.fromkeys(target.objects("weight"), covering_format(target, "weight"))
+        formats |= dict.fromkeys(target.objects("input"), form)
+    return Configuration(formats)
+
+
+def _drops(network: Network, inputs: Sequence[Format]) -> Iterator[list[Format]]:
+    """Inputs with one bit fewer at one layer: without the last fraction bit, then without the first bit.
+
+    Layers with most inputs come first, as ties go to the earlier candidate.
+    """
+    for place in sorted(range(len(inputs)), key=lambda place: -network.targets[place].inputs):
+        form = inputs[place]
+        if form.bits > STRIPES_FEWEST_BITS:
+            for bias in (form.bias, form.bias + 1):
+                yield [*inputs[:place], FIXED(form.bits - 1, bias), *inputs[place + 1 :]]
+
+
+def _best_drop(referee: Referee, network: Network, inputs: Sequence[Format]) -> list[Format] | None:
+    """The most accurate of the candidates that pass."""
+    best, needed = None, referee.threshold
+    candidates = list(_drops(network, inputs))
+    referee.prepare([_with_inputs(network, candidate) for candidate in candidates])
+    for candidate in candidates:
+        value = referee.score(_with_inputs(network, candidate), "drop", needed).value
+        if value >= needed:
+            # a later candidate must be better, not equal
+            best, needed = candidate, math.nextafter(value, math.inf)
+    return best
+
+
+BASELINES: dict[str, Method] = {
+    "ristretto": ristretto,
+    "relaxed-ristretto": relaxed_ristretto,
+    "stripes": stripes,
+}
+"""The names that users write. Uniform int8 is not among them: it writes a file, see ``quantised.scoring``."""
