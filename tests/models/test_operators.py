@@ -17,7 +17,7 @@ from weft.models.onnx_import.tensors import computed
 from weft.models.operators import FAMILIES, OPERATORS, find
 from weft.models.operators.rules.meanings import DTYPES
 from weft.models.operators.rules.row_ownership import Mixed, numbered
-from weft.models.operators.rules.rows import RowCase, whom
+from weft.models.operators.rules.rows import RowCase, owners_after
 from weft_stitch.reading.onnx_ops import FORMS
 
 
@@ -159,7 +159,7 @@ def owners_of(case: NodeCase, session: Any) -> list[Any] | None:
     try:
         made = [value.shape for value in run(case, session, first)]
         row_case = RowCase(case.node, case.version, owners, shapes, made, lambda place: case.inputs[place], compute)
-        return whom(find(qualified(case.node)).rows, row_case)
+        return owners_after(find(qualified(case.node)).rows, row_case)
     except Exception:  # ``Mixed``, or ONNX Runtime does not take these inputs
         return None
 

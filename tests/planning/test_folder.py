@@ -144,7 +144,7 @@ def test_only_a_folder_with_a_plan_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exchanges", [True, False])
 def test_a_folder_is_replaced_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchanges: bool) -> None:
     if not exchanges:  # a system that cannot let folders change places
-        monkeypatch.setattr("weft.base.files._exchanged", lambda one, other: False)
+        monkeypatch.setattr("weft.base.files._exchange", lambda first, second: False)
     place = tmp_path / "place"
     for text in ("old", "new"):
         with replacing_folder(place) as fresh:

@@ -52,7 +52,11 @@ class BackendDefaults:
 class LaneDefaults:
     """A lane that queues no steps and whose outputs all lanes can read."""
 
-    ahead, apart, able = 0, False, True
+    ahead, apart = 0, False
+
+    @property
+    def able(self) -> bool:
+        return True
 
     def give_way(self) -> None:
         """Do nothing: its priority stays."""
