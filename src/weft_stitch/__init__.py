@@ -1,32 +1,27 @@
-"""Many weight-shared models as one graph, no shared weight copied.
+"""Many weight-shared models as one graph in which no shared weight is stored twice.
 
-``stitch`` goes from models to a ``Stitching``. Its steps have a place each: ``reading`` makes a ``Net`` of a model and
-a ``Family`` of nets, ``discovery`` and ``sharing_map`` tell what is shared, ``planning`` chooses forms and groups,
-``lowering`` writes the graph, ``running`` runs, races and checks it, ``onnx_writer`` writes it down. ``making`` has
-models to try.
+``stitch`` turns models into a ``Stitching`` (``stitching_run``). There are two ways to share weights.
 
-A ``Net`` is a model with its weights in nine kinds of operation; fully connected layers are convolutions over one
-position, biases and normalisations an affine per channel, anything else an island in its source's own words. ``Family``
-has the nets layer by layer; ``spaces.wire`` says which values carry the same channels (an addition makes them so), and
-``Sharing`` cuts each such space into blocks: channels that a set of tasks share, or one task's own. Every pair of an
-input block and an output block that some task has is one piece of weights, and all else follows from the pieces. A
-*form* (``forms/``, a page each) computes a layer of all tasks from its pieces, in one of the ``layouts.py``; ``Room``
-converts between layouts and knows which columns hold garbage. The result is a ``Graph`` of ONNX operators that
-``onnx_writer`` spells out and ``running/module.py`` runs in torch. For the form ``fused`` ``packing.py`` lays out
-weights and tiles, ``running/kernel.py`` is the Triton kernel, ``fused_plain.py`` its twin. ``planning/`` prices
-segments and whole graphs by a model or a clock. ``file_description.py`` has the file say where its models' kernels lie,
-``rebuilding.py`` makes the family again of that, and ``running/served.py`` modules of the family, for a GPU. A served
-stitched file is one model to the scheduler; its requests carry which task they are, and the backend sorts a batch by
-task.
+*By channels*, for convolutional nets. ``reading`` parses each model to a ``Net`` of nine kinds of operation: a fully
+connected layer is a convolution over one position, biases and normalisations are an affine per channel, and any other
+operator is an island that keeps its source's form. A ``Family`` aligns the nets layer by layer; ``wire`` finds values
+that carry the same channels (the operands of an addition do). ``discovery`` compares weights, or ``sharing_map`` reads
+a file, and the result is a ``Sharing``: each such space is cut into blocks of channels, shared by a set of tasks or
+owned by one. Every pair of an input block and an output block that some task has is one piece of weights.
 
-Fine-tuned encoders, and models of any operators, become a *body* (``bodies/``, ``stitching_run.py`` runs all steps):
-``body.py`` finds which nodes of their graphs are the same step, ``joining.py`` writes one graph, in which a step whose
-weights all of them hold is computed once for the rows of all. How a weight differs from another's say ``nearness.py``,
-``low_rank.py`` and ``sparse_differences.py``; ``adapters.py`` reads those of PEFT. ``file_description.py`` has the file
-say which steps they are. For a GPU ``running/body_reading.py`` makes weights of a body for ``fused_body.py``, whose
-kernels are in ``body_kernels.py`` and their twins in ``body_plain.py``. ``body_ladder.py`` has batches of so many rows,
-captured, and ``body_slots.py`` room for models that come later; ``body_serving.py`` asks both from Python, and
-``on_device/`` serves them of a file.
+``planning`` chooses for each layer a *form* (``forms``): a way to compute the layer for all tasks from its pieces, in
+one of the ``layouts``. Costs come from a described machine or from timing (``running.sessions``). ``lowering`` writes
+the ``Graph`` of ONNX operators, which ``onnx_writer`` writes to a file and ``running.module`` runs in torch. The form
+``fused`` is one Triton kernel per layer (``packing`` lays out its weights, ``running.kernel`` is the kernel,
+``running.fused`` launches it and has its plain twin).
+
+*By whole weights*, for fine-tuned encoders and models of any operators: ``bodies`` joins them to one backbone, in which
+a step whose weights all models share runs once for the rows of all. On a GPU, ``running.body_reading`` extracts the
+weights for the kernels of ``running.fused_body``.
+
+``file_description`` and ``bodies.body_description`` store in the file which weights belong to which model, so that
+``on_device`` can rebuild the models on a GPU. To the scheduler a stitched file is one model: its requests carry their
+task, and the backend sorts a batch by task. ``making`` generates models to try.
 """
 
 from __future__ import annotations

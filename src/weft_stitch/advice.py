@@ -1,8 +1,8 @@
-"""Whether a stitched file should be served, or the models it was made of: ``advise`` runs both as a server would.
+"""Serve the stitched file or its separate models? ``advise`` times both as a server would run them.
 
-A server runs what has come: one request of one model, or requests of all of them in one batch. A stitched file that
-is faster for a row of every model may be slower for one row of one model, whose share of the graph it also walks. Both
-are measured in ONNX Runtime, in turns, one thread each, as a lane of the server has it.
+A server runs the requests that have arrived: a single one, or requests for all models in one batch. A stitched file
+that is faster for a row of every model may be slower for one row of one model, because the whole graph runs. Both
+cases are timed in ONNX Runtime, in turns, with one thread each, like a lane of the server.
 """
 
 from __future__ import annotations
@@ -22,17 +22,18 @@ from weft.runtime.timing import Clock, Run, least_seconds
 
 ALONE, TOGETHER = "alone", "together"
 BATCHES = (1, 4)
-"""Rows of each model in requests that come together."""
+"""Rows of each model in a batch of requests for all models."""
 ROUNDS = 20
+"""Timed rounds of a case, of which the least time counts: fewer keep more of the noise of other processes."""
 LONGEST_S = 2.0
-"""After so long no further round of a case begins."""
+"""Time limit of a case in seconds: no round begins after it."""
 NOTICED = 0.03
-"""Differences of this part of the time are none."""
+"""Relative differences of time up to this one are noise."""
 
 _TYPES = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
 
 OnCase = Callable[[int, int], None]
-"""Called with how many cases are done, and of how many."""
+"""Progress callback: the number of finished cases, and of all cases."""
 
 
 _ADVICE = {
@@ -40,16 +41,16 @@ _ADVICE = {
     "apart": "serve the models apart instead",
     "either": "serve it where requests mostly come as in the faster ones, else the models apart",
 }
-"""What to do, by ``Advice.serve``."""
+"""``Advice.serve`` -> the recommendation in words."""
 
 
 class ServedTimes(NamedTuple):
-    """What one kind of work takes either way."""
+    """The times of one case of work: with the stitched file, and with the separate models."""
 
     come: str
     """Whether requests come ``alone`` (one of one model; the mean over the models) or ``together`` (of all)."""
     rows: int
-    """Of each model that is asked for."""
+    """Rows of each model that has requests."""
     apart_s: float
     stitched_s: float
 
@@ -58,38 +59,38 @@ class ServedTimes(NamedTuple):
         """How many times faster the stitched file is; below 1 it is slower."""
         return self.apart_s / self.stitched_s
 
-    def told(self) -> str:
-        """A case in words."""
+    def describe(self) -> str:
+        """Return the case and its gain in words."""
         where = self.come if self.rows == 1 else f"{self.come} with {self.rows} rows each"
         return f"{where} {self.gain:.2f}"
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """A stitched file beside its models, as they would be served."""
+    """Times and sizes of a stitched file and of its separate models, as they would be served."""
 
     cases: tuple[ServedTimes, ...]
     stitched_bytes: int
     apart_bytes: int
-    """What the files take."""
+    """Size of the models' own files together."""
 
     @property
     def serve(self) -> str:
         """Which is better: ``stitched``, ``apart``, or ``either``, where it depends on how requests come."""
-        gains = [each.gain for each in self.cases]
+        gains = [case.gain for case in self.cases]
         if min(gains) >= 1 - NOTICED:
             return "stitched" if max(gains) > 1 + NOTICED or self.stitched_bytes < self.apart_bytes else "either"
         return "apart" if max(gains) <= 1 + NOTICED else "either"
 
     @property
     def line(self) -> str:
-        """What a user is told."""
-        measured = ", ".join(each.told() for each in self.cases)
+        """The recommendation with its reason, for the terminal."""
+        measured = ", ".join(case.describe() for case in self.cases)
         return f"times the speed of the models apart, as requests come: {measured}; {_ADVICE[self.serve]}"
 
     def as_dict(self) -> dict[str, Any]:
-        """What a JSON file says of it."""
-        cases = [each._asdict() | {"gain": each.gain} for each in self.cases]
+        """The times and the recommendation, ready for JSON."""
+        cases = [case._asdict() | {"gain": case.gain} for case in self.cases]
         return {
             "serve": self.serve,
             "stitched_bytes": self.stitched_bytes,
@@ -126,7 +127,7 @@ def advise(
 
 
 class _Bench:
-    """The sessions of both ways, and what they are fed."""
+    """Sessions of the stitched file and of the separate models, with random inputs for them."""
 
     def __init__(self, stitched: Path, files: Sequence[Path], tasks: Sequence[TaskSpec], threads: int) -> None:
         from weft_stitch.running.sessions import opened
@@ -134,23 +135,23 @@ class _Bench:
         self._tasks = tasks
         self._joined = opened(stitched, threads, stitched.name, optimise=True)
         self._apart = [opened(file, threads, file.name, optimise=True) for file in files]
-        self._shapes = {each.name: tuple(each.shape[1:]) for each in self._joined.get_inputs()}
+        self._shapes = {port.name: tuple(port.shape[1:]) for port in self._joined.get_inputs()}
         self._rng = np.random.default_rng(0)
 
     def runs(self, come: str, rows: int) -> tuple[list[Run], list[Run]]:
-        """The runs apart and stitched: of every model in turn, or of all at once."""
+        """The runs of the separate models and of the stitched file: model by model, or all in one batch."""
         everyone = range(len(self._tasks))
         apart = [run for task in everyone for run in self._alone(task, rows)]
         groups = [[task] for task in everyone] if come == ALONE else [list(everyone)]
         return apart, [self._stitched(group, rows) for group in groups]
 
     def _alone(self, task: int, rows: int) -> list[Run]:
-        """Runs of a model's own file; several where it takes a fixed number of rows that is smaller."""
+        """Runs of a model's own file; several where the file is fixed to fewer rows."""
         session, spec = self._apart[task], self._tasks[task]
-        fixed = [each.shape[0] for each in session.get_inputs() if isinstance(each.shape[0], int)]
+        fixed = [port.shape[0] for port in session.get_inputs() if isinstance(port.shape[0], int)]
         each_time = min([rows, *fixed])
-        feed = {each.name: self._drawn(spec.inputs[each.name], max([each_time, *fixed])).astype(_TYPES[each.type])
-                for each in session.get_inputs()}  # fmt: skip
+        feed = {port.name: self._drawn(spec.inputs[port.name], max([each_time, *fixed])).astype(_TYPES[port.type])
+                for port in session.get_inputs()}  # fmt: skip
         return [lambda: session.run(None, feed)] * -(-rows // each_time)
 
     def _stitched(self, tasks: Sequence[int], rows: int) -> Run:

@@ -1,4 +1,4 @@
-"""One graph for a family whose sharing is known: ``assemble``, and ``Stitched``, what comes of it."""
+"""One graph for a family whose sharing is known: ``assemble`` makes a ``Stitched``."""
 
 from __future__ import annotations
 
@@ -36,15 +36,16 @@ from weft_stitch.summary import (
 PLANNED = "planned"
 """Instead of a form: each layer gets the one that costs least."""
 SLACK = 0.05
-"""How much slower than the fastest a plan with fewer weights may be, where nothing else is said."""
+"""Default slack: a plan with fewer weights may be slower than the fastest one by this part."""
 STEPS = (0.05, 0.25, 0.5, 0.75)
 """Where plans are tried on the way from every weight once to the weights of the fastest."""
 NUMBER_BYTES = 4
+"""Bytes of a weight: nets hold them in float32."""
 
 
 @dataclass(frozen=True, eq=False)
 class Remembered:
-    """A cost that is asked once for graphs that differ only in their numbers."""
+    """A cache around a cost: graphs that differ only in their numbers are costed once."""
 
     cost: GraphCost
     known: dict[str, float] = field(default_factory=dict)
@@ -64,14 +65,14 @@ class Contest:
     plans: tuple[Plan, ...]
     slack: float = SLACK
     most_bytes: int | None = None
-    """More weights than these are stored only by a plan that has no rival with fewer."""
+    """Limit on the bytes of weights; a plan above it is chosen only where no plan is below."""
 
     def choose(self, seconds: Sequence[float] | None = None) -> int:
-        """Which has the fewest weights and is slower than the fastest by no more than the slack.
+        """Return the index of the plan with the fewest weights among those within the slack of the fastest.
 
         *seconds* are times taken later, instead of the plans' own.
         """
-        times = [each.own_s for each in self.plans] if seconds is None else seconds
+        times = [candidate.own_s for candidate in self.plans] if seconds is None else seconds
         places = range(len(times))
         most = self.most_bytes
         allowed = [at for at in places if most is None or self.plans[at].weight_bytes <= most] or list(places)
@@ -122,30 +123,30 @@ class Stitched:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What an ONNX file of it says of its models."""
+        """Metadata of its ONNX file: the models in it, and how they share weights."""
         from weft_stitch.file_description import described, metadata  # pydantic is for files
 
-        told = metadata(self.family, self.batches)
-        return told | described(self.family, self.sharing, self.graph) if self.dynamic else told
+        entries = metadata(self.family, self.batches)
+        return entries | described(self.family, self.sharing, self.graph) if self.dynamic else entries
 
     @cached_property
     def report(self) -> Summary:
-        """What it comes to, beside the models one after another."""
+        """Its size and predicted time, compared with the models one after another."""
         return self.summarise()
 
     def summarise(self, cost: Modelled | None = None, compare: Sequence[str] = ()) -> Summary:
-        """What it comes to on a described machine, also with each of the forms *compare* throughout."""
+        """Summarise it on a described machine, and compare it with each form of *compare* used throughout."""
         cost = cost or Modelled()
         ways = [self._sequential(SEQUENTIAL, cost), self._way(STITCHED, cost)]
         if compare and self.slabs_alone:
             ways.append(self._sequential(SLABBED, cost))
         impossible: dict[str, str] = {}
         for form in compare:
-            found = self._other(form, cost)
-            if isinstance(found, Way):
-                ways.append(found)
+            rival = self._other(form, cost)
+            if isinstance(rival, Way):
+                ways.append(rival)
             else:
-                impossible[form] = found
+                impossible[form] = rival
         return Summary(
             self.names,
             self.batches,
@@ -166,7 +167,7 @@ class Stitched:
     @property
     def slabs_alone(self) -> frozenset[str]:
         """The layers that are in slabs when nothing else is done: those of ``separate``, if it was planned."""
-        return next((each.slabs for each in self._rivals if each.name == "separate"), self.slabs)
+        return next((rival.slabs for rival in self._rivals if rival.name == "separate"), self.slabs)
 
     @property
     def _rivals(self) -> tuple[Plan, ...]:
@@ -187,19 +188,19 @@ class Stitched:
         return replace(way(name, self.counted, cost), launches=count(self.graph).launches, slabs=bool(self.slabs))
 
     def _other(self, form: str, cost: Modelled) -> Way | str:
-        """Another form throughout, or why it cannot be."""
+        """The numbers with another form throughout, or the reason why that form is impossible."""
         try:
             return self.in_form(form)._way(form, cost)
         except StitchError as error:
             return str(error)
 
     def planned(self, other: Plan) -> Stitched:
-        """What comes of the same models by another plan."""
+        """Stitch the same models by another plan."""
         graph = lower_plan(self.family, self.sharing, other, dynamic=self.dynamic, align=self.align)
         return replace(self, forms=other.forms, graph=graph, plan=other)
 
     def unrounded(self) -> Stitched:
-        """What comes of the same models if they round nothing; itself where they do not."""
+        """Stitch the same models without their rounding steps; itself where there are none."""
         if not self.graph.rounded:
             return self
         other = replace(self, family=without_rounding(self.family))
@@ -209,10 +210,10 @@ class Stitched:
         return replace(other, graph=graph)
 
     def in_form(self, form: str) -> Stitched:
-        """What comes of the same models with one form throughout."""
-        for each in self._rivals:
-            if each.name == form:
-                return self.planned(each)
+        """Stitch the same models with one form throughout."""
+        for rival in self._rivals:
+            if rival.name == form:
+                return self.planned(rival)
         return assemble(
             self.family, self.sharing, form=form, dynamic=self.dynamic, slabs=self.slabs_allowed, align=self.align
         )
@@ -247,7 +248,7 @@ def assemble(
     """Choose the forms of a family whose sharing is known, and lower it; nothing is compared with the models.
 
     form: ``planned``, the name of one, or one for each layer.
-    cost: what ``planned`` goes by: a described machine (a CPU under onnxruntime), or a clock like ``GraphTimer``.
+    cost: how ``planned`` compares graphs: by a described machine (a CPU under onnxruntime), or timed (``GraphTimer``).
     slack: how much slower than the fastest a plan may be if it stores fewer weights, as a part of the fastest's time.
     slabs: convolutions in slabs where that is faster, as it often is under onnxruntime on a CPU.
     align: see ``lowering.lower``; for the form ``fused``.
@@ -255,10 +256,10 @@ def assemble(
     """
     settings: dict[str, Any] = {"slabs": slabs, "dynamic": dynamic, "align": align, "progress": progress}
     settings["weight_cap_bytes"] = weight_cap_bytes
-    chosen, found = None, None
+    chosen, candidates = None, None
     if form == PLANNED:
-        found = contest(family, sharing, cost or Modelled(), slack=slack, **settings)
-        chosen = found.chosen
+        candidates = contest(family, sharing, cost or Modelled(), slack=slack, **settings)
+        chosen = candidates.chosen
     elif isinstance(form, str) and slabs and form in ANYWHERE:
         chosen = plan(family, sharing, cost or Modelled(), forms=(form,), **settings)
     if chosen:
@@ -266,7 +267,7 @@ def assemble(
     else:
         forms = uniform(family, form) if isinstance(form, str) else form
         graph = lower(family, sharing, forms, dynamic=dynamic, align=align)
-    return Stitched(family, sharing, forms, graph, family.batches, dynamic, align, chosen, slabs, found)
+    return Stitched(family, sharing, forms, graph, family.batches, dynamic, align, chosen, slabs, candidates)
 
 
 def contest(family: Family, sharing: Sharing, cost: GraphCost, *, slack: float = SLACK, **settings: Any) -> Contest:
@@ -280,8 +281,8 @@ def contest(family: Family, sharing: Sharing, cost: GraphCost, *, slack: float =
     alone = [plain_graph(net) for net in family.nets]
     heavy = sum(graph.weight_bytes for graph in alone)
     settings |= {"between": STEPS if slack else (), "lightest_bytes": light, "heaviest_bytes": heavy}
-    found = plans(family, sharing, Remembered(cost), **settings)
-    return Contest(tuple(found), slack, sum(count(graph).weight_bytes for graph in alone) if slack else None)
+    candidates = plans(family, sharing, Remembered(cost), **settings)
+    return Contest(tuple(candidates), slack, sum(count(graph).weight_bytes for graph in alone) if slack else None)
 
 
 def uniform(family: Family, form: str) -> dict[str, str]:
@@ -292,7 +293,7 @@ def uniform(family: Family, form: str) -> dict[str, str]:
 
 
 def without_rounding(family: Family) -> Family:
-    """*family* with nothing in the place of what rounds."""
+    """Replace the rounding steps of *family* by identities."""
     return replace(
         family,
         nets=tuple(map(plain_net, family.nets)),

@@ -1,4 +1,4 @@
-"""What a graph costs before anything runs it: ``count`` gives multiplications, bytes and launches."""
+"""The static cost of a graph: ``count`` gives multiplications, bytes and launches; ``coded`` packs tuned weights."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ PRODUCTS = frozenset(("Conv", "Gemm", "MatMul", "FusedConv"))
 KERNELS = PRODUCTS | {"ConvTranspose"}
 """Steps whose second input is stored as weights; the last comes in islands only, whose work is not counted."""
 ITEM_BYTES = 4
+"""Bytes of a number: graphs compute in float32."""
 _NOTHING: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCounts:
-    """The part of one source layer."""
+    """The cost of one source layer."""
 
     macs: int = 0
     weight_bytes: int = 0
@@ -35,7 +36,7 @@ class LayerCounts:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The whole graph."""
+    """The cost of a whole graph."""
 
     macs: int
     weight_bytes: int
@@ -43,11 +44,11 @@ class Counts:
     table_bytes: int
     """All other constants: biases, scales and shifts, masks and indices."""
     activation_bytes: int
-    """The most that is alive at one time, inputs and outputs included; views take nothing."""
+    """Peak size of live tensors, inputs and outputs included; views take nothing."""
     launches: int
-    """Steps that are not views, before any runtime joins some of them."""
+    """Steps that are not views, before a runtime fuses some of them."""
     layers: Mapping[str, LayerCounts]
-    """The part of each source layer, by its name ('' is what belongs to none)."""
+    """The cost of each source layer, by its name ('' has the steps of none)."""
 
 
 def count(graph: Graph, *, rows: int = 1, stored: Mapping[str, int] = _NOTHING) -> Counts:
@@ -57,49 +58,49 @@ def count(graph: Graph, *, rows: int = 1, stored: Mapping[str, int] = _NOTHING) 
     table_bytes = total - sum(graph.constants[name].nbytes for name in kernels)
     layers = _by_layer(graph, rows, stored)
     return Counts(
-        sum(each.macs for each in layers.values()),
+        sum(layer.macs for layer in layers.values()),
         sum(stored.get(name, graph.constants[name].nbytes) for name in kernels),
         table_bytes,
         _peak_bytes(graph, rows),
-        sum(each.launches for each in layers.values()),
+        sum(layer.launches for layer in layers.values()),
         layers,
     )
 
 
 def kernel_names(graph: Graph) -> set[str]:
-    """The constants that are multiplied by."""
+    """Names of the constants that are kernels."""
     return {step.inputs[1] for step in graph.steps if _has_kernel(graph, step)}
 
 
 def kernels_of(graph: Graph, layer: str) -> list[Array]:
-    """What the steps of one source layer multiply by."""
+    """The kernels in the steps of one source layer."""
     return [graph.constants[step.inputs[1]] for step in graph.steps if step.layer == layer and _has_kernel(graph, step)]
 
 
 def _has_kernel(graph: Graph, step: GraphStep) -> bool:
-    """Whether it multiplies by weights; what adds up slabs is a table, which holds scales if anything."""
+    """Whether a step multiplies by weights; the convolution that sums slabs has a table of scales instead."""
     return step.op in KERNELS and step.inputs[1] in graph.constants and not adds_up(step)
 
 
 def _by_layer(graph: Graph, rows: int, stored: Mapping[str, int]) -> dict[str, LayerCounts]:
-    found: dict[str, LayerCounts] = {}
+    layers: dict[str, LayerCounts] = {}
     counted: set[str] = set()
     for step in graph.steps:
-        before = found.get(step.layer, LayerCounts())
+        before = layers.get(step.layer, LayerCounts())
         weight_bytes = 0
         if _has_kernel(graph, step) and step.inputs[1] not in counted:
             counted.add(step.inputs[1])
             weight_bytes = stored.get(step.inputs[1], graph.constants[step.inputs[1]].nbytes)
-        found[step.layer] = LayerCounts(
+        layers[step.layer] = LayerCounts(
             before.macs + _macs(graph, step, rows),
             before.weight_bytes + weight_bytes,
             before.launches + (step.op not in VIEWS),
         )
-    return found
+    return layers
 
 
 def _macs(graph: Graph, step: GraphStep, rows: int) -> int:
-    """A fused convolution says so itself, in its attribute ``macs``."""
+    """Multiplications of a step; a fused convolution has them in its attribute ``macs``."""
     if step.op not in PRODUCTS:
         return 0
     if "macs" in step.attributes:
@@ -124,7 +125,7 @@ def _sizes(graph: Graph, tensor: str, rows: int) -> tuple[int, ...]:
 
 
 def _peak_bytes(graph: Graph, rows: int) -> int:
-    """Walk the steps with what is alive; a view keeps alive what it looks at."""
+    """Walk the steps and track live tensors; a view keeps its source alive."""
     origin = _origins(graph)
     last = _last_uses(graph, origin)
     bytes_of = {name: ITEM_BYTES * prod(_sizes(graph, name, rows)) for name in set(origin.values())}
@@ -138,7 +139,7 @@ def _peak_bytes(graph: Graph, rows: int) -> int:
 
 
 def _origins(graph: Graph) -> dict[str, str]:
-    """The tensor whose memory each tensor has."""
+    """Tensor -> the tensor whose memory it uses."""
     origin = {tensor.name: tensor.name for tensor in graph.inputs}
     for step in graph.steps:
         for name in step.outputs:
@@ -162,11 +163,11 @@ def _reads(graph: Graph) -> Iterator[tuple[int, str]]:
 
 
 MOST_BITS = 12
-"""Several formats of 8 bits in one array are a little more than that."""
+"""Widest code: an array with several 8-bit formats has more than 2^8 values; wider codes would save little."""
 TOGETHER = 8
-"""So many codes of n bits are n bytes."""
+"""Codes that are packed as a unit: 8 codes of n bits fill exactly n bytes."""
 STEPS_BYTES = 1200
-"""About what the operators take in a file."""
+"""Approximate bytes of the decoding operators in a file; smaller savings are not worth them."""
 _INT32 = 6
 """The number of the type in ONNX."""
 
@@ -188,19 +189,19 @@ class CodedArray(NamedTuple):
 
 
 def coded(array: Array) -> CodedArray | None:
-    """*array* as codes, if that takes less room."""
+    """Encode *array* if that takes less room; None otherwise."""
     if array.dtype != np.float32 or array.nbytes <= STEPS_BYTES:
         return None
     table, places = np.unique(array, return_inverse=True)
     bits = max(1, int(len(table) - 1).bit_length())
     if bits > MOST_BITS:
         return None
-    found = CodedArray(packed(places.reshape(-1), bits), table, array.shape)
-    return found if found.nbytes + STEPS_BYTES < array.nbytes else None
+    codes = CodedArray(packed(places.reshape(-1), bits), table, array.shape)
+    return codes if codes.nbytes + STEPS_BYTES < array.nbytes else None
 
 
 def packed(codes: Array, bits: int) -> Array:
-    """Codes without gaps, eight of them in a row of *bits* bytes; the last row is filled up with zeros.
+    """Pack codes without gaps, eight of them in a row of *bits* bytes; the last row is padded with zeros.
 
     Bit i of code k is bit (k bits + i) mod 8 of byte (k bits + i) // 8, as ``weft tune`` packs them.
     """
@@ -211,33 +212,33 @@ def packed(codes: Array, bits: int) -> Array:
 
 
 def coded_kernels(graph: Graph) -> dict[str, CodedArray]:
-    """The weights of a graph of tuned models that are better kept as codes."""
+    """Encode the weights of tuned models, where that saves room."""
     if not graph.tuned:
         return {}
-    found = {name: coded(graph.constants[name]) for name in sorted(kernel_names(graph))}
-    return {name: each for name, each in found.items() if each is not None}
+    kernels = {name: coded(graph.constants[name]) for name in sorted(kernel_names(graph))}
+    return {name: codes for name, codes in kernels.items() if codes is not None}
 
 
 def stored_bytes(graph: Graph) -> dict[str, int]:
-    """What the weights that are kept as codes take."""
-    return {name: each.nbytes for name, each in coded_kernels(graph).items()}
+    """Bytes of the weights that are stored as codes."""
+    return {name: codes.nbytes for name, codes in coded_kernels(graph).items()}
 
 
 def in_codes(graph: Graph, kernels: Mapping[str, CodedArray]) -> Graph:
-    """*graph* with *kernels* stored as codes, and the steps that make the weights of them before its own."""
+    """Store *kernels* as codes, and prepend the steps that decode them to those of *graph*."""
     constants = {name: array for name, array in graph.constants.items() if name not in kernels}
     shapes, steps = dict(graph.shapes), list[GraphStep]()
-    for name, each in kernels.items():
-        decoding = _Decoding(name, each)
+    for name, codes in kernels.items():
+        decoding = _Decoding(name, codes)
         constants |= decoding.constants
         steps += decoding.steps
-        shapes |= dict.fromkeys((step.outputs[0] for step in decoding.steps), each.shape)
+        shapes |= dict.fromkeys((step.outputs[0] for step in decoding.steps), codes.shape)
     weights = graph.weights & constants.keys()
     return replace(graph, constants=constants, weights=weights, steps=(*steps, *graph.steps), shapes=shapes)
 
 
 def notes(graph: Graph, kernels: Mapping[str, CodedArray]) -> dict[str, str]:
-    """What a file of tuned models says of the bits in it, for who prices it; nothing of others."""
+    """Metadata with the bit widths of tuned models, for cost models; empty for others."""
     if not graph.tuned:
         return {}
     from weft.models.onnx_import.widths import Widths, noted
@@ -258,8 +259,8 @@ class _Decoding:
         octets = self._do("Cast", f"{name}.codes", to=_INT32)
         whole = ""
         for place in range(2 if bits <= 9 else 3):
-            each = self._do("Gather", octets, self._whole(np.minimum(begins // 8 + place, bits - 1)), axis=1)
-            high = self._do("Mul", each, self._whole(256**place)) if place else each
+            octet = self._do("Gather", octets, self._whole(np.minimum(begins // 8 + place, bits - 1)), axis=1)
+            high = self._do("Mul", octet, self._whole(256**place)) if place else octet
             whole = self._do("Add", whole, high) if whole else high
         cut = self._do("Div", whole, self._whole(2 ** (begins % 8)))
         numbers = self._do("Gather", f"{name}.table", self._do("Mod", cut, self._whole(1 << bits)), axis=0)
@@ -268,9 +269,9 @@ class _Decoding:
         self._do("Reshape", exact, self._whole(list(codes.shape), np.int64), output=name)
 
     def _do(self, op: str, *inputs: str, output: str = "", **attributes: int) -> str:
-        made = output or f"{self._name}.{op.lower()}{len(self.steps)}"
-        self.steps.append(GraphStep(op, inputs, (made,), attributes))
-        return made
+        name = output or f"{self._name}.{op.lower()}{len(self.steps)}"
+        self.steps.append(GraphStep(op, inputs, (name,), attributes))
+        return name
 
     def _whole(self, values: object, kind: type[np.signedinteger] = np.int32) -> str:
         array = np.asarray(values, kind)

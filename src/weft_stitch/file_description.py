@@ -1,8 +1,8 @@
-"""What a stitched file says of the models in it, so that they can be had from it again: ``described``.
+"""The description of stitched models in their ONNX file: ``described`` writes it, ``read_stitched`` reads it.
 
-The layers, which channels are shared by whom, and where the kernels lie among the file's own weights, by name and rows;
-no kernel is stored a second time. Scales and shifts, which are few, are told as they are. ``rebuilding`` reads it.
-``metadata`` has what the server reads: the models, and what the graph calls their inputs and outputs.
+It lists the layers, which models share which channels, and which rows of the file's own weights hold which kernels; no
+kernel is stored twice. Scales and shifts, which are small, are written out. ``metadata`` has what the server reads:
+the models, and the graph's names of their inputs and outputs.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from weft_stitch.net import (
 from weft_stitch.slabs import unslabbed
 
 VERSION = 1
+"""Version of the description; files with another one are refused."""
 
 Numbers = str
 """An array: its type, a colon, and its bytes, compressed and in base64."""
@@ -88,25 +89,25 @@ class NetNote(_Noted):
     inputs: tuple[PortNote, ...]
     outputs: tuple[PortNote, ...]
     sizes: tuple[tuple[int, int, int], ...]
-    """Of its inputs, as the layers see them."""
+    """Channels, height and width of its inputs, as the layers see them."""
     tail: tuple[OpNote, ...] = ()
-    """What it does alone."""
+    """Its own operations after the common part."""
     reads: dict[str, str] = {}
-    """What that reads of the common part, by the names that it has there."""
+    """Values of the common part that the tail reads, by their names there."""
 
 
 class BlockNote(_Noted):
     tasks: tuple[int, ...]
     channels: Numbers
-    """Of each of them."""
+    """The channels of each task, one task after another."""
 
 
 class FamilyNote(_Noted):
-    """All of it."""
+    """The whole description."""
 
     version: int
     missing: str = ""
-    """Why there is nothing of what follows."""
+    """Why the models are not described; all that follows is then empty."""
     layers: tuple[OpNote, ...] = ()
     nets: tuple[NetNote, ...] = ()
     outputs: tuple[str, ...] = ()
@@ -114,18 +115,18 @@ class FamilyNote(_Noted):
     """The spaces of each value."""
     spaces: dict[str, tuple[BlockNote, ...]] = {}
     kernels: dict[str, tuple[KernelNote, ...]] = {}
-    """By what the convolution writes."""
+    """Output of a convolution -> its kernels."""
 
 
 def described(family: Family, sharing: Sharing, graph: Graph) -> dict[str, str]:
-    """What a file of *graph*, whose rows are open, says of its models, or why it does not."""
+    """Describe the models of *graph*, whose rows are open, or state why they cannot be described."""
     missing = _missing(family)
     noted = FamilyNote(version=VERSION, missing=missing) if missing else _noted(family, sharing, graph)
     return {FAMILY_KEY: noted.model_dump_json(exclude_defaults=True)}
 
 
 def _missing(family: Family) -> str:
-    """Why models cannot be had from their file again; empty if they can."""
+    """Why models cannot be rebuilt from their file; empty if they can."""
     if any(net.tuned for net in family.nets):
         return "its models are tuned, and their weights are kept in few bits"
     ops = [op for layer in family.layers for op in layer.ops] + [op for tail in family.tails for op in tail]
@@ -147,12 +148,12 @@ def _noted(family: Family, sharing: Sharing, graph: Graph) -> FamilyNote:
 
 
 def _tail_names(family: Family) -> list[dict[str, str]]:
-    """For each task what its own values are called: those that tails write get names that the family does not have."""
+    """For each task, its own value -> its name in the description; values of tails get names that are new there."""
     names = []
     for task, net in enumerate(family.nets):
-        made = {op.output: f"{net.name}/{op.output}" for op in family.tails[task]} if family.tails else {}
+        own = {op.output: f"{net.name}/{op.output}" for op in family.tails[task]} if family.tails else {}
         common = {ports[task].value: value for value, ports in family.outputs.items()}
-        names.append(common | dict(family.bridges[task] if family.bridges else {}) | made)
+        names.append(common | dict(family.bridges[task] if family.bridges else {}) | own)
     return names
 
 
@@ -185,8 +186,8 @@ def _net_note(family: Family, task: int, names: Mapping[str, str]) -> NetNote:
         batch=net.batch,
         inputs=tuple(PortNote(name=port.name, value=value, shape=port.shape) for port, value in inputs),
         outputs=tuple(PortNote(name=port.name, value=names[port.value], shape=port.shape) for port in net.outputs),
-        sizes=tuple((each.channels, each.height, each.width) for each in sizes),
-        tail=tuple(_op_note([op], tuple(names[each] for each in op.inputs), names[op.output]) for op in tail),
+        sizes=tuple((size.channels, size.height, size.width) for size in sizes),
+        tail=tuple(_op_note([op], tuple(names[value] for value in op.inputs), names[op.output]) for op in tail),
         reads={value: value for value in family.bridges[task].values()} if family.bridges else {},
     )
 
@@ -202,16 +203,16 @@ def _kernel_notes(
     whose = {id(op): (layer.output, task) for layer in family.layers for task, op in enumerate(layer.ops)}
     for task, tail in enumerate(family.tails):
         whose |= {id(op): (names[task][op.output], task) for op in tail}
-    found: dict[str, list[KernelNote]] = {}
-    for each in graph.origins:
-        if each.constant in graph.constants:
-            value, task = whose[id(each.op)]
-            found.setdefault(value, []).append(_kernel_note(each, task))
-    return {value: tuple(notes) for value, notes in found.items()}
+    by_value: dict[str, list[KernelNote]] = {}
+    for origin in graph.origins:
+        if origin.constant in graph.constants:
+            value, task = whose[id(origin.op)]
+            by_value.setdefault(value, []).append(_kernel_note(origin, task))
+    return {value: tuple(notes) for value, notes in by_value.items()}
 
 
 def _kernel_note(origin: KernelOrigin, task: int) -> KernelNote:
-    """*task*: whose it is if it is stored as it is."""
+    """Describe where a kernel is stored; *task* is its owner if it is stored whole."""
     return KernelNote(
         weight=origin.constant,
         outs=origin.outs,
@@ -232,7 +233,7 @@ def _optional(array: Array | None) -> Numbers | None:
 
 
 def unpacked(text: Numbers) -> Array:
-    """The array that a text of ``Numbers`` is."""
+    """Decode a text of ``Numbers``."""
     kind, _, data = text.partition(":")
     return np.frombuffer(zlib.decompress(base64.b64decode(data)), kind)
 
@@ -252,18 +253,18 @@ def metadata(family: Family, batches: Sequence[int]) -> dict[str, str]:
 
 
 def of_tasks(tasks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What is said of each model, as it is written."""
+    """Serialise the entries of all models."""
     return {STITCHED_KEY: json.dumps({"version": STITCHED_VERSION, "tasks": tasks}, ensure_ascii=False)}
 
 
 Weights = Callable[[str], Array]
 """A file's weights by name."""
 _ALONE = -1
-"""Instead of a part that is read: of a depthwise layer."""
+"""In place of an input part: a depthwise layer has none of its own."""
 
 
 def rebuilt(text: str, weights: Weights) -> tuple[Family, Sharing]:
-    """The models that ``described`` told of, and what they share."""
+    """Rebuild the models that ``described`` wrote down, and their sharing."""
     try:
         noted = FamilyNote.model_validate_json(text)
         if noted.version != VERSION:
@@ -278,7 +279,7 @@ def rebuilt(text: str, weights: Weights) -> tuple[Family, Sharing]:
 
 
 class _Rebuilding:
-    """Reads a family from a file."""
+    """Rebuilds a family from its description and a file's weights."""
 
     def __init__(self, noted: FamilyNote, weights: Weights) -> None:
         self.noted, self.weights, self.tasks = noted, weights, len(noted.nets)
@@ -287,7 +288,7 @@ class _Rebuilding:
 
     def family(self) -> tuple[Family, Sharing]:
         noted = self.noted
-        layers = tuple(FamilyLayer(self._ops(each), each.inputs, each.output) for each in noted.layers)
+        layers = tuple(FamilyLayer(self._ops(note), note.inputs, note.output) for note in noted.layers)
         tails = tuple(
             tuple(self._op(op, self._whole(op, task), 0) for op in net.tail) for task, net in enumerate(noted.nets)
         )
@@ -310,12 +311,12 @@ class _Rebuilding:
     def _net(self, task: int, layers: Sequence[FamilyLayer], tail: Sequence[Op]) -> Net:
         note = self.noted.nets[task]
         ports = [
-            tuple(Port(each.name, each.value, each.shape) for each in side) for side in (note.inputs, note.outputs)
+            tuple(Port(port.name, port.value, port.shape) for port in side) for side in (note.inputs, note.outputs)
         ]
         values = {port.value: Value(*size) for port, size in zip(ports[0], note.sizes, strict=True)}
         ops = (*(layer.ops[task] for layer in layers), *tail)
         for op in ops:
-            values[op.output] = infer(op, tuple(values[each] for each in op.inputs))
+            values[op.output] = infer(op, tuple(values[value] for value in op.inputs))
         return Net(note.name, ports[0], ops, ports[1], values, note.batch)
 
     def _ops(self, note: OpNote) -> tuple[Op, ...]:
@@ -340,13 +341,13 @@ class _Rebuilding:
         )
 
     def _whole(self, note: OpNote, task: int) -> Array | None:
-        """A kernel that is in the file as the model has it."""
+        """A kernel that the file stores whole."""
         if note.kind != "conv":
             return None
-        (found,) = [each for each in self.noted.kernels[note.output] if each.task == task and not each.outs]
+        (stored,) = [kernel for kernel in self.noted.kernels[note.output] if kernel.task == task and not kernel.outs]
         window = note.window[0] if note.window else (1, 1)
-        array = self.weights(found.weight)
-        array = unslabbed(array, found.slabs, window) if found.slabs else array
+        array = self.weights(stored.weight)
+        array = unslabbed(array, stored.slabs, window) if stored.slabs else array
         return np.ascontiguousarray(array.reshape(len(array), -1, *window))
 
     def _kernels(self, note: OpNote) -> list[Array]:
@@ -355,16 +356,18 @@ class _Rebuilding:
             return [array for task in range(self.tasks) if (array := self._whole(note, task)) is not None]
         outputs, inputs = (channels(value, self.wiring, self.sharing) for value in (note.output, note.inputs[0]))
         held, assembly = self.noted.kernels[note.output], _Kernels(note, outputs, inputs)
-        scales = {each: self._scales(note.output, each, outputs.widths) for each in {kernel.folded for kernel in held}}
+        scales = {
+            folded: self._scales(note.output, folded, outputs.widths) for folded in {kernel.folded for kernel in held}
+        }
         for kernel in held:
             assembly.take(kernel, self.weights(kernel.weight), scales[kernel.folded])
         return assembly.finished()
 
     def _scales(self, value: str, layers: int, widths: Sequence[int]) -> tuple[Array, ...]:
-        """What so many of the affines after *value* scale it by, in each task."""
+        """The joint scales of the next *layers* affines after *value*, for each task."""
         affine = Affine.identity(widths)
         for _ in range(layers):
-            note = next(each for each in self.noted.layers if each.kind == "affine" and each.inputs[0] == value)
+            note = next(layer for layer in self.noted.layers if layer.kind == "affine" and layer.inputs[0] == value)
             ops = tuple(self._op(note, None, task) for task in range(self.tasks))
             affine, value = (
                 affine.then(Affine.from_layer(FamilyLayer(ops, note.inputs, note.output), widths)),
@@ -374,7 +377,7 @@ class _Rebuilding:
 
 
 class _Kernels:
-    """The kernels of one layer, put together of what several weights hold."""
+    """Assembles the kernels of one layer from pieces in several weights."""
 
     def __init__(self, note: OpNote, outputs: Channels, inputs: Channels) -> None:
         self.note, self.outputs, self.inputs = note, outputs, inputs
@@ -382,13 +385,13 @@ class _Kernels:
         self.depthwise = max(note.groups) > 1
         self.kernels: list[Array] = []
         self.lost: dict[tuple[int, int], Array] = {}
-        """Parts that are there -> which of their rows a scale of zero has wiped out; another task may have them."""
+        """Present pieces -> their rows that a folded scale of zero has erased; another task may still hold them."""
 
     def take(self, note: KernelNote, array: Array, scales: Sequence[Array]) -> None:
-        """Take what is not there yet of one weight."""
+        """Add the missing pieces that one weight holds."""
         array = unslabbed(array, note.slabs, self.window) if note.slabs else array
-        rows = _starts([self.outputs.parts[each].width for each in note.outs])
-        columns = [0, 1] if self.depthwise else _starts([self.inputs.parts[each].width for each in note.ins])
+        rows = _starts([self.outputs.parts[part].width for part in note.outs])
+        columns = [0, 1] if self.depthwise else _starts([self.inputs.parts[part].width for part in note.ins])
         array = array.reshape(rows[-1], columns[-1], *self.window)
         if not self.kernels:
             deep = [1] * self.outputs.tasks if self.depthwise else self.inputs.widths
@@ -400,7 +403,7 @@ class _Kernels:
                 self._put(out, inp, piece, note.task, scales)
 
     def _put(self, row: int, column: int, piece: Array, lender: int | None, scales: Sequence[Array]) -> None:
-        """Give a piece to all tasks that have both its parts."""
+        """Write a piece into the kernels of all tasks that have both its parts."""
         out = self.outputs.parts[row]
         inp = out if self.depthwise else self.inputs.parts[column]
         tasks = sorted(out.tasks & inp.tasks)
@@ -410,13 +413,13 @@ class _Kernels:
         first = tasks[0] if lender is None else lender
         scale = scales[first][out.members[first]]
         self.lost[row, column] = lost & (scale == 0)
-        found = _unscaled(piece, scale)[lost]
+        values = _unscaled(piece, scale)[lost]
         for task in tasks:
             columns = np.zeros(1, int) if self.depthwise else inp.members[task]
-            self.kernels[task][np.ix_(out.members[task][lost], columns)] = found
+            self.kernels[task][np.ix_(out.members[task][lost], columns)] = values
 
     def finished(self) -> list[Array]:
-        """The kernels, if nothing is missing."""
+        """Return the kernels; ``StitchError`` if a piece is missing."""
         outs, ins = self.outputs.parts, self.inputs.parts
         wanted = {(row, _ALONE) for row in range(len(outs))}
         if not self.depthwise:
@@ -438,8 +441,8 @@ def _unscaled(piece: Array, scale: Array) -> Array:
     return (piece / safe).astype(piece.dtype)
 
 
-def _vector(told: Sequence[Numbers | None], task: int) -> Array | None:
-    text = told[task] if told else None
+def _vector(texts: Sequence[Numbers | None], task: int) -> Array | None:
+    text = texts[task] if texts else None
     return None if text is None else unpacked(text)
 
 
@@ -448,21 +451,21 @@ def _port_of(net: Net, value: str) -> Port:
 
 
 def _space(blocks: Sequence[BlockNote], tasks: int) -> ChannelSpace:
-    found = []
-    for each in blocks:
-        members = unpacked(each.channels).reshape(len(each.tasks), -1)
-        found.append(Block(dict(zip(each.tasks, members.astype(np.int64), strict=True))))
-    widths = tuple(sum(block.width for block in found if task in block.tasks) for task in range(tasks))
-    return ChannelSpace(widths, tuple(found))
+    result = []
+    for note in blocks:
+        members = unpacked(note.channels).reshape(len(note.tasks), -1)
+        result.append(Block(dict(zip(note.tasks, members.astype(np.int64), strict=True))))
+    widths = tuple(sum(block.width for block in result if task in block.tasks) for task in range(tasks))
+    return ChannelSpace(widths, tuple(result))
 
 
 def read_stitched(path: Path) -> tuple[Family, Sharing]:
-    """What ``described`` told the file of its models; ``StitchError`` where it was told nothing."""
+    """Read the models in a stitched file; ``StitchError`` where it does not describe them."""
     return rebuilt(*noted_in(path, FAMILY_KEY))
 
 
 def noted_in(path: Path, key: str) -> tuple[str, Callable[[str], Array]]:
-    """What the file says of its models, and its weights by name."""
+    """Read the description under *key* in a file's metadata, and return it with a lookup of weights by name."""
     model = load(path, weights=True)
     text = entries_of(model).get(key, "")
     if not text:

@@ -65,7 +65,7 @@ class KernelOrigin(NamedTuple):
     folded: int = 0
     """Count of the affines after the convolution that have been multiplied into it."""
     slabs: tuple[int, ...] = ()
-    """How they lie in slabs (see ``slabs.unslabbed``); empty: not in slabs."""
+    """Their slab layout (see ``slabs.unslabbed``); empty: not in slabs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ class Builder:
         return name
 
     def constant(self, array: Array, hint: str = "c", *, weight: bool = False) -> str:
-        """Store *array*; its name, that of an equal one if there is one."""
+        """Store *array* and return its name; an equal array is stored once."""
         array = np.asarray(array, order="C")
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._stored:

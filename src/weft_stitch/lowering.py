@@ -37,8 +37,8 @@ def lower(
 
     *forms* names a form for each layer that has weights, or one for all. A task's inputs and outputs are called
     ``<net>.<port>`` and keep the caller's shapes and order. *batches* are the rows of each task instead of the nets'
-    own; with *dynamic* they are known only at run time, and may be none. *align* is for the form ``fused``: its loads
-    are of so many numbers (8 in half precision, 4 in single), at the price of a little padding.
+    own; with *dynamic* they are known only at run time, and may be none. *align* is for the form ``fused``: the numbers
+    of one vector load (8 in half precision, 4 in single), at the price of a little padding.
     """
     counts = [DYNAMIC] * family.tasks if dynamic else list(family.batches if batches is None else batches)
     if len(counts) != family.tasks:
@@ -103,13 +103,13 @@ def walk(room: Room, forms: Forms) -> None:
 
 
 def _write_formed(room: Room, layer: FamilyLayer, form: Form, chain: list[FamilyLayer]) -> list[str]:
-    """The values that exist now or never will."""
+    """Lower a layer in *form*; return the values that are done, those fused away included."""
     if reason := form.refusal(room, layer):
         raise StitchError(
             f"{layer.name}: the form {form.name!r} cannot do it, {reason}; choose another, like 'separate'"
         )
     done = form.lower(room, layer, chain)
-    outputs = [layer.output, *(each.output for each in chain[: done.used])]
+    outputs = [layer.output, *(follower.output for follower in chain[: done.used])]
     room.put(outputs[-1], done.placed)
     return outputs
 
@@ -131,7 +131,7 @@ def _form(forms: Forms, layer: FamilyLayer) -> Form:
 
 
 def _readers(family: Family) -> dict[str, list[FamilyLayer | None]]:
-    """Who reads each value; None is an output or a tail."""
+    """Value -> its readers; None stands for an output or a tail."""
     readers: dict[str, list[FamilyLayer | None]] = {value: [] for value in family.values}
     for layer in family.layers:
         for value in layer.inputs:
@@ -142,7 +142,7 @@ def _readers(family: Family) -> dict[str, list[FamilyLayer | None]]:
 
 
 def _chain(room: Room, layer: FamilyLayer, readers: Mapping[str, list[FamilyLayer | None]]) -> list[FamilyLayer]:
-    """The layers after *layer* of which each alone reads the one before it, as far as their other inputs exist."""
+    """The layers after *layer*, each the only reader of the one before, as far as their other inputs exist."""
     chain: list[FamilyLayer] = []
     value = layer.output
     while len(readers[value]) == 1 and (reader := readers[value][0]) is not None and reader.op.kind in _CHAINED:
@@ -165,13 +165,13 @@ def _write_outputs(room: Room) -> None:
 
 
 def _run_tail(room: Room, task: int) -> dict[str, str]:
-    """What the task computes alone, by its own names."""
+    """Write the operations of one task alone; return tensors by the task's own names."""
     if not room.family.tails:
         return {}
     tensors = {mine: room.own(value, task) for mine, value in room.family.bridges[task].items()}
     for op in room.family.tails[task]:
         room.builder.layer = op.name
-        tensors[op.output] = emit(room.builder, op, [tensors[each] for each in op.inputs])
+        tensors[op.output] = emit(room.builder, op, [tensors[value] for value in op.inputs])
     room.builder.layer = ""
     return tensors
 
@@ -222,7 +222,7 @@ def _affine(room: Room, layer: FamilyLayer) -> Placed:
     layout = room.layout(layer.inputs[0])
     source = room.get(layer.inputs[0], layout)
     if layout == APART:
-        alone = [_affine_alone(room, channels, affine, task, each) for task, each in enumerate(source.tensors)]
+        alone = [_affine_alone(room, channels, affine, task, own) for task, own in enumerate(source.tensors)]
         return Placed(APART, tuple(alone))
     scale, shift = channels.table(layout, affine.scales, 1.0), channels.table(layout, affine.shifts)
     if layout == STACKED:
@@ -233,7 +233,7 @@ def _affine(room: Room, layer: FamilyLayer) -> Placed:
 
 def _affine_alone(room: Room, channels: Channels, affine: Affine, task: int, tensor: str) -> str:
     order = channels.order(task)
-    scale, shift = (each[task][order].astype(np.float32) for each in (affine.scales, affine.shifts))
+    scale, shift = (values[task][order].astype(np.float32) for values in (affine.scales, affine.shifts))
     return scale_and_shift(room.builder, tensor, scale, shift)
 
 

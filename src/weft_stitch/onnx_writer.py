@@ -31,8 +31,8 @@ def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> OnnxModel:
     return make_model(
         [_node(step) for step in graph.steps],
         graph.name or "stitched",
-        [_described(each) for each in graph.inputs],
-        [_described(each) for each in graph.outputs],
+        [_described(tensor) for tensor in graph.inputs],
+        [_described(tensor) for tensor in graph.outputs],
         [to_tensor(array, name) for name, array in graph.constants.items()],
         opset=opset,
         ir_version=max(IR_VERSION, least_ir_version(opset)),

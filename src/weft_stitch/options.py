@@ -1,4 +1,4 @@
-"""What is to be stitched and how: ``StitchOptions``, all that ``weft.stitch`` and ``weft stitch`` are told."""
+"""What to stitch and how: ``StitchOptions``, the arguments of ``weft.stitch`` and the options of ``weft stitch``."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from weft_stitch.forms import FORMS
 from weft_stitch.planning.cost import machine
 
 HERE = "cpu"
-"""The machine that can be measured."""
+"""The machine whose graphs can be timed: this one."""
 TORCH_ONLY = "fused"
 """The form that ONNX Runtime cannot run."""
 _OF_CHANNELS = (
     "batches", "shapes", "example_inputs", "sharing", "islands", "form", "machine", "slack", "slabs",
     "memory_cap_bytes", "latency_target_s", "align",
 )  # fmt: skip
-"""Fields that have no say where nodes are left as they are."""
+"""Fields that do not apply to a body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,14 +98,14 @@ class StitchOptions:
         names, count = self.names, len(self.models)
         if names is None:
             return
-        told = f"names = {','.join(names)}"
+        setting = f"names = {','.join(names)}"
         if len(names) != count or not all(names):
-            raise StitchError(f"{told}: {len(names)} names for {count} models; give one for each, as a,b,c")
+            raise StitchError(f"{setting}: {len(names)} names for {count} models; give one for each, as a,b,c")
         if len(set(names)) < count:
-            raise StitchError(f"{told}: two models have one name; give each its own")
+            raise StitchError(f"{setting}: two models have one name; give each its own")
         if strange := [name for name in names if not servable(name)]:
             raise StitchError(
-                f"{told}: {strange[0]!r} is no name for a model; it takes letters, digits, '.', '_' and '-'"
+                f"{setting}: {strange[0]!r} is no name for a model; it takes letters, digits, '.', '_' and '-'"
             )
 
     def _check_values(self) -> None:
@@ -115,7 +115,7 @@ class StitchOptions:
         rows = [self.batches] if isinstance(self.batches, int) else self.batches or ()
         slack, seconds = self.slack, self.latency_target_s
         for argument, value, fine, way_out in (
-            ("batches", ",".join(map(str, rows)), all(each >= 1 for each in rows), "give rows from 1"),
+            ("batches", ",".join(map(str, rows)), all(row_count >= 1 for row_count in rows), "give rows from 1"),
             ("threads", self.threads, self.threads is None or self.threads >= 1, "give 1 or more"),
             ("tolerance", self.tolerance, 0 <= self.tolerance < inf, "give the largest difference of equal weights"),
             ("slack", slack, slack is None or 0 <= slack < inf, "give 0 for the fastest plan, or a part, as 0.05"),
@@ -125,7 +125,7 @@ class StitchOptions:
                 raise StitchError(f"{argument} = {value}: {way_out}")
 
     def _check_together(self) -> None:
-        """Refuse what cannot be had beside the rest, or would come to nothing."""
+        """Refuse options that contradict each other or would have no effect."""
         measure, form, slack = self.measure, self.form, f"slack = {self.slack} does not apply to"
         for wrong, why in (
             (measure and self.machine != HERE, f"measure = True is on this machine's {HERE}, not on {self.machine}"),
@@ -157,16 +157,16 @@ class StitchOptions:
     @property
     def adapters(self) -> list[str | os.PathLike[str]]:
         """The models that are folders of adapters, which add to *base*."""
-        folders = [each for each in self.models if isinstance(each, str | os.PathLike) and os.path.isdir(each)]
+        folders = [model for model in self.models if isinstance(model, str | os.PathLike) and os.path.isdir(model)]
         if not folders:
             return []
         from weft_stitch.bodies.adapters import is_adapter  # pydantic is for files
 
-        return [each for each in folders if is_adapter(each)]
+        return [folder for folder in folders if is_adapter(folder)]
 
     @property
     def as_body(self) -> bool:
-        """Whether nodes are left as they are, and weights are shared as a whole or not at all."""
+        """Whether models are stitched to a body: nodes stay as they are, and whole weights are shared."""
         if self.body is not None or self.adapters:
             return self.body is not False
         files = [model for model in self.models if isinstance(model, str | os.PathLike)]
@@ -194,7 +194,7 @@ class StitchOptions:
 
     @property
     def torch_only(self) -> bool:
-        """Whether a layer is to have the form that ONNX Runtime cannot run."""
+        """Whether a layer has the form that ONNX Runtime cannot run."""
         return TORCH_ONLY in (self.form.values() if isinstance(self.form, Mapping) else (self.form,))
 
     @property

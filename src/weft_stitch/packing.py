@@ -37,7 +37,7 @@ class BlockColumns(NamedTuple):
     """The columns of one block in the rows of one task."""
 
     space: int
-    """Which of the spaces the value carries."""
+    """Index of the space among those that the value carries."""
     block: Block
     start: int
     skip: int

@@ -1,4 +1,4 @@
-"""Files that say which channels models share, for users who know: ``read_sharing``, ``write_sharing``.
+"""Sharing maps, files that list which channels models share: ``read_sharing``, ``write_sharing``.
 
     {"format": 1,
      "spaces": {"conv1": [{"cats": [0, 2, 5], "dogs": [1, 0, 7], "birds": [3, 4, 0]},

@@ -22,7 +22,7 @@ from weft_stitch.net import Array
 
 _UNARY = frozenset(("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSwish", "HardSigmoid", "Elu", "Clip"))
 _TAPS = "slabs"
-"""What the kernels that add up slabs are called."""
+"""Prefix of the kernels that sum slabs."""
 _WIDE_KERNEL = 5
 """From this many columns on it pays to sort columns by their remainder first."""
 
@@ -52,7 +52,7 @@ def adds_up(step: GraphStep) -> bool:
 
 
 class _Geometry(NamedTuple):
-    """How one convolution becomes slabs."""
+    """The geometry of one convolution in slabs."""
 
     slabs: int
     slab_rows: int
@@ -72,7 +72,7 @@ class _Geometry(NamedTuple):
 
 
 def _geometry(step: GraphStep, graph: Graph) -> _Geometry | None:
-    """None if *step* is no convolution that can be cut."""
+    """The geometry of *step* in slabs; None if it is no convolution that can be split."""
     if step.op != "Conv" or len(graph.shapes[step.inputs[0]]) != 4 or not _stored(graph, step.inputs[1:]):
         return None
     tall, wide = graph.constants[step.inputs[1]].shape[2:]
@@ -125,7 +125,7 @@ class _Rewriting:
         """Kernels -> what they are called in slabs, and how they lie there."""
         self._flat: dict[str, str] = {}
         """Tensors that exist as [1, rows x channels, ...], under another name; their own may not exist yet."""
-        self._real = {each.name for each in graph.inputs} | set(graph.constants)
+        self._real = {tensor.name for tensor in graph.inputs} | set(graph.constants)
 
     def keep(self, step: GraphStep) -> None:
         """*step* as it is, on flat tensors where that saves a reshape."""
@@ -170,7 +170,7 @@ class _Rewriting:
             constants=constants,
             weights=weights,
             shapes=self._shapes,
-            origins=tuple(each if each.constant in constants else self._moved(each) for each in graph.origins),
+            origins=tuple(origin if origin.constant in constants else self._moved(origin) for origin in graph.origins),
         )
 
     def _moved(self, origin: KernelOrigin) -> KernelOrigin:
@@ -309,7 +309,7 @@ def _groups(step: GraphStep) -> int:
 
 
 def unslabbed(weight: Array, how: Sequence[int], window: tuple[int, int]) -> Array:
-    """The kernel that lies in slabs so: the number of them, their rows, taps, phases, and zeros that lead."""
+    """Restore a kernel from its slab layout *how*: number of slabs, their rows, taps, phases, leading zeros."""
     slabs, rows, taps, phases, lead = how
     outs, ins = weight.shape[0] // slabs, weight.shape[1] // phases
     cut = weight.reshape(outs, slabs, phases, ins, rows, taps).transpose(0, 3, 1, 4, 5, 2)

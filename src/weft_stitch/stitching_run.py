@@ -1,8 +1,7 @@
-"""From models to graphs that were planned, raced and compared with them: ``stitch``, and ``Stitching``, what is made.
+"""From models to a graph that was planned, timed and compared with them: ``stitch`` makes a ``Stitching``.
 
-The steps are those of the package: read, align, find what is shared, choose forms or groups, lower. Where a clock may
-decide, the plans that are left race once more against the models alone, and the times that are told are those that
-were chosen by.
+The steps: read, align, find what is shared, choose forms or groups, lower. Where times are measured, the remaining
+plans are timed once more beside the separate models, and the reported times are those that decided.
 """
 
 from __future__ import annotations
@@ -36,15 +35,15 @@ if TYPE_CHECKING:
     from weft_stitch.running.sessions import Difference
 
 CLOSE = 1e-5
-"""By so much of its largest number an output may differ from the model's own."""
+"""Largest difference of an output to the model's own, relative to its largest number: float32 in another order."""
 CLOSE_ROUNDED = 0.25
 """The same for tuned models with all that they round: a last digit may tip a value to the next one of its format."""
 ROUNDS = 20
-"""Of the race between the ways to run the models; the least time of each counts."""
+"""Timed rounds of the ways to run the models, of which the least time counts: fewer keep more noise."""
 
 
 class StitchProgress(NamedTuple):
-    """How far a stitching is."""
+    """Progress of a stitching."""
 
     stage: str
     detail: str = ""
@@ -69,7 +68,7 @@ class Stitching(Shown):
     summaries: tuple[Summary, ...]
     """The numbers of each group, also of the ways that it was compared with."""
     difference: Difference | None
-    """The largest to the models alone; None where it was not looked for."""
+    """The largest difference to the models alone; None where it was not checked."""
 
     def __repr__(self) -> str:
         graphs = "one graph" if len(self.groups) == 1 else f"{len(self.groups)} graphs"
@@ -83,12 +82,12 @@ class Stitching(Shown):
     @property
     def before(self) -> Way:
         """All models one after another."""
-        return together(SEQUENTIAL, [each.sequential for each in self.summaries])
+        return together(SEQUENTIAL, [summary.sequential for summary in self.summaries])
 
     @property
     def after(self) -> Way:
         """All groups one after another."""
-        return together(STITCHED, [each.stitched for each in self.summaries])
+        return together(STITCHED, [summary.stitched for summary in self.summaries])
 
     @property
     def files(self) -> dict[str, Path]:
@@ -110,8 +109,8 @@ class Stitching(Shown):
         for output in outputs:
             if output.resolve() in models:
                 raise StitchError(f"{output} is one of the models; write to another file")
-        for made, output in zip(self.groups, outputs, strict=True):
-            made.to_onnx(output)
+        for group, output in zip(self.groups, outputs, strict=True):
+            group.to_onnx(output)
         return outputs
 
 
@@ -124,30 +123,30 @@ def stitch(
 
 def carry_out(options: StitchOptions, on_progress: OnProgress | None = None) -> Stitching | BodyStitching:
     """Read, plan, race and compare as *options* say."""
-    told = on_progress or (lambda progress: None)
+    notify = on_progress or (lambda progress: None)
     if options.as_body:
-        return _body(options, told)
+        return _body(options, notify)
     if options.base is not None:
         raise StitchError(f"base = {options.base} is for a body; leave it out")
-    family = _read(options, told)
-    sharing = _shared(options, family, told)
-    groups = _planned(options, family, sharing, told)
+    family = _read(options, notify)
+    sharing = _shared(options, family, notify)
+    groups = _planned(options, family, sharing, notify)
     times: Sequence[WayTimes] = ()
     if options.measures and len(groups) == 1 and groups[0].contest is not None:
-        told(StitchProgress("racing"))
+        notify(StitchProgress("racing"))
         settled, mine = _settled(options, groups[0], groups[0].contest)
         groups, times = (settled,), (mine,)
-    difference = _compared(options, family, groups, told) if options.checks else None
+    difference = _compared(options, family, groups, notify) if options.checks else None
     modelled = Modelled(machine(options.machine))
-    summaries = [made.summarise(modelled, _rivals(options, groups)) for made in groups]
+    summaries = [group.summarise(modelled, _rivals(options, groups)) for group in groups]
     if options.measures:
-        told(StitchProgress("racing"))
+        notify(StitchProgress("racing"))
         times = times or _times(options, family, groups, summaries)
-        summaries = [each.timed(mine) for each, mine in zip(summaries, times, strict=True)]
+        summaries = [summary.timed(mine) for summary, mine in zip(summaries, times, strict=True)]
     return Stitching(options, family, sharing, groups, tuple(summaries), difference)
 
 
-def _body(options: StitchOptions, told: OnProgress) -> BodyStitching:
+def _body(options: StitchOptions, notify: OnProgress) -> BodyStitching:
     from weft_stitch.bodies.body_stitching import stitch_body
 
     options.check_body()
@@ -159,11 +158,11 @@ def _body(options: StitchOptions, told: OnProgress) -> BodyStitching:
         check=options.checks,
         measure=options.measures,
         threads=options.used_threads,
-        on_stage=lambda stage, done, of: told(StitchProgress(stage, done=done, of=of)),
+        on_stage=lambda stage, done, of: notify(StitchProgress(stage, done=done, of=of)),
     )
 
 
-def _read(options: StitchOptions, told: OnProgress) -> Family:
+def _read(options: StitchOptions, notify: OnProgress) -> Family:
     nets = read_models(
         options.models,
         example_inputs=options.example_inputs,
@@ -171,7 +170,7 @@ def _read(options: StitchOptions, told: OnProgress) -> Family:
         batches=options.batches,
         islands=options.islands,
         shapes=options.shapes,
-        progress=lambda done: told(StitchProgress("reading", done=done, of=len(options.models))),
+        progress=lambda done: notify(StitchProgress("reading", done=done, of=len(options.models))),
     )
     for net, model in zip(nets, options.models, strict=True):
         if options.dynamic and not servable(net.name):
@@ -193,7 +192,7 @@ def _require_free_rows(options: StitchOptions, family: Family) -> None:
             raise StitchError(f"{net.name} {why}; leave out dynamic = True")
 
 
-def _shared(options: StitchOptions, family: Family, told: OnProgress) -> Sharing:
+def _shared(options: StitchOptions, family: Family, notify: OnProgress) -> Sharing:
     given = options.sharing
     if isinstance(given, Sharing):
         return given
@@ -202,36 +201,36 @@ def _shared(options: StitchOptions, family: Family, told: OnProgress) -> Sharing
 
         return read_sharing(os.fspath(given), family, tolerance=options.tolerance)
     stage = "looking for what is shared"
-    told(StitchProgress(stage))
+    notify(StitchProgress(stage))
     return discover(
         family,
         tolerance=options.tolerance,
-        on_progress=lambda done, of: told(StitchProgress(stage, done=done, of=of)),
+        on_progress=lambda done, of: notify(StitchProgress(stage, done=done, of=of)),
     )
 
 
-def _planned(options: StitchOptions, family: Family, sharing: Sharing, told: OnProgress) -> tuple[Stitched, ...]:
+def _planned(options: StitchOptions, family: Family, sharing: Sharing, notify: OnProgress) -> tuple[Stitched, ...]:
     settings: dict[str, Any] = {
         "form": options.form, "cost": _cost(options), "dynamic": options.dynamic, "slabs": options.allows_slabs,
     }  # fmt: skip
     if options.in_groups:
         limits = BudgetLimits(options.memory_cap_bytes, options.latency_target_s)
-        progress = _counted("grouping", 3 * family.tasks, told)
+        progress = _counted("grouping", 3 * family.tasks, notify)
         return stitch_groups(family, sharing, limits, **settings, progress=progress)
     steps = len(formed(family)) * len(ANYWHERE) + 1 if options.form == PLANNED else None
     settings |= {"slack": options.allowed_slack, "align": options.align}
-    return (assemble(family, sharing, **settings, progress=_counted("planning", steps, told)),)
+    return (assemble(family, sharing, **settings, progress=_counted("planning", steps, notify)),)
 
 
-def _counted(stage: str, of: int | None, told: OnProgress) -> Callable[[str], None]:
-    """Tells of one step more each time it is called."""
+def _counted(stage: str, of: int | None, notify: OnProgress) -> Callable[[str], None]:
+    """Return a callback that reports one more finished step at each call."""
     numbers = count(1)
-    told(StitchProgress(stage, of=of))
-    return lambda detail: told(StitchProgress(stage, detail, next(numbers), of))
+    notify(StitchProgress(stage, of=of))
+    return lambda detail: notify(StitchProgress(stage, detail, next(numbers), of))
 
 
 def _cost(options: StitchOptions) -> GraphCost:
-    """What plans go by."""
+    """The cost by which plans are compared."""
     if not options.measures:
         return Modelled(machine(options.machine))
     from weft_stitch.running.sessions import GraphTimer
@@ -239,19 +238,19 @@ def _cost(options: StitchOptions) -> GraphCost:
     return GraphTimer(threads=options.used_threads)
 
 
-def _settled(options: StitchOptions, made: Stitched, contest: Contest) -> tuple[Stitched, WayTimes]:
-    """The plan chosen by the times that are told, and these times."""
+def _settled(options: StitchOptions, stitched: Stitched, contest: Contest) -> tuple[Stitched, WayTimes]:
+    """Time all plans in one race; return the plan that wins, and the times."""
     plans = contest.plans
-    apart = [SEQUENTIAL, *([SLABBED] if made.slabs_alone else [])]
-    contenders = {name: _graphs(made.family, made, name) for name in apart}
-    contenders |= {str(at): _graphs(made.family, made.planned(each), STITCHED) for at, each in enumerate(plans)}
-    found = _raced(options, made.family, contenders)
-    seconds = [found[str(at)] for at in range(len(plans))]
+    apart = [SEQUENTIAL, *([SLABBED] if stitched.slabs_alone else [])]
+    contenders = {name: _graphs(stitched.family, stitched, name) for name in apart}
+    contenders |= {str(at): _graphs(stitched.family, stitched.planned(plan), STITCHED) for at, plan in enumerate(plans)}
+    raced = _raced(options, stitched.family, contenders)
+    seconds = [raced[str(at)] for at in range(len(plans))]
     chosen = contest.choose(seconds)
     pairs = reversed(list(zip(plans, seconds, strict=True)))  # of one form the first counts, as in ``in_form``
-    forms = {each.name: mine for each, mine in pairs if each.name in FORMS}
-    times = {name: found[name] for name in apart} | forms | {STITCHED: seconds[chosen]}
-    return made.planned(plans[chosen]), times
+    forms = {plan.name: mine for plan, mine in pairs if plan.name in FORMS}
+    times = {name: raced[name] for name in apart} | forms | {STITCHED: seconds[chosen]}
+    return stitched.planned(plans[chosen]), times
 
 
 def _times(
@@ -259,8 +258,8 @@ def _times(
 ) -> list[WayTimes]:
     """Seconds by way, for each group, in one race."""
     contenders: dict[str, list[Graph]] = {}
-    for number, (made, summary) in enumerate(zip(groups, summaries, strict=True)):
-        contenders |= {f"{number}:{way.name}": _graphs(family, made, way.name) for way in summary.ways}
+    for number, (stitched, summary) in enumerate(zip(groups, summaries, strict=True)):
+        contenders |= {f"{number}:{way.name}": _graphs(family, stitched, way.name) for way in summary.ways}
     times: list[dict[str, float]] = [{} for _ in summaries]
     for name, each_s in _raced(options, family, contenders).items():
         group, _, way = name.partition(":")
@@ -272,62 +271,62 @@ def _raced(options: StitchOptions, family: Family, contenders: Mapping[str, Sequ
     from weft_stitch.running.sessions import race
 
     threads = options.used_threads
-    found = race(contenders, threads=threads, rows=family.batches[0], rounds=ROUNDS)
-    return {name: min(each.busy if threads == 1 else each.seconds) for name, each in found.items()}
+    results = race(contenders, threads=threads, rows=family.batches[0], rounds=ROUNDS)
+    return {name: min(turns.busy if threads == 1 else turns.seconds) for name, turns in results.items()}
 
 
-def _graphs(family: Family, made: Stitched, way: str) -> list[Graph]:
-    """What is run one after another to go *way*; rows are left free only where all models get the same number."""
-    free = made.dynamic and len(set(family.batches)) == 1
+def _graphs(family: Family, stitched: Stitched, way: str) -> list[Graph]:
+    """The graphs that *way* runs one after another; rows stay open only where all models get the same number."""
+    free = stitched.dynamic and len(set(family.batches)) == 1
     if way in (SEQUENTIAL, SLABBED):
-        return [made.alone(task, slabs=way == SLABBED) for task in range(made.family.tasks)]
+        return [stitched.alone(task, slabs=way == SLABBED) for task in range(stitched.family.tasks)]
     if way != STITCHED:
-        made = made.in_form(way)
-    return [made.graph if free else made.counted]
+        stitched = stitched.in_form(way)
+    return [stitched.graph if free else stitched.counted]
 
 
 def _rivals(options: StitchOptions, groups: Sequence[Stitched]) -> tuple[str, ...]:
-    """The other forms to tell of: all that a plan has chosen from, but the one it has chosen."""
+    """The forms to compare with: all that the plan has chosen from, except the chosen one."""
     plan = groups[0].plan
     if options.form != PLANNED or len(groups) > 1 or plan is None:
         return ()
     return tuple(form for form in ANYWHERE if form != plan.name)
 
 
-def _compared(options: StitchOptions, family: Family, groups: Sequence[Stitched], told: OnProgress) -> Difference:
-    """The largest difference to the models alone; one too large that was not asked for is refused."""
+def _compared(options: StitchOptions, family: Family, groups: Sequence[Stitched], notify: OnProgress) -> Difference:
+    """The largest difference to the models alone; ``StitchError`` if it is too large and no tolerance was given."""
     from weft_stitch.running.sessions import Difference, largest_difference
 
-    told(StitchProgress("comparing with the models"))
+    notify(StitchProgress("comparing with the models"))
     pairs = zip(family.nets, options.models, strict=True)
-    sources = {net.name: Path(each) for net, each in pairs if isinstance(each, str | os.PathLike)}
+    sources = {net.name: Path(model) for net, model in pairs if isinstance(model, str | os.PathLike)}
     worst = Difference(0.0, "")
-    for made in groups:
-        files, plain = [sources.get(name) for name in made.names], made.unrounded()
-        judged = files if plain is made else [None] * len(files)
-        for rows in _mixes(made):
-            found = largest_difference(plain.graph, plain.family, judged, rows, threads=options.used_threads)
-            _require_close(options, found, CLOSE)
-            coarse = found.coarse
-            if plain is not made:
-                rounded = largest_difference(made.graph, made.family, files, rows, threads=options.used_threads)
+    for group in groups:
+        files, plain = [sources.get(name) for name in group.names], group.unrounded()
+        judged = files if plain is group else [None] * len(files)
+        for rows in _mixes(group):
+            difference = largest_difference(plain.graph, plain.family, judged, rows, threads=options.used_threads)
+            _require_close(options, difference, CLOSE)
+            coarse = difference.coarse
+            if plain is not group:
+                rounded = largest_difference(group.graph, group.family, files, rows, threads=options.used_threads)
                 _require_close(options, rounded, CLOSE_ROUNDED)
                 coarse = rounded.relative
-            worst = max(worst, found)._replace(coarse=max(worst.coarse, coarse))
+            worst = max(worst, difference)._replace(coarse=max(worst.coarse, coarse))
     return worst
 
 
-def _require_close(options: StitchOptions, found: Difference, allowed: float) -> None:
-    if found.relative > allowed and not options.tolerance:
+def _require_close(options: StitchOptions, difference: Difference, allowed: float) -> None:
+    if difference.relative > allowed and not options.tolerance:
         raise StitchError(
-            f"{found.output} differs by {found.relative:.2g} of its largest number from the model alone, "
+            f"{difference.output} differs by {difference.relative:.2g} of its largest number from the model alone, "
             f"{allowed:g} is allowed; nothing is made of it (check = False takes it all the same)"
         )
 
 
-def _mixes(made: Stitched) -> list[tuple[int, ...]]:
+def _mixes(stitched: Stitched) -> list[tuple[int, ...]]:
     """Rows to compare with; where they are free, also unequal ones."""
-    mixes = [made.batches]
-    if made.dynamic:
-        mixes.append(tuple(batch * (1 + task % 3) for task, batch in enumerate(made.batches)))
+    mixes = [stitched.batches]
+    if stitched.dynamic:
+        mixes.append(tuple(batch * (1 + task % 3) for task, batch in enumerate(stitched.batches)))
     return mixes

@@ -1,6 +1,6 @@
-"""What stitching comes to in numbers: ``Summary``, with every way to run the models side by side.
+"""Numbers of a stitched graph: ``Summary``, with every way to run the models side by side.
 
-Nothing is run here: seconds are predicted by a described machine; who measures fills them in (``Summary.timed``).
+Nothing is run here: seconds are predicted for a described machine; callers that measure add theirs (``Summary.timed``).
 """
 
 from __future__ import annotations
@@ -151,15 +151,15 @@ def way(name: str, graph: Graph, cost: Modelled) -> Way:
 
 def together(name: str, ways: Sequence[Way]) -> Way:
     """Several ways one after another; only one has activations at a time."""
-    times = [each.measured_s for each in ways if each.measured_s is not None]
+    times = [part.measured_s for part in ways if part.measured_s is not None]
     return Way(
         name,
-        sum(each.macs for each in ways),
-        sum(each.weight_bytes for each in ways),
-        sum(each.table_bytes for each in ways),
-        max(each.activation_bytes for each in ways),
-        sum(each.launches for each in ways),
-        sum(each.predicted_s for each in ways),
+        sum(part.macs for part in ways),
+        sum(part.weight_bytes for part in ways),
+        sum(part.table_bytes for part in ways),
+        max(part.activation_bytes for part in ways),
+        sum(part.launches for part in ways),
+        sum(part.predicted_s for part in ways),
         sum(times) if len(times) == len(ways) else None,
     )
 
@@ -176,13 +176,13 @@ def layer_rows(
     wiring, counts, times = wire(family), count(graph, stored=stored_bytes(graph)).layers, cost.by_layer(graph)
     tried = {choice.layer: choice.seconds for choice in plan.table} if plan else {}
     slabs = plan.slabs if plan else frozenset()
-    found = []
+    rows = []
     for segment in segments(family):
         if segment.formed is None:
             continue
         mine = [layer.name for layer in segment.layers]
         whole = _total(counts.get(name, LayerCounts()) for name in mine)
-        found.append(
+        rows.append(
             LayerRow(
                 segment.name,
                 forms[segment.formed.name],
@@ -197,7 +197,7 @@ def layer_rows(
                 tried.get(segment.name, {}),
             )
         )
-    return tuple(found)
+    return tuple(rows)
 
 
 def _kernel_bytes(layer: FamilyLayer, task: int) -> int:
@@ -206,7 +206,7 @@ def _kernel_bytes(layer: FamilyLayer, task: int) -> int:
 
 
 def _total(counts: Iterable[LayerCounts]) -> LayerCounts:
-    rows = [(each.macs, each.weight_bytes, each.launches) for each in counts]
+    rows = [(layer.macs, layer.weight_bytes, layer.launches) for layer in counts]
     return LayerCounts(*map(sum, zip(*rows, strict=True)))
 
 
@@ -238,8 +238,8 @@ def count_kernels(family: Family, sharing: Sharing) -> Kernels:
         if layer.op.kind != "conv" or role(layer) == "separate":
             continue
         separate += sum(kernel(layer, task).size for task in range(family.tasks))
-        found = pieces(layer, wiring, sharing)
-        for tasks, size in _different([_Owned(piece.tasks, piece.array) for piece in found]):
+        layer_pieces = pieces(layer, wiring, sharing)
+        for tasks, size in _different([_Owned(piece.tasks, piece.array) for piece in layer_pieces]):
             shares[_degree(len(tasks), family.tasks)] += size
     for task in range(family.tasks):
         alone += (_Owned(frozenset({task}), array) for array in _run_alone(family, task))
@@ -256,24 +256,24 @@ class _Owned(NamedTuple):
     array: Array
 
 
-def _different(found: Sequence[_Owned]) -> Iterable[tuple[frozenset[int], int]]:
+def _different(owned: Sequence[_Owned]) -> Iterable[tuple[frozenset[int], int]]:
     """Equal arrays are one, which more models have: they are stored once, whether or not their channels are shared."""
     having: dict[object, _Owned] = {}
-    for each in found:
-        key = (each.array.shape, blake2b(np.ascontiguousarray(each.array).tobytes()).digest())
-        before = having.get(key, each)
-        having[key] = _Owned(before.tasks | each.tasks, each.array)
-    return ((each.tasks, each.array.size) for each in having.values())
+    for entry in owned:
+        key = (entry.array.shape, blake2b(np.ascontiguousarray(entry.array).tobytes()).digest())
+        before = having.get(key, entry)
+        having[key] = _Owned(before.tasks | entry.tasks, entry.array)
+    return ((entry.tasks, entry.array.size) for entry in having.values())
 
 
 def _run_alone(family: Family, task: int) -> list[Array]:
     """Kernels of what runs model by model, islands included."""
     mine = [layer.ops[task] for layer in family.layers if role(layer) == "separate"]
     mine += family.tails[task] if family.tails else ()
-    found = [op.weight for op in mine if op.weight is not None]
+    weights = [op.weight for op in mine if op.weight is not None]
     islands = [op.name for op in mine if op.kind == "island"]
     graph = plain_graph(family.nets[task]) if islands else None
-    return found + [array for name in islands if graph for array in kernels_of(graph, name)]
+    return weights + [array for name in islands if graph for array in kernels_of(graph, name)]
 
 
 def _degree(tasks: int, of: int) -> int:

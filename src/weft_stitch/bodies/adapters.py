@@ -1,7 +1,7 @@
-"""Adapters that are not merged into their base, in folders as PEFT writes them: ``read_adapter``.
+"""LoRA adapters that are not merged into their base, in the folders that PEFT writes: ``read_adapter``.
 
-``adapter_config.json`` says how they count. ``adapter_model.safetensors`` holds two narrow matrices for each module
-that was adapted, and whole weights of modules that were trained beside them, as heads.
+``adapter_config.json`` has ranks and scales. ``adapter_model.safetensors`` holds two narrow matrices for each adapted
+module, and the whole weights of modules that were trained besides, such as heads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OF_OTHER_BASES = ("pissa", "olora", "corda", "loftq")
 
 
 class AdapterSettings(BaseModel):
-    """What is needed of a configuration, to which every release of PEFT adds keys."""
+    """The keys of a configuration that matter here; every release of PEFT adds others."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -49,7 +49,7 @@ class AdapterSettings(BaseModel):
     init_lora_weights: bool | str = True
 
     def check(self) -> None:
-        """Refuse what is no sum of the base and a product of two narrow matrices."""
+        """Refuse adapters that are not plain LoRA: a product of two narrow matrices, added to the base."""
         if self.peft_type != "LORA" or self.use_dora:
             kind = "DoRA" if self.use_dora else self.peft_type
             raise StitchError(f"{CONFIG} is of {kind}, not of plain LoRA; merge it into the base and export that")
@@ -63,19 +63,19 @@ class AdapterSettings(BaseModel):
         return self.rank_pattern.get(_fitting(self.rank_pattern, module), self.r)
 
     def scale(self, module: str) -> float:
-        """By what the product of both matrices is multiplied."""
+        """The factor on the product of both matrices."""
         rank = self.rank(module)
         alpha = self.alpha_pattern.get(_fitting(self.alpha_pattern, module), self.lora_alpha)
         return alpha / (sqrt(rank) if self.use_rslora else rank)
 
 
 class LoraAdapter(NamedTuple):
-    """What a model has beside its base."""
+    """What a fine-tuned model has in addition to its base."""
 
     parts: Mapping[str, LowRank]
-    """Module -> what is added to its weight, which multiplies from the right."""
+    """Module -> the low-rank part that is added to its weight; the weight multiplies from the right."""
     weights: Mapping[str, Array]
-    """Parameter -> what the model has instead of the base's, as torch stores it."""
+    """Parameter -> the weight that replaces the base's, as torch stores it."""
 
 
 def is_adapter(path: str | os.PathLike[str]) -> bool:
@@ -83,7 +83,7 @@ def is_adapter(path: str | os.PathLike[str]) -> bool:
 
 
 def read_adapter(folder: Path) -> LoraAdapter:
-    """The adapter in a folder."""
+    """Read the adapter in a folder; ``StitchError`` where it is damaged or not plain LoRA."""
     try:
         settings = AdapterSettings.model_validate_json((folder / CONFIG).read_bytes())
         settings.check()
@@ -103,17 +103,17 @@ def _adapter(settings: AdapterSettings, tensors: Mapping[str, Array]) -> LoraAda
     weights = {}
     for name, array in tensors.items():
         plain = _WRAPPED.sub("", name)
-        if found := _FACTOR.fullmatch(plain):
-            factors.setdefault(found["module"], {})[found["side"]] = array
+        if match := _FACTOR.fullmatch(plain):
+            factors.setdefault(match["module"], {})[match["side"]] = array
         elif ".lora_" in plain:
             raise StitchError(f"{name} is no part of an adapter of a product; merge it into the base and export that")
         else:
             weights[plain] = array
-    return LoraAdapter({module: _part(settings, module, each) for module, each in factors.items()}, weights)
+    return LoraAdapter({module: _part(settings, module, sides) for module, sides in factors.items()}, weights)
 
 
 def _part(settings: AdapterSettings, module: str, factors: Mapping[str, Array]) -> LowRank:
-    """fan_in_fan_out says nothing here: it is about how torch stores what is added to."""
+    # PEFT's fan_in_fan_out is ignored: it says how torch stores the base's weight, not these factors
     rank = settings.rank(module)
     if factors.keys() != {"A", "B"}:
         raise StitchError(f"{module} has lora_{min(factors)} only; save the adapter again")
@@ -125,17 +125,17 @@ def _part(settings: AdapterSettings, module: str, factors: Mapping[str, Array]) 
 
 
 def _fitting(patterns: Iterable[str], module: str) -> str:
-    """The first pattern that a module's name, or the end of it, has; none: empty."""
-    return next((each for each in patterns if re.fullmatch(rf"(.*\.)?({each})", module)), "")
+    """Return the first pattern that matches a module's name or its end; empty if none does."""
+    return next((pattern for pattern in patterns if re.fullmatch(rf"(.*\.)?({pattern})", module)), "")
 
 
 _TYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "<u2"}
 _MOST_HEADER = 1 << 27
-"""Bytes; more than any header has."""
+"""Bytes: 128 MB. Real headers have far less; a damaged length would make us read and parse the whole file."""
 
 
 def read_safetensors(path: Path) -> dict[str, Array]:
-    """All tensors of a file, in float32."""
+    """Read all tensors of a file, in float32."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -145,23 +145,23 @@ def read_safetensors(path: Path) -> dict[str, Array]:
         raise InputError(f"{path}: is no safetensors file, or not whole; download or save it again")
     try:
         header = json.loads(data[8 : 8 + length])
-        told = {name: each for name, each in header.items() if name != "__metadata__"}
-        return {name: _tensor(name, each, memoryview(data)[8 + length :]) for name, each in told.items()}
+        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+        return {name: _tensor(name, entry, memoryview(data)[8 + length :]) for name, entry in entries.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InputError(f"{path}: is a damaged safetensors file: {error}; download or save it again") from error
 
 
-def _tensor(name: str, told: dict[str, Any], data: memoryview) -> Array:
-    kind, shape, (start, end) = told["dtype"], tuple(told["shape"]), told["data_offsets"]
+def _tensor(name: str, entry: dict[str, Any], data: memoryview) -> Array:
+    kind, shape, (start, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if kind not in _TYPES:
         raise ValueError(f"{name} is of type {kind}, not one of {', '.join(_TYPES)}")
     stored = np.dtype(_TYPES[kind])
     if min(shape, default=0) < 0 or not 0 <= start <= end <= len(data) or end - start != prod(shape) * stored.itemsize:
         raise ValueError(f"the bytes of {name} are not those of its shape, {shape}")
-    found = np.frombuffer(data[start:end], stored).reshape(shape)
+    array = np.frombuffer(data[start:end], stored).reshape(shape)
     if kind == "BF16":  # the upper half of a float32
-        return (found.astype(np.uint32) << 16).view(np.float32)
-    return found.astype(np.float32)
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array.astype(np.float32)
 
 
 _PRODUCTS = ("MatMul", "Gemm")
@@ -173,11 +173,11 @@ class ReadPlace(NamedTuple):
     node: int
     place: int
     turned: bool
-    """Whether it lies there transposed."""
+    """Whether the node reads the transposed matrix."""
 
 
 class AdaptedBase:
-    """A base model, of which others have all but what their adapters hold."""
+    """A base model; adapted models share all its weights except those that their adapters hold."""
 
     def __init__(self, program: ModelProgram, walked: Sequence[int], constants: Constants) -> None:
         self._program, self._walked, self._constants = program, walked, constants
@@ -186,23 +186,23 @@ class AdaptedBase:
             self._places.setdefault(name, []).append(place)
 
     def named(self, name: str) -> ModelProgram:
-        """The base as another model."""
+        """Return the base under the name of another model."""
         return replace(self._program, name=name)
 
     def adapt(self, steps: Sequence[BodyStep], task: int, adapter: LoraAdapter) -> None:
-        """Have a model, so far the base, hold what its adapter does."""
+        """Give *task*, which so far equals the base, the weights and low-rank parts of its adapter."""
         for parameter, array in adapter.weights.items():
-            for each in self._found(parameter):
-                self._put(steps, task, each, array.T if each.turned else array)
+            for place in self._places_of(parameter):
+                self._put(steps, task, place, array.T if place.turned else array)
         for module, part in adapter.parts.items():
-            for each in self._found(f"{module}.weight"):
-                self._add(steps, task, each, part, module)
+            for place in self._places_of(f"{module}.weight"):
+                self._add(steps, task, place, part, module)
 
-    def _found(self, parameter: str) -> list[ReadPlace]:
-        """All places of a parameter, which may be called by the end of its name."""
+    def _places_of(self, parameter: str) -> list[ReadPlace]:
+        """Find all places of a parameter, which may be named by the end of its name."""
         if parameter in self._places:
             return self._places[parameter]
-        near = [each for each in self._places if "." in each and _ends_alike(each, parameter)]
+        near = [name for name in self._places if "." in name and _ends_alike(name, parameter)]
         if len(near) != 1:
             like = near or get_close_matches(parameter, self._places, n=3, cutoff=0.4)
             has = f"it has {', '.join(like[:3])}" if like else "names of torch's modules are lost in it"
@@ -219,8 +219,8 @@ class AdaptedBase:
         across = _is_across(step.node)
         shape = held.shape[::-1] if across else held.shape
         if shape != (len(part.down), part.up.shape[1]):
-            made = f"{len(part.down)}x{part.up.shape[1]}"
-            raise StitchError(f"the adapter of {module} is for a weight of {made}, not {shape[0]}x{shape[1]}")
+            sizes = f"{len(part.down)}x{part.up.shape[1]}"
+            raise StitchError(f"the adapter of {module} is for a weight of {sizes}, not {shape[0]}x{shape[1]}")
         if step.node.op == "MatMul":
             step.parts[task] = part
             return
@@ -239,7 +239,7 @@ def _ends_alike(one: str, other: str) -> bool:
 
 
 def _named(program: ModelProgram) -> Iterator[tuple[str, ReadPlace]]:
-    """The parameters that nodes read, by the names that torch has for them."""
+    """Yield torch's name of every parameter, with each place where a node reads it."""
     for number, node in enumerate(program.nodes):
         for place, name in enumerate(node.inputs):
             if name in program.constants:
@@ -249,12 +249,12 @@ def _named(program: ModelProgram) -> Iterator[tuple[str, ReadPlace]]:
 
 
 def _is_nameless(node: ProgramNode, program: ModelProgram) -> bool:
-    """Whether a product of a module reads a weight that has lost its name."""
+    """Whether a product of a module reads a weight whose name the exporter has dropped."""
     if node.op not in _PRODUCTS or not node.module or node.inputs[1] not in program.constants:
         return False
     return not program.turned.get(node.inputs[1], node.inputs[1]).endswith(".weight")
 
 
 def _is_across(node: ProgramNode) -> bool:
-    """Whether a product reads its weight as torch stores it, a row for each number that it makes."""
+    """Whether a product reads its weight as torch stores it: a row for each output."""
     return node.op == "Gemm" and bool(node.attributes.get("transB"))

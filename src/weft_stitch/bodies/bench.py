@@ -1,4 +1,4 @@
-"""Runs the models of a body and what is made of them, in ONNX Runtime: ``BodyBench``."""
+"""Runs the models of a body, alone and joined, in ONNX Runtime: ``BodyBench``."""
 
 from __future__ import annotations
 
@@ -21,45 +21,45 @@ from weft_stitch.onnx_writer import write_onnx
 from weft_stitch.running.sessions import Difference, answers, opened, relative_difference
 
 MOST_RACED = 8
-"""Models that are held at once to be timed; all others are taken to be as fast."""
+"""Models that are loaded at once for timing, which bounds memory; all others are assumed to be as fast."""
 
 Alone = Callable[[Feed], list[Array]]
-"""A model that is held: inputs -> outputs, in order."""
+"""A loaded model: inputs -> outputs, in order."""
 
 
 class BodyBench:
-    """The models' files, of which one is held at a time."""
+    """Sessions of the models' files; one model is loaded at a time, since a body may be made of dozens."""
 
     def __init__(self, body: Body, files: Sequence[Path], threads: int) -> None:
         self._body, self._files, self._threads = body, files, threads
         self._held: tuple[int, Alone] | None = None
 
     def alone(self, task: int, feed: Feed) -> dict[str, Array]:
-        """What a model answers by itself: its own file, or its adapter within the base's weights."""
+        """Run one model alone: its own file, or its adapter on the base's weights."""
         if self._held is None or self._held[0] != task:
             self._held = None
             self._held = task, self._opened(task, optimise=False)
         return dict(zip(self._body.outputs[task], self._held[1](feed), strict=True))
 
     def values(self, samples: BodySamples) -> Callable[[int, int, int], dict[BodyValue, Array]]:
-        """Runs that show all values of a model."""
+        """Return a function that runs a model and gives out all its intermediate values."""
 
         def run(task: int, rows: int, length: int) -> dict[BodyValue, Array]:
             wanted = self._body.values(task)
             graph = alone(self._body, task, wanted)
             session = self._session(graph, optimise=False)
             drawn = samples.draw(np.random.default_rng(0), task, MORE[0], length)
-            feed = self._named(task, {name: each[:rows] for name, each in drawn.items()})
+            feed = self._named(task, {name: array[:rows] for name, array in drawn.items()})
             try:
-                found = answers(session, [exposed(value) for value in wanted], feed, graph.name)
+                arrays = answers(session, [exposed(value) for value in wanted], feed, graph.name)
             except StitchError as error:
                 raise StitchError(f"{error} (with {rows} rows; export it so that it takes any number)") from error
-            return dict(zip(wanted, found, strict=True))
+            return dict(zip(wanted, arrays, strict=True))
 
         return run
 
     def outputs(self, samples: BodySamples) -> dict[str, BodyPlace]:
-        """Where rows and lengths are in the outputs of every model, by the graph's names."""
+        """Find the axes of rows and lengths in the outputs of every model, by the graph's names."""
 
         def run(task: int, rows: int, length: int) -> dict[str, Array]:
             return self.alone(task, samples.draw(np.random.default_rng(0), task, rows, length))
@@ -71,42 +71,44 @@ class BodyBench:
         }
 
     def difference(self, graph: Graph, samples: BodySamples) -> Difference:
-        """The largest over rows and lengths that differ as far as they may."""
+        """The largest difference to the models alone, over batches of mixed row counts and lengths."""
         session, tasks = self._session(graph, optimise=True), range(self._body.tasks)
-        names = [each.name for each in graph.outputs]
-        fed, found = [], []
+        names = [output.name for output in graph.outputs]
+        fed, results = [], []
         for seed, lengths in enumerate(_lengths(samples, len(tasks))):
             rng = np.random.default_rng(seed)
             fed.append([samples.draw(rng, task, 1 + (task + seed) % 3, lengths[task]) for task in tasks])
-            found.append(dict(zip(names, answers(session, names, self._joined(fed[-1]), graph.name), strict=True)))
+            results.append(dict(zip(names, answers(session, names, self._joined(fed[-1]), graph.name), strict=True)))
         worst = Difference(0.0, "")
         for task in tasks:
-            for feeds, together in zip(fed, found, strict=True):
+            for feeds, together in zip(fed, results, strict=True):
                 for port, wanted in self.alone(task, feeds[task]).items():
                     name = port_name(self._body, task, port)
                     worst = max(worst, Difference(relative_difference(together[name], wanted), name))
         return worst
 
     def unchanged(self, task: int, samples: BodySamples, close: Callable[[Array, Array], bool]) -> bool:
-        """Whether a model, with what the body holds of it, answers as it does alone."""
+        """Whether a model computed from the body's weights answers as its own file does."""
         feed = samples.draw(np.random.default_rng(0), task, *SMALL)
         session = self._session(alone(self._body, task), optimise=False)
-        found = answers(session, self._ours(task), self._named(task, feed), self._body.names[task])
+        outputs = answers(session, self._ours(task), self._named(task, feed), self._body.names[task])
         wanted = self.alone(task, feed).values()
-        return all(each.shape == right.shape and close(each, right) for each, right in zip(found, wanted, strict=True))
+        return all(
+            mine.shape == right.shape and close(mine, right) for mine, right in zip(outputs, wanted, strict=True)
+        )
 
     def times_s(self, graph: Graph, samples: BodySamples, length: int) -> dict[str, float]:
-        """A row of each model, one model after another and all as one body, in turns."""
+        """Time a row of each model: one model after another, and all as one body, in turns."""
         rng = np.random.default_rng(0)
         feeds = [samples.draw(rng, task, 1, length) for task in range(self._body.tasks)]
         raced = [self._opened(task, optimise=True) for task in range(min(MOST_RACED, len(feeds)))]
         whole = self._session(graph, optimise=True)
         contenders: dict[str, list[Run]] = {
-            "sequential": [partial(each, feed) for each, feed in zip(raced, feeds, strict=False)],
+            "sequential": [partial(model, feed) for model, feed in zip(raced, feeds, strict=False)],
             "stitched": [partial(whole.run, None, self._joined(feeds))],
         }
-        found = least_seconds(contenders, clock=clock_for(self._threads))
-        return found | {"sequential": found["sequential"] * len(feeds) / len(raced)}
+        seconds = least_seconds(contenders, clock=clock_for(self._threads))
+        return seconds | {"sequential": seconds["sequential"] * len(feeds) / len(raced)}
 
     def _opened(self, task: int, *, optimise: bool) -> Alone:
         names, called = list(self._body.outputs[task]), self._body.names[task]
@@ -117,14 +119,14 @@ class BodyBench:
         return lambda feed: answers(whole, ours, self._named(task, feed), called)
 
     def _session(self, graph: Graph, *, optimise: bool) -> Any:
-        """A session over a graph of any size; what it was read from is gone."""
+        """Open a session over a graph of any size, by a temporary file (protobuf in memory ends at 2 GB)."""
         with TemporaryDirectory() as folder:
             path = Path(folder) / "body.onnx"
             write_onnx(graph, path)
             return opened(path, self._threads, graph.name, optimise=optimise)
 
     def _ours(self, task: int) -> list[str]:
-        """A model's outputs as a graph of weft calls them."""
+        """The graph's names of a model's outputs."""
         return [port_name(self._body, task, name) for name in self._body.outputs[task]]
 
     def _joined(self, feeds: Sequence[Feed]) -> Feed:
@@ -135,7 +137,7 @@ class BodyBench:
 
 
 def _lengths(samples: BodySamples, tasks: int) -> list[list[int]]:
-    """Lengths of each model, to compare at."""
+    """Sets of lengths to compare at, one length for each model."""
     if samples.fill is None:
         return [[6] * tasks, [9] * tasks]
     return [[6] * tasks, [3 + 5 * task % 7 for task in range(tasks)]]

@@ -22,10 +22,10 @@ Crew = tuple[int, ...]
 
 
 class BodyValue(NamedTuple):
-    """What flows between steps."""
+    """A tensor between steps."""
 
     step: int
-    """Its number; -1 for an input of the models."""
+    """The number of the step that writes it; -1 for an input of the models."""
     output: int
 
 
@@ -34,42 +34,42 @@ class BodyStep:
     """One operator, in all models that have it."""
 
     node: ProgramNode
-    """That of the first of them."""
+    """The node in the first of these models."""
     inputs: tuple[BodyValue | None, ...]
-    """None: a constant, or left out."""
+    """The tensors it reads; None is a constant, or an input that is left out."""
     contents: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    """Model -> the keys of the constants that it reads there, empty where it reads a value."""
+    """Model -> the keys of the constants that it reads here, empty where it reads a value."""
     names: dict[int, str] = field(default_factory=dict)
-    """Model -> what its node is called to people."""
+    """Model -> the name of its node, for messages."""
     parts: dict[int, LowRank] = field(default_factory=dict)
-    """Model -> what is added to the weights that it reads there, of those that are near them only."""
+    """Model -> its difference to the shared weights, for the models that have one."""
     lines: dict[int, OwnLines] = field(default_factory=dict)
-    """Model -> its own lines of the table that it reads there, of those that have most of it only."""
+    """Model -> its own lines of the shared table, for the models that have some."""
 
 
 @dataclass(frozen=True, eq=False)
 class Body:
-    """Several models as steps; each step reads what steps before it wrote."""
+    """Several models as one list of steps, in an order in which they can run."""
 
     names: tuple[str, ...]
     opset: int
     steps: tuple[BodyStep, ...]
     inputs: tuple[str, ...]
-    """Names of inputs, of all models."""
+    """Names of the inputs of all models, each once."""
     ports: tuple[Mapping[str, GraphTensor], ...]
-    """Each model's inputs by their names."""
+    """Each model's inputs, by name."""
     outputs: tuple[Mapping[str, BodyValue], ...]
-    """Each model's outputs."""
+    """Each model's outputs, by name."""
     constants: Constants
     exits: tuple[tuple[str, ...], ...]
-    """Those of them that are exits, of each model."""
+    """Each model's outputs that are early exits."""
 
     @property
     def tasks(self) -> int:
         return len(self.names)
 
     def values(self, task: int) -> list[BodyValue]:
-        """All that a model computes, in order."""
+        """All values that a model computes, in order."""
         return [
             BodyValue(number, output)
             for number, step in enumerate(self.steps)
@@ -80,7 +80,7 @@ class Body:
 
 
 class Aligner:
-    """Programs are walked one after another; what was not there before is a new step."""
+    """Collects the steps of programs, one program after another; a node without a matching step becomes a new one."""
 
     def __init__(self, constants: Constants) -> None:
         self.steps: list[BodyStep] = []
@@ -93,7 +93,7 @@ class Aligner:
         """Model -> the step of each of its nodes."""
 
     def add(self, program: ModelProgram) -> int:
-        """One more model; its number."""
+        """Add a model and return its number."""
         first = self._programs[0] if self._programs else program
         if program.opset != first.opset:
             said = f"{first.name} {first.opset}, {program.name} {program.opset}"
@@ -103,7 +103,7 @@ class Aligner:
         return len(self._programs) - 1
 
     def body(self) -> Body:
-        """All that were added."""
+        """Return the body of all added models."""
         return Body(
             tuple(program.name for program in self._programs),
             self._programs[0].opset,
@@ -116,7 +116,7 @@ class Aligner:
         )
 
     def over(self, task: int, program: ModelProgram) -> dict[str, BodyValue]:
-        """The outputs of *program*, whose nodes become steps."""
+        """Assign the nodes of *program* to steps; return the values of its outputs."""
         self._inputs += [port.name for port in program.inputs if port.name not in self._inputs]
         values = {port.name: BodyValue(-1, self._inputs.index(port.name)) for port in program.inputs}
         seen: Counter[object] = Counter()
@@ -145,8 +145,8 @@ class Aligner:
 
 
 def crews(keys: Mapping[int, object]) -> tuple[Crew, ...]:
-    """The models that have the same key, those of the first first."""
-    found: dict[object, list[int]] = {}
+    """Group models by equal keys, in the order of the first model of each group."""
+    groups: dict[object, list[int]] = {}
     for task, key in sorted(keys.items()):
-        found.setdefault(key, []).append(task)
-    return tuple(tuple(each) for each in found.values())
+        groups.setdefault(key, []).append(task)
+    return tuple(tuple(group) for group in groups.values())

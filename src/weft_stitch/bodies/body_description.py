@@ -1,6 +1,6 @@
-"""What a file of one body says of its models, so that they can be had from it again: ``described``, ``rebuilt``.
+"""The description of a body in its ONNX file, from which the models can be read again: ``described``, ``rebuilt``.
 
-The steps, who reads what there, and where that lies among the file's own constants; no weight is stored a second time.
+It lists the steps, the constants that each model reads there, and their names in the file; no weight is stored twice.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ from weft_stitch.net import Array
 from weft_stitch.reading.onnx_program import Constants, ProgramNode
 
 VERSION = 1
+"""Version of the description; files with another one are refused."""
 UNKNOWN = "?"
-"""A constant that the file has not as it is."""
+"""Stands for a constant that the file does not hold as it is."""
 _FEW = 8
-"""Whole numbers up to so many are told as they are: they may be sizes, which the graph need not have."""
+"""Integer constants of at most 8 numbers are written out: they may be sizes, which the graph need not hold."""
 _NOTHING = np.zeros(0, np.float32)
 
 Held = str | tuple[int, ...]
@@ -37,15 +38,15 @@ class _BodyPart(BaseModel):
 
 
 class CrewNote(_BodyPart):
-    """Models that hold the same in a step."""
+    """Models with equal constants in a step."""
 
     tasks: tuple[int, ...] = ()
-    """None: all."""
+    """Empty: all models."""
     held: tuple[Held, ...]
 
 
 class PartNote(_BodyPart):
-    """What a model adds to what it holds."""
+    """The difference of a model's weight to the shared one."""
 
     kind: str
     down: str = ""
@@ -60,7 +61,7 @@ class StepNote(_BodyPart):
     op: str
     name: str
     inputs: tuple[tuple[int, int] | None, ...]
-    """Step and output; step -1 is an input of the models."""
+    """Step and output of each value; step -1 is an input of the models."""
     settings: dict[str, float] = {}
     crews: tuple[CrewNote, ...]
     parts: dict[int, PartNote] = {}
@@ -69,7 +70,7 @@ class StepNote(_BodyPart):
 
 
 class BodyNote(_BodyPart):
-    """Several models as steps."""
+    """The whole description."""
 
     version: int
     names: tuple[str, ...]
@@ -79,8 +80,8 @@ class BodyNote(_BodyPart):
 
 
 def described(body: Body, joined: JoinedBody) -> dict[str, str]:
-    """What is written into the file of a graph that *body* was joined to."""
-    outputs = tuple({port: (value.step, value.output) for port, value in each.items()} for each in body.outputs)
+    """Return the metadata for the file of the graph that *body* was joined to."""
+    outputs = tuple({port: (value.step, value.output) for port, value in ports.items()} for ports in body.outputs)
     steps = tuple(_noted(body, number, joined) for number in range(len(body.steps)))
     note = BodyNote(version=VERSION, names=body.names, inputs=body.inputs, outputs=outputs, steps=steps)
     return {BODY_KEY: note.model_dump_json(exclude_defaults=True)}
@@ -90,11 +91,11 @@ def _noted(body: Body, number: int, joined: JoinedBody) -> StepNote:
     step = body.steps[number]
     held = {task: _held(body.constants, step.contents[task], joined.held[number, task]) for task in step.contents}
     together = crews(held)
-    numbers = {name: each for name, each in step.node.attributes.items() if isinstance(each, (int, float))}
+    numbers = {name: value for name, value in step.node.attributes.items() if isinstance(value, (int, float))}
     return StepNote(
         op=step.node.op,
         name=step.names[min(step.names)],
-        inputs=tuple(None if each is None else (each.step, each.output) for each in step.inputs),
+        inputs=tuple(None if value is None else (value.step, value.output) for value in step.inputs),
         settings=numbers,
         crews=tuple(CrewNote(tasks=() if len(crew) == body.tasks else crew, held=held[crew[0]]) for crew in together),
         parts={
@@ -107,7 +108,7 @@ def _noted(body: Body, number: int, joined: JoinedBody) -> StepNote:
 
 
 def _apart(part: LowRank, joined: JoinedBody, number: int, task: int) -> bool:
-    """Whether a part is none of the weights that the graph has for its model."""
+    """Whether a difference is separate in the graph, and not merged into a weight of its model."""
     return (number, task) in joined.parts or part.before is not None or part.after is not None
 
 
@@ -118,22 +119,24 @@ def _part(part: LowRank, joined: JoinedBody, number: int, task: int) -> PartNote
 
 
 def _held(constants: Constants, keys: Sequence[str], names: Sequence[str]) -> tuple[Held, ...]:
-    return tuple(key and (name or _told(constants.arrays.get(key))) for key, name in zip(keys, names, strict=True))
+    return tuple(
+        key and (name or _small_numbers(constants.arrays.get(key))) for key, name in zip(keys, names, strict=True)
+    )
 
 
-def _told(array: Array | None) -> Held:
+def _small_numbers(array: Array | None) -> Held:
     if array is None or array.dtype.kind != "i" or array.size > _FEW:
         return UNKNOWN
-    return tuple(int(each) for each in array.reshape(-1))
+    return tuple(int(number) for number in array.reshape(-1))
 
 
 def read_body(path: Path) -> Body:
-    """The models in a file of one body; ``StitchError`` where it does not describe them."""
+    """Read the models in a file of one body; ``StitchError`` where it does not describe them."""
     return rebuilt(*noted_in(path, BODY_KEY))
 
 
 def rebuilt(text: str, weights: Callable[[str], Array]) -> Body:
-    """The body that *text* describes; what it holds is looked up by *weights*. Its ports are not told."""
+    """Rebuild the body that *text* describes; *weights* looks constants up by name. Its ports stay empty."""
     try:
         note = BodyNote.model_validate_json(text)
     except ValidationError as error:
@@ -142,13 +145,13 @@ def rebuilt(text: str, weights: Callable[[str], Array]) -> Body:
         raise StitchError(f"its {BODY_KEY} is of version {note.version}, not {VERSION}; stitch it again")
     _check(note)
     constants = Constants()
-    steps = tuple(_step(number, each, len(note.names), constants, weights) for number, each in enumerate(note.steps))
-    outputs = tuple({port: BodyValue(*value) for port, value in each.items()} for each in note.outputs)
+    steps = tuple(_step(number, step, len(note.names), constants, weights) for number, step in enumerate(note.steps))
+    outputs = tuple({port: BodyValue(*value) for port, value in ports.items()} for ports in note.outputs)
     return Body(note.names, 0, steps, note.inputs, ({},) * len(note.names), outputs, constants, ((),) * len(note.names))
 
 
 def _check(note: BodyNote) -> None:
-    """Refuse steps that read what is not made before them, and models that are not there."""
+    """Refuse steps that read values before they are written, and numbers of models that do not exist."""
     if not note.names or len(note.outputs) != len(note.names):
         raise _unfit(f"has outputs of {len(note.outputs)} models, and names of {len(note.names)}")
     for number, step in enumerate(note.steps):
@@ -159,15 +162,15 @@ def _check(note: BodyNote) -> None:
         for task in (*step.parts, *(task for crew in step.crews for task in crew.tasks)):
             if task not in range(len(note.names)):
                 raise _unfit(f"has {len(note.names)} models, and none of number {task} at {where}")
-    for name, each in zip(note.names, note.outputs, strict=True):
-        _check_read(note, f"the outputs of {name}", len(note.steps), each.values())
+    for name, outputs in zip(note.names, note.outputs, strict=True):
+        _check_read(note, f"the outputs of {name}", len(note.steps), outputs.values())
 
 
 def _check_read(note: BodyNote, where: str, before: int, values: Iterable[tuple[int, int] | None]) -> None:
-    """Each value must be an input, or made by a step *before*."""
+    """Require each value to be an input, or written by a step before number *before*."""
     for step, output in filter(None, values):
-        made = output in range(len(note.inputs)) if step == -1 else 0 <= step < before and output >= 0
-        if not made:
+        known = output in range(len(note.inputs)) if step == -1 else 0 <= step < before and output >= 0
+        if not known:
             raise _unfit(f"reads output {output} of step {step} at {where}, which is not made before")
 
 
@@ -181,18 +184,18 @@ def _unfit(why: str) -> StitchError:
 
 def _step(number: int, note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]) -> BodyStep:
     try:
-        return _made(note, tasks, constants, weights)
+        return _build_step(note, tasks, constants, weights)
     except KeyError as error:
         raise _unfit(f"names the constant {error}, which is not there, at {_where(number, note)}") from error
     except (IndexError, OverflowError, ValueError) as error:
         raise _unfit(f"does not fit the constants at {_where(number, note)}: {error}") from error
 
 
-def _made(note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]) -> BodyStep:
+def _build_step(note: StepNote, tasks: int, constants: Constants, weights: Callable[[str], Array]) -> BodyStep:
     node = ProgramNode(note.name, note.op, (), ("made",), note.settings, "")
-    step = BodyStep(node, tuple(None if each is None else BodyValue(*each) for each in note.inputs))
+    step = BodyStep(node, tuple(None if value is None else BodyValue(*value) for value in note.inputs))
     for crew in note.crews:
-        keys = tuple(_kept(each, constants, weights) for each in crew.held)
+        keys = tuple(_kept(held, constants, weights) for held in crew.held)
         step.contents.update(dict.fromkeys(crew.tasks or range(tasks), keys))
     step.names.update(dict.fromkeys(sorted(step.contents), note.name))
     for task, part in note.parts.items():
@@ -206,7 +209,7 @@ def _made(note: StepNote, tasks: int, constants: Constants, weights: Callable[[s
 
 
 def _kept(held: Held, constants: Constants, weights: Callable[[str], Array]) -> str:
-    """The key of a constant."""
+    """Store a constant and return its key."""
     if isinstance(held, str):
         if held not in ("", UNKNOWN):
             constants.arrays.setdefault(held, weights(held))

@@ -1,4 +1,4 @@
-"""From files to one body that was compared with them: ``stitch_body``, and ``BodyStitching``, what is made."""
+"""From files to one body, compared with its models: ``stitch_body`` makes a ``BodyStitching``."""
 
 from __future__ import annotations
 
@@ -27,49 +27,49 @@ from weft_stitch.reading.onnx_program import Constants, ModelProgram, read_progr
 from weft_stitch.running.sessions import Difference, relative_difference
 
 CLOSE = 1e-5
-"""By so much of its largest number an output may differ from the model's own."""
+"""Largest difference of an output to the model's own, relative to its largest number: float32 in another order."""
 BASE = -1
-"""The number of the model that the others were made from, where it is given."""
+"""The number of the base model, where one is given."""
 USUAL_LENGTH = 16
-"""Of inputs that are timed, and that a server warms up at."""
+"""Tokens of inputs for timing, and for the warm-up of a server."""
 
 OnStage = Callable[[str, int, int | None], None]
-"""Called with a stage, the steps of it that are done, and of how many."""
+"""Progress callback: the stage, its finished steps, and the number of its steps if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedStep:
-    """A step that reads weights, and who has them in common."""
+    """A step with weights, and the groups of models that share them."""
 
     name: str
     op: str
     bytes: int
-    """Of the weights of one model."""
+    """Size of one model's weights."""
     crews: tuple[Crew, ...]
     rank: int = 0
-    """The highest of what models add to them."""
+    """The highest rank of the models' low-rank parts."""
     own: tuple[str, ...] = ()
-    """In what models differ from what they share."""
+    """Other differences to the shared weights, in words."""
 
 
 @dataclass(frozen=True, eq=False)
 class BodyStitching:
-    """Models as one body."""
+    """Models stitched to one body, with what was compared and timed."""
 
     body: Body
     files: Mapping[str, Path]
     """The models' files, or the folders of their adapters, by their names."""
     joined: JoinedBody
     fill: Fill | None
-    """What makes the inputs of a model longer; None where all must be of one length."""
+    """The padding value of each input; None where all rows of a batch must have one length."""
     apart_bytes: int
-    """What the models hold, each by itself."""
+    """Weights of the separate models."""
     difference: Difference | None
-    """The largest to the models alone."""
+    """The largest difference to the models alone; None where it was not checked."""
     times_s: Mapping[str, float]
-    """A row of each model, one after another and as one body; empty where nothing was measured."""
+    """Seconds for a row of each model, one model after another and as one body; empty where nothing was timed."""
     reordered: int = 0
-    """Products of models that hold what another does, in another order."""
+    """Count of products whose weights equal another model's except for their order."""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -86,8 +86,8 @@ class BodyStitching:
 
     @property
     def weight_bytes(self) -> int:
-        """What the graph holds."""
-        return sum(each.nbytes for each in self.graph.constants.values())
+        """Size of the graph's constants."""
+        return sum(array.nbytes for array in self.graph.constants.values())
 
     @cached_property
     def shared(self) -> tuple[SharedStep, ...]:
@@ -96,23 +96,23 @@ class BodyStitching:
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What an ONNX file of it says of its models."""
-        told = of_tasks([self._told(task) for task in range(self.body.tasks)])
-        return told | described(self.body, self.joined) if self.long else told
+        """Metadata of its ONNX file: the models in it, and how they share weights."""
+        entries = of_tasks([self._task_entry(task) for task in range(self.body.tasks)])
+        return entries | described(self.body, self.joined) if self.long else entries
 
-    def _told(self, task: int) -> dict[str, Any]:
+    def _task_entry(self, task: int) -> dict[str, Any]:
         ports, outputs = self.body.ports[task], self.body.outputs[task]
-        told: dict[str, Any] = {
+        entry: dict[str, Any] = {
             "name": self.names[task],
             "inputs": {port: port_name(self.body, task, port) for port in ports},
             "outputs": {port: port_name(self.body, task, port) for port in outputs},
         }
         if self.body.exits[task]:
-            told["exits"] = self.body.exits[task]
+            entry["exits"] = self.body.exits[task]
         if self.long:
-            told["length"] = USUAL_LENGTH
-            told["fill"] = None if self.fill is None else {port: self.fill[port] for port in ports}
-        return told
+            entry["length"] = USUAL_LENGTH
+            entry["fill"] = None if self.fill is None else {port: self.fill[port] for port in ports}
+        return entry
 
     def outputs(self, path: str | os.PathLike[str]) -> tuple[Path, ...]:
         """The files that ``to_onnx`` writes."""
@@ -138,7 +138,7 @@ def stitch_body(
     threads: int = 1,
     on_stage: OnStage = lambda stage, done, of: None,
 ) -> BodyStitching:
-    """Make one body of models that share whole weights.
+    """Stitch models that share whole weights to one body.
 
     files: ONNX files, and folders of adapters of *base*, which is then needed.
     tolerance: the part of a weight that may be lost where models differ from *base*, or from the first of them, by
@@ -175,7 +175,7 @@ def _read(
     base: str | os.PathLike[str] | None,
     on_stage: OnStage,
 ) -> tuple[Body, int]:
-    """The body of the models, and what they hold apart."""
+    """Return the body of the models, and the bytes that they hold separately."""
     constants, apart = Constants(), 0
     aligner = Aligner(constants)
     reference = adapted = None
@@ -213,7 +213,7 @@ def _adapt(base: AdaptedBase, aligner: Aligner, task: int, adapter: LoraAdapter,
 
 
 def _held_bytes(program: ModelProgram, constants: Constants) -> int:
-    """What a model stores, equal arrays once."""
+    """Bytes that a model stores, equal arrays once."""
     return sum(constants.arrays[key].nbytes for key in constants.behind(program.constants.values()))
 
 
@@ -224,11 +224,11 @@ def _shared_steps(body: Body) -> Iterator[SharedStep]:
             continue
         task = min(step.contents)
         held = [arrays[key] for key in step.contents[task] if key in arrays and arrays[key].dtype.kind == "f"]
-        size = sum(each.nbytes for each in held if each.ndim)
+        size = sum(array.nbytes for array in held if array.ndim)
         if size:
-            parts, lines = step.parts.values(), max((len(each.at) for each in step.lines.values()), default=0)
+            parts, lines = step.parts.values(), max((len(table.at) for table in step.lines.values()), default=0)
             rank = max((part.rank for part in parts if part.kind == "low rank"), default=0)
-            own = dict.fromkeys(_said(each) for each in parts if each.kind != "low rank")
+            own = dict.fromkeys(_said(part) for part in parts if part.kind != "low rank")
             said = (*own, *([f"{lines} lines"] if step.lines else []))
             yield SharedStep(step.names[task], step.node.op, size, crews(step.contents), rank, said)
 

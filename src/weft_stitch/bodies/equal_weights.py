@@ -1,8 +1,8 @@
-"""Weights that are near those of another model, as both were made from one base: ``Reference`` finds them.
+"""Weight sharing between models that were tuned from one base: ``Reference``, ``put_in_order``.
 
-A product or table that differs from the reference's in few columns, rows or lines reads the reference's from then on,
-and keeps what is its own; if something may be lost, also one that differs by a scale or a low-rank part. Models are
-brought near one after another, so that no more than one is held besides what comes of it.
+A product or table that differs from the reference's in few columns, rows or lines is replaced by the reference's weight
+and its difference; with a tolerance, also one that differs by a scale or a low-rank part. Models are processed one
+after another, so that only one whole model is in memory besides the shared weights.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from weft_stitch.reading.onnx_program import Constants
 
 
 class Reference:
-    """The weights of one model, or of the base of all, by the number of a step."""
+    """The weights that others are compared with: those of the base or of the first model, by step."""
 
     def __init__(self, steps: Sequence[BodyStep], task: int, constants: Constants) -> None:
         self._constants = constants
@@ -28,11 +28,11 @@ class Reference:
             for number, step in enumerate(steps)
             if (place := _weight_place(step, task)) is not None
         }
-        self._found: dict[tuple[str, str, int], LowRank | OwnLines | None] = {}
-        """What was found of a weight beside the reference's."""
+        self._differences: dict[tuple[str, str, int], LowRank | OwnLines | None] = {}
+        """Reference's key, model's key, place -> their difference; None where they are too different."""
 
     def bring_near(self, steps: Sequence[BodyStep], task: int, tolerance: float) -> None:
-        """Have *task* read the reference's weights, where all but *tolerance* of a weight is told so."""
+        """Replace weights of *task* by the reference's and a difference that is exact up to *tolerance* (relative)."""
         left = set()
         for number, step in enumerate(steps):
             place = _weight_place(step, task)
@@ -53,31 +53,31 @@ class Reference:
 
     def _part(self, near: str, mine: str, place: int, tolerance: float) -> LowRank | OwnLines | None:
         key = near, mine, place
-        if key not in self._found:
+        if key not in self._differences:
             one, other = self._weight(near), self._weight(mine)
-            self._found[key] = None if one is None or other is None else _between(one, other, place, tolerance)
-        return self._found[key]
+            self._differences[key] = None if one is None or other is None else _between(one, other, place, tolerance)
+        return self._differences[key]
 
     def _weight(self, key: str) -> Array | None:
-        found = self._constants.arrays.get(key)
-        return found if found is not None and found.ndim == 2 and found.dtype == np.float32 else None
+        array = self._constants.arrays.get(key)
+        return array if array is not None and array.ndim == 2 and array.dtype == np.float32 else None
 
 
 def _between(near: Array, mine: Array, place: int, tolerance: float) -> LowRank | OwnLines | None:
-    """What makes *mine* of *near*, the first that does."""
+    """The first kind of difference that turns *near* into *mine*."""
     if not place:
         return own_lines(near, mine)
     if near.shape != mine.shape:
         return None
     allowed = tolerance * float(np.linalg.norm(mine))
-    found = replaced(near, mine)
-    if found is None and tolerance:
-        found = scaled(near, mine, allowed) or low_rank(mine - near, allowed)
-    return found
+    part = replaced(near, mine)
+    if part is None and tolerance:
+        part = scaled(near, mine, allowed) or low_rank(mine - near, allowed)
+    return part
 
 
 def _weight_place(step: BodyStep, task: int) -> int | None:
-    """Which input of a step is a weight that values are multiplied by, or a table that they are looked up in."""
+    """The input of a step that is a weight to multiply by or a table to look up; None if there is none."""
     if task not in step.contents or len(step.inputs) != 2:
         return None
     place = {"MatMul": 1, "Gather": 0}.get(step.node.op)
@@ -87,28 +87,28 @@ def _weight_place(step: BodyStep, task: int) -> int | None:
 
 
 Contents = Mapping[int, tuple[str, ...]]
-"""Step -> what a model holds there."""
+"""Step -> the keys of a model's constants there."""
 
 
 def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: Callable[[int], bool]) -> int:
-    """Let models hold what others do, where only the order differs; for how many products.
+    """Give models the weights of others where only the order of channels differs; return the number of products.
 
-    unchanged: whether a model still answers as it does alone.
+    unchanged: checks whether a model still answers as it does alone.
     """
     count = 0
     for task in range(1, body.tasks):
         kept = {number: step.contents[task] for number, step in enumerate(body.steps) if task in step.contents}
-        found = list(_taken_over(body, places, task))
-        if found and unchanged(task):
-            count += sum(_weight(body, body.steps[number], task) is not None for number in set(found))
-        elif found:
-            for number in found:
+        changed = list(_taken_over(body, places, task))
+        if changed and unchanged(task):
+            count += sum(_weight(body, body.steps[number], task) is not None for number in set(changed))
+        elif changed:
+            for number in changed:
                 body.steps[number].contents[task] = kept[number]
     return count
 
 
 def _taken_over(body: Body, places: Mapping[BodyValue, BodyPlace], task: int) -> Iterator[int]:
-    """Have *task* hold what a model before it does, at the steps that are told."""
+    """Replace constants of *task* by those of an earlier model; yield the numbers of the steps."""
     for number, step in enumerate(body.steps):
         mine = step.contents.get(task)
         others = {step.contents[other]: other for other in range(task) if other in step.contents}
@@ -123,7 +123,7 @@ def _taken_over(body: Body, places: Mapping[BodyValue, BodyPlace], task: int) ->
 def _changes(
     body: Body, places: Mapping[BodyValue, BodyPlace], number: int, task: int, other: int
 ) -> dict[int, tuple[str, ...]] | None:
-    """What *task* would hold if the channels that a product reads were in the order of *other*; None: they differ."""
+    """The constants of *task* with a product's input channels in the order of *other*; None where more differs."""
     step = body.steps[number]
     mine, theirs = _weight(body, step, task), _weight(body, step, other)
     order = None if mine is None or theirs is None else _order(mine, theirs)
@@ -145,7 +145,7 @@ def _changes(
 
 
 def _fits(body: Body, step: BodyStep, task: int, other: int, order: Array) -> bool:
-    """Whether both models hold the same in a step, but for the order of the last axis."""
+    """Whether the constants of two models in a step are equal except for the order of the last axis."""
     if other not in step.contents or {task, other} & (step.parts.keys() | step.lines.keys()):
         return False
     arrays = body.constants.arrays
@@ -161,20 +161,20 @@ def _fits(body: Body, step: BodyStep, task: int, other: int, order: Array) -> bo
 
 
 def _weight(body: Body, step: BodyStep, task: int) -> Array | None:
-    """The matrix that a product multiplies by from the right, and nothing else."""
+    """The weight of a plain product with a stored matrix on the right; None for other steps."""
     if step.node.op != "MatMul" or step.inputs[0] is None or step.inputs[1] is not None or task in step.parts:
         return None
-    found = body.constants.arrays.get(step.contents[task][1])
-    return found if found is not None and found.ndim == 2 else None
+    array = body.constants.arrays.get(step.contents[task][1])
+    return array if array is not None and array.ndim == 2 else None
 
 
 def _order(mine: Array, theirs: Array) -> Array | None:
-    """The rows of *mine* in the order of *theirs*; None where they are others, or in that order already."""
+    """The permutation that sorts the rows of *mine* like *theirs*; None where rows differ or the order is equal."""
     if mine.shape != theirs.shape or not len(mine) or not np.any(mine[:, 0] == theirs[0, 0]):
         return None
     rows = {row.tobytes(): at for at, row in enumerate(np.ascontiguousarray(mine))}
-    found = [rows.get(row.tobytes(), -1) for row in np.ascontiguousarray(theirs)]
-    order = np.array(found)
-    if len(set(found)) < len(found) or order.min() < 0 or np.array_equal(order, np.arange(len(order))):
+    places = [rows.get(row.tobytes(), -1) for row in np.ascontiguousarray(theirs)]
+    order = np.array(places)
+    if len(set(places)) < len(places) or order.min() < 0 or np.array_equal(order, np.arange(len(order))):
         return None
     return order

@@ -1,8 +1,8 @@
 """A body -> one graph that equals its models: ``join``.
 
-Every step runs once for each of its crews, on the rows of the crew's models one after another. Where a step is for
-another crew than what it reads, rows are split and put together along the axis that ``row_axes`` finds. Values without
-rows (shapes, positions) are computed for whichever crew asks for them.
+Every step runs once for each of its crews, on the concatenated rows of the crew's models. Where a step's crew differs
+from the crew of its input, rows are split and concatenated along the axis that ``probing`` has found. Values without
+rows (shapes, positions) are computed for each crew that reads them.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ ConnectionSlots = Mapping[BodyValue, BodyPlace]
 
 
 def port_name(body: Body, task: int, port: str) -> str:
-    """What the graph calls an input or output of one of its models."""
+    """The graph's name of an input or output of one of its models."""
     return f"{body.names[task]}.{port}"
 
 
 class StackedPart(NamedTuple):
-    """Where a graph has a low-rank part: which of the matrices in two of its constants."""
+    """Where a graph holds a low-rank part: two stacked constants, and the index in them."""
 
     down: str
     up: str
@@ -38,18 +38,18 @@ class StackedPart(NamedTuple):
 
 
 class JoinedBody(NamedTuple):
-    """A graph, and where it has what the models hold."""
+    """A graph, and the names of the models' constants in it."""
 
     graph: Graph
     held: Mapping[tuple[int, int], tuple[str, ...]]
-    """Step and model -> the graph's names of the constants that are read there, empty where it has none."""
+    """Step and model -> the graph's names of the constants read there; empty where the graph has none."""
     parts: Mapping[tuple[int, int], StackedPart]
 
 
 def join(body: Body, places: ConnectionSlots, fill: Fill | None, outputs: Mapping[str, BodyPlace]) -> JoinedBody:
-    """All models of *body* as one graph; without a *fill* they must be given inputs of one length.
+    """Join all models of *body* to one graph; without a *fill*, all inputs must have one length.
 
-    outputs: the places of the models' own outputs, by the graph's names.
+    outputs: axes of rows and lengths of the models' own outputs, by the graph's names.
     """
     joiner = _Joiner(body, tuple(range(body.tasks)), places, outputs)
     graph = narrowed(joiner.graph("+".join(body.names), joiner.write(fill)))
@@ -57,7 +57,7 @@ def join(body: Body, places: ConnectionSlots, fill: Fill | None, outputs: Mappin
 
 
 def alone(body: Body, task: int, values: Iterable[BodyValue] = ()) -> Graph:
-    """One of the models, which also gives out *values*, under names that ``exposed`` has."""
+    """The graph of one model, with *values* as additional outputs named by ``exposed``."""
     joiner = _Joiner(body, (task,), {}, {})
     outputs = joiner.write(None)
     outputs += [joiner.output(joiner.tensor(value, (task,)), exposed(value), ()) for value in values]
@@ -69,7 +69,7 @@ def exposed(value: BodyValue) -> str:
 
 
 class _Sized(NamedTuple):
-    """How large the inputs of a model are, as tensors of one number."""
+    """Names of tensors with the number of rows and the length of a model's inputs."""
 
     rows: str
     length: str
@@ -98,7 +98,7 @@ class _Joiner:
         self._count = 0
 
     def write(self, fill: Fill | None) -> list[GraphTensor]:
-        """All steps; the outputs of the models."""
+        """Write all steps; return the outputs of the models."""
         self._read_inputs(fill)
         for number in range(len(self.body.steps)):
             together = self.crews(number)  # of every step in turn, as each asks for those before it
@@ -114,7 +114,7 @@ class _Joiner:
         return Graph(name, tuple(self._inputs), tuple(outputs), steps, constants, weights, self._shapes, opset=opset)
 
     def held(self, constants: Mapping[str, Array]) -> dict[tuple[int, int], tuple[str, ...]]:
-        """What the graph calls the constants that models read in steps, of those that it has."""
+        """The graph's names of the constants that models read, by step and model."""
         names = {key: name for key, name in self._stored.items() if name in constants}
         return {
             (number, task): tuple(names.get(key, "") for key in self._contents(number, task))
@@ -123,50 +123,51 @@ class _Joiner:
         }
 
     def crews(self, number: int) -> tuple[Crew, ...]:
-        """The models for which a step runs once."""
+        """The groups of models for which a step runs once."""
         having = [task for task in self.tasks if task in self.body.steps[number].contents]
-        found = crews({task: self._key(number, task) for task in having})
+        groups = crews({task: self._key(number, task) for task in having})
         for task in having:
             self._outline(number, task)
-        return found
+        return groups
 
     def _key(self, number: int, task: int) -> int:
-        """The same for models of one crew: they hold the same there, and what they read is of the same sizes.
+        """A number that is equal for models of one crew: their constants are equal, and their inputs have equal sizes.
 
-        What has no rows must hold the same as well, as it is computed once for all of them.
+        Inputs without rows must have equal constants as well, because they are computed once for the crew.
         """
         if (number, task) not in self._keys:
             step = self.body.steps[number]
-            read = [each for each in step.inputs if each is not None and each.step >= 0]
+            read = [value for value in step.inputs if value is not None and value.step >= 0]
             below = [
-                self._outline(each.step, task) if self._carries(each) else self._key(each.step, task) for each in read
+                self._outline(value.step, task) if self._carries(value) else self._key(value.step, task)
+                for value in read
             ]
             self._keys[number, task] = self._numbered("key", number, self._contents(number, task), *below)
         return self._keys[number, task]
 
     def _outline(self, number: int, task: int) -> int:
-        """The same for models in which a step makes values of the same sizes."""
+        """A number that is equal for models in which a step writes values of equal sizes."""
         if (number, task) not in self._outlines:
             step = self.body.steps[number]
-            below = [self._outline(each.step, task) for each in step.inputs if each is not None and each.step >= 0]
+            below = [self._outline(value.step, task) for value in step.inputs if value is not None and value.step >= 0]
             held = [self.body.constants.outline(key) for key in step.contents[task] if key]
             self._outlines[number, task] = self._numbered("outline", number, *held, *below)
         return self._outlines[number, task]
 
     def _numbered(self, *key: object) -> int:
-        """A number that stands for *key*."""
+        """The number of *key*, a new one at first use."""
         return self._numbers.setdefault(key, len(self._numbers))
 
     def _carries(self, value: BodyValue) -> bool:
-        """Whether a value has rows; where places are not known there is one model, and it makes no difference."""
+        """Whether a value has rows; without known places there is only one model, and every value counts as having."""
         return value.step < 0 or not self.places or self.places[value].rows is not None
 
     def _has_rows(self, number: int) -> bool:
-        made = self.body.steps[number].node.outputs
-        return any(self._carries(BodyValue(number, place)) for place, name in enumerate(made) if name)
+        outputs = self.body.steps[number].node.outputs
+        return any(self._carries(BodyValue(number, place)) for place, name in enumerate(outputs) if name)
 
     def tensor(self, value: BodyValue, crew: Crew) -> str:
-        """The value for the models of a crew, one after another."""
+        """The tensor with a value's rows for the models of a crew, in order."""
         held = self._held.setdefault(value, {})
         if crew not in held:
             if self._carries(value):
@@ -187,27 +188,27 @@ class _Joiner:
             read = self._looked_up(number, crew)
         near = self._stacks(step) and any(task in step.parts for task in crew)
         whole = self._scaled(step, read[0], "before", crew) if near else read[0]
-        made = [self._fresh(step.node.op) if name else "" for name in step.node.outputs]
+        outputs = [self._fresh(step.node.op) if name else "" for name in step.node.outputs]
         taken = (whole, *read[1:])
-        self._steps.append(GraphStep(step.node.op, taken, tuple(made), step.node.attributes, self._layer))
+        self._steps.append(GraphStep(step.node.op, taken, tuple(outputs), step.node.attributes, self._layer))
         if near:
-            self._see(BodyValue(number, 0), made[0])
-            made = [self._scaled(step, made[0], "after", crew)]
+            self._see(BodyValue(number, 0), outputs[0])
+            outputs = [self._scaled(step, outputs[0], "after", crew)]
             if any(step.parts[task].rank for task in crew if task in step.parts):
                 added = self._parts(number, read[0], crew)
-                self._see(BodyValue(number, 0), made[0], added)
-                made = [self.add("Add", made[0], added)]
-        for place, name in enumerate(made):
+                self._see(BodyValue(number, 0), outputs[0], added)
+                outputs = [self.add("Add", outputs[0], added)]
+        for place, name in enumerate(outputs):
             self._held.setdefault(BodyValue(number, place), {})[crew] = name
             self._see(BodyValue(number, place), name)
 
     def _see(self, value: BodyValue, *tensors: str) -> None:
-        """Note the sizes of what holds a value, as they were seen."""
+        """Record the observed sizes of tensors that hold a value."""
         if value in self.places:
             self._shapes |= dict.fromkeys(tensors, self.places[value].sizes)
 
     def _contents(self, number: int, task: int) -> tuple[str, ...]:
-        """What a model reads in a step that is constant; its own is put into it where rows cannot pick theirs."""
+        """A model's constants in a step; its difference is merged into them where rows cannot select their own."""
         step = self.body.steps[number]
         contents, own = step.contents[task], step.parts.get(task) or step.lines.get(task)
         if own is None or self._stacks(step):
@@ -215,10 +216,10 @@ class _Joiner:
         key = f"added {number} {task}"
         if key not in self._added:
             self._added[key] = own.whole(self.body.constants.arrays["".join(contents)])
-        return tuple(each and key for each in contents)
+        return tuple(content and key for content in contents)
 
     def _stacks(self, step: BodyStep) -> bool:
-        """Whether each row that a step reads can be multiplied by weights of its own, or looked up in its own lines."""
+        """Whether each row can be multiplied by its model's own factors, or looked up in its model's own lines."""
         if step.lines:
             at = step.inputs[1]
             return at is not None and bool(self.places) and self._carries(at) and not self._inner(at)
@@ -227,7 +228,7 @@ class _Joiner:
         return place is not None and place[2:5] == (0, 1, False) and len(place.sizes) in (2, 3)
 
     def _parts(self, number: int, read: str, crew: Crew) -> str:
-        """What low-rank parts make of *read*: each row is multiplied by those of its model."""
+        """The low-rank contribution: each row of *read* times both factors of its model, as a grouped product."""
         step = self.body.steps[number]
         parts, whose = self._different(step.parts, crew)
         rank = max(part.rank for part in parts if part)
@@ -245,31 +246,31 @@ class _Joiner:
         narrow = self.add("MatMul", wide, self.add("Gather", names[0], whose))
         if step.inputs[0] is not None and not flat:
             self._shapes[narrow] = (*self.places[step.inputs[0]].sizes[:-1], rank)
-        found = self.add("MatMul", narrow, self.add("Gather", names[1], whose))
-        return self.add("Squeeze", found, middle) if flat else found
+        added = self.add("MatMul", narrow, self.add("Gather", names[1], whose))
+        return self.add("Squeeze", added, middle) if flat else added
 
     def _scaled(self, step: BodyStep, tensor: str, side: str, crew: Crew) -> str:
-        """A tensor with each row scaled as the model's weights are, before or after the product."""
+        """Scale each row by the factors of its model, before or after the product."""
         parts, whose = self._different(step.parts, crew)
         scales = [getattr(part, side, None) for part in parts]
-        wide = next((len(each) for each in scales if each is not None), 0)
+        wide = next((len(scale) for scale in scales if scale is not None), 0)
         if not wide:
             return tensor
-        stack = np.stack([np.ones(wide, np.float32) if each is None else each for each in scales])
+        stack = np.stack([np.ones(wide, np.float32) if scale is None else scale for scale in scales])
         held = self.constant(stack if self._is_flat(step) else stack[:, None])
         picked = self.add("Gather", held, whose)
         self._shapes[picked] = (DYNAMIC, wide) if self._is_flat(step) else (DYNAMIC, 1, wide)
-        made = self.add("Mul", tensor, picked)
+        scaled = self.add("Mul", tensor, picked)
         if tensor in self._shapes:
-            self._shapes[made] = self._shapes[tensor]
-        return made
+            self._shapes[scaled] = self._shapes[tensor]
+        return scaled
 
     def _is_flat(self, step: BodyStep) -> bool:
-        """Whether what a product reads has no length."""
+        """Whether the input of a product has no axis for the length."""
         return step.inputs[0] is not None and len(self.places[step.inputs[0]].sizes) == 2
 
     def _looked_up(self, number: int, crew: Crew) -> list[str]:
-        """A table with the own lines of all models behind it, and where each row finds its model's there."""
+        """The shared table with all models' own lines appended, and the indices of each row in it."""
         step = self.body.steps[number]
         contents, at = step.contents[crew[0]], step.inputs[1]
         assert at is not None
@@ -280,36 +281,36 @@ class _Joiner:
             if id(part) not in firsts:
                 firsts[id(part)] = sum(map(len, lines))
                 lines.append(part.lines)
-        found = [
+        indices = [
             self.add("Gather", self.constant(part.index(firsts[id(part)])), self.tensor(at, (task,)))
             for task, part in parts.items()
         ]
         key = f"lines {number} {crew}"
         self._added[key] = np.concatenate(lines)
-        joined = self.add("Concat", *found, axis=self._axis(at)) if len(found) > 1 else found[0]
+        joined = self.add("Concat", *indices, axis=self._axis(at)) if len(indices) > 1 else indices[0]
         return [self._stored_as(key), joined]
 
     def _different(self, held: Mapping[int, LowRank], crew: Crew) -> tuple[list[LowRank | None], str]:
-        """What models of a crew hold, the same once, and which of it is that of each row's model."""
+        """The different parts of a crew's models, and the tensor with the index of each row's part."""
         parts = {id(held.get(task)): held.get(task) for task in crew}
         return list(parts.values()), self._whose(crew, tuple(list(parts).index(id(held.get(task))) for task in crew))
 
     def _whose(self, crew: Crew, numbers: tuple[int, ...]) -> str:
-        """The number of each row's model."""
+        """The tensor with the number of each row's model."""
         if (crew, numbers) not in self._owners:
             sizes = [self._sizes[task].rows for task in crew]
-            each = [self.add("Expand", self.numbers([n]), size) for n, size in zip(numbers, sizes, strict=True)]
-            self._owners[crew, numbers] = self.add("Concat", *each, axis=0)
+            owners = [self.add("Expand", self.numbers([n]), size) for n, size in zip(numbers, sizes, strict=True)]
+            self._owners[crew, numbers] = self.add("Concat", *owners, axis=0)
         return self._owners[crew, numbers]
 
     # Rows from crew to crew
 
     def _gathered(self, value: BodyValue, crew: Crew) -> str:
-        """Put together from what there is: whole tensors of crews that follow each other, else single models."""
+        """Concatenate a value's rows for a crew from existing tensors: of whole crews where they fit, else by model."""
         parts: list[str] = []
         left = list(crew)
         while left:
-            whole = [each for each in self._held[value] if len(each) > 1 and tuple(left[: len(each)]) == each]
+            whole = [group for group in self._held[value] if len(group) > 1 and tuple(left[: len(group)]) == group]
             mine = max(whole, key=len, default=(left[0],))
             parts.append(self._held[value][mine] if whole else self._single(value, left[0]))
             del left[: len(mine)]
@@ -319,42 +320,42 @@ class _Joiner:
             joined = self.add("Concat", *parts, axis=self._axis(value))
             self._see(value, joined)
             return joined
-        joined = self.add("Concat", *(self._rows_apart(value, each) for each in parts), axis=self._axis(value) + 1)
+        joined = self.add("Concat", *(self._rows_apart(value, part) for part in parts), axis=self._axis(value) + 1)
         return self._rows_beside(value, joined)
 
     def _single(self, value: BodyValue, task: int) -> str:
         held = self._held[value]
         if (task,) not in held:
-            crew = next(each for each in held if task in each)
-            sizes = self.add("Concat", *(self._sizes[each].rows for each in crew), axis=0)
+            crew = next(group for group in held if task in group)
+            sizes = self.add("Concat", *(self._sizes[member].rows for member in crew), axis=0)
             inner, place = self._inner(value), self.places[value] if value.step >= 0 else None
-            if place and place.each != 1 and not inner:
-                sizes = self.add("Mul", sizes, self.numbers([place.each]))
+            if place and place.per_row != 1 and not inner:
+                sizes = self.add("Mul", sizes, self.numbers([place.per_row]))
             if place and place.by_length and not inner:
                 sizes = self.add("Mul", sizes, self._longest)
             names = [self._fresh("Rows") for _ in crew]
             read = (self._rows_apart(value, held[crew]) if inner else held[crew], sizes)
             axis = self._axis(value) + inner
             self._steps.append(GraphStep("Split", read, tuple(names), {"axis": axis}, self._layer))
-            made = [self._rows_beside(value, each) for each in names] if inner else names
-            self._see(value, *made)
-            held |= {(each,): name for each, name in zip(crew, made, strict=True) if (each,) not in held}
+            pieces = [self._rows_beside(value, name) for name in names] if inner else names
+            self._see(value, *pieces)
+            held |= {(member,): name for member, name in zip(crew, pieces, strict=True) if (member,) not in held}
         return held[task,]
 
     def _inner(self, value: BodyValue) -> bool:
-        """Whether the rows of a value lie side by side."""
+        """Whether the rows of a value are interleaved along their axis (see ``BodyPlace.inner``)."""
         return value.step >= 0 and self.places[value].inner
 
     def _rows_apart(self, value: BodyValue, tensor: str) -> str:
-        """A value whose rows lie side by side with an axis of their own, behind the one that they lay along."""
+        """Give interleaved rows an axis of their own, behind the axis that they shared."""
         place = self.places[value]
-        each = self.numbers([place.each])
+        size = self.numbers([place.per_row])
         if place.by_length:
-            each = self.add("Mul", each, self._longest)
-        return self._reshaped(place, tensor, each, self.numbers([-1]))
+            size = self.add("Mul", size, self._longest)
+        return self._reshaped(place, tensor, size, self.numbers([-1]))
 
     def _rows_beside(self, value: BodyValue, tensor: str) -> str:
-        """The same back."""
+        """Merge the axis of ``_rows_apart`` again."""
         return self._reshaped(self.places[value], tensor, self.numbers([-1]))
 
     def _reshaped(self, place: BodyPlace, tensor: str, *sizes: str) -> str:
@@ -377,7 +378,7 @@ class _Joiner:
                 self._inputs.append(replace(port, name=called, length=self._length_name(task)))
                 self._held.setdefault(BodyValue(-1, self.body.inputs.index(name)), {})[task,] = called
             self._sizes[task] = self._sized(task)
-        lengths = [each.length for each in self._sizes.values() if each.length]
+        lengths = [size.length for size in self._sizes.values() if size.length]
         if len(lengths) > 1:
             self._longest = self.add("Max", *lengths)
         if len(lengths) > 1 and fill is not None:
@@ -415,8 +416,8 @@ class _Joiner:
                 raise StitchError(f"{name} is not as long as the inputs; it cannot be cut to the length of a row")
             for axis in place.long:
                 tensor = self.add("Slice", tensor, self.numbers([0]), self._sizes[task].length, self.numbers([axis]))
-        made = self.output(tensor, name, sizes, place.dtype)
-        return replace(made, length=self._length_name(task))
+        output = self.output(tensor, name, sizes, place.dtype)
+        return replace(output, length=self._length_name(task))
 
     def _length_name(self, task: int) -> str:
         return f"{self.body.names[task]}.length"
@@ -428,9 +429,9 @@ class _Joiner:
         return GraphTensor(name, shape, dtype)
 
     def add(self, op: str, *inputs: str, **attributes: Any) -> str:
-        made = self._fresh(op)
-        self._steps.append(GraphStep(op, inputs, (made,), attributes, self._layer))
-        return made
+        name = self._fresh(op)
+        self._steps.append(GraphStep(op, inputs, (name,), attributes, self._layer))
+        return name
 
     def numbers(self, numbers: Sequence[int]) -> str:
         return self.constant(np.array(numbers, np.int64))
@@ -439,17 +440,17 @@ class _Joiner:
         return self._stored_as(self.body.constants.keep(array))
 
     def _stored_as(self, key: str) -> str:
-        """The tensor of a constant; one that is made of others is made where it is first read."""
+        """The tensor of a constant; a derived one is computed where it is first read."""
         if key not in self._stored and key:
-            found = self.body.constants.derived.get(key)
-            if found is None:
+            derived = self.body.constants.derived.get(key)
+            if derived is None:
                 name = self._stored[key] = f"constant_{len(self._stored)}"
                 self._constants[name] = self._added[key] if key in self._added else self.body.constants.arrays[key]
             else:
-                read = tuple(self._stored_as(each) for each in found.inputs)
-                made = tuple(self._fresh(found.node.op) for _ in found.node.outputs)
-                self._steps.append(GraphStep(found.node.op, read, made, found.node.attributes))
-                self._stored[key] = made[found.output]
+                read = tuple(self._stored_as(source) for source in derived.inputs)
+                outputs = tuple(self._fresh(derived.node.op) for _ in derived.node.outputs)
+                self._steps.append(GraphStep(derived.node.op, read, outputs, derived.node.attributes))
+                self._stored[key] = outputs[derived.output]
         return self._stored.get(key, "")
 
     def _fresh(self, op: str) -> str:

@@ -1,7 +1,7 @@
-"""What is read of one position only is computed for that one: ``narrowed``.
+"""Dead-position elimination: ``narrowed`` computes only positions that are read.
 
-A classifier reads the first token of what its last layer makes. Whatever that layer does position by position
-(products, norms, sums) need not be done for the others. The same numbers are computed, but fewer.
+A classifier reads only the first token of the last layer. Whatever that layer does position by position (products,
+norms, sums) is then computed for this token alone, with the same results.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft_stitch.graph import Graph, GraphStep
 from weft_stitch.net import Array
 
 _ONE_BY_ONE = {"Cast", "Erf", "Gelu", "Identity", "Neg", "Relu", "Sigmoid", "Sqrt", "Tanh"}
-"""Operators that make each number of one."""
+"""Elementwise operators of one input."""
 _PAIRED = {"Add", "Div", "Mul", "Pow", "Sub"}
 
 
@@ -28,21 +28,21 @@ class Position(NamedTuple):
 
 
 Cut = dict[str, Position]
-"""Inputs of a step -> what it reads of them."""
+"""Input of a step -> the position that it reads of it."""
 
 
 def narrowed(graph: Graph) -> Graph:
-    """*graph* without what nobody reads, as far as the shapes of its tensors are known."""
+    """Remove unread positions from *graph*, as far as the shapes of its tensors are known."""
     return _Narrower(graph).graph()
 
 
 class _Narrower:
-    """Asks backwards what is read of each tensor, then writes the steps anew."""
+    """Finds the positions that are read of each tensor, from the outputs back, then rewrites the steps."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._wanted: dict[str, set[Position | None]] = {each.name: {None} for each in graph.outputs}
-        """Tensor -> what its readers take of it; None: all."""
+        self._wanted: dict[str, set[Position | None]] = {output.name: {None} for output in graph.outputs}
+        """Tensor -> the positions that its readers need; None is all of it."""
         self._narrow: dict[str, Position] = {}
         """Tensors of which one position is computed."""
         for step in reversed(graph.steps):
@@ -57,7 +57,7 @@ class _Narrower:
         for step in self._graph.steps:
             self._write(step)
         read = {name for step in self._steps for name in step.inputs}
-        constants = {name: each for name, each in self._constants.items() if name in read}
+        constants = {name: array for name, array in self._constants.items() if name in read}
         return replace(self._graph, steps=tuple(self._steps), constants=constants)
 
     def _ask(self, step: GraphStep) -> None:
@@ -84,17 +84,17 @@ class _Narrower:
             self._steps.append(step)
 
     def _at(self, name: str, position: Position, layer: str) -> str:
-        """A tensor at one position; one that is computed whole is cut where it is first wanted so."""
+        """A tensor at one position; one that is computed whole is sliced at its first such use."""
         if name in self._narrow:
             return name
         if (name, position) not in self._taken:
-            made = self._taken[name, position] = f"{name}_at_{position.at}_of_{position.axis}"
+            single = self._taken[name, position] = f"{name}_at_{position.at}_of_{position.axis}"
             read = (name, self._numbers([position.at]))
-            self._steps.append(GraphStep("Gather", read, (made,), {"axis": position.axis}, layer))
+            self._steps.append(GraphStep("Gather", read, (single,), {"axis": position.axis}, layer))
         return self._taken[name, position]
 
     def _picked(self, step: GraphStep) -> Position | None:
-        """The position that a step takes out of what it reads, which has others behind each of its numbers."""
+        """The position that a ``Gather`` with one index selects along an inner axis; None for other steps."""
         index = self._graph.constants.get(step.inputs[1]) if step.op == "Gather" else None
         shape, axis = self._graph.shapes.get(step.inputs[0]) if step.inputs else None, step.attributes.get("axis", 0)
         if index is None or index.ndim or shape is None or not 0 < axis < len(shape) - 1:
@@ -102,23 +102,23 @@ class _Narrower:
         return Position(axis, int(index))
 
     def _through(self, step: GraphStep, position: Position) -> Cut:
-        """The inputs of which a step reads one position to make that position; none: it needs more."""
-        read, made = self._shape(step.inputs[0]), self._graph.shapes.get(step.outputs[0])
-        if made is None or read is None or step.inputs[0] in self._graph.constants:
-            return self._paired(step, position, made) if made and step.op in _PAIRED else {}
+        """The inputs of which a step needs only *position* to compute *position*; empty if it needs more."""
+        read, written = self._shape(step.inputs[0]), self._graph.shapes.get(step.outputs[0])
+        if written is None or read is None or step.inputs[0] in self._graph.constants:
+            return self._paired(step, position, written) if written and step.op in _PAIRED else {}
         if step.op in _PAIRED:
-            return self._paired(step, position, made)
-        whole = _axis_of(step, len(made))
+            return self._paired(step, position, written)
+        whole = _axis_of(step, len(written))
         if step.op == "Concat":
             return dict.fromkeys(step.inputs, position) if whole != position.axis else {}
         if step.op == "Transpose":
-            order = step.attributes.get("perm", range(len(made))[::-1])
+            order = step.attributes.get("perm", range(len(written))[::-1])
             return {step.inputs[0]: Position(order[position.axis], position.at)}
         fits = (
             step.op in _ONE_BY_ONE
             or (step.op in ("LayerNormalization", "Softmax") and whole > position.axis)
             or (step.op == "Split" and whole != position.axis)
-            or (step.op == "MatMul" and len(read) == len(made) == position.axis + 2)
+            or (step.op == "MatMul" and len(read) == len(written) == position.axis + 2)
             or (step.op == "Reshape" and self._copies(step, position.axis))
         )
         return {step.inputs[0]: position} if fits else {}
@@ -128,13 +128,13 @@ class _Narrower:
         sizes = self._graph.constants.get(step.inputs[1])
         return sizes is not None and not step.attributes.get("allowzero") and not np.any(sizes[: axis + 1])
 
-    def _paired(self, step: GraphStep, position: Position, made: tuple[int, ...]) -> Cut:
+    def _paired(self, step: GraphStep, position: Position, written: tuple[int, ...]) -> Cut:
         cut: Cut = {}
         for name in step.inputs:
             shape = self._shape(name)
             if shape is None:
                 return {}
-            if (*[1] * (len(made) - len(shape)), *shape)[position.axis] != 1:
+            if (*[1] * (len(written) - len(shape)), *shape)[position.axis] != 1:
                 cut[name] = position
         return {} if cut.keys() & self._graph.constants.keys() else cut
 
@@ -143,13 +143,13 @@ class _Narrower:
         return self._graph.shapes.get(name) if held is None else held.shape
 
     def _numbers(self, numbers: Iterable[int]) -> str:
-        told = np.array(list(numbers), np.int64)
-        name = f"position_{'_'.join(map(str, told))}"
-        self._constants[name] = told
+        array = np.array(list(numbers), np.int64)
+        name = f"position_{'_'.join(map(str, array))}"
+        self._constants[name] = array
         return name
 
 
 def _axis_of(step: GraphStep, rank: int) -> int:
-    """The first axis that a step needs all of."""
+    """The first axis that a step needs as a whole."""
     axis: Any = step.attributes.get("axis", 0 if step.op == "Split" else -1)
     return int(axis) % rank

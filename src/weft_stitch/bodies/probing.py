@@ -1,7 +1,8 @@
-"""Where rows and the length lie in the values of a body: ``see`` runs its models at several sizes and looks.
+"""Which axes of a body's values hold rows and lengths: ``see`` runs the models at several sizes and compares shapes.
 
-No operator has a rule here. A model is run with more rows, and longer, and an axis that grows with the rows holds them.
-Which rows are whose is seen from what the first of them hold in both runs.
+There are no rules for operators. A model is run with more rows, and with longer ones; an axis that grows with the rows
+holds them. Whether rows are consecutive or interleaved shows in the numbers of the rows that both runs share.
+``find`` looks for padding values in the same way.
 """
 
 from __future__ import annotations
@@ -19,65 +20,65 @@ from weft_stitch.bodies.body import Body, BodyValue
 from weft_stitch.graph import DYNAMIC
 
 SMALL, MORE, LONGER = (2, 5), (3, 5), (2, 7)
-"""Rows and lengths of the runs."""
+"""Rows and lengths of the runs; all are prime, so that a grown axis has one explanation."""
 
 
 class BodyPlace(NamedTuple):
-    """What was seen of a value."""
+    """The observed layout of a value."""
 
     sizes: tuple[int, ...]
-    """In the first run."""
+    """Its shape in the first run."""
     dtype: str
     rows: int | None
-    """The axis that the rows lie along; None where the value has none, as a shape."""
-    each: int = 1
+    """The axis of the rows; None where the value has none, such as a shape."""
+    per_row: int = 1
     """Numbers along that axis for each row, and for each of its positions with *by_length*."""
     by_length: bool = False
     long: tuple[int, ...] = ()
-    """All other axes that grow with the length of the inputs."""
+    """The other axes that grow with the length of the inputs."""
     inner: bool = False
-    """Whether the first numbers along that axis are those of all rows, and not of the first row."""
+    """Whether rows are interleaved along that axis: it begins with the first number of every row."""
 
     @property
     def as_long(self) -> bool:
-        """Whether those axes are as long as the inputs."""
+        """Whether these axes are as long as the inputs."""
         return all(self.sizes[axis] == SMALL[1] for axis in self.long)
 
 
 Fill = Mapping[str, float]
-"""Input -> the number by which it is made longer."""
+"""Input -> its padding value."""
 ValueRuns = Callable[[int, int, int], Mapping[BodyValue, Array]]
-"""A model, rows, a length -> all its values; more rows begin with the same ones as fewer."""
+"""A model, rows, a length -> all its values; a run with more rows begins with the rows of the smaller one."""
 OutputRuns = Callable[[int, int, int], Mapping[str, Array]]
 """The same for its outputs."""
 
 
 def see(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
-    """The place of every value; models are run as long as they have values that others lack."""
-    found: dict[BodyValue, BodyPlace] = {}
+    """Find the layout of every value; a model is run only if it has values that earlier ones lack."""
+    places: dict[BodyValue, BodyPlace] = {}
     for task in range(body.tasks):
-        if all(value in found for value in body.values(task)):
+        if all(value in places for value in body.values(task)):
             continue
         small, more, longer = (runs(task, *sizes) for sizes in (SMALL, MORE, LONGER))
         for value, array in small.items():
-            if value not in found:
+            if value not in places:
                 node = body.steps[value.step].node
                 name, arrays = f"{node.where} ({node.op})", [array, more[value], longer[value]]
-                place = _place(name, [each.shape for each in arrays], str(array.dtype))
-                found[value] = place._replace(inner=_is_inner(name, place, array, more[value]))
-    return found
+                place = _place(name, [sample.shape for sample in arrays], str(array.dtype))
+                places[value] = place._replace(inner=_is_inner(name, place, array, more[value]))
+    return places
 
 
 def see_outputs(body: Body, task: int, runs: OutputRuns) -> dict[str, BodyPlace]:
-    """The places of a model's outputs, whose sizes may be its own; each must have a row for each that goes in."""
+    """Find the layouts of a model's outputs; each must have a row for each input row, else ``StitchError``."""
     small, more, longer = (runs(task, *sizes) for sizes in (SMALL, MORE, LONGER))
-    found = {}
+    places = {}
     for name, array in small.items():
-        place = _place(f"output {name}", [each[name].shape for each in (small, more, longer)], str(array.dtype))
+        place = _place(f"output {name}", [outputs[name].shape for outputs in (small, more, longer)], str(array.dtype))
         if place[2:5] != (0, 1, False):
             raise StitchError(f"{body.names[task]}: its output {name} has no row for each row that goes in")
-        found[name] = place
-    return found
+        places[name] = place
+    return places
 
 
 def _place(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> BodyPlace:
@@ -91,22 +92,22 @@ def _place(name: str, shapes: Sequence[tuple[int, ...]], dtype: str) -> BodyPlac
     axis = grown[0]
     if len(grown) > 1 or one[axis] * MORE[0] != more[axis] * SMALL[0]:
         raise StitchError(f"{name} mixes rows: it is {one} for {SMALL[0]} of them, {more} for {MORE[0]}")
-    each, by_length = one[axis] // SMALL[0], axis in long
+    per_row, by_length = one[axis] // SMALL[0], axis in long
     if by_length and longer[axis] * SMALL[1] != one[axis] * LONGER[1]:
         raise StitchError(f"{name} is {one} and {longer} for rows of other lengths; it cannot be split by rows")
     rest = tuple(at for at in long if at != axis)
-    return BodyPlace(one, dtype, axis, each // SMALL[1] if by_length else each, by_length, rest)
+    return BodyPlace(one, dtype, axis, per_row // SMALL[1] if by_length else per_row, by_length, rest)
 
 
 def _is_inner(name: str, place: BodyPlace, few: Array, more: Array) -> bool:
-    """Whether rows lie side by side along their axis, and not one after another, as the first ones tell."""
+    """Whether rows are interleaved along their axis and not consecutive, by the rows that both runs share."""
     if place.rows is None or not few.size:
         return False
-    axis, each = place.rows, few.shape[place.rows] // SMALL[0]
-    if _same(few, more.take(range(each * SMALL[0]), axis)):
+    axis, per_row = place.rows, few.shape[place.rows] // SMALL[0]
+    if _same(few, more.take(range(per_row * SMALL[0]), axis)):
         return False
     before, after = few.shape[:axis], few.shape[axis + 1 :]
-    apart = [array.reshape(*before, each, -1, *after) for array in (few, more)]
+    apart = [array.reshape(*before, per_row, -1, *after) for array in (few, more)]
     if _same(apart[0], apart[1].take(range(SMALL[0]), axis + 1)):
         return True
     if few.dtype.kind == "f":
@@ -122,11 +123,11 @@ def _same(one: Array, other: Array) -> bool:
 
 
 ROWS, SHORT, LONG = 2, 5, 7
-"""Of the runs that look for a fill."""
+"""Rows, length and padded length of the runs that look for padding values."""
 _WAYS = ((1, 0), (0, 1), (0, 0), (1, 1))
-"""What a mask holds where there is something, and where there is nothing."""
+"""Values that a mask may have at tokens and at padding, the usual ones first."""
 _FEW = 3
-"""Masks of which every one may be of another way."""
+"""Up to 3 masks are tried in all combinations, 4^3 runs at most; more masks must all use the same values."""
 
 Feed = dict[str, Array]
 Answers = Callable[[int, Feed], Mapping[str, Array]]
@@ -135,27 +136,27 @@ Answers = Callable[[int, Feed], Mapping[str, Array]]
 
 @dataclass(frozen=True, eq=False)
 class BodySamples:
-    """How to draw inputs."""
+    """Random inputs for the models of a body."""
 
     body: Body
     usual: Mapping[str, float]
-    """Mask -> what it holds where there is something."""
+    """Mask -> its value at tokens."""
     fill: Fill | None
-    """Input -> the number that makes it longer; None where answers depend on what stands behind."""
+    """Input -> its padding value; None where padding changes answers."""
 
     def draw(self, rng: np.random.Generator, task: int, rows: int, length: int) -> Feed:
-        """Inputs of one model; where masks can hide something, each row has an end of its own."""
+        """Draw inputs of one model; where padding is possible, each row has its own length."""
         ends = rng.integers(1, length + 1, rows) if self.fill else np.full(rows, length)
         ends[:1] = length
         return {name: self._drawn(rng, task, name, ends, length) for name in self.body.ports[task]}
 
     def lengthened(self, task: int, feed: Feed, length: int) -> Feed:
-        """*feed* with all open sizes made *length*."""
-        found = {}
+        """Pad *feed* to *length*."""
+        padded = {}
         for name, port in self.body.ports[task].items():
             room = [(0, length - size if axis in port.long else 0) for axis, size in enumerate(feed[name].shape)]
-            found[name] = np.pad(feed[name], room, constant_values=(self.fill or {}).get(name, 0))
-        return found
+            padded[name] = np.pad(feed[name], room, constant_values=(self.fill or {}).get(name, 0))
+        return padded
 
     def _drawn(self, rng: np.random.Generator, task: int, name: str, ends: Array, length: int) -> Array:
         port = self.body.ports[task][name]
@@ -170,8 +171,8 @@ class BodySamples:
 
 
 def tables(body: Body, task: int) -> dict[str, int]:
-    """The inputs that are looked up in a table, and how many lines it has."""
-    found: dict[str, int] = {}
+    """The inputs that are indices into a table, with the number of its lines."""
+    sizes: dict[str, int] = {}
     same = {BodyValue(-1, place): name for place, name in enumerate(body.inputs)}
     for number, step in enumerate(body.steps):
         if task not in step.contents:
@@ -182,12 +183,12 @@ def tables(body: Body, task: int) -> dict[str, int]:
             own = step.lines.get(task)
             lines = own.count if own else len(body.constants.arrays[step.contents[task][0]])
             name = same[step.inputs[1]]
-            found[name] = min(lines, found.get(name, lines))
-    return found
+            sizes[name] = min(lines, sizes.get(name, lines))
+    return sizes
 
 
 def find(body: Body, answers: Answers, close: Callable[[Array, Array], bool]) -> BodySamples:
-    """How to draw, with the first fill that changes no answer of the first model."""
+    """Find the first padding values that change no answer of the first model."""
     known = tables(body, 0)
     whole = [name for name, port in body.ports[0].items() if not port.dtype.startswith("float")]
     masks = [name for name in {**dict.fromkeys(whole), **_elsewhere(body)} if name not in known]
@@ -201,23 +202,23 @@ def find(body: Body, answers: Answers, close: Callable[[Array, Array], bool]) ->
 
 
 def _ways(masks: int) -> Iterator[tuple[tuple[int, int], ...]]:
-    """Ways for each of so many masks; where they are many, all alike."""
+    """Yield combinations of values for *masks* masks; for many masks only those in which all are alike."""
     return product(_WAYS, repeat=masks) if masks <= _FEW else ((way,) * masks for way in _WAYS)
 
 
 def _elsewhere(body: Body) -> dict[str, None]:
-    """Whole numbers that only other models than the first take."""
+    """Integer inputs that the first model does not have."""
     ports = [port for mine in body.ports[1:] for port in mine.values() if not port.dtype.startswith("float")]
     return {port.name: None for port in ports if port.name not in body.ports[0]}
 
 
 def _unmoved(drawn: BodySamples, answers: Answers, close: Callable[[Array, Array], bool]) -> Iterator[bool]:
-    """Whether each answer is what it was, once its inputs are longer."""
+    """For each output, whether it stays the same when its inputs are padded."""
     rng = np.random.default_rng(0)
     plain = BodySamples(drawn.body, drawn.usual, None)
     short = plain.draw(rng, 0, ROWS, SHORT)
     before, after = answers(0, short), answers(0, drawn.lengthened(0, short, LONG))
     for name, wanted in before.items():
-        found = after[name]
+        answer = after[name]
         cut = tuple(slice(0, size) for size in wanted.shape)
-        yield bool(np.isfinite(wanted).all()) and found.ndim == wanted.ndim and close(found[cut], wanted)
+        yield bool(np.isfinite(wanted).all()) and answer.ndim == wanted.ndim and close(answer[cut], wanted)

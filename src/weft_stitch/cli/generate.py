@@ -11,7 +11,7 @@ import typer
 from weft.base.errors import InputError
 from weft.cli.command import refuse_unused
 from weft.cli.common import folder_option
-from weft.cli.printing import progress_bar, told
+from weft.cli.printing import progress_bar, say_written
 
 ARCHITECTURES = (
     "resnet18, resnet50, vgg16, mobilenet; to try things quickly tinynet, tiny-sigmoid, tiny-vgg, tiny-dense, "
@@ -80,11 +80,11 @@ def command(
 
 
 def _save(architecture: str, tasks: int, paths: Iterable[Path]) -> None:
-    """Write models one after another, as *paths* are asked for."""
+    """Write models one after another: iterating *paths* draws and writes each."""
     with progress_bar(f"drawing {architecture}", tasks) as advance:
         for path in paths:
             advance()
-            told("model", path)
+            say_written("model", path)
 
 
 def _numbers(option: str, text: str | None, kind: Callable[[str], float]) -> list[float] | None:

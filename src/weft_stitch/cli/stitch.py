@@ -23,8 +23,8 @@ from weft.cli.printing import (
     plain_table,
     progress_bar,
     say,
+    say_written,
     stage_bars,
-    told,
     write_result,
 )
 from weft.cli.settings import From, Typed, with_settings
@@ -96,20 +96,20 @@ def command(
             files = tuple(_file(model, Path(scratch)) for model in models)
             sizes, rows = _sizes(shapes, models) if shapes else None, _rows(typed.get("batches"), len(models))
             options = StitchOptions(**{**typed, "models": files, "shapes": sizes, "batches": rows})
-            made = carry_out(_with_packaged_shapes(options, models), lambda progress: show(*progress))
-        if isinstance(made, BodyStitching):
-            print_body(made, layers=layers)
-            made.to_onnx(output)
-            told("stitched", output, ", ".join(made.names))
-            write_result(json_file, body_report(made, made.outputs(output)))
+            stitching = carry_out(_with_packaged_shapes(options, models), lambda progress: show(*progress))
+        if isinstance(stitching, BodyStitching):
+            print_body(stitching, layers=layers)
+            stitching.to_onnx(output)
+            say_written("stitched", output, ", ".join(stitching.names))
+            write_result(json_file, body_report(stitching, stitching.outputs(output)))
             return
-        print_stitching(made, layers=layers)
-        _write(made, Path(output))
-        served = _advised(made, Path(output)) if made.options.dynamic and made.options.measures else []
-        write_result(json_file, stitching_report(made, made.outputs(output), served))
+        print_stitching(stitching, layers=layers)
+        _write(stitching, Path(output))
+        served = _advised(stitching, Path(output)) if stitching.options.dynamic and stitching.options.measures else []
+        write_result(json_file, stitching_report(stitching, stitching.outputs(output), served))
         if sharing_file:
-            write_sharing(sharing_file, made.sharing, made.family)
-            told("sharing", sharing_file)
+            write_sharing(sharing_file, stitching.sharing, stitching.family)
+            say_written("sharing", sharing_file)
 
 
 def _file(model: str, scratch: Path) -> str:
@@ -123,40 +123,40 @@ def _file(model: str, scratch: Path) -> str:
     return model
 
 
-def _write(made: Stitching, output: Path) -> None:
+def _write(stitching: Stitching, output: Path) -> None:
     """Write the graphs, and name files of earlier runs beside them."""
-    outputs = made.to_onnx(output)
-    for group, path in zip(made.groups, outputs, strict=True):
-        told("stitched", path, ", ".join(group.names))
+    outputs = stitching.to_onnx(output)
+    for group, path in zip(stitching.groups, outputs, strict=True):
+        say_written("stitched", path, ", ".join(group.names))
     for path in _stale(output):
-        if path not in (*outputs, *made.files.values()):
-            told("left", path, "of an earlier run, and no part of this one")
+        if path not in (*outputs, *stitching.files.values()):
+            say_written("left", path, "of an earlier run, and no part of this one")
 
 
-def _advised(made: Stitching, output: Path) -> list[Advice]:
+def _advised(stitching: Stitching, output: Path) -> list[Advice]:
     """Run each group and its models as a server would, and say which to serve."""
     from weft_stitch.advice import advise
 
-    found = []
+    advices = []
     with progress_bar("timing what is served") as advance:
-        for path in made.outputs(output):
-            told = partial(advance, None)
-            found.append(advise(path, made.files, threads=made.options.used_threads, on_case=told))
-    for each in found:
-        say(f"served    {each.line}", style="yellow" if each.serve == "apart" else "", soft_wrap=True)
-    return found
+        for path in stitching.outputs(output):
+            on_case = partial(advance, None)
+            advices.append(advise(path, stitching.files, threads=stitching.options.used_threads, on_case=on_case))
+    for advice in advices:
+        say(f"served    {advice.line}", style="yellow" if advice.serve == "apart" else "", soft_wrap=True)
+    return advices
 
 
 def _stale(output: Path) -> list[Path]:
-    """Files that could be taken for groups of this run."""
+    """Existing files that could be mistaken for groups of this run."""
     numbered = output.parent.glob(f"{escape(output.stem)}.*{output.suffix}")
-    names = [output, *(each for each in numbered if each.name[len(output.stem) + 1 : -len(output.suffix)].isdecimal())]
-    return [each for each in sorted(names) if each.exists()]
+    names = [output, *(path for path in numbered if path.name[len(output.stem) + 1 : -len(output.suffix)].isdecimal())]
+    return [path for path in sorted(names) if path.exists()]
 
 
 def _keep_models(read: Sequence[str], written: Sequence[str | None]) -> None:
-    """Refuse to write where something is read from, before minutes of planning."""
-    taken = {Path(each).resolve() for each in read}
+    """Refuse to overwrite an input file, before minutes of planning."""
+    taken = {Path(file).resolve() for file in read}
     for path in written:
         if path and Path(path).resolve() in taken:
             raise InputError(f"{path} is one of the models; write to another file")
@@ -188,49 +188,51 @@ def _with_packaged_shapes(options: StitchOptions, models: Sequence[str]) -> Stit
 LAYERS = ("layer", "form", "shared in", "shared out", "MMACs", "weights kB", "of separate", "launches", "predicted ms")
 
 SPARE = ("tables MB", "launches", "shared in", "predicted ms", "activations MB", "MMACs", "shared out", "of separate")
-"""Columns that are left out where there is no room for them, the first first."""
+"""Columns to leave out on a narrow terminal, in this order."""
 LONG_NAME = 40
-"""First cells longer than this are broken into lines."""
+"""Characters of a first cell that stay on one line; longer ones wrap, so that number columns keep their room."""
 GAP = 2
+"""Characters between two columns, as ``plain_table`` pads them."""
 
 
-def print_stitching(made: Stitching, *, layers: bool) -> None:
-    """Print what came out: tables, then sentences."""
+def print_stitching(stitching: Stitching, *, layers: bool) -> None:
+    """Print the result: tables, then sentences."""
     from weft_stitch.pages.tables import sentences, ways_table
 
-    ways = ways_table(made)
+    ways = ways_table(stitching)
     styles = ["bold" if row.best else "" for row in ways.rows]
     _print_table(ways.title, ways.columns, [row.cells for row in ways.rows], styles)
-    for each in made.summaries:
-        for form, why in each.impossible.items():
+    for summary in stitching.summaries:
+        for form, why in summary.impossible.items():
             say(f"no {form}: {why}")
     if layers:
-        for place, each in enumerate(made.summaries):
-            _print_layers(each, f"group {place}, " if len(made.groups) > 1 else "")
-            _print_spaces(each)
+        for place, summary in enumerate(stitching.summaries):
+            _print_layers(summary, f"group {place}, " if len(stitching.groups) > 1 else "")
+            _print_spaces(summary)
     console.print()
-    for sentence in sentences(made):
+    for sentence in sentences(stitching):
         say(sentence)
-    for net in made.family.nets:
+    for net in stitching.family.nets:
         if net.stored != "float32":
             say(f"{net.name} is {net.stored}: it is read, computed and written in float32")
-    if made.difference is not None:
-        told = f"largest difference to the models: {made.difference.relative:.1e} of an output's largest number"
-        if made.difference.coarse:
-            told += f", {made.difference.coarse:.1e} to files in half precision or tuned ones as they run by themselves"
-        say(told)
+    if stitching.difference is not None:
+        note = f"largest difference to the models: {stitching.difference.relative:.1e} of an output's largest number"
+        if stitching.difference.coarse:
+            coarse = stitching.difference.coarse
+            note += f", {coarse:.1e} to files in half precision or tuned ones as they run by themselves"
+        say(note)
 
 
-def print_body(made: BodyStitching, *, layers: bool) -> None:
-    """Print what came out of models that share whole weights."""
+def print_body(stitching: BodyStitching, *, layers: bool) -> None:
+    """Print the result of stitching to one body."""
     from weft_stitch.pages.body import STEPS, WAYS, body_sentences, step_rows, way_rows
 
-    _print_table(f"{len(made.names)} models as one body", WAYS, way_rows(made), ["", "bold"])
+    _print_table(f"{len(stitching.names)} models as one body", WAYS, way_rows(stitching), ["", "bold"])
     if layers:
         console.print()
-        _print_table("steps with weights", STEPS, step_rows(made), left=2)
+        _print_table("steps with weights", STEPS, step_rows(stitching), left=2)
     console.print()
-    for sentence in body_sentences(made):
+    for sentence in body_sentences(stitching):
         say(sentence)
 
 
@@ -242,7 +244,7 @@ def _print_table(
     *,
     left: int = 1,
 ) -> None:
-    """Print a table with as many of its columns as there is room for."""
+    """Print a table without the ``SPARE`` columns that do not fit the terminal."""
     shown = list(range(len(columns)))
     widths = [max(map(len, cells)) for cells in zip(columns, *rows, strict=True)]
     widths[0] = min(widths[0], LONG_NAME)
@@ -258,7 +260,7 @@ def _print_table(
 
 
 def _only_time(columns: Sequence[str], shown: Sequence[int], place: int) -> bool:
-    times = [each for each in shown if columns[each].endswith(" ms")]
+    times = [column for column in shown if columns[column].endswith(" ms")]
     return times == [place]
 
 
@@ -294,5 +296,5 @@ def _print_spaces(summary: Summary) -> None:
     rows = []
     for row in summary.spaces:
         widths = str(row.widths[0]) if len(set(row.widths)) == 1 else ", ".join(map(str, row.widths))
-        rows.append((row.name, widths, *(f"{each}%" for each in percents((row.by_all, row.by_some, row.own)))))
+        rows.append((row.name, widths, *(f"{percent}%" for percent in percents((row.by_all, row.by_some, row.own)))))
     _print_table("channels, by the value that carries them first", columns, rows, left=2)

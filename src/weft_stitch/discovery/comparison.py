@@ -1,4 +1,4 @@
-"""Comparing the weights of tasks that are said to share them, number by number: ``verify``, ``repair``.
+"""Exact comparison of weights that tasks are assumed to share: ``verify``, ``repair``.
 
 Where the weights of two tasks disagree, either the layer's output channel is not shared after all, or its input channel
 is not. A filter that differs on most of its inputs was guessed wrongly; an input on which most filters differ was
@@ -138,7 +138,7 @@ def _taken(weight: Array, rows: Array, source: SharedChannels | None, task: int)
 # --- separating what disagrees ----------------------------------------------------------------------------------------
 
 _SAMPLE = 64
-"""Disagreeing filters looked at to find the inputs to blame."""
+"""Disagreeing filters sampled to find the inputs at fault: more cost time in wide layers, fewer miss inputs."""
 _CLOSE = 0.9
 """Rows and columns that disagree by this part of the worst are taken out with it, which saves rounds."""
 

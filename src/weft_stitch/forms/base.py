@@ -1,4 +1,4 @@
-"""What a form is: ``Form``, with the parts that several forms use."""
+"""The protocol of forms, ``Form``, and the steps that several forms use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from weft_stitch.net import Array
 
 
 class Done(NamedTuple):
-    """What a form has written."""
+    """The result of lowering a layer in a form."""
 
     placed: Placed
-    """The output of the layer, or of the last layer of the chain that it took over."""
+    """The output of the layer, or of the last following layer that was fused into it."""
     used: int = 0
-    """How many layers of the chain it took over."""
+    """The number of following layers that were fused into it."""
 
 
 class Form(Protocol):
@@ -43,7 +43,7 @@ class Form(Protocol):
 
 
 def leading_affine(room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> tuple[Affine, int]:
-    """The affines that follow *layer* as one, and how many there are; tuned weights are not scaled by them."""
+    """Join the affines that follow *layer*; return their product and count. Tuned weights are never scaled."""
     widths = room.channels(layer.output).widths
     affine, used = Affine.identity(widths), 0
     while used < len(chain) and chain[used].op.kind == "affine" and not _leaves_format(layer, chain[used]):
@@ -53,7 +53,7 @@ def leading_affine(room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer])
 
 
 def _leaves_format(layer: FamilyLayer, affine: FamilyLayer) -> bool:
-    """Whether weights in a number format would no longer be, if they took over what *affine* does."""
+    """Whether folding *affine* would move tuned weights out of their number format."""
     return any(op.tuned for op in layer.ops) and any(map(scales, affine.ops))
 
 
@@ -83,7 +83,7 @@ def origin(
     task: int | None = None,
     folded: int = 0,
 ) -> KernelOrigin:
-    """Where kernels from some parts of what *layer* reads to some of what it writes come from."""
+    """Record the origin of the kernels from some input parts of *layer* to some output parts."""
     rows = _numbers(room.channels(layer.output), outs)
     columns = () if layer.op.depthwise else _numbers(room.channels(layer.inputs[0]), ins)
     return KernelOrigin(layer.op, outs=rows, ins=columns, task=task, folded=folded)

@@ -22,7 +22,7 @@ from weft_stitch.net import Op
 from weft_stitch.packing import LARGEST, Activation, aligned, pack
 
 WIDEST = 31
-"""Taps along one side: the kernel has a bit for each."""
+"""Taps along one side: the Triton kernel has a bit of a 32-bit integer for each."""
 
 
 class Fused:
@@ -65,13 +65,13 @@ class Fused:
             packed=replace(packed, weights=np.zeros(0, packed.weights.dtype)),
             rows=room.rows.batches,
             activation=activation or Activation(""),
-            macs=sum(each.size * rows for each, rows in zip(kernels, room.rows.batches, strict=True)) * prod(picture),
+            macs=sum(array.size * rows for array, rows in zip(kernels, room.rows.batches, strict=True)) * prod(picture),
         )
         return Done(Placed(after, (tensor,)), used)
 
 
 def _stored(room: Room, layer: FamilyLayer) -> int:
-    """How many numbers ``pack`` stores at most."""
+    """Upper bound on the numbers that ``pack`` stores."""
     outputs, inputs = room.channels(layer.output), room.channels(layer.inputs[0])
     pairs = ((out, inp) for out in outputs.parts for inp in inputs.parts if out.tasks & inp.tasks)
     return sum(aligned(out.width, room.align) * inp.width for out, inp in pairs) * prod(layer.op.window.kernel)
@@ -94,7 +94,7 @@ def _residual(layer: FamilyLayer, chain: Sequence[FamilyLayer], room: Room) -> s
 
 
 def _activation(op: Op) -> Activation | None:
-    """What the kernel can do in place of a unary."""
+    """The kernel's activation for a unary; None where it has none."""
     if op.kind != "unary":
         return None
     if op.function == "HardSigmoid":

@@ -1,4 +1,4 @@
-"""Where a form works: ``Room`` has every value in the layouts it has been needed in, and converts between them."""
+"""The state of a lowering: ``Room`` holds every value in the layouts computed so far, and converts between them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from weft_stitch.net import Array
 
 
 class TaskRows:
-    """Task after task; *batches* has the rows of each, ``DYNAMIC`` if only the inputs at run time tell."""
+    """The rows of all tasks, one task after another; *batches* has the rows of each, or ``DYNAMIC``."""
 
     def __init__(self, builder: Builder, batches: Sequence[int]) -> None:
         self.batches = tuple(batches)
@@ -50,11 +50,8 @@ class TaskRows:
         return not self.dynamic and len(set(self.batches)) == 1
 
     def start(self, inputs: Sequence[str]) -> None:
-        """An input of each task; where rows are dynamic, their counts are read from these."""
+        """Set an input of each task; dynamic row counts are read from these."""
         self._inputs = list(inputs)
-
-    def of(self, tasks: Iterable[int]) -> int:
-        return DYNAMIC if self.dynamic else sum(self.batches[task] for task in tasks)
 
     def split(self, tensor: str, tasks: Iterable[int] | None = None) -> list[str]:
         """*tensor*, which has the rows of all tasks or of these, cut into a tensor for each."""
@@ -82,7 +79,7 @@ class TaskRows:
         """The tensors of some tasks stacked."""
         if len(tensors) == 1:
             return tensors[0]
-        shapes = [self._builder.shape(each) for each in tensors]
+        shapes = [self._builder.shape(tensor) for tensor in tensors]
         rows = DYNAMIC if self.dynamic else sum(shape[0] for shape in shapes)
         return self._builder.add("Concat", *tensors, shape=(rows, *shapes[0][1:]), axis=0)
 
@@ -132,7 +129,7 @@ def slice_axis(builder: Builder, tensor: str, axis: int, first: int, end: int) -
     if (first, end) == (0, shape[axis]):
         return tensor
     shape[axis] = end - first
-    bounds = [builder.constant(np.array([each], np.int64), "index") for each in (first, end, axis)]
+    bounds = [builder.constant(np.array([bound], np.int64), "index") for bound in (first, end, axis)]
     return builder.add("Slice", tensor, *bounds, shape=tuple(shape))
 
 
@@ -173,8 +170,8 @@ def side_by_side(builder: Builder, tensors: Sequence[str]) -> str:
     """The channels of all *tensors*, one after another."""
     if len(tensors) == 1:
         return tensors[0]
-    shapes = [builder.shape(each) for each in tensors]
-    shape = (shapes[0][0], sum(each[1] for each in shapes), *shapes[0][2:])
+    shapes = [builder.shape(tensor) for tensor in tensors]
+    shape = (shapes[0][0], sum(sizes[1] for sizes in shapes), *shapes[0][2:])
     return builder.add("Concat", *tensors, shape=shape, axis=1)
 
 
@@ -189,7 +186,7 @@ class Placed(NamedTuple):
 
 
 class Room:
-    """The lowering of one family so far."""
+    """The state of the lowering of one family."""
 
     def __init__(
         self,
@@ -205,7 +202,7 @@ class Room:
         self.rows = TaskRows(builder, batches)
         self._channels: dict[str, Channels] = {}
         self._placed: dict[str, dict[Layout, Placed]] = {}
-        self._made: dict[str, int] = {}
+        self._order_of: dict[str, int] = {}
         self._selected: dict[tuple[str, bytes], str] = {}
 
     def channels(self, value: str) -> Channels:
@@ -217,14 +214,14 @@ class Room:
         return value in self._placed
 
     def put(self, value: str, placed: Placed) -> None:
-        """*value* has been computed."""
+        """Register *value* as computed."""
         self._placed[value] = {placed.layout: placed}
-        self._made[value] = len(self._made)
+        self._order_of[value] = len(self._order_of)
 
     def enter(self, value: str, tensors: Sequence[str]) -> None:
-        """*value* has been computed for each task alone, in the order of its own channels."""
+        """Register *value* as computed for each task alone, with the channels in the task's own order."""
         channels = self.channels(value)
-        moved = [select(self.builder, each, channels.order(task)) for task, each in enumerate(tensors)]
+        moved = [select(self.builder, tensor, channels.order(task)) for task, tensor in enumerate(tensors)]
         self.put(value, Placed(APART, tuple(moved)))
 
     def own(self, value: str, task: int) -> str:
@@ -234,7 +231,7 @@ class Room:
 
     def layout(self, *values: str) -> Layout:
         """A layout in which to work on *values* together: one that all have, or that of the last one made."""
-        last = max(values, key=lambda value: self._made[value])
+        last = max(values, key=lambda value: self._order_of[value])
         for layout in self._placed[last]:
             if all(layout in self._placed[value] for value in values):
                 return layout
@@ -271,7 +268,7 @@ class Room:
         """Some parts of *value* for the rows of *tasks*, which all have them."""
         channels = self.channels(value)
         columns = [channels.columns(COMPACT, task, parts) for task in sorted(tasks)]
-        if len(tasks) > 1 and all(np.array_equal(each, columns[0]) for each in columns):
+        if len(tasks) > 1 and all(np.array_equal(other, columns[0]) for other in columns):
             return self.select(self.rows.take(self.get(value, COMPACT).tensors[0], tasks), columns[0])
         tensors = self.get(value, APART).tensors
         picked = [self.select(tensors[task], channels.columns(APART, task, parts)) for task in sorted(tasks)]
@@ -347,11 +344,11 @@ class Room:
 
     def _unstacked(self, channels: Channels, tensor: str) -> tuple[str, ...]:
         rows, width, *picture = self.builder.shape(tensor)
-        each = width // channels.tasks
+        per_task = width // channels.tasks
         parts = [tensor]
         if channels.tasks > 1:
-            sizes = self.builder.constant(np.full(channels.tasks, each, np.int64), "sizes")
-            shapes = [(rows, each, *picture)] * channels.tasks
+            sizes = self.builder.constant(np.full(channels.tasks, per_task, np.int64), "sizes")
+            shapes = [(rows, per_task, *picture)] * channels.tasks
             parts = self.builder.add_many("Split", tensor, sizes, shapes=shapes, axis=1)
         return tuple(select(self.builder, part, channels.columns(COMPACT, task)) for task, part in enumerate(parts))
 
@@ -363,5 +360,7 @@ class Room:
             return self.builder.add("StackRows", *tensors, shape=shape, columns=width)
         if channels.common and target != STACKED:
             return spread(self.builder, self.rows.join(tensors), channels.columns(inside, 0), width)
-        parts = [spread(self.builder, each, channels.columns(inside, task), width) for task, each in enumerate(tensors)]
+        parts = [
+            spread(self.builder, tensor, channels.columns(inside, task), width) for task, tensor in enumerate(tensors)
+        ]
         return side_by_side(self.builder, parts) if target == STACKED else self.rows.join(parts)

@@ -47,11 +47,11 @@ class CellWriter:
         """The cells of output parts that *tasks* share, by the tasks that have the inputs too."""
         if self.layer.op.depthwise:
             return {tasks: Cell(tasks, outs, tuple(part for part in self.inputs.parts if part.tasks == tasks))}
-        found: dict[Tasks, list[BlockPart]] = {}
+        cell_inputs: dict[Tasks, list[BlockPart]] = {}
         for part in self.inputs.parts:
             if both := part.tasks & tasks:
-                found.setdefault(both, []).append(part)
-        return {both: Cell(both, outs, tuple(ins)) for both, ins in found.items()}
+                cell_inputs.setdefault(both, []).append(part)
+        return {both: Cell(both, outs, tuple(ins)) for both, ins in cell_inputs.items()}
 
     def agree(self, values: tuple[Array, ...], parts: Iterable[BlockPart], tasks: Tasks) -> bool:
         return all(agree(values, part, tasks) for part in parts)
@@ -173,22 +173,22 @@ def _compact(bench: CellWriter, classes: Classes) -> Placed:
 def _apart(bench: CellWriter, classes: Classes) -> Placed:
     """Each task's columns put together by themselves: sets of tasks cross, or a task has no channels of its own."""
     room = bench.room
-    found: dict[int, list[str]] = {task: [] for task in bench.all}
+    pieces: dict[int, list[str]] = {task: [] for task in bench.all}
     order: dict[int, list[BlockPart]] = {task: [] for task in bench.all}
     for tasks, outs in classes.items():
         if not _is_own(bench, tasks):
             for task, tensor in zip(sorted(tasks), room.rows.split(_shared(bench, tasks, outs), tasks), strict=True):
-                found[task].append(tensor)
+                pieces[task].append(tensor)
                 order[task] += outs
     own = _own(bench, classes)
     for task, tensor in zip(sorted(own), bench.write_own(own, shift=True), strict=True) if own else ():
-        found[task].append(tensor)
+        pieces[task].append(tensor)
         order[task] += own[task].outs
     tensors = []
     for task in sorted(bench.all):
         places = np.argsort(members(order[task], task))
         wanted = places[bench.outputs.order(task)]
-        tensors.append(select(room.builder, side_by_side(room.builder, found[task]), wanted))
+        tensors.append(select(room.builder, side_by_side(room.builder, pieces[task]), wanted))
     return Placed(APART, tuple(tensors))
 
 
@@ -200,7 +200,7 @@ def _shared(bench: CellWriter, tasks: Tasks, outs: tuple[BlockPart, ...]) -> str
     """The rows of *tasks* at the channels they share."""
     cells = bench.cells(tasks, outs)
     common = cells.pop(tasks, None)
-    own = {min(each): cell for each, cell in cells.items() if len(each) == 1}
+    own = {min(sharers): cell for sharers, cell in cells.items() if len(sharers) == 1}
     complete = len(own) == len(cells) in (0, len(tasks))
     early = common is not None and bench.agree(bench.affine.shifts, outs, tasks)
     late = not early and len(own) == len(tasks)
@@ -220,9 +220,9 @@ def _by_task(bench: CellWriter, tasks: Tasks, terms: list[str], cells: Mapping[T
     rows, add = bench.room.rows, bench.room.builder.add
     sums: dict[int, str] = {}
     written = [(tasks, term) for term in terms]
-    written += [(each, bench.write(cell, shift=shift and len(each) == 1)) for each, cell in cells.items()]
-    for each, tensor in written:
-        for task, mine in zip(sorted(each), rows.split(tensor, each), strict=True):
+    written += [(sharers, bench.write(cell, shift=shift and len(sharers) == 1)) for sharers, cell in cells.items()]
+    for sharers, tensor in written:
+        for task, mine in zip(sorted(sharers), rows.split(tensor, sharers), strict=True):
             known = sums.get(task)
             sums[task] = mine if known is None else add("Add", known, mine, shape=bench.room.builder.shape(mine))
     return rows.join([sums[task] for task in sorted(tasks)])

@@ -1,1 +1,1 @@
-"""Weight-shared models to stitch: drawn at random (``generator``), or trained and zipped (``torch_zipping``)."""
+"""Weight-shared models to stitch: with random weights (``generator``, ``encoders``), or trained ones (``zipped``)."""

@@ -17,7 +17,7 @@ from weft.base.errors import StitchError
 from weft_stitch.net import Window
 
 IMAGE, INNER, CLASSES = "image", "inner", "classes"
-"""What a space is: all tasks share it; a share of it is shared; nobody shares it."""
+"""The role of a space: shared by all tasks; shared in part; not shared."""
 
 MEAN_SQUARE = {"Relu": 0.5, "Sigmoid": 0.29, "HardSigmoid": 0.28, "HardSwish": 0.37, "Tanh": 0.39, "Silu": 0.36}
 """Mean square of each function of a standard normal number."""

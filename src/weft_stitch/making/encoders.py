@@ -59,7 +59,7 @@ class EncoderRecipe:
     def __post_init__(self) -> None:
         if self.tasks < 1:
             raise StitchError(f"{self.tasks} tasks: give 1 or more")
-        if sum(each is not None for each in (self.frozen, self.full, self.rank)) > 1:
+        if sum(option is not None for option in (self.frozen, self.full, self.rank)) > 1:
             raise StitchError("frozen, full and rank are three ways to tune a model; give one of them")
         for what, part in (("frozen", self.frozen), ("full", self.full)):
             if part is not None and not 0 <= part <= 1:
@@ -125,9 +125,9 @@ class _Writer:
         pooled = self._op("Tanh", self._dense("pooler", first, size.width, size.width))
         logits = self._dense("classifier", pooled, size.width, wide, shape=(DYNAMIC, wide))
         builder.output(logits, "logits")
-        made = builder.finish()
-        inputs = tuple(replace(each, dtype="int64", length="length") for each in made.inputs)
-        return replace(made, inputs=inputs)
+        finished = builder.finish()
+        inputs = tuple(replace(port, dtype="int64", length="length") for port in finished.inputs)
+        return replace(finished, inputs=inputs)
 
     def _embedded(self, ids: str) -> str:
         builder, size = self._builder, self._size
@@ -173,16 +173,16 @@ class _Writer:
         return self._op("LayerNormalization", value, scale, shift, output=f"{name}.norm", axis=-1, epsilon=1e-12)
 
     def _dense(
-        self, name: str, value: str, taken: int, made: int, *, adapted: bool = False, shape: tuple[int, ...] = ()
+        self, name: str, value: str, depth: int, width: int, *, adapted: bool = False, shape: tuple[int, ...] = ()
     ) -> str:
-        weight = self._drawn(f"{name}.weight", (taken, made), taken**-0.5)
+        weight = self._drawn(f"{name}.weight", (depth, width), depth**-0.5)
         rank = self._recipe.rank
         if adapted and rank:
-            down = self._random(f"{name}.a", own=True).standard_normal((taken, rank), np.float32)
-            up = self._random(f"{name}.b", own=True).standard_normal((rank, made), np.float32)
-            weight = weight + np.float32(0.1 * (taken * rank) ** -0.5) * (down @ up)
+            down = self._random(f"{name}.a", own=True).standard_normal((depth, rank), np.float32)
+            up = self._random(f"{name}.b", own=True).standard_normal((rank, width), np.float32)
+            weight = weight + np.float32(0.1 * (depth * rank) ** -0.5) * (down @ up)
         stored = self._builder.constant(weight, "weight", weight=True)
-        bias = self._builder.constant(self._drawn(f"{name}.bias", (made,)))
+        bias = self._builder.constant(self._drawn(f"{name}.bias", (width,)))
         return self._op(
             "Add", self._op("MatMul", value, stored, output=f"{name}.product"), bias, output=name, shape=shape
         )

@@ -117,7 +117,7 @@ class FamilyRecipe:
         answer = Port("logits", self.plan.output, (self._widths(Wire(0, CLASSES))[task],))
         ops = [self._op(node, task) for node in self.plan.nodes]
         name = f"{self.architecture}-{task}"
-        return assemble(name, (picture,), ops, (answer,), _each("batches", self.batches, self.tasks)[task])
+        return assemble(name, (picture,), ops, (answer,), _one_per_task("batches", self.batches, self.tasks)[task])
 
     def _space(self, name: str, wire: Wire) -> ChannelSpace:
         widths = self._widths(wire)
@@ -137,16 +137,16 @@ class FamilyRecipe:
     def _shares(self, name: str, widths: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], int]]:
         """The blocks of a space: whose they are and how wide; those of many tasks come first."""
         left = list(widths)
-        found: Counter[tuple[int, ...]] = Counter()
+        blocks: Counter[tuple[int, ...]] = Counter()
         everyone = tuple(range(self.tasks))
-        for tasks in (everyone, *(tuple(sorted(set(each))) for each in self.clusters or ())):
+        for tasks in (everyone, *(tuple(sorted(set(cluster))) for cluster in self.clusters or ())):
             least = min(left[task] for task in tasks)
-            width = round(self.cluster_sharing * least) if found else self._shared(name, least)
-            found[tasks] += width
+            width = round(self.cluster_sharing * least) if blocks else self._shared(name, least)
+            blocks[tasks] += width
             for task in tasks:
                 left[task] -= width
-        found.update({(task,): width for task, width in enumerate(left)})
-        yield from ((tasks, width) for tasks, width in sorted(found.items(), key=_most_tasks_first) if width)
+        blocks.update({(task,): width for task, width in enumerate(left)})
+        yield from ((tasks, width) for tasks, width in sorted(blocks.items(), key=_most_tasks_first) if width)
 
     def _shared(self, name: str, narrowest: int) -> int:
         ratio = self.sharing
@@ -164,7 +164,7 @@ class FamilyRecipe:
             return (wire.width,) * self.tasks
         if wire.role == CLASSES:
             given = named(self.architecture).classes if self.classes is None else self.classes
-            return _each("classes", given, self.tasks)
+            return _one_per_task("classes", given, self.tasks)
         factors = self.widths or (1.0,) * self.tasks
         return tuple(max(1, round(factor * (1 - self.pruning) * wire.width)) for factor in factors)
 
@@ -257,7 +257,7 @@ def _most_tasks_first(share: tuple[tuple[int, ...], int]) -> tuple[int, tuple[in
     return -len(share[0]), share[0]
 
 
-def _each(what: str, given: int | Sequence[int], tasks: int) -> tuple[int, ...]:
+def _one_per_task(what: str, given: int | Sequence[int], tasks: int) -> tuple[int, ...]:
     numbers = (given,) * tasks if isinstance(given, int) else tuple(given)
     if len(numbers) != tasks or min(numbers) < 1:
         raise StitchError(f"{what} are {list(numbers)}; give {tasks} numbers from 1, one for each task")
@@ -298,7 +298,7 @@ def unfolded(net: Net, *, dynamic: bool = False) -> Graph:
     biases = _biases(net)
     for op in net.ops:
         builder.layer = op.name
-        inputs = [tensors[each] for each in op.inputs]
+        inputs = [tensors[value] for value in op.inputs]
         if op.output in biases:
             bias = biases[op.output].shift
             assert op.weight is not None
@@ -316,7 +316,7 @@ def _biases(net: Net) -> dict[str, Op]:
     """The values of convolutions that only a bias reads, with that bias."""
     convolved = {op.output for op in net.ops if op.kind == "conv"} - {port.value for port in net.outputs}
     readers = {value: list(net.readers(value)) for value in convolved}
-    alone = {value: found[0] for value, found in readers.items() if len(found) == 1}
+    alone = {value: ops[0] for value, ops in readers.items() if len(ops) == 1}
     return {value: op for value, op in alone.items() if op.kind == "affine" and _is_one(op.scale)}
 
 

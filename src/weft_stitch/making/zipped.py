@@ -68,14 +68,14 @@ class ZippedCard:
     """The sharing ratio of the files."""
 
     def at(self, sharing: float) -> ZippedRatio:
-        return next(each for each in self.zipped if each.sharing == sharing)
+        return next(ratio for ratio in self.zipped if ratio.sharing == sharing)
 
 
 def card(name: str) -> ZippedCard:
     """The card of one of ``ZIPPED``."""
     raw: dict[str, Any] = json.loads((_HERE / f"{name}.json").read_text("utf-8"))
-    tasks = tuple(_task(**each) for each in raw.pop("tasks"))
-    ratios = tuple(ZippedRatio(**_without_lists(each)) for each in raw.pop("zipped"))
+    tasks = tuple(_task(**task) for task in raw.pop("tasks"))
+    ratios = tuple(ZippedRatio(**_without_lists(ratio)) for ratio in raw.pop("zipped"))
     return ZippedCard(tasks=tasks, zipped=ratios, **_without_lists(raw))
 
 

@@ -1,8 +1,8 @@
-"""Files of encoders with one body, in torch: rows of any models and lengths in one batch, by kernels of their own.
+"""Stitched encoders on a GPU: rows of any models and lengths in one batch, computed by Triton kernels.
 
-A batch lies in memory for so many tokens, whoever they are of, and is captured for each of a ladder of such sizes. A
-file that differs from one that is served in some of its models only, as one does to which a model was added, takes
-over what lies on the device, and nothing is captured again.
+A batch has a fixed number of token rows, of any models, and is captured as a CUDA graph for each of a ladder of sizes.
+A file that differs from a loaded one only in some of its models, such as one with an added model, reuses what is on
+the device, and nothing is captured again.
 
 Kernels and what they read are in ``weft_stitch.running``.
 """
@@ -61,36 +61,38 @@ _TYPES = {FP32: torch.float32, FP16: torch.float16}
 
 
 class DeviceBody:
-    """What several files that are opened one after another have in common on a device."""
+    """Device state that several versions of a file share: weights, captured batches, times."""
 
     def __init__(self, device: Device, slotted: Any, ladder: Any) -> None:
         self.device, self.slotted, self.ladder, self.memory_bytes = device, slotted, ladder, 0
         self.lock = threading.Lock()
-        """Held while something is put into a rung and run: one that is opened tries it while another is served."""
+        """Protects the buffers of a rung while it is filled and run: a file is tested there while others are served."""
         self.took_s: dict[int, float] = {}
-        """Rows of a rung -> its seconds."""
+        """Rows of a rung -> seconds of a run."""
         self.met = False
-        """Whether a file was opened with it."""
+        """Whether a file has been loaded into it."""
 
     def rung(self, rows: int, allowance: Allowance) -> Any:
-        """The batch of so many rows, captured."""
+        """The captured batch of *rows* token rows."""
         allowance.check()
         return self.ladder.rung(rows, self.device.capture, allowance.half_gone)
 
 
 BODIES: WeakSet[DeviceBody] = WeakSet()
+"""All bodies on devices; a new version of a file looks for one that it fits."""
 _OPENING = threading.Lock()
+"""Protects BODIES and the choice of slots: two files that load at once must not create the same body twice."""
 
 
 class _TaskPort(NamedTuple):
-    """Which model an input of the graph is for, and what that calls it."""
+    """The model that an input of the graph belongs to, and the model's name for it."""
 
     task: int
     port: str
 
 
 class EncoderModel(DeviceModel):
-    """The models of a file on a device."""
+    """The models of one file, served from slots of a ``DeviceBody``."""
 
     def __init__(self, device: Device, blueprint: Blueprint, encoder: Any, body: DeviceBody, slots: Any) -> None:
         super().__init__(device, blueprint, (), DeviceWeights(device), ())
@@ -106,7 +108,7 @@ class EncoderModel(DeviceModel):
         }
 
     def rest(self) -> None:
-        """It stays: others may have what lies there, too."""
+        """Do nothing: the weights stay on the device, because other versions of the file may use them."""
 
     def close(self) -> None:
         if self._body is not None:
@@ -118,10 +120,10 @@ class EncoderModel(DeviceModel):
 
     def _advanced(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         asked = self._rows_asked(parts)
-        found, first, answers = self._answered([row for rows in asked for row in rows]), 0, {}
+        results, first, answers = self._answered([row for rows in asked for row in rows]), 0, {}
         for task, rows, classes in zip(self.blueprint.tasks, asked, self._encoder.classes, strict=True):
             (name,) = task.outputs.values()
-            answers[name] = found[first : first + len(rows), :classes]
+            answers[name] = results[first : first + len(rows), :classes]
             first += len(rows)
         return StepOutput({}, answers)
 
@@ -130,8 +132,8 @@ class EncoderModel(DeviceModel):
         asked: list[list[Any]] = [[] for _ in self.blueprint.tasks]
         for part in parts:
             given: dict[int, dict[str, Array]] = {}
-            for name, each in part.values.items():
-                array, (task, port) = as_array(each), self._asked[name]
+            for name, value in part.values.items():
+                array, (task, port) = as_array(value), self._asked[name]
                 given.setdefault(task, {})[port] = array if part.rows is None else array[list(part.rows)]
             for task, inputs in given.items():
                 asked[task] += self._read(task, inputs)
@@ -141,34 +143,36 @@ class EncoderModel(DeviceModel):
         assert self._body is not None
         try:
             rows: list[Any] = body_serving.rows_of(self._encoder, self._slots[task], inputs)
-            for each in rows:
-                self._body.ladder.check(each)
+            for row in rows:
+                self._body.ladder.check(row)
         except WeftError as error:
-            raise UnfitInputs(str(error)) from error  # whose it is is told by whoever asked
+            raise UnfitInputs(str(error)) from error  # the caller adds the name of the model
         return rows
 
     def _answered(self, rows: Sequence[Any]) -> Array:
-        """What is answered to rows, in their order."""
+        """Compute the answers of rows, in their order."""
         if not rows or self._body is None:
             return np.empty((0, max(self._encoder.classes)), np.float32)
         with self._body.lock:
-            return self._device.copy_out(self._made(self._body, rows))
+            return self._device.copy_out(self._run_batches(self._body, rows))
 
-    def _made(self, body: DeviceBody, rows: Sequence[Any]) -> Tensor:
+    def _run_batches(self, body: DeviceBody, rows: Sequence[Any]) -> Tensor:
         """The answers on the device."""
-        found: list[Tensor] = []
+        results: list[Tensor] = []
         for lot in body.ladder.lots(rows):
-            if found:  # the next one is about to write over it
-                found[-1] = self._device.clone(found[-1])
+            if results:  # the next one is about to write over it
+                results[-1] = self._device.clone(results[-1])
             rung = body.rung(body.ladder.rows_of(lot), Allowance())
             rung.numbers.copy_(as_torch(self._device.copy_in([rung.layout.laid(lot)])), non_blocking=True)
             rung.run()
-            found.append(_lent(rung.answers[: len(lot)]))
-        return found[0] if len(found) == 1 else self._device.taken([(each, None, len(each)) for each in found])
+            results.append(_lent(rung.answers[: len(lot)]))
+        return (
+            results[0] if len(results) == 1 else self._device.taken([(result, None, len(result)) for result in results])
+        )
 
 
 def _lent(tensor: Any) -> Tensor:
-    """A tensor as the device has them."""
+    """A tensor in the type of the device: torch on CUDA, numpy on the CPU."""
     return tensor if tensor.is_cuda else tensor.numpy()
 
 
@@ -188,13 +192,13 @@ class BodyFile:
             if not (self._learn or BODIES):  # before the file is read
                 raise NotLearned(f"{self._path}: is cut and captured before it is served")
             encoder = self._encoder()
-            told = body_serving.digests(encoder)
-            if not (self._learn or any(each.slotted.shared == told.shared for each in list(BODIES))):
+            digests = body_serving.digests(encoder)
+            if not (self._learn or any(body.slotted.shared == digests.shared for body in list(BODIES))):
                 raise NotLearned(f"{self._path}: no body is there that it fits")
             session = open_model(self._path, max(4, self._options.threads), thrifty=False)
             exits = named_exits(self._options, session)
             blueprint = with_tasks(whole_blueprint(session, self._path, None), session, exits)
-            return self._compared(blueprint, session, encoder, told)
+            return self._compared(blueprint, session, encoder, digests)
         except (OutOfTime, Unfit, ModelError):
             raise
         except Exception as error:  # torch and the compiler of kernels raise kinds of their own
@@ -202,22 +206,22 @@ class BodyFile:
                 raise
             raise Unfit(first_line(error)) from error
 
-    def _compared(self, blueprint: Blueprint, session: Any, encoder: Any, told: Any) -> DeviceModel:
-        """The model as it is served; every one of its models is compared with the file before, and on the device."""
+    def _compared(self, blueprint: Blueprint, session: Any, encoder: Any, digests: Any) -> DeviceModel:
+        """Load the file's models, and compare each with the file: in plain torch before, and on the device."""
         wanted, given = dict[str, Array](), dict[str, Array]()
         kinds = {spec.name: DATATYPES[spec.datatype] for spec in blueprint.inputs}
 
         def alone(feeds: Sequence[Mapping[str, Array]]) -> list[Array]:
             for task, feed in zip(blueprint.tasks, feeds, strict=True):
-                named = {task.inputs[port]: each for port, each in feed.items()}
-                given.update({name: each.astype(kinds[name]) for name, each in named.items()})
+                named = {task.inputs[port]: array for port, array in feed.items()}
+                given.update({name: array.astype(kinds[name]) for name, array in named.items()})
             names = [spec.name for spec in blueprint.outputs]
             wanted.update(zip(names, self._allowance.run(session, names, given), strict=True))
             return [wanted[name] for task in blueprint.tasks for name in task.outputs.values()]
 
         if self._learn:  # before something is captured for it
             body_serving.check(encoder, alone)
-        with self._lines(encoder, told) as (body, slots):
+        with self._lines(encoder, digests) as (body, slots):
             if not self._learn:
                 body_serving.check(encoder, alone)
             if body.ladder.shapes:
@@ -232,13 +236,13 @@ class BodyFile:
             return model
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
-        """What was prepared before."""
+        """Load a file that an earlier run has prepared."""
         encoder = self._encoder()
         with self._lines(encoder, body_serving.digests(encoder)) as (body, slots):
             return EncoderModel(self._device, blueprint, encoder, body, slots)
 
     def clear(self, blueprint: Blueprint) -> None:
-        """There is nothing that is not needed."""
+        """Do nothing: no prepared files become superfluous."""
 
     def _encoder(self) -> Any:
         if self._options.precision not in _TYPES:
@@ -246,43 +250,45 @@ class BodyFile:
         return body_serving.read_file(self._path, cuda=self._device.kind == "cuda")
 
     @contextmanager
-    def _lines(self, encoder: Any, told: Any) -> Iterator[tuple[DeviceBody, Any]]:
-        """The body on the device, and where its models are; what fails with them gives their lines back."""
-        body, slots = self._placed(encoder, told)
+    def _lines(self, encoder: Any, digests: Any) -> Iterator[tuple[DeviceBody, Any]]:
+        """Reserve slots on the device for the models; they are given back if the block raises."""
+        body, slots = self._placed(encoder, digests)
         try:
             yield body, slots
         except BaseException:
             body.slotted.give_back(slots)
             raise
 
-    def _placed(self, encoder: Any, told: Any) -> tuple[DeviceBody, Any]:
-        """Lines that were taken: of a body that is there already, if it has room."""
-        wanted = self._room, _TYPES[self._options.precision], told.shared
+    def _placed(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
+        """Take slots in a loaded body with equal shared weights and enough room, or else in a new one."""
+        wanted = self._room, _TYPES[self._options.precision], digests.shared
         with _OPENING:
             for body in () if self._options.shares else list(BODIES):  # on several lanes, both would run at once
                 alike = (body.ladder.room, body.slotted.dtype, body.slotted.shared) == wanted
                 here = alike and body.device is self._device
-                if here and (slots := body.slotted.take(encoder, told.models)) is not None:
+                if here and (slots := body.slotted.take(encoder, digests.models)) is not None:
                     return body, slots
             if not self._learn:
                 raise NotLearned(f"{self._path}: the body that is there has no room for it")
-            return self._new(encoder, told)
+            return self._new(encoder, digests)
 
     @property
     def _room(self) -> int:
         return self._options.max_batch or LARGEST_UNASKED
 
-    def _new(self, encoder: Any, told: Any) -> tuple[DeviceBody, Any]:
-        found, free = self._folder / SHAPES, self._device.memory()[0]
-        shapes = json.loads(found.read_text()) if found.exists() else {}
-        slotted = body_serving.SlottedBody(encoder, told.shared, where(self._device), _TYPES[self._options.precision])
-        slots = slotted.take(encoder, told.models)
+    def _new(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
+        shapes_file, free = self._folder / SHAPES, self._device.memory()[0]
+        shapes = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
+        slotted = body_serving.SlottedBody(
+            encoder, digests.shared, where(self._device), _TYPES[self._options.precision]
+        )
+        slots = slotted.take(encoder, digests.models)
         body = DeviceBody(self._device, slotted, body_serving.BodyLadder(slotted.weights, self._room, shapes))
         for rows in body.ladder.sizes:
             body.rung(rows, self._allowance)
         self._device.finish()
         if self._device.kind == "cuda":
-            torch.cuda.empty_cache()  # what was only tried out counts as nobody's
+            torch.cuda.empty_cache()  # so that buffers of discarded candidates do not count as the body's memory
         held = slotted.weights.nbytes + body.ladder.nbytes
         body.memory_bytes = max(held, free - self._device.memory()[0])
         BODIES.add(body)
@@ -296,7 +302,7 @@ class BodyFile:
         return took
 
     def _measured(self, blueprint: Blueprint, body: DeviceBody) -> Blueprint:
-        """All that is told of it; times are of requests of the usual length, each for another model."""
+        """Complete the blueprint; times are for requests of the usual length, each for another model."""
         tasks, room = blueprint.tasks, body.ladder.room
         length = max(body.ladder.granule, *(task.length or 1 for task in tasks))
         body.took_s = body.took_s or self._timed(body)
@@ -311,7 +317,7 @@ class BodyFile:
 
 
 def _batch_s(took: Mapping[int, float], rows: int) -> float:
-    """Seconds of a batch of so many rows, given those of rungs."""
+    """Seconds of a batch of *rows* token rows, from the measured seconds of rungs."""
     most = max(took)
     full, rest = divmod(rows, most)
     return full * took[most] + (took[min(size for size in took if size >= rest)] if rest else 0.0)

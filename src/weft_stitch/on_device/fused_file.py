@@ -1,6 +1,6 @@
-"""Stitched files in torch: rounds of a form that one kernel computes for all tasks, cut and captured as other programs.
+"""Stitched nets on a GPU in the form ``fused``: a *round* computes the rows of all tasks, with one kernel per layer.
 
-The form and its modules are made by ``weft_stitch.on_device.fused_file``.
+A round is cut into segments and captured as CUDA graphs, like other programs of the CUDA backend.
 """
 
 from __future__ import annotations
@@ -55,14 +55,14 @@ class StepCost(NamedTuple):
 
 
 class Round(NamedTuple):
-    """The module for so many rows of each model, and what its steps cost."""
+    """The module for a number of rows of each model, and the costs of its steps."""
 
     module: StitchedModule
     costs: tuple[StepCost, ...]
 
 
 class FusedRounds:
-    """The modules of one file; their tensors are on the CPU until whoever has them puts them somewhere."""
+    """The modules of one file; their tensors are on the CPU until the caller moves them."""
 
     def __init__(self, path: Path, dtype: Any, *, cuda: bool) -> None:
         if cuda and find_spec("triton") is None:
@@ -71,7 +71,7 @@ class FusedRounds:
         self._dtype, self._forms = dtype, uniform(self._family, "fused")
 
     def at(self, rows: int) -> Round:
-        """A round of so many rows; tensors between its steps are called by their places."""
+        """The round for *rows* rows of each model; tensors between steps are named after their position."""
         item_bytes, batches = int(self._dtype.itemsize), [rows] * self._family.tasks
         align = LOAD_BYTES // item_bytes
         graph = _numbered(lower(self._family, self._sharing, self._forms, batches=batches, align=align))
@@ -81,14 +81,14 @@ class FusedRounds:
 
 
 def _numbered(graph: Graph) -> Graph:
-    """The graph with names that say where a tensor is made, so that graphs of the same steps have the same names."""
-    given = {each.name for each in graph.outputs}
+    """Name tensors after the step that writes them, so that graphs of the same steps have the same names."""
+    given = {output.name for output in graph.outputs}
     names: dict[str, str] = {}
     for at, step in enumerate(graph.steps):
         names |= {name: f"step{at}.{place}" for place, name in enumerate(step.outputs) if name not in given}
 
     def renamed(step: GraphStep) -> GraphStep:
-        inputs, outputs = (tuple(names.get(each, each) for each in side) for side in (step.inputs, step.outputs))
+        inputs, outputs = (tuple(names.get(name, name) for name in side) for side in (step.inputs, step.outputs))
         return replace(step, inputs=inputs, outputs=outputs)
 
     shapes = {names.get(name, name): shape for name, shape in graph.shapes.items()}
@@ -96,7 +96,7 @@ def _numbered(graph: Graph) -> Graph:
 
 
 def _cost(graph: Graph, step: GraphStep, item_bytes: int) -> StepCost:
-    """Of a step whose numbers have so many bytes."""
+    """The cost of a step whose numbers have *item_bytes* bytes each."""
     sizes = [prod(graph.shapes[name]) for name in (*step.inputs, *step.outputs) if name in graph.shapes]
     stored = [graph.constants[name].size for name in step.inputs if name in graph.constants]
     products = int(step.attributes.get("macs", 0))
@@ -113,7 +113,7 @@ def tuned(module: StitchedModule, example: Sequence[Tensor], enough: Callable[[]
 
 def shapes_of(module: StitchedModule) -> list[list[int]]:
     """The shapes of its fused layers, as numbers."""
-    return [[int(each) for each in layer.shape] for layer in module.fused_layers]
+    return [[int(number) for number in layer.shape] for layer in module.fused_layers]
 
 
 def take_shapes(module: StitchedModule, shapes: Sequence[Sequence[int]]) -> None:
@@ -126,7 +126,7 @@ def take_shapes(module: StitchedModule, shapes: Sequence[Sequence[int]]) -> None
 TIMED_ON = "cuda"
 """The kind of device on which shapes of the kernel are tried."""
 _END = -1
-"""Behind the last step, of which there may be more for more rows."""
+"""The end of the last piece: other numbers of rows may have more steps."""
 _TYPES = {FP32: torch.float32, FP16: torch.float16}
 
 
@@ -140,14 +140,14 @@ class RoundPiece(NamedTuple):
 
 
 class RoundProgram:
-    """The module for so many rows of each task, on a device."""
+    """The module for a number of rows of each task, on a device."""
 
-    def __init__(self, made: Any, device: str) -> None:
-        self.module, self.graph, self.device = made.module, made.module.graph, torch.device(device)
-        self.guesses = [guess_s(*each) for each in made.costs]
+    def __init__(self, prepared: Any, device: str) -> None:
+        self.module, self.graph, self.device = prepared.module, prepared.module.graph, torch.device(device)
+        self.guesses = [guess_s(*cost) for cost in prepared.costs]
         self.channels_last: frozenset[str] = frozenset()
-        self.outputs = tuple(each.name for each in self.graph.outputs)
-        given = [each.name for each in self.graph.inputs]
+        self.outputs = tuple(output.name for output in self.graph.outputs)
+        given = [port.name for port in self.graph.inputs]
         self._made = {name: at for at, step in enumerate(self.graph.steps) for name in step.outputs}
         self._last = {name: at for at, step in enumerate(self.graph.steps) for name in step.inputs}
         read = {name for step in self.graph.steps if step.op != "StackRows" for name in step.inputs}
@@ -166,8 +166,8 @@ class RoundProgram:
         end = len(self.graph.steps) if end == _END else end
         names = dict.fromkeys(name for step in self.graph.steps[start:end] for name in step.inputs)
         inputs = [name for name in names if name in self._tensors and self._made.get(name, -1) < start]
-        made = [name for step in self.graph.steps[start:end] for name in step.outputs]
-        leaving = [name for name in made if self._last.get(name, -1) >= end]
+        written = [name for step in self.graph.steps[start:end] for name in step.outputs]
+        leaving = [name for name in written if self._last.get(name, -1) >= end]
         last = end == len(self.graph.steps)
         return RoundPiece(start, end, tuple(inputs), self.outputs if last else tuple(leaving))
 
@@ -180,19 +180,19 @@ class RoundProgram:
             change[at + 1] += size
             change[max(at, self._last.get(name, at)) + 1] -= size
         sums = list(accumulate(change))[:-1]
-        return [each if cut <= self._given_from or cut == count else None for cut, each in enumerate(sums)]
+        return [passing if cut <= self._given_from or cut == count else None for cut, passing in enumerate(sums)]
 
     def run(self, piece: RoundPiece, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What a piece makes of what it takes, by name."""
-        made = self._left(piece, values, {})
-        return {name: each.float() for name, each in made.items()} if piece.outputs == self.outputs else made
+        """Run a piece and return its outputs by name."""
+        results = self._left(piece, values, {})
+        return {name: tensor.float() for name, tensor in results.items()} if piece.outputs == self.outputs else results
 
     def fill(self, piece: RoundPiece, values: Mapping[str, Any], targets: Mapping[str, Any]) -> None:
-        """Put what a piece makes into *targets*."""
-        made = self._left(piece, values, targets)
-        apart = [name for name, each in made.items() if each.data_ptr() != targets[name].data_ptr()]
+        """Run a piece and write its outputs into *targets*."""
+        results = self._left(piece, values, targets)
+        apart = [name for name, tensor in results.items() if tensor.data_ptr() != targets[name].data_ptr()]
         if apart:
-            torch._foreach_copy_([targets[name] for name in apart], [made[name] for name in apart])
+            torch._foreach_copy_([targets[name] for name in apart], [results[name] for name in apart])
 
     def _left(self, piece: RoundPiece, values: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
         kind = self.module.dtype
@@ -201,12 +201,12 @@ class RoundProgram:
         return {name: left[name] for name in piece.outputs}
 
     def look(self, values: Mapping[str, Any]) -> None:
-        """See how channels lie in what can cross cuts."""
+        """Run the steps once and record which tensors are in channels-last order."""
         tensors, last = dict(values), set()
         for at in range(self._given_from):
-            made = self._left(self.piece(at, at + 1), tensors, {})
-            last |= {name for name, each in made.items() if _is_last(each)}
-            tensors |= made
+            results = self._left(self.piece(at, at + 1), tensors, {})
+            last |= {name for name, tensor in results.items() if _is_last(tensor)}
+            tensors |= results
         self.channels_last = frozenset(last)
 
 
@@ -245,11 +245,11 @@ class FusedFile:
         self._rounds = FusedRounds(path, _TYPES[options.precision], cuda=device.kind == "cuda")
         self._programs: dict[int, RoundProgram] = {}
         self.weights, self._placed = DeviceWeights(device), dict[Any, Any]()
-        found = folder / SHAPES
-        self._shapes: dict[str, Any] = json.loads(found.read_text()) if found.exists() else {}
+        shapes_file = folder / SHAPES
+        self._shapes: dict[str, Any] = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
 
     def program(self, blueprint: Blueprint, rows: int) -> RoundProgram:
-        """The program for so many rows of each task."""
+        """The program for *rows* rows of each task; it is created and tuned at first use."""
         if rows not in self._programs:
             self.allowance.check()
             program = RoundProgram(self._rounds.at(rows), where(self.device))
@@ -262,41 +262,41 @@ class FusedFile:
                 program.channels_last = self.program(blueprint, 1).channels_last
             self.device.finish()
             if self.device.kind == "cuda":
-                torch.cuda.empty_cache()  # what was only tried out counts as nobody's
+                torch.cuda.empty_cache()  # so that buffers of discarded candidates do not count as the model's memory
             self._programs[rows] = program
         return self._programs[rows]
 
     def _given(self, program: RoundProgram, feed: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: torch.from_numpy(each).to(program.device) for name, each in feed.items()}
+        return {name: torch.from_numpy(array).to(program.device) for name, array in feed.items()}
 
     def _place(self, module: Any) -> None:
-        """Have its weights lie on the device, where they can leave; those of other rows that are the same, once."""
+        """Move its weights to the device, into memory that can be evicted; programs share equal weights."""
         held = dict(module.named_buffers(remove_duplicate=False))
-        keys = {name: _key(each) for name, each in held.items()}
+        keys = {name: _key(tensor) for name, tensor in held.items()}
         new = {key: held[name] for name, key in keys.items() if key not in self._placed}
-        last = {key for key, each in new.items() if _is_last(each)}
-        lying = {key: each.permute(0, 2, 3, 1) if key in last else each for key, each in new.items()}
-        rooms = self.weights.room([(tuple(each.shape), numbered(each)) for each in lying.values()]) if new else []
-        for (key, each), room in zip(lying.items(), rooms, strict=True):
+        last = {key for key, tensor in new.items() if _is_last(tensor)}
+        lying = {key: tensor.permute(0, 2, 3, 1) if key in last else tensor for key, tensor in new.items()}
+        rooms = self.weights.room([(tuple(tensor.shape), numbered(tensor)) for tensor in lying.values()]) if new else []
+        for (key, tensor), room in zip(lying.items(), rooms, strict=True):
             place = as_torch(room)
-            place.copy_(each)
+            place.copy_(tensor)
             self._placed[key] = place.permute(0, 3, 1, 2) if key in last else place
         for name, key in keys.items():
             owner, _, leaf = name.rpartition(".")
             setattr(module.get_submodule(owner), leaf, self._placed[key])
 
     def _shape(self, program: RoundProgram, feed: Mapping[str, Any], rows: str) -> None:
-        """Have the kernel do what is fastest, by trying, once."""
+        """Tune the kernel's tiles for *rows*, or load the tiles of an earlier run."""
         if rows not in self._shapes and self.device.kind == TIMED_ON:
             given = self._given(program, feed)
-            example = [given[each.name].to(program.module.dtype) for each in program.graph.inputs]
+            example = [given[port.name].to(program.module.dtype) for port in program.graph.inputs]
             tuned(program.module, example, self.allowance.half_gone)
             self._shapes[rows] = shapes_of(program.module)
             (self._folder / SHAPES).write_text(json.dumps(self._shapes))
         elif rows in self._shapes:
             take_shapes(program.module, self._shapes[rows])
 
-    # As the workshop cuts it
+    # The interface that ModelPreparation cuts by
 
     @property
     def half(self) -> bool:
@@ -313,8 +313,10 @@ class FusedFile:
         return self._programs[1].crossing(self._item_bytes)
 
     def whole_because(self) -> str | None:
-        steps = [each.operators for each in self._programs.values()]
-        return None if all(each == steps[0] for each in steps) else "has other steps for other numbers of rows"
+        steps = [program.operators for program in self._programs.values()]
+        return (
+            None if all(operators == steps[0] for operators in steps) else "has other steps for other numbers of rows"
+        )
 
     def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
         program = self.program(blueprint, 1)
@@ -335,8 +337,8 @@ class _Segments(dict[SegmentSpec, DeviceSegment]):
         self._file, self._blueprint = file, blueprint
 
     def __missing__(self, spec: SegmentSpec) -> DeviceSegment:
-        found = self[spec] = RoundSegment(self._file.program(self._blueprint, spec.rows), spec)
-        return found
+        segment = self[spec] = RoundSegment(self._file.program(self._blueprint, spec.rows), spec)
+        return segment
 
 
 def _spec(program: RoundProgram, start: int, end: int) -> SegmentSpec:
@@ -347,13 +349,13 @@ def _spec(program: RoundProgram, start: int, end: int) -> SegmentSpec:
 
 
 def _is_last(tensor: Any) -> bool:
-    """Whether its channels lie last, and only so."""
+    """Whether a tensor is in channels-last order and not also contiguous."""
     last = tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
     return bool(last and not tensor.is_contiguous())
 
 
 def _key(tensor: Any) -> Any:
-    """Tells tensors apart that differ."""
+    """A key that is equal for equal tensors: type, shape, order and a digest."""
     lying = tensor.permute(0, 2, 3, 1) if _is_last(tensor) else tensor
     digest = sha256(lying.contiguous().reshape(-1).view(torch.uint8).numpy().data).digest()
     return tensor.dtype, tuple(tensor.shape), _is_last(tensor), digest

@@ -22,23 +22,27 @@ if TYPE_CHECKING:
 UNIQUE = "split"
 """The form that stores every weight once."""
 SPARE = 1.05
-"""Weights above this many times the different ones are worth a word."""
+"""A graph that stores more than this many times the unique weights gets a sentence about its copies."""
 MANY = 0.5
 """The layers named are those that make up this part of the whole, but no more than ``FEW_LAYERS``."""
 FEW_LAYERS = 3
+"""Names that fit into one sentence."""
 NUMBER_BYTES = 4
+"""Bytes of a weight that is not tuned: float32."""
 NOTHING_SHARED = "; were normalisations folded into the filters? docs/stitching.md tells how to export without"
 
 
-def stitching_report(made: Stitching, files: Sequence[str | Path], served: Sequence[Advice] = ()) -> dict[str, Any]:
+def stitching_report(
+    stitching: Stitching, files: Sequence[str | Path], served: Sequence[Advice] = ()
+) -> dict[str, Any]:
     """The numbers of stitched models, ready for JSON; *files* are those of the groups, *served* what they are worth."""
-    options = made.options
+    options = stitching.options
     return {
         "format": 1,
         "kind": "stitching",
         "version": __version__,
         "settings": {
-            "files": {name: str(path) for name, path in made.files.items()},
+            "files": {name: str(path) for name, path in stitching.files.items()},
             "form": options.form,
             "tolerance": options.tolerance,
             "machine": options.machine,
@@ -48,27 +52,29 @@ def stitching_report(made: Stitching, files: Sequence[str | Path], served: Seque
             "memory_cap_bytes": options.memory_cap_bytes,
             "latency_target_s": options.latency_target_s,
         },
-        "largest_difference": made.difference and made.difference.relative,
-        "total": {"sequential": asdict(made.before), "stitched": asdict(made.after)},
-        "groups": [{"file": str(file), **asdict(each)} for file, each in zip(files, made.summaries, strict=True)],
-        "served": [each.as_dict() for each in served],
+        "largest_difference": stitching.difference and stitching.difference.relative,
+        "total": {"sequential": asdict(stitching.before), "stitched": asdict(stitching.after)},
+        "groups": [
+            {"file": str(file), **asdict(summary)} for file, summary in zip(files, stitching.summaries, strict=True)
+        ],
+        "served": [advice.as_dict() for advice in served],
     }
 
 
-def sentences(made: Stitching) -> list[str]:
+def sentences(stitching: Stitching) -> list[str]:
     """Where the time and the memory went."""
-    groups = made.summaries
-    alone = len(groups) > 1 and all(len(each.models) == 1 for each in groups)
+    groups = stitching.summaries
+    alone = len(groups) > 1 and all(len(summary.models) == 1 for summary in groups)
     return [
         *(["groups: the limits leave every model alone: nothing is shared"] if alone else []),
         _sharing(groups),
-        _time(groups, made.before, made.after),
-        _memory(groups, made.before, made.after, _number_bytes(made)),
+        _time(groups, stitching.before, stitching.after),
+        _memory(groups, stitching.before, stitching.after, _number_bytes(stitching)),
     ]
 
 
 def _sharing(groups: Sequence[Summary]) -> str:
-    rows = [row for each in groups for row in each.spaces if row.inner]
+    rows = [row for group in groups for row in group.spaces if row.inner]
     by_all, by_some, own = percents([sum(getattr(row, key) for row in rows) for key in ("by_all", "by_some", "own")])
     where = "" if len(groups) == 1 else " of a group"
     some = f", {by_some}% by some" if any(row.by_some for row in rows) else ""
@@ -79,20 +85,20 @@ def _sharing(groups: Sequence[Summary]) -> str:
 def percents(amounts: Sequence[int]) -> list[int]:
     """Whole percents that add up to 100, those rounded down most being the first to be rounded up."""
     whole = max(1, sum(amounts))
-    found = [100 * each // whole for each in amounts]
+    percentages = [100 * amount // whole for amount in amounts]
     order = sorted(range(len(amounts)), key=lambda place: -(100 * amounts[place] % whole))
-    for place in order[: 100 - sum(found) if any(amounts) else 0]:
-        found[place] += 1
-    return found
+    for place in order[: 100 - sum(percentages) if any(amounts) else 0]:
+        percentages[place] += 1
+    return percentages
 
 
 def _time(groups: Sequence[Summary], before: Way, after: Way) -> str:
     measured = before.measured_s is not None and after.measured_s is not None
     old, new = (_seconds(way, measured) for way in (before, after))
     gain = old / new if new else 1.0
-    layers = [row for each in groups for row in each.layers]
+    layers = [row for group in groups for row in group.layers]
     most = _most(layers, "predicted_s", after.predicted_s)
-    than = "one after another" if sum(len(each.models) for each in groups) > 1 else "the model as it is"
+    than = "one after another" if sum(len(group.models) for group in groups) > 1 else "the model as it is"
     said = f"{_ms(new)}{'' if measured else ' predicted'}, {gain:.2f} times as fast as {than}"
     slabbed = [way for way in groups[0].ways if way.name == SLABBED] if len(groups) == 1 else []
     if slabbed and new:
@@ -104,18 +110,18 @@ def _seconds(way: Way, measured: bool) -> float:
     return way.measured_s if measured and way.measured_s is not None else way.predicted_s
 
 
-def _number_bytes(made: Stitching) -> float:
-    """What a weight takes: that of a float, or what those of tuned models take on average."""
-    separate = sum(each.kernels.separate for each in made.summaries)
-    tuned = separate and any(net.tuned for net in made.family.nets)
-    return made.before.weight_bytes / separate if tuned else NUMBER_BYTES
+def _number_bytes(stitching: Stitching) -> float:
+    """Bytes of a weight: 4 for float32, the average for tuned models."""
+    separate = sum(summary.kernels.separate for summary in stitching.summaries)
+    tuned = separate and any(net.tuned for net in stitching.family.nets)
+    return stitching.before.weight_bytes / separate if tuned else NUMBER_BYTES
 
 
 def _memory(groups: Sequence[Summary], before: Way, after: Way, number_bytes: float) -> str:
-    kernels = [each.kernels for each in groups]
-    unique = number_bytes * sum(each.unique for each in kernels)
-    common = number_bytes * sum(each.by_all + each.by_some for each in kernels)
-    layers = [row for each in groups for row in each.layers]
+    kernels = [group.kernels for group in groups]
+    unique = number_bytes * sum(counts.unique for counts in kernels)
+    common = number_bytes * sum(counts.by_all + counts.by_some for counts in kernels)
+    layers = [row for group in groups for row in group.layers]
     most = _most(layers, "weight_bytes", after.weight_bytes)
     said = (
         f"memory: weights {_mb(after.weight_bytes)} instead of {_mb(before.weight_bytes)}, in all with tables and "
@@ -129,10 +135,10 @@ def _memory(groups: Sequence[Summary], before: Way, after: Way, number_bytes: fl
 
 
 def _lighter(groups: Sequence[Summary]) -> str:
-    """What it takes to store every weight once; within limits, slack has no say."""
+    """The hint how to store every weight once; slack does not apply within limits."""
     if len(groups) > 1:
         return "This is fast and keeps copies"
-    other = [way for each in groups for way in each.ways if way.name == UNIQUE]
+    other = [way for group in groups for way in group.ways if way.name == UNIQUE]
     seconds = other[0].measured_s or other[0].predicted_s if len(other) == len(groups) == 1 else None
     price = "" if seconds is None else f", in {_ms(seconds)}"
     return f"This is fast and keeps copies; more --slack allows fewer, --form {UNIQUE} stores each once{price}"
@@ -168,14 +174,14 @@ WAYS = (
 )  # fmt: skip
 
 
-def tables(made: Stitching) -> tuple[ResultTable, ...]:
+def tables(stitching: Stitching) -> tuple[ResultTable, ...]:
     """The ways to run the models, and where time and memory went."""
-    return (ways_table(made)._replace(notes=tuple(sentences(made))),)
+    return (ways_table(stitching)._replace(notes=tuple(sentences(stitching))),)
 
 
-def figure(made: Stitching) -> Figure:
+def figure(stitching: Stitching) -> Figure:
     """Time and weights of the ways to run the models."""
-    ways = [(label, way) for way, label, _ in labelled_ways(made)]
+    ways = [(label, way) for way, label, _ in labelled_ways(stitching)]
     timed = all(way.measured_s is not None for _, way in ways)
     columns = {
         "measured ms" if timed else "predicted ms": [
@@ -188,46 +194,48 @@ def figure(made: Stitching) -> Figure:
         Panel([Bars(labels, {what: values}, {what: PALETTE[0]}, flat=True, values="%.3g")], x=Axis(label=what), grid="")
         for what, values in columns.items()
     ]
-    return draw(title(made), panels, size=(11.0, 1.6 + 0.42 * len(ways)), columns=2, share_y=True)
+    return draw(title(stitching), panels, size=(11.0, 1.6 + 0.42 * len(ways)), columns=2, share_y=True)
 
 
-def title(made: Stitching) -> str:
+def title(stitching: Stitching) -> str:
     """What was stitched, for how many rows, and by what it was planned."""
-    family, options = made.family, made.options
+    family, options = stitching.family, stitching.options
     count = f"{family.tasks} models" if family.tasks > 1 else "1 model, which shares with none"
     same = len(set(family.batches)) == 1
-    each = " each" * (family.tasks > 1)
-    rows = f"{family.batches[0]}{each}" if same else ", ".join(map(str, family.batches))
+    suffix = " each" * (family.tasks > 1)
+    rows = f"{family.batches[0]}{suffix}" if same else ", ".join(map(str, family.batches))
     threads = f"{options.used_threads} thread{'s' * (options.used_threads != 1)}"
     by = f"ONNX Runtime, {threads}" if options.measures else f"{options.machine} as described"
     return f"{count}; rows: {rows}{', or any' * options.dynamic}; {by}"
 
 
-def ways_table(made: Stitching) -> ResultTable:
+def ways_table(stitching: Stitching) -> ResultTable:
     """The ways to run the models side by side."""
-    timed = made.before.measured_s is not None
+    timed = stitching.before.measured_s is not None
     rows = [
-        TableRow((label, *_numbers(way, made.before, timed, label.startswith("group "))), best)
-        for way, label, best in labelled_ways(made)
+        TableRow((label, *_numbers(way, stitching.before, timed, label.startswith("group "))), best)
+        for way, label, best in labelled_ways(stitching)
     ]
     if timed:
-        return ResultTable(title(made), WAYS, tuple(rows))
+        return ResultTable(title(stitching), WAYS, tuple(rows))
     left_out = WAYS.index("measured ms")
     kept = [place for place in range(len(WAYS)) if place != left_out]
     shown = tuple(row._replace(cells=tuple(row.cells[place] for place in kept)) for row in rows)
-    return ResultTable(title(made), tuple(WAYS[place] for place in kept), shown)
+    return ResultTable(title(stitching), tuple(WAYS[place] for place in kept), shown)
 
 
-def labelled_ways(made: Stitching) -> list[tuple[Way, str, bool]]:
+def labelled_ways(stitching: Stitching) -> list[tuple[Way, str, bool]]:
     """Every way to run the models, what to call it, and whether it is what was made."""
-    groups = made.summaries
-    rows = [(made.before, "one after another" if made.family.tasks > 1 else "as it is", False)]
+    groups = stitching.summaries
+    rows = [(stitching.before, "one after another" if stitching.family.tasks > 1 else "as it is", False)]
     if len(groups) == 1:
         rows.append((groups[0].stitched, _label(groups[0]), True))
         rows += [(way, _other(way, rows[0][1]), False) for way in groups[0].ways[2:]]
     else:
-        rows += [(each.stitched, f"group {n}: {', '.join(each.models)}", False) for n, each in enumerate(groups)]
-        rows.append((made.after, "all groups", True))
+        rows += [
+            (summary.stitched, f"group {n}: {', '.join(summary.models)}", False) for n, summary in enumerate(groups)
+        ]
+        rows.append((stitching.after, "all groups", True))
     return rows
 
 

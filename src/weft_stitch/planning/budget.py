@@ -21,17 +21,17 @@ from weft_stitch.planning.grouping import GroupCost, Grouping, Unmet, Wish, grou
 LIGHT = "split"
 """The form with the fewest weights."""
 FEW = 6
-"""Up to so many unequal models all groupings are looked at: there are 2^n groups to plan."""
+"""Most unequal models for which all groupings are searched: each of their 2^n groups is planned, which is slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """What all groups together may take."""
+    """Limits on memory and latency of all groups together."""
 
     memory_bytes: int | None = None
     """Weights and tables of all groups, and the activations of the largest."""
     seconds: float | None = None
-    """What one run of all groups may take, one after another; met with as little memory as can be."""
+    """Latency of one run of all groups, one after another; met with the least memory."""
 
 
 def stitch_groups(
@@ -51,33 +51,33 @@ def stitch_groups(
     """
     wish = Wish(limits.memory_bytes, limits.seconds)
     styles = [(PLANNED, slabs), (LIGHT, slabs), (LIGHT, False)] if form == PLANNED else [(form, slabs)]
-    found: list[tuple[Grouping, _Maker]] = []
+    candidates: list[tuple[Grouping, _Maker]] = []
     refused: list[StitchError] = []
     unmet: list[Unmet] = []
     for style, cut in dict.fromkeys(styles):
         maker = _Maker(family, sharing, style, limits, cost or Modelled(), dynamic, cut, progress)
         try:
-            found.append((maker.grouping(), maker))
+            candidates.append((maker.grouping(), maker))
         except Unmet as error:
             unmet.append(error)
         except StitchError as error:
             refused.append(error)
-    if not found and unmet:
-        smallest = min((each.smallest for each in unmet), key=lambda each: each.bytes)
-        raise Unmet(wish, smallest, min((each.fastest for each in unmet), key=lambda each: each.seconds))
-    if not found:
+    if not candidates and unmet:
+        smallest = min((error.smallest for error in unmet), key=lambda cost: cost.bytes)
+        raise Unmet(wish, smallest, min((error.fastest for error in unmet), key=lambda cost: cost.seconds))
+    if not candidates:
         raise refused[0]
-    best, maker = min(found, key=lambda each: wish.rank(each[0].cost))
-    ordered = sorted(best.groups, key=lambda each: (-len(each), each))
-    made = tuple(maker.stitched(models) for models in ordered)
-    _keep(limits, made)
-    return made
+    best, maker = min(candidates, key=lambda candidate: wish.rank(candidate[0].cost))
+    ordered = sorted(best.groups, key=lambda models: (-len(models), models))
+    groups = tuple(maker.stitched(models) for models in ordered)
+    _keep(limits, groups)
+    return groups
 
 
-def _keep(limits: BudgetLimits, made: Sequence[Stitched]) -> None:
-    """Groups are costed by models like theirs; theirs may share less."""
-    counts = [count(each.counted) for each in made]
-    taken = sum(each.weight_bytes + each.table_bytes for each in counts) + max(each.activation_bytes for each in counts)
+def _keep(limits: BudgetLimits, groups: Sequence[Stitched]) -> None:
+    """Check the memory of the actual groups: they were costed by equal-sized models, which may share more."""
+    counts = [count(stitched.counted) for stitched in groups]
+    taken = sum(cost.weight_bytes + cost.table_bytes for cost in counts) + max(cost.activation_bytes for cost in counts)
     if limits.memory_bytes is not None and taken > limits.memory_bytes:
         allowed = size(limits.memory_bytes)
         raise StitchError(f"the groups found take {size(taken)}, and {allowed} are allowed; raise the memory cap")
@@ -104,13 +104,13 @@ class _Maker:
 
     def cost(self, models: tuple[int, ...]) -> GroupCost:
         self.progress(f"{len(models)} of {self.family.tasks} models, {self.form}")
-        made = self.stitched(models)
-        counts = count(made.counted)
-        (seconds,) = self.judge.seconds([made.counted])
+        stitched = self.stitched(models)
+        counts = count(stitched.counted)
+        (seconds,) = self.judge.seconds([stitched.counted])
         return GroupCost(seconds, counts.weight_bytes + counts.table_bytes, counts.activation_bytes)
 
     def stitched(self, models: tuple[int, ...]) -> Stitched:
-        """The group, as fast as can be with its part of the memory; if that is too little, its cost shows it."""
+        """The fastest group within its part of the memory; if that is too little, its cost shows it."""
         family, sharing = part(self.family, self.sharing, models)
         settings: dict[str, Any] = {"dynamic": self.dynamic, "slabs": self.slabs, "slack": 0.0}
         free = assemble(family, sharing, form=self.form, **settings)
@@ -122,11 +122,11 @@ class _Maker:
         except StitchError:
             return free
 
-    def _allowed(self, models: tuple[int, ...], made: Stitched) -> int | None:
+    def _allowed(self, models: tuple[int, ...], stitched: Stitched) -> int | None:
         """The weights that a group may have: its part of the memory, by its part of all weights."""
         if self.limits.memory_bytes is None:
             return None
-        counts = count(made.counted)
+        counts = count(stitched.counted)
         mine = sum(self.family.nets[model].weights for model in models)
         everyone = sum(net.weights for net in self.family.nets) or 1  # models may be nothing but pools
         left = (self.limits.memory_bytes - counts.activation_bytes) * mine / everyone - counts.table_bytes

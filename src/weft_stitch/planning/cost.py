@@ -1,4 +1,4 @@
-"""How long a graph takes on a described machine: ``Machine`` with presets, and ``Modelled``, a ``GraphCost`` for plans.
+"""Predicted time of a graph on a described machine: ``Machine`` with presets, ``Modelled`` as a ``GraphCost``.
 
 A product of matrices is cut into tiles that the machine's units work on, a wave of tiles at a time; a convolution is a
 product of its kernels with the unfolded picture, for each picture and group by itself or for all pictures at once. All
@@ -21,20 +21,20 @@ Shape = tuple[int, ...]
 
 
 class GraphCost(Protocol):
-    """Anything that tells what graphs cost: a model of a machine, or a clock beside one."""
+    """The cost of graphs: predicted for a described machine, or timed on this one."""
 
     def seconds(self, graphs: Sequence[Graph]) -> list[float]:
-        """What one run of each of *graphs* takes; they are compared with each other."""
+        """Seconds of one run of each of *graphs*, comparable with each other."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a graph is run on."""
+    """A described machine."""
 
     name: str
     launch_s: float
-    """What it takes to start one step."""
+    """Launch overhead of one step."""
     units: int
     """Tiles worked on at once."""
     unit_macs_per_s: float
@@ -43,9 +43,9 @@ class Machine:
     """Output channels, positions and depth of a tile: sizes are rounded up to these."""
     bytes_per_s: float
     unfold_s: float = 0.0
-    """What it takes to copy one pixel for one tap of a kernel, where pictures are unfolded."""
+    """Seconds to copy one pixel for one tap of a kernel, where pictures are unfolded (im2col)."""
     strided_unfold_s: float = 0.0
-    """What that takes where the columns read are not neighbours."""
+    """The same with a stride along the width, where the columns read are not neighbours."""
     joins_rows: bool = True
     """Whether the pictures of a batch share tiles."""
 
@@ -54,7 +54,7 @@ CPU = Machine("cpu", 5e-6, 1, 18e9, (4, 16, 1), 25e9, 0.64e-9, 1.15e-9, joins_ro
 """One core of a Neoverse-N1 under onnxruntime 1.31, whose convolutions unfold each picture by itself."""
 H200 = Machine("h200", 5e-6, 132, 0.9e12, (64, 64, 32), 4e12)
 """Kernels of cuDNN in one CUDA graph, TF32."""
-MACHINES: Mapping[str, Machine] = MappingProxyType({each.name: each for each in (CPU, H200)})
+MACHINES: Mapping[str, Machine] = MappingProxyType({preset.name: preset for preset in (CPU, H200)})
 
 
 def machine(name: str) -> Machine:
@@ -70,17 +70,17 @@ class Modelled:
 
     machine: Machine = CPU
     rows: int = 1
-    """Taken for a dimension that is known only at run time."""
+    """The size assumed for a dimension that is known only at run time."""
 
     def seconds(self, graphs: Sequence[Graph]) -> list[float]:
         return [sum(self.by_layer(graph).values()) for graph in graphs]
 
     def by_layer(self, graph: Graph) -> dict[str, float]:
         """Seconds by the name of the source layer ('' is what belongs to none)."""
-        found: dict[str, float] = {}
+        seconds: dict[str, float] = {}
         for step in graph.steps:
-            found[step.layer] = found.get(step.layer, 0.0) + self.step(step, graph)
-        return found
+            seconds[step.layer] = seconds.get(step.layer, 0.0) + self.step(step, graph)
+        return seconds
 
     def step(self, step: GraphStep, graph: Graph) -> float:
         """Seconds of one step of *graph*."""

@@ -22,11 +22,11 @@ from typing import NamedTuple
 from weft.base.errors import StitchError
 
 Amounts = tuple[int, ...]
-"""How many models of each kind."""
+"""The number of models of each kind."""
 
 
 class GroupCost(NamedTuple):
-    """What a group of models takes when it is stitched."""
+    """Latency and memory of a group of models when it is stitched."""
 
     seconds: float
     weight_bytes: float
@@ -45,7 +45,7 @@ class GroupCost(NamedTuple):
         )
 
     def covers(self, other: GroupCost) -> bool:
-        """Nothing of it is worse than the other's."""
+        """Whether it is at most as large in every respect (Pareto dominance)."""
         return self[0] <= other[0] and self[1] <= other[1] and self[2] <= other[2]
 
 
@@ -61,7 +61,7 @@ class Cut(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """Fewest bytes that meet a target, else least latency under a cap."""
+    """The objective: fewest bytes within a latency target, else least latency within a memory cap."""
 
     cap_bytes: float | None = None
     target_s: float | None = None
@@ -72,7 +72,7 @@ class Wish:
         )
 
     def rank(self, cost: GroupCost) -> tuple[float, float]:
-        """What costs are sorted by: lower is better."""
+        """The sort key of costs: lower is better."""
         return (cost.seconds, cost.bytes) if self.target_s is None else (cost.bytes, cost.seconds)
 
     @property
@@ -81,7 +81,7 @@ class Wish:
 
 
 class Unmet(StitchError):
-    """No grouping does what was wished; what comes nearest is told."""
+    """No grouping is within the limits; the message has the smallest and the fastest one."""
 
     def __init__(self, wish: Wish, smallest: GroupCost, fastest: GroupCost) -> None:
         self.wish, self.smallest, self.fastest = wish, smallest, fastest
@@ -124,9 +124,9 @@ class Lattice:
         if wish.latency_only:
             return [self._fastest()]
         known = _known(self)
-        if (found := _LatticeSearch(self, wish, known).best()) is not None:
-            return [found]
-        extremes = (_LatticeSearch(self, each, known).best() for each in (Wish(), Wish(target_s=math.inf)))
+        if (best := _LatticeSearch(self, wish, known).best()) is not None:
+            return [best]
+        extremes = (_LatticeSearch(self, goal, known).best() for goal in (Wish(), Wish(target_s=math.inf)))
         return [cut for cut in extremes if cut is not None]
 
     @property
@@ -140,16 +140,16 @@ class Lattice:
         return self._cost(self.amounts(number))
 
     def groups(self, left: int) -> list[int]:
-        """All groups out of *left* that have a model of its last kind."""
+        """All groups out of *left* with a model of its last kind; this order meets no grouping twice."""
         amounts = self.amounts(left)
         last = max(kind for kind, amount in enumerate(amounts) if amount)
-        found = [0]
+        groups = [0]
         for kind in range(last):
             unit = self._units[kind]
             if amount := amounts[kind]:
-                found = [group + taken for taken in range(0, (amount + 1) * unit, unit) for group in found]
+                groups = [group + taken for taken in range(0, (amount + 1) * unit, unit) for group in groups]
         unit = self._units[last]
-        return [group + taken for taken in range(unit, (amounts[last] + 1) * unit, unit) for group in found]
+        return [group + taken for taken in range(unit, (amounts[last] + 1) * unit, unit) for group in groups]
 
     def least(self, values: Sequence[float], join: Callable[[float, float], float]) -> list[float]:
         """The least value of a cut of all that may be left, given those of groups."""
@@ -164,8 +164,8 @@ class Lattice:
         floors = [0.0] * (self.full + 1)
         seconds = [math.inf] * (self.full + 1)
         for left in range(1, self.full + 1):
-            found = [(seconds[group] + least[left - group], group) for group in self.groups(left)]
-            least[left], taken[left] = min(found)
+            options = [(seconds[group] + least[left - group], group) for group in self.groups(left)]
+            least[left], taken[left] = min(options)
             floors[left] = max(floors[part] for part in self._parts(left))
             if floors[left] < least[left]:
                 floors[left] = self.cost(left).seconds
@@ -174,7 +174,7 @@ class Lattice:
         return self._traced(taken)
 
     def _parts(self, number: int) -> list[int]:
-        """It without one of its models."""
+        """The amounts with one model less, for each kind."""
         pairs = zip(self._units, self.amounts(number), strict=True)
         return [number - unit for unit, amount in pairs if amount]
 
@@ -188,7 +188,7 @@ class Lattice:
 
 
 class _GroupCosts(NamedTuple):
-    """What each group costs, and the least that can be left to pay, by number."""
+    """The cost of each group, and the lower bound for the models that are left, by number."""
 
     costs: list[GroupCost]
     bounds: list[GroupCost]
@@ -203,7 +203,7 @@ def _known(lattice: Lattice) -> _GroupCosts:
         lattice.least(activations, lambda one, other: max(one, other)),
         strict=True,
     )
-    return _GroupCosts(costs, [GroupCost(*each) for each in bounds])
+    return _GroupCosts(costs, [GroupCost(*bound) for bound in bounds])
 
 
 class _LatticeSearch:
@@ -214,19 +214,19 @@ class _LatticeSearch:
         self._costs, self._bounds = known
         self._ways: dict[int, list[int]] = {}
         self._seen: dict[int, list[GroupCost]] = {}
-        self._found: tuple[GroupCost, tuple[int, ...]] | None = None
+        self._best_cut: tuple[GroupCost, tuple[int, ...]] | None = None
 
     def best(self) -> Cut | None:
         """None if no cut meets the wish."""
         self._follow(self._lattice.full, NOTHING, ())
-        if self._found is None:
+        if self._best_cut is None:
             return None
-        cost, groups = self._found
+        cost, groups = self._best_cut
         return Cut(cost, tuple(self._lattice.amounts(group) for group in groups))
 
     def _follow(self, left: int, cost: GroupCost, groups: tuple[int, ...]) -> None:
         if not left:
-            self._found = cost, groups
+            self._best_cut = cost, groups
             return
         seen = self._seen.setdefault(left, [])
         if any(other.covers(cost) for other in seen):
@@ -240,7 +240,7 @@ class _LatticeSearch:
     def _promises(self, bound: GroupCost) -> bool:
         if not self._wish.met(bound):
             return False
-        return self._found is None or self._wish.rank(bound) < self._wish.rank(self._found[0])
+        return self._best_cut is None or self._wish.rank(bound) < self._wish.rank(self._best_cut[0])
 
     def _ordered(self, left: int) -> list[int]:
         """The groups out of *left*, those that promise most first."""
@@ -254,17 +254,17 @@ class _LatticeSearch:
 
 
 FEW = 15
-"""Up to so many unequal models all groupings are considered."""
+"""Most unequal models for which all groupings are searched: memory and time grow as 2^n."""
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 """Sizes of groups of equal models that are costed; those between are interpolated, and costed when they are chosen."""
 
 Costs = Callable[[tuple[int, ...]], GroupCost]
-"""What the models of these numbers take together."""
+"""The numbers of models -> the cost of their group."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """Groups of models by their numbers, and what all of them take together."""
+    """Groups of models by their numbers, and the total cost."""
 
     groups: tuple[tuple[int, ...], ...]
     cost: GroupCost
@@ -289,29 +289,29 @@ def group(
     wish = Wish(cap_bytes, target_s)
     known = _CostedModels(kinds, costs)
     if len(known.members) == 1:
-        found = _equal(known, wish)
+        cuts = _equal(known, wish)
     elif len(kinds) <= few:
-        found = Lattice(known.all, known.cost).best(wish)
+        cuts = Lattice(known.all, known.cost).best(wish)
     else:
-        found = _snake(known)
-    return known.numbered(_best(found, wish))
+        cuts = _snake(known)
+    return known.numbered(_best(cuts, wish))
 
 
-def _best(found: Sequence[Cut], wish: Wish) -> Cut:
-    fitting = [each for each in found if wish.met(each.cost)]
+def _best(cuts: Sequence[Cut], wish: Wish) -> Cut:
+    fitting = [cut for cut in cuts if wish.met(cut.cost)]
     if fitting:
-        return min(fitting, key=lambda each: (wish.rank(each.cost), len(each.groups), each.groups))
-    costs = [each.cost for each in found]
-    raise Unmet(wish, min(costs, key=lambda each: each.bytes), min(costs, key=lambda each: each.seconds))
+        return min(fitting, key=lambda cut: (wish.rank(cut.cost), len(cut.groups), cut.groups))
+    costs = [cut.cost for cut in cuts]
+    raise Unmet(wish, min(costs, key=lambda cost: cost.bytes), min(costs, key=lambda cost: cost.seconds))
 
 
 class _CostedModels:
-    """Models by kind, and what has been costed."""
+    """Models by kind, with a cache of group costs."""
 
     def __init__(self, kinds: Sequence[Hashable], costs: Costs) -> None:
         names = dict.fromkeys(kinds)
         self.members = [[number for number, kind in enumerate(kinds) if kind == name] for name in names]
-        self.all: Amounts = tuple(len(each) for each in self.members)
+        self.all: Amounts = tuple(len(models) for models in self.members)
         self._costed: dict[Amounts, GroupCost] = {}
         self._costs = costs
 
@@ -323,9 +323,9 @@ class _CostedModels:
 
     def numbered(self, cut: Cut) -> Grouping:
         """The grouping, with the models that each group gets."""
-        left = [list(each) for each in self.members]
+        left = [list(models) for models in self.members]
         groups = []
-        for amounts in sorted(cut.groups, key=lambda each: (-sum(each), each)):
+        for amounts in sorted(cut.groups, key=lambda counts: (-sum(counts), counts)):
             mine = [left[kind].pop(0) for kind, amount in enumerate(amounts) for _ in range(amount)]
             groups.append(tuple(sorted(mine)))
         return Grouping(tuple(groups), cut.cost)
@@ -337,10 +337,10 @@ def _equal(known: _CostedModels, wish: Wish) -> list[Cut]:
     samples = {size: known.cost((size,)) for size in sorted({size for size in SIZES if size < models} | {models})}
     lattice = Lattice((models,), lambda amounts: interpolated(samples, *amounts))
     while True:
-        found = lattice.best(wish)
-        guessed = {size for cut in found for (size,) in cut.groups} - samples.keys()
+        cuts = lattice.best(wish)
+        guessed = {size for cut in cuts for (size,) in cut.groups} - samples.keys()
         if not guessed:
-            return found
+            return cuts
         samples.update({size: known.cost((size,)) for size in sorted(guessed)})
 
 
@@ -358,7 +358,7 @@ def interpolated(samples: Mapping[int, GroupCost], size: int) -> GroupCost:
 
 def _snake(known: _CostedModels) -> list[Cut]:
     """Models dealt out by latency, to and fro over every number of groups."""
-    alone = [known.cost(tuple(int(each == kind) for each in range(len(known.all)))) for kind in range(len(known.all))]
+    alone = [known.cost(tuple(int(other == kind) for other in range(len(known.all)))) for kind in range(len(known.all))]
     kinds = [kind for kind, amount in enumerate(known.all) for _ in range(amount)]
     kinds.sort(key=lambda kind: (-alone[kind].seconds, kind))
     return [_dealt(known, kinds, count) for count in range(1, len(kinds) + 1)]

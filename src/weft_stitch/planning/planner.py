@@ -27,9 +27,9 @@ MIXED = "mixed"
 ANYWHERE = tuple(form for form in FORMS if form != "fused")
 """The forms that every runtime can run."""
 _STATES = 256
-"""So many states are followed at a time."""
+"""Width of the beam search: more states cost time, fewer can lose the best path where many values are alive."""
 _PRICES = 40
-"""Steps of the search for a price per byte that makes the weights fit."""
+"""Bisection steps for the price per byte at which the weights fit: 40 halvings find it to a relative 1e-12."""
 
 Progress = Callable[[str], None]
 Layouts = frozenset[Layout]
@@ -44,7 +44,7 @@ class Option:
     form: str
     seconds: float
     slabs: bool
-    """Whether in slabs it is faster."""
+    """Whether its convolutions are in slabs."""
     weight_bytes: int
     reads: Mapping[str, Layout]
     writes: Mapping[str, Layout]
@@ -52,14 +52,14 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class FormChoice:
-    """What was found out about one layer."""
+    """The times of one layer in all forms, and the form that was chosen."""
 
     layer: str
     form: str
-    """The one it takes."""
+    """The chosen form."""
     slabs: bool
     seconds: Mapping[str, float]
-    """What it and what follows it take in each form that can do it, conversions aside."""
+    """Seconds of the layer and its followers in each possible form, without conversions."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,7 +79,7 @@ class Plan:
 
     @property
     def own_s(self) -> float:
-        """What it takes itself."""
+        """Seconds of this plan."""
         return self.seconds[self.name]
 
 
@@ -104,8 +104,8 @@ def plan(
     """
     rows = tuple(family.batches if batches is None else batches)
     search = _FormSearch(family, sharing, cost, tuple(forms or ANYWHERE), slabs, rows, dynamic, align, progress)
-    found = search.contenders([search.cheapest(weight_cap_bytes)], whole or cost, weight_cap_bytes)
-    return min(found, key=lambda each: (each.own_s, each.name))
+    candidates = search.contenders([search.cheapest(weight_cap_bytes)], whole or cost, weight_cap_bytes)
+    return min(candidates, key=lambda candidate: (candidate.own_s, candidate.name))
 
 
 def plans(
@@ -132,7 +132,7 @@ def plans(
     best_bytes = sum(option.weight_bytes for option in best)
     caps = [lightest_bytes + int(part * (best_bytes - lightest_bytes)) for part in between]
     caps = [cap for cap in (*caps, heaviest_bytes) if lightest_bytes <= cap < best_bytes]
-    lighter = [found for cap in caps if (found := search.within(cap)) is not None]
+    lighter = [mixture for cap in caps if (mixture := search.within(cap)) is not None]
     return search.contenders([best, *lighter], cost, weight_cap_bytes)
 
 
@@ -152,10 +152,10 @@ def lower_plan(
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """The way to one state."""
+    """The cheapest path to a state."""
 
     price: float
-    """Seconds, and the price of bytes."""
+    """Seconds, plus the price of bytes."""
     options: tuple[Option, ...]
 
     @property
@@ -203,9 +203,9 @@ class _FormSearch:
             low, high = high, high * 8
         for _ in range(_PRICES):
             middle = (low + high) / 2
-            found = self._walk(middle)
-            low, high = (low, middle) if found.weight_bytes <= cap else (middle, high)
-            light = found if found.weight_bytes <= cap else light
+            path = self._walk(middle)
+            low, high = (low, middle) if path.weight_bytes <= cap else (middle, high)
+            light = path if path.weight_bytes <= cap else light
         return light.options
 
     def within(self, cap: int) -> tuple[Option, ...] | None:
@@ -218,10 +218,10 @@ class _FormSearch:
     def contenders(self, mixtures: Sequence[Sequence[Option]], cost: GraphCost, cap: int | None) -> list[Plan]:
         """The *mixtures* and every form throughout, costed as whole graphs; the first mixture is always one of them."""
         different: dict[object, tuple[str, Sequence[Option]]] = {}
-        for each in (*mixtures, *self._uniform().values()):
-            forms = self._forms(each)
+        for mixture in (*mixtures, *self._uniform().values()):
+            forms = self._forms(mixture)
             name = next(iter(forms.values())) if len(set(forms.values())) == 1 else MIXED
-            different.setdefault((*forms.items(), self._slabbed(each)), (name, each))
+            different.setdefault((*forms.items(), self._slabbed(mixture)), (name, mixture))
         named = list(different.values())
         graphs = [self._graph(options) for _, options in named]
         kept = [at for at, graph in enumerate(graphs) if at == 0 or cap is None or graph.weight_bytes <= cap]
@@ -239,15 +239,15 @@ class _FormSearch:
     def _options(self, segment: FormSegment) -> list[Option]:
         if segment.formed is None:
             return self._both(segment, "separate")
-        found = []
+        options = []
         for form in self.forms:
             if not self.cutter.refusal(segment.formed, form):
                 self.progress(f"{segment.name} in {form}")
-                found += self._both(segment, form)
-        if not found:
+                options += self._both(segment, form)
+        if not options:
             reason = self.cutter.refusal(segment.formed, self.forms[0])
             raise StitchError(f"{segment.name}: {self.forms[0]!r} cannot do it, {reason}")
-        return found
+        return options
 
     def _both(self, segment: FormSegment, form: str) -> list[Option]:
         """The faster of in slabs or not, then the lighter if that is the other one: some slabs are padded."""
@@ -256,12 +256,12 @@ class _FormSearch:
         if self.slabs and possible(piece.graph):
             graphs.append(in_slabs(piece.graph))
         times = self._seconds(graphs)
-        order = sorted(range(len(times)), key=lambda each: times[each])
-        found = [
-            Option(form, times[each], bool(each), graphs[each].weight_bytes, piece.reads, piece.writes)
-            for each in order
+        order = sorted(range(len(times)), key=lambda place: times[place])
+        options = [
+            Option(form, times[place], bool(place), graphs[place].weight_bytes, piece.reads, piece.writes)
+            for place in order
         ]
-        return [each for each in found if each is found[0] or each.weight_bytes < found[0].weight_bytes]
+        return [option for option in options if option is options[0] or option.weight_bytes < options[0].weight_bytes]
 
     def _seconds(self, graphs: Sequence[Graph]) -> list[float]:
         """Costed once for all graphs that differ only in their numbers."""
@@ -283,7 +283,7 @@ class _FormSearch:
                     whole = _Path(path.price + price + byte_price * option.weight_bytes, (*path.options, option))
                     if then not in following or whole.price < following[then].price:
                         following[then] = whole
-            kept = sorted(following, key=lambda each: following[each].price)[:_STATES]
+            kept = sorted(following, key=lambda reached: following[reached].price)[:_STATES]
             paths = {state: following[state] for state in kept}
         ends = {state: path.price + self._end(state) for state, path in paths.items()}
         return paths[min(ends, key=lambda state: ends[state])]
@@ -295,7 +295,9 @@ class _FormSearch:
             seconds += self._move(value, have[value], layout)
             have[value] |= {layout}
         have |= {value: frozenset({layout}) for value, layout in option.writes.items()}
-        return tuple(sorted((each for each in have.items() if each[0] in needed), key=lambda each: each[0])), seconds
+        return tuple(
+            sorted((entry for entry in have.items() if entry[0] in needed), key=lambda entry: entry[0])
+        ), seconds
 
     def _end(self, state: State) -> float:
         return sum(self._move(value, layouts, APART) for value, layouts in state)
@@ -317,14 +319,15 @@ class _FormSearch:
 
     def _uniform(self) -> dict[str, list[Option]]:
         """Each form throughout, of those that can do every layer."""
-        found = {}
+        uniform = {}
         for form in self.forms:
-            mine = [[each for each in options if each.form == form] for options in self.options]
-            mine = [each or options for each, options, segment in zip(mine, self.options, self.segments, strict=True)
-                    if each or segment.formed is None]  # fmt: skip
-            if len(mine) == len(self.segments):
-                found[form] = [each[0] for each in mine]
-        return found
+            mixture = []
+            for segment, options in zip(self.segments, self.options, strict=True):
+                same_form = [option for option in options if option.form == form or segment.formed is None]
+                mixture += same_form[:1]
+            if len(mixture) == len(self.segments):
+                uniform[form] = mixture
+        return uniform
 
     def _graph(self, options: Sequence[Option]) -> Graph:
         graph = lower(self.family, self.sharing, self._forms(options), batches=self.rows, align=self.align)

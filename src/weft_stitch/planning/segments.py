@@ -25,11 +25,11 @@ READS = {"mts": STITCHED, "grouped": STACKED, "split": COMPACT, "half": COMPACT,
 
 @dataclass(frozen=True, eq=False)
 class FormSegment:
-    """Layers that one form decides about."""
+    """Layers that take one form together."""
 
     layers: tuple[FamilyLayer, ...]
     formed: FamilyLayer | None
-    """The one that takes the form; None for what comes before any."""
+    """The layer with weights; None for a segment before the first one."""
     inputs: tuple[str, ...]
     """Values that it reads from outside."""
     outputs: tuple[str, ...]
@@ -70,9 +70,9 @@ def segments(family: Family) -> tuple[FormSegment, ...]:
 
 
 def _segment(family: Family, group: Sequence[FamilyLayer], forming: Iterable[str]) -> FormSegment:
-    made = {layer.output for layer in group}
+    written = {layer.output for layer in group}
     inside = {id(layer) for layer in group}
-    inputs = dict.fromkeys(value for layer in group for value in layer.inputs if value not in made)
+    inputs = dict.fromkeys(value for layer in group for value in layer.inputs if value not in written)
     outside = {value for layer in family.layers if id(layer) not in inside for value in layer.inputs}
     outside |= {*family.outputs, *(value for bridge in family.bridges for value in bridge.values())}
     outputs = tuple(value for value in made_in_order(group) if value in outside)
@@ -102,12 +102,12 @@ class Cutter:
     def piece(self, segment: FormSegment, form: str) -> SegmentForm:
         """*segment* in *form*, its inputs in the layouts that suit it best."""
         reads = {value: self._home(segment, form, value) for value in segment.inputs}
-        found = self._lowered(segment, form, reads)
+        lowered = self._lowered(segment, form, reads)
         others = set(segment.inputs) - set(segment.layers[0].inputs)
-        left = next(iter(found.writes.values()), None)
+        left = next(iter(lowered.writes.values()), None)
         if left is not None and any(reads[value] != left for value in others):
-            found = self._lowered(segment, form, reads | dict.fromkeys(others, left))
-        return found
+            lowered = self._lowered(segment, form, reads | dict.fromkeys(others, left))
+        return lowered
 
     def _home(self, segment: FormSegment, form: str, value: str) -> Layout:
         if segment.formed is None:

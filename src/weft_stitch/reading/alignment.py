@@ -100,11 +100,12 @@ def _text(facet: Hashable) -> str:
     if not isinstance(facet, tuple):
         return str(facet)
     if facet and isinstance(facet[0], tuple):
-        return ", ".join(" ".join(map(str, each)) for each in facet)
+        return ", ".join(" ".join(map(str, entry)) for entry in facet)
     return " x ".join(map(str, facet)) if facet else "none"
 
 
 _STEPS_AHEAD = 24
+"""Look-ahead where whole rests differ: longer than the branches of known blocks; each step numbers all values again."""
 _WAY_OUT = "islands = True runs what differs separately"
 
 
@@ -135,7 +136,7 @@ def align(nets: Sequence[Net], *, islands: bool = False) -> Family:
 
 @dataclass(eq=False)
 class _AlignedModel:
-    """A model on the walk."""
+    """A model during the alignment."""
 
     net: Net
     names: dict[str, str] = field(default_factory=dict)
@@ -158,12 +159,12 @@ class _AlignedModel:
         return [port.value for port in self.net.inputs] + [op.output for op in self.net.ops]
 
     def unused(self, value: str) -> list[Op]:
-        found = {op.output: op for op, _ in self.readers[value] if op.output not in self.used}
-        return list(found.values())
+        readers = {op.output: op for op, _ in self.readers[value] if op.output not in self.used}
+        return list(readers.values())
 
 
 class _Alignment:
-    """Goes through task 0's operations and finds those of the others."""
+    """Matches task 0's operations with those of the other tasks, in order."""
 
     def __init__(self, tasks: list[_AlignedModel], marks: list[dict[str, Hashable]]) -> None:
         self.tasks = tasks
@@ -173,41 +174,50 @@ class _Alignment:
             task.names.update(zip((port.value for port in first), (p.value for p in task.net.inputs), strict=True))
             task.ahead.append(self._all_ahead(task, mark))
         whole = [[task.ahead[0][port.value] for port in task.net.inputs] for task in tasks]
-        if any(each != whole[0] for each in whole):
+        if any(numbers != whole[0] for numbers in whole):
             for task, mark in zip(tasks, marks, strict=True):
                 task.ahead += self._some_ahead(task, mark)
 
     def match(self, op: Op) -> tuple[Op, ...]:
         """The operations of all tasks that are *op*, their inputs in its order; none if a task has none."""
-        found = [self._counterpart(task, op) for task in self.tasks[1:]]
-        ops = [op, *(each for each in found if each is not None)]
-        if len(ops) < len(self.tasks) or any(each not in self.tasks[0].names for each in op.inputs):
+        counterparts = [self._counterpart(task, op) for task in self.tasks[1:]]
+        ops = [op, *(counterpart for counterpart in counterparts if counterpart is not None)]
+        if len(ops) < len(self.tasks) or any(value not in self.tasks[0].names for value in op.inputs):
             return ()
-        for task, each in zip(self.tasks, ops, strict=True):
-            task.names[op.output] = each.output
-            task.used.add(each.output)
+        for task, counterpart in zip(self.tasks, ops, strict=True):
+            task.names[op.output] = counterpart.output
+            task.used.add(counterpart.output)
         return tuple(
-            replace(each, inputs=tuple(task.names[value] for value in op.inputs))
-            for task, each in zip(self.tasks, ops, strict=True)
+            replace(counterpart, inputs=tuple(task.names[value] for value in op.inputs))
+            for task, counterpart in zip(self.tasks, ops, strict=True)
         )
 
     def _counterpart(self, task: _AlignedModel, op: Op) -> Op | None:
         first = self.tasks[0]
-        inputs = [task.names.get(each) for each in op.inputs]
+        inputs = [task.names.get(value) for value in op.inputs]
         if inputs[0] is None:
             return None
         like = first.likeness[op.output]
         known = [
-            each for each in task.unused(inputs[0]) if task.likeness[each.output] == like and _same_inputs(each, inputs)
+            candidate
+            for candidate in task.unused(inputs[0])
+            if task.likeness[candidate.output] == like and _same_inputs(candidate, inputs)
         ]
         if len(known) < 2:
             return known[0] if known else None
         agreement = [
-            tuple(mine[op.output] == theirs[each.output] for mine, theirs in zip(first.ahead, task.ahead, strict=True))
-            for each in known
+            tuple(
+                mine[op.output] == theirs[candidate.output]
+                for mine, theirs in zip(first.ahead, task.ahead, strict=True)
+            )
+            for candidate in known
         ]
-        known = [each for each, agrees in zip(known, agreement, strict=True) if agrees == max(agreement)]
-        return max(known, key=lambda each: (_common(op, each), each.name == op.name)) if len(known) > 1 else known[0]
+        known = [candidate for candidate, agrees in zip(known, agreement, strict=True) if agrees == max(agreement)]
+        return (
+            max(known, key=lambda candidate: (_common(op, candidate), candidate.name == op.name))
+            if len(known) > 1
+            else known[0]
+        )
 
     def family(self, nets: tuple[Net, ...], layers: list[FamilyLayer]) -> Family:
         first, tasks = self.tasks[0], self.tasks
@@ -228,9 +238,9 @@ class _Alignment:
         outputs: dict[str, tuple[Port, ...]] = {}
         ports = [{port.value: port for port in task.net.outputs} for task in self.tasks]
         for value in ports[0]:
-            found = [mine.get(task.names.get(value, "")) for task, mine in zip(self.tasks, ports, strict=True)]
-            if all(found):
-                outputs[value] = tuple(port for port in found if port is not None)
+            matching = [mine.get(task.names.get(value, "")) for task, mine in zip(self.tasks, ports, strict=True)]
+            if all(matching):
+                outputs[value] = tuple(port for port in matching if port is not None)
         return outputs
 
     def first_difference(self, op: Op) -> str:
@@ -245,7 +255,7 @@ class _Alignment:
             source = first.writers.get(op.inputs[0])
             place = source.name if source else "its input"
             return f"{op.name} of {mine} is {noun(op)} after {place}; {theirs} has nothing in that place"
-        rival = min(rivals, key=lambda each: (each.kind != op.kind, each.name != op.name))
+        rival = min(rivals, key=lambda candidate: (candidate.kind != op.kind, candidate.name != op.name))
         one, two = difference(first.net, op, task.net, rival)
         if one == two:
             return f"{op.name} of {mine} and {rival.name} of {theirs} are both {one}, but read different values"
@@ -275,7 +285,7 @@ class _Alignment:
 
 def _same_inputs(op: Op, inputs: Sequence[str | None]) -> bool:
     if op.kind in COMMUTATIVE:
-        return None not in inputs and sorted(op.inputs) == sorted(each or "" for each in inputs)
+        return None not in inputs and sorted(op.inputs) == sorted(name or "" for name in inputs)
     return op.inputs == tuple(inputs)
 
 
@@ -291,7 +301,7 @@ def _bridge(
     """The family's values that a tail reads or that only some tasks give out: own name -> the family's."""
     common = {own: name for name, own in task.names.items()}
     given = {ports[index].value for ports in outputs.values()}
-    wanted = [each for op in tail for each in op.inputs]
+    wanted = [value for op in tail for value in op.inputs]
     wanted += [port.value for port in task.net.outputs if port.value not in given]
     return {own: common[own] for own in wanted if own in common}
 
@@ -360,4 +370,4 @@ def _marks(nets: Sequence[Net]) -> list[dict[str, Hashable]]:
 
 
 def _same_names(names: Sequence[Sequence[str]]) -> bool:
-    return all(set(each) == set(names[0]) for each in names)
+    return all(set(other) == set(names[0]) for other in names)

@@ -1,8 +1,8 @@
-"""A ``Net`` while a reader writes it down: ``NetDraft``; tensors of any shape are ``Picture``s of its values.
+"""A ``Net`` under construction: ``NetDraft``; a tensor of the source is a ``Picture``, a view of a value of the net.
 
-Both readers spell their operators out in the words of a draft, which knows what can be said in them: a flattened
-picture stays the picture it was until something reads it, zeros around one wait for the convolution that takes them,
-and constants are per channel or not at all. What cannot be said raises ``Foreign``, and the reader decides what then.
+Both readers translate operators by the methods of a draft, which know what a net can express: a flattened picture
+keeps its layout until an operation reads it, padding waits for the convolution that takes it, and constants must be
+per channel. Anything else raises ``Foreign``, and the reader decides what to do.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def both(one: Pads, two: Pads) -> Pads:
 
 
 def rounded_up(window: Window, size: Value) -> Window:
-    """*window* with so much more padding at the end that rounding down gives what rounding up gave.
+    """Extend the padding of *window* at the end until rounding sizes down gives the result of rounding up.
 
     A last window that would begin in the padding is left out, as onnxruntime and torch do.
     """
@@ -68,7 +68,7 @@ def rounded_up(window: Window, size: Value) -> Window:
 Shape = tuple[int, ...]
 
 _MOST_NUMBERS = 2**48
-"""No machine holds a picture of more; a file that asks for one is damaged."""
+"""Largest picture, in numbers: no machine holds more, so a file that asks for one is damaged."""
 
 
 class Foreign(Exception):
@@ -82,7 +82,7 @@ class Picture:
     value: str
     view: Shape
     pads: Pads = (0, 0, 0, 0)
-    """Zeros around it that are not there yet."""
+    """Padding with zeros that is not written out yet."""
 
 
 class NetDraft:
@@ -116,8 +116,8 @@ class NetDraft:
             shape = " x ".join(map(str, weight.shape))
             raise ModelError(f"its weight of {shape} in {groups} groups does not fit {size.channels} channels")
         window = replace(window, kernel=weight.shape[2:], pads=both(window.pads, x.pads))
-        made = self._add(name, "conv", [x.value], weight=weight, window=window, groups=groups)
-        return made if bias is None else self.affine(f"{name}.bias", made, None, bias)
+        convolved = self._add(name, "conv", [x.value], weight=weight, window=window, groups=groups)
+        return convolved if bias is None else self.affine(f"{name}.bias", convolved, None, bias)
 
     def linear(self, name: str, x: Picture, weight: Array, bias: Array | None) -> Picture:
         """*weight*: [out, in]; a flattened picture is read by a window of its size."""
@@ -129,27 +129,27 @@ class NetDraft:
             raise ModelError(f"its weight of {_text(weight.shape)} does not fit {x.view[0]} inputs")
         kernel = np.ascontiguousarray(weight).reshape(weight.shape[0], size.channels, size.height, size.width)
         window = Window((size.height, size.width))
-        made = self._add(name, "conv", [x.value], weight=kernel, window=window)
-        made = replace(made, view=(weight.shape[0],))
-        return made if bias is None else self.affine(f"{name}.bias", made, None, bias)
+        product = self._add(name, "conv", [x.value], weight=kernel, window=window)
+        product = replace(product, view=(weight.shape[0],))
+        return product if bias is None else self.affine(f"{name}.bias", product, None, bias)
 
     def affine(self, name: str, x: Picture, scale: Array | None, shift: Array | None) -> Picture:
         """A factor and a term for each channel of the net's value."""
         x = self.flush(x)
         channels = self.size(x).channels
-        for each in (scale, shift):
-            if each is not None and each.shape != (channels,):
-                raise ModelError(f"it has {each.size} factors or terms for {channels} channels")
-            if each is not None and not finite(each):
+        for table in (scale, shift):
+            if table is not None and table.shape != (channels,):
+                raise ModelError(f"it has {table.size} factors or terms for {channels} channels")
+            if table is not None and not finite(table):
                 raise ModelError("its factors or terms are not all finite")
         return self._add(name, "affine", [x.value], view=x.view, scale=scale, shift=shift)
 
     def batch_norm(
         self, name: str, x: Picture, scale: Array, bias: Array, mean: Array, variance: Array, epsilon: float
     ) -> Picture:
-        """A normalisation with stored statistics, as the factor and the term per channel that it comes to."""
+        """A normalisation with stored statistics, folded to a factor and a term per channel."""
         channels = self.size(x).channels
-        if any(each.shape != (channels,) for each in (scale, bias, mean, variance)) or x.view[0] != channels:
+        if any(table.shape != (channels,) for table in (scale, bias, mean, variance)) or x.view[0] != channels:
             raise Foreign(f"it does not go by the {channels} channels of its input")
         spread = variance.astype(np.float64) + epsilon
         if not (spread > 0).all():
@@ -160,7 +160,7 @@ class NetDraft:
         return self.affine(name, x, *terms)
 
     def per_channel(self, x: Picture, constant: Array) -> Array:
-        """*constant* as one number per channel, where that is what spreading it over *x* comes to."""
+        """*constant* as one number per channel; ``Foreign`` if its broadcast over *x* is anything else."""
         size, view = self.size(x), x.view
         channels = size.channels
         shape = (1,) * (len(view) + 1 - constant.ndim) + constant.shape
@@ -218,15 +218,15 @@ class NetDraft:
 
     def concat(self, name: str, parts: Sequence[Picture]) -> Picture:
         """Along the channels, or along vectors."""
-        parts = [self.flush(each) for each in parts]
-        sizes = [self.size(each) for each in parts]
-        level = {(each.height, each.width) for each in sizes}
-        if len(level) > 1 or not (all(map(self._plain, parts)) or all(len(each.view) == 1 for each in parts)):
-            raise Foreign(f"it joins rows of {', '.join(_text(each.view) for each in parts)}")
+        parts = [self.flush(part) for part in parts]
+        sizes = [self.size(part) for part in parts]
+        level = {(size.height, size.width) for size in sizes}
+        if len(level) > 1 or not (all(map(self._plain, parts)) or all(len(part.view) == 1 for part in parts)):
+            raise Foreign(f"it joins rows of {', '.join(_text(part.view) for part in parts)}")
         if len(parts) == 1:
             return parts[0]
-        made = self._add(name, "concat", [each.value for each in parts])
-        return replace(made, view=(sum(each.view[0] for each in parts), *parts[0].view[1:]))
+        joined = self._add(name, "concat", [part.value for part in parts])
+        return replace(joined, view=(sum(part.view[0] for part in parts), *parts[0].view[1:]))
 
     def pool(
         self, name: str, x: Picture, kind: str, window: Window, *, ceil: bool = False, count_pads: bool = False
@@ -274,10 +274,10 @@ class NetDraft:
 
     def island(self, name: str, inputs: Sequence[Picture], payload: Any, view: Shape) -> Picture:
         """An operator that only its source can run; *payload* knows the value it writes."""
-        return self._add(name, "island", [each.value for each in inputs], view=view, payload=payload)
+        return self._add(name, "island", [picture.value for picture in inputs], view=view, payload=payload)
 
     def flush(self, x: Picture) -> Picture:
-        """*x* with the zeros around it really there (a depthwise convolution by one writes them)."""
+        """Write out the padding of *x*, by a depthwise convolution with ones."""
         if not any(x.pads):
             return x
         channels = self.size(x).channels
@@ -291,7 +291,7 @@ class NetDraft:
         ports: list[Port] = []
         for port, picture in outputs.items():
             picture = self.flush(picture)
-            if picture.value in {each.value for each in ports}:
+            if picture.value in {written.value for written in ports}:
                 ones = np.ones(self.size(picture).channels, np.float32)
                 picture = self._add(f"{picture.value}.again", "affine", [picture.value], view=picture.view, scale=ones)
             ports.append(Port(port, picture.value, picture.view))
@@ -304,18 +304,18 @@ class NetDraft:
     def _add(self, name: str, kind: str, inputs: Sequence[str], *, view: Shape | None = None, **fields: Any) -> Picture:
         unique = self._unique(name)
         op = Op(unique, kind, tuple(inputs), unique, **fields)
-        size = infer(op, tuple(self.values[each] for each in inputs))
+        size = infer(op, tuple(self.values[value] for value in inputs))
         _require_possible((size.channels, size.height, size.width))
         self.ops.append(op)
         self.values[unique] = size
         return Picture(unique, (size.channels, size.height, size.width) if view is None else view)
 
     def _unique(self, name: str) -> str:
-        found, number = name, 1
-        while found in self.values:
+        unique, number = name, 1
+        while unique in self.values:
             number += 1
-            found = f"{name}.{number}"
-        return found
+            unique = f"{name}.{number}"
+        return unique
 
     def _plain(self, x: Picture) -> bool:
         """Whether its shape is that of the value, so that its first dimension is the channels."""
@@ -362,7 +362,7 @@ def needed(ops: Iterable[Op], outputs: Iterable[str]) -> list[Op]:
 
 def merged_affines(ops: Sequence[Op], outputs: Sequence[str]) -> list[Op]:
     """A bias and the batch normalisation after it are one affine, so that models with and without the bias align."""
-    readers = Counter(each for op in ops for each in op.inputs)
+    readers = Counter(value for op in ops for value in op.inputs)
     readers.update(outputs)
     merged: dict[str, Op] = {}
     for op in ops:

@@ -43,12 +43,13 @@ _MOST_STORED = 4096
 """Larger constants say nothing about shapes and are left out of the inference."""
 
 _SHOWN = 4
+"""Operators that the name of an island lists; a digest tells longer ones apart."""
 
 _RANDOM = frozenset(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"))
 
 
 class TensorKind(NamedTuple):
-    """Type and shape of a tensor; no shape where it cannot be told."""
+    """Type and shape of a tensor; no shape where it cannot be inferred."""
 
     dtype: int
     shape: Shape | None
@@ -87,12 +88,14 @@ class OnnxIsland:
             names[name] = tensor if builder.shape(tensor)[1:] == view else reshape(builder, tensor, view)
         names |= {name: builder.constant(array, "island") for name, array in self.constants.items()}
         for node in self.nodes:
-            shapes = [(rows, *self.view) if each == self.output else self._shape(each, rows) for each in node.output]
-            read = [names[each] for each in node.input]
+            shapes = [
+                (rows, *self.view) if output == self.output else self._shape(output, rows) for output in node.output
+            ]
+            read = [names[source] for source in node.input]
             if node.op_type == "QuantizeLinear":
                 read[0] = _kept_in_floats(builder, read[0])
-            made = builder.add_many(node.op_type, *read, shapes=shapes, **Attributes(node).values())
-            names |= {theirs: mine for theirs, mine in zip(node.output, made, strict=True) if theirs}
+            written = builder.add_many(node.op_type, *read, shapes=shapes, **Attributes(node).values())
+            names |= {theirs: mine for theirs, mine in zip(node.output, written, strict=True) if theirs}
         inside = (self.value.channels, self.value.height, self.value.width)
         return names[self.output] if self.view == inside else reshape(builder, names[self.output], inside)
 
@@ -101,7 +104,7 @@ class OnnxIsland:
 
 
 class Surveyor:
-    """Knows the types and shapes of what is no value, and cuts islands out of a file."""
+    """Infers types and shapes of tensors that are not values of the net, and extracts islands from a file."""
 
     def __init__(
         self, source: OnnxSource, rows: int, pictures: Mapping[str, Picture], constants: Mapping[str, Array]
@@ -135,10 +138,10 @@ class Surveyor:
         try:
             opsets = [helper.make_opsetid("", self._opset)]
             complete = with_defaults(node.node, self._opset)
-            found = shape_inference.infer_node_outputs(schema, message(complete), types, data, opset_imports=opsets)
+            inferred = shape_inference.infer_node_outputs(schema, message(complete), types, data, opset_imports=opsets)
         except Exception as error:  # onnx raises several of its own, and RuntimeError
             raise Foreign("the shapes of its outputs cannot be told") from error
-        self._kinds.update((name, _kind(found[name])) for name in node.outputs if name in found)
+        self._kinds.update((name, _kind(inferred[name])) for name in node.outputs if name in inferred)
 
     def _require_certain(self, node: SourceNode) -> None:
         """No result can be compared with one that is drawn anew in every run."""
@@ -169,11 +172,11 @@ class Surveyor:
     def island(self, node: SourceNode, output: str) -> tuple[OnnxIsland, list[str]]:
         """The island that writes *output*, the first of *node* that is a value, and the tensors it reads."""
         nodes = _with_hidden(node, self.hidden)
-        read = list(dict.fromkeys(each for part in nodes for each in part.inputs if each))
-        inputs = [each for each in read if each in self._pictures]
+        read = list(dict.fromkeys(name for part in nodes for name in part.inputs if name))
+        inputs = [name for name in read if name in self._pictures]
         if not inputs:
             raise Foreign("it reads constants only")
-        stored = {each: self._held(each) for each in read if each in self._constants}
+        stored = {name: self._held(name) for name in read if name in self._constants}
         protos, stored = self._converted(nodes, inputs, output, stored)
         followed = follow(protos, stored, inputs, lambda name: self._known(name, stored), self._rows)
         kind = self.kind(output)
@@ -182,7 +185,7 @@ class Surveyor:
             raise Foreign(f"its output {output} is of type {type_name(kind.dtype)}; float outputs can be stitched")
         if shape is None or len(shape) < 2 or min(shape) < 1 or shape[0] != self._rows:
             raise Foreign(f"its output {output} is not known to be rows")
-        kept = tuple((each, self._pictures[each].view) for each in inputs)
+        kept = tuple((name, self._pictures[name].view) for name in inputs)
         view = shape[1:]
         island = OnnxIsland(
             tuple(followed.nodes),
@@ -205,8 +208,8 @@ class Surveyor:
         self, nodes: Sequence[SourceNode], inputs: Sequence[str], output: str, stored: dict[str, Array]
     ) -> tuple[list[OnnxNode], dict[str, Array]]:
         """The nodes in ``OPSET``, and the constants they then read."""
-        protos = [each.node for each in nodes]
-        if all(_same_meaning(each.op, self._opset) for each in nodes):
+        protos = [node.node for node in nodes]
+        if all(_same_meaning(node.op, self._opset) for node in nodes):
             return protos, stored
         read, written = ([declared(name, *self.kind(name)) for name in names] for names in (inputs, [output]))
         tensors = [to_tensor(array, name) for name, array in stored.items()]
@@ -215,11 +218,11 @@ class Surveyor:
             after = at_opset(model, OPSET).graph
         except Exception as error:  # the converter's own, for operators it cannot bring over
             raise Foreign(f"it cannot be brought to operator set {OPSET}; export the model with that one") from error
-        return list(after.node), {each.name: to_array(each) for each in after.initializer}
+        return list(after.node), {tensor.name: to_array(tensor) for tensor in after.initializer}
 
 
 def _kept_in_floats(builder: Builder, value: str) -> str:
-    """*value*, but not right after a product.
+    """Insert a ``Max`` that changes nothing between a product and ``QuantizeLinear``.
 
     Where QuantizeLinear follows a product or its Clip, onnxruntime's optimiser makes integers of float32 weights, and
     takes kernels for integers: the answers would not be the model's own.
@@ -229,7 +232,7 @@ def _kept_in_floats(builder: Builder, value: str) -> str:
 
 
 def value_of(view: Shape) -> Value:
-    """How a tensor of any rank is laid into [C, H, W]."""
+    """Channels, height and width for a tensor of any rank."""
     return Value(*view) if len(view) <= 3 else Value(view[0], math.prod(view[1:]), 1)
 
 
@@ -238,14 +241,14 @@ def _with_hidden(node: SourceNode, hidden: Mapping[str, SourceNode]) -> list[Sou
     order: dict[int, SourceNode] = {}
     stack = [(node, False)]
     while stack:
-        each, ready = stack.pop()
-        if id(each) in order:
+        current, ready = stack.pop()
+        if id(current) in order:
             continue
         if ready:
-            order[id(each)] = each
+            order[id(current)] = current
             continue
-        stack.append((each, True))
-        stack.extend((hidden[name], False) for name in reversed(each.inputs) if name in hidden)
+        stack.append((current, True))
+        stack.extend((hidden[name], False) for name in reversed(current.inputs) if name in hidden)
     return list(order.values())
 
 
@@ -268,10 +271,10 @@ def _same_meaning(op: str, opset: int) -> bool:
 
 def _signature(nodes: Sequence[SourceNode]) -> str:
     """Operators and attributes, so that islands that do the same have the same."""
-    spelled = ["".join((each.op, *sorted(map(_spelled, each.values().items())))) for each in nodes]
+    spelled = ["".join((node.op, *sorted(map(_spelled, node.values().items())))) for node in nodes]
     if len(nodes) == 1:
         return spelled[0]
-    shown = "+".join(each.op for each in nodes[:_SHOWN]) + ("..." if len(nodes) > _SHOWN else "")
+    shown = "+".join(node.op for node in nodes[:_SHOWN]) + ("..." if len(nodes) > _SHOWN else "")
     return f"{shown} {hashlib.sha256(' '.join(spelled).encode()).hexdigest()[:8]}"
 
 
@@ -286,15 +289,15 @@ def _type(kind: TensorKind) -> onnx.TypeProto:
     return helper.make_tensor_type_proto(kind.dtype, kind.shape)
 
 
-def _kind(found: onnx.TypeProto) -> TensorKind:
-    tensor = found.tensor_type
+def _kind(inferred: onnx.TypeProto) -> TensorKind:
+    tensor = inferred.tensor_type
     if not tensor.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor.shape.dim):
         return TensorKind(tensor.elem_type, None)
     return TensorKind(tensor.elem_type, tuple(int(dim.dim_value) for dim in tensor.shape.dim))
 
 
 class Followed(NamedTuple):
-    """The nodes of an island, fit for any number of rows as far as that goes."""
+    """The nodes of an island, adapted to any number of rows as far as possible."""
 
     nodes: list[OnnxNode]
     constants: dict[str, Array]
@@ -334,8 +337,8 @@ class _RowsWalk:
         """Tensor -> the dimension whose outermost part are the rows; none where it cannot be told."""
 
     def over(self, node: OnnxNode) -> OnnxNode:
-        """*node*, freed if it has to be."""
-        read = next((each for each in node.input if each in self._places), None)
+        """Track the rows through *node*; return it with constant row counts removed from its shapes."""
+        read = next((source for source in node.input if source in self._places), None)
         if read is None:
             place = None
         elif node.op_type == "Reshape" and node.input[1] in self.constants:
@@ -393,7 +396,7 @@ class _RowsWalk:
         return copy
 
     def _moved(self, node: OnnxNode, read: str) -> int | None:
-        """Where other operators have the rows that *read* brings them."""
+        """The dimension of the rows in the output of any other operator that reads *read*."""
         place, before = self._places[read], self._shape_of(read)
         settings = Attributes(node).values()
         if place is None or before is None:
@@ -409,15 +412,15 @@ class _RowsWalk:
                 return None
             return place + (taken.ndim - 1 if axis < place else 0)
         if node.op_type == "Unsqueeze":
-            axes = {each % (rank + len(self._axes(node, settings))) for each in self._axes(node, settings)}
+            axes = {dimension % (rank + len(self._axes(node, settings))) for dimension in self._axes(node, settings)}
             free = [at for at in range(rank + len(axes)) if at not in axes]
             return free[place]
         if node.op_type == "Squeeze" or (node.op_type.startswith("Reduce") and not settings.get("keepdims", 1)):
-            axes = {each % rank for each in self._axes(node, settings)}
-            return None if place in axes or not axes else place - sum(each < place for each in axes)
+            axes = {dimension % rank for dimension in self._axes(node, settings)}
+            return None if place in axes or not axes else place - sum(dimension < place for dimension in axes)
         after = self._shape_of(node.output[0])
         return None if after is None or len(after) < rank else place + len(after) - rank
 
     def _axes(self, node: OnnxNode, settings: Mapping[str, Sequence[int]]) -> list[int]:
         stored = self.constants.get(node.input[1]) if len(node.input) > 1 else None
-        return list(settings.get("axes", ())) if stored is None else [int(each) for each in stored.ravel()]
+        return list(settings.get("axes", ())) if stored is None else [int(axis) for axis in stored.ravel()]

@@ -21,7 +21,7 @@ from weft_stitch.reading.onnx_source import FLOATS, SourceNode, float32
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """What a handler may know: the node, what it reads, and the draft to write in."""
+    """The context of a handler: the node, its inputs, and the draft to write to."""
 
     node: SourceNode
     draft: NetDraft
@@ -41,10 +41,10 @@ class Operands:
 
     def picture(self, index: int = 0) -> Picture:
         self._require(index)
-        found = self.pictures.get(self.node.inputs[index])
-        if found is None:
+        picture = self.pictures.get(self.node.inputs[index])
+        if picture is None:
             raise Foreign(f"its input {self.node.inputs[index]} is a constant")
-        return found
+        return picture
 
     def is_constant(self, index: int) -> bool:
         self._require(index)
@@ -57,10 +57,10 @@ class Operands:
         return self.constants[self.node.inputs[index]]
 
     def integers(self, index: int) -> tuple[int, ...]:
-        found = self.array(index)
-        if found.dtype.kind not in "iu":
-            raise ModelError(f"{self.node.inputs[index]} should hold integers and holds {found.dtype}")
-        return tuple(int(each) for each in found.reshape(-1))
+        array = self.array(index)
+        if array.dtype.kind not in "iu":
+            raise ModelError(f"{self.node.inputs[index]} should hold integers and holds {array.dtype}")
+        return tuple(int(number) for number in array.reshape(-1))
 
     def weight(self, index: int) -> Array:
         """A constant as float32, every number of it finite."""
@@ -94,7 +94,7 @@ def _reduce(o: Operands, how: Callable[..., Picture]) -> Picture:
     """A mean or a maximum over all positions."""
     x = o.picture()
     axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
-    if sorted({_axis(o, each, x) for each in axes}) != list(range(2, len(x.view) + 1)):
+    if sorted({_axis(o, axis, x) for axis in axes}) != list(range(2, len(x.view) + 1)):
         raise Foreign(f"it reduces the dimensions {list(axes)}; all but rows and channels are understood")
     return how(o.name, x, keep=bool(o.node.integer("keepdims", 1)))
 
@@ -140,7 +140,7 @@ def _squeeze(o: Operands) -> Picture:
         axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
     else:
         axes = tuple(place for place, size in enumerate(whole) if size == 1)
-    gone = {_axis(o, each, x) for each in axes}
+    gone = {_axis(o, axis, x) for axis in axes}
     if any(whole[place] != 1 for place in gone):
         raise ModelError(f"it squeezes dimensions {sorted(gone)} of {list(whole)}")
     return _with_rows(o, x, [size for place, size in enumerate(whole) if place not in gone])
@@ -150,9 +150,9 @@ def _unsqueeze(o: Operands) -> Picture:
     x = o.picture()
     axes = o.integers(1) if o.given(1) else o.node.integers("axes", ())
     rank = len(x.view) + 1 + len(axes)
-    if len(axes) > 8 or any(not -rank <= each < rank for each in axes):
+    if len(axes) > 8 or any(not -rank <= axis < rank for axis in axes):
         raise ModelError(f"it has no dimensions {list(axes)[:8]}")
-    new = {each % rank for each in axes}
+    new = {axis % rank for axis in axes}
     left = iter((o.rows, *x.view))
     return _with_rows(o, x, [1 if place in new else next(left, 1) for place in range(rank)])
 
@@ -441,7 +441,7 @@ FORMS: Mapping[str, FormHandler] = {
 
 
 def read_node(o: Operands) -> Picture:
-    """The node in the words of the draft; ``Foreign`` where its operator has no form, or not with these attributes."""
+    """Translate the node to operations of the draft; ``Foreign`` where no form fits its operator and attributes."""
     form = find(o.node.op).stitching
     if form is None:
         raise Foreign("it is not understood")

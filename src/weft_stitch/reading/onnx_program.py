@@ -1,7 +1,7 @@
 """ONNX files -> ModelProgram: nodes as the file has them, constants by what they hold; ``read_program``.
 
-Nothing is understood here. Whoever joins programs only needs to know which constants are equal, and what is computed
-from nothing else; so a model may be of any operators.
+Operators are not interpreted. To join programs, it is enough to know which constants are equal and which values are
+computed from constants alone; so a model may use any operators.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ class Constants:
 
     def keep(self, array: Array) -> str:
         array = np.asarray(array, order="C")
-        told = blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=16)
-        told.update(array.reshape(-1).view(np.uint8).data)
-        key = told.hexdigest()
+        digest = blake2b(f"{array.dtype.str}{array.shape}".encode(), digest_size=16)
+        digest.update(array.reshape(-1).view(np.uint8).data)
+        key = digest.hexdigest()
         self.arrays.setdefault(key, array)
         return key
 
@@ -85,28 +85,32 @@ class Constants:
         if node.op == "Identity":
             yield from inputs
             return
-        told = blake2b("\0".join((node.signature, *inputs)).encode(), digest_size=16).hexdigest()
+        digest = blake2b("\0".join((node.signature, *inputs)).encode(), digest_size=16).hexdigest()
         for place in range(len(node.outputs)):
-            self.derived[f"{told}.{place}"] = Derived(node, inputs, place)
-            yield f"{told}.{place}"
+            self.derived[f"{digest}.{place}"] = Derived(node, inputs, place)
+            yield f"{digest}.{place}"
 
     def forget(self, keys: Iterable[str]) -> None:
-        """Arrays that nobody reads any more."""
+        """Drop arrays that no model reads any more."""
         for key in keys:
             self.arrays.pop(key, None)
 
     def behind(self, keys: Iterable[str]) -> set[str]:
         """The arrays that constants are, or are made of."""
-        found: set[str] = set()
+        arrays: set[str] = set()
         for key in keys:
-            found |= {key} & self.arrays.keys() or self.behind(self.derived[key].inputs if key in self.derived else ())
-        return found
+            arrays |= {key} & self.arrays.keys() or self.behind(self.derived[key].inputs if key in self.derived else ())
+        return arrays
 
     def outline(self, key: str) -> object:
-        """The same for constants of the same sizes; whole numbers may be sizes themselves."""
+        """A key that is equal for constants of equal sizes; integers count with their values, as they may be sizes."""
         if key in self.derived:
-            made = self.derived[key]
-            return made.node.signature, made.output, *(self.outline(each) for each in made.inputs if each)
+            derived = self.derived[key]
+            return (
+                derived.node.signature,
+                derived.output,
+                *(self.outline(source) for source in derived.inputs if source),
+            )
         array = self.arrays[key]
         return (array.dtype.str, array.shape) if array.dtype.kind == "f" else key
 
@@ -135,9 +139,9 @@ def takes_whole_numbers(path: str | os.PathLike[str]) -> bool:
     refuse_special_file(path, ModelError)
     try:
         inputs = glanced_inputs(path, requests=True)
-    except Exception:  # protobuf's DecodeError has no public home; what is wrong is told by whoever reads the file
+    except Exception:  # protobuf's DecodeError has no public home; reading the whole file raises a proper error later
         return False
-    return any(each.type.tensor_type.elem_type in WHOLE for each in inputs)
+    return any(value.type.tensor_type.elem_type in WHOLE for value in inputs)
 
 
 def read_program(path: str | os.PathLike[str], constants: Constants, name: str = "") -> ModelProgram:
@@ -158,16 +162,16 @@ def _program(source: OnnxSource, constants: Constants, name: str) -> ModelProgra
     turned: dict[str, str] = {}
 
     def key(read: str) -> str:
-        """Of a constant that is read; empty for what is none."""
+        """The key of a constant; empty if *read* is not constant."""
         if read not in known and read in source.tensors:
             known[read] = constants.keep(source.stored(read))
         return known.get(read, "")
 
     nodes = []
-    for each in source.nodes:
-        node = _node(each)
+    for source_node in source.nodes:
+        node = _node(source_node)
         if node.op == "Constant":
-            known[node.outputs[0]] = constants.keep(constant_node(each, source.folder))
+            known[node.outputs[0]] = constants.keep(constant_node(source_node, source.folder))
         elif node.op == "Transpose" and _is_matrix(source, node.inputs[0]):
             turned[node.outputs[0]] = node.inputs[0]
             held = source.stored(node.inputs[0])
@@ -177,13 +181,13 @@ def _program(source: OnnxSource, constants: Constants, name: str) -> ModelProgra
             known.update(zip(node.outputs, keys, strict=False))
         else:
             nodes.append(_with_bias(node, constants, known, key) if node.op == "Gemm" else node)
-    read = {each: key(each) for node in nodes for each in node.inputs if key(each)}
+    read = {tensor: key(tensor) for node in nodes for tensor in node.inputs if key(tensor)}
     return ModelProgram(name, source.opset, tuple(nodes), _inputs(source), source.outputs, read, turned, _exits(source))
 
 
 def _exits(source: OnnxSource) -> tuple[str, ...]:
     exits = tuple(filter(None, map(str.strip, metadata(source.proto).get(EXITS_KEY, "").split(","))))
-    if lost := [each for each in exits if each not in source.outputs]:
+    if lost := [name for name in exits if name not in source.outputs]:
         raise StitchError(f"its {EXITS_KEY} names {lost[0]}, which is none of its outputs {', '.join(source.outputs)}")
     return exits if len(exits) > 1 else ()
 
@@ -191,7 +195,7 @@ def _exits(source: OnnxSource) -> tuple[str, ...]:
 def _with_bias(
     node: ProgramNode, constants: Constants, known: dict[str, str], key: Callable[[str], str]
 ) -> ProgramNode:
-    """A product and sum, which exporters write without a bias where that is zero, with one all the same.
+    """Add a bias of zeros to a ``Gemm`` without one; exporters drop a bias that is zero.
 
     So it is the same step as that of a model whose bias is not.
     """
@@ -205,8 +209,8 @@ def _with_bias(
 
 def _is_matrix(source: OnnxSource, name: str) -> bool:
     """Whether a tensor is a stored matrix of floats, as exporters transpose for a product."""
-    found = source.tensors.get(name)
-    return found is not None and len(found.dims) == 2 and found.data_type in FLOATS
+    tensor = source.tensors.get(name)
+    return tensor is not None and len(tensor.dims) == 2 and tensor.data_type in FLOATS
 
 
 def _node(node: SourceNode) -> ProgramNode:
@@ -215,23 +219,23 @@ def _node(node: SourceNode) -> ProgramNode:
     if node.op in _LOTS or bodies(node.node):
         raise StitchError(f"{node.name} is {node.op}, which draws lots or holds a graph; it cannot be stitched")
     attributes = dict(sorted(node.values().items()))
-    stored = sorted(node.node.attribute, key=lambda each: each.name)
-    said = b"\0".join(_plain(each).SerializeToString(deterministic=True) for each in stored)
+    stored = sorted(node.node.attribute, key=lambda attribute: attribute.name)
+    said = b"\0".join(_plain(attribute).SerializeToString(deterministic=True) for attribute in stored)
     signature = f"{node.op} {len(node.outputs)} {blake2b(said, digest_size=16).hexdigest()}"
     return ProgramNode(node.name, node.op, node.inputs, node.outputs, attributes, signature, _module(node))
 
 
 def _module(node: SourceNode) -> str:
-    """torch's newer exporter writes it down, and its older one makes names of it: /encoder/layer.0/dense/MatMul."""
-    for each in node.node.metadata_props:
-        if each.key == _SCOPES:
-            scopes = re.findall(r"'([^']*)'", each.value)
+    """The path of the torch module: metadata of torch's newer exporter; its older one puts it into the node's name."""
+    for entry in node.node.metadata_props:
+        if entry.key == _SCOPES:
+            scopes = re.findall(r"'([^']*)'", entry.value)
             return scopes[-2] if len(scopes) > 1 else ""
     return ".".join(node.name.split("/")[1:-1]) if node.name.startswith("/") else ""
 
 
 def _plain(attribute: Any) -> Any:
-    """Without its documentation and the name of a tensor, which say nothing of what is done."""
+    """A copy without documentation and tensor names, which do not change what the node computes."""
     plain = copied(attribute)
     plain.doc_string = ""
     if plain.HasField("t"):
@@ -240,12 +244,12 @@ def _plain(attribute: Any) -> Any:
 
 
 def _inputs(source: OnnxSource) -> tuple[GraphTensor, ...]:
-    kinds = {each.name: each.type.tensor_type.elem_type for each in source.proto.graph.input}
-    found = []
+    kinds = {value.name: value.type.tensor_type.elem_type for value in source.proto.graph.input}
+    inputs = []
     for name, sizes in source.inputs.items():
         if not sizes or isinstance(sizes[0], int):
             raise ModelError(f"its input {name} is {list(sizes)}; export it with an open number of rows")
         dtype = str(numpy_dtype(kinds[name]))
         shape = tuple(size if isinstance(size, int) else DYNAMIC for size in sizes)
-        found.append(GraphTensor(name, shape, dtype, LENGTH))
-    return tuple(found)
+        inputs.append(GraphTensor(name, shape, dtype, LENGTH))
+    return tuple(inputs)

@@ -1,8 +1,7 @@
 """ONNX files -> Net: ``read_net``.
 
-The file is opened and checked (``onnx_source``), constants are worked out as they come (``onnx_folding``), and every
-other node is said in the words of a draft (``onnx_ops``) or, where the caller allows it, kept as an island
-(``onnx_islands``).
+The file is opened and checked and its constants are folded (``onnx_source``); every other node is translated to
+operations of a draft (``onnx_ops``) or, where the caller allows it, kept as an island (``onnx_islands``).
 """
 
 from __future__ import annotations
@@ -88,12 +87,12 @@ class _OnnxWalk:
         return replace(net, ops=tuple(ops)) if narrow else net
 
     def _read(self, node: SourceNode) -> None:
-        made = node.outputs[0]
-        if made in self._inner:
+        output = node.outputs[0]
+        if output in self._inner:
             return
-        if made in self._roundings:
-            found = self._roundings[made]
-            self._pictures[made] = self._draft.rounding(node.name, self._pictures[found.source], found)
+        if output in self._roundings:
+            rounding = self._roundings[output]
+            self._pictures[output] = self._draft.rounding(node.name, self._pictures[rounding.source], rounding)
             return
         if node.op not in _TAKES_PADS:
             self._flush(node)
@@ -102,15 +101,15 @@ class _OnnxWalk:
         elif node.op == "Shape" and node.inputs and self._surveyor.kind(node.inputs[0]).shape is not None:
             whole = np.array(self._surveyor.kind(node.inputs[0]).shape, np.int64)
             self._constants[node.outputs[0]] = whole[node.integer("start", 0) : node.integer("end", len(whole))]
-        elif any(each in self._surveyor.hidden for each in node.inputs):
+        elif any(name in self._surveyor.hidden for name in node.inputs):
             self._keep_foreign(node, "it reads what is inside an island")
-        elif all(each in self._constants for each in node.inputs if each):
+        elif all(name in self._constants for name in node.inputs if name):
             self._fold(node)
         else:
             self._understand(node)
 
     def _fold(self, node: SourceNode) -> None:
-        held = {each: self._constants[each] for each in node.inputs if each}
+        held = {name: self._constants[name] for name in node.inputs if name}
         if node.op in ("Identity", "Dropout") and held:
             self._constants[node.outputs[0]] = held[node.inputs[0]]
             return
@@ -130,7 +129,7 @@ class _OnnxWalk:
         )
 
     def _keep_foreign(self, node: SourceNode, why: str) -> None:
-        """Keep a node as an island, or as part of one; *why* it is none of ours."""
+        """Keep a node as an island, or as part of one; *why* says why a net cannot express it."""
         if not self._islands:
             raise Foreign(why)
         node = self._surveyor.as_read(node)
@@ -141,11 +140,11 @@ class _OnnxWalk:
                 self._surveyor.hidden[name] = node
                 continue
             island, read = self._surveyor.island(node, name)
-            inputs = [self._pictures[each] for each in read]
+            inputs = [self._pictures[source] for source in read]
             self._pictures[name] = self._draft.island(node.name, inputs, island, island.view)
 
     def _flush(self, node: SourceNode) -> None:
-        """Make real the zeros around what *node* reads: they are part of its shape."""
+        """Write out the pending padding of the inputs of *node*, because it is part of their shape."""
         for name in node.inputs:
             if name in self._pictures:
                 self._pictures[name] = self._draft.flush(self._pictures[name])
@@ -170,8 +169,8 @@ class _StoredArrays(dict[str, Array]):
     def __missing__(self, name: str) -> Array:
         if name not in self._source.tensors:
             raise KeyError(name)
-        self[name] = found = self._source.stored(name)
-        return found
+        self[name] = array = self._source.stored(name)
+        return array
 
 
 def _input_shapes(source: OnnxSource, batch: int | None, given: Mapping[str, Shape]) -> dict[str, Shape]:
@@ -179,7 +178,7 @@ def _input_shapes(source: OnnxSource, batch: int | None, given: Mapping[str, Sha
     settled = settle(given, source.inputs)
     if batch is not None and batch < 1:
         raise ModelError(f"a batch of {batch} is no batch; give 1 or more")
-    # Rows that nobody gave are as many as *batch* says, which the others need not repeat.
+    # Inputs without a given shape take their rows from *batch*, which the given ones need not repeat.
     open_rows = {name: (sizes[0], *settled[name][1:]) for name, sizes in source.inputs.items() if name in settled}
     known = open_rows | {name: settled[name] for name in given if name in settled}
     shapes = {name: _input_shape(name, known.get(name, sizes), batch) for name, sizes in source.inputs.items()}
@@ -201,7 +200,9 @@ def _input_shape(name: str, sizes: Sequence[int | str], batch: int | None) -> Sh
     shape = [rows]
     for place, size in enumerate(sizes[1:], 1):
         if isinstance(size, str):
-            example = "x".join(str(each) if isinstance(each, int) else "224" for each in (rows, *sizes[1:]))
+            example = "x".join(
+                str(dimension) if isinstance(dimension, int) else "224" for dimension in (rows, *sizes[1:])
+            )
             raise ShapeNeeded(f"size {place} of its input {name} is open ({size})", name, example)
         shape.append(size)
     if min(shape) < 1:
@@ -210,11 +211,12 @@ def _input_shape(name: str, sizes: Sequence[int | str], batch: int | None) -> Sh
 
 
 FLOAT_BITS = 32
+"""Bits of a weight that is not tuned."""
 
 
 @dataclass(frozen=True, eq=False)
 class RoundingSteps:
-    """Operators that round a value; all that they read and write has its shape, or is one number."""
+    """Operators that round a value; all their tensors have its shape, or are one number."""
 
     nodes: tuple[OnnxNode, ...]
     constants: Mapping[str, Array]
@@ -224,11 +226,11 @@ class RoundingSteps:
     """Equal for those that round alike."""
 
     def steps(self, builder: Builder, inputs: Sequence[str]) -> str:
-        """Add the operators; the name of what they make of the one input."""
+        """Add the operators; return the name of the rounded tensor."""
         shape, names = builder.shape(inputs[0]), {self.source: inputs[0]}
         names |= {name: builder.constant(array, "rounding") for name, array in self.constants.items()}
         for node in self.nodes:
-            read = [names[each] for each in node.input]
+            read = [names[name] for name in node.input]
             names[node.output[0]] = builder.add(node.op_type, *read, shape=shape, **Attributes(node).values())
         builder.rounded[names[self.output]] = inputs[0]
         return names[self.output]
@@ -237,22 +239,24 @@ class RoundingSteps:
 def narrow_nodes(source: OnnxSource) -> frozenset[str]:
     """The nodes of a tuned file whose weights are in fewer bits than floats have."""
     widths = widths_in(source.proto)
-    narrow = {name for name, each in widths.items() if each.weight < FLOAT_BITS}
+    narrow = {name for name, width in widths.items() if width.weight < FLOAT_BITS}
     return frozenset(node.name for node in source.nodes if node_name(node.node) in narrow)
 
 
 def roundings(source: OnnxSource) -> dict[str, RoundingSteps]:
     """Every rounded tensor of a file with what rounds it."""
     writers = {output: node for node in source.nodes for output in node.outputs if output}
-    found, notes = rounded_in(source.proto), metadata(source.proto)
+    rounded, notes = rounded_in(source.proto), metadata(source.proto)
     if FORMATS in notes and ROUNDED not in notes:
         raise StitchError("it was tuned by an older weft, and does not say where it rounds; tune it again")
-    return {output: _steps(source, writers, of, output) for output, of in found.items() if output in writers}
+    return {output: _steps(source, writers, of, output) for output, of in rounded.items() if output in writers}
 
 
-def inner(found: Iterable[RoundingSteps]) -> frozenset[str]:
-    """The tensors that only exist while something is rounded."""
-    return frozenset(node.output[0] for each in found for node in each.nodes if node.output[0] != each.output)
+def inner(rounding_steps: Iterable[RoundingSteps]) -> frozenset[str]:
+    """The intermediate tensors of rounding steps."""
+    return frozenset(
+        node.output[0] for steps in rounding_steps for node in steps.nodes if node.output[0] != steps.output
+    )
 
 
 def _steps(source: OnnxSource, writers: Mapping[str, SourceNode], of: str, output: str) -> RoundingSteps:
@@ -262,8 +266,8 @@ def _steps(source: OnnxSource, writers: Mapping[str, SourceNode], of: str, outpu
         if name == of or name in kept or name not in writers:
             continue
         kept[name] = writers[name]
-        wanted += [each for each in writers[name].inputs if each]
-    nodes = [node for node in source.nodes if any(node is each for each in kept.values())]
+        wanted += [tensor for tensor in writers[name].inputs if tensor]
+    nodes = [node for node in source.nodes if any(node is writer for writer in kept.values())]
     if foreign := [node.op for node in nodes if "." in node.op]:
         raise StitchError(f"it rounds by {foreign[0]}, which ONNX Runtime does not know; tune it with --export qdq")
     read = dict.fromkeys(name for node in nodes for name in node.inputs if name)
@@ -275,6 +279,6 @@ def _signature(nodes: Sequence[SourceNode], constants: Mapping[str, Array]) -> s
     digest = hashlib.sha256()
     for node in nodes:
         held = [constants[name].tobytes() for name in node.inputs if name in constants]
-        told = [each.SerializeToString() for each in node.node.attribute]
-        digest.update(b"|".join([node.op.encode(), *held, *told]))
+        attributes = [attribute.SerializeToString() for attribute in node.node.attribute]
+        digest.update(b"|".join([node.op.encode(), *held, *attributes]))
     return digest.hexdigest()[:16]

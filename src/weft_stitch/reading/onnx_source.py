@@ -61,14 +61,14 @@ class SourceNode(Attributes):
     op: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    """Empty where nobody reads them."""
+    """Names of its outputs; empty where no node reads one."""
 
     def pair(self, name: str, default: int) -> tuple[int, int]:
         """An attribute of two positive integers."""
-        found = self.integers(name, (default, default))
-        if len(found) != 2 or min(found) < 1:
-            raise ModelError(f"its {name} is {list(found)}, not two positive numbers")
-        return found[0], found[1]
+        numbers = self.integers(name, (default, default))
+        if len(numbers) != 2 or min(numbers) < 1:
+            raise ModelError(f"its {name} is {list(numbers)}, not two positive numbers")
+        return numbers[0], numbers[1]
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,12 +92,14 @@ class OnnxSource:
     def precision(self) -> str:
         """The type of most of its weights, or of an input where none is stored."""
         sizes: Counter[int] = Counter()
-        for each in self.tensors.values():
-            if each.data_type in FLOATS:
-                sizes[each.data_type] += math.prod(each.dims)
+        for tensor in self.tensors.values():
+            if tensor.data_type in FLOATS:
+                sizes[tensor.data_type] += math.prod(tensor.dims)
         if not sizes:
-            read = (each for each in self.proto.graph.input if each.name in self.inputs)  # old files list constants too
-            sizes.update(each.type.tensor_type.elem_type for each in read)
+            read = (
+                value for value in self.proto.graph.input if value.name in self.inputs
+            )  # old files list constants too
+            sizes.update(value.type.tensor_type.elem_type for value in read)
         return FLOATS[sizes.most_common(1)[0][0]]
 
 
@@ -111,12 +113,12 @@ def open_source(model: OnnxModel, folder: Path | None, taken: Mapping[int, str] 
     if not graph.node or not graph.output:
         raise ModelError("it holds no graph with nodes and outputs; is it an ONNX model?")
     tensors = initializers(graph)
-    inputs = {each.name: _sizes(each, taken) for each in request_inputs(graph)}
+    inputs = {value.name: _sizes(value, taken) for value in request_inputs(graph)}
     if not inputs:
         raise ModelError("it has no inputs")
-    outputs = tuple(dict.fromkeys(each.name for each in graph.output))
+    outputs = tuple(dict.fromkeys(value.name for value in graph.output))
     read = {name for node in graph.node for name in node.input} | set(outputs)
-    nodes = _ordered([_node(each, read) for each in graph.node], set(inputs) | set(tensors), outputs)
+    nodes = _ordered([_node(proto, read) for proto in graph.node], set(inputs) | set(tensors), outputs)
     return OnnxSource(model, _opset(model), tuple(nodes), inputs, outputs, tensors, folder)
 
 
@@ -151,9 +153,9 @@ def _texts(graph: OnnxGraph) -> Iterator[str]:
     yield graph.name
     for node in graph.node:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
-        yield from (each.name for each in node.attribute)
-    for each in (*graph.initializer, *graph.input, *graph.output):
-        yield each.name
+        yield from (attribute.name for attribute in node.attribute)
+    for named in (*graph.initializer, *graph.input, *graph.output):
+        yield named.name
 
 
 def _inlined(model: OnnxModel) -> OnnxModel:
@@ -183,8 +185,8 @@ def _sizes(value: OnnxValue, taken: Mapping[int, str]) -> tuple[int | str, ...]:
 
 
 def _node(proto: OnnxNode, read: set[str]) -> SourceNode:
-    outputs = tuple(each if each in read else "" for each in proto.output)
-    name = proto.name or next((each for each in outputs if each), proto.op_type)
+    outputs = tuple(output if output in read else "" for output in proto.output)
+    name = proto.name or next((output for output in outputs if output), proto.op_type)
     domain = "" if proto.domain in STANDARD_DOMAINS else f"{proto.domain}."
     return SourceNode(proto, name, domain + proto.op_type, tuple(proto.input), outputs)
 
@@ -193,10 +195,10 @@ def _ordered(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence[str
     """What the outputs need, each node after those it reads from."""
     writers: dict[str, SourceNode] = {}
     for node in nodes:
-        for each in filter(None, node.outputs):
-            if each in writers or each in known:
-                raise ModelError(f"{each} is written twice; the file is damaged")
-            writers[each] = node
+        for output in filter(None, node.outputs):
+            if output in writers or output in known:
+                raise ModelError(f"{output} is written twice; the file is damaged")
+            writers[output] = node
     done: dict[int, SourceNode] = {}
     opened: set[int] = set()
     stack = [(name, "an output") for name in reversed(outputs)]
@@ -208,7 +210,9 @@ def _ordered(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence[str
         if name not in writers:
             raise ModelError(f"{reader} reads {name}, which nothing writes")
         node = writers[name]
-        missing = [each for each in node.inputs if each and each not in known and id(writers.get(each)) not in done]
+        missing = [
+            source for source in node.inputs if source and source not in known and id(writers.get(source)) not in done
+        ]
         if not missing:
             done[id(node)] = node
             stack.pop()
@@ -216,7 +220,7 @@ def _ordered(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence[str
         if id(node) in opened:
             raise ModelError(f"{node.name} reads what is made from its own output; the file is damaged")
         opened.add(id(node))
-        stack.extend((each, node.name) for each in reversed(missing))
+        stack.extend((source, node.name) for source in reversed(missing))
     listed = [node for node in nodes if id(node) in done]
     return listed if _runnable(listed, known) else list(done.values())
 
@@ -281,13 +285,13 @@ def _require_small(node: SourceNode, inputs: Mapping[str, Array]) -> None:
     try:
         if node.op in _TO_SHAPE:
             shape = [int(size) for size in inputs[node.inputs[_TO_SHAPE[node.op]]].reshape(-1)]
-            elements = math.prod(shape) * max([1, *(each.size for each in inputs.values())])
+            elements = math.prod(shape) * max([1, *(array.size for array in inputs.values())])
         elif node.op in _SPREADING:
-            elements = math.prod(np.broadcast_shapes(*(each.shape for each in inputs.values())))
+            elements = math.prod(np.broadcast_shapes(*(array.shape for array in inputs.values())))
         elif node.op == "Gather":
-            elements = math.prod(each.size for each in inputs.values())
+            elements = math.prod(array.size for array in inputs.values())
         else:
-            elements = sum(each.size for each in inputs.values())
+            elements = sum(array.size for array in inputs.values())
     except (ValueError, KeyError, IndexError) as error:
         raise ModelError("its constants do not fit each other") from error
     if not 0 <= elements <= _MOST_ELEMENTS:

@@ -23,36 +23,36 @@ class Arguments:
     rows: int
 
     def picture(self, name: str = "self") -> Picture:
-        found = self.given[name]
-        if not isinstance(found, Picture):
+        value = self.given[name]
+        if not isinstance(value, Picture):
             raise Foreign(f"its {name} is not computed from the model's inputs")
-        return found
+        return value
 
     def array(self, name: str) -> Array | None:
-        found = self.given[name]
-        if isinstance(found, Picture):
+        value = self.given[name]
+        if isinstance(value, Picture):
             raise Foreign(f"its {name} is computed from the model's inputs")
-        return None if found is None else np.asarray(found, np.float32)
+        return None if value is None else np.asarray(value, np.float32)
 
     def required(self, name: str) -> Array:
-        found = self.array(name)
-        if found is None:
+        value = self.array(name)
+        if value is None:
             raise Foreign(f"it has no {name}")
-        return found
+        return value
 
     def number(self, name: str) -> float:
         return float(self.given[name])
 
     def pair(self, name: str) -> tuple[int, int]:
-        found = self.given[name]
-        found = list(found) if isinstance(found, Sequence) else [found]
-        return (found * 2)[0], (found * 2)[1]
+        value = self.given[name]
+        value = list(value) if isinstance(value, Sequence) else [value]
+        return (value * 2)[0], (value * 2)[1]
 
     def axes(self, name: str, x: Picture) -> list[int]:
         """Dimensions of *x*, counted from the front."""
-        found = self.given[name]
-        found = list(found) if isinstance(found, Sequence) else [found]
-        return sorted(each % (len(x.view) + 1) for each in found)
+        value = self.given[name]
+        value = list(value) if isinstance(value, Sequence) else [value]
+        return sorted(axis % (len(x.view) + 1) for axis in value)
 
 
 Handler = Callable[[Arguments], Picture]
@@ -181,7 +181,7 @@ def _scaled(a: Arguments, name: str, x: Picture, factor: float) -> Picture:
 
 def _cat(a: Arguments) -> Picture:
     parts = a.given["tensors"]
-    if not all(isinstance(each, Picture) for each in parts):
+    if not all(isinstance(part, Picture) for part in parts):
         raise Foreign("it joins constants")
     if a.axes("dim", parts[0]) != [1]:
         raise Foreign("it does not join along the channels (dimension 1)")
@@ -234,7 +234,7 @@ def _shaped(a: Arguments) -> Picture:
 def _transposed(a: Arguments) -> Picture:
     """Understood only where it moves nothing but dimensions of one."""
     x = a.picture()
-    whole, order = (a.rows, *x.view), [each % (len(x.view) + 1) for each in a.given["dims"]]
+    whole, order = (a.rows, *x.view), [axis % (len(x.view) + 1) for axis in a.given["dims"]]
     moved = [place for place in order[1:] if whole[place] != 1]
     if order[0] != 0 or moved != sorted(moved):
         raise Foreign("it moves dimensions")

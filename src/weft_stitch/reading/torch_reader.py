@@ -1,6 +1,6 @@
 """torch models -> Net: ``read_module``, through torch.export, without decompositions.
 
-An operator that writes in place gives its result to everyone who looks at the same memory, as torch does.
+The result of an operator that writes in place reaches all views of the same memory, as in torch.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ except ImportError as error:
     raise StitchError("reading a torch model needs torch: pip install 'weft[torch]'") from error
 
 _SHOWN = 4
+"""Operators that the name of an island lists; a digest tells longer ones apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,8 +56,8 @@ class TorchIsland:
 
 def call(node: Any, known: Mapping[str, Any]) -> Any:
     """What *node* makes of what is *known*; nothing known is written over."""
-    args = map_arg(node.args, lambda each: known[each.name])
-    kwargs = map_arg(node.kwargs, lambda each: known[each.name])
+    args = map_arg(node.args, lambda source: known[source.name])
+    kwargs = map_arg(node.kwargs, lambda source: known[source.name])
     if writes_in_place(node):
         args = (args[0].clone(), *args[1:])
     return node.target(*args, **kwargs)
@@ -69,7 +70,7 @@ def writes_in_place(node: Any) -> bool:
 
 def signature(nodes: Sequence[Any]) -> str:
     """Operators and their settings, so that islands that do the same have the same."""
-    spelled = [f"{node.target} {map_arg((node.args, dict(node.kwargs)), lambda each: '_')}" for node in nodes]
+    spelled = [f"{node.target} {map_arg((node.args, dict(node.kwargs)), lambda argument: '_')}" for node in nodes]
     if len(nodes) == 1:
         return f"{nodes[0].target} {hashlib.sha256(spelled[0].encode()).hexdigest()[:8]}"
     shown = "+".join(str(node.target) for node in nodes[:_SHOWN]) + ("..." if len(nodes) > _SHOWN else "")
@@ -149,7 +150,7 @@ class _TorchWalk:
 
     def _take(self, node: Any) -> None:
         """A weight, or an input of the model."""
-        spec = next(each for each in self._program.graph_signature.input_specs if each.arg.name == node.name)
+        spec = next(entry for entry in self._program.graph_signature.input_specs if entry.arg.name == node.name)
         if spec.kind.name != "USER_INPUT":
             stored = self._program.state_dict.get(spec.target)
             self._constants[node.name] = self._program.constants[spec.target] if stored is None else stored
@@ -165,7 +166,7 @@ class _TorchWalk:
 
     def _read(self, node: Any) -> None:
         try:
-            if all(each.name in self._constants for each in node.all_input_nodes):
+            if all(source.name in self._constants for source in node.all_input_nodes):
                 self._compute(node)
                 return
             try:
@@ -183,29 +184,29 @@ class _TorchWalk:
             self._constants[node.name] = call(node, self._constants)
 
     def _understand(self, node: Any) -> None:
-        if any(each.name in self._hidden for each in node.all_input_nodes):
+        if any(source.name in self._hidden for source in node.all_input_nodes):
             raise Foreign("it reads what is inside an island")
         kind = _kind(node)
         handler = HANDLERS.get(kind)
         if handler is None:
             raise Foreign("it is not understood")
         given = self._given(node)
-        made = handler(Arguments(_name(node), self._draft, given, self._rows))
-        self._bind(node, made, view=kind in VIEWS)
+        picture = handler(Arguments(_name(node), self._draft, given, self._rows))
+        self._bind(node, picture, view=kind in VIEWS)
 
     def _given(self, node: Any) -> dict[str, Any]:
         """Arguments by the names of the schema, defaults filled in."""
         schema = node.target._schema
-        names = [each.name for each in schema.arguments]
-        given = {each.name: each.default_value for each in schema.arguments if each.has_default_value()}
+        names = [argument.name for argument in schema.arguments]
+        given = {argument.name: argument.default_value for argument in schema.arguments if argument.has_default_value()}
         given |= dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-        found = {name: self._known(each) for name, each in given.items()}
-        found["shape of result"] = _fixed(node.meta["val"].shape, node.name) if _is_tensor(node) else ()
-        return found
+        arguments = {name: self._known(value) for name, value in given.items()}
+        arguments["shape of result"] = _fixed(node.meta["val"].shape, node.name) if _is_tensor(node) else ()
+        return arguments
 
     def _known(self, argument: Any) -> Any:
         if isinstance(argument, list | tuple):
-            return [self._known(each) for each in argument]
+            return [self._known(part) for part in argument]
         if not isinstance(argument, torch.fx.Node):
             return argument
         if argument.name in self._pictures:
@@ -215,8 +216,8 @@ class _TorchWalk:
             raise ModelError(f"its weight {argument.name} holds numbers that are not finite")
         return np.array(array)
 
-    def _bind(self, node: Any, made: Picture, *, view: bool) -> None:
-        """*made* is what *node* gives; written in place, it is also what all views of that memory see."""
+    def _bind(self, node: Any, picture: Picture, *, view: bool) -> None:
+        """Store *picture* as the result of *node*; after a write in place, all views of that memory get it too."""
         source = node.all_input_nodes[0].name if node.all_input_nodes else node.name
         in_place = writes_in_place(node)
         shared = view or in_place
@@ -224,10 +225,10 @@ class _TorchWalk:
         if in_place:
             for other, memory in self._memory.items():
                 if memory == self._memory[node.name] and other in self._pictures:
-                    self._pictures[other] = Picture(made.value, self._pictures[other].view, made.pads)
+                    self._pictures[other] = Picture(picture.value, self._pictures[other].view, picture.pads)
             if source in self._pictures:
-                self._pictures[source] = Picture(made.value, self._pictures[source].view, made.pads)
-        self._pictures[node.name] = made
+                self._pictures[source] = Picture(picture.value, self._pictures[source].view, picture.pads)
+        self._pictures[node.name] = picture
 
     def _keep_foreign(self, node: Any, why: str) -> None:
         """Keep a node as an island, or as part of one; *why* it is none of ours."""
@@ -235,11 +236,11 @@ class _TorchWalk:
             raise Foreign(why)
         if writes_in_place(node) and len(node.args[0].users) > 1:
             raise Foreign(f"{why}, and it writes over what others read")
-        for each in node.all_input_nodes:
-            if each.name in self._pictures:
-                self._pictures[each.name] = self._draft.flush(self._pictures[each.name])
+        for source in node.all_input_nodes:
+            if source.name in self._pictures:
+                self._pictures[source.name] = self._draft.flush(self._pictures[source.name])
         shape = tuple(node.meta["val"].shape) if _is_tensor(node) else ()
-        given_out = node.name in {getattr(each, "name", "") for each in self._outputs()}
+        given_out = node.name in {getattr(output, "name", "") for output in self._outputs()}
         if not given_out and (len(shape) not in (2, 4) or shape[0] != self._rows or not _is_float(node)):
             self._hidden[node.name] = node
             return
@@ -251,9 +252,9 @@ class _TorchWalk:
 
     def _island(self, node: Any, view: tuple[int, ...]) -> TorchIsland:
         nodes = list(dict.fromkeys(self._with_hidden(node)))
-        read = list(dict.fromkeys(each for part in nodes for each in part.all_input_nodes))
-        pictures = [each.name for each in read if each.name in self._pictures]
-        constants = {each.name: self._constants[each.name] for each in read if each.name in self._constants}
+        read = list(dict.fromkeys(source for part in nodes for source in part.all_input_nodes))
+        pictures = [source.name for source in read if source.name in self._pictures]
+        constants = {source.name: self._constants[source.name] for source in read if source.name in self._constants}
         inputs = tuple((name, self._pictures[name].view) for name in pictures)
         value = Value(*view) if len(view) <= 3 else Value(view[0], int(np.prod(view[1:])), 1)
         return TorchIsland(tuple(nodes), constants, inputs, node.name, value, signature(nodes))
@@ -262,17 +263,17 @@ class _TorchWalk:
         """*node* after the hidden ones it needs; the graph is in order, so the order of the graph will do."""
         wanted, stack = {node.name}, [node]
         while stack:
-            for each in stack.pop().all_input_nodes:
-                if each.name in self._hidden and each.name not in wanted:
-                    wanted.add(each.name)
-                    stack.append(each)
-        return (each for each in self._program.graph.nodes if each.name in wanted)
+            for source in stack.pop().all_input_nodes:
+                if source.name in self._hidden and source.name not in wanted:
+                    wanted.add(source.name)
+                    stack.append(source)
+        return (part for part in self._program.graph.nodes if part.name in wanted)
 
     def _refusal(self, node: Any, why: str) -> str:
         way_out = (
             "it cannot be kept as an island" if self._islands else "islands=True runs it for each model separately"
         )
-        lines = [each.strip() for each in str(node.meta.get("stack_trace") or "").splitlines() if each.strip()]
+        lines = [line.strip() for line in str(node.meta.get("stack_trace") or "").splitlines() if line.strip()]
         place = f" (in: {lines[-1]})" if lines else ""
         return f"{_name(node)} is the operator {node.target}{place}: {why}; {way_out}"
 
@@ -332,11 +333,11 @@ def _leaves(structure: Any, path: str) -> Iterator[tuple[int, str]]:
         yield structure, path or "output"
         return
     if isinstance(structure, Mapping):
-        pairs = [(str(key), each) for key, each in structure.items()]
+        pairs = [(str(key), part) for key, part in structure.items()]
     elif isinstance(structure, Sequence):
-        pairs = [(str(index), each) for index, each in enumerate(structure)]
+        pairs = [(str(index), part) for index, part in enumerate(structure)]
     else:
         return
-    for key, each in pairs:
+    for key, part in pairs:
         prefix = path or ("" if isinstance(structure, Mapping) else "output")
-        yield from _leaves(each, f"{prefix}_{key}" if prefix else key)
+        yield from _leaves(part, f"{prefix}_{key}" if prefix else key)

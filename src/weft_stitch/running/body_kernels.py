@@ -1,10 +1,10 @@
-"""The Triton kernels of a body: products, norms, attention and heads of all models' rows, each in one launch.
+"""The Triton kernels of a body: products, norms, attention and heads for the rows of all models, one launch each.
 
-Rows of all models lie in one matrix, those of a model from a multiple of GRANULE on (``body_rows``), so that a tile of
-a product has few models in it. A tile reads the shared weights, and in the same loop the narrow factors of just these
-models; what a row has of another model's factors is struck out before the wide factors follow. Where a tile has many
-models, or a matrix many tiles, what rows have of narrow factors is found once, by a kernel before. ``body_plain`` is
-the same in plain torch.
+Rows of all models are in one matrix, those of a model from a multiple of GRANULE on (``body_rows``), so that a tile of
+a product contains few models. A tile reads the shared weights and, in the same loop, the narrow factors of these
+models; products of a row with another model's factors are masked before the wide factors follow. Where a tile has many
+models, or a matrix many tiles, a separate kernel computes the narrow products first. ``fused_body`` launches the
+kernels and has their twins in plain torch.
 """
 
 # the kernels' arguments have no types, and their names are constants'
@@ -18,7 +18,7 @@ import triton.language as tl
 
 @triton.jit
 def follow(EARLY: tl.constexpr):
-    """Wait for the kernel before, and let the next one start to wait; neither matters to those launched in turn."""
+    """With EARLY, wait for the previous kernel and let the next one launch; otherwise launches are in order anyway."""
     if EARLY:
         tl.extra.cuda.gdc_wait()
         tl.extra.cuda.gdc_launch_dependents()
@@ -110,12 +110,12 @@ def _gathered(
     narrowed, row, area, sections, rows, part,
     RANK: tl.constexpr, NARROWED: tl.constexpr, TALL: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """What rows have of their own narrow factors, once for each slot of models; all of it in the first part."""
+    """The sums of ``narrow_kernel`` for each row, repeated for each model slot of the tile; zero in later parts."""
     at = narrowed + (area * rows + row)[:, None] * RANK + tl.arange(0, RANK)[None, :]
     known = (row < tl.where(part == 0, rows, 0))[:, None]
     total = tl.zeros((TALL, RANK), dtype=tl.float32)
-    for each in tl.static_range(NARROWED):
-        total += tl.load(at + each * sections * rows * RANK, mask=known, other=0.0)
+    for piece in tl.static_range(NARROWED):
+        total += tl.load(at + piece * sections * rows * RANK, mask=known, other=0.0)
     return tl.reshape(tl.broadcast_to(total[:, None, :], (TALL, SLOTS, RANK)), (TALL, SLOTS * RANK))
 
 
@@ -197,7 +197,7 @@ def head_kernel(
         place = (model * depth + k)[:, None] * width + column[None, :]
         own = tl.load(weight + place, mask=(k < depth)[:, None] & known[None, :], other=0.0).to(tl.float32)
         total += seen[:, None] * own
-    found = tl.sum(total, 0) + tl.load(bias + model * width + column, mask=known, other=0.0)
+    answer = tl.sum(total, 0) + tl.load(bias + model * width + column, mask=known, other=0.0)
     if TANH:
-        found = 1.0 - 2.0 / (tl.exp(2.0 * found) + 1.0)
-    tl.store(y + request * width + column, found.to(y.dtype.element_ty), mask=known)
+        answer = 1.0 - 2.0 / (tl.exp(2.0 * answer) + 1.0)
+    tl.store(y + request * width + column, answer.to(y.dtype.element_ty), mask=known)

@@ -1,6 +1,7 @@
-"""Batches of a body in memory that stays, for 64, 128 and so on rows: ``BodyLadder``; on a GPU each is captured once.
+"""Batches of a body in fixed buffers of 64, 128, 256, ... rows: ``BodyLadder``; on a GPU each is one CUDA graph.
 
-A batch of any requests goes to the first rung that holds its rows; one that no rung holds is computed in parts.
+A batch goes to the smallest rung that holds its rows; one that no rung holds is computed in parts. ``SlottedBody``
+holds the weights, with free slots for models that are added later.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from weft_stitch.running.fused_body import (
 from weft_stitch.running.operators import Tensor, torch
 
 SPARE, LEAST_SPARE = 8, 2
-"""Slots that are left free: one for so many models, but some."""
+"""Free slots for models that are added later: one for every 8 models, but at least 2; each costs device memory."""
 
 Change = Callable[[Tensor], Tensor]
 
@@ -45,9 +46,9 @@ Change = Callable[[Tensor], Tensor]
 def changed(
     weights: BodyWeights, shared: Change, own: Change, setting: Callable[[float], object] = lambda number: None
 ) -> BodyWeights:
-    """The weights with what all models share, and the tables of what each has of its own, changed.
+    """Map the weights: *shared* is applied to tensors of all models, *own* to tables with an entry for each model.
 
-    setting: is shown what else all models share.
+    setting: is called with other numbers that all models share.
     """
 
     def product(given: SharedProduct) -> SharedProduct:
@@ -72,18 +73,18 @@ def changed(
 
     return weights._replace(
         words=shared(weights.words), positions=shared(weights.positions), embedded=norm(weights.embedded),
-        layers=[layer(each) for each in weights.layers], pooler=head(weights.pooler),
+        layers=[layer(block) for block in weights.layers], pooler=head(weights.pooler),
         classifier=head(weights.classifier), kinds=None if weights.kinds is None else shared(weights.kinds),
     )  # fmt: skip
 
 
 class BodyDigests(NamedTuple):
-    """What tells weights apart."""
+    """Digests that tell weights apart."""
 
     shared: bytes
-    """Of what all models share, and of the sizes of the rest."""
+    """Digest of the shared weights, and of the sizes of all others."""
     models: tuple[bytes, ...]
-    """Of what each has of its own."""
+    """Digest of each model's own weights."""
 
 
 def digests(encoder: BodyEncoder) -> BodyDigests:
@@ -97,24 +98,25 @@ def digests(encoder: BodyEncoder) -> BodyDigests:
 
     def see_own(tensor: Tensor) -> Tensor:
         common.update(repr(tuple(tensor.shape[1:])).encode())
-        for told, mine in zip(own, tensor, strict=True):
-            told.update(mine.contiguous().numpy().data)
+        for digest, mine in zip(own, tensor, strict=True):
+            digest.update(mine.contiguous().numpy().data)
         return tensor
 
     changed(encoder.weights, see_shared, see_own, lambda number: common.update(repr(number).encode()))
-    return BodyDigests(common.digest(), tuple(each.digest() for each in own))
+    return BodyDigests(common.digest(), tuple(digest.digest() for digest in own))
 
 
 class SlottedBody:
-    """The weights of a body on a device."""
+    """The weights of a body on a device, with a slot for each model and some free ones."""
 
     def __init__(self, encoder: BodyEncoder, shared: bytes, device: Any, dtype: Any) -> None:
         self.shared, self.dtype = shared, dtype
         self.room = len(encoder.names) + max(LEAST_SPARE, len(encoder.names) // SPARE)
         self._taken: list[bytes | None] = [None] * self.room
         self._users = [0] * self.room
-        """How many of those that have the body serve the model in each slot."""
+        """Count of the loaded files that serve the model in each slot."""
         self._lock = threading.Lock()
+        """Protects slots and their users: files load and close in different threads."""
         self.weights = changed(
             encoder.weights,
             lambda tensor: tensor.to(device=device, dtype=dtype),
@@ -122,20 +124,20 @@ class SlottedBody:
         )
 
     def take(self, encoder: BodyEncoder, models: Sequence[bytes]) -> tuple[int, ...] | None:
-        """A slot for each model: those that are there already keep theirs; None where there is no room for all."""
+        """Take a slot for each model; loaded models keep theirs. None where there are too few free slots."""
         with self._lock:
             free = [slot for slot, users in enumerate(self._users) if not users and self._taken[slot] not in models]
-            new = [each for each in dict.fromkeys(models) if each not in self._taken]
+            new = [digest for digest in dict.fromkeys(models) if digest not in self._taken]
             if len(new) > len(free):
                 return None
-            for told, slot in zip(new, free, strict=False):
-                self._taken[slot] = None  # until all of it is written
-                self._write(encoder, models.index(told), slot)
-                self._taken[slot] = told
-            found = tuple(self._taken.index(each) for each in models)
-            for slot in found:
+            for digest, slot in zip(new, free, strict=False):
+                self._taken[slot] = None  # if writing fails, the slot must not look valid
+                self._write(encoder, models.index(digest), slot)
+                self._taken[slot] = digest
+            slots = tuple(self._taken.index(digest) for digest in models)
+            for slot in slots:
                 self._users[slot] += 1
-            return found
+            return slots
 
     def give_back(self, slots: Sequence[int]) -> None:
         with self._lock:
@@ -148,32 +150,34 @@ class SlottedBody:
 
 
 def _own(weights: BodyWeights) -> Iterator[Tensor]:
-    """The tables of what each model has of its own, in order."""
-    found: list[Tensor] = []
+    """The tables with an entry for each model, in order."""
+    tables: list[Tensor] = []
 
     def seen(tensor: Tensor) -> Tensor:
-        found.append(tensor)
+        tables.append(tensor)
         return tensor
 
     changed(weights, lambda tensor: tensor, seen)
-    yield from found
+    yield from tables
 
 
 LEAST_ROWS, MOST_ROWS = 64, 2048
-"""Of rungs; the largest is larger where a single request may be."""
+"""Token rows of the smallest and largest rung. Each rung costs tuning, a capture and memory; a batch above the largest
+runs in parts. The largest rung grows where a single request may have more tokens.
+"""
 
 Run = Callable[[], None]
 Capture = Callable[[Run], Run]
 Shapes = dict[str, Any]
-"""Rows of a rung -> what ``tune`` found for it, as JSON has it."""
+"""Rows of a rung -> the tiles that ``tune_body`` found for it, as JSON."""
 
 
 class BodyRung(NamedTuple):
-    """A batch of so many rows."""
+    """A captured batch with a fixed number of token rows."""
 
     layout: RowNumbers
     numbers: Tensor
-    """What is read of it."""
+    """Its inputs, laid out by *layout*."""
     answers: Tensor
     run: Run
 
@@ -194,19 +198,19 @@ class BodyLadder:
 
     @property
     def sizes(self) -> list[int]:
-        """Rows of all rungs that may be needed."""
-        found = [LEAST_ROWS]
-        while found[-1] < self.most:
-            found.append(2 * found[-1])
-        return found
+        """Rows of all possible rungs."""
+        sizes = [LEAST_ROWS]
+        while sizes[-1] < self.most:
+            sizes.append(2 * sizes[-1])
+        return sizes
 
     @property
     def nbytes(self) -> int:
-        """What rungs keep besides what they compute in."""
-        return sum(each.numbers.nbytes + each.answers.nbytes for each in self._rungs.values())
+        """Bytes of the rungs' input and output buffers."""
+        return sum(rung.numbers.nbytes + rung.answers.nbytes for rung in self._rungs.values())
 
     def check(self, asked: TokenRow) -> None:
-        """Refuse what no table has."""
+        """Refuse a request whose tokens, kinds or length exceed the tables."""
         length = int(asked.positions.max()) + 1
         if length > self.positions:
             raise StitchError(f"a request of {length} tokens: {self.positions} at most")
@@ -220,19 +224,19 @@ class BodyLadder:
         return lots(asked, self.most, self.room)
 
     def rows_of(self, lot: Sequence[TokenRow]) -> int:
-        """Of the rung that holds a batch."""
-        return self.size_for(pack([TokenRequest(each.model, len(each.tokens)) for each in lot]).rows)
+        """Rows of the rung that holds a batch."""
+        return self.size_for(pack([TokenRequest(row.model, len(row.tokens)) for row in lot]).rows)
 
     def size_for(self, rows: int) -> int:
         return max(LEAST_ROWS, room_for(rows))
 
     def rung(self, rows: int, capture: Capture, enough: Callable[[], bool] = lambda: False) -> BodyRung:
-        """That of so many rows; *enough*: whether there is no time left to find the best tiles for it."""
+        """The rung of *rows* token rows; *enough* says whether the time for tuning its tiles is used up."""
         if rows not in self._rungs:
-            self._rungs[rows] = self._made(rows, capture, enough)
+            self._rungs[rows] = self._build(rows, capture, enough)
         return self._rungs[rows]
 
-    def _made(self, rows: int, capture: Capture, enough: Callable[[], bool]) -> BodyRung:
+    def _build(self, rows: int, capture: Capture, enough: Callable[[], bool]) -> BodyRung:
         words, room = self._weights.words, min(self.room, rows)
         layout, longest = RowNumbers(rows, room), min(rows, self.positions)
         numbers = torch.zeros(layout.size, dtype=torch.int32, device=words.device)
@@ -251,13 +255,13 @@ class BodyLadder:
         return BodyRung(layout, numbers, answers, capture(run))
 
     def _example(self, rows: int, room: int) -> list[TokenRow]:
-        """Requests of several models that fill a rung."""
+        """Example requests of several models that fill a rung, for tuning."""
         length, models = max(FINEST, rows // room // FINEST * FINEST), len(self._weights.classifier.weight)
         zeros, count = np.zeros(length, np.int32), min(room, rows // length)
         return [TokenRow(number * models // count, zeros, zeros, zeros) for number in range(count)]
 
     def _shape(self, body: FusedBody, tables: Any, enough: Callable[[], bool]) -> None:
-        """Have its products in the tiles that are fastest, by trying, once; or in those of another rung."""
+        """Tune the products' tiles once for each size; if time is up, use those of the nearest rung."""
         from weft_stitch.running.kernel_shapes import tune_body
 
         rows = len(tables.positions)
@@ -266,11 +270,11 @@ class BodyLadder:
                 tune_body(body, tables, self._weights.words.dtype)
             self.shapes[str(rows)] = {
                 "early": body.early.value,
-                "tiles": [[*map(list, each)] for each in body.shapes.items()],
+                "tiles": [[*map(list, entry)] for entry in body.shapes.items()],
             }
             return
-        found = self.shapes.get(str(rows)) or min(self.shapes.items(), key=lambda each: abs(int(each[0]) - rows))[1]
-        body.early = Early(found["early"])
+        stored = self.shapes.get(str(rows)) or min(self.shapes.items(), key=lambda entry: abs(int(entry[0]) - rows))[1]
+        body.early = Early(stored["early"])
         body.shapes = {
-            (depth, width, rank, rows, FINEST): TileShape(*tile) for (depth, width, rank, *_), tile in found["tiles"]
+            (depth, width, rank, rows, FINEST): TileShape(*tile) for (depth, width, rank, *_), tile in stored["tiles"]
         }

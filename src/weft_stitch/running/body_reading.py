@@ -1,8 +1,8 @@
 """A body of stitched models -> the weights that kernels for a GPU read: ``read_encoder``.
 
-Read are encoders that normalise behind their sums (BERT's kind), with a pooler and a classifier of each model. Where a
-weight belongs is told by what its step reads and who reads it; what else is computed on the way (scales, masks,
-activations) is taken to be as usual, so whoever reads one compares answers (``body_serving``).
+Supported are encoders with norms after the residual sums (BERT's kind), with a pooler and a classifier for each model.
+The role of a weight follows from the inputs and readers of its step. Scales, masks and activations are assumed to be
+the usual ones, so the caller must compare answers (``body_serving.check``).
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ NORM = "LayerNormalization"
 
 
 class BodyEncoder(NamedTuple):
-    """Models as one encoder."""
+    """Encoders that share a backbone."""
 
     names: tuple[str, ...]
     weights: BodyWeights
     classes: tuple[int, ...]
-    """How many numbers each model answers."""
+    """The number of outputs of each model."""
     tokens: str
-    """The input that words are looked up by."""
+    """The input with token ids."""
     kinds: str = ""
-    """The input that kinds of words are looked up by; empty where there is none."""
+    """The input with token types; empty where there is none."""
     shown: str = ""
-    """The input that hides words, which is taken to be 0 there and 1 elsewhere; empty where there is none."""
+    """The attention mask, 1 at tokens and 0 at padding; empty where there is none."""
 
 
 class EmbeddedTables(NamedTuple):
-    """What the first norm reads, added up: the names of inputs, and their tables."""
+    """The embeddings that are summed before the first norm: their tables, and the inputs that index them."""
 
     tokens: str
     words: Array
@@ -55,11 +55,11 @@ class DenseStep(NamedTuple):
     """The number of its step."""
     bias: int | None
     read: BodyValue
-    made: BodyValue
+    output: BodyValue
 
 
 def read_encoder(body: Body, device: Any = "cpu", dtype: Any = None) -> BodyEncoder:
-    """The models of *body*, which must share all but low-rank parts, biases, norms and heads."""
+    """Read the models of *body*, which must share all weights except low-rank parts, biases, norms and heads."""
     try:
         return _Reader(body, device, dtype or torch.float32).encoder()
     except (AssertionError, LookupError, StopIteration, TypeError, ValueError) as error:  # of what a file says of them
@@ -71,7 +71,7 @@ class _Reader:
         self._body, self._device, self._dtype = body, device, dtype
         self._users: dict[BodyValue, list[int]] = {}
         for number, step in enumerate(body.steps):
-            for value in dict.fromkeys(each for each in step.inputs if each is not None):
+            for value in dict.fromkeys(read for read in step.inputs if read is not None):
                 self._users.setdefault(value, []).append(number)
 
     def encoder(self) -> BodyEncoder:
@@ -85,7 +85,7 @@ class _Reader:
         kinds = None if tables.kinds_table is None else self._tensor(tables.kinds_table)
         weights = BodyWeights(
             self._tensor(tables.words), self._tensor(tables.positions), self._norm(norms[0]),
-            [each for each, _ in layers], self._head(pooler), self._head(classifier), layers[0][1], kinds,
+            [layer for layer, _ in layers], self._head(pooler), self._head(classifier), layers[0][1], kinds,
         )  # fmt: skip
         masks = [name for name in self._body.inputs if name not in (tables.tokens, tables.kinds)]
         if len(masks) > 1:
@@ -103,7 +103,7 @@ class _Reader:
                 raise _foreign(f"its first layer norm reads {self._where(number)} more than once")
             seen.add(value)
             step = self._body.steps[number]
-            values = [each for each in step.inputs if each is not None]
+            values = [source for source in step.inputs if source is not None]
             if step.node.op == "Add":
                 waiting += values
                 continue
@@ -117,39 +117,39 @@ class _Reader:
         others = [name for name in tables if name not in ("", tokens)]
         if len(others) > 1:
             raise _foreign(f"it looks words up by {', '.join(others)}, too")
-        found = EmbeddedTables(tokens, tables[tokens], positions)
-        return found._replace(kinds=others[0], kinds_table=tables[others[0]]) if others else found
+        embedded = EmbeddedTables(tokens, tables[tokens], positions)
+        return embedded._replace(kinds=others[0], kinds_table=tables[others[0]]) if others else embedded
 
     def _layer(self, before: int, between: int, behind: int) -> tuple[BodyLayer, int]:
-        """The layer between three norms, and its heads."""
+        """The layer between three norms, and its number of heads."""
         hidden, middle = BodyValue(before, 0), BodyValue(between, 0)
         asked, heads = self._asked(hidden)
         mixed, outer = self._added(between, hidden), self._added(behind, middle)
         inner = self._products(middle)
         if len(inner) != 1:
             raise _foreign(f"{len(inner)} products read what {self._where(between)} makes, not one")
-        made = BodyLayer(
+        layer = BodyLayer(
             self._product(asked), self._product([mixed]), self._norm(between),
             self._product(inner), self._product([outer]), self._norm(behind),
         )  # fmt: skip
-        return made, heads
+        return layer, heads
 
     def _asked(self, hidden: BodyValue) -> tuple[list[DenseStep], int]:
-        """Queries, keys and values, in this order, and how many heads there are."""
-        found = self._products(hidden)
-        if len(found) == 1:
-            return found, self._head_count(found[0])
-        roles = {self._role(each.made): each for each in found}
-        if len(found) != 3 or len(roles) != 3:
-            raise _foreign(f"{len(found)} products read what {self._where(hidden.step)} makes, not three")
-        return [roles[each] for each in sorted(roles)], self._head_count(roles[0])
+        """The products of queries, keys and values, in this order, and the number of heads."""
+        products = self._products(hidden)
+        if len(products) == 1:
+            return products, self._head_count(products[0])
+        roles = {self._role(dense.output): dense for dense in products}
+        if len(products) != 3 or len(roles) != 3:
+            raise _foreign(f"{len(products)} products read what {self._where(hidden.step)} makes, not three")
+        return [roles[role] for role in sorted(roles)], self._head_count(roles[0])
 
     def _role(self, value: BodyValue) -> int:
-        """0, 1 or 2 for what becomes queries, keys or values of an attention."""
+        """0, 1 or 2 for a value that becomes queries, keys or values of an attention."""
         while True:
             number = self._reader(value)
             step = self._body.steps[number]
-            values = [each for each in step.inputs if each is not None]
+            values = [source for source in step.inputs if source is not None]
             if step.node.op == "Attention":
                 return values.index(value)
             if step.node.op == "MatMul" and len(values) == 2:
@@ -157,17 +157,17 @@ class _Reader:
             value = BodyValue(number, 0)
 
     def _is_softmax(self, value: BodyValue) -> bool:
-        """Whether a value is the softmax of a product, with what may be done to it behind."""
+        """Whether a value is the softmax of a product, possibly processed further."""
         while value.step >= 0:
             step = self._body.steps[value.step]
             if step.node.op in ("MatMul", "Softmax"):
                 return step.node.op == "Softmax"
-            value = [each for each in step.inputs if each is not None][-1]
+            value = [source for source in step.inputs if source is not None][-1]
         return False
 
     def _head_count(self, dense: DenseStep) -> int:
-        """As the tensor is laid out that an attention reads."""
-        step = self._body.steps[self._reader(dense.made)]
+        """The number of heads, from the shape to which the attention's input is reshaped."""
+        step = self._body.steps[self._reader(dense.output)]
         sizes = self._numbers(step, 1) if step.node.op == "Reshape" else []
         width = self._matrix(dense.product, 0).shape[0]
         if len(sizes) > 1 and max(sizes[-2:]) > 0:
@@ -176,8 +176,8 @@ class _Reader:
 
     def _heads(self) -> tuple[DenseStep, DenseStep]:
         """The pooler and the classifier."""
-        ends = {next(iter(each.values())) for each in self._body.outputs if len(each) == 1}
-        if len(ends) != 1 or any(len(each) != 1 for each in self._body.outputs):
+        ends = {next(iter(outputs.values())) for outputs in self._body.outputs if len(outputs) == 1}
+        if len(ends) != 1 or any(len(outputs) != 1 for outputs in self._body.outputs):
             raise _foreign("its models do not answer by one and the same step")
         classifier = self._to(ends.pop())
         step = self._body.steps[classifier.read.step]
@@ -188,31 +188,31 @@ class _Reader:
     # Steps
 
     def _products(self, value: BodyValue) -> list[DenseStep]:
-        """Those that read a value."""
-        return [self._from(each) for each in self._users.get(value, ()) if self._is_product(each)]
+        """The products that read a value."""
+        return [self._from(user) for user in self._users.get(value, ()) if self._is_product(user)]
 
     def _added(self, norm: int, hidden: BodyValue) -> DenseStep:
-        """What a norm reads besides *hidden*, which is added to it."""
+        """The product in the residual sum that a norm reads, next to *hidden*."""
         step = self._body.steps[self._read(norm).step]
-        others = [each for each in step.inputs if each is not None and each != hidden]
+        others = [source for source in step.inputs if source is not None and source != hidden]
         if step.node.op != "Add" or len(others) != 1 or hidden not in step.inputs:
             raise _foreign(f"{self._where(norm)} does not read a sum with what the norm before it made")
         return self._to(others[0])
 
     def _from(self, product: int) -> DenseStep:
         step = self._body.steps[product]
-        read, made = step.inputs[0], BodyValue(product, 0)
+        read, output = step.inputs[0], BodyValue(product, 0)
         assert read is not None
-        users = self._users.get(made, ())
+        users = self._users.get(output, ())
         if step.node.op == "MatMul" and len(users) == 1 and self._is_bias(users[0]):
             return DenseStep(product, users[0], read, BodyValue(users[0], 0))
-        return DenseStep(product, None, read, made)
+        return DenseStep(product, None, read, output)
 
     def _to(self, value: BodyValue) -> DenseStep:
-        """The product that makes a value."""
+        """The product that writes a value, with its bias."""
         number = value.step
         while number >= 0 and (self._body.steps[number].node.op == "Identity" or self._is_bias(number)):
-            number = next(each.step for each in self._body.steps[number].inputs if each is not None)
+            number = next(source.step for source in self._body.steps[number].inputs if source is not None)
         if number < 0 or not self._is_product(number):
             raise _foreign(f"{self._where(value.step)} is no product with weights")
         return self._from(number)
@@ -228,17 +228,17 @@ class _Reader:
         return step.node.op == "Add" and len(held) == 1 and len(self._outline(held[0])) == 1
 
     def _reader(self, value: BodyValue) -> int:
-        """The step that reads a value, but for those that ask for its sizes."""
-        found = [each for each in self._users.get(value, ()) if self._body.steps[each].node.op != "Shape"]
-        if len(found) != 1:
-            raise _foreign(f"{len(found)} steps read what {self._where(value.step)} makes, not one")
-        return found[0]
+        """The one step that reads a value; ``Shape`` steps do not count."""
+        readers = [user for user in self._users.get(value, ()) if self._body.steps[user].node.op != "Shape"]
+        if len(readers) != 1:
+            raise _foreign(f"{len(readers)} steps read what {self._where(value.step)} makes, not one")
+        return readers[0]
 
     def _read(self, number: int) -> BodyValue:
-        found = self._body.steps[number].inputs[0]
-        if found is None or found.step < 0:
+        value = self._body.steps[number].inputs[0]
+        if value is None or value.step < 0:
             raise _foreign(f"{self._where(number)} reads no step")
-        return found
+        return value
 
     def _where(self, number: int) -> str:
         names = self._body.steps[number].names
@@ -247,41 +247,43 @@ class _Reader:
     # Numbers
 
     def _numbers(self, step: BodyStep, place: int) -> list[int]:
-        """What a step reads as sizes; -1 for those that are not constant."""
+        """The sizes that a step reads; -1 for those that are not constant."""
         value, arrays = step.inputs[place], self._body.constants.arrays
         if value is None:
             key = step.contents[min(step.contents)][place]
-            return [int(each) for each in arrays[key].reshape(-1)] if key in arrays else []
-        made = self._body.steps[value.step]
-        if value.step < 0 or made.node.op != "Concat":
+            return [int(number) for number in arrays[key].reshape(-1)] if key in arrays else []
+        writer = self._body.steps[value.step]
+        if value.step < 0 or writer.node.op != "Concat":
             return [-1]
         return [
-            each for at, read in enumerate(made.inputs) for each in (self._numbers(made, at) if read is None else [-1])
+            number
+            for at, read in enumerate(writer.inputs)
+            for number in (self._numbers(writer, at) if read is None else [-1])
         ]
 
     def _outline(self, key: str) -> tuple[int, ...]:
-        found = self._body.constants.arrays.get(key)
-        return () if found is None else found.shape
+        array = self._body.constants.arrays.get(key)
+        return () if array is None else array.shape
 
     def _held(self, number: int, place: int, task: int) -> Array:
         contents = self._body.steps[number].contents.get(task)
-        found = self._body.constants.arrays.get(contents[place]) if contents else None
-        if found is None:
+        array = self._body.constants.arrays.get(contents[place]) if contents else None
+        if array is None:
             raise _foreign(f"{self._body.names[task]} has no stored weights at {self._where(number)}")
-        return found
+        return array
 
     def _shared(self, number: int, place: int) -> Array:
-        """What all models hold at a step; what differs by a low rank is shared where a tolerance was given."""
-        found, step = self._held(number, place, 0), self._body.steps[number]
-        if any(self._held(number, place, task) is not found for task in range(1, self._body.tasks)):
+        """The constant that all models share at a step, low-rank parts aside; ``StitchError`` if they differ."""
+        array, step = self._held(number, place, 0), self._body.steps[number]
+        if any(self._held(number, place, task) is not array for task in range(1, self._body.tasks)):
             raise _foreign(f"the models have different weights at {self._where(number)}")
         if step.lines:
             raise _foreign(f"the models have lines of their own in the table at {self._where(number)}")
         self._near(number)
-        return found
+        return array
 
     def _near(self, number: int) -> dict[int, LowRank]:
-        """What models add at a step."""
+        """The low-rank parts of models at a step."""
         parts = self._body.steps[number].parts
         for part in parts.values():
             if part.before is not None or part.after is not None:  # a file does not have the numbers
@@ -290,30 +292,32 @@ class _Reader:
 
     def _matrix(self, number: int, task: int) -> Array:
         """[in, out]."""
-        found = self._held(number, 1, task)
-        return found.T if self._body.steps[number].node.attributes.get("transB") else found
+        matrix = self._held(number, 1, task)
+        return matrix.T if self._body.steps[number].node.attributes.get("transB") else matrix
 
     def _product(self, denses: Sequence[DenseStep]) -> SharedProduct:
         """Products of the same input, side by side."""
-        for each in denses:
-            self._shared(each.product, 1)
-        weight = np.concatenate([self._matrix(each.product, 0) for each in denses], axis=1)
-        biases = [self._bias(each) for each in denses]
+        for dense in denses:
+            self._shared(dense.product, 1)
+        weight = np.concatenate([self._matrix(dense.product, 0) for dense in denses], axis=1)
+        biases = [self._bias(dense) for dense in denses]
         tall = max(map(len, biases))
-        bias = np.concatenate([np.broadcast_to(each, (tall, each.shape[1])) for each in biases], axis=1)
-        made = self._tensor(weight), self._tensor(bias)
-        rank = max((part.rank for each in denses for part in self._body.steps[each.product].parts.values()), default=0)
+        bias = np.concatenate([np.broadcast_to(row, (tall, row.shape[1])) for row in biases], axis=1)
+        tensors = self._tensor(weight), self._tensor(bias)
+        rank = max(
+            (part.rank for dense in denses for part in self._body.steps[dense.product].parts.values()), default=0
+        )
         if not rank:
-            return SharedProduct(*made)
-        return SharedProduct(*made, *self._parts(denses, weight, max(FINEST, room_for(rank))))
+            return SharedProduct(*tensors)
+        return SharedProduct(*tensors, *self._parts(denses, weight, max(FINEST, room_for(rank))))
 
     def _parts(self, denses: Sequence[DenseStep], weight: Array, room: int) -> tuple[Tensor, Tensor]:
-        """The factors of all models, which are zero behind their ranks."""
+        """The low-rank factors of all models, padded with zeros to one rank."""
         (depth, width), tasks = weight.shape, self._body.tasks
         down, up = np.zeros((tasks, len(denses), room, depth), np.float32), np.zeros((tasks, room, width), np.float32)
         wide = width // len(denses)
-        for section, each in enumerate(denses):
-            for task, part in self._body.steps[each.product].parts.items():
+        for section, dense in enumerate(denses):
+            for task, part in self._body.steps[dense.product].parts.items():
                 down[task, section, : part.rank] = part.down.T
                 up[task, : part.rank, section * wide : (section + 1) * wide] = part.up
         return self._tensor(down), self._tensor(up)
@@ -328,21 +332,23 @@ class _Reader:
         return self._table(dense.product, 2) if len(step.inputs) > 2 else np.zeros((1, width), np.float32)
 
     def _table(self, number: int, place: int) -> Array:
-        """What models hold at a step, once where it is the same."""
+        """The models' constants at a step, stacked; a single one where all are the same array."""
         held = [self._held(number, place, task) for task in range(self._body.tasks)]
-        return np.stack(held[:1] if all(each is held[0] for each in held) else held)
+        return np.stack(held[:1] if all(array is held[0] for array in held) else held)
 
     def _norm(self, number: int) -> RowNorm:
         scale, shift = self._table(number, 1), self._table(number, 2)
         tall = max(len(scale), len(shift))
-        wide = [self._tensor(np.broadcast_to(each, (tall, each.shape[1]))) for each in (scale, shift)]
+        wide = [self._tensor(np.broadcast_to(table, (tall, table.shape[1]))) for table in (scale, shift)]
         return RowNorm(wide[0], wide[1], float(self._body.steps[number].node.attributes.get("epsilon", 1e-5)))
 
     def _head(self, dense: DenseStep) -> OwnHead:
-        """Of all models; those that answer fewer numbers than others have zeros behind."""
+        """The heads of all models, padded with zeros to the widest."""
         tasks, parts = range(self._body.tasks), self._near(dense.product)
         matrices = [self._matrix(dense.product, task) for task in tasks]
-        width = FINEST * -(-max(each.shape[1] for each in matrices) // FINEST)  # others may have more, which fit then
+        width = FINEST * -(
+            -max(matrix.shape[1] for matrix in matrices) // FINEST
+        )  # others may have more, which fit then
         weight = np.zeros((len(tasks), len(matrices[0]), width), np.float32)
         bias = np.zeros((len(tasks), width), np.float32)
         for task, matrix in enumerate(matrices):

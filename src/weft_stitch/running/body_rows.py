@@ -1,6 +1,6 @@
-"""Where the tokens of requests for several models lie in one matrix: ``pack``, and ``RowTables`` on a device.
+"""The layout of requests for several models in one matrix of token rows: ``pack``, with ``RowTables`` for kernels.
 
-``RowNumbers`` has all that is read of a batch in one array, so that it goes to a device at once.
+``RowNumbers`` puts all inputs of a batch into one array, so that one copy brings them to the device.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class TokenRequest(NamedTuple):
 
 
 class RowTables(NamedTuple):
-    """What kernels read to find their way, on a device."""
+    """Index tables for the kernels, on a device."""
 
     whose: Tensor
     """The model of each granule of rows."""
@@ -37,12 +37,12 @@ class RowTables(NamedTuple):
     models: Tensor
     """Each request's model."""
     positions: Tensor
-    """Of each row within its request."""
+    """The position of each row within its request."""
 
 
 @dataclass(frozen=True, eq=False)
 class PackedRows:
-    """Requests in a matrix of so many rows, those of one model one after another from a multiple of *granule* on."""
+    """Requests in a matrix of *rows* rows; those of one model are consecutive and begin at a multiple of *granule*."""
 
     granule: int
     rows: int
@@ -52,29 +52,29 @@ class PackedRows:
 
     @property
     def longest(self) -> int:
-        return max(each.length for each in self.requests)
+        return max(request.length for request in self.requests)
 
     def tables(self, device: Any, room: int | None = None) -> RowTables:
-        """Tables for *room* requests; those that there are not have no tokens."""
+        """Tables for *room* requests; missing requests have length 0."""
         whose = np.zeros(self.rows // self.granule, np.int32)
         positions = np.zeros(self.rows, np.int64)
-        each = np.zeros((3, room or len(self.requests)), np.int32)
+        by_request = np.zeros((3, room or len(self.requests)), np.int32)
         for number, ((model, length), first) in enumerate(zip(self.requests, self.first, strict=True)):
             whose[first // self.granule : -(-(first + length) // self.granule)] = model
             positions[first : first + length] = np.arange(length)
-            each[:, number] = first, length, model
-        return RowTables(*(torch.from_numpy(table).to(device) for table in (whose, *each, positions)))
+            by_request[:, number] = first, length, model
+        return RowTables(*(torch.from_numpy(table).to(device) for table in (whose, *by_request, positions)))
 
     def laid(self, tokens: Sequence[Array]) -> Array:
-        """The tokens of all requests, each at its rows."""
-        found = np.zeros(self.rows, np.int64)
+        """The matrix column of all requests' tokens."""
+        matrix = np.zeros(self.rows, np.int64)
         for first, mine in zip(self.first, tokens, strict=True):
-            found[first : first + len(mine)] = mine
-        return found
+            matrix[first : first + len(mine)] = mine
+        return matrix
 
 
 class TokenRow(NamedTuple):
-    """A request: the tokens that a model sees, where they stand, and of which kind they are."""
+    """A request: its unmasked tokens, with their positions and token types."""
 
     model: int
     tokens: Array
@@ -83,7 +83,7 @@ class TokenRow(NamedTuple):
 
 
 class BatchNumbers(NamedTuple):
-    """Parts of one array; of numpy or of torch."""
+    """Views of one array, of numpy or of torch."""
 
     tokens: Any
     kinds: Any
@@ -91,7 +91,7 @@ class BatchNumbers(NamedTuple):
 
 
 class RowNumbers(NamedTuple):
-    """How an array for so many rows and requests is laid out."""
+    """The layout of one array with all inputs of a batch of *rows* token rows and *room* requests."""
 
     rows: int
     room: int
@@ -101,41 +101,41 @@ class RowNumbers(NamedTuple):
         return 3 * self.rows + self.rows // FINEST + 3 * self.room
 
     def parts(self, numbers: Any) -> BatchNumbers:
-        rows, room, found, at = self.rows, self.room, [], 0
+        rows, room, parts, at = self.rows, self.room, [], 0
         for size in (rows, rows, rows // FINEST, room, room, room, rows):
-            found.append(numbers[at : at + size])
+            parts.append(numbers[at : at + size])
             at += size
-        return BatchNumbers(found[0], found[1], RowTables(*found[2:]))
+        return BatchNumbers(parts[0], parts[1], RowTables(*parts[2:]))
 
     def laid(self, asked: Sequence[TokenRow]) -> Array:
-        """All that is read of a batch; requests that there are not have no tokens."""
-        packed = pack([TokenRequest(each.model, len(each.tokens)) for each in asked], rows=self.rows)
+        """Fill the array for a batch; missing requests have length 0."""
+        packed = pack([TokenRequest(row.model, len(row.tokens)) for row in asked], rows=self.rows)
         numbers = np.zeros(self.size, np.int32)
         tokens, kinds, tables = self.parts(numbers)
-        for number, (each, first) in enumerate(zip(asked, packed.first, strict=True)):
-            end = first + len(each.tokens)
-            tokens[first:end], kinds[first:end], tables.positions[first:end] = each.tokens, each.kinds, each.positions
-            tables.whose[first // FINEST : -(-end // FINEST)] = each.model
-            tables.first[number], tables.lengths[number], tables.models[number] = first, end - first, each.model
+        for number, (row, first) in enumerate(zip(asked, packed.first, strict=True)):
+            end = first + len(row.tokens)
+            tokens[first:end], kinds[first:end], tables.positions[first:end] = row.tokens, row.kinds, row.positions
+            tables.whose[first // FINEST : -(-end // FINEST)] = row.model
+            tables.first[number], tables.lengths[number], tables.models[number] = first, end - first, row.model
         return numbers
 
 
 def lots(asked: Sequence[TokenRow], rows: int, room: int) -> list[Sequence[TokenRow]]:
-    """Requests, those of a model one after another, as batches of at most so many rows and requests."""
-    found, begin, end, last = [], 0, 0, None
-    for number, each in enumerate(asked):
-        start = end if each.model == last else _up(end, FINEST)
-        end, last = start + len(each.tokens), each.model
+    """Split requests, which are sorted by model, into batches of at most *rows* token rows and *room* requests."""
+    batches, begin, end, last = [], 0, 0, None
+    for number, row in enumerate(asked):
+        start = end if row.model == last else _up(end, FINEST)
+        end, last = start + len(row.tokens), row.model
         if end > rows or number - begin >= room:
-            found.append(asked[begin:number])
-            begin, end = number, len(each.tokens)
-    return [*found, asked[begin:]]
+            batches.append(asked[begin:number])
+            begin, end = number, len(row.tokens)
+    return [*batches, asked[begin:]]
 
 
 def pack(requests: Sequence[TokenRequest], granule: int = FINEST, rows: int | None = None) -> PackedRows:
-    """Lay requests of any order, models and lengths; *rows* is what they shall take, with nothing at the end."""
+    """Place requests of any order, models and lengths; *rows* is the size of the matrix, with padding at the end."""
     first, end, last = [0] * len(requests), 0, None
-    for number in sorted(range(len(requests)), key=lambda each: requests[each].model):
+    for number in sorted(range(len(requests)), key=lambda place: requests[place].model):
         model, length = requests[number]
         if length < 1:
             raise StitchError(f"a request of {length} tokens: give 1 or more")
@@ -149,7 +149,7 @@ def pack(requests: Sequence[TokenRequest], granule: int = FINEST, rows: int | No
 
 
 def room_for(count: int) -> int:
-    """The power of two that holds so many."""
+    """The smallest power of two that is at least *count*."""
     return 1 << (count - 1).bit_length()
 
 

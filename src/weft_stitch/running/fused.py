@@ -28,8 +28,8 @@ def plain(
     patches, (tall, wide) = _patches(packed, x)
     taps = packed.window.kernel[0] * packed.window.kernel[1]
     y = np.zeros((len(patches), packed.outputs), np.float32)
-    for fields in packed.tiles([each * tall * wide for each in rows], 1 << 30, 1 << 30):
-        tile = Tile(*(int(each) for each in fields[: len(Tile._fields)]))
+    for fields in packed.tiles([row_count * tall * wide for row_count in rows], 1 << 30, 1 << 30):
+        tile = Tile(*(int(field) for field in fields[: len(Tile._fields)]))
         k, channel = np.arange(tile.depth), tile.skip + np.arange(tile.width)
         place, line = _place_of(packed, tile, k, taps)
         owned = place >= 0
@@ -135,7 +135,7 @@ class FusedConv(torch.nn.Module):
     def plainly(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The layer computed without CUDA: [rows, height, width, columns] in and out."""
         given, weights, scale, shift = (
-            each.float().cpu().numpy() for each in (x, self.weights, self.scale, self.shift)
+            tensor.float().cpu().numpy() for tensor in (x, self.weights, self.scale, self.shift)
         )
         more = None if residual is None else residual.float().cpu().numpy()
         y = plain(self.packed, self.rows, self.activation, given, weights, scale, shift, more)
@@ -163,12 +163,12 @@ class FusedConv(torch.nn.Module):
         return width if 2 * width <= self.shape.wide else 0
 
     def tables(self, positions: int, device: Any) -> tuple[Tensor, ...]:
-        """Tiles, places and lines for so many positions of a row."""
+        """Tables of tiles, places and lines for *positions* output positions of a row."""
         key = (positions, self.shape.tall, self.shape.wide, self.narrow, device)
         if key not in self._places:
             tiles = self.packed.tiles([rows * positions for rows in self.rows], *key[1:4])
             arrays = (tiles, *(self.packed.places if self.packed.by_table else (tiles, tiles)))
-            self._places[key] = tuple(torch.from_numpy(each).to(device) for each in arrays)
+            self._places[key] = tuple(torch.from_numpy(array).to(device) for array in arrays)
         return self._places[key]
 
     def forget_tables(self) -> None:
@@ -203,5 +203,5 @@ def operator(step: GraphStep, constants: Mapping[str, Array]) -> FusedConv:
     """The module of a step ``FusedConv``."""
     given = step.attributes
     return FusedConv(
-        given["packed"], given["rows"], given["activation"], *(constants[each] for each in step.inputs[1:4])
+        given["packed"], given["rows"], given["activation"], *(constants[name] for name in step.inputs[1:4])
     )

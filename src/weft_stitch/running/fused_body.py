@@ -1,7 +1,7 @@
-"""Fine-tuned encoders as one body in torch: ``FusedBody``, a kernel for each product of all models (``body_kernels``).
+"""A backbone of fine-tuned encoders in torch: ``FusedBody``, one Triton kernel per product (``body_kernels``).
 
-Weights that all models have are there once. A product may add a low-rank part for each model, norms may be each
-model's own, heads are. Without CUDA the kernels' plain twins compute.
+Weights that all models share are stored once. A product may add a low-rank part for each model (LoRA), norms may be
+each model's own, heads always are. Without CUDA, plain twins of the kernels compute the same.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from weft_stitch.running.operators import Tensor, torch
 
 
 class TileShape(NamedTuple):
-    """How much one program of a product does, and how the compiler arranges it."""
+    """Tile of a product: how much one Triton program computes, and how it is compiled."""
 
     tall: int
     wide: int
@@ -25,20 +25,23 @@ class TileShape(NamedTuple):
     warps: int = 4
     stages: int = 3
     parts: int = 1
-    """Programs that share the sum over the depth; the norm behind it adds them up."""
+    """Split of the sum over the depth (split-K); the norm after the product adds the parts up."""
     before: bool = False
-    """Whether what rows have of narrow factors is found by a kernel before."""
+    """Whether a separate kernel computes ``x @ down`` first."""
 
 
 PLAINEST = TileShape(16, 16, 16)
 LIBRARY = TileShape(0, 0, 0)
 """No tiles: a product without parts is left to torch."""
 MOST_NARROWED, BUSY = 8, 256
-"""Parts of what rows have of narrow factors: as many as it takes to have so many programs, but not more."""
+"""Limits for splitting ``x @ down``: at most 8 parts of the depth, and only until 256 programs keep the GPU busy."""
 
 
 class Early(Enum):
-    """Which kernels go to the device before the one before them has ended: they then start sooner, but may crowd."""
+    """Which kernels may launch before the previous one has ended (programmatic dependent launch).
+
+    They start sooner, but compete with it for the GPU.
+    """
 
     NONE = "none"
     LIGHT = "all but products"
@@ -54,7 +57,7 @@ class SharedProduct:
     bias: Tensor
     """[1 or models, width]."""
     down: Tensor | None = None
-    """[models, sections, rank, depth]: the narrow factors; columns of the result are of so many equal sections."""
+    """[models, sections, rank, depth]: the narrow factors; the columns of the result form this many equal sections."""
     up: Tensor | None = None
     """[models, rank, width]."""
 
@@ -67,7 +70,7 @@ class SharedProduct:
         return 1 if self.down is None else int(self.down.shape[1])
 
     def fits(self, shape: TileShape) -> bool:
-        """Whether tiles of a shape go into it without a rest."""
+        """Whether tiles of this shape divide it evenly."""
         if not shape.tall:
             return not self.rank and len(self.bias) == 1
         depth, width = self.weight.shape
@@ -83,7 +86,7 @@ class RowNorm(NamedTuple):
 
 
 class BodyLayer(NamedTuple):
-    """A layer of an encoder that normalises behind its sums."""
+    """A post-norm encoder layer: its norms follow the residual sums."""
 
     asked: SharedProduct
     """Queries, keys and values, side by side."""
@@ -102,7 +105,7 @@ class OwnHead(NamedTuple):
 
 
 class BodyWeights(NamedTuple):
-    """All that the models hold."""
+    """The weights of all models."""
 
     words: Tensor
     positions: Tensor
@@ -112,25 +115,25 @@ class BodyWeights(NamedTuple):
     classifier: OwnHead
     heads: int
     kinds: Tensor | None = None
-    """What words of each kind have besides, where there are kinds."""
+    """Embeddings of token types, where the models have them."""
 
     def tensors(self) -> Iterator[Tensor]:
         """Every tensor once."""
-        found: dict[int, Tensor] = {}
+        tensors: dict[int, Tensor] = {}
         waiting: list[Any] = list(self)
         while waiting:
-            each = waiting.pop()
-            if isinstance(each, torch.Tensor):
-                found[each.data_ptr()] = each
-            elif isinstance(each, SharedProduct):
-                waiting += [each.weight, each.bias, each.down, each.up]
-            elif isinstance(each, (tuple, list)):
-                waiting += each
-        yield from found.values()
+            part = waiting.pop()
+            if isinstance(part, torch.Tensor):
+                tensors[part.data_ptr()] = part
+            elif isinstance(part, SharedProduct):
+                waiting += [part.weight, part.bias, part.down, part.up]
+            elif isinstance(part, (tuple, list)):
+                waiting += part
+        yield from tensors.values()
 
     @property
     def nbytes(self) -> int:
-        return sum(each.nbytes for each in self.tensors())
+        return sum(tensor.nbytes for tensor in self.tensors())
 
 
 Key = tuple[int, int, int, int, int]
@@ -139,14 +142,14 @@ Key = tuple[int, int, int, int, int]
 
 @dataclass(eq=False)
 class FusedBody:
-    """Runs a body; *shapes* are the products' (``body_shapes`` finds them), the plainest where none is given."""
+    """Runs a body; *shapes* are the products' tiles (``kernel_shapes`` finds them), by default the smallest."""
 
     weights: BodyWeights
     shapes: Mapping[Key, TileShape] = field(default_factory=dict)
     early: Early = Early.NONE
 
     def __call__(self, tokens: Tensor, tables: RowTables, longest: int, kinds: Tensor | None = None) -> Tensor:
-        """[requests, classes] for tokens [rows]; *longest* is that of the requests, or more; *kinds* are 0 if none."""
+        """Compute [requests, classes] of tokens [rows]; *longest* is at least the longest request's length."""
         weights = self.weights
         places = weights.positions[tables.positions]
         if weights.kinds is not None:
@@ -171,7 +174,7 @@ class FusedBody:
     def product(
         self, x: Tensor, product: SharedProduct, tables: RowTables, *, gelu: bool = False, summed: bool = False
     ) -> Tensor:
-        """[rows, width]; where a norm sums it up it may be [parts, rows, width]."""
+        """Compute [rows, width]; with *summed*, where a norm adds parts up, it may be [parts, rows, width]."""
         weight, bias, down, up = product.weight, product.bias, product.down, product.up
         if not x.is_cuda:
             return plain_product(x, weight, bias, down, up, tables, gelu)
@@ -193,7 +196,7 @@ class FusedBody:
     def head(
         self, x: Tensor, head: OwnHead, tables: RowTables, *, at: Tensor | None = None, tanh: bool = False
     ) -> Tensor:
-        """[requests, width] of *x*, of which *at* picks a row for each request."""
+        """Compute [requests, width] of *x*, of which *at* selects a row for each request."""
         if not x.is_cuda:
             return plain_head(x if at is None else x[at.long()], *head, tables, tanh)
         return launch_head(x, head, tables, at=at, tanh=tanh, early=self.early)
@@ -221,7 +224,7 @@ def product_call(
     x: Tensor, product: SharedProduct, tables: RowTables, shape: TileShape, gelu: bool, early: Early,
     narrowed: Tensor | None,
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:  # fmt: skip
-    """What the kernel of a product is called with; the eighth of it is what it fills."""
+    """Arguments and settings of the product kernel; argument 7 is the output."""
     rows, (depth, width) = len(x), product.weight.shape
     kind = x.dtype if shape.parts == 1 else torch.float32
     y = torch.empty((shape.parts, rows, width), dtype=kind, device=x.device)
@@ -239,15 +242,15 @@ def product_call(
 
 
 def launch_narrow(x: Tensor, product: SharedProduct, tables: RowTables, early: Early = Early.NONE) -> Tensor:
-    """Parts of what rows have of their models' narrow factors, [part, section, rows, rank]."""
+    """Launch ``x @ down`` of each row's model, in parts of the depth: [part, section, rows, rank]."""
     from weft_stitch.running.body_kernels import narrow_kernel
 
     rows, depth, sections = len(x), len(product.weight), product.sections
     granule = rows // len(tables.whose)
     tall, deep = min(64, granule & -granule), min(128, depth & -depth)
     steps = depth // deep
-    able = [each for each in range(1, MOST_NARROWED + 1) if steps % each == 0]
-    parts = next((each for each in able if rows // tall * sections * each >= BUSY), able[-1])
+    able = [count for count in range(1, MOST_NARROWED + 1) if steps % count == 0]
+    parts = next((count for count in able if rows // tall * sections * count >= BUSY), able[-1])
     y = torch.empty((parts, sections, rows, product.rank), dtype=torch.float32, device=x.device)
     narrow_kernel[(rows // tall, sections, parts)](
         x, product.down, tables.whose, y, rows, depth, sections, steps // parts,
@@ -307,7 +310,7 @@ def launch_head(
 
 
 def _start(x: Tensor, early: bool) -> dict[str, bool]:
-    """How a kernel is launched; a GPU before Hopper launches all in turn."""
+    """Launch settings; early launches need Hopper (compute capability 9) or later."""
     if not (x.is_cuda and able_to_start_early(x.device)):
         return {"EARLY": False}
     return {"EARLY": True, "launch_pdl": early}
@@ -349,8 +352,8 @@ def plain_attention(x: Tensor, heads: int, tables: RowTables) -> Tensor:
     for first, length in zip(tables.first.tolist(), tables.lengths.tolist(), strict=True):
         if length:
             q, k, v = x[first : first + length].unflatten(1, (3, heads, -1)).permute(1, 2, 0, 3)
-            found = torch.nn.functional.scaled_dot_product_attention(q, k, v)
-            y[first : first + length] = found.transpose(0, 1).flatten(1)
+            mixed = torch.nn.functional.scaled_dot_product_attention(q, k, v)
+            y[first : first + length] = mixed.transpose(0, 1).flatten(1)
     return y
 
 

@@ -98,19 +98,20 @@ class Forked:
         for stream in self.streams:
             stream.wait_event(started)
         self.branch_bytes = 0
-        found = []
+        outputs = []
         for module, stream, given in zip(self.modules, self.streams, inputs, strict=True):
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
             with torch.cuda.stream(stream):
-                found.append(module(given)[0])
+                outputs.append(module(given)[0])
             self.branch_bytes += torch.cuda.max_memory_allocated() - before
         for stream in self.streams:
             caller.wait_stream(stream)
-        return tuple(found)
+        return tuple(outputs)
 
 
 WARM_UPS = 3
+"""Runs before a capture or a timing: cuDNN chooses its algorithms and Triton compiles in the first ones."""
 ROUNDS, REPLAYS, FEWEST, ROUND_S = 3, 50, 10, 1.0
 """A round is *REPLAYS* calls, or as many as go into *ROUND_S*, but *FEWEST*."""
 
@@ -254,9 +255,9 @@ def _mean_ms(run: TimedWay, count: int) -> float:
     return float(start.elapsed_time(end)) / count
 
 
-def error(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+def error(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """The largest difference of any task's outputs, over the largest of what they should be."""
-    pairs = [(got.float().cpu(), want.float().cpu()) for got, want in zip(found, wanted, strict=True)]
+    pairs = [(got.float().cpu(), want.float().cpu()) for got, want in zip(outputs, wanted, strict=True)]
     return max(_largest(got - want) / _largest(want) for got, want in pairs)
 
 

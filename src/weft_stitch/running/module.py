@@ -26,6 +26,7 @@ ALIASES = frozenset(
 )
 """Steps whose result may share memory with what they read."""
 WARM_UPS = 3
+"""Runs before a capture: cuDNN chooses its algorithms and Triton compiles in the first ones."""
 _NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
@@ -84,16 +85,16 @@ class StitchedModule(torch.nn.Module):
         tensors: dict[str, Any] = {name: getattr(self, buffer) for name, buffer in self._buffer_names.items()}
         tensors.update(given)
         for call in self._calls[start:end]:
-            arguments = [tensors[each] if isinstance(each, Name) else each for each in call.arguments]
+            arguments = [tensors[argument] if isinstance(argument, Name) else argument for argument in call.arguments]
             if isinstance(call.function, torch.nn.Module):
-                keep = any(each in given for each in call.arguments)
-                found = call.function(*arguments, into=into.get(call.outputs[0]), keep=keep)
+                keep = any(argument in given for argument in call.arguments)
+                result = call.function(*arguments, into=into.get(call.outputs[0]), keep=keep)
             else:
-                found = call.function(*arguments)
+                result = call.function(*arguments)
             if len(call.outputs) == 1:
-                tensors[call.outputs[0]] = found
+                tensors[call.outputs[0]] = result
             else:
-                tensors.update(zip(call.outputs, found, strict=True))
+                tensors.update(zip(call.outputs, result, strict=True))
             for name in call.forget:
                 del tensors[name]
         return tensors
@@ -105,7 +106,7 @@ class StitchedModule(torch.nn.Module):
 
     def captured(self, *example: Tensor) -> Captured:
         """The module as one CUDA graph, for inputs of the shapes of *example*."""
-        devices = {str(each.device) for each in (*example, *self.buffers())}
+        devices = {str(tensor.device) for tensor in (*example, *self.buffers())}
         if any(not name.startswith("cuda") for name in devices):
             where = ", ".join(sorted(devices))
             raise StitchError(f"a CUDA graph needs the module and its inputs on a CUDA device, not on {where}")
@@ -115,7 +116,7 @@ class StitchedModule(torch.nn.Module):
         if step.op in MODULES:
             module = MODULES[step.op](step, self.graph.constants)
             self.add_module(f"step_{len(self._modules)}", module)
-            tensors = tuple(Name(each) for each in step.inputs if each and each not in self.graph.constants)
+            tensors = tuple(Name(name) for name in step.inputs if name and name not in self.graph.constants)
             module.reuses = self._may_reuse(tensors, forget)
             return ReadyStep(module, tensors, step.outputs, forget)
         if step.op == "Island":
@@ -159,7 +160,7 @@ class Captured:
     """A module replayed as one CUDA graph: outputs are overwritten by the next call."""
 
     def __init__(self, module: StitchedModule, example: tuple[Tensor, ...]) -> None:
-        self.inputs = tuple(each.clone() for each in example)
+        self.inputs = tuple(tensor.clone() for tensor in example)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), torch.no_grad():
@@ -201,13 +202,13 @@ def _bound(function: Meaning, attributes: Mapping[str, Any], outputs: int) -> Ca
 
 
 def _spare(graph: Graph) -> set[str]:
-    """The tensors whose memory is nobody else's."""
+    """The tensors that share memory with no other one."""
     fresh = {name for step in graph.steps if step.op in FRESH for name in step.outputs}
     return fresh.difference(*(step.inputs for step in graph.steps if step.op in ALIASES))
 
 
 def _forgotten(graph: Graph) -> list[tuple[str, ...]]:
-    """The tensors that nobody reads after a step, for each step."""
+    """For each step, the tensors that no later step reads."""
     kept = {tensor.name for tensor in graph.outputs} | graph.constants.keys() | {""}
     forgotten: list[tuple[str, ...]] = []
     for step in reversed(graph.steps):

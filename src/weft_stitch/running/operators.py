@@ -27,7 +27,7 @@ def meaning(op: str) -> Meaning | None:
 
 
 def stack_rows(t: TorchNode, *parts: Tensor) -> Tensor:
-    """The rows of *parts* with so many columns, zeros in those they do not have, and columns next to each other.
+    """Concatenate the rows of *parts* in channels-last order, padded with zero channels to the attribute ``columns``.
 
     dtype: what they become; None: they stay.
     """

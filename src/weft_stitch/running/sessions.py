@@ -35,8 +35,8 @@ class GraphRunner:
         self._session = opened(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
         rng = np.random.default_rng(seed)
         self.feed: dict[str, Array] = {
-            each.name: rng.standard_normal([rows if size == DYNAMIC else size for size in each.shape], np.float32)
-            for each in graph.inputs
+            tensor.name: rng.standard_normal([rows if size == DYNAMIC else size for size in tensor.shape], np.float32)
+            for tensor in graph.inputs
         }
 
     def __call__(self) -> list[Array]:
@@ -55,10 +55,10 @@ def opened(source: Path | bytes, threads: int, title: str, *, optimise: bool) ->
 def answers(session: Any, names: Sequence[str] | None, feed: Mapping[str, Array], title: str) -> list[Array]:
     """The outputs *names*, or all, for *feed*."""
     try:
-        found: list[Array] = session.run(names, feed)
+        outputs: list[Array] = session.run(names, feed)
     except Exception as error:  # see above
         raise StitchError(f"{title} cannot be run by ONNX Runtime: {first_line(error)}") from error
-    return found
+    return outputs
 
 
 def race(
@@ -98,8 +98,8 @@ class GraphTimer:
 
     def seconds(self, graphs: Sequence[Graph]) -> list[float]:
         contenders = {str(number): [graph] for number, graph in enumerate(graphs)}
-        found = race(contenders, rounds=self.rounds, warm_ups=self.warm_ups, threads=self.threads, rows=self.rows)
-        return [min(times.busy if self.threads == 1 else times.seconds) for times in found.values()]
+        results = race(contenders, rounds=self.rounds, warm_ups=self.warm_ups, threads=self.threads, rows=self.rows)
+        return [min(times.busy if self.threads == 1 else times.seconds) for times in results.values()]
 
 
 _FED = {"tensor(float)": np.float32, "tensor(double)": np.float64, "tensor(float16)": np.float16}
@@ -140,17 +140,17 @@ def largest_difference(
         {port.name: _drawn(rng, (count, *port.shape), net) for port in net.inputs}
         for net, count in zip(family.nets, rows, strict=True)
     ]
-    found = _together(graph, family, feeds, threads)
+    outputs = _together(graph, family, feeds, threads)
     worst, coarse = Difference(0.0, ""), 0.0
     for task, (net, source) in enumerate(zip(family.nets, sources, strict=True)):
         # one in half precision is off by itself: the graph is judged by what was read, and this is told beside
         judged = None if net.stored in COARSE else source
         for port, wanted in zip(net.outputs, _alone(net, judged, feeds[task], threads), strict=True):
             name = port_name(family, task, port)
-            worst = max(worst, Difference(relative_difference(found[name], wanted), name))
+            worst = max(worst, Difference(relative_difference(outputs[name], wanted), name))
         if source != judged:
             for port, wanted in zip(net.outputs, _alone(net, source, feeds[task], threads), strict=True):
-                coarse = max(coarse, relative_difference(found[port_name(family, task, port)], wanted))
+                coarse = max(coarse, relative_difference(outputs[port_name(family, task, port)], wanted))
     return worst._replace(coarse=coarse)
 
 
@@ -189,7 +189,7 @@ def _together(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int)
 def _alone(net: Net, source: Path | None, feed: Feed, threads: int) -> list[Array]:
     """What the model answers by itself, a batch at a time."""
     session = None if source is None else opened(source, threads, source.name, optimise=False)
-    kinds = {each.name: each.type for each in session.get_inputs()} if session else {}
+    kinds = {port.name: port.type for port in session.get_inputs()} if session else {}
     if session is None or not all(kind in _FED for kind in kinds.values()):
         session, kinds = opened(to_onnx(plain_graph(net)).SerializeToString(), threads, net.name, optimise=False), {}
     names = [port.name for port in net.outputs]
@@ -197,7 +197,7 @@ def _alone(net: Net, source: Path | None, feed: Feed, threads: int) -> list[Arra
     for batch in _batches(feed, net.batch):
         given = {name: array.astype(_FED[kinds.get(name, "tensor(float)")]) for name, array in batch.items()}
         parts.append(answers(session, names, given, net.name))
-    return [np.concatenate(each) for each in zip(*parts, strict=True)]
+    return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
 
 
 def _batches(feed: Feed, rows: int) -> Iterator[Feed]:
@@ -206,14 +206,14 @@ def _batches(feed: Feed, rows: int) -> Iterator[Feed]:
         yield {name: array[start : start + rows] for name, array in feed.items()}
 
 
-def relative_difference(found: Array, wanted: Array) -> float:
+def relative_difference(actual: Array, wanted: Array) -> float:
     """The largest difference by the largest number; infinite where one has a number and the other has none."""
-    if found.shape != wanted.shape:
+    if actual.shape != wanted.shape:
         return np.inf
-    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))
+    same = (actual == wanted) | (np.isnan(actual) & np.isnan(wanted))
     if bool(same.all()):
         return 0.0
-    apart = np.abs(found[~same].astype(np.float64) - wanted[~same].astype(np.float64))
+    apart = np.abs(actual[~same].astype(np.float64) - wanted[~same].astype(np.float64))
     if not bool(np.isfinite(apart).all()):
         return np.inf
     numbers = np.abs(wanted[np.isfinite(wanted)])
