@@ -36,7 +36,7 @@ from weft.runtime.cuda.engine import device_named
 from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.rounds import StitchedDeviceModel
 from weft_stitch.family import Family, Sharing
-from weft_stitch.file_description import described, metadata
+from weft_stitch.file_description import family_metadata, metadata
 from weft_stitch.lowering import lower
 from weft_stitch.making.generator import FamilyRecipe
 from weft_stitch.onnx_writer import write_onnx
@@ -81,7 +81,7 @@ def generated(net: str, tasks: int) -> Models:
 
 def written(models: Models, form: str, path: Path) -> Path:
     graph = lower(models.family, models.sharing, form, dynamic=True)
-    told = metadata(models.family, models.family.batches) | described(models.family, models.sharing, graph)
+    told = metadata(models.family, models.family.batches) | family_metadata(models.family, models.sharing, graph)
     write_onnx(graph, path, told)
     return path
 

@@ -27,7 +27,7 @@ from weft.runtime.timing import clock_for, least_seconds
 from weft_stitch.bodies.body_stitching import BodyStitching, stitch_body
 from weft_stitch.making.encoders import ENCODERS, EncoderRecipe
 from weft_stitch.onnx_writer import to_onnx
-from weft_stitch.running.sessions import opened
+from weft_stitch.running.sessions import load_session
 
 RESULTS = Path(__file__).parent / "results" / "stitch_encoders.json"
 TUNED: dict[str, tuple[dict[str, Any], float]] = {
@@ -66,12 +66,14 @@ def measured(
 def _raced(
     made: BodyStitching, files: list[Path], threads: int, lengths: list[int], rounds: int
 ) -> dict[str, dict[str, float]]:
-    alone = [opened(file, threads, file.name, optimise=True) for file in files]
-    whole = opened(to_onnx(made.graph).SerializeToString(), threads, "body", optimise=True)
+    alone = [load_session(file, threads, file.name, optimise=True) for file in files]
+    whole = load_session(to_onnx(made.graph).SerializeToString(), threads, "body", optimise=True)
     rivals = {"batched products": batched(files)}
     if any(step.parts for step in made.body.steps):
         rivals["LoRA server"] = beside_the_base(files, made)
-    apart = {name: opened(each.SerializeToString(), threads, name, optimise=True) for name, each in rivals.items()}
+    apart = {
+        name: load_session(each.SerializeToString(), threads, name, optimise=True) for name, each in rivals.items()
+    }
     return {str(each): _times(alone, whole, apart, made.names, each, threads, rounds) for each in lengths}
 
 

@@ -130,11 +130,11 @@ class _Bench:
     """Sessions of the stitched file and of the separate models, with random inputs for them."""
 
     def __init__(self, stitched: Path, files: Sequence[Path], tasks: Sequence[TaskSpec], threads: int) -> None:
-        from weft_stitch.running.sessions import opened
+        from weft_stitch.running.sessions import load_session
 
         self._tasks = tasks
-        self._joined = opened(stitched, threads, stitched.name, optimise=True)
-        self._apart = [opened(file, threads, file.name, optimise=True) for file in files]
+        self._joined = load_session(stitched, threads, stitched.name, optimise=True)
+        self._apart = [load_session(file, threads, file.name, optimise=True) for file in files]
         self._shapes = {port.name: tuple(port.shape[1:]) for port in self._joined.get_inputs()}
         self._rng = np.random.default_rng(0)
 

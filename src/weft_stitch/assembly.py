@@ -14,7 +14,7 @@ from weft_stitch.family import Family, FamilyLayer, Sharing, part
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph, signature
 from weft_stitch.graph_steps import plain_graph
-from weft_stitch.lowering import formed, lower
+from weft_stitch.lowering import formed_layers, lower
 from weft_stitch.net import ROUNDING, Net, Op
 from weft_stitch.planning.cost import GraphCost, Modelled
 from weft_stitch.planning.planner import ANYWHERE, Plan, Progress, lower_plan, plan, plans
@@ -124,10 +124,10 @@ class Stitched:
     @property
     def metadata(self) -> dict[str, str]:
         """Metadata of its ONNX file: the models in it, and how they share weights."""
-        from weft_stitch.file_description import described, metadata  # pydantic is for files
+        from weft_stitch.file_description import family_metadata, metadata  # pydantic is for files
 
         entries = metadata(self.family, self.batches)
-        return entries | described(self.family, self.sharing, self.graph) if self.dynamic else entries
+        return entries | family_metadata(self.family, self.sharing, self.graph) if self.dynamic else entries
 
     @cached_property
     def report(self) -> Summary:
@@ -289,7 +289,7 @@ def uniform(family: Family, form: str) -> dict[str, str]:
     """One form for all layers; where channels are filtered one by one there is nothing to fuse, and it is ``split``."""
     if form not in FORMS:
         raise StitchError(unknown_name("form", form, (PLANNED, *FORMS)))
-    return {layer.name: "split" if form == "fused" and layer.op.depthwise else form for layer in formed(family)}
+    return {layer.name: "split" if form == "fused" and layer.op.depthwise else form for layer in formed_layers(family)}
 
 
 def without_rounding(family: Family) -> Family:

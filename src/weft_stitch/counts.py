@@ -12,7 +12,7 @@ import numpy as np
 
 from weft_stitch.graph import DYNAMIC, Graph, GraphStep
 from weft_stitch.net import Array
-from weft_stitch.slabs import adds_up
+from weft_stitch.slabs import sums_slabs
 
 VIEWS = frozenset(("Reshape", "Flatten", "Identity", "Squeeze", "Unsqueeze", "Shape"))
 """Steps that move nothing."""
@@ -79,7 +79,7 @@ def kernels_of(graph: Graph, layer: str) -> list[Array]:
 
 def _has_kernel(graph: Graph, step: GraphStep) -> bool:
     """Whether a step multiplies by weights; the convolution that sums slabs has a table of scales instead."""
-    return step.op in KERNELS and step.inputs[1] in graph.constants and not adds_up(step)
+    return step.op in KERNELS and step.inputs[1] in graph.constants and not sums_slabs(step)
 
 
 def _by_layer(graph: Graph, rows: int, stored: Mapping[str, int]) -> dict[str, LayerCounts]:

@@ -8,7 +8,7 @@ may carry several. Inputs, islands and grouped convolutions that are not depthwi
 task by task (role ``separate``).
 
 Across models the channels of a space fall into *blocks*: a block of several tasks is computed by the same weights in
-all of them, a block of one task is its own. ``part`` selects some models, ``kinds`` finds interchangeable ones.
+all of them, a block of one task is its own. ``part`` selects some models, ``model_kinds`` finds interchangeable ones.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def _select_tasks(space: ChannelSpace, tasks: Sequence[int]) -> ChannelSpace:
     return ChannelSpace(tuple(space.widths[task] for task in tasks), tuple(blocks))
 
 
-def kinds(family: Family, sharing: Sharing) -> list[Hashable]:
+def model_kinds(family: Family, sharing: Sharing) -> list[Hashable]:
     """A key for each model that is equal for models of equal sizes which share with the same others."""
     circles: set[frozenset[int]] = set()
     for space in sharing.spaces.values():

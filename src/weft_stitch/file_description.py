@@ -1,4 +1,4 @@
-"""The description of stitched models in their ONNX file: ``described`` writes it, ``read_stitched`` reads it.
+"""The description of stitched models in their ONNX file: ``family_metadata`` writes it, ``read_stitched`` reads it.
 
 It lists the layers, which models share which channels, and which rows of the file's own weights hold which kernels; no
 kernel is stored twice. Scales and shifts, which are small, are written out. ``metadata`` has what the server reads:
@@ -118,7 +118,7 @@ class FamilyNote(_Noted):
     """Output of a convolution -> its kernels."""
 
 
-def described(family: Family, sharing: Sharing, graph: Graph) -> dict[str, str]:
+def family_metadata(family: Family, sharing: Sharing, graph: Graph) -> dict[str, str]:
     """Describe the models of *graph*, whose rows are open, or state why they cannot be described."""
     missing = _missing(family)
     noted = FamilyNote(version=VERSION, missing=missing) if missing else _noted(family, sharing, graph)
@@ -249,10 +249,10 @@ def metadata(family: Family, batches: Sequence[int]) -> dict[str, str]:
         }
         for task, (net, batch) in enumerate(zip(family.nets, batches, strict=True))
     ]
-    return of_tasks(tasks)
+    return tasks_metadata(tasks)
 
 
-def of_tasks(tasks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def tasks_metadata(tasks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Serialise the entries of all models."""
     return {STITCHED_KEY: json.dumps({"version": STITCHED_VERSION, "tasks": tasks}, ensure_ascii=False)}
 
@@ -263,8 +263,8 @@ _ALONE = -1
 """In place of an input part: a depthwise layer has none of its own."""
 
 
-def rebuilt(text: str, weights: Weights) -> tuple[Family, Sharing]:
-    """Rebuild the models that ``described`` wrote down, and their sharing."""
+def rebuild_family(text: str, weights: Weights) -> tuple[Family, Sharing]:
+    """Rebuild the models that ``family_metadata`` wrote down, and their sharing."""
     try:
         noted = FamilyNote.model_validate_json(text)
         if noted.version != VERSION:
@@ -461,10 +461,10 @@ def _space(blocks: Sequence[BlockNote], tasks: int) -> ChannelSpace:
 
 def read_stitched(path: Path) -> tuple[Family, Sharing]:
     """Read the models in a stitched file; ``StitchError`` where it does not describe them."""
-    return rebuilt(*noted_in(path, FAMILY_KEY))
+    return rebuild_family(*read_note(path, FAMILY_KEY))
 
 
-def noted_in(path: Path, key: str) -> tuple[str, Callable[[str], Array]]:
+def read_note(path: Path, key: str) -> tuple[str, Callable[[str], Array]]:
     """Read the description under *key* in a file's metadata, and return it with a lookup of weights by name."""
     model = load(path, weights=True)
     text = entries_of(model).get(key, "")

@@ -141,7 +141,7 @@ def write_port(builder: Builder, port: Port, tensor: str, name: str) -> None:
     builder.output(tensor, name)
 
 
-def opened(net: Net, *, dynamic: bool = False) -> tuple[Builder, dict[str, str]]:
+def begin_graph(net: Net, *, dynamic: bool = False) -> tuple[Builder, dict[str, str]]:
     """A graph for *net* alone with its inputs, and the tensors of the values there are so far."""
     builder = Builder(net.name)
     builder.reserve(port.name for port in (*net.inputs, *net.outputs))
@@ -152,8 +152,8 @@ def opened(net: Net, *, dynamic: bool = False) -> tuple[Builder, dict[str, str]]
     }
 
 
-def closed(net: Net, builder: Builder, tensors: Mapping[str, str]) -> Graph:
-    """The graph of ``opened`` with the outputs of *net*."""
+def finish_graph(net: Net, builder: Builder, tensors: Mapping[str, str]) -> Graph:
+    """The graph of ``begin_graph`` with the outputs of *net*."""
     builder.layer = ""
     for port in net.outputs:
         write_port(builder, port, tensors[port.value], port.name)
@@ -162,7 +162,7 @@ def closed(net: Net, builder: Builder, tensors: Mapping[str, str]) -> Graph:
 
 def plain_graph(net: Net, *, dynamic: bool = False) -> Graph:
     """*net* alone; *dynamic* leaves the number of rows open."""
-    builder, tensors = opened(net, dynamic=dynamic)
+    builder, tensors = begin_graph(net, dynamic=dynamic)
     folded = _foldable(net)
     for op in net.ops:
         builder.layer = op.name
@@ -182,7 +182,7 @@ def plain_graph(net: Net, *, dynamic: bool = False) -> Graph:
                 window=conv.window,
                 groups=conv.groups,
             )
-    return closed(net, builder, tensors)
+    return finish_graph(net, builder, tensors)
 
 
 def _foldable(net: Net) -> dict[str, Op]:

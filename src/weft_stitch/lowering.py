@@ -48,7 +48,7 @@ def lower(
     builder.tuned = any(net.tuned for net in family.nets)
     room = Room(builder, family, wire(family), tidy(sharing), counts, align)
     _read_inputs(room)
-    walk(room, forms)
+    lower_layers(room, forms)
     builder.layer = ""
     _write_outputs(room)
     return _pruned(builder.finish())
@@ -59,7 +59,7 @@ def port_name(family: Family, task: int, port: Port) -> str:
     return f"{family.nets[task].name}.{port.name}"
 
 
-def formed(family: Family) -> list[FamilyLayer]:
+def formed_layers(family: Family) -> list[FamilyLayer]:
     """The layers that take a form: convolutions, dense or depthwise."""
     return [layer for layer in family.layers if role(layer) in ("dense", "depthwise")]
 
@@ -85,7 +85,7 @@ def _read_inputs(room: Room) -> None:
         room.enter(value, tensors)
 
 
-def walk(room: Room, forms: Forms) -> None:
+def lower_layers(room: Room, forms: Forms) -> None:
     """Write the layers of the room's family, whose inputs it has."""
     readers = _readers(room.family)
     done: set[str] = set()

@@ -28,7 +28,7 @@ _WIDE_KERNEL = 5
 
 
 def slabs(graph: Graph, layers: Container[str] | None = None) -> Graph:
-    """*graph* with the convolutions of *layers* (or all) in slabs, as far as ``possible``."""
+    """*graph* with the convolutions of *layers* (or all) in slabs, as far as ``slab_layers``."""
     rewriting = _Rewriting(graph)
     for step in graph.steps:
         if step.outputs[0] in rewriting.absorbed:
@@ -41,12 +41,12 @@ def slabs(graph: Graph, layers: Container[str] | None = None) -> Graph:
     return rewriting.finish()
 
 
-def possible(graph: Graph) -> frozenset[str]:
+def slab_layers(graph: Graph) -> frozenset[str]:
     """The layers that have a convolution which can be computed in slabs."""
     return frozenset(step.layer for step in graph.steps if _geometry(step, graph) is not None)
 
 
-def adds_up(step: GraphStep) -> bool:
+def sums_slabs(step: GraphStep) -> bool:
     """Whether it is a convolution over slabs, whose kernel is no weight of a model."""
     return step.op == "Conv" and step.inputs[1].startswith(f"{_TAPS}.")
 

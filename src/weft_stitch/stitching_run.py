@@ -21,7 +21,7 @@ from weft_stitch.discovery import discover
 from weft_stitch.family import Family, Sharing
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph
-from weft_stitch.lowering import formed
+from weft_stitch.lowering import formed_layers
 from weft_stitch.options import StitchOptions
 from weft_stitch.planning.budget import BudgetLimits, stitch_groups
 from weft_stitch.planning.cost import GraphCost, Modelled, machine
@@ -217,7 +217,7 @@ def _planned(options: StitchOptions, family: Family, sharing: Sharing, notify: O
         limits = BudgetLimits(options.memory_cap_bytes, options.latency_target_s)
         progress = _counted("grouping", 3 * family.tasks, notify)
         return stitch_groups(family, sharing, limits, **settings, progress=progress)
-    steps = len(formed(family)) * len(ANYWHERE) + 1 if options.form == PLANNED else None
+    steps = len(formed_layers(family)) * len(ANYWHERE) + 1 if options.form == PLANNED else None
     settings |= {"slack": options.allowed_slack, "align": options.align}
     return (assemble(family, sharing, **settings, progress=_counted("planning", steps, notify)),)
 

@@ -25,12 +25,12 @@ from weft_stitch import Stitched, generate, stitch
 from weft_stitch.assembly import assemble, uniform
 from weft_stitch.counts import count
 from weft_stitch.discovery import discover
-from weft_stitch.family import kinds, part, wire
+from weft_stitch.family import model_kinds, part, wire
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import signature
 from weft_stitch.graph_steps import plain_graph
 from weft_stitch.layouts import pieces
-from weft_stitch.lowering import formed
+from weft_stitch.lowering import formed_layers
 from weft_stitch.making.generator import save_nets
 from weft_stitch.net import Net
 from weft_stitch.planning.budget import BudgetLimits, stitch_groups
@@ -225,7 +225,7 @@ def test_the_report_counts_the_graph_and_the_models(nets):
     alone = [count(plain_graph(net)) for net in nets]
     assert report.sequential.macs == sum(each.macs for each in alone)
     assert report.sequential.activation_bytes == max(each.activation_bytes for each in alone)
-    wiring, layers = wire(made.family), formed(made.family)
+    wiring, layers = wire(made.family), formed_layers(made.family)
     unique = sum(piece.array.size for layer in layers for piece in pieces(layer, wiring, made.sharing))
     assert report.kernels.unique == unique
 
@@ -314,12 +314,12 @@ def test_a_part_of_a_family_equals_its_models():
 def test_models_are_alike_that_have_one_size_and_share_with_the_same():
     alike = tiny(tasks=4, classes=3)
     family = align(alike.nets)
-    assert len(set(kinds(family, discover(family)))) == 1
+    assert len(set(model_kinds(family, discover(family)))) == 1
     circles = align(tiny(tasks=4, classes=3, clusters=[[0, 2], [1, 3]]).nets)
-    first, second, third, fourth = kinds(circles, discover(circles))
+    first, second, third, fourth = model_kinds(circles, discover(circles))
     assert first == third != second == fourth
     rows = align([replace(net, batch=1 + task % 2) for task, net in enumerate(alike.nets)])
-    assert len(set(kinds(rows, discover(rows)))) == 2
+    assert len(set(model_kinds(rows, discover(rows)))) == 2
 
 
 def test_groups_follow_the_circles_that_share():

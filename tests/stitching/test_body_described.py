@@ -14,9 +14,9 @@ import pytest
 from tests.stitching.encoders import tiny_encoders
 from weft.base.errors import StitchError
 from weft.runtime.metadata import BODY_KEY
-from weft_stitch.bodies.body_description import read_body, rebuilt
+from weft_stitch.bodies.body_description import read_body, rebuild_body
 from weft_stitch.bodies.body_stitching import stitch_body
-from weft_stitch.file_description import noted_in
+from weft_stitch.file_description import read_note
 from weft_stitch.running.body_reading import read_encoder
 
 Told = tuple[dict[str, Any], Callable[[str], Any]]
@@ -29,7 +29,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Told:
     path = folder / "body.onnx"
     stitch_body(tiny_encoders(folder, rank=2), tolerance=1e-6, measure=False, check=False).to_onnx(path)
     assert len(read_encoder(read_body(path)).names) == 3
-    text, weights = noted_in(path, BODY_KEY)
+    text, weights = read_note(path, BODY_KEY)
     return json.loads(text), weights
 
 
@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_refused_by_its_step(
     note = copy.deepcopy(told[0])
     change(note)
     with pytest.raises(StitchError, match=f"^its weft.body .*{why}") as error:
-        rebuilt(json.dumps(note), told[1])
+        rebuild_body(json.dumps(note), told[1])
     assert "\n" not in str(error.value)
 
 
@@ -98,7 +98,7 @@ def test_what_is_read_over_and_over_is_not_followed(told: Told, op: str, reader:
     step["inputs"][place] = [at + more - 1, 0]
     note["steps"][at:at] = chain
     with pytest.raises(StitchError, match=r"more than once|how many heads"):
-        read_encoder(rebuilt(json.dumps(note), told[1]))
+        read_encoder(rebuild_body(json.dumps(note), told[1]))
 
 
 def places(node: Any) -> list[tuple[Any, Any]]:
@@ -128,4 +128,4 @@ def test_whatever_it_says_is_read_or_refused(told: Told, seed: int) -> None:
         for _ in range(rng.choice((1, 1, 2, 5))):
             edit(note, rng)
         with suppress(StitchError):
-            read_encoder(rebuilt(json.dumps(note), told[1]))
+            read_encoder(rebuild_body(json.dumps(note), told[1]))

@@ -7,7 +7,7 @@ import torch
 from tests.stitching.nets import tiny
 from weft_stitch.discovery import discover
 from weft_stitch.forms import FORMS
-from weft_stitch.lowering import formed, lower
+from weft_stitch.lowering import formed_layers, lower
 from weft_stitch.planning.planner import MIXED, lower_plan
 from weft_stitch.reading.alignment import align
 from weft_stitch.running.gpu_timing import GraphClock, Place, plan_for
@@ -21,7 +21,7 @@ def test_the_plan_is_the_fastest_of_what_was_timed():
     assert set(FORMS) <= set(found.seconds) | {found.name} | {MIXED} and all(
         each > 0 for each in found.seconds.values()
     )
-    assert set(found.forms) == {layer.name for layer in formed(family)}
+    assert set(found.forms) == {layer.name for layer in formed_layers(family)}
     assert lower_plan(family, sharing, found, align=place.align).weight_bytes > 0
 
 

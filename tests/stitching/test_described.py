@@ -18,7 +18,7 @@ from weft.base.errors import StitchError
 from weft.runtime.metadata import FAMILY_KEY
 from weft_stitch import stitch
 from weft_stitch.family import Family, Sharing, part
-from weft_stitch.file_description import described, metadata, read_stitched, rebuilt
+from weft_stitch.file_description import family_metadata, metadata, read_stitched, rebuild_family
 from weft_stitch.graph import Graph
 from weft_stitch.graph_steps import plain_graph
 from weft_stitch.layouts import tidy
@@ -35,7 +35,7 @@ LAST_DIGIT = 2e-7
 
 
 def read(family: Family, sharing: Sharing, graph: Graph) -> tuple[Family, Sharing]:
-    return rebuilt(described(family, sharing, graph)[FAMILY_KEY], graph.constants.__getitem__)
+    return rebuild_family(family_metadata(family, sharing, graph)[FAMILY_KEY], graph.constants.__getitem__)
 
 
 def assert_same_sharing(found: Sharing, given: Sharing) -> None:
@@ -154,7 +154,7 @@ def test_a_file_has_its_weights_once_and_gives_the_fused_form(tmp_path: Path) ->
     graph = lower(family, made.planted, "split", dynamic=True)
     told = metadata(family, family.batches)
     write_onnx(graph, tmp_path / "plain.onnx", told)
-    write_onnx(graph, tmp_path / "told.onnx", told | described(family, made.planted, graph))
+    write_onnx(graph, tmp_path / "told.onnx", told | family_metadata(family, made.planted, graph))
     plain, rich = (onnx.load(tmp_path / f"{name}.onnx").graph for name in ("plain", "told"))
     assert plain == rich, "nothing but metadata"
     found, sharing = read_stitched(tmp_path / "told.onnx")
@@ -196,9 +196,9 @@ def test_what_does_not_fit_is_one_line(change: dict[str, object], complaint: str
     made = tiny()
     family = align(made.nets)
     graph = lower(family, made.planted, "split", dynamic=True)
-    text = json.dumps(json.loads(described(family, made.planted, graph)[FAMILY_KEY]) | change)
+    text = json.dumps(json.loads(family_metadata(family, made.planted, graph)[FAMILY_KEY]) | change)
     with pytest.raises(StitchError) as error:
-        rebuilt(text, graph.constants.__getitem__)
+        rebuild_family(text, graph.constants.__getitem__)
     assert complaint in str(error.value) and "\n" not in str(error.value)
 
 
@@ -207,15 +207,15 @@ def test_a_weight_of_another_size_is_told() -> None:
     family = align(made.nets)
     graph = lower(family, made.planted, "split", dynamic=True)
     with pytest.raises(StitchError, match="does not fit its weights"):
-        rebuilt(described(family, made.planted, graph)[FAMILY_KEY], lambda name: graph.constants[name][:1])
+        rebuild_family(family_metadata(family, made.planted, graph)[FAMILY_KEY], lambda name: graph.constants[name][:1])
 
 
 def test_a_part_that_is_missing_is_told() -> None:
     made = tiny()
     family = align(made.nets)
     graph = lower(family, made.planted, "split", dynamic=True)
-    noted = json.loads(described(family, made.planted, graph)[FAMILY_KEY])
+    noted = json.loads(family_metadata(family, made.planted, graph)[FAMILY_KEY])
     value = next(value for value, kernels in noted["kernels"].items() if len(kernels) > 1)
     del noted["kernels"][value][-1]
     with pytest.raises(StitchError, match="parts of its kernels are missing"):
-        rebuilt(json.dumps(noted), graph.constants.__getitem__)
+        rebuild_family(json.dumps(noted), graph.constants.__getitem__)

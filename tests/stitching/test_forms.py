@@ -18,7 +18,7 @@ from weft_stitch.family import Block, ChannelSpace, Sharing, wire
 from weft_stitch.graph import DYNAMIC, Builder
 from weft_stitch.graph_steps import plain_graph
 from weft_stitch.layouts import COMPACT, STACKED, STITCHED, Channels, Layout, channels, pieces, tidy
-from weft_stitch.lowering import formed, keeps_zero, lower
+from weft_stitch.lowering import formed_layers, keeps_zero, lower
 from weft_stitch.net import Net, Op, Port, Value, Window, assemble
 from weft_stitch.planning.planner import ANYWHERE
 from weft_stitch.reading.alignment import align
@@ -90,7 +90,7 @@ def test_any_mixture_of_forms(data):
     )
     dynamic = data.draw(st.booleans())
     names = list(ANYWHERE) if isinstance(batch, int) and not dynamic else list(ANY_BATCH)
-    forms = {layer.name: data.draw(st.sampled_from(names)) for layer in formed(align(made.nets))}
+    forms = {layer.name: data.draw(st.sampled_from(names)) for layer in formed_layers(align(made.nets))}
     graph = check(made.nets, made.planted, forms, dynamic=dynamic)
     read = {name for step in graph.steps for name in step.inputs} | {tensor.name for tensor in graph.outputs}
     assert all(set(step.outputs) & read for step in graph.steps), "no step is in vain"
@@ -130,7 +130,7 @@ def test_infinities_in_foreign_blocks_stay_there(form, architecture):
     """Task 0's own filters are so large that other tasks' pictures overflow in them; its own picture is black."""
     made = tiny(architecture, norm="folded", sharing=0.6, pruning=0.0)
     family = align(made.nets)
-    space = wire(family).carries[formed(family)[0].output][0]
+    space = wire(family).carries[formed_layers(family)[0].output][0]
     own = [block for block in made.planted[space].blocks_of(0) if len(block.tasks) == 1]
     mine = [channel for block in own for channel in block.members[0]]
     assert mine
@@ -169,7 +169,7 @@ def test_weights_of_the_matrix_forms_follow_their_formula(form):
     wiring, planted = wire(family), tidy(made.planted)
     layout, copies = (STITCHED, 1) if form == "mts" else (COMPACT, 3)
     numbers = 0
-    for layer in formed(family):
+    for layer in formed_layers(family):
         outs = channels(layer.output, wiring, planted).width(layout)
         ins = 1 if layer.op.depthwise else channels(layer.inputs[0], wiring, planted).width(layout)
         numbers += copies * outs * ins * np.prod(layer.op.window.kernel)
@@ -179,7 +179,7 @@ def test_weights_of_the_matrix_forms_follow_their_formula(form):
 def test_pieces_cut_a_layer_at_its_blocks():
     made = tiny(tasks=2, sharing=0.5, pruning=0.0)
     family = align(made.nets)
-    layer = formed(family)[1]
+    layer = formed_layers(family)[1]
     found = pieces(layer, wire(family), made.planted)
     assert {piece.tasks for piece in found} == {frozenset({0, 1}), frozenset({0}), frozenset({1})}
     for piece in found:
@@ -428,7 +428,7 @@ def test_counts_by_layer_add_up():
 
 
 def names(nets) -> list[str]:
-    return [layer.name for layer in formed(align(nets))]
+    return [layer.name for layer in formed_layers(align(nets))]
 
 
 def plain_net(name: str, ops: list[Op], *, size: tuple[int, ...] = (1, 1), output: str = "y") -> Net:

@@ -13,7 +13,7 @@ from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import images, tiny
 from weft.base.errors import StitchError
 from weft_stitch.counts import count
-from weft_stitch.family import kinds, part
+from weft_stitch.family import model_kinds, part
 from weft_stitch.lowering import lower
 from weft_stitch.planning.cost import Modelled
 from weft_stitch.planning.grouping import NOTHING, SIZES, GroupCost, Grouping, Unmet, Wish, group, interpolated, size
@@ -234,7 +234,7 @@ def test_a_part_of_a_family_equals_its_models():
 def test_kinds_tell_tasks_apart_that_cannot_stand_for_each_other():
     def found(**settings):
         models = tiny(tasks=4, classes=3, **settings)
-        names = kinds(align(models.nets), models.planted)
+        names = model_kinds(align(models.nets), models.planted)
         return [names.index(each) for each in names]
 
     assert found() == [0, 0, 0, 0]
@@ -254,7 +254,7 @@ def test_a_family_is_grouped_by_what_its_groups_cost():
         return GroupCost(chosen.seconds[chosen.name], counted.weight_bytes, counted.activation_bytes)
 
     apart, together = total([(0,), (1,), (2,), (3,)], costs), costs((0, 1, 2, 3))
-    found = group(kinds(family, models.planted), costs)
+    found = group(model_kinds(family, models.planted), costs)
     assert found.cost.seconds <= min(apart.seconds, together.seconds)
-    tight = group(kinds(family, models.planted), costs, target_s=max(apart.seconds, together.seconds))
+    tight = group(model_kinds(family, models.planted), costs, target_s=max(apart.seconds, together.seconds))
     assert tight.cost.bytes <= min(apart.bytes, together.bytes)

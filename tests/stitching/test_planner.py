@@ -17,7 +17,7 @@ from weft.base.errors import StitchError
 from weft_stitch.assembly import Contest
 from weft_stitch.graph import DYNAMIC, Builder, Graph, signature
 from weft_stitch.graph_steps import plain_graph
-from weft_stitch.lowering import formed, lower
+from weft_stitch.lowering import formed_layers, lower
 from weft_stitch.planning.cost import CPU, H200, Machine, Modelled, machine
 from weft_stitch.planning.planner import ANYWHERE, MIXED, Plan, lower_plan, plan
 from weft_stitch.planning.segments import segments
@@ -100,7 +100,7 @@ def test_layers_add_up_to_the_graph():
     graph = lower(align(models.nets), models.planted, "split")
     by_layer = Modelled().by_layer(graph)
     assert sum(by_layer.values()) == pytest.approx(cost_of(graph))
-    assert {layer.name for layer in formed(align(models.nets))} <= set(by_layer)
+    assert {layer.name for layer in formed_layers(align(models.nets))} <= set(by_layer)
 
 
 def test_rows_known_only_at_run_time_are_taken_as_one():
@@ -126,7 +126,7 @@ def test_every_layer_is_in_one_segment_and_every_form_has_one(architecture):
     assert Counter(layer.name for each in found for layer in each.layers) == Counter(
         layer.name for layer in family.layers
     )
-    assert [each.formed.name for each in found if each.formed] == [layer.name for layer in formed(family)]
+    assert [each.formed.name for each in found if each.formed] == [layer.name for layer in formed_layers(family)]
     known = set(family.inputs)
     for each in found:
         assert set(each.inputs) <= known
@@ -151,14 +151,14 @@ def test_a_plan_runs_and_equals_the_models(architecture):
     chosen = plan(family, models.planted, Modelled(), slabs=True)
     pictures = images(models.nets)
     assert_close(execute(lower_plan(family, models.planted, chosen), pictures), separately(models.nets, pictures))
-    assert set(chosen.forms) == {layer.name for layer in formed(family)} == {each.layer for each in chosen.table}
+    assert set(chosen.forms) == {layer.name for layer in formed_layers(family)} == {each.layer for each in chosen.table}
 
 
 def test_the_plan_is_the_cheapest_of_all_mixtures():
     """Three forms in every combination, as whole graphs, on machines that like different ones."""
     models = tiny("tiny-vgg", tasks=3)
     family = align(models.nets)
-    names = [layer.name for layer in formed(family)]
+    names = [layer.name for layer in formed_layers(family)]
     forms = ("mts", "split", "separate")
     every = [
         lower(family, models.planted, dict(zip(names, each, strict=True))) for each in product(forms, repeat=len(names))
@@ -230,7 +230,7 @@ def test_progress_names_layers_and_forms():
     models = tiny()
     family = align(models.nets)
     plan(family, models.planted, Modelled(), forms=["mts", "split"], progress=said.append)
-    assert said == [f"{layer.name} in {form}" for layer in formed(family) for form in ("mts", "split")] + [
+    assert said == [f"{layer.name} in {form}" for layer in formed_layers(family) for form in ("mts", "split")] + [
         "comparing 2 whole graphs"  # the mixture is one of the forms
     ]
 

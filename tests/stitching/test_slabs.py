@@ -12,7 +12,7 @@ from tests.stitching.nets import TINY, images, tiny
 from weft_stitch.graph import DYNAMIC, Builder, Graph
 from weft_stitch.lowering import lower
 from weft_stitch.reading.alignment import align
-from weft_stitch.slabs import possible, slabs
+from weft_stitch.slabs import slab_layers, slabs
 
 
 class Convolution:
@@ -122,7 +122,7 @@ def test_without_a_stride_the_weights_take_no_more():
 
 def test_only_the_named_layers_change():
     graph = Convolution((1, 3, 8, 8), 6, (3, 3)).finish()
-    assert possible(graph) == {"conv"}
+    assert slab_layers(graph) == {"conv"}
     assert slabs(graph, {"another"}).steps == graph.steps
     assert len(slabs(graph, {"conv"}).steps) > len(graph.steps)
 
@@ -130,7 +130,7 @@ def test_only_the_named_layers_change():
 @pytest.mark.parametrize(("outs", "kernel", "groups"), [(4, (1, 1), 1), (4, (1, 5), 1), (2, (3, 3), 2)])
 def test_what_cannot_be_cut_is_left_alone(outs, kernel, groups):
     graph = Convolution((2, 2, 6, 6), outs, kernel, groups=groups).finish()
-    assert not possible(graph)
+    assert not slab_layers(graph)
     assert slabs(graph).steps == graph.steps
 
 

@@ -14,7 +14,7 @@ from weft_stitch.counts import Counts, count
 from weft_stitch.family import Family, Sharing
 from weft_stitch.graph import Graph
 from weft_stitch.graph_steps import plain_graph
-from weft_stitch.lowering import formed, lower
+from weft_stitch.lowering import formed_layers, lower
 from weft_stitch.making.architectures import CLASSES
 from weft_stitch.making.generator import FamilyRecipe
 from weft_stitch.reading.alignment import align
@@ -100,7 +100,7 @@ def lowered(setting: EvaluatedModels, form: str) -> Graph:
     if form != APART:
         return lower(family, sharing, form)
     last = heads(setting.recipe)
-    return lower(family, sharing, {each.name: "split" if each.name in last else "mts" for each in formed(family)})
+    return lower(family, sharing, {each.name: "split" if each.name in last else "mts" for each in formed_layers(family)})
 
 
 def heads(recipe: FamilyRecipe) -> frozenset[str]:

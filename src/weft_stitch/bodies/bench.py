@@ -13,12 +13,12 @@ import numpy as np
 from weft.base.errors import StitchError
 from weft.runtime.timing import Run, clock_for, least_seconds
 from weft_stitch.bodies.body import Body, BodyValue
-from weft_stitch.bodies.joining import alone, exposed, port_name
-from weft_stitch.bodies.probing import MORE, SMALL, BodyPlace, BodySamples, Feed, see_outputs
+from weft_stitch.bodies.joining import model_graph, port_name, value_name
+from weft_stitch.bodies.probing import MORE, SMALL, BodyPlace, BodySamples, Feed, locate_outputs
 from weft_stitch.graph import Graph
 from weft_stitch.net import Array
 from weft_stitch.onnx_writer import write_onnx
-from weft_stitch.running.sessions import Difference, answers, opened, relative_difference
+from weft_stitch.running.sessions import Difference, load_session, relative_difference, run_session
 
 MOST_RACED = 8
 """Models that are loaded at once for timing, which bounds memory; all others are assumed to be as fast."""
@@ -46,12 +46,12 @@ class BodyBench:
 
         def run(task: int, rows: int, length: int) -> dict[BodyValue, Array]:
             wanted = self._body.values(task)
-            graph = alone(self._body, task, wanted)
+            graph = model_graph(self._body, task, wanted)
             session = self._session(graph, optimise=False)
             drawn = samples.draw(np.random.default_rng(0), task, MORE[0], length)
             feed = self._named(task, {name: array[:rows] for name, array in drawn.items()})
             try:
-                arrays = answers(session, [exposed(value) for value in wanted], feed, graph.name)
+                arrays = run_session(session, [value_name(value) for value in wanted], feed, graph.name)
             except StitchError as error:
                 raise StitchError(f"{error} (with {rows} rows; export it so that it takes any number)") from error
             return dict(zip(wanted, arrays, strict=True))
@@ -67,7 +67,7 @@ class BodyBench:
         return {
             port_name(self._body, task, name): place
             for task in range(self._body.tasks)
-            for name, place in see_outputs(self._body, task, run).items()
+            for name, place in locate_outputs(self._body, task, run).items()
         }
 
     def difference(self, graph: Graph, samples: BodySamples) -> Difference:
@@ -78,7 +78,9 @@ class BodyBench:
         for seed, lengths in enumerate(_lengths(samples, len(tasks))):
             rng = np.random.default_rng(seed)
             fed.append([samples.draw(rng, task, 1 + (task + seed) % 3, lengths[task]) for task in tasks])
-            results.append(dict(zip(names, answers(session, names, self._joined(fed[-1]), graph.name), strict=True)))
+            results.append(
+                dict(zip(names, run_session(session, names, self._joined(fed[-1]), graph.name), strict=True))
+            )
         worst = Difference(0.0, "")
         for task in tasks:
             for feeds, together in zip(fed, results, strict=True):
@@ -90,8 +92,8 @@ class BodyBench:
     def unchanged(self, task: int, samples: BodySamples, close: Callable[[Array, Array], bool]) -> bool:
         """Whether a model computed from the body's weights answers as its own file does."""
         feed = samples.draw(np.random.default_rng(0), task, *SMALL)
-        session = self._session(alone(self._body, task), optimise=False)
-        outputs = answers(session, self._ours(task), self._named(task, feed), self._body.names[task])
+        session = self._session(model_graph(self._body, task), optimise=False)
+        outputs = run_session(session, self._ours(task), self._named(task, feed), self._body.names[task])
         wanted = self.alone(task, feed).values()
         return all(
             mine.shape == right.shape and close(mine, right) for mine, right in zip(outputs, wanted, strict=True)
@@ -113,17 +115,17 @@ class BodyBench:
     def _opened(self, task: int, *, optimise: bool) -> Alone:
         names, called = list(self._body.outputs[task]), self._body.names[task]
         if not self._files[task].is_dir():
-            session = opened(self._files[task], self._threads, self._files[task].name, optimise=optimise)
-            return lambda feed: answers(session, names, feed, called)
-        whole, ours = self._session(alone(self._body, task), optimise=optimise), self._ours(task)
-        return lambda feed: answers(whole, ours, self._named(task, feed), called)
+            session = load_session(self._files[task], self._threads, self._files[task].name, optimise=optimise)
+            return lambda feed: run_session(session, names, feed, called)
+        whole, ours = self._session(model_graph(self._body, task), optimise=optimise), self._ours(task)
+        return lambda feed: run_session(whole, ours, self._named(task, feed), called)
 
     def _session(self, graph: Graph, *, optimise: bool) -> Any:
         """Open a session over a graph of any size, by a temporary file (protobuf in memory ends at 2 GB)."""
         with TemporaryDirectory() as folder:
             path = Path(folder) / "body.onnx"
             write_onnx(graph, path)
-            return opened(path, self._threads, graph.name, optimise=optimise)
+            return load_session(path, self._threads, graph.name, optimise=optimise)
 
     def _ours(self, task: int) -> list[str]:
         """The graph's names of a model's outputs."""

@@ -1,4 +1,4 @@
-"""The description of a body in its ONNX file, from which the models can be read again: ``described``, ``rebuilt``.
+"""The description of a body in its ONNX file, from which the models can be read again: ``body_metadata``, ``rebuild_body``.
 
 It lists the steps, the constants that each model reads there, and their names in the file; no weight is stored twice.
 """
@@ -17,7 +17,7 @@ from weft.runtime.metadata import BODY_KEY
 from weft_stitch.bodies.body import Body, BodyStep, BodyValue, crews
 from weft_stitch.bodies.differences import LowRank, OwnLines
 from weft_stitch.bodies.joining import JoinedBody
-from weft_stitch.file_description import noted_in
+from weft_stitch.file_description import read_note
 from weft_stitch.net import Array
 from weft_stitch.reading.onnx_program import Constants, ProgramNode
 
@@ -79,7 +79,7 @@ class BodyNote(_BodyPart):
     steps: tuple[StepNote, ...]
 
 
-def described(body: Body, joined: JoinedBody) -> dict[str, str]:
+def body_metadata(body: Body, joined: JoinedBody) -> dict[str, str]:
     """Return the metadata for the file of the graph that *body* was joined to."""
     outputs = tuple({port: (value.step, value.output) for port, value in ports.items()} for ports in body.outputs)
     steps = tuple(_noted(body, number, joined) for number in range(len(body.steps)))
@@ -132,10 +132,10 @@ def _small_numbers(array: Array | None) -> Held:
 
 def read_body(path: Path) -> Body:
     """Read the models in a file of one body; ``StitchError`` where it does not describe them."""
-    return rebuilt(*noted_in(path, BODY_KEY))
+    return rebuild_body(*read_note(path, BODY_KEY))
 
 
-def rebuilt(text: str, weights: Callable[[str], Array]) -> Body:
+def rebuild_body(text: str, weights: Callable[[str], Array]) -> Body:
     """Rebuild the body that *text* describes; *weights* looks constants up by name. Its ports stay empty."""
     try:
         note = BodyNote.model_validate_json(text)

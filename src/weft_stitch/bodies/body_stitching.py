@@ -14,12 +14,12 @@ from weft.runtime.metadata import servable
 from weft_stitch.bodies.adapters import AdaptedBase, LoraAdapter, is_adapter, read_adapter
 from weft_stitch.bodies.bench import BodyBench
 from weft_stitch.bodies.body import Aligner, Body, Crew, crews
-from weft_stitch.bodies.body_description import described
+from weft_stitch.bodies.body_description import body_metadata
 from weft_stitch.bodies.differences import LowRank
 from weft_stitch.bodies.equal_weights import Reference, put_in_order
 from weft_stitch.bodies.joining import JoinedBody, join, port_name
-from weft_stitch.bodies.probing import Fill, find, see
-from weft_stitch.file_description import of_tasks
+from weft_stitch.bodies.probing import Fill, find_padding, locate_values
+from weft_stitch.file_description import tasks_metadata
 from weft_stitch.graph import Graph
 from weft_stitch.net import Array
 from weft_stitch.onnx_writer import write_onnx
@@ -97,8 +97,8 @@ class BodyStitching:
     @property
     def metadata(self) -> dict[str, str]:
         """Metadata of its ONNX file: the models in it, and how they share weights."""
-        entries = of_tasks([self._task_entry(task) for task in range(self.body.tasks)])
-        return entries | described(self.body, self.joined) if self.long else entries
+        entries = tasks_metadata([self._task_entry(task) for task in range(self.body.tasks)])
+        return entries | body_metadata(self.body, self.joined) if self.long else entries
 
     def _task_entry(self, task: int) -> dict[str, Any]:
         ports, outputs = self.body.ports[task], self.body.outputs[task]
@@ -146,8 +146,8 @@ def stitch_body(
     """
     body, apart = _read(files, names, tolerance, base, on_stage)
     bench = BodyBench(body, [Path(file) for file in files], threads)
-    samples = find(body, bench.alone, _close)
-    places = see(body, bench.values(samples))
+    samples = find_padding(body, bench.alone, _close)
+    places = locate_values(body, bench.values(samples))
     reordered = put_in_order(body, places, lambda task: bench.unchanged(task, samples, _close))
     outputs = bench.outputs(samples)
     joined = join(body, places, samples.fill, outputs)

@@ -16,7 +16,7 @@ import numpy as np
 from weft.base.errors import StitchError
 from weft_stitch.bodies.body import Body, BodyStep, BodyValue, Crew, crews
 from weft_stitch.bodies.differences import LowRank, OwnLines
-from weft_stitch.bodies.narrowing import narrowed
+from weft_stitch.bodies.narrowing import narrow_graph
 from weft_stitch.bodies.probing import BodyPlace, Fill
 from weft_stitch.graph import DYNAMIC, Graph, GraphStep, GraphTensor
 from weft_stitch.net import Array
@@ -52,19 +52,19 @@ def join(body: Body, places: ConnectionSlots, fill: Fill | None, outputs: Mappin
     outputs: axes of rows and lengths of the models' own outputs, by the graph's names.
     """
     joiner = _Joiner(body, tuple(range(body.tasks)), places, outputs)
-    graph = narrowed(joiner.graph("+".join(body.names), joiner.write(fill)))
+    graph = narrow_graph(joiner.graph("+".join(body.names), joiner.write(fill)))
     return JoinedBody(graph, joiner.held(graph.constants), joiner.stacked)
 
 
-def alone(body: Body, task: int, values: Iterable[BodyValue] = ()) -> Graph:
-    """The graph of one model, with *values* as additional outputs named by ``exposed``."""
+def model_graph(body: Body, task: int, values: Iterable[BodyValue] = ()) -> Graph:
+    """The graph of one model, with *values* as additional outputs named by ``value_name``."""
     joiner = _Joiner(body, (task,), {}, {})
     outputs = joiner.write(None)
-    outputs += [joiner.output(joiner.tensor(value, (task,)), exposed(value), ()) for value in values]
+    outputs += [joiner.output(joiner.tensor(value, (task,)), value_name(value), ()) for value in values]
     return joiner.graph(body.names[task], outputs)
 
 
-def exposed(value: BodyValue) -> str:
+def value_name(value: BodyValue) -> str:
     return f"value {value.step} {value.output}"
 
 

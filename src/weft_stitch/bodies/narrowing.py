@@ -1,4 +1,4 @@
-"""Dead-position elimination: ``narrowed`` computes only positions that are read.
+"""Dead-position elimination: ``narrow_graph`` computes only positions that are read.
 
 A classifier reads only the first token of the last layer. Whatever that layer does position by position (products,
 norms, sums) is then computed for this token alone, with the same results.
@@ -31,7 +31,7 @@ Cut = dict[str, Position]
 """Input of a step -> the position that it reads of it."""
 
 
-def narrowed(graph: Graph) -> Graph:
+def narrow_graph(graph: Graph) -> Graph:
     """Remove unread positions from *graph*, as far as the shapes of its tensors are known."""
     return _Narrower(graph).graph()
 

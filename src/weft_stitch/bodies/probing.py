@@ -1,8 +1,8 @@
-"""Which axes of a body's values hold rows and lengths: ``see`` runs the models at several sizes and compares shapes.
+"""The axes of rows and lengths in a body's values: ``locate_values`` runs models at several sizes, compares shapes.
 
 There are no rules for operators. A model is run with more rows, and with longer ones; an axis that grows with the rows
 holds them. Whether rows are consecutive or interleaved shows in the numbers of the rows that both runs share.
-``find`` looks for padding values in the same way.
+``find_padding`` looks for padding values in the same way.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ OutputRuns = Callable[[int, int, int], Mapping[str, Array]]
 """The same for its outputs."""
 
 
-def see(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
+def locate_values(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
     """Find the layout of every value; a model is run only if it has values that earlier ones lack."""
     places: dict[BodyValue, BodyPlace] = {}
     for task in range(body.tasks):
@@ -69,7 +69,7 @@ def see(body: Body, runs: ValueRuns) -> dict[BodyValue, BodyPlace]:
     return places
 
 
-def see_outputs(body: Body, task: int, runs: OutputRuns) -> dict[str, BodyPlace]:
+def locate_outputs(body: Body, task: int, runs: OutputRuns) -> dict[str, BodyPlace]:
     """Find the layouts of a model's outputs; each must have a row for each input row, else ``StitchError``."""
     small, more, longer = (runs(task, *sizes) for sizes in (SMALL, MORE, LONGER))
     places = {}
@@ -187,7 +187,7 @@ def tables(body: Body, task: int) -> dict[str, int]:
     return sizes
 
 
-def find(body: Body, answers: Answers, close: Callable[[Array, Array], bool]) -> BodySamples:
+def find_padding(body: Body, answers: Answers, close: Callable[[Array, Array], bool]) -> BodySamples:
     """Find the first padding values that change no answer of the first model."""
     known = tables(body, 0)
     whole = [name for name, port in body.ports[0].items() if not port.dtype.startswith("float")]

@@ -71,7 +71,7 @@ def _difference(evidence: Evidence, layer: FamilyLayer, wrong: Mismatch) -> str:
     )
 
 
-def differ(mine: Array, theirs: Array, tolerance: float) -> Array:
+def differing(mine: Array, theirs: Array, tolerance: float) -> Array:
     """Where weights are not the same, or by more than *tolerance* if that is not zero."""
     different = np.asarray(mine != theirs)
     if tolerance == 0 and different.any():
@@ -122,7 +122,7 @@ def _compare(
         mine = _taken(weights[first], run.channels[chunk, first], source, first)
         for two in others:
             theirs = _taken(weights[two], run.channels[chunk, two], source, two)
-            bad = differ(mine, theirs, tolerance)
+            bad = differing(mine, theirs, tolerance)
             if bad.any():
                 wrong[two][chunk] = bad.any(axis=(1, 2))
                 largest[two] = max(largest[two], float(_gap(mine, theirs).max()))
@@ -241,7 +241,7 @@ def _inputs_to_blame(evidence: Evidence, layer: FamilyLayer, claim: Claim, toler
     mine = weights[claim.one][rows.mine[some][:, None], inputs.mine]
     theirs = weights[claim.two][rows.theirs[some][:, None], inputs.theirs]
     total = len(evidence.common(layer.output, claim.one, claim.two).classes)
-    wrong = np.asarray(differ(mine, theirs, tolerance).any(axis=2))
+    wrong = np.asarray(differing(mine, theirs, tolerance).any(axis=2))
     bad = _worst_columns(wrong, len(rows.classes) / total)
     return Claim(claim.one, claim.two, Common(*(column[bad] for column in inputs)))
 

@@ -22,7 +22,7 @@ import numpy as np
 from weft.base.errors import InputError, StitchError
 from weft_stitch.family import Block, ChannelSpace, Sharing
 from weft_stitch.graph import Builder, Graph
-from weft_stitch.graph_steps import closed, convolve, emit, opened
+from weft_stitch.graph_steps import begin_graph, convolve, emit, finish_graph
 from weft_stitch.making.architectures import CLASSES, IMAGE, NetSketch, SketchNode, Wire, named, plan
 from weft_stitch.net import Array, Net, Op, Port, assemble
 
@@ -294,7 +294,7 @@ def save_nets(nets: Iterable[Net], folder: Path, *, dynamic: bool = False) -> tu
 
 def unfolded(net: Net, *, dynamic: bool = False) -> Graph:
     """The net alone, each of its weights as it is."""
-    builder, tensors = opened(net, dynamic=dynamic)
+    builder, tensors = begin_graph(net, dynamic=dynamic)
     biases = _biases(net)
     for op in net.ops:
         builder.layer = op.name
@@ -309,7 +309,7 @@ def unfolded(net: Net, *, dynamic: bool = False) -> Graph:
             tensors[op.output] = _normalise(builder, op, inputs[0])
         else:
             tensors[op.output] = emit(builder, op, inputs)
-    return closed(net, builder, tensors)
+    return finish_graph(net, builder, tensors)
 
 
 def _biases(net: Net) -> dict[str, Op]:

@@ -14,7 +14,7 @@ from typing import Any
 from weft.base.errors import StitchError
 from weft_stitch.assembly import PLANNED, Stitched, assemble
 from weft_stitch.counts import count
-from weft_stitch.family import Family, Sharing, kinds, part
+from weft_stitch.family import Family, Sharing, model_kinds, part
 from weft_stitch.planning.cost import GraphCost, Modelled
 from weft_stitch.planning.grouping import GroupCost, Grouping, Unmet, Wish, group, size
 
@@ -99,7 +99,11 @@ class _Maker:
     def grouping(self) -> Grouping:
         limits = self.limits
         return group(
-            kinds(self.family, self.sharing), self.cost, cap_bytes=limits.memory_bytes, target_s=limits.seconds, few=FEW
+            model_kinds(self.family, self.sharing),
+            self.cost,
+            cap_bytes=limits.memory_bytes,
+            target_s=limits.seconds,
+            few=FEW,
         )
 
     def cost(self, models: tuple[int, ...]) -> GroupCost:

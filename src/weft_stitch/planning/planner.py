@@ -19,7 +19,7 @@ from weft_stitch.layouts import APART, Layout
 from weft_stitch.lowering import lower
 from weft_stitch.planning.cost import GraphCost
 from weft_stitch.planning.segments import Cutter, FormSegment, segments
-from weft_stitch.slabs import possible
+from weft_stitch.slabs import slab_layers
 from weft_stitch.slabs import slabs as in_slabs
 
 MIXED = "mixed"
@@ -253,7 +253,7 @@ class _FormSearch:
         """The faster of in slabs or not, then the lighter if that is the other one: some slabs are padded."""
         piece = self.cutter.piece(segment, form)
         graphs = [piece.graph]
-        if self.slabs and possible(piece.graph):
+        if self.slabs and slab_layers(piece.graph):
             graphs.append(in_slabs(piece.graph))
         times = self._seconds(graphs)
         order = sorted(range(len(times)), key=lambda place: times[place])

@@ -17,7 +17,7 @@ from weft_stitch.forms.fused import layout as fused_layout
 from weft_stitch.forms.room import Placed, Room
 from weft_stitch.graph import DYNAMIC, Builder, Graph
 from weft_stitch.layouts import APART, COMPACT, STACKED, STITCHED, Layout, tidy
-from weft_stitch.lowering import formed, walk
+from weft_stitch.lowering import formed_layers, lower_layers
 
 READS = {"mts": STITCHED, "grouped": STACKED, "split": COMPACT, "half": COMPACT, "separate": APART}
 """The layout in which a form finds its input at once; that of ``fused`` depends on the value."""
@@ -51,7 +51,7 @@ class SegmentForm(NamedTuple):
 
 def segments(family: Family) -> tuple[FormSegment, ...]:
     """All layers of *family*, in their order; a layer without a form goes with the last of its inputs to be made."""
-    forming = {layer.name for layer in formed(family)}
+    forming = {layer.name for layer in formed_layers(family)}
     groups: list[list[FamilyLayer]] = []
     home = {value: -1 for value in family.inputs}
     free: dict[int, int] = {}
@@ -132,7 +132,7 @@ class Cutter:
         room = self._room(builder, alone)
         for value in segment.inputs:
             self._enter(room, value, reads[value])
-        walk(room, form)
+        lower_layers(room, form)
         writes = {value: room.layout(value) for value in segment.outputs}
         for value, layout in writes.items():
             self._leave(room, value, layout)

@@ -45,7 +45,7 @@ def same_pads(
     return begins[0], begins[1], ends[0], ends[1]
 
 
-def both(one: Pads, two: Pads) -> Pads:
+def added_pads(one: Pads, two: Pads) -> Pads:
     return one[0] + two[0], one[1] + two[1], one[2] + two[2], one[3] + two[3]
 
 
@@ -115,7 +115,7 @@ class NetDraft:
         if groups < 1 or weight.shape[1] * groups != size.channels or weight.shape[0] % groups or not weight.size:
             shape = " x ".join(map(str, weight.shape))
             raise ModelError(f"its weight of {shape} in {groups} groups does not fit {size.channels} channels")
-        window = replace(window, kernel=weight.shape[2:], pads=both(window.pads, x.pads))
+        window = replace(window, kernel=weight.shape[2:], pads=added_pads(window.pads, x.pads))
         convolved = self._add(name, "conv", [x.value], weight=weight, window=window, groups=groups)
         return convolved if bias is None else self.affine(f"{name}.bias", convolved, None, bias)
 
@@ -270,7 +270,7 @@ class NetDraft:
     def pad(self, x: Picture, pads: Pads) -> Picture:
         if not self._plain(x) or min(pads) < 0:
             raise Foreign(f"it pads rows of {_text(x.view)} by {_text(pads)}")
-        return replace(x, pads=both(x.pads, pads))
+        return replace(x, pads=added_pads(x.pads, pads))
 
     def island(self, name: str, inputs: Sequence[Picture], payload: Any, view: Shape) -> Picture:
         """An operator that only its source can run; *payload* knows the value it writes."""

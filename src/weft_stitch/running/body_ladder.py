@@ -21,9 +21,9 @@ from weft_stitch.running.body_rows import (
     RowNumbers,
     TokenRequest,
     TokenRow,
-    lots,
     pack,
     room_for,
+    split_requests,
 )
 from weft_stitch.running.fused_body import (
     BodyLayer,
@@ -43,7 +43,7 @@ SPARE, LEAST_SPARE = 8, 2
 Change = Callable[[Tensor], Tensor]
 
 
-def changed(
+def map_weights(
     weights: BodyWeights, shared: Change, own: Change, setting: Callable[[float], object] = lambda number: None
 ) -> BodyWeights:
     """Map the weights: *shared* is applied to tensors of all models, *own* to tables with an entry for each model.
@@ -102,7 +102,7 @@ def digests(encoder: BodyEncoder) -> BodyDigests:
             digest.update(mine.contiguous().numpy().data)
         return tensor
 
-    changed(encoder.weights, see_shared, see_own, lambda number: common.update(repr(number).encode()))
+    map_weights(encoder.weights, see_shared, see_own, lambda number: common.update(repr(number).encode()))
     return BodyDigests(common.digest(), tuple(digest.digest() for digest in own))
 
 
@@ -117,7 +117,7 @@ class SlottedBody:
         """Count of the loaded files that serve the model in each slot."""
         self._lock = threading.Lock()
         """Protects slots and their users: files load and close in different threads."""
-        self.weights = changed(
+        self.weights = map_weights(
             encoder.weights,
             lambda tensor: tensor.to(device=device, dtype=dtype),
             lambda tensor: torch.zeros((self.room, *tensor.shape[1:]), dtype=dtype, device=device),
@@ -157,7 +157,7 @@ def _own(weights: BodyWeights) -> Iterator[Tensor]:
         tables.append(tensor)
         return tensor
 
-    changed(weights, lambda tensor: tensor, seen)
+    map_weights(weights, lambda tensor: tensor, seen)
     yield from tables
 
 
@@ -221,7 +221,7 @@ class BodyLadder:
 
     def lots(self, asked: Sequence[TokenRow]) -> list[Sequence[TokenRow]]:
         """Requests as batches that rungs hold; those of a model must follow each other."""
-        return lots(asked, self.most, self.room)
+        return split_requests(asked, self.most, self.room)
 
     def rows_of(self, lot: Sequence[TokenRow]) -> int:
         """Rows of the rung that holds a batch."""

@@ -120,7 +120,7 @@ class RowNumbers(NamedTuple):
         return numbers
 
 
-def lots(asked: Sequence[TokenRow], rows: int, room: int) -> list[Sequence[TokenRow]]:
+def split_requests(asked: Sequence[TokenRow], rows: int, room: int) -> list[Sequence[TokenRow]]:
     """Split requests, which are sorted by model, into batches of at most *rows* token rows and *room* requests."""
     batches, begin, end, last = [], 0, 0, None
     for number, row in enumerate(asked):

@@ -32,7 +32,7 @@ class GraphRunner:
 
     def __init__(self, graph: Graph, *, threads: int = 1, rows: int = 1, seed: int = 0) -> None:
         self._name = graph.name
-        self._session = opened(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
+        self._session = load_session(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
         rng = np.random.default_rng(seed)
         self.feed: dict[str, Array] = {
             tensor.name: rng.standard_normal([rows if size == DYNAMIC else size for size in tensor.shape], np.float32)
@@ -41,10 +41,10 @@ class GraphRunner:
 
     def __call__(self) -> list[Array]:
         """Run once."""
-        return answers(self._session, None, self.feed, self._name)
+        return run_session(self._session, None, self.feed, self._name)
 
 
-def opened(source: Path | bytes, threads: int, title: str, *, optimise: bool) -> Any:
+def load_session(source: Path | bytes, threads: int, title: str, *, optimise: bool) -> Any:
     """A session over a graph or a model's file; *title* is what messages call it."""
     try:
         return open_session(source, threads, optimise=optimise)
@@ -52,7 +52,7 @@ def opened(source: Path | bytes, threads: int, title: str, *, optimise: bool) ->
         raise StitchError(f"{title} cannot be loaded by ONNX Runtime: {first_line(error)}") from error
 
 
-def answers(session: Any, names: Sequence[str] | None, feed: Mapping[str, Array], title: str) -> list[Array]:
+def run_session(session: Any, names: Sequence[str] | None, feed: Mapping[str, Array], title: str) -> list[Array]:
     """The outputs *names*, or all, for *feed*."""
     try:
         outputs: list[Array] = session.run(names, feed)
@@ -159,10 +159,12 @@ def tied_rows(net: Net, close: float, *, threads: int = 1, seed: int = 0) -> str
     rng = np.random.default_rng(seed)
     feed = {port.name: _drawn(rng, (_SEVERAL * net.batch, *port.shape), net) for port in net.inputs}
     apart = _alone(net, None, feed, threads)
-    session = opened(to_onnx(plain_graph(net, dynamic=True)).SerializeToString(), threads, net.name, optimise=False)
+    session = load_session(
+        to_onnx(plain_graph(net, dynamic=True)).SerializeToString(), threads, net.name, optimise=False
+    )
     names = [port.name for port in net.outputs]
     try:
-        together = answers(session, names, feed, net.name)
+        together = run_session(session, names, feed, net.name)
     except StitchError:
         return f"runs with the number of rows in its file ({net.batch}) only"
     mixed = (name for name, *pair in zip(names, together, apart, strict=True) if relative_difference(*pair) > close)
@@ -176,27 +178,30 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> Array:
 
 
 def _together(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int) -> dict[str, Array]:
-    session = opened(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
+    session = load_session(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
     joined = {
         port_name(family, task, port): feeds[task][port.name]
         for task, net in enumerate(family.nets)
         for port in net.inputs
     }
     names = [tensor.name for tensor in graph.outputs]
-    return dict(zip(names, answers(session, names, joined, graph.name), strict=True))
+    return dict(zip(names, run_session(session, names, joined, graph.name), strict=True))
 
 
 def _alone(net: Net, source: Path | None, feed: Feed, threads: int) -> list[Array]:
     """What the model answers by itself, a batch at a time."""
-    session = None if source is None else opened(source, threads, source.name, optimise=False)
+    session = None if source is None else load_session(source, threads, source.name, optimise=False)
     kinds = {port.name: port.type for port in session.get_inputs()} if session else {}
     if session is None or not all(kind in _FED for kind in kinds.values()):
-        session, kinds = opened(to_onnx(plain_graph(net)).SerializeToString(), threads, net.name, optimise=False), {}
+        session, kinds = (
+            load_session(to_onnx(plain_graph(net)).SerializeToString(), threads, net.name, optimise=False),
+            {},
+        )
     names = [port.name for port in net.outputs]
     parts = []
     for batch in _batches(feed, net.batch):
         given = {name: array.astype(_FED[kinds.get(name, "tensor(float)")]) for name, array in batch.items()}
-        parts.append(answers(session, names, given, net.name))
+        parts.append(run_session(session, names, given, net.name))
     return [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
 
 

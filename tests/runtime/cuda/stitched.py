@@ -19,7 +19,7 @@ from weft.runtime.cuda.preparing import prepare_on
 from weft.runtime.cuda.rounds import StitchedDeviceModel
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft_stitch.family import Family, Sharing
-from weft_stitch.file_description import described, metadata
+from weft_stitch.file_description import family_metadata, metadata
 from weft_stitch.lowering import lower
 from weft_stitch.onnx_writer import write_onnx
 from weft_stitch.reading.alignment import align
@@ -80,7 +80,7 @@ def check_answers(found: dict[str, Any], body: CpuModel, given: list[dict[str, A
 
 def write_family(path: Path, family: Family, sharing: Sharing, form: str = "split") -> Path:
     graph = lower(family, sharing, form, dynamic=True)
-    write_onnx(graph, path, metadata(family, family.batches) | described(family, sharing, graph))
+    write_onnx(graph, path, metadata(family, family.batches) | family_metadata(family, sharing, graph))
     return path
 
 
