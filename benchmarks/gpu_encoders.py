@@ -34,6 +34,7 @@ from gpu_encoder_rivals import (
     ServerParts,
     merged,
 )
+from stitch_ways import Forked, error
 from torch.nn import functional
 
 from weft_stitch.running.body_rows import PackedRows, TokenRequest, pack
@@ -48,7 +49,7 @@ from weft_stitch.running.fused_body import (
     TileShape,
     launch_attention,
 )
-from weft_stitch.running.gpu_timing import Forked, RivalWay, error, prepare, settle, times_ms
+from weft_stitch.running.gpu_timing import RivalWay, prepare, settle, times_ms
 from weft_stitch.running.kernel_shapes import replay_seconds, tune_body
 
 RESULTS = Path(__file__).parent / "results" / "gpu_encoders.json"

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import torch
 from machine import machine
-from stitch_ways import draw, make
+from stitch_ways import draw, error, make
 
 from weft.runtime.backend import LoadOptions
 from weft.runtime.cuda.engine import device_named
@@ -41,7 +41,7 @@ from weft_stitch.lowering import lower
 from weft_stitch.making.generator import FamilyRecipe
 from weft_stitch.onnx_writer import write_onnx
 from weft_stitch.reading.alignment import align
-from weft_stitch.running.gpu_timing import Place, TimedWay, build, error, precision, prepare, times_ms
+from weft_stitch.running.gpu_timing import Place, TimedWay, build, precision, prepare, times_ms
 
 RESULTS = Path(__file__).parent / "results" / "gpu_stitched.json"
 SHARED = 0.9

@@ -42,7 +42,7 @@ if find_spec("pydantic") is None or find_spec("numba") is None:
     sys.modules["weft"] = bare
     sys.path.append(str(SOURCE.parent))
 
-from stitch_ways import BATCH, COMPILED, GROUPED, SEPARATE, WAYS, by_batch, draw, make
+from stitch_ways import BATCH, COMPILED, GROUPED, SEPARATE, WAYS, by_batch, draw, error, make, reference
 
 from weft_stitch.family import Block, ChannelSpace, Family, Sharing, part
 from weft_stitch.graph import Graph
@@ -59,10 +59,8 @@ from weft_stitch.running.gpu_timing import (
     RivalWay,
     TimedWay,
     build,
-    error,
     precision,
     prepare,
-    reference,
     settle,
     times_ms,
 )

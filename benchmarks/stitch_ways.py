@@ -18,7 +18,7 @@ from weft_stitch.family import ChannelSpace, Family, Sharing, part
 from weft_stitch.graph import Graph
 from weft_stitch.graph_steps import plain_graph
 from weft_stitch.lowering import lower
-from weft_stitch.running.gpu_timing import Call, Forked, Outputs, RivalWay
+from weft_stitch.running.gpu_timing import Call, Outputs, RivalWay, precision
 from weft_stitch.running.module import StitchedModule
 from weft_stitch.running.operators import Tensor, torch
 
@@ -80,6 +80,35 @@ def make(
     else:
         call = modules[0]
     return RivalWay(name, call, given, weight_bytes, launches)
+
+
+class Forked:
+    """Each model in a CUDA stream of its own; all of them start together, and the caller's stream waits for all."""
+
+    def __init__(self, modules: Sequence[StitchedModule]) -> None:
+        if not torch.cuda.is_available():
+            raise StitchError("streams need a CUDA device, and there is none; leave out the way 'streams'")
+        self.modules = tuple(modules)
+        self.streams = [torch.cuda.Stream() for _ in modules]
+        self.branch_bytes = 0
+        """What the branches of the last call needed, together: they run at the same time."""
+
+    def __call__(self, *inputs: Tensor) -> Outputs:
+        caller = torch.cuda.current_stream()
+        started = caller.record_event()
+        for stream in self.streams:
+            stream.wait_event(started)
+        self.branch_bytes = 0
+        outputs = []
+        for module, stream, given in zip(self.modules, self.streams, inputs, strict=True):
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            with torch.cuda.stream(stream):
+                outputs.append(module(given)[0])
+            self.branch_bytes += torch.cuda.max_memory_allocated() - before
+        for stream in self.streams:
+            caller.wait_stream(stream)
+        return tuple(outputs)
 
 
 def one_by_one(modules: Sequence[StitchedModule]) -> Call:
@@ -146,3 +175,20 @@ def compiled(function: Call, weights: Sequence[Tensor], inputs: Sequence[Tensor]
 
 def _float_type(module: StitchedModule) -> Any:
     return next(each.dtype for each in module.buffers() if each.is_floating_point())
+
+
+def error(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
+    """The largest difference of any task's outputs, over the largest of what they should be."""
+    pairs = [(got.float().cpu(), want.float().cpu()) for got, want in zip(outputs, wanted, strict=True)]
+    return max(_largest(got - want) / _largest(want) for got, want in pairs)
+
+
+def _largest(tensor: Tensor) -> float:
+    """What is not a number is larger than any."""
+    return float(tensor.abs().nan_to_num(nan=float("inf")).max())
+
+
+def reference(graph: Graph, given: Tensor, device: Any) -> Tensor:
+    """What a model alone answers in float32, without TF32."""
+    with precision(tf32=False, search=False), torch.no_grad():
+        return StitchedModule(graph, device=device)(given.to(device))[0].cpu()

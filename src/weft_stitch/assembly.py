@@ -44,7 +44,7 @@ NUMBER_BYTES = 4
 
 
 @dataclass(frozen=True, eq=False)
-class Remembered:
+class CachedCost:
     """A cache around a cost: graphs that differ only in their numbers are costed once."""
 
     cost: GraphCost
@@ -59,7 +59,7 @@ class Remembered:
 
 
 @dataclass(frozen=True, eq=False)
-class Contest:
+class PlanContest:
     """Plans of one family, and the rule by which one of them is chosen."""
 
     plans: tuple[Plan, ...]
@@ -101,7 +101,7 @@ class Stitched:
     align: int = 1
     plan: Plan | None = None
     slabs_allowed: bool = False
-    contest: Contest | None = None
+    contest: PlanContest | None = None
     """What its plan was chosen from."""
 
     def __repr__(self) -> str:
@@ -270,7 +270,7 @@ def assemble(
     return Stitched(family, sharing, forms, graph, family.batches, dynamic, align, chosen, slabs, candidates)
 
 
-def contest(family: Family, sharing: Sharing, cost: GraphCost, *, slack: float = SLACK, **settings: Any) -> Contest:
+def contest(family: Family, sharing: Sharing, cost: GraphCost, *, slack: float = SLACK, **settings: Any) -> PlanContest:
     """Plans costed as whole graphs. *settings* are those of ``planner.plans``.
 
     Where there is slack, the one chosen stores no more weights than the models do; without, the fastest is chosen.
@@ -281,8 +281,8 @@ def contest(family: Family, sharing: Sharing, cost: GraphCost, *, slack: float =
     alone = [plain_graph(net) for net in family.nets]
     heavy = sum(graph.weight_bytes for graph in alone)
     settings |= {"between": STEPS if slack else (), "lightest_bytes": light, "heaviest_bytes": heavy}
-    candidates = plans(family, sharing, Remembered(cost), **settings)
-    return Contest(tuple(candidates), slack, sum(count(graph).weight_bytes for graph in alone) if slack else None)
+    candidates = plans(family, sharing, CachedCost(cost), **settings)
+    return PlanContest(tuple(candidates), slack, sum(count(graph).weight_bytes for graph in alone) if slack else None)
 
 
 def uniform(family: Family, form: str) -> dict[str, str]:

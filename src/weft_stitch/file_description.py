@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, product
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -46,11 +46,11 @@ Numbers = str
 """An array: its type, a colon, and its bytes, compressed and in base64."""
 
 
-class _Noted(BaseModel):
+class NotePart(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
-class OpNote(_Noted):
+class OpNote(NotePart):
     """An operation of all tasks, or of one."""
 
     name: str
@@ -66,7 +66,7 @@ class OpNote(_Noted):
     shift: tuple[Numbers | None, ...] = ()
 
 
-class KernelNote(_Noted):
+class KernelNote(NotePart):
     """Kernels in one of the file's weights, see ``KernelOrigin``."""
 
     weight: str
@@ -77,13 +77,13 @@ class KernelNote(_Noted):
     slabs: tuple[int, ...] = ()
 
 
-class PortNote(_Noted):
+class PortNote(NotePart):
     name: str
     value: str
     shape: tuple[int, ...]
 
 
-class NetNote(_Noted):
+class NetNote(NotePart):
     name: str
     batch: int
     inputs: tuple[PortNote, ...]
@@ -96,16 +96,24 @@ class NetNote(_Noted):
     """Values of the common part that the tail reads, by their names there."""
 
 
-class BlockNote(_Noted):
+class BlockNote(NotePart):
     tasks: tuple[int, ...]
     channels: Numbers
     """The channels of each task, one task after another."""
 
 
-class FamilyNote(_Noted):
-    """The whole description."""
+class VersionedNote(NotePart):
+    """A whole description."""
 
     version: int
+
+
+Note = TypeVar("Note", bound=VersionedNote)
+
+
+class FamilyNote(VersionedNote):
+    """The whole description of a family."""
+
     missing: str = ""
     """Why the models are not described; all that follows is then empty."""
     layers: tuple[OpNote, ...] = ()
@@ -263,17 +271,24 @@ _ALONE = -1
 """In place of an input part: a depthwise layer has none of its own."""
 
 
+def parse_note(text: str, kind: type[Note], key: str, version: int) -> Note:
+    """Parse the description *text* under *key*; ``StitchError`` where it is damaged or of another version."""
+    try:
+        note = kind.model_validate_json(text)
+    except ValidationError as error:
+        raise StitchError(f"its {key} cannot be read: {first_problem(error, kind)}") from error
+    if note.version != version:
+        raise StitchError(f"its {key} is of version {note.version}, not {version}; stitch it again")
+    return note
+
+
 def rebuild_family(text: str, weights: Weights) -> tuple[Family, Sharing]:
     """Rebuild the models that ``family_metadata`` wrote down, and their sharing."""
+    noted = parse_note(text, FamilyNote, FAMILY_KEY, VERSION)
+    if noted.missing:
+        raise StitchError(noted.missing)
     try:
-        noted = FamilyNote.model_validate_json(text)
-        if noted.version != VERSION:
-            raise StitchError(f"its {FAMILY_KEY} is of version {noted.version}, not {VERSION}; stitch it again")
-        if noted.missing:
-            raise StitchError(noted.missing)
         return _Rebuilding(noted, weights).family()
-    except ValidationError as error:
-        raise StitchError(f"its {FAMILY_KEY} cannot be read: {first_problem(error, FamilyNote)}") from error
     except (LookupError, TypeError, ValueError, StopIteration, zlib.error, ModelError) as error:
         raise StitchError(f"its {FAMILY_KEY} does not fit its weights ({error}); stitch it again") from error
 

@@ -13,7 +13,7 @@ from weft.models.operators import OPERATORS
 from weft_stitch.family import Family, FamilyLayer, Sharing, role, wire
 from weft_stitch.forms import FORMS, Form
 from weft_stitch.forms.base import by_table
-from weft_stitch.forms.room import Placed, Room
+from weft_stitch.forms.room import PlacedValue, Room
 from weft_stitch.graph import DYNAMIC, Builder, Graph
 from weft_stitch.graph_steps import emit, read_port, scale_and_shift, write_port
 from weft_stitch.layouts import APART, COMPACT, STACKED, Affine, Channels, Layout, tidy
@@ -195,7 +195,7 @@ _ZERO_AT_ZERO = frozenset(
 )
 
 
-def channelwise(room: Room, layer: FamilyLayer) -> Placed:
+def channelwise(room: Room, layer: FamilyLayer) -> PlacedValue:
     """Write *layer* and say where its output lies."""
     if layer.op.kind == "affine":
         return _affine(room, layer)
@@ -206,7 +206,7 @@ def channelwise(room: Room, layer: FamilyLayer) -> Placed:
         emit(room.builder, layer.ops[task], [source.tensors[task] for source in sources]) for task in range(count)
     ]
     clean = all(source.clean for source in sources) and keeps_zero(layer.op)
-    return Placed(layout, tuple(tensors), clean or layout == APART)
+    return PlacedValue(layout, tuple(tensors), clean or layout == APART)
 
 
 def _layout(room: Room, layer: FamilyLayer) -> Layout:
@@ -216,19 +216,19 @@ def _layout(room: Room, layer: FamilyLayer) -> Layout:
     return COMPACT if layer.op.kind == "concat" and layout == STACKED else layout
 
 
-def _affine(room: Room, layer: FamilyLayer) -> Placed:
+def _affine(room: Room, layer: FamilyLayer) -> PlacedValue:
     channels = room.channels(layer.output)
     affine = Affine.from_layer(layer, channels.widths)
     layout = room.layout(layer.inputs[0])
     source = room.get(layer.inputs[0], layout)
     if layout == APART:
         alone = [_affine_alone(room, channels, affine, task, own) for task, own in enumerate(source.tensors)]
-        return Placed(APART, tuple(alone))
+        return PlacedValue(APART, tuple(alone))
     scale, shift = channels.table(layout, affine.scales, 1.0), channels.table(layout, affine.shifts)
     if layout == STACKED:
         scale, shift = scale.prod(axis=0, keepdims=True), shift.sum(axis=0, keepdims=True)
     tensor = by_table(room, source.tensors[0], "Mul", scale)
-    return Placed(layout, (by_table(room, tensor, "Add", shift),), source.clean)
+    return PlacedValue(layout, (by_table(room, tensor, "Add", shift),), source.clean)
 
 
 def _affine_alone(room: Room, channels: Channels, affine: Affine, task: int, tensor: str) -> str:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -39,6 +40,14 @@ def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> OnnxModel:
         producer="weft",
         entries=metadata,
     )
+
+
+def keep_models(read: Iterable[str | os.PathLike[str]], written: Iterable[str | os.PathLike[str] | None]) -> None:
+    """Refuse to overwrite a file that is read; ``StitchError``."""
+    models = {Path(path).resolve() for path in read}
+    for path in written:
+        if path and Path(path).resolve() in models:
+            raise StitchError(f"{path} is one of the models; write to another file")
 
 
 def write_onnx(graph: Graph, path: str | os.PathLike[str], metadata: Mapping[str, str] = _NOTHING) -> None:

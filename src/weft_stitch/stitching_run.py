@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from weft.base.errors import StitchError
 from weft.reports.shown import Shown
 from weft.runtime.metadata import servable
-from weft_stitch.assembly import PLANNED, Contest, Stitched, assemble
+from weft_stitch.assembly import PLANNED, PlanContest, Stitched, assemble
 from weft_stitch.discovery import discover
 from weft_stitch.family import Family, Sharing
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph
 from weft_stitch.lowering import formed_layers
+from weft_stitch.onnx_writer import keep_models
 from weft_stitch.options import StitchOptions
 from weft_stitch.planning.budget import BudgetLimits, stitch_groups
 from weft_stitch.planning.cost import GraphCost, Modelled, machine
@@ -34,10 +35,8 @@ if TYPE_CHECKING:
     from weft_stitch.bodies.body_stitching import BodyStitching
     from weft_stitch.running.sessions import Difference
 
-CLOSE = 1e-5
-"""Largest difference of an output to the model's own, relative to its largest number: float32 in another order."""
 CLOSE_ROUNDED = 0.25
-"""The same for tuned models with all that they round: a last digit may tip a value to the next one of its format."""
+"""Like ``sessions.CLOSE``, for tuned models as they round: a last digit may tip a value to the next of its format."""
 ROUNDS = 20
 """Timed rounds of the ways to run the models, of which the least time counts: fewer keep more noise."""
 
@@ -105,10 +104,7 @@ class Stitching(Shown):
     def to_onnx(self, path: str | os.PathLike[str]) -> tuple[Path, ...]:
         """Write every group as an ONNX file, none in the place of a model; the files."""
         outputs = self.outputs(path)
-        models = [file.resolve() for file in self.files.values()]
-        for output in outputs:
-            if output.resolve() in models:
-                raise StitchError(f"{output} is one of the models; write to another file")
+        keep_models(self.files.values(), outputs)
         for group, output in zip(self.groups, outputs, strict=True):
             group.to_onnx(output)
         return outputs
@@ -184,7 +180,7 @@ def _read(options: StitchOptions, notify: OnProgress) -> Family:
 
 def _require_free_rows(options: StitchOptions, family: Family) -> None:
     """Refuse models that answer a row by the rows beside it; only what is kept as it stands in a file can do so."""
-    from weft_stitch.running.sessions import tied_rows
+    from weft_stitch.running.sessions import CLOSE, tied_rows
 
     for net in family.nets:
         foreign = any(op.kind == "island" for op in net.ops)
@@ -238,7 +234,7 @@ def _cost(options: StitchOptions) -> GraphCost:
     return GraphTimer(threads=options.used_threads)
 
 
-def _settled(options: StitchOptions, stitched: Stitched, contest: Contest) -> tuple[Stitched, WayTimes]:
+def _settled(options: StitchOptions, stitched: Stitched, contest: PlanContest) -> tuple[Stitched, WayTimes]:
     """Time all plans in one race; return the plan that wins, and the times."""
     plans = contest.plans
     apart = [SEQUENTIAL, *([SLABBED] if stitched.slabs_alone else [])]
@@ -295,7 +291,7 @@ def _rivals(options: StitchOptions, groups: Sequence[Stitched]) -> tuple[str, ..
 
 def _compared(options: StitchOptions, family: Family, groups: Sequence[Stitched], notify: OnProgress) -> Difference:
     """The largest difference to the models alone; ``StitchError`` if it is too large and no tolerance was given."""
-    from weft_stitch.running.sessions import Difference, largest_difference
+    from weft_stitch.running.sessions import CLOSE, Difference, largest_difference
 
     notify(StitchProgress("comparing with the models"))
     pairs = zip(family.nets, options.models, strict=True)
@@ -306,22 +302,16 @@ def _compared(options: StitchOptions, family: Family, groups: Sequence[Stitched]
         judged = files if plain is group else [None] * len(files)
         for rows in _mixes(group):
             difference = largest_difference(plain.graph, plain.family, judged, rows, threads=options.used_threads)
-            _require_close(options, difference, CLOSE)
+            if not options.tolerance:
+                difference.require(CLOSE)
             coarse = difference.coarse
             if plain is not group:
                 rounded = largest_difference(group.graph, group.family, files, rows, threads=options.used_threads)
-                _require_close(options, rounded, CLOSE_ROUNDED)
+                if not options.tolerance:
+                    rounded.require(CLOSE_ROUNDED)
                 coarse = rounded.relative
             worst = max(worst, difference)._replace(coarse=max(worst.coarse, coarse))
     return worst
-
-
-def _require_close(options: StitchOptions, difference: Difference, allowed: float) -> None:
-    if difference.relative > allowed and not options.tolerance:
-        raise StitchError(
-            f"{difference.output} differs by {difference.relative:.2g} of its largest number from the model alone, "
-            f"{allowed:g} is allowed; nothing is made of it (check = False takes it all the same)"
-        )
 
 
 def _mixes(stitched: Stitched) -> list[tuple[int, ...]]:

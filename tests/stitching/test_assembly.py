@@ -35,7 +35,7 @@ from weft_stitch.making.generator import save_nets
 from weft_stitch.net import Net
 from weft_stitch.planning.budget import BudgetLimits, stitch_groups
 from weft_stitch.planning.cost import Modelled
-from weft_stitch.planning.grouping import Unmet
+from weft_stitch.planning.grouping import LimitsUnmet
 from weft_stitch.reading.alignment import align
 from weft_stitch.running.sessions import largest_difference
 from weft_stitch.sharing_map import write_sharing
@@ -334,13 +334,13 @@ def test_groups_follow_the_circles_that_share():
 def test_a_refusal_tells_the_best_of_all_ways_to_group():
     family = align(tiny(classes=3).nets)
     sharing = discover(family)
-    with pytest.raises(Unmet) as too_small:
+    with pytest.raises(LimitsUnmet) as too_small:
         stitch_groups(family, sharing, BudgetLimits(memory_bytes=1000))
     least = int(too_small.value.smallest.bytes)
     assert stitch_groups(family, sharing, BudgetLimits(memory_bytes=least))
-    with pytest.raises(Unmet):
+    with pytest.raises(LimitsUnmet):
         stitch_groups(family, sharing, BudgetLimits(memory_bytes=least - 1))
-    with pytest.raises(Unmet) as too_soon:
+    with pytest.raises(LimitsUnmet) as too_soon:
         stitch_groups(family, sharing, BudgetLimits(seconds=1e-9))
     fast = assemble(family, sharing, slack=0).report.stitched
     assert too_soon.value.fastest.seconds <= fast.predicted_s

@@ -13,7 +13,7 @@ from tests.stitching.nets import TINY, images, macs, run, tiny
 from weft.base.errors import StitchError
 from weft_stitch.family import wire
 from weft_stitch.making.architectures import ARCHITECTURES, plan
-from weft_stitch.making.generator import FamilyRecipe, generate, save
+from weft_stitch.making.generator import FamilyRecipe, generate, save_nets
 from weft_stitch.reading.alignment import align
 
 
@@ -185,7 +185,7 @@ def test_the_first_dense_layer_of_vgg_reads_the_whole_picture():
 @pytest.mark.parametrize("architecture", TINY)
 def test_saved_models_answer_the_same(architecture, tmp_path):
     found = tiny(architecture, batches=[1, 2, 1])
-    for net, path, pictures in zip(found.nets, save(found, tmp_path), images(found.nets), strict=True):
+    for net, path, pictures in zip(found.nets, save_nets(found.nets, tmp_path), images(found.nets), strict=True):
         model = onnx.load(path)
         onnx.checker.check_model(model, full_check=True)
         session = ort.InferenceSession(str(path), providers=["CPUExecutionProvider"])
@@ -195,7 +195,7 @@ def test_saved_models_answer_the_same(architecture, tmp_path):
 
 def test_saved_models_hold_every_weight_as_it_is(tmp_path):
     found = tiny("tinynet")
-    for net, path in zip(found.nets, save(found, tmp_path), strict=True):
+    for net, path in zip(found.nets, save_nets(found.nets, tmp_path), strict=True):
         stored = {onnx.numpy_helper.to_array(each).tobytes() for each in onnx.load(path).graph.initializer}
         assert {op.weight.tobytes() for op in net.ops if op.kind == "conv"} <= stored
 

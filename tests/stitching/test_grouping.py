@@ -16,7 +16,17 @@ from weft_stitch.counts import count
 from weft_stitch.family import model_kinds, part
 from weft_stitch.lowering import lower
 from weft_stitch.planning.cost import Modelled
-from weft_stitch.planning.grouping import NOTHING, SIZES, GroupCost, Grouping, Unmet, Wish, group, interpolated, size
+from weft_stitch.planning.grouping import (
+    NOTHING,
+    SIZES,
+    GroupCost,
+    Grouping,
+    LimitsUnmet,
+    Objective,
+    group,
+    interpolated,
+    size,
+)
 from weft_stitch.planning.planner import lower_plan, plan
 from weft_stitch.reading.alignment import align
 
@@ -55,7 +65,7 @@ def total(groups, costs: Costs) -> GroupCost:
     return cost
 
 
-def tried(names, costs: Costs, wish: Wish) -> GroupCost | None:
+def tried(names, costs: Costs, wish: Objective) -> GroupCost | None:
     """The best by trying every partition."""
     every = [total(groups, costs) for groups in partitions(list(range(len(names))))]
     fitting = [each for each in every if wish.met(each)]
@@ -80,7 +90,7 @@ WISHES = st.tuples(st.none() | st.floats(200, 4000), st.none() | st.floats(2, 40
 )
 def test_few_models_are_grouped_as_well_as_can_be(names, power, start, shared, limits):
     costs = Costs(names, power, start, shared)
-    wish = Wish(*limits)
+    wish = Objective(*limits)
     best = tried(names, costs, wish)
     if best is None:
         with pytest.raises(StitchError, match=r"no grouping (fits|takes)"):
@@ -97,7 +107,7 @@ def test_few_models_are_grouped_as_well_as_can_be(names, power, start, shared, l
 def test_seven_unequal_models(power, limits):
     names = list("abcdefg")
     costs = Costs(names, power, start=0.5)
-    wish = Wish(*limits)
+    wish = Objective(*limits)
     best = tried(names, costs, wish)
     if best is not None:
         found = group(names, costs, cap_bytes=limits[0], target_s=limits[1])
@@ -190,14 +200,16 @@ def test_models_are_dealt_to_and_fro():
 def test_what_cannot_be_met_is_said_with_amounts(names):
     costs = Costs(list(names))
     soonest = r"the fastest takes \S+ ms \(\S+( bytes)?\)"
-    with pytest.raises(Unmet, match=rf"^no grouping takes 0\.001 ms; {soonest}: raise the latency target$"):
+    with pytest.raises(LimitsUnmet, match=rf"^no grouping takes 0\.001 ms; {soonest}: raise the latency target$"):
         group(list(names), costs, target_s=1e-6)
     least = r"the smallest takes \S+( bytes)? \(\S+ ms\)"
-    with pytest.raises(Unmet, match=rf"^no grouping fits 10 bytes; {least}: raise the memory cap$") as refusal:
+    with pytest.raises(LimitsUnmet, match=rf"^no grouping fits 10 bytes; {least}: raise the memory cap$") as refusal:
         group(list(names), costs, cap_bytes=10)
     found = group(list(names), costs, cap_bytes=refusal.value.smallest.bytes)
     assert found.cost.bytes == refusal.value.smallest.bytes
-    with pytest.raises(Unmet, match=rf"fits 10 bytes in 0\.001 ms; {least}, .*: raise the memory cap or the latency"):
+    with pytest.raises(
+        LimitsUnmet, match=rf"fits 10 bytes in 0\.001 ms; {least}, .*: raise the memory cap or the latency"
+    ):
         group(list(names), costs, cap_bytes=10, target_s=1e-6)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.stitching.graphs import assert_close, execute, separately
 from tests.stitching.nets import TINY, images, tiny
 from weft.base.errors import StitchError
-from weft_stitch.assembly import Contest
+from weft_stitch.assembly import PlanContest
 from weft_stitch.graph import DYNAMIC, Builder, Graph, signature
 from weft_stitch.graph_steps import plain_graph
 from weft_stitch.lowering import formed_layers, lower
@@ -285,23 +285,23 @@ def contender(name: str, seconds: float, weight_bytes: int) -> Plan:
 
 def test_the_lightest_within_the_slack_of_the_fastest_is_chosen():
     plans = (contender(MIXED, 1.0, 90), contender("split", 1.2, 50), contender("half", 1.04, 70))
-    assert [Contest(plans, slack).chosen.name for slack in (0.0, 0.05, 0.3)] == [MIXED, "half", "split"]
+    assert [PlanContest(plans, slack).chosen.name for slack in (0.0, 0.05, 0.3)] == [MIXED, "half", "split"]
 
 
 def test_times_taken_later_decide():
     """Whatever a plan was said to take: what is slow when all are run together is not chosen."""
     plans = (contender(MIXED, 1.0, 50), contender("grouped", 1.2, 90))
-    found = Contest(plans, 0.05)
+    found = PlanContest(plans, 0.05)
     assert found.choose() == 0 and found.choose([1.15, 1.0]) == 1 and found.choose([1.05, 1.0]) == 0
 
 
 def test_more_weights_than_the_models_have_are_stored_only_if_there_is_no_other_way():
     plans = (contender("grouped", 1.0, 120), contender("separate", 3.0, 100), contender("split", 4.0, 60))
-    assert Contest(plans, 0.05, 100).chosen.name == "separate"
-    assert Contest(plans, 0.5, 100).chosen.name == "separate"  # neither is near the fastest
-    assert Contest(plans, 3.0, 100).chosen.name == "split"
-    assert Contest(plans[:1], 0.05, 100).chosen.name == "grouped"
-    assert Contest(plans, 0.0).chosen.name == "grouped"
+    assert PlanContest(plans, 0.05, 100).chosen.name == "separate"
+    assert PlanContest(plans, 0.5, 100).chosen.name == "separate"  # neither is near the fastest
+    assert PlanContest(plans, 3.0, 100).chosen.name == "split"
+    assert PlanContest(plans[:1], 0.05, 100).chosen.name == "grouped"
+    assert PlanContest(plans, 0.0).chosen.name == "grouped"
 
 
 # --- the clock ---

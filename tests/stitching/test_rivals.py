@@ -19,20 +19,11 @@ from weft.base.errors import StitchError
 from weft_stitch.discovery import discover
 from weft_stitch.family import part
 from weft_stitch.reading.alignment import align
-from weft_stitch.running.gpu_timing import (
-    Place,
-    TimedWay,
-    build,
-    error,
-    precision,
-    prepare,
-    reference,
-    times_ms,
-)
+from weft_stitch.running.gpu_timing import Place, TimedWay, build, precision, prepare, times_ms
 
 sys.path.append(str(ROOT / "benchmarks"))
 import stitch_gpu
-from stitch_ways import COMPILED, WAYS, by_batch, draw, make
+from stitch_ways import COMPILED, WAYS, by_batch, draw, error, make, reference
 
 torch.set_num_threads(1)
 

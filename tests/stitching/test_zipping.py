@@ -26,7 +26,7 @@ from weft.base.errors import StitchError
 from weft.models.trained import TRAINED
 from weft_stitch.discovery import discover
 from weft_stitch.making.generator import FamilyRecipe, save_nets
-from weft_stitch.making.zipped import ZIPPED, card
+from weft_stitch.making.zipped import ZIPPED, read_card
 from weft_stitch.reading.alignment import align
 from weft_stitch.reading.onnx_reader import read_net
 from weft_stitch.summary import count_kernels
@@ -253,7 +253,7 @@ def test_what_cannot_be_zipped_is_refused_in_words(pupils, count, settings, word
 
 @pytest.mark.parametrize("name", ZIPPED)
 def test_shipped_networks_share_what_their_card_says(name):
-    found = card(name)
+    found = read_card(name)
     nets = [read_net(task.path) for task in found.tasks]
     family = align(nets)
     sharing = discover(family)
@@ -268,7 +268,7 @@ def test_shipped_networks_share_what_their_card_says(name):
 
 @pytest.mark.parametrize(("name", "samples"), [("mnist", "mnist-vit"), ("cifar", "cifar-cnn")])
 def test_shipped_networks_are_as_good_as_their_card_says(name, samples):
-    found, some = card(name), TRAINED[samples].samples()
+    found, some = read_card(name), TRAINED[samples].samples()
     pixels = some.inputs()
     count, channels, side, _ = pixels.shape
     halved = pixels.reshape(count, channels, side // 2, 2, side // 2, 2).mean((3, 5))

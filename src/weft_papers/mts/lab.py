@@ -100,7 +100,9 @@ def lowered(setting: EvaluatedModels, form: str) -> Graph:
     if form != APART:
         return lower(family, sharing, form)
     last = heads(setting.recipe)
-    return lower(family, sharing, {each.name: "split" if each.name in last else "mts" for each in formed_layers(family)})
+    return lower(
+        family, sharing, {each.name: "split" if each.name in last else "mts" for each in formed_layers(family)}
+    )
 
 
 def heads(recipe: FamilyRecipe) -> frozenset[str]:

@@ -13,14 +13,14 @@ from weft.reports.exhibits import DASHED, Axis, Curve, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
 from weft_papers.layerweaver.lab import mean
-from weft_stitch.making.zipped import ZIPPED, ZippedCard, ZippedRatio, card
+from weft_stitch.making.zipped import ZIPPED, ZippedCard, ZippedRatio, read_card
 
 FIGURE = "III"
 SHARING = 0.9
 
 
 def cards() -> list[ZippedCard]:
-    return [card(name) for name in ZIPPED]
+    return [read_card(name) for name in ZIPPED]
 
 
 def zipping(out: Path, found: Sequence[ZippedCard]) -> Exhibit:

@@ -1,4 +1,4 @@
-"""The description of a body in its ONNX file, from which the models can be read again: ``body_metadata``, ``rebuild_body``.
+"""The description of a body in its ONNX file: ``body_metadata`` writes it, ``read_body`` rebuilds the models from it.
 
 It lists the steps, the constants that each model reads there, and their names in the file; no weight is stored twice.
 """
@@ -9,15 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
 
 from weft.base.errors import StitchError
-from weft.base.jsonfile import first_problem
 from weft.runtime.metadata import BODY_KEY
 from weft_stitch.bodies.body import Body, BodyStep, BodyValue, crews
 from weft_stitch.bodies.differences import LowRank, OwnLines
 from weft_stitch.bodies.joining import JoinedBody
-from weft_stitch.file_description import read_note
+from weft_stitch.file_description import NotePart, VersionedNote, parse_note, read_note
 from weft_stitch.net import Array
 from weft_stitch.reading.onnx_program import Constants, ProgramNode
 
@@ -33,11 +31,7 @@ Held = str | tuple[int, ...]
 """The name of a constant, empty for none, or its numbers."""
 
 
-class _BodyPart(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class CrewNote(_BodyPart):
+class CrewNote(NotePart):
     """Models with equal constants in a step."""
 
     tasks: tuple[int, ...] = ()
@@ -45,7 +39,7 @@ class CrewNote(_BodyPart):
     held: tuple[Held, ...]
 
 
-class PartNote(_BodyPart):
+class PartNote(NotePart):
     """The difference of a model's weight to the shared one."""
 
     kind: str
@@ -55,24 +49,23 @@ class PartNote(_BodyPart):
     rank: int = 0
 
 
-class StepNote(_BodyPart):
+class StepNote(NotePart):
     """One operator, in all models that have it."""
 
     op: str
     name: str
     inputs: tuple[tuple[int, int] | None, ...]
     """Step and output of each value; step -1 is an input of the models."""
-    settings: dict[str, float] = {}
+    settings: dict[str, float] = {}  # noqa: RUF012 (pydantic copies defaults)
     crews: tuple[CrewNote, ...]
-    parts: dict[int, PartNote] = {}
+    parts: dict[int, PartNote] = {}  # noqa: RUF012 (pydantic copies defaults)
     lines: bool = False
     """Whether models have lines of their own in a table."""
 
 
-class BodyNote(_BodyPart):
+class BodyNote(VersionedNote):
     """The whole description."""
 
-    version: int
     names: tuple[str, ...]
     inputs: tuple[str, ...]
     outputs: tuple[dict[str, tuple[int, int]], ...]
@@ -137,12 +130,7 @@ def read_body(path: Path) -> Body:
 
 def rebuild_body(text: str, weights: Callable[[str], Array]) -> Body:
     """Rebuild the body that *text* describes; *weights* looks constants up by name. Its ports stay empty."""
-    try:
-        note = BodyNote.model_validate_json(text)
-    except ValidationError as error:
-        raise StitchError(f"its {BODY_KEY} cannot be read: {first_problem(error, BodyNote)}") from error
-    if note.version != VERSION:
-        raise StitchError(f"its {BODY_KEY} is of version {note.version}, not {VERSION}; stitch it again")
+    note = parse_note(text, BodyNote, BODY_KEY, VERSION)
     _check(note)
     constants = Constants()
     steps = tuple(_step(number, step, len(note.names), constants, weights) for number, step in enumerate(note.steps))

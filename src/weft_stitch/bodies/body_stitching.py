@@ -22,12 +22,10 @@ from weft_stitch.bodies.probing import Fill, find_padding, locate_values
 from weft_stitch.file_description import tasks_metadata
 from weft_stitch.graph import Graph
 from weft_stitch.net import Array
-from weft_stitch.onnx_writer import write_onnx
+from weft_stitch.onnx_writer import keep_models, write_onnx
 from weft_stitch.reading.onnx_program import Constants, ModelProgram, read_program
-from weft_stitch.running.sessions import Difference, relative_difference
+from weft_stitch.running.sessions import CLOSE, Difference, relative_difference
 
-CLOSE = 1e-5
-"""Largest difference of an output to the model's own, relative to its largest number: float32 in another order."""
 BASE = -1
 """The number of the base model, where one is given."""
 USUAL_LENGTH = 16
@@ -121,8 +119,7 @@ class BodyStitching:
     def to_onnx(self, path: str | os.PathLike[str]) -> tuple[Path, ...]:
         """Write it as an ONNX file, which ``weft serve`` serves as the models it is made of."""
         target = Path(path)
-        if target.resolve() in [file.resolve() for file in self.files.values()]:
-            raise StitchError(f"{target} is one of the models; write to another file")
+        keep_models(self.files.values(), [target])
         write_onnx(self.graph, target, self.metadata)
         return self.outputs(path)
 
@@ -153,11 +150,8 @@ def stitch_body(
     joined = join(body, places, samples.fill, outputs)
     on_stage("comparing with the models", 0, None)
     difference = bench.difference(joined.graph, samples) if check else None
-    if difference and difference.relative > CLOSE and not tolerance:
-        raise StitchError(
-            f"{difference.output} differs by {difference.relative:.2g} of its largest number from the model alone, "
-            f"{CLOSE:g} is allowed; nothing is made of it (check = False takes it all the same)"
-        )
+    if difference and not tolerance:
+        difference.require(CLOSE)
     on_stage("racing", 0, None)
     times = bench.times_s(joined.graph, samples, USUAL_LENGTH) if measure else {}
     paths = dict(zip(body.names, map(Path, files), strict=True))

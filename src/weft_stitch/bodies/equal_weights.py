@@ -86,10 +86,6 @@ def _weight_place(step: BodyStep, task: int) -> int | None:
     return None if not place and step.node.attributes.get("axis", 0) else place
 
 
-Contents = Mapping[int, tuple[str, ...]]
-"""Step -> the keys of a model's constants there."""
-
-
 def put_in_order(body: Body, places: Mapping[BodyValue, BodyPlace], unchanged: Callable[[int], bool]) -> int:
     """Give models the weights of others where only the order of channels differs; return the number of products.
 

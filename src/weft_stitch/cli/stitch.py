@@ -82,6 +82,7 @@ def command(
     """
     from weft_stitch.bodies.body_stitching import BodyStitching
     from weft_stitch.cli.stitch import print_body, print_stitching
+    from weft_stitch.onnx_writer import keep_models
     from weft_stitch.pages.body import body_report
     from weft_stitch.pages.tables import stitching_report
     from weft_stitch.sharing_map import write_sharing
@@ -90,7 +91,7 @@ def command(
     if typed.get("form") == TORCH_ONLY:
         raise StitchError(f"--form {TORCH_ONLY} runs in torch on CUDA only; use weft.stitch(..., form='{TORCH_ONLY}')")
     read = filter(None, (typed.get("sharing"), typed.get("base")))
-    _keep_models([*models, *read], [output, json_file, sharing_file])
+    keep_models([*models, *read], [output, json_file, sharing_file])  # before minutes of planning
     with TemporaryDirectory(prefix="weft-stitch-") as scratch:  # the files are timed at the end
         with told_in_options(context), stage_bars() as show:
             files = tuple(_file(model, Path(scratch)) for model in models)
@@ -152,14 +153,6 @@ def _stale(output: Path) -> list[Path]:
     numbered = output.parent.glob(f"{escape(output.stem)}.*{output.suffix}")
     names = [output, *(path for path in numbered if path.name[len(output.stem) + 1 : -len(output.suffix)].isdecimal())]
     return [path for path in sorted(names) if path.exists()]
-
-
-def _keep_models(read: Sequence[str], written: Sequence[str | None]) -> None:
-    """Refuse to overwrite an input file, before minutes of planning."""
-    taken = {Path(file).resolve() for file in read}
-    for path in written:
-        if path and Path(path).resolve() in taken:
-            raise InputError(f"{path} is one of the models; write to another file")
 
 
 def _sizes(texts: Sequence[str], models: Sequence[str]) -> list[Mapping[str, tuple[int, ...]] | None]:

@@ -143,7 +143,7 @@ _CLOSE = 0.9
 """Rows and columns that disagree by this part of the worst are taken out with it, which saves rounds."""
 
 
-class Claim(NamedTuple):
+class DisputedChannels(NamedTuple):
     """Channels of a value that tasks *one* and *two* do not share after all; the second is to leave the classes."""
 
     one: int
@@ -164,7 +164,7 @@ def repair(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -> bo
     return changed
 
 
-def _wrong(evidence: Evidence, layer: FamilyLayer, tolerance: float) -> list[Claim]:
+def _wrong(evidence: Evidence, layer: FamilyLayer, tolerance: float) -> list[DisputedChannels]:
     """The shared outputs that the weights of *layer* contradict, by pairs of tasks."""
     bad: dict[tuple[int, int], set[tuple[int, int]]] = {}
     for position, space in enumerate(evidence.wiring.carries[layer.output]):
@@ -209,13 +209,13 @@ def _firsts(table: Array, members: Array) -> Array:
     return np.where(with_first.any(axis=(1, 2), keepdims=True), with_first, table)
 
 
-def _claim(evidence: Evidence, value: str, pair: tuple[int, int], places: set[tuple[int, int]]) -> Claim:
+def _claim(evidence: Evidence, value: str, pair: tuple[int, int], places: set[tuple[int, int]]) -> DisputedChannels:
     common = evidence.common(value, *pair)
     chosen = [place in places for place in zip(common.positions.tolist(), common.classes.tolist(), strict=True)]
-    return Claim(*pair, Common(*(column[np.array(chosen, bool)] for column in common)))
+    return DisputedChannels(*pair, Common(*(column[np.array(chosen, bool)] for column in common)))
 
 
-def _take_out(evidence: Evidence, value: str, claims: list[Claim]) -> None:
+def _take_out(evidence: Evidence, value: str, claims: list[DisputedChannels]) -> None:
     for position, space in enumerate(evidence.wiring.carries[value]):
         # a value may carry a space twice, and dropping renumbers classes: they are looked up by a channel
         partition = evidence.partitions[space]
@@ -229,10 +229,12 @@ def _take_out(evidence: Evidence, value: str, claims: list[Claim]) -> None:
             partition.drop(*np.array(sorted(pairs), np.int64).T)
 
 
-def _inputs_to_blame(evidence: Evidence, layer: FamilyLayer, claim: Claim, tolerance: float) -> Claim:
+def _inputs_to_blame(
+    evidence: Evidence, layer: FamilyLayer, claim: DisputedChannels, tolerance: float
+) -> DisputedChannels:
     """The input channels that are to go rather than the outputs of *claim*."""
     inputs = evidence.common(layer.inputs[0], claim.one, claim.two)
-    nothing = Claim(claim.one, claim.two, Common(*(column[:0] for column in inputs)))
+    nothing = DisputedChannels(claim.one, claim.two, Common(*(column[:0] for column in inputs)))
     if role(layer) != "dense" or not len(inputs.classes):  # only weights of dense layers go by input channels
         return nothing
     rows = claim.channels
@@ -243,7 +245,7 @@ def _inputs_to_blame(evidence: Evidence, layer: FamilyLayer, claim: Claim, toler
     total = len(evidence.common(layer.output, claim.one, claim.two).classes)
     wrong = np.asarray(differing(mine, theirs, tolerance).any(axis=2))
     bad = _worst_columns(wrong, len(rows.classes) / total)
-    return Claim(claim.one, claim.two, Common(*(column[bad] for column in inputs)))
+    return DisputedChannels(claim.one, claim.two, Common(*(column[bad] for column in inputs)))
 
 
 def _worst_columns(wrong: Array, part: float) -> Array:

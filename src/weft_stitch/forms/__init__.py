@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from weft_stitch.forms.base import Done, Form
+from weft_stitch.forms.base import Form
 from weft_stitch.forms.fused import Fused
 from weft_stitch.forms.simple import Grouped, Mts, Separate
 from weft_stitch.forms.split import Half, Split
 
 FORMS: dict[str, Form] = {form.name: form for form in (Mts(), Grouped(), Split(), Half(), Separate(), Fused())}
 
-__all__ = ["FORMS", "Done", "Form"]
+__all__ = ["FORMS", "Form"]

@@ -8,17 +8,17 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from weft_stitch.family import FamilyLayer
-from weft_stitch.forms.room import Placed, Room, reshape
+from weft_stitch.forms.room import PlacedValue, Room, reshape
 from weft_stitch.graph import KernelOrigin
 from weft_stitch.graph_steps import convolve, scales
 from weft_stitch.layouts import Affine, BlockPart, Channels, kernel
 from weft_stitch.net import Array
 
 
-class Done(NamedTuple):
+class LoweredLayer(NamedTuple):
     """The result of lowering a layer in a form."""
 
-    placed: Placed
+    placed: PlacedValue
     """The output of the layer, or of the last following layer that was fused into it."""
     used: int = 0
     """The number of following layers that were fused into it."""
@@ -32,9 +32,9 @@ class Form(Protocol):
 
     def refusal(self, room: Room, layer: FamilyLayer) -> str:
         """Why it cannot do *layer*; empty if it can."""
-        ...
+        return ""
 
-    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> LoweredLayer:
         """Add the steps of *layer*; *chain* (affine, unary, add) follows it, and nothing else reads between.
 
         The other operands of an add in the chain are in the room already.

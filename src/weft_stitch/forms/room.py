@@ -175,7 +175,7 @@ def side_by_side(builder: Builder, tensors: Sequence[str]) -> str:
     return builder.add("Concat", *tensors, shape=shape, axis=1)
 
 
-class Placed(NamedTuple):
+class PlacedValue(NamedTuple):
     """A value in one layout."""
 
     layout: Layout
@@ -201,7 +201,7 @@ class Room:
         self.builder, self.family, self.wiring, self.sharing = builder, family, wiring, sharing
         self.rows = TaskRows(builder, batches)
         self._channels: dict[str, Channels] = {}
-        self._placed: dict[str, dict[Layout, Placed]] = {}
+        self._placed: dict[str, dict[Layout, PlacedValue]] = {}
         self._order_of: dict[str, int] = {}
         self._selected: dict[tuple[str, bytes], str] = {}
 
@@ -213,7 +213,7 @@ class Room:
     def has(self, value: str) -> bool:
         return value in self._placed
 
-    def put(self, value: str, placed: Placed) -> None:
+    def put(self, value: str, placed: PlacedValue) -> None:
         """Register *value* as computed."""
         self._placed[value] = {placed.layout: placed}
         self._order_of[value] = len(self._order_of)
@@ -222,7 +222,7 @@ class Room:
         """Register *value* as computed for each task alone, with the channels in the task's own order."""
         channels = self.channels(value)
         moved = [select(self.builder, tensor, channels.order(task)) for task, tensor in enumerate(tensors)]
-        self.put(value, Placed(APART, tuple(moved)))
+        self.put(value, PlacedValue(APART, tuple(moved)))
 
     def own(self, value: str, task: int) -> str:
         """*value* of one task alone, in the order of its own channels."""
@@ -241,7 +241,7 @@ class Room:
         """*value* in a layout of one tensor, with zeros where it has no channels."""
         return self.get(value, layout, clean=True).tensors[0]
 
-    def get(self, value: str, layout: Layout, *, clean: bool = False) -> Placed:
+    def get(self, value: str, layout: Layout, *, clean: bool = False) -> PlacedValue:
         """*value* in *layout*, converted if need be."""
         known = self._placed[value]
         if layout not in known:
@@ -250,7 +250,7 @@ class Room:
             known[layout] = self._cleaned(self.channels(value), known[layout])
         return known[layout]
 
-    def _cleaned(self, channels: Channels, placed: Placed) -> Placed:
+    def _cleaned(self, channels: Channels, placed: PlacedValue) -> PlacedValue:
         """Zeros by selection, never by a product: what is not a row's own may be infinite."""
         if placed.layout == APART:
             return placed._replace(clean=True)
@@ -262,7 +262,7 @@ class Room:
         mask = self.rows.table(owned)
         zero = self.builder.constant(np.zeros(1, np.float32), "zero")
         shape = self.builder.shape(placed.tensors[0])
-        return Placed(placed.layout, (self.builder.add("Where", mask, placed.tensors[0], zero, shape=shape),))
+        return PlacedValue(placed.layout, (self.builder.add("Where", mask, placed.tensors[0], zero, shape=shape),))
 
     def part(self, value: str, tasks: frozenset[int], parts: Sequence[BlockPart]) -> str:
         """Some parts of *value* for the rows of *tasks*, which all have them."""
@@ -281,31 +281,31 @@ class Room:
             self._selected[key] = select(self.builder, tensor, columns)
         return self._selected[key]
 
-    def _convert(self, channels: Channels, known: dict[Layout, Placed], target: Layout) -> Placed:
+    def _convert(self, channels: Channels, known: dict[Layout, PlacedValue], target: Layout) -> PlacedValue:
         if target == APART:
-            return Placed(APART, self._apart(channels, next(iter(known.values()))))
+            return PlacedValue(APART, self._apart(channels, next(iter(known.values()))))
         for placed in known.values():
             if (moved := self.moved(channels, placed, target)) is not None:
                 return moved
         if APART in known:
-            return Placed(target, (self._joined(channels, known[APART].tensors, target),))
+            return PlacedValue(target, (self._joined(channels, known[APART].tensors, target),))
         known[COMPACT] = self._convert(channels, known, COMPACT)
         return self._convert(channels, {COMPACT: known[COMPACT]}, target)
 
-    def moved(self, channels: Channels, placed: Placed, target: Layout) -> Placed | None:
+    def moved(self, channels: Channels, placed: PlacedValue, target: Layout) -> PlacedValue | None:
         """A conversion between two layouts of one tensor, if there is a direct one."""
         source = placed.layout
         if {source, target} == {COMPACT, STACKED}:
-            return Placed(target, (self._restacked(placed.tensors[0], target),), placed.clean)
+            return PlacedValue(target, (self._restacked(placed.tensors[0], target),), placed.clean)
         if APART in (source, target) or STACKED in (source, target):
             return None
         if channels.common and channels.width(source) == channels.width(target):
             return placed._replace(layout=target)
         if self.rows.dynamic:
-            return Placed(target, (self._joined(channels, self._apart(channels, placed), target),))
-        return Placed(target, (self._gathered(channels, placed, target),), clean=False)
+            return PlacedValue(target, (self._joined(channels, self._apart(channels, placed), target),))
+        return PlacedValue(target, (self._gathered(channels, placed, target),), clean=False)
 
-    def _gathered(self, channels: Channels, placed: Placed, target: Layout) -> str:
+    def _gathered(self, channels: Channels, placed: PlacedValue, target: Layout) -> str:
         """Each row's channels moved from their columns in one layout to those in another; the rest is arbitrary."""
         tensor = placed.tensors[0]
         rows, width, *picture = self.builder.shape(tensor)
@@ -332,7 +332,7 @@ class Room:
         flat = (batch, tasks * width) if stacking else (tasks * batch, width)
         return reshape(self.builder, tensor, (*flat, *picture))
 
-    def _apart(self, channels: Channels, placed: Placed) -> tuple[str, ...]:
+    def _apart(self, channels: Channels, placed: PlacedValue) -> tuple[str, ...]:
         if placed.layout == APART:
             return placed.tensors
         if placed.layout == STACKED:

@@ -14,8 +14,18 @@ from typing import NamedTuple
 import numpy as np
 
 from weft_stitch.family import FamilyLayer
-from weft_stitch.forms.base import Done, batched_product, by_table, conv, covers, leading_affine, origin, scaled
-from weft_stitch.forms.room import Placed, Room, reshape, select, side_by_side, spread
+from weft_stitch.forms.base import (
+    Form,
+    LoweredLayer,
+    batched_product,
+    by_table,
+    conv,
+    covers,
+    leading_affine,
+    origin,
+    scaled,
+)
+from weft_stitch.forms.room import PlacedValue, Room, reshape, select, side_by_side, spread
 from weft_stitch.layouts import APART, COMPACT, STITCHED, Affine, BlockPart, agree, agreed, kernel
 from weft_stitch.net import Array
 
@@ -136,20 +146,17 @@ def members(parts: Iterable[BlockPart], task: int) -> Array:
 Classes = Mapping[Tasks, tuple[BlockPart, ...]]
 
 
-class Split:
+class Split(Form):
     name = "split"
 
-    def refusal(self, room: Room, layer: FamilyLayer) -> str:
-        return ""
-
-    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> LoweredLayer:
         affine, used = leading_affine(room, layer, chain)
         bench = CellWriter(room, layer, affine)
         classes: dict[Tasks, tuple[BlockPart, ...]] = {}
         for part in bench.outputs.parts:
             classes[part.tasks] = (*classes.get(part.tasks, ()), part)
         placed = _compact(bench, classes) if _by_strips(bench, classes) else _apart(bench, classes)
-        return Done(placed, used)
+        return LoweredLayer(placed, used)
 
 
 def _by_strips(bench: CellWriter, classes: Classes) -> bool:
@@ -163,14 +170,14 @@ def _is_own(bench: CellWriter, tasks: Tasks) -> bool:
     return len(tasks) == 1 and tasks != bench.all
 
 
-def _compact(bench: CellWriter, classes: Classes) -> Placed:
+def _compact(bench: CellWriter, classes: Classes) -> PlacedValue:
     tensors = [_shared(bench, bench.all, classes[bench.all])] if bench.all in classes else []
     if own := _own(bench, classes):
         tensors.append(bench.stack_own(own, shift=True))
-    return Placed(COMPACT, (side_by_side(bench.room.builder, tensors),))
+    return PlacedValue(COMPACT, (side_by_side(bench.room.builder, tensors),))
 
 
-def _apart(bench: CellWriter, classes: Classes) -> Placed:
+def _apart(bench: CellWriter, classes: Classes) -> PlacedValue:
     """Each task's columns put together by themselves: sets of tasks cross, or a task has no channels of its own."""
     room = bench.room
     pieces: dict[int, list[str]] = {task: [] for task in bench.all}
@@ -189,7 +196,7 @@ def _apart(bench: CellWriter, classes: Classes) -> Placed:
         places = np.argsort(members(order[task], task))
         wanted = places[bench.outputs.order(task)]
         tensors.append(select(room.builder, side_by_side(room.builder, pieces[task]), wanted))
-    return Placed(APART, tuple(tensors))
+    return PlacedValue(APART, tuple(tensors))
 
 
 def _own(bench: CellWriter, classes: Classes) -> dict[int, Cell]:
@@ -228,13 +235,10 @@ def _by_task(bench: CellWriter, tasks: Tasks, terms: list[str], cells: Mapping[T
     return rows.join([sums[task] for task in sorted(tasks)])
 
 
-class Half:
+class Half(Form):
     name = "half"
 
-    def refusal(self, room: Room, layer: FamilyLayer) -> str:
-        return ""
-
-    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Done:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> LoweredLayer:
         affine, used = leading_affine(room, layer, chain)
         bench = CellWriter(room, layer, affine)
         parts = bench.inputs.parts
@@ -248,7 +252,7 @@ class Half:
         second = bench.stack_own(cells, shift=True)
         tensor = room.builder.add("Add", first, second, shape=room.builder.shape(first))
         whole = bool(bench.outputs.owned(COMPACT).all())
-        return Done(Placed(COMPACT, (tensor,), clean=whole), used)
+        return LoweredLayer(PlacedValue(COMPACT, (tensor,), clean=whole), used)
 
 
 def _everywhere(bench: CellWriter, common: tuple[BlockPart, ...]) -> str:
@@ -264,7 +268,7 @@ def _everywhere(bench: CellWriter, common: tuple[BlockPart, ...]) -> str:
     source = bench.room.part(bench.value, bench.all, common)
     held = origin(bench.room, layer, outputs.parts, common, folded=bench.affine.layers if fold else 0)
     whole = conv(bench.room, layer, source, weight, None, origin=held)
-    taken = bench.room.moved(outputs, Placed(STITCHED, (whole,), clean=False), COMPACT)
+    taken = bench.room.moved(outputs, PlacedValue(STITCHED, (whole,), clean=False), COMPACT)
     assert taken is not None
     if fold:
         return taken.tensors[0]

@@ -14,7 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from weft.base.errors import InputError, StitchError
+from weft.base.errors import StitchError
+from weft.base.files import make_folder
 from weft_stitch.graph import DYNAMIC, Builder, Graph
 from weft_stitch.net import Array
 
@@ -90,10 +91,7 @@ class EncoderRecipe:
         """Write one model after another."""
         from weft_stitch.onnx_writer import write_onnx
 
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise InputError(f"{folder}: cannot be made a folder: {error.strerror or error}; name another") from error
+        make_folder(folder)
         for task in range(self.tasks):
             path = folder / f"{self.architecture}-{task}.onnx"
             write_onnx(self.graph(task), path)

@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from weft.base.errors import InputError, StitchError
+from weft.base.errors import StitchError
+from weft.base.files import make_folder
 from weft_stitch.family import Block, ChannelSpace, Sharing
 from weft_stitch.graph import Builder, Graph
 from weft_stitch.graph_steps import begin_graph, convolve, emit, finish_graph
@@ -248,11 +249,6 @@ class FamilyRecipe:
         return np.random.default_rng([self.seed, *key])
 
 
-def save(generated: Generated, folder: Path) -> tuple[Path, ...]:
-    """Write each model as ONNX, named after it, with the weights it has: nothing is folded."""
-    return save_nets(generated.nets, folder)
-
-
 def _most_tasks_first(share: tuple[tuple[int, ...], int]) -> tuple[int, tuple[int, ...]]:
     return -len(share[0]), share[0]
 
@@ -281,10 +277,7 @@ def save_nets(nets: Iterable[Net], folder: Path, *, dynamic: bool = False) -> tu
     """Write each net to a file of its name; *dynamic* leaves the number of rows open."""
     from weft_stitch.onnx_writer import write_onnx
 
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{folder}: cannot be made a folder: {error.strerror or error}; name another") from error
+    make_folder(folder)
     paths = []
     for net in nets:
         paths.append(folder / f"{net.name}.onnx")

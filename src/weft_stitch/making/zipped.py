@@ -71,7 +71,7 @@ class ZippedCard:
         return next(ratio for ratio in self.zipped if ratio.sharing == sharing)
 
 
-def card(name: str) -> ZippedCard:
+def read_card(name: str) -> ZippedCard:
     """The card of one of ``ZIPPED``."""
     raw: dict[str, Any] = json.loads((_HERE / f"{name}.json").read_text("utf-8"))
     tasks = tuple(_task(**task) for task in raw.pop("tasks"))

@@ -101,7 +101,7 @@ class EncoderModel(DeviceModel):
         self._body: DeviceBody | None = body
         self.remarks += (IN_PLACE,) if body.met else ()
         body.met = True
-        self._asked = {
+        self._port_of = {
             name: _TaskPort(number, port)
             for number, task in enumerate(blueprint.tasks)
             for port, name in task.inputs.items()
@@ -119,25 +119,25 @@ class EncoderModel(DeviceModel):
                 torch.cuda.empty_cache()
 
     def _advanced(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        asked = self._rows_asked(parts)
-        results, first, answers = self._answered([row for rows in asked for row in rows]), 0, {}
-        for task, rows, classes in zip(self.blueprint.tasks, asked, self._encoder.classes, strict=True):
+        rows_by_task = self._rows_by_task(parts)
+        results, first, answers = self._answer([row for rows in rows_by_task for row in rows]), 0, {}
+        for task, rows, classes in zip(self.blueprint.tasks, rows_by_task, self._encoder.classes, strict=True):
             (name,) = task.outputs.values()
             answers[name] = results[first : first + len(rows), :classes]
             first += len(rows)
         return StepOutput({}, answers)
 
-    def _rows_asked(self, parts: list[BatchPart]) -> list[list[Any]]:
+    def _rows_by_task(self, parts: list[BatchPart]) -> list[list[Any]]:
         """The rows of each task, in the order of the parts."""
-        asked: list[list[Any]] = [[] for _ in self.blueprint.tasks]
+        rows_by_task: list[list[Any]] = [[] for _ in self.blueprint.tasks]
         for part in parts:
             given: dict[int, dict[str, Array]] = {}
             for name, value in part.values.items():
-                array, (task, port) = as_array(value), self._asked[name]
+                array, (task, port) = as_array(value), self._port_of[name]
                 given.setdefault(task, {})[port] = array if part.rows is None else array[list(part.rows)]
             for task, inputs in given.items():
-                asked[task] += self._read(task, inputs)
-        return asked
+                rows_by_task[task] += self._read(task, inputs)
+        return rows_by_task
 
     def _read(self, task: int, inputs: Mapping[str, Array]) -> list[Any]:
         assert self._body is not None
@@ -149,7 +149,7 @@ class EncoderModel(DeviceModel):
             raise UnfitInputs(str(error)) from error  # the caller adds the name of the model
         return rows
 
-    def _answered(self, rows: Sequence[Any]) -> Array:
+    def _answer(self, rows: Sequence[Any]) -> Array:
         """Compute the answers of rows, in their order."""
         if not rows or self._body is None:
             return np.empty((0, max(self._encoder.classes)), np.float32)
@@ -165,13 +165,13 @@ class EncoderModel(DeviceModel):
             rung = body.rung(body.ladder.rows_of(lot), Allowance())
             rung.numbers.copy_(as_torch(self._device.copy_in([rung.layout.laid(lot)])), non_blocking=True)
             rung.run()
-            results.append(_lent(rung.answers[: len(lot)]))
+            results.append(_device_tensor(rung.answers[: len(lot)]))
         return (
             results[0] if len(results) == 1 else self._device.taken([(result, None, len(result)) for result in results])
         )
 
 
-def _lent(tensor: Any) -> Tensor:
+def _device_tensor(tensor: Any) -> Tensor:
     """A tensor in the type of the device: torch on CUDA, numpy on the CPU."""
     return tensor if tensor.is_cuda else tensor.numpy()
 
@@ -198,7 +198,7 @@ class BodyFile:
             session = open_model(self._path, max(4, self._options.threads), thrifty=False)
             exits = named_exits(self._options, session)
             blueprint = with_tasks(whole_blueprint(session, self._path, None), session, exits)
-            return self._compared(blueprint, session, encoder, digests)
+            return self._load_compared(blueprint, session, encoder, digests)
         except (OutOfTime, Unfit, ModelError):
             raise
         except Exception as error:  # torch and the compiler of kernels raise kinds of their own
@@ -206,7 +206,7 @@ class BodyFile:
                 raise
             raise Unfit(first_line(error)) from error
 
-    def _compared(self, blueprint: Blueprint, session: Any, encoder: Any, digests: Any) -> DeviceModel:
+    def _load_compared(self, blueprint: Blueprint, session: Any, encoder: Any, digests: Any) -> DeviceModel:
         """Load the file's models, and compare each with the file: in plain torch before, and on the device."""
         wanted, given = dict[str, Array](), dict[str, Array]()
         kinds = {spec.name: DATATYPES[spec.datatype] for spec in blueprint.inputs}
@@ -221,12 +221,12 @@ class BodyFile:
 
         if self._learn:  # before something is captured for it
             body_serving.check(encoder, alone)
-        with self._lines(encoder, digests) as (body, slots):
+        with self._reserved_slots(encoder, digests) as (body, slots):
             if not self._learn:
                 body_serving.check(encoder, alone)
             if body.ladder.shapes:
                 (self._folder / SHAPES).write_text(json.dumps(body.ladder.shapes))
-            model = EncoderModel(self._device, self._measured(blueprint, body), encoder, body, slots)
+            model = EncoderModel(self._device, self._add_measurements(blueprint, body), encoder, body, slots)
             far = difference(wanted, model.run(given))
             if self._options.precision == FP32 and not far <= WRONG:
                 raise Unfit(f"its answers there are others: off by up to {far:.1e} of the largest output")
@@ -238,7 +238,7 @@ class BodyFile:
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
         """Load a file that an earlier run has prepared."""
         encoder = self._encoder()
-        with self._lines(encoder, body_serving.digests(encoder)) as (body, slots):
+        with self._reserved_slots(encoder, body_serving.digests(encoder)) as (body, slots):
             return EncoderModel(self._device, blueprint, encoder, body, slots)
 
     def clear(self, blueprint: Blueprint) -> None:
@@ -250,16 +250,16 @@ class BodyFile:
         return body_serving.read_file(self._path, cuda=self._device.kind == "cuda")
 
     @contextmanager
-    def _lines(self, encoder: Any, digests: Any) -> Iterator[tuple[DeviceBody, Any]]:
+    def _reserved_slots(self, encoder: Any, digests: Any) -> Iterator[tuple[DeviceBody, Any]]:
         """Reserve slots on the device for the models; they are given back if the block raises."""
-        body, slots = self._placed(encoder, digests)
+        body, slots = self._take_slots(encoder, digests)
         try:
             yield body, slots
         except BaseException:
             body.slotted.give_back(slots)
             raise
 
-    def _placed(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
+    def _take_slots(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
         """Take slots in a loaded body with equal shared weights and enough room, or else in a new one."""
         wanted = self._room, _TYPES[self._options.precision], digests.shared
         with _OPENING:
@@ -270,13 +270,13 @@ class BodyFile:
                     return body, slots
             if not self._learn:
                 raise NotLearned(f"{self._path}: the body that is there has no room for it")
-            return self._new(encoder, digests)
+            return self._create_body(encoder, digests)
 
     @property
     def _room(self) -> int:
         return self._options.max_batch or LARGEST_UNASKED
 
-    def _new(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
+    def _create_body(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
         shapes_file, free = self._folder / SHAPES, self._device.memory()[0]
         shapes = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
         slotted = body_serving.SlottedBody(
@@ -294,18 +294,18 @@ class BodyFile:
         BODIES.add(body)
         return body, slots
 
-    def _timed(self, body: DeviceBody) -> dict[int, float]:
+    def _time_rungs(self, body: DeviceBody) -> dict[int, float]:
         took = {}
         for size in body.ladder.sizes:
             with body.lock:
                 took[size] = self._device.timed(body.rung(size, self._allowance).run)
         return took
 
-    def _measured(self, blueprint: Blueprint, body: DeviceBody) -> Blueprint:
+    def _add_measurements(self, blueprint: Blueprint, body: DeviceBody) -> Blueprint:
         """Complete the blueprint; times are for requests of the usual length, each for another model."""
         tasks, room = blueprint.tasks, body.ladder.room
         length = max(body.ladder.granule, *(task.length or 1 for task in tasks))
-        body.took_s = body.took_s or self._timed(body)
+        body.took_s = body.took_s or self._time_rungs(body)
         names = [tuple(spec.name for spec in side) for side in (blueprint.inputs, blueprint.outputs)]
         whole = SegmentSpec(name="body", inputs=names[0], outputs=names[1], nodes=(0, -1), steady=True)
         changes = {

@@ -79,32 +79,30 @@ def body_sentences(stitching: BodyStitching) -> list[str]:
     own = list(dict.fromkeys(_layer(step.name) for step in stitching.shared if _sharers(stitching, step) != "all"))
     more = f" and {len(own) - _FEW} more (--layers names all steps)" if len(own) > _FEW else ""
     rest = f"; not by all: {', '.join(own[:_FEW])}{more}" if own else ""
-    sentences = [f"sharing: {common / max(whole, 1):.0%} of a model's weights are shared by all{rest}"]
+    lines = [f"sharing: {common / max(whole, 1):.0%} of a model's weights are shared by all{rest}"]
     if near := [step for step in stitching.shared if step.rank]:
-        sentences.append(
+        lines.append(
             f"low rank: {len(near)} products are shared but for parts of rank {max(e.rank for e in near)} at most"
         )
     if few := [step for step in stitching.shared if step.own]:
-        sentences.append(f"few differences: {len(few)} weights are shared but for {_listed(few)} (--layers says where)")
+        lines.append(f"few differences: {len(few)} weights are shared but for {_listed(few)} (--layers says where)")
     if stitching.reordered:
-        sentences.append(
+        lines.append(
             f"order: {stitching.reordered} products are another model's, with heads or channels in another order"
         )
     if stitching.long and stitching.fill is None:
-        sentences.append("lengths: no input hides what stands behind, so that all rows of a run must be of one length")
+        lines.append("lengths: no input hides what stands behind, so that all rows of a run must be of one length")
     elif stitching.long and stitching.fill is not None:
         filled = ", ".join(f"{name} with {number:g}" for name, number in stitching.fill.items())
-        sentences.append(f"lengths: any in one run; shorter rows are filled, {filled}")
+        lines.append(f"lengths: any in one run; shorter rows are filled, {filled}")
     if any(stitching.body.exits):
         having = ", ".join(name for name, exits in zip(stitching.names, stitching.body.exits, strict=True) if exits)
-        sentences.append(
-            f"exits: {having} answer with the first exit that is sure, but all rows go to the end of the body"
-        )
+        lines.append(f"exits: {having} answer with the first exit that is sure, but all rows go to the end of the body")
     if stitching.difference is not None:
-        sentences.append(
+        lines.append(
             f"largest difference to the models: {stitching.difference.relative:.1e} of an output's largest number"
         )
-    return sentences
+    return lines
 
 
 def _layer(name: str) -> str:

@@ -16,7 +16,7 @@ from weft_stitch.assembly import PLANNED, Stitched, assemble
 from weft_stitch.counts import count
 from weft_stitch.family import Family, Sharing, model_kinds, part
 from weft_stitch.planning.cost import GraphCost, Modelled
-from weft_stitch.planning.grouping import GroupCost, Grouping, Unmet, Wish, group, size
+from weft_stitch.planning.grouping import GroupCost, Grouping, LimitsUnmet, Objective, group, size
 
 LIGHT = "split"
 """The form with the fewest weights."""
@@ -49,22 +49,22 @@ def stitch_groups(
 
     Layers are planned by the described machine; whole groups are judged by *cost*.
     """
-    wish = Wish(limits.memory_bytes, limits.seconds)
+    wish = Objective(limits.memory_bytes, limits.seconds)
     styles = [(PLANNED, slabs), (LIGHT, slabs), (LIGHT, False)] if form == PLANNED else [(form, slabs)]
     candidates: list[tuple[Grouping, _Maker]] = []
     refused: list[StitchError] = []
-    unmet: list[Unmet] = []
+    unmet: list[LimitsUnmet] = []
     for style, cut in dict.fromkeys(styles):
         maker = _Maker(family, sharing, style, limits, cost or Modelled(), dynamic, cut, progress)
         try:
             candidates.append((maker.grouping(), maker))
-        except Unmet as error:
+        except LimitsUnmet as error:
             unmet.append(error)
         except StitchError as error:
             refused.append(error)
     if not candidates and unmet:
         smallest = min((error.smallest for error in unmet), key=lambda cost: cost.bytes)
-        raise Unmet(wish, smallest, min((error.fastest for error in unmet), key=lambda cost: cost.seconds))
+        raise LimitsUnmet(wish, smallest, min((error.fastest for error in unmet), key=lambda cost: cost.seconds))
     if not candidates:
         raise refused[0]
     best, maker = min(candidates, key=lambda candidate: wish.rank(candidate[0].cost))

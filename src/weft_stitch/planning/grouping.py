@@ -60,7 +60,7 @@ class Cut(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class Objective:
     """The objective: fewest bytes within a latency target, else least latency within a memory cap."""
 
     cap_bytes: float | None = None
@@ -80,10 +80,10 @@ class Wish:
         return self.cap_bytes is None and self.target_s is None
 
 
-class Unmet(StitchError):
+class LimitsUnmet(StitchError):
     """No grouping is within the limits; the message has the smallest and the fastest one."""
 
-    def __init__(self, wish: Wish, smallest: GroupCost, fastest: GroupCost) -> None:
+    def __init__(self, wish: Objective, smallest: GroupCost, fastest: GroupCost) -> None:
         self.wish, self.smallest, self.fastest = wish, smallest, fastest
         least = f"the smallest takes {size(smallest.bytes)} ({_ms(smallest.seconds)})"
         soonest = f"the fastest takes {_ms(fastest.seconds)} ({size(fastest.bytes)})"
@@ -119,14 +119,14 @@ class Lattice:
         self._units = [math.prod(amount + 1 for amount in whole[:kind]) for kind in range(len(whole))]
         self._full = math.prod(amount + 1 for amount in whole) - 1
 
-    def best(self, wish: Wish) -> list[Cut]:
+    def best(self, wish: Objective) -> list[Cut]:
         """The best cut; if none meets the wish, the fastest and the smallest."""
         if wish.latency_only:
             return [self._fastest()]
         known = _known(self)
         if (best := _LatticeSearch(self, wish, known).best()) is not None:
             return [best]
-        extremes = (_LatticeSearch(self, goal, known).best() for goal in (Wish(), Wish(target_s=math.inf)))
+        extremes = (_LatticeSearch(self, goal, known).best() for goal in (Objective(), Objective(target_s=math.inf)))
         return [cut for cut in extremes if cut is not None]
 
     @property
@@ -209,7 +209,7 @@ def _known(lattice: Lattice) -> _GroupCosts:
 class _LatticeSearch:
     """Depth first, with bounds from programs over one number each."""
 
-    def __init__(self, lattice: Lattice, wish: Wish, known: _GroupCosts) -> None:
+    def __init__(self, lattice: Lattice, wish: Objective, known: _GroupCosts) -> None:
         self._lattice, self._wish = lattice, wish
         self._costs, self._bounds = known
         self._ways: dict[int, list[int]] = {}
@@ -286,7 +286,7 @@ def group(
     """
     if not kinds:
         raise StitchError("there are no models to group; give at least one")
-    wish = Wish(cap_bytes, target_s)
+    wish = Objective(cap_bytes, target_s)
     known = _CostedModels(kinds, costs)
     if len(known.members) == 1:
         cuts = _equal(known, wish)
@@ -297,12 +297,12 @@ def group(
     return known.numbered(_best(cuts, wish))
 
 
-def _best(cuts: Sequence[Cut], wish: Wish) -> Cut:
+def _best(cuts: Sequence[Cut], wish: Objective) -> Cut:
     fitting = [cut for cut in cuts if wish.met(cut.cost)]
     if fitting:
         return min(fitting, key=lambda cut: (wish.rank(cut.cost), len(cut.groups), cut.groups))
     costs = [cut.cost for cut in cuts]
-    raise Unmet(wish, min(costs, key=lambda cost: cost.bytes), min(costs, key=lambda cost: cost.seconds))
+    raise LimitsUnmet(wish, min(costs, key=lambda cost: cost.bytes), min(costs, key=lambda cost: cost.seconds))
 
 
 class _CostedModels:
@@ -331,7 +331,7 @@ class _CostedModels:
         return Grouping(tuple(groups), cut.cost)
 
 
-def _equal(known: _CostedModels, wish: Wish) -> list[Cut]:
+def _equal(known: _CostedModels, wish: Objective) -> list[Cut]:
     """The best way to cut equal models; what is interpolated and chosen is costed, and all is done again."""
     (models,) = known.all
     samples = {size: known.cost((size,)) for size in sorted({size for size in SIZES if size < models} | {models})}

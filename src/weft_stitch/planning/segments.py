@@ -14,7 +14,7 @@ from typing import NamedTuple
 from weft_stitch.family import Family, FamilyLayer, Sharing, wire
 from weft_stitch.forms import FORMS
 from weft_stitch.forms.fused import layout as fused_layout
-from weft_stitch.forms.room import Placed, Room
+from weft_stitch.forms.room import PlacedValue, Room
 from weft_stitch.graph import DYNAMIC, Builder, Graph
 from weft_stitch.layouts import APART, COMPACT, STACKED, STITCHED, Layout, tidy
 from weft_stitch.lowering import formed_layers, lower_layers
@@ -152,7 +152,7 @@ class Cutter:
         else:
             shapes = [(sum(self._batches), channels.width(layout), *picture)]
         tensors = tuple(room.builder.input(f"{value}.{number}", shape) for number, shape in enumerate(shapes))
-        room.put(value, Placed(layout, tensors))
+        room.put(value, PlacedValue(layout, tensors))
 
     def _leave(self, room: Room, value: str, layout: Layout) -> None:
         for number, tensor in enumerate(room.get(value, layout).tensors):

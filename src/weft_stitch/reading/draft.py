@@ -7,6 +7,7 @@ per channel. Anything else raises ``Foreign``, and the reader decides what to do
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -83,6 +84,21 @@ class Picture:
     view: Shape
     pads: Pads = (0, 0, 0, 0)
     """Padding with zeros that is not written out yet."""
+
+
+def value_of(view: Shape) -> Value:
+    """Channels, height and width for a tensor of any rank."""
+    return Value(*view) if len(view) <= 3 else Value(view[0], math.prod(view[1:]), 1)
+
+
+_SHOWN = 4
+"""Operators that the name of an island lists; a digest tells longer ones apart."""
+
+
+def island_name(operators: Sequence[str], spelled: Sequence[str]) -> str:
+    """A name that is equal for islands whose operators, *spelled* with their attributes, are equal."""
+    shown = "+".join(operators[:_SHOWN]) + ("..." if len(operators) > _SHOWN else "")
+    return f"{shown} {hashlib.sha256(' '.join(spelled).encode()).hexdigest()[:8]}"
 
 
 class NetDraft:
@@ -203,9 +219,26 @@ class NetDraft:
             raise Foreign(f"it joins rows of {_text(one.view)} and of {_text(two.view)}")
         return self._add(name, kind, [one.value, two.value])
 
-    def subtract(self, name: str, one: Picture, two: Picture) -> Picture:
-        minus = -np.ones(self.size(two).channels, np.float32)
-        return self.combine(name, "add", one, self.affine(f"{name}.minus", two, minus, None))
+    def add_scaled(self, name: str, one: Picture | Array, two: Picture | Array, factor: float = 1.0) -> Picture:
+        """*one* plus *factor* times *two*; one of them may be a constant per channel."""
+        if not isinstance(two, Picture):
+            assert isinstance(one, Picture)
+            return self.affine(name, one, None, self.per_channel(one, two * np.float32(factor)))
+        scale = None if factor == 1 else np.full(self.size(two).channels, factor, np.float32)
+        if not isinstance(one, Picture):
+            return self.affine(name, two, scale, self.per_channel(two, one))
+        if scale is not None:
+            two = self.affine(f"{name}.{'minus' if factor == -1 else 'alpha'}", two, scale, None)
+        return self.combine(name, "add", one, two)
+
+    def multiply(self, name: str, one: Picture | Array, two: Picture | Array) -> Picture:
+        """The product of two tensors; one of them may be a constant per channel."""
+        if not isinstance(one, Picture):
+            one, two = two, one
+        assert isinstance(one, Picture)
+        if isinstance(two, Picture):
+            return self.combine(name, "mul", one, two)
+        return self.affine(name, one, self.per_channel(one, two), None)
 
     def prelu(self, name: str, x: Picture, slope: Array) -> Picture:
         """The positive part plus *slope* times the negative one."""

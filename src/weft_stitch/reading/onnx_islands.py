@@ -6,8 +6,6 @@ is brought to the operator set that results are written in, so that its steps me
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -36,14 +34,12 @@ from weft_stitch.graph import DYNAMIC, Builder
 from weft_stitch.graph_steps import reshape
 from weft_stitch.net import Array, Value
 from weft_stitch.onnx_writer import OPSET
-from weft_stitch.reading.draft import Foreign, Picture, Shape
+from weft_stitch.reading.draft import Foreign, Picture, Shape, island_name, value_of
 from weft_stitch.reading.onnx_source import COARSE, FLOATS, OnnxSource, SourceNode
 
 _MOST_STORED = 4096
 """Larger constants say nothing about shapes and are left out of the inference."""
 
-_SHOWN = 4
-"""Operators that the name of an island lists; a digest tells longer ones apart."""
 
 _RANDOM = frozenset(("RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial"))
 
@@ -231,11 +227,6 @@ def _kept_in_floats(builder: Builder, value: str) -> str:
     return builder.add("Max", value, lowest, shape=builder.shape(value))
 
 
-def value_of(view: Shape) -> Value:
-    """Channels, height and width for a tensor of any rank."""
-    return Value(*view) if len(view) <= 3 else Value(view[0], math.prod(view[1:]), 1)
-
-
 def _with_hidden(node: SourceNode, hidden: Mapping[str, SourceNode]) -> list[SourceNode]:
     """*node* and what writes the hidden tensors it reads, in order."""
     order: dict[int, SourceNode] = {}
@@ -272,10 +263,7 @@ def _same_meaning(op: str, opset: int) -> bool:
 def _signature(nodes: Sequence[SourceNode]) -> str:
     """Operators and attributes, so that islands that do the same have the same."""
     spelled = ["".join((node.op, *sorted(map(_spelled, node.values().items())))) for node in nodes]
-    if len(nodes) == 1:
-        return spelled[0]
-    shown = "+".join(node.op for node in nodes[:_SHOWN]) + ("..." if len(nodes) > _SHOWN else "")
-    return f"{shown} {hashlib.sha256(' '.join(spelled).encode()).hexdigest()[:8]}"
+    return spelled[0] if len(nodes) == 1 else island_name([node.op for node in nodes], spelled)
 
 
 def _spelled(attribute: tuple[str, Any]) -> str:

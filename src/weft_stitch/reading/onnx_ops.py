@@ -70,6 +70,10 @@ class Operands:
             raise ModelError(f"its tensor {tensor} holds numbers that are not finite in float32")
         return array
 
+    def operand(self, index: int) -> Picture | Array:
+        """A picture, or a constant as ``weight`` reads it."""
+        return self.weight(index) if self.is_constant(index) else self.picture(index)
+
     def optional_weight(self, index: int) -> Array | None:
         return self.weight(index) if self.given(index) else None
 
@@ -276,25 +280,6 @@ def _bias(bias: Array, outs: int) -> Array:
     return np.broadcast_to(bias.reshape(-1), (outs,)).copy()
 
 
-def _sum_or_product(o: Operands, kind: str) -> Picture:
-    if o.is_constant(0) or o.is_constant(1):
-        value, constant = (1, 0) if o.is_constant(0) else (0, 1)
-        x = o.picture(value)
-        numbers = o.draft.per_channel(x, o.weight(constant))
-        return o.draft.affine(o.name, x, *((None, numbers) if kind == "add" else (numbers, None)))
-    return o.draft.combine(o.name, kind, o.picture(0), o.picture(1))
-
-
-def _sub(o: Operands) -> Picture:
-    if o.is_constant(1):
-        return o.draft.affine(o.name, o.picture(0), None, -o.draft.per_channel(o.picture(0), o.weight(1)))
-    if o.is_constant(0):
-        x = o.picture(1)
-        minus = -np.ones(o.draft.size(x).channels, np.float32)
-        return o.draft.affine(o.name, x, minus, o.draft.per_channel(x, o.weight(0)))
-    return o.draft.subtract(o.name, o.picture(0), o.picture(1))
-
-
 def _div(o: Operands) -> Picture:
     divisor = o.draft.per_channel(o.picture(0), o.weight(1))
     if not divisor.all():
@@ -420,9 +405,9 @@ FORMS: Mapping[str, FormHandler] = {
             "batch_norm": _batch_norm,
             "gemm": _gemm,
             "matmul": _matmul,
-            "add": lambda o: _sum_or_product(o, "add"),
-            "mul": lambda o: _sum_or_product(o, "mul"),
-            "sub": _sub,
+            "add": lambda o: o.draft.add_scaled(o.name, o.operand(0), o.operand(1)),
+            "mul": lambda o: o.draft.multiply(o.name, o.operand(0), o.operand(1)),
+            "sub": lambda o: o.draft.add_scaled(o.name, o.operand(0), o.operand(1), -1.0),
             "div": _div,
             "pow": _pow,
             "sum": _sum,

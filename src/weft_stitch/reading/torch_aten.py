@@ -40,6 +40,11 @@ class Arguments:
             raise Foreign(f"it has no {name}")
         return value
 
+    def operand(self, name: str) -> Picture | Array:
+        """A picture, or a constant in float32."""
+        value = self.given[name]
+        return value if isinstance(value, Picture) else self.required(name)
+
     def number(self, name: str) -> float:
         return float(self.given[name])
 
@@ -129,37 +134,10 @@ def _clip(low: str, high: str) -> Handler:
     return handler
 
 
-def _sum(a: Arguments, factor: float) -> Picture:
-    """The first operand plus *factor* times the second."""
-    one, two = a.given["self"], a.given["other"]
-    if isinstance(one, Picture) and isinstance(two, Picture):
-        if factor == -1:
-            return a.draft.subtract(a.name, one, two)
-        if factor != 1:
-            two = _scaled(a, f"{a.name}.alpha", two, factor)
-        return a.draft.combine(a.name, "add", one, two)
-    if isinstance(one, Picture):
-        return a.draft.affine(a.name, one, None, a.draft.per_channel(one, a.required("other") * np.float32(factor)))
-    x = a.picture("other")
-    scale = np.full(a.draft.size(x).channels, factor, np.float32)
-    return a.draft.affine(a.name, x, None if factor == 1 else scale, a.draft.per_channel(x, a.required("self")))
-
-
 def _rsub(a: Arguments) -> Picture:
-    x = a.picture()
     if a.number("alpha") != 1:
         raise Foreign("its alpha is not 1")
-    minus = -np.ones(a.draft.size(x).channels, np.float32)
-    return a.draft.affine(a.name, x, minus, a.draft.per_channel(x, a.required("other")))
-
-
-def _mul(a: Arguments) -> Picture:
-    one, two = a.given["self"], a.given["other"]
-    if isinstance(one, Picture) and isinstance(two, Picture):
-        return a.draft.combine(a.name, "mul", one, two)
-    picture, constant = ("self", "other") if isinstance(one, Picture) else ("other", "self")
-    x = a.picture(picture)
-    return a.draft.affine(a.name, x, a.draft.per_channel(x, a.required(constant)), None)
+    return a.draft.add_scaled(a.name, a.operand("other"), a.operand("self"), -1.0)
 
 
 def _div(a: Arguments) -> Picture:
@@ -173,10 +151,6 @@ def _pow(a: Arguments) -> Picture:
     if isinstance(a.given["exponent"], Picture) or a.number("exponent") != 2:
         raise Foreign("its exponent is not 2")
     return a.draft.combine(a.name, "mul", a.picture(), a.picture())
-
-
-def _scaled(a: Arguments, name: str, x: Picture, factor: float) -> Picture:
-    return a.draft.affine(name, x, np.full(a.draft.size(x).channels, factor, np.float32), None)
 
 
 def _cat(a: Arguments) -> Picture:
@@ -286,10 +260,10 @@ HANDLERS: Mapping[str, Handler] = {
     "clamp": _clip("min", "max"),
     "clamp_min": _clip("min", ""),
     "clamp_max": _clip("", "max"),
-    "add": lambda a: _sum(a, a.number("alpha")),
-    "sub": lambda a: _sum(a, -a.number("alpha")),
+    "add": lambda a: a.draft.add_scaled(a.name, a.operand("self"), a.operand("other"), a.number("alpha")),
+    "sub": lambda a: a.draft.add_scaled(a.name, a.operand("self"), a.operand("other"), -a.number("alpha")),
     "rsub": _rsub,
-    "mul": _mul,
+    "mul": lambda a: a.draft.multiply(a.name, a.operand("self"), a.operand("other")),
     "div": _div,
     "pow": _pow,
     "cat": _cat,

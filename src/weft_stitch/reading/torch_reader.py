@@ -5,7 +5,6 @@ The result of an operator that writes in place reaches all views of the same mem
 
 from __future__ import annotations
 
-import hashlib
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,16 +14,14 @@ import numpy as np
 
 from weft.base.errors import ModelError, StitchError
 from weft_stitch.net import Net, Value, finite
-from weft_stitch.reading.draft import Foreign, NetDraft, Picture
+from weft_stitch.reading.draft import Foreign, NetDraft, Picture, island_name, value_of
 from weft_stitch.reading.torch_aten import HANDLERS, VIEWS, Arguments
 
 try:
+    import torch
     from torch.fx.node import map_arg
 except ImportError as error:
     raise StitchError("reading a torch model needs torch: pip install 'weft[torch]'") from error
-
-_SHOWN = 4
-"""Operators that the name of an island lists; a digest tells longer ones apart."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,16 +68,8 @@ def writes_in_place(node: Any) -> bool:
 def signature(nodes: Sequence[Any]) -> str:
     """Operators and their settings, so that islands that do the same have the same."""
     spelled = [f"{node.target} {map_arg((node.args, dict(node.kwargs)), lambda argument: '_')}" for node in nodes]
-    if len(nodes) == 1:
-        return f"{nodes[0].target} {hashlib.sha256(spelled[0].encode()).hexdigest()[:8]}"
-    shown = "+".join(str(node.target) for node in nodes[:_SHOWN]) + ("..." if len(nodes) > _SHOWN else "")
-    return f"{shown} {hashlib.sha256(' '.join(spelled).encode()).hexdigest()[:8]}"
+    return island_name([str(node.target) for node in nodes], spelled)
 
-
-try:
-    import torch
-except ImportError as error:
-    raise StitchError("reading a torch model needs torch: pip install 'weft[torch]'") from error
 
 _GUARDS = ("_assert_tensor_metadata", "_assert_scalar", "sym_constrain_range_for_size", "sym_constrain_range")
 
@@ -256,8 +245,7 @@ class _TorchWalk:
         pictures = [source.name for source in read if source.name in self._pictures]
         constants = {source.name: self._constants[source.name] for source in read if source.name in self._constants}
         inputs = tuple((name, self._pictures[name].view) for name in pictures)
-        value = Value(*view) if len(view) <= 3 else Value(view[0], int(np.prod(view[1:])), 1)
-        return TorchIsland(tuple(nodes), constants, inputs, node.name, value, signature(nodes))
+        return TorchIsland(tuple(nodes), constants, inputs, node.name, value_of(view), signature(nodes))
 
     def _with_hidden(self, node: Any) -> Iterator[Any]:
         """*node* after the hidden ones it needs; the graph is in order, so the order of the graph will do."""

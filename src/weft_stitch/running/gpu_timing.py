@@ -1,4 +1,4 @@
-"""How long a way of running many models takes and how much memory it needs: ``prepare``, ``times_ms``, ``error``.
+"""How long a way of running many models takes and how much memory it needs: ``prepare``, ``times_ms``.
 
 ``GraphClock``, a ``GraphCost``, times graphs where torch runs them; ``plan_for`` chooses forms for such a place by it.
 
@@ -18,7 +18,6 @@ from statistics import median
 from time import perf_counter
 from typing import Any, NamedTuple
 
-from weft.base.errors import StitchError
 from weft.runtime.timing import Run, mean_seconds, measure_in_turns
 from weft_stitch.family import Family, Sharing
 from weft_stitch.forms import FORMS
@@ -26,7 +25,7 @@ from weft_stitch.graph import Graph
 from weft_stitch.planning.cost import H200, Modelled
 from weft_stitch.planning.planner import Plan, plan
 from weft_stitch.running.kernel_shapes import tune
-from weft_stitch.running.module import StitchedModule
+from weft_stitch.running.module import WARM_UPS, StitchedModule, warm_up
 from weft_stitch.running.operators import Tensor, torch
 
 UNCAPTURED = ("eager", "grouped-eager")
@@ -81,37 +80,6 @@ class RivalWay:
             return self.call(*self.inputs)
 
 
-class Forked:
-    """Each model in a CUDA stream of its own; all of them start together, and the caller's stream waits for all."""
-
-    def __init__(self, modules: Sequence[StitchedModule]) -> None:
-        if not torch.cuda.is_available():
-            raise StitchError("streams need a CUDA device, and there is none; leave out the way 'streams'")
-        self.modules = tuple(modules)
-        self.streams = [torch.cuda.Stream() for _ in modules]
-        self.branch_bytes = 0
-        """What the branches of the last call needed, together: they run at the same time."""
-
-    def __call__(self, *inputs: Tensor) -> Outputs:
-        caller = torch.cuda.current_stream()
-        started = caller.record_event()
-        for stream in self.streams:
-            stream.wait_event(started)
-        self.branch_bytes = 0
-        outputs = []
-        for module, stream, given in zip(self.modules, self.streams, inputs, strict=True):
-            before = torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-            with torch.cuda.stream(stream):
-                outputs.append(module(given)[0])
-            self.branch_bytes += torch.cuda.max_memory_allocated() - before
-        for stream in self.streams:
-            caller.wait_stream(stream)
-        return tuple(outputs)
-
-
-WARM_UPS = 3
-"""Runs before a capture or a timing: cuDNN chooses its algorithms and Triton compiles in the first ones."""
 ROUNDS, REPLAYS, FEWEST, ROUND_S = 3, 50, 10, 1.0
 """A round is *REPLAYS* calls, or as many as go into *ROUND_S*, but *FEWEST*."""
 
@@ -178,28 +146,18 @@ def prepare(way: RivalWay) -> TimedWay:
     """Warm *way* up, capture it if it is one to be captured, and note what memory that takes."""
     if not way.inputs[0].is_cuda:
         return TimedWay(way.run, way.run(), None, None, None)
-    _warm_up(way)
+    warm_up(way.run)
     settle()
     before, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     torch.cuda.reset_peak_memory_stats()
     replay, outputs = _captured(way) if way.captured else (way.run, way.run())
     torch.cuda.synchronize()
     added = torch.cuda.max_memory_allocated() - before
-    if isinstance(way.call, Forked):
-        added = way.call.branch_bytes
+    added = getattr(way.call, "branch_bytes", added)  # branches that run at the same time count together
     pool = torch.cuda.memory_reserved() - reserved if way.captured else None
     held = torch.cuda.memory_allocated()
     settle()
     return TimedWay(replay, outputs, added, pool, held - torch.cuda.memory_allocated())
-
-
-def _warm_up(way: RivalWay) -> None:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(WARM_UPS):
-            way.run()
-    torch.cuda.current_stream().wait_stream(side)
 
 
 def _captured(way: RivalWay) -> tuple[Run, Outputs]:
@@ -253,23 +211,6 @@ def _mean_ms(run: TimedWay, count: int) -> float:
     end.record()
     torch.cuda.synchronize()
     return float(start.elapsed_time(end)) / count
-
-
-def error(outputs: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
-    """The largest difference of any task's outputs, over the largest of what they should be."""
-    pairs = [(got.float().cpu(), want.float().cpu()) for got, want in zip(outputs, wanted, strict=True)]
-    return max(_largest(got - want) / _largest(want) for got, want in pairs)
-
-
-def _largest(tensor: Tensor) -> float:
-    """What is not a number is larger than any."""
-    return float(tensor.abs().nan_to_num(nan=float("inf")).max())
-
-
-def reference(graph: Graph, given: Tensor, device: Any) -> Tensor:
-    """What a model alone answers in float32, without TF32."""
-    with precision(tf32=False, search=False), torch.no_grad():
-        return StitchedModule(graph, device=device)(given.to(device))[0].cpu()
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ ALIASES = frozenset(
 )
 """Steps whose result may share memory with what they read."""
 WARM_UPS = 3
-"""Runs before a capture: cuDNN chooses its algorithms and Triton compiles in the first ones."""
+"""Runs before a capture or a timing: cuDNN chooses its algorithms and Triton compiles in the first ones."""
 _NOTHING: Mapping[str, Tensor] = MappingProxyType({})
 
 
@@ -156,17 +156,23 @@ class StitchedModule(torch.nn.Module):
         return tensor.contiguous(memory_format=torch.channels_last) if spatial else tensor
 
 
+def warm_up(run: Callable[[], object]) -> None:
+    """Run on a side stream, as CUDA asks before a capture."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(WARM_UPS):
+            run()
+    torch.cuda.current_stream().wait_stream(side)
+
+
 class Captured:
     """A module replayed as one CUDA graph: outputs are overwritten by the next call."""
 
     def __init__(self, module: StitchedModule, example: tuple[Tensor, ...]) -> None:
         self.inputs = tuple(tensor.clone() for tensor in example)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), torch.no_grad():
-            for _ in range(WARM_UPS):
-                module(*self.inputs)
-        torch.cuda.current_stream().wait_stream(side)
+        with torch.no_grad():
+            warm_up(lambda: module(*self.inputs))
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph), torch.no_grad():
             self.outputs: tuple[Tensor, ...] = module(*self.inputs)

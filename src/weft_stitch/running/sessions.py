@@ -111,6 +111,10 @@ _SEVERAL = 3
 Feed = Mapping[str, Array]
 
 
+CLOSE = 1e-5
+"""Largest difference of an output to the model's own, relative to its largest number: float32 in another order."""
+
+
 class Difference(NamedTuple):
     """The largest one that was seen."""
 
@@ -119,7 +123,15 @@ class Difference(NamedTuple):
     output: str
     """The graph's name of it."""
     coarse: float = 0.0
-    """The largest to files in half precision as they run by themselves."""
+    """The largest difference to files in half precision as they run by themselves."""
+
+    def require(self, allowed: float) -> None:
+        """Raise StitchError if the difference is larger than *allowed*."""
+        if self.relative > allowed:
+            raise StitchError(
+                f"{self.output} differs by {self.relative:.2g} of its largest number from the model alone, "
+                f"{allowed:g} is allowed; nothing is made of it (check = False takes it all the same)"
+            )
 
 
 def largest_difference(
