@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from weft.base.errors import StitchError, unknown_name
-from weft_stitch.counts import coded_kernels, count, in_codes, notes
+from weft_stitch.counts import ITEM_BYTES, coded_kernels, count, in_codes, notes
 from weft_stitch.family import Family, FamilyLayer, Sharing, part
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph, signature
@@ -39,8 +39,6 @@ SLACK = 0.05
 """Default slack: a plan with fewer weights may be slower than the fastest one by this part."""
 STEPS = (0.05, 0.25, 0.5, 0.75)
 """Where plans are tried on the way from every weight once to the weights of the fastest."""
-NUMBER_BYTES = 4
-"""Bytes of a weight: nets hold them in float32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -277,7 +275,7 @@ def contest(family: Family, sharing: Sharing, cost: GraphCost, *, slack: float =
     """
     if not slack >= 0:
         raise StitchError(f"slack {slack}: give 0 for the fastest plan, or how much slower it may be, as 0.05")
-    light = NUMBER_BYTES * count_kernels(family, sharing).unique
+    light = ITEM_BYTES * count_kernels(family, sharing).unique
     alone = [plain_graph(net) for net in family.nets]
     heavy = sum(graph.weight_bytes for graph in alone)
     settings |= {"between": STEPS if slack else (), "lightest_bytes": light, "heaviest_bytes": heavy}

@@ -34,7 +34,7 @@ class StitchOptions:
     models: Sequence[Any]
     """ONNX files, ONNX models in memory, torch modules (with *example_inputs*), nets, adapters, in any mixture."""
     names: Annotated[Sequence[str] | None, what(text=True)] = None
-    """Of the models, as a,b,c; else their files'."""
+    """Names of the models, as a,b,c; by default those of their files."""
     batches: Annotated[int | Sequence[int] | None, what("--batch", "-b", text=True)] = None
     """Rows where a file leaves them open: 4, or 1,2,4.
 
@@ -43,20 +43,20 @@ class StitchOptions:
     shapes: Sequence[Mapping[str, tuple[int, ...]] | None] | None = None
     """The inputs of each model, where its file leaves sizes open."""
     example_inputs: Sequence[Any] | None = None
-    """What torch modules are called with, or a list with that of each."""
+    """Example inputs of torch modules, or a list with those of each module."""
     sharing: Annotated[Sharing | str | os.PathLike[str] | None, what()] = None
-    """A map of what is shared, instead of looking."""
+    """A file that lists shared channels, instead of a search for them."""
     tolerance: Annotated[float, what()] = 0.0
-    """Weights that differ by no more are the same; of a body, what part may be lost."""
+    """Largest difference of equal weights; in a body, the part that may be lost."""
     base: Annotated[str | os.PathLike[str] | None, what()] = None
-    """The model that those of a body, or adapters, were made from.
+    """The model that a body's models, or adapters, were tuned from.
 
     The first model of a body where it is left out.
     """
     body: Annotated[bool | None, what(shown="for whole numbers")] = None
     """Share whole weights of models of any operators, as encoders."""
     islands: Annotated[bool, what()] = False
-    """Run what differs or is not understood model by model."""
+    """Run operators that differ or are not supported model by model."""
     form: Annotated[str | Mapping[str, str], how(text=True)] = PLANNED
     """planned (the best for each layer), mts, grouped, split, half, separate; fused is for torch only.
 
@@ -69,7 +69,7 @@ class StitchOptions:
     machine: Annotated[str, how()] = HERE
     """The described machine: cpu (one core), h200."""
     threads: Annotated[int | None, how(shown="1")] = None
-    """Of ONNX Runtime when it measures.
+    """Threads of ONNX Runtime when it measures.
 
     Also when it compares.
     """
@@ -78,16 +78,16 @@ class StitchOptions:
     slabs: Annotated[bool | None, how(shown="slabs, for cpu")] = None
     """Convolutions in slabs where that is faster."""
     memory_cap_bytes: Annotated[int | None, how()] = None
-    """Weights and activations at most, as 64m; in groups if need be."""
+    """Limit on weights and activations, as 64m; in groups if need be."""
     latency_target_s: Annotated[float | None, how("--latency-target")] = None
-    """Milliseconds for all models; with the least memory.
+    """Limit in milliseconds for all models, met with the least memory.
 
     In Python seconds; in groups if need be.
     """
     check: Annotated[bool, how()] = True
     """Compare with the models before writing."""
     align: int = 1
-    """Numbers that a load takes in the form ``fused``."""
+    """Numbers per vector load in the form ``fused``."""
 
     def __post_init__(self) -> None:
         self._check_names()

@@ -78,9 +78,8 @@ class BodyBench:
         for seed, lengths in enumerate(_lengths(samples, len(tasks))):
             rng = np.random.default_rng(seed)
             fed.append([samples.draw(rng, task, 1 + (task + seed) % 3, lengths[task]) for task in tasks])
-            results.append(
-                dict(zip(names, run_session(session, names, self._joined(fed[-1]), graph.name), strict=True))
-            )
+            outputs = run_session(session, names, self._joined(fed[-1]), graph.name)
+            results.append(dict(zip(names, outputs, strict=True)))
         worst = Difference(0.0, "")
         for task in tasks:
             for feeds, together in zip(fed, results, strict=True):
@@ -95,9 +94,8 @@ class BodyBench:
         session = self._session(model_graph(self._body, task), optimise=False)
         outputs = run_session(session, self._ours(task), self._named(task, feed), self._body.names[task])
         wanted = self.alone(task, feed).values()
-        return all(
-            mine.shape == right.shape and close(mine, right) for mine, right in zip(outputs, wanted, strict=True)
-        )
+        pairs = zip(outputs, wanted, strict=True)
+        return all(mine.shape == right.shape and close(mine, right) for mine, right in pairs)
 
     def times_s(self, graph: Graph, samples: BodySamples, length: int) -> dict[str, float]:
         """Time a row of each model: one model after another, and all as one body, in turns."""

@@ -143,7 +143,7 @@ _CLOSE = 0.9
 """Rows and columns that disagree by this part of the worst are taken out with it, which saves rounds."""
 
 
-class DisputedChannels(NamedTuple):
+class Dispute(NamedTuple):
     """Channels of a value that tasks *one* and *two* do not share after all; the second is to leave the classes."""
 
     one: int
@@ -164,7 +164,7 @@ def repair(evidence: Evidence, layer: FamilyLayer, tolerance: float = 0.0) -> bo
     return changed
 
 
-def _wrong(evidence: Evidence, layer: FamilyLayer, tolerance: float) -> list[DisputedChannels]:
+def _wrong(evidence: Evidence, layer: FamilyLayer, tolerance: float) -> list[Dispute]:
     """The shared outputs that the weights of *layer* contradict, by pairs of tasks."""
     bad: dict[tuple[int, int], set[tuple[int, int]]] = {}
     for position, space in enumerate(evidence.wiring.carries[layer.output]):
@@ -209,13 +209,13 @@ def _firsts(table: Array, members: Array) -> Array:
     return np.where(with_first.any(axis=(1, 2), keepdims=True), with_first, table)
 
 
-def _claim(evidence: Evidence, value: str, pair: tuple[int, int], places: set[tuple[int, int]]) -> DisputedChannels:
+def _claim(evidence: Evidence, value: str, pair: tuple[int, int], places: set[tuple[int, int]]) -> Dispute:
     common = evidence.common(value, *pair)
     chosen = [place in places for place in zip(common.positions.tolist(), common.classes.tolist(), strict=True)]
-    return DisputedChannels(*pair, Common(*(column[np.array(chosen, bool)] for column in common)))
+    return Dispute(*pair, Common(*(column[np.array(chosen, bool)] for column in common)))
 
 
-def _take_out(evidence: Evidence, value: str, claims: list[DisputedChannels]) -> None:
+def _take_out(evidence: Evidence, value: str, claims: list[Dispute]) -> None:
     for position, space in enumerate(evidence.wiring.carries[value]):
         # a value may carry a space twice, and dropping renumbers classes: they are looked up by a channel
         partition = evidence.partitions[space]
@@ -229,12 +229,10 @@ def _take_out(evidence: Evidence, value: str, claims: list[DisputedChannels]) ->
             partition.drop(*np.array(sorted(pairs), np.int64).T)
 
 
-def _inputs_to_blame(
-    evidence: Evidence, layer: FamilyLayer, claim: DisputedChannels, tolerance: float
-) -> DisputedChannels:
+def _inputs_to_blame(evidence: Evidence, layer: FamilyLayer, claim: Dispute, tolerance: float) -> Dispute:
     """The input channels that are to go rather than the outputs of *claim*."""
     inputs = evidence.common(layer.inputs[0], claim.one, claim.two)
-    nothing = DisputedChannels(claim.one, claim.two, Common(*(column[:0] for column in inputs)))
+    nothing = Dispute(claim.one, claim.two, Common(*(column[:0] for column in inputs)))
     if role(layer) != "dense" or not len(inputs.classes):  # only weights of dense layers go by input channels
         return nothing
     rows = claim.channels
@@ -245,7 +243,7 @@ def _inputs_to_blame(
     total = len(evidence.common(layer.output, claim.one, claim.two).classes)
     wrong = np.asarray(differing(mine, theirs, tolerance).any(axis=2))
     bad = _worst_columns(wrong, len(rows.classes) / total)
-    return DisputedChannels(claim.one, claim.two, Common(*(column[bad] for column in inputs)))
+    return Dispute(claim.one, claim.two, Common(*(column[bad] for column in inputs)))
 
 
 def _worst_columns(wrong: Array, part: float) -> Array:

@@ -15,7 +15,7 @@ from weft_stitch.layouts import Affine, BlockPart, Channels, kernel
 from weft_stitch.net import Array
 
 
-class LoweredLayer(NamedTuple):
+class Lowered(NamedTuple):
     """The result of lowering a layer in a form."""
 
     placed: PlacedValue
@@ -34,7 +34,7 @@ class Form(Protocol):
         """Why it cannot do *layer*; empty if it can."""
         return ""
 
-    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> LoweredLayer:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         """Add the steps of *layer*; *chain* (affine, unary, add) follows it, and nothing else reads between.
 
         The other operands of an add in the chain are in the room already.

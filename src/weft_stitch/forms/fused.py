@@ -14,7 +14,7 @@ from math import prod
 import numpy as np
 
 from weft_stitch.family import FamilyLayer
-from weft_stitch.forms.base import LoweredLayer, leading_affine
+from weft_stitch.forms.base import Lowered, leading_affine
 from weft_stitch.forms.room import PlacedValue, Room
 from weft_stitch.forms.split import Split
 from weft_stitch.layouts import FUSED, Channels, Layout, kernel
@@ -36,7 +36,7 @@ class Fused:
         numbers = _stored(room, layer)
         return "" if numbers < LARGEST else f"its {numbers} weights are more than the {LARGEST} it can count"
 
-    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> LoweredLayer:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         if layer.op.depthwise or len(outputs.spaces) > 1:
             return Split().lower(room, layer, chain)
@@ -67,7 +67,7 @@ class Fused:
             activation=activation or Activation(""),
             macs=sum(array.size * rows for array, rows in zip(kernels, room.rows.batches, strict=True)) * prod(picture),
         )
-        return LoweredLayer(PlacedValue(after, (tensor,)), used)
+        return Lowered(PlacedValue(after, (tensor,)), used)
 
 
 def _stored(room: Room, layer: FamilyLayer) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from weft_stitch.family import FamilyLayer
 from weft_stitch.forms.base import (
     Form,
-    LoweredLayer,
+    Lowered,
     batched_product,
     by_table,
     conv,
@@ -31,7 +31,7 @@ from weft_stitch.net import Array
 class Mts(Form):
     name = "mts"
 
-    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> LoweredLayer:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
         source = room.get(layer.inputs[0], STITCHED, clean=not layer.op.depthwise)
@@ -47,7 +47,7 @@ class Mts(Form):
         if not into_bias:
             tensor = by_table(room, tensor, "Add", outputs.table(STITCHED, affine.shifts))
         quiet = layer.op.depthwise and source.clean and (bias is None or not bias.any())
-        return LoweredLayer(PlacedValue(STITCHED, (tensor,), clean=quiet), used)
+        return Lowered(PlacedValue(STITCHED, (tensor,), clean=quiet), used)
 
 
 def _matrix(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
@@ -70,18 +70,18 @@ class Grouped:
             return "its rows are only known at run time"
         return "" if room.rows.equal else f"the batches {list(room.rows.batches)} are not equal"
 
-    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> LoweredLayer:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
         weight = _matrices(layer, inputs, outputs, affine)
         bias = outputs.table(COMPACT, affine.shifts)
         if covers(room, layer):
             source = room.tensor(layer.inputs[0], COMPACT)
-            return LoweredLayer(PlacedValue(COMPACT, (batched_product(room, layer, source, weight, bias),)), used)
+            return Lowered(PlacedValue(COMPACT, (batched_product(room, layer, source, weight, bias),)), used)
         tensor = room.tensor(layer.inputs[0], STACKED)
         groups = outputs.tasks * (weight.shape[1] if layer.op.depthwise else 1)
         flat = weight.reshape(-1, *weight.shape[2:])
-        return LoweredLayer(PlacedValue(STACKED, (conv(room, layer, tensor, flat, bias.ravel(), groups),)), used)
+        return Lowered(PlacedValue(STACKED, (conv(room, layer, tensor, flat, bias.ravel(), groups),)), used)
 
 
 def _matrices(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Affine) -> Array:
@@ -102,7 +102,7 @@ def _matrices(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: A
 class Separate(Form):
     name = "separate"
 
-    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> LoweredLayer:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         inputs, outputs = room.channels(layer.inputs[0]), room.channels(layer.output)
         affine, used = leading_affine(room, layer, chain)
         tensors = []
@@ -113,4 +113,4 @@ class Separate(Form):
             groups = len(order) if layer.op.depthwise else 1
             held = origin(room, layer, outputs.parts_of(task), inputs.parts_of(task), task=task, folded=affine.layers)
             tensors.append(conv(room, layer, tensor, weight, affine.shifts[task][order], groups, held))
-        return LoweredLayer(PlacedValue(APART, tuple(tensors)), used)
+        return Lowered(PlacedValue(APART, tuple(tensors)), used)

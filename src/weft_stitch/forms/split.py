@@ -16,7 +16,7 @@ import numpy as np
 from weft_stitch.family import FamilyLayer
 from weft_stitch.forms.base import (
     Form,
-    LoweredLayer,
+    Lowered,
     batched_product,
     by_table,
     conv,
@@ -149,14 +149,14 @@ Classes = Mapping[Tasks, tuple[BlockPart, ...]]
 class Split(Form):
     name = "split"
 
-    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> LoweredLayer:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         affine, used = leading_affine(room, layer, chain)
         bench = CellWriter(room, layer, affine)
         classes: dict[Tasks, tuple[BlockPart, ...]] = {}
         for part in bench.outputs.parts:
             classes[part.tasks] = (*classes.get(part.tasks, ()), part)
         placed = _compact(bench, classes) if _by_strips(bench, classes) else _apart(bench, classes)
-        return LoweredLayer(placed, used)
+        return Lowered(placed, used)
 
 
 def _by_strips(bench: CellWriter, classes: Classes) -> bool:
@@ -238,7 +238,7 @@ def _by_task(bench: CellWriter, tasks: Tasks, terms: list[str], cells: Mapping[T
 class Half(Form):
     name = "half"
 
-    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> LoweredLayer:
+    def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
         affine, used = leading_affine(room, layer, chain)
         bench = CellWriter(room, layer, affine)
         parts = bench.inputs.parts
@@ -252,7 +252,7 @@ class Half(Form):
         second = bench.stack_own(cells, shift=True)
         tensor = room.builder.add("Add", first, second, shape=room.builder.shape(first))
         whole = bool(bench.outputs.owned(COMPACT).all())
-        return LoweredLayer(PlacedValue(COMPACT, (tensor,), clean=whole), used)
+        return Lowered(PlacedValue(COMPACT, (tensor,), clean=whole), used)
 
 
 def _everywhere(bench: CellWriter, common: tuple[BlockPart, ...]) -> str:

@@ -120,7 +120,7 @@ class EncoderModel(DeviceModel):
 
     def _advanced(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         rows_by_task = self._rows_by_task(parts)
-        results, first, answers = self._answer([row for rows in rows_by_task for row in rows]), 0, {}
+        results, first, answers = self._answer_rows([row for rows in rows_by_task for row in rows]), 0, {}
         for task, rows, classes in zip(self.blueprint.tasks, rows_by_task, self._encoder.classes, strict=True):
             (name,) = task.outputs.values()
             answers[name] = results[first : first + len(rows), :classes]
@@ -149,7 +149,7 @@ class EncoderModel(DeviceModel):
             raise UnfitInputs(str(error)) from error  # the caller adds the name of the model
         return rows
 
-    def _answer(self, rows: Sequence[Any]) -> Array:
+    def _answer_rows(self, rows: Sequence[Any]) -> Array:
         """Compute the answers of rows, in their order."""
         if not rows or self._body is None:
             return np.empty((0, max(self._encoder.classes)), np.float32)
@@ -166,9 +166,8 @@ class EncoderModel(DeviceModel):
             rung.numbers.copy_(as_torch(self._device.copy_in([rung.layout.laid(lot)])), non_blocking=True)
             rung.run()
             results.append(_device_tensor(rung.answers[: len(lot)]))
-        return (
-            results[0] if len(results) == 1 else self._device.taken([(result, None, len(result)) for result in results])
-        )
+        whole = [(result, None, len(result)) for result in results]
+        return results[0] if len(results) == 1 else self._device.taken(whole)
 
 
 def _device_tensor(tensor: Any) -> Tensor:
@@ -279,9 +278,8 @@ class BodyFile:
     def _create_body(self, encoder: Any, digests: Any) -> tuple[DeviceBody, Any]:
         shapes_file, free = self._folder / SHAPES, self._device.memory()[0]
         shapes = json.loads(shapes_file.read_text()) if shapes_file.exists() else {}
-        slotted = body_serving.SlottedBody(
-            encoder, digests.shared, where(self._device), _TYPES[self._options.precision]
-        )
+        dtype = _TYPES[self._options.precision]
+        slotted = body_serving.SlottedBody(encoder, digests.shared, where(self._device), dtype)
         slots = slotted.take(encoder, digests.models)
         body = DeviceBody(self._device, slotted, body_serving.BodyLadder(slotted.weights, self._room, shapes))
         for rows in body.ladder.sizes:

@@ -60,15 +60,9 @@ def way_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
 def step_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
     """Every step that has weights, with the models that share them."""
     return [
-        (
-            step.name,
-            step.op,
-            f"{step.bytes / 1e3:.1f}",
-            str(sum(map(len, step.crews))),
-            _sharers(stitching, step),
-            _own(step),
-        )
+        (step.name, step.op, f"{step.bytes / 1e3:.1f}", str(sum(map(len, step.crews))), shared_by, _own(step))
         for step in stitching.shared
+        for shared_by in [_sharers(stitching, step)]
     ]
 
 

@@ -13,6 +13,7 @@ from weft.reports.exhibits import Axis, Bars, Panel, draw
 from weft.reports.page import PALETTE
 from weft.reports.tables import ResultTable, TableRow, number
 from weft_stitch.advice import Advice
+from weft_stitch.counts import ITEM_BYTES
 from weft_stitch.stitching_run import Stitching
 from weft_stitch.summary import SLABBED, LayerRow, Summary, Way
 
@@ -27,8 +28,7 @@ MANY = 0.5
 """The layers named are those that make up this part of the whole, but no more than ``FEW_LAYERS``."""
 FEW_LAYERS = 3
 """Names that fit into one sentence."""
-NUMBER_BYTES = 4
-"""Bytes of a weight that is not tuned: float32."""
+
 NOTHING_SHARED = "; were normalisations folded into the filters? docs/stitching.md tells how to export without"
 
 
@@ -54,9 +54,7 @@ def stitching_report(
         },
         "largest_difference": stitching.difference and stitching.difference.relative,
         "total": {"sequential": asdict(stitching.before), "stitched": asdict(stitching.after)},
-        "groups": [
-            {"file": str(file), **asdict(summary)} for file, summary in zip(files, stitching.summaries, strict=True)
-        ],
+        "groups": [{"file": str(path), **asdict(one)} for path, one in zip(files, stitching.summaries, strict=True)],
         "served": [advice.as_dict() for advice in served],
     }
 
@@ -114,7 +112,7 @@ def _number_bytes(stitching: Stitching) -> float:
     """Bytes of a weight: 4 for float32, the average for tuned models."""
     separate = sum(summary.kernels.separate for summary in stitching.summaries)
     tuned = separate and any(net.tuned for net in stitching.family.nets)
-    return stitching.before.weight_bytes / separate if tuned else NUMBER_BYTES
+    return stitching.before.weight_bytes / separate if tuned else ITEM_BYTES
 
 
 def _memory(groups: Sequence[Summary], before: Way, after: Way, number_bytes: float) -> str:
@@ -232,9 +230,7 @@ def labelled_ways(stitching: Stitching) -> list[tuple[Way, str, bool]]:
         rows.append((groups[0].stitched, _label(groups[0]), True))
         rows += [(way, _other(way, rows[0][1]), False) for way in groups[0].ways[2:]]
     else:
-        rows += [
-            (summary.stitched, f"group {n}: {', '.join(summary.models)}", False) for n, summary in enumerate(groups)
-        ]
+        rows += [(group.stitched, f"group {n}: {', '.join(group.models)}", False) for n, group in enumerate(groups)]
         rows.append((stitching.after, "all groups", True))
     return rows
 

@@ -295,9 +295,8 @@ class _FormSearch:
             seconds += self._move(value, have[value], layout)
             have[value] |= {layout}
         have |= {value: frozenset({layout}) for value, layout in option.writes.items()}
-        return tuple(
-            sorted((entry for entry in have.items() if entry[0] in needed), key=lambda entry: entry[0])
-        ), seconds
+        left = [entry for entry in have.items() if entry[0] in needed]
+        return tuple(sorted(left, key=lambda entry: entry[0])), seconds
 
     def _end(self, state: State) -> float:
         return sum(self._move(value, layouts, APART) for value, layouts in state)

@@ -205,19 +205,10 @@ class _Alignment:
         ]
         if len(known) < 2:
             return known[0] if known else None
-        agreement = [
-            tuple(
-                mine[op.output] == theirs[candidate.output]
-                for mine, theirs in zip(first.ahead, task.ahead, strict=True)
-            )
-            for candidate in known
-        ]
-        known = [candidate for candidate, agrees in zip(known, agreement, strict=True) if agrees == max(agreement)]
-        return (
-            max(known, key=lambda candidate: (_common(op, candidate), candidate.name == op.name))
-            if len(known) > 1
-            else known[0]
-        )
+        levels = list(zip(first.ahead, task.ahead, strict=True))
+        agreement = [tuple(mine[op.output] == theirs[rival.output] for mine, theirs in levels) for rival in known]
+        known = [rival for rival, agrees in zip(known, agreement, strict=True) if agrees == max(agreement)]
+        return max(known, key=lambda rival: (_common(op, rival), rival.name == op.name)) if len(known) > 1 else known[0]
 
     def family(self, nets: tuple[Net, ...], layers: list[FamilyLayer]) -> Family:
         first, tasks = self.tasks[0], self.tasks

@@ -106,11 +106,8 @@ class Constants:
         """A key that is equal for constants of equal sizes; integers count with their values, as they may be sizes."""
         if key in self.derived:
             derived = self.derived[key]
-            return (
-                derived.node.signature,
-                derived.output,
-                *(self.outline(source) for source in derived.inputs if source),
-            )
+            sources = (self.outline(source) for source in derived.inputs if source)
+            return derived.node.signature, derived.output, *sources
         array = self.arrays[key]
         return (array.dtype.str, array.shape) if array.dtype.kind == "f" else key
 

@@ -200,9 +200,7 @@ def _input_shape(name: str, sizes: Sequence[int | str], batch: int | None) -> Sh
     shape = [rows]
     for place, size in enumerate(sizes[1:], 1):
         if isinstance(size, str):
-            example = "x".join(
-                str(dimension) if isinstance(dimension, int) else "224" for dimension in (rows, *sizes[1:])
-            )
+            example = "x".join(str(extent) if isinstance(extent, int) else "224" for extent in (rows, *sizes[1:]))
             raise ShapeNeeded(f"size {place} of its input {name} is open ({size})", name, example)
         shape.append(size)
     if min(shape) < 1:
@@ -252,11 +250,9 @@ def roundings(source: OnnxSource) -> dict[str, RoundingSteps]:
     return {output: _steps(source, writers, of, output) for output, of in rounded.items() if output in writers}
 
 
-def inner(rounding_steps: Iterable[RoundingSteps]) -> frozenset[str]:
+def inner(steps: Iterable[RoundingSteps]) -> frozenset[str]:
     """The intermediate tensors of rounding steps."""
-    return frozenset(
-        node.output[0] for steps in rounding_steps for node in steps.nodes if node.output[0] != steps.output
-    )
+    return frozenset(node.output[0] for step in steps for node in step.nodes if node.output[0] != step.output)
 
 
 def _steps(source: OnnxSource, writers: Mapping[str, SourceNode], of: str, output: str) -> RoundingSteps:

@@ -96,10 +96,8 @@ class OnnxSource:
             if tensor.data_type in FLOATS:
                 sizes[tensor.data_type] += math.prod(tensor.dims)
         if not sizes:
-            read = (
-                value for value in self.proto.graph.input if value.name in self.inputs
-            )  # old files list constants too
-            sizes.update(value.type.tensor_type.elem_type for value in read)
+            values = self.proto.graph.input  # old files list constants too
+            sizes.update(value.type.tensor_type.elem_type for value in values if value.name in self.inputs)
         return FLOATS[sizes.most_common(1)[0][0]]
 
 
@@ -210,9 +208,8 @@ def _ordered(nodes: Sequence[SourceNode], known: set[str], outputs: Sequence[str
         if name not in writers:
             raise ModelError(f"{reader} reads {name}, which nothing writes")
         node = writers[name]
-        missing = [
-            source for source in node.inputs if source and source not in known and id(writers.get(source)) not in done
-        ]
+        unknown = [source for source in node.inputs if source and source not in known]
+        missing = [source for source in unknown if id(writers.get(source)) not in done]
         if not missing:
             done[id(node)] = node
             stack.pop()

@@ -16,6 +16,7 @@ from weft.base.errors import StitchError
 from weft_stitch.bodies.body import Body, BodyStep, BodyValue
 from weft_stitch.bodies.differences import LowRank
 from weft_stitch.net import Array
+from weft_stitch.packing import aligned
 from weft_stitch.running.body_rows import FINEST, room_for
 from weft_stitch.running.fused_body import BodyLayer, BodyWeights, OwnHead, RowNorm, SharedProduct
 from weft_stitch.running.operators import Tensor, torch
@@ -304,9 +305,8 @@ class _Reader:
         tall = max(map(len, biases))
         bias = np.concatenate([np.broadcast_to(row, (tall, row.shape[1])) for row in biases], axis=1)
         tensors = self._tensor(weight), self._tensor(bias)
-        rank = max(
-            (part.rank for dense in denses for part in self._body.steps[dense.product].parts.values()), default=0
-        )
+        parts = [part for dense in denses for part in self._body.steps[dense.product].parts.values()]
+        rank = max((part.rank for part in parts), default=0)
         if not rank:
             return SharedProduct(*tensors)
         return SharedProduct(*tensors, *self._parts(denses, weight, max(FINEST, room_for(rank))))
@@ -346,9 +346,8 @@ class _Reader:
         """The heads of all models, padded with zeros to the widest."""
         tasks, parts = range(self._body.tasks), self._near(dense.product)
         matrices = [self._matrix(dense.product, task) for task in tasks]
-        width = FINEST * -(
-            -max(matrix.shape[1] for matrix in matrices) // FINEST
-        )  # others may have more, which fit then
+        # rounded up, so that models with more classes fit later
+        width = aligned(max(matrix.shape[1] for matrix in matrices), FINEST)
         weight = np.zeros((len(tasks), len(matrices[0]), width), np.float32)
         bias = np.zeros((len(tasks), width), np.float32)
         for task, matrix in enumerate(matrices):

@@ -32,7 +32,7 @@ class GraphRunner:
 
     def __init__(self, graph: Graph, *, threads: int = 1, rows: int = 1, seed: int = 0) -> None:
         self._name = graph.name
-        self._session = load_session(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
+        self._session = graph_session(graph, threads, optimise=True)
         rng = np.random.default_rng(seed)
         self.feed: dict[str, Array] = {
             tensor.name: rng.standard_normal([rows if size == DYNAMIC else size for size in tensor.shape], np.float32)
@@ -50,6 +50,11 @@ def load_session(source: Path | bytes, threads: int, title: str, *, optimise: bo
         return open_session(source, threads, optimise=optimise)
     except Exception as error:  # the C++ side raises a dozen unrelated kinds
         raise StitchError(f"{title} cannot be loaded by ONNX Runtime: {first_line(error)}") from error
+
+
+def graph_session(graph: Graph, threads: int, *, optimise: bool) -> Any:
+    """Load a graph that fits into one protobuf message."""
+    return load_session(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=optimise)
 
 
 def run_session(session: Any, names: Sequence[str] | None, feed: Mapping[str, Array], title: str) -> list[Array]:
@@ -171,9 +176,7 @@ def tied_rows(net: Net, close: float, *, threads: int = 1, seed: int = 0) -> str
     rng = np.random.default_rng(seed)
     feed = {port.name: _drawn(rng, (_SEVERAL * net.batch, *port.shape), net) for port in net.inputs}
     apart = _alone(net, None, feed, threads)
-    session = load_session(
-        to_onnx(plain_graph(net, dynamic=True)).SerializeToString(), threads, net.name, optimise=False
-    )
+    session = graph_session(plain_graph(net, dynamic=True), threads, optimise=False)
     names = [port.name for port in net.outputs]
     try:
         together = run_session(session, names, feed, net.name)
@@ -190,7 +193,7 @@ def _drawn(rng: np.random.Generator, shape: tuple[int, ...], net: Net) -> Array:
 
 
 def _together(graph: Graph, family: Family, feeds: Sequence[Feed], threads: int) -> dict[str, Array]:
-    session = load_session(to_onnx(graph).SerializeToString(), threads, graph.name, optimise=True)
+    session = graph_session(graph, threads, optimise=True)
     joined = {
         port_name(family, task, port): feeds[task][port.name]
         for task, net in enumerate(family.nets)
@@ -205,10 +208,7 @@ def _alone(net: Net, source: Path | None, feed: Feed, threads: int) -> list[Arra
     session = None if source is None else load_session(source, threads, source.name, optimise=False)
     kinds = {port.name: port.type for port in session.get_inputs()} if session else {}
     if session is None or not all(kind in _FED for kind in kinds.values()):
-        session, kinds = (
-            load_session(to_onnx(plain_graph(net)).SerializeToString(), threads, net.name, optimise=False),
-            {},
-        )
+        session, kinds = graph_session(plain_graph(net), threads, optimise=False), {}
     names = [port.name for port in net.outputs]
     parts = []
     for batch in _batches(feed, net.batch):
