@@ -731,7 +731,7 @@ def test_hand_overs_are_expected_where_batches_are_refilled_and_measured_apart(m
 def test_the_first_word_of_a_model_that_was_never_measured_holds_its_hand_overs(machine):
     one = machine("fluid")
     model = one.model([40, 8], measured=False)
-    stream = one.dispatcher.streams.of(model, {"x": np.zeros((1, 1), np.float32)})
+    stream = one.dispatcher.streams.stream_for(model, {"x": np.zeros((1, 1), np.float32)})
     for layer, took in enumerate((40, 8)):
         head = Candidate(stream.index, 0, layer, 0, MS, -1, stream.first_program, size=1)
         one.dispatcher.streams.learn(stream, head, took * MS, between=2 * MS)

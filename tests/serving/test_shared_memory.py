@@ -432,7 +432,7 @@ class Copying:
         return self
 
     def regions(self) -> RequestRegions:
-        return self.copier.of(SharedTensors(self.inputs, self.outputs), lambda name: self.pages)
+        return RequestRegions(self.copier, SharedTensors(self.inputs, self.outputs), lambda name: self.pages)
 
     def filled(self, *, borrows: bool = False) -> InferRequest:
         return self._run(lambda: self.regions().filled(InferRequest({}, "", {}, ()), borrows=borrows))

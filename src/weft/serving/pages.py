@@ -1,8 +1,8 @@
-"""The pages that the server shows to people: the dashboard at ``/``, and the OpenAPI document with forms at ``/docs``.
+"""The pages of the server: the dashboard at ``/``, and the OpenAPI document with forms at ``/docs``.
 
-``dashboard.html`` and ``docs.html`` beside this module hold markup, style and script, and ask the server for all they
-show; ``history.js`` draws the dashboard's last ten minutes. Style, colours and keys are those of all pages
-(``reports.page``). Nothing comes from elsewhere.
+``dashboard.html`` and ``docs.html`` beside this module hold markup, style and script, and request their data from
+the server; ``history.js`` draws the dashboard's last ten minutes. Style, colours and keys are those of all pages
+(``reports.page``). No resources are loaded from other hosts.
 """
 
 from __future__ import annotations

@@ -15,19 +15,20 @@ from types import TracebackType
 from weft.base.errors import InputError
 
 STOP_S = 60.0
-"""How long it may take to answer what it has accepted."""
+"""Grace period for answering accepted requests after SIGTERM; the process is killed after it."""
 
 LINES_KEPT = 1000
+"""Lines of output that are kept for error messages; bounds memory if the server logs much."""
 
 END_WITH_STDIN = "WEFT_END_WITH_STDIN"
 """Environment variable that ``ServerProcess`` sets: ``weft serve`` stops when its standard input is closed."""
 
 
 def end_with_stdin() -> None:
-    """Have this process sent SIGTERM when its standard input is closed, if ``END_WITH_STDIN`` is set.
+    """Send SIGTERM to this process when its standard input is closed, if ``END_WITH_STDIN`` is set.
 
-    The system closes the pipe of a parent that is killed, so no server outlives whoever started it. A parent-death
-    signal (``PR_SET_PDEATHSIG``) would not do: it comes when the *thread* ends that started the server.
+    The system closes the pipe when the parent is killed, so no server outlives its parent. A parent-death signal
+    (``PR_SET_PDEATHSIG``) would not do: it is sent when the *thread* ends that started the server.
     """
     if END_WITH_STDIN in os.environ:
         threading.Thread(target=_await_end_of_stdin, name="standard input", daemon=True).start()
@@ -40,7 +41,7 @@ def _await_end_of_stdin() -> None:
 
 
 class ServerProcess:
-    """``weft serve`` beside this process, on loopback: ready when the block begins, gone when it or we end."""
+    """``weft serve`` in a child process, on loopback: ready when the block begins, ended with the block or with us."""
 
     def __init__(self, *arguments: str, python: str = sys.executable) -> None:
         """*arguments* as on the command line; unless they say otherwise, the ports are chosen by the system, and models
@@ -48,16 +49,16 @@ class ServerProcess:
         ports = [
             f"{port}=0" for port in ("--http-port", "--grpc-port") if not any(a.startswith(port) for a in arguments)
         ]
-        learn = [] if any(each.startswith("--learn") for each in arguments) else ["--learn-first"]
+        learn = [] if any(a.startswith("--learn") for a in arguments) else ["--learn-first"]
         weft = str(Path(python).parent / "weft")
         self._arguments: Sequence[str] = [weft, "serve", *arguments, *ports, *learn]
         self.url = ""
         self.output: deque[str] = deque(maxlen=LINES_KEPT)
         """The last lines that it printed."""
         self._settled = threading.Event()
-        """It is ready, or will never be."""
+        """Set when the server is ready, or has failed."""
         self._missing = ""
-        """Why it is not ready, as it said."""
+        """The reason that the server printed for not being ready."""
 
     @property
     def pid(self) -> int:
@@ -88,7 +89,7 @@ class ServerProcess:
         return self
 
     def _read(self) -> None:
-        """Keep what it prints, as long as it lives: a full pipe would stop it."""
+        """Read the output until the server ends: a full pipe would block it."""
         assert self._process.stdout
         for line in self._process.stdout:
             self.output.append(line.rstrip())

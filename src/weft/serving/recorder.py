@@ -7,7 +7,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 SPANS = 12_000
+"""Spans that are kept, a few megabytes: some seconds of short segments, minutes of long ones."""
 OUT_OF_ORDER_NS = 1_000_000_000
+"""Limit on how much later a lane may report a span than the others; ``since`` stops searching there."""
 
 
 class LaneSpan(NamedTuple):
@@ -16,7 +18,7 @@ class LaneSpan(NamedTuple):
     lane: int
     model: str
     segment: str
-    """Which of how many."""
+    """Number of the segment, and of all segments of the model: 3/8."""
     start_ns: int
     end_ns: int
     predicted_ns: int
@@ -29,25 +31,25 @@ class LaneSpan(NamedTuple):
 
 
 class Recorder:
-    """The last spans; whoever watches the lanes appends to ``spans``."""
+    """The last spans; the observer of the lanes appends to ``spans``."""
 
     def __init__(self, name: Callable[[int], str] = "lane {}".format) -> None:
-        """name: how lanes are called, by their numbers."""
+        """name: returns the name of a lane by its number."""
         self._name = name
         self.spans: deque[LaneSpan] = deque(maxlen=SPANS)
 
     def since(self, start_ns: int) -> list[LaneSpan]:
-        """Spans that ended later, oldest first."""
-        found = []
+        """Return the spans that ended after *start_ns*, oldest first."""
+        spans = []
         for span in reversed(self.spans):  # lanes report a little out of order
             if span.end_ns > start_ns:
-                found.append(span)
+                spans.append(span)
             elif span.end_ns < start_ns - OUT_OF_ORDER_NS:
                 break
-        return found[::-1]
+        return spans[::-1]
 
     def as_perfetto(self) -> dict[str, Any]:
-        """All that is remembered and traced, in Chrome's trace event format: a track per lane."""
+        """Return the traced spans in Chrome's trace event format, with a track per lane."""
         spans = [span for span in self.spans if span.traced]
         lanes = sorted({span.lane for span in spans})
         names: list[dict[str, Any]] = [

@@ -1,6 +1,6 @@
-"""What is made of every segment that has ended: statistics, the timeline, and how long segments are expected to take.
+"""Observation of ended segments: statistics, the timeline, and learned segment times.
 
-It only watches: nothing that the engine decides waits for it, except through what is learned.
+The observer does not take part in scheduling; it influences decisions only through the times it learns.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from weft.serving.tickets import BatchWork
 
 
 class SegmentObserver:
-    """Hears of every segment when it has really ended, on the engine's thread.
+    """Is called for every segment that has ended, on the engine's thread.
 
-    policy: the one that decides now; one that refills batches expects the time between segments, too.
+    policy: the current policy; for one that refills batches, the learned times include the gap between segments.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class SegmentObserver:
 
     def _learn(self, lane: int, completion: Completion, work: BatchWork, took: int) -> None:
         candidate, stream = completion.candidate, work.stream
-        # A policy that refills makes small batches, and what passes between their segments is part of their price.
+        # A policy that refills makes small batches, and the gap between their segments is part of their cost.
         between = round(self.hand_over_s * 1e9) if self.policy.traits.refills else 0
         beside = self._seen_beside(lane, completion, stream) if self._sharing else None
         expected = round(candidate.compute / beside.speed) if beside else candidate.compute
@@ -92,7 +92,7 @@ class SegmentObserver:
             self._streams.learn(stream, candidate, round(took * beside.speed))
 
     def _seen_beside(self, lane: int, completion: Completion, stream: ServedStream) -> SeenPair:
-        """What ran beside a segment, where lanes are shares of a device."""
+        """Return the contention that a segment met, if lanes are shares of a GPU."""
         assert self._sharing
         candidate, times, now = completion.candidate, completion.times, self._lanes.now()
         running = [
@@ -104,7 +104,7 @@ class SegmentObserver:
         return self._sharing.observe(ran, candidate.compute if stream.measured else None, running)
 
     def _note_hand_over(self, lane: int, batch: Batch, times: LayerTimes) -> None:
-        """Whether this lane went on with the same batch, and after how long, or left another one half-way for it."""
+        """Record the gap between two segments of a batch on this lane, or the preemption of the batch before."""
         before, self._last_batch[lane] = self._last_batch.get(lane), batch
         if before is batch:
             self._hand_overs += 1

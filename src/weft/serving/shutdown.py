@@ -1,9 +1,8 @@
-"""How a process ends in time, whatever its threads are in: a single operator, a load, a disk that does not answer.
+"""Timely end of the process, even if threads hang in an operator, a load or a disk that does not respond.
 
-Python waits for nothing but its own threads' lock; but a thread inside ONNX Runtime that asks for it while Python ends
-brings the process down with an error. So where such threads are left, where the time is over that an end may take, and
-where the process was the server's alone, it leaves by ``os._exit``: what was logged is flushed, and nothing else is
-tidied up. Folders that stay behind are removed by the next process (``runtime.own_folder``).
+A thread inside ONNX Runtime that requests Python's lock while the interpreter shuts down crashes the process. Therefore
+the process ends by ``os._exit`` if such threads are left, and after the grace period: logs are flushed, and no other
+cleanup is done. The next process removes folders that are left (``runtime.own_folder``).
 """
 
 from __future__ import annotations
@@ -16,41 +15,42 @@ import threading
 from collections.abc import Callable
 
 GRACE_S = 1.5
-"""How long an end may take after the last request had its time."""
+"""Grace period after ``drain_s`` in which the process must end by itself."""
 AT_ONCE_S = 0.8
-"""How long it may take if somebody is in a hurry."""
+"""Grace period after a second signal."""
 _FLUSHING_S = 0.1
+"""Timeout for flushing logs at the end: a pipe that is not read, or a full disk, must not block the end."""
 
 
-class LastResort:
-    """Ends the process if it has not ended by itself when the time is over."""
+class ExitTimer:
+    """Kills the process if it has not ended by itself in time."""
 
     def __init__(self, code: Callable[[], int]) -> None:
-        """code: what the process then ends with."""
+        """code: returns the exit code of the process."""
         self._code = code
         self._timer: threading.Timer | None = None
 
     def within(self, seconds: float) -> None:
-        """End it so many seconds from now, at the latest; the last call counts."""
+        """Set the timer, in seconds from now; replaces an earlier one."""
         self.disarm()
         self._timer = threading.Timer(seconds, lambda: leave(self._code()))
         self._timer.daemon = True
         self._timer.start()
 
     def disarm(self) -> None:
-        """It has ended by itself, or nearly."""
+        """Cancel the timer."""
         if self._timer:
             self._timer.cancel()
 
 
 def leave_if_stuck(code: int, last_words: str = "") -> None:
-    """End the process here and now if threads are left that Python cannot end with."""
+    """End the process at once if threads are left that would crash the interpreter's shutdown."""
     if any(thread.daemon and _computes(thread) for thread in threading.enumerate()):
         leave(code, last_words)
 
 
 def leave(code: int, last_words: str = "") -> None:
-    """End the process without looking back; what was logged and printed is written first, if that is possible."""
+    """End the process by ``os._exit``, after flushing logs and output within ``_FLUSHING_S``."""
     if last_words:
         sys.stderr.write(f"{last_words}\n")
     flushing = threading.Thread(target=_flush, name="last words", daemon=True)
@@ -61,7 +61,7 @@ def leave(code: int, last_words: str = "") -> None:
 
 
 def _computes(thread: threading.Thread) -> bool:
-    """Whether a thread is one of those that models are loaded and run on."""
+    """Tell by its name whether a thread loads or runs models."""
     return thread.name.startswith(("lane-", "loader of ", "learner", "end of ", "unwanted"))
 
 

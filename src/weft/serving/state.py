@@ -1,4 +1,4 @@
-"""What the dashboard and the load generator ask for: state now, the lanes' last seconds, measured segments."""
+"""Data for the dashboard and the load generator: current state, timeline of the lanes, measured segments."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from weft.serving.slots import ModelSlot
 from weft.serving.statistics import WINDOW_NS, RecentWindow, Statistics
 
 LONGEST_NS = 60_000_000_000
-"""A timeline goes back no further."""
+"""Limit on the length of a timeline, and so on the size of an answer."""
 
 
 def state(service: Service) -> dict[str, Any]:
-    """Everything the dashboard shows but the timeline."""
+    """Return everything the dashboard shows except the timeline."""
     now = service.now()
     slots = list(service.library.slots())
     seen = [slot.statistics for slot in slots]
-    windows = {id(each): each.window(now) for each in seen}
+    windows = {id(statistics): statistics.window(now) for statistics in seen}
     dispatcher = service.dispatcher
     return {
         "server": "weft",
@@ -47,7 +47,7 @@ def state(service: Service) -> dict[str, Any]:
 
 
 def timeline(service: Service, since_s: float) -> dict[str, Any]:
-    """Segments that ended after *since_s*."""
+    """Return the segments that ended after *since_s*."""
     now = service.now()
     start_s = min(max(since_s, (now - LONGEST_NS) / 1e9), now / 1e9)
     spans = service.dispatcher.recorder.since(round(start_s * 1e9))
@@ -61,7 +61,7 @@ def timeline(service: Service, since_s: float) -> dict[str, Any]:
 
 
 def profile(service: Service) -> dict[str, Any]:
-    """What a simulation of this server needs: its policy, its lanes and the measured segments of its models."""
+    """Return what a simulation of this server needs: policy, lanes and measured segments of the models."""
     scheduling, execution = service.config.scheduling, service.config.execution
     return {
         "format": 1,
@@ -101,16 +101,16 @@ def profile(service: Service) -> dict[str, Any]:
 
 
 def _gpu(service: Service) -> dict[str, Any] | None:
-    """How models share the device; None where they do not, or nobody knows yet."""
+    """Return how the GPU can be divided; None if models do not share one, or before it is known."""
     sharing = service.dispatcher.sharing
     return sharing.cuts.model_dump(mode="json") if sharing and sharing.cuts is not UNCUT else None
 
 
 def _like(loaded: LoadedModel) -> dict[str, Any]:
-    """What a model is like on shares of a GPU, at the batch sizes that differ."""
+    """Return a model's sensitivity to shares of a GPU, for the batch sizes at which it changes."""
     likes = loaded.shares.like if loaded.shares else {}
-    found = sorted(likes.items(), reverse=True)
-    last = [rows for at, (rows, like) in enumerate(found) if at == 0 or like != found[at - 1][1]]
+    descending = sorted(likes.items(), reverse=True)
+    last = [rows for at, (rows, like) in enumerate(descending) if at == 0 or like != descending[at - 1][1]]
     return {str(rows): likes[rows].model_dump(mode="json") for rows in reversed(last)}
 
 
@@ -132,20 +132,20 @@ def _lanes(service: Service, now: int) -> list[dict[str, Any]]:
 
 def _totals(seen: list[Statistics], windows: list[RecentWindow]) -> dict[str, Any]:
     failures: Counter[str] = Counter()
-    for each in seen:
-        failures += each.failures
-    success = sum(each.success for each in seen)
+    for statistics in seen:
+        failures += statistics.failures
+    success = sum(statistics.success for statistics in seen)
     return {
         "requests": success + failures.total(),
         "rate": sum(window.rate for window in windows),
         "success": success,
         "failures": dict(failures),
-        "deadline_met": sum(each.met for each in seen),
-        "deadline_missed": sum(each.missed for each in seen),
+        "deadline_met": sum(statistics.met for statistics in seen),
+        "deadline_missed": sum(statistics.missed for statistics in seen),
         "window_met": sum(window.met for window in windows),
         "window_missed": sum(window.missed for window in windows),
-        "preemptions": sum(each.preemptions for each in seen),
-        "aborts": sum(each.aborts for each in seen),
+        "preemptions": sum(statistics.preemptions for statistics in seen),
+        "aborts": sum(statistics.aborts for statistics in seen),
     }
 
 
