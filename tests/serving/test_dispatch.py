@@ -29,9 +29,9 @@ from weft.engine.policies import POLICIES, Candidate
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
-from weft.serving import recorder, streams
+from weft.serving import segment_observer, streams
 from weft.serving.dispatch import Dispatcher
-from weft.serving.recorder import LaneSpan, Recorder
+from weft.serving.segment_observer import LaneSpan, Recorder
 from weft.serving.statistics import LATENCY_BOUNDS_NS, WINDOW_NS, Statistics
 from weft.serving.streams import ServedModel
 from weft.serving.tickets import ClientTicket
@@ -897,7 +897,7 @@ def span(end_ns: int, lane: int = 0) -> LaneSpan:
 
 
 def test_the_recorder_forgets_the_oldest(monkeypatch):
-    monkeypatch.setattr(recorder, "SPANS", 5)
+    monkeypatch.setattr(segment_observer, "SPANS", 5)
     memory = Recorder()
     for end in range(1, 100):
         memory.spans.append(span(end))

@@ -18,7 +18,7 @@ from tests.serving.live import serve_process
 from tests.support.concurrency import Background, until
 from tests.support.endless import ENDLESS, loop_input, loop_model
 from tests.support.inference import Refused, infer, send
-from weft.serving import shutdown
+from weft.serving import process
 
 STUCK = "import threading; stuck = lambda *_, **__: threading.Event().wait(); "
 """In a patched server: what never ends, and cannot be stopped."""
@@ -154,7 +154,7 @@ def test_a_program_that_had_a_server_goes_on_after_it(tmp_path: Path) -> None:
 def test_the_last_resort_can_be_put_off_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
-    resort = shutdown.ExitTimer(lambda: 7)
+    resort = process.ExitTimer(lambda: 7)
     resort.within(live.PATIENCE_S)
     resort.within(0.0)
     until(lambda: left, "it leaves")
@@ -165,5 +165,5 @@ def test_the_last_resort_can_be_put_off_and_taken_back(monkeypatch: pytest.Monke
 
 def test_a_process_without_such_threads_ends_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("it was not stuck"))
-    monkeypatch.setattr(shutdown.threading, "enumerate", list)
-    shutdown.leave_if_stuck(1, "never said")
+    monkeypatch.setattr(process.threading, "enumerate", list)
+    process.leave_if_stuck(1, "never said")

@@ -11,7 +11,7 @@ import pytest
 
 from weft.base.errors import BadRequest, RequestError, Unsupported
 from weft.serving.log_settings import FORMAT, LogSettings
-from weft.serving.recorder import LaneSpan, Recorder
+from weft.serving.segment_observer import LaneSpan, Recorder
 from weft.serving.trace_settings import TraceSettings
 
 # The log

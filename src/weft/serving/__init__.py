@@ -4,7 +4,7 @@ Modules, by concern:
 
 - protocols: ``routes.py`` (HTTP, over ``weft.http``), ``grpc_*.py`` (gRPC), ``wire.py`` (tensors as bytes),
   ``endpoints.py`` (the table of HTTP paths and gRPC calls), ``in_process.py`` (``weft.Server``, without a network)
-- access: ``keys.py`` (API keys, rate limits, quotas), ``hosts.py`` (host names and origins)
+- access: ``access.py`` (API keys, rate limits, quotas, host names, origins)
 - inference: ``inference.py`` and ``service.py`` (operations), ``dispatch.py`` (the engine with real clients),
   ``request_parameters.py`` (deadlines), ``classification.py`` (outputs as classes), ``retries.py`` (retries of requests
   whose worker died, and quarantine)
@@ -33,7 +33,7 @@ output run on lanes. Runs on lanes can be stopped, which happens when no request
 A requested model is opened whole on a thread of its own (`background_tasks.py`) and served. `learning.py` then opens
 it in full, one model at a time: the backend cuts, measures and warms it up, and stores the result in its cache; this
 can be stopped (`onnxruntime_cpu/allowance.py`). `library.py` replaces the whole model by it; the old one is closed
-after its last request. Shutdown waits for neither loading nor learning (`shutdown.py`).
+after its last request. Shutdown waits for neither loading nor learning (`process.py`).
 
 A request has one name at each stage:
 

@@ -27,8 +27,7 @@ from weft.runtime.lanes import LaneExecutor
 from weft.serving.client_feed import ClientFeed
 from weft.serving.compute_limits import ComputeLimits
 from weft.serving.gpu_sharing import sharing_for
-from weft.serving.recorder import Recorder
-from weft.serving.segment_observer import SegmentObserver
+from weft.serving.segment_observer import Recorder, SegmentObserver
 from weft.serving.streams import ServedModel, ServedStreams
 from weft.serving.tickets import BatchWork, ClientTicket, MixedWork
 

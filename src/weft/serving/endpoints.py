@@ -19,8 +19,8 @@ import orjson
 
 from weft.base.errors import BadRequest
 from weft.http.messages import HttpResponse
-from weft.serving import grpc_wire, metrics, openapi, pages, state
-from weft.serving.keys import Caller
+from weft.serving import grpc_wire, metrics, openapi, pages
+from weft.serving.access import Caller
 from weft.serving.openapi import FRAMING, HEALTH, SINCE, Json, ref
 from weft.serving.service import Service
 
@@ -276,11 +276,11 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Endpoint(
         "/weft/state", READ, "state", "What the dashboard shows", ref("State"),
-        handle=lambda service, call: state.state(service),
+        handle=lambda service, call: pages.state(service),
     ),
     Endpoint(
         "/weft/timeline", READ, "timeline", "The lanes' last seconds", ref("Timeline"), parameters=(SINCE,),
-        handle=lambda service, call: state.timeline(service, _since_s(call)),
+        handle=lambda service, call: pages.timeline(service, _since_s(call)),
     ),
     Endpoint(
         "/weft/history", READ, "history", "The last ten minutes", ref("History"), parameters=(SINCE,),
@@ -288,7 +288,7 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Endpoint(
         "/weft/profile", READ, "profile", "Measured segments of the models", ref("Profile"),
-        handle=lambda service, call: state.profile(service),
+        handle=lambda service, call: pages.profile(service),
     ),
     Endpoint("/weft/trace", GET, "trace", "The lanes' last seconds for Perfetto", ref("Trace"), handle=_trace),
     Endpoint(

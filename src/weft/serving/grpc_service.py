@@ -29,13 +29,13 @@ import grpc
 from weft.base.errors import InputError, NotFound, RequestError, Unauthorised, Unsupported
 from weft.http.limits import UNCOUNTED_BYTES
 from weft.serving import grpc_messages, grpc_wire, proto
+from weft.serving.access import Caller
 from weft.serving.endpoints import POST, RPCS, Call, Endpoint
 from weft.serving.grpc_calls import NOT_RECEIVED, LostAnswers, RefusedCall, UnaryCall, listen, refuse, serialized
 from weft.serving.grpc_health import SERVICE as HEALTH
 from weft.serving.grpc_health import Health, HealthCheckRequest
 from weft.serving.grpc_messages import InferMessage
 from weft.serving.inference import InferCall, internal
-from weft.serving.keys import Caller
 from weft.serving.openapi import HEALTH as PROBE
 from weft.serving.service import Service
 from weft.serving.telemetry import PARENT

@@ -31,9 +31,9 @@ from weft.serving.array_requests import answer_of, request_of
 from weft.serving.background_tasks import background_threads
 from weft.serving.config import GROUP_OF, ServerConfig, read_server_config
 from weft.serving.inference import InferCall
+from weft.serving.pages import state
 from weft.serving.server import Server, fastest_loop
 from weft.serving.service import Service
-from weft.serving.state import state
 from weft.serving.wire import InferResponse, Parameter
 
 T = TypeVar("T")

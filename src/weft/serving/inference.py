@@ -16,11 +16,11 @@ from weft.http.limits import ByteBudget
 from weft.http.messages import ANYONE, ClientRank, ServerEstimate
 from weft.runtime.client_memory import Lender
 from weft.runtime.tensors import Array
+from weft.serving.access import Caller, Keys
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.exit_rules import THRESHOLD
 from weft.serving.json_helpers import JsonHelpers
-from weft.serving.keys import Caller, Keys
 from weft.serving.library import Library
 from weft.serving.readiness import why_not_ready
 from weft.serving.region_tensors import RegionTensors, RequestRegions

@@ -14,10 +14,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from weft.runtime.breaker import Breaker
+from weft.serving.access import REFUSALS as KEY_REFUSALS
+from weft.serving.access import Caller
 from weft.serving.exit_rules import ExitRules
 from weft.serving.held_memory import held_bytes
-from weft.serving.keys import REFUSALS as KEY_REFUSALS
-from weft.serving.keys import Caller
 from weft.serving.service import Service
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import CLIENT_ERRORS, LATENCY_BOUNDS_NS, Statistics

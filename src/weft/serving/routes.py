@@ -31,12 +31,11 @@ from weft.http.messages import (
     rank_of,
 )
 from weft.serving import json_text
+from weft.serving.access import Caller, HostNames, check_origin, names_of
 from weft.serving.endpoints import OPEN, POST, PROBES, Call, Endpoint, Route, find
-from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.inference import InferCall, internal
 from weft.serving.json_helpers import has_strings
 from weft.serving.json_text import check_keys, check_parts, own_keys
-from weft.serving.keys import Caller
 from weft.serving.openapi import HEALTH
 from weft.serving.service import Service
 from weft.serving.slots import ModelSlot

@@ -19,6 +19,7 @@ from weft.engine.policies.base import NO_BUFFER
 from weft.http.messages import HttpExchange, HttpResponse
 from weft.http.server import ClientLimits, HttpServer
 from weft.runtime.own_folder import make_folder, remove
+from weft.serving.access import Keys
 from weft.serving.background_tasks import run_in_background
 from weft.serving.config import LimitSettings, NetworkSettings, ServerConfig
 from weft.serving.dispatch import Dispatcher
@@ -28,13 +29,12 @@ from weft.serving.grpc_service import GrpcServer, credentials
 from weft.serving.held_memory import IDLE_BYTES, give_freed_memory_back, keep_freed_memory
 from weft.serving.history import STEP_S
 from weft.serving.isolation import backend_of
-from weft.serving.keys import Keys
 from weft.serving.library import Library
+from weft.serving.process import AT_ONCE_S, GRACE_S, ExitTimer
 from weft.serving.readiness import why_nothing_is_served
 from weft.serving.repository import Repository
 from weft.serving.routes import Routes
 from weft.serving.service import Service
-from weft.serving.shutdown import AT_ONCE_S, GRACE_S, ExitTimer
 from weft.serving.telemetry import make_telemetry
 
 log = logging.getLogger("weft.server")
@@ -258,7 +258,7 @@ class Server:
         await self._close_models(patience_s)
 
     async def _close_models(self, patience_s: float) -> None:
-        """Close lanes, models and helpers; what does not end in time is abandoned (``shutdown``)."""
+        """Close lanes, models and helpers; what does not end in time is abandoned (``process``)."""
         self._dispatcher.close(min(STOPPING_S, self._at_most_s(patience_s)))
         self.service.close_regions()
         await self._ended("end of large JSON", self.service.json.close, patience_s)

@@ -16,6 +16,7 @@ from typing import Any
 
 from weft.base.errors import BadRequest, Forbidden, InputError, LoadFailed, NotFound, Overloaded
 from weft.base.version import __version__
+from weft.serving.access import Keys
 from weft.serving.background_tasks import run_in_background
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
@@ -23,7 +24,6 @@ from weft.serving.held_memory import HeldMemory
 from weft.serving.history import History
 from weft.serving.inference import InferenceService
 from weft.serving.isolation import THREADS
-from weft.serving.keys import Keys
 from weft.serving.library import Library
 from weft.serving.log_settings import LogSettings
 from weft.serving.renewal import DECIDING, LOADING, Renewal, change_of, renew_models
