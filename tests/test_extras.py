@@ -17,7 +17,7 @@ from tests import ROOT
 from weft.base.errors import InputError
 from weft.base.registry import registry
 from weft.cli.app import app
-from weft.reports.shown import Shown
+from weft.reports.pictures import Shown
 from weft.simulation import Run
 from weft.simulation.comparison import Comparison, RequestComparison
 from weft.simulation.loads import SustainedLoads

@@ -18,7 +18,7 @@ from tests.support.containers import KNOWN_VARIABLES, instructions, last_stage
 from weft.serving.config import ServerConfig, is_loopback
 from weft.serving.endpoints import PROBES
 from weft.serving.environment import settings_in
-from weft.serving.shutdown import GRACE_S
+from weft.serving.process import GRACE_S
 from weft_cluster.plan_across import KIND
 from weft_cluster.ray.settings import KEY_VARIABLE, parse_settings
 

@@ -51,7 +51,6 @@ ALONE = {
 
 ONLY_IN = {
     "matplotlib": (
-        "weft/reports/shown.py",
         "weft/reports/exhibits.py",
         "weft/reports/pictures.py",
         "weft/reports/timeline.py",

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weft.base.errors import StitchError
-from weft.reports.shown import Shown
+from weft.reports.pictures import Shown
 from weft.runtime.metadata import servable
 from weft_stitch.assembly import PLANNED, PlanContest, Stitched, assemble
 from weft_stitch.discovery import discover

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from weft.base.version import __version__
-from weft.reports.shown import Shown
+from weft.reports.pictures import Shown
 from weft_tune.evaluation import Subset
 from weft_tune.network import ROLES, Network, Target
 from weft_tune.numbers.configuration import Configuration

@@ -29,9 +29,9 @@ from weft.engine.policies import POLICIES, Candidate
 from weft.runtime.onnxruntime_cpu.backend import CpuBackend
 from weft.runtime.onnxruntime_cpu.model import CpuModel
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
-from weft.serving import recorder, streams
+from weft.serving import segment_observer, streams
 from weft.serving.dispatch import Dispatcher
-from weft.serving.recorder import LaneSpan, Recorder
+from weft.serving.segment_observer import LaneSpan, Recorder
 from weft.serving.statistics import LATENCY_BOUNDS_NS, WINDOW_NS, Statistics
 from weft.serving.streams import ServedModel
 from weft.serving.tickets import ClientTicket
@@ -731,7 +731,7 @@ def test_hand_overs_are_expected_where_batches_are_refilled_and_measured_apart(m
 def test_the_first_word_of_a_model_that_was_never_measured_holds_its_hand_overs(machine):
     one = machine("fluid")
     model = one.model([40, 8], measured=False)
-    stream = one.dispatcher.streams.of(model, {"x": np.zeros((1, 1), np.float32)})
+    stream = one.dispatcher.streams.stream_for(model, {"x": np.zeros((1, 1), np.float32)})
     for layer, took in enumerate((40, 8)):
         head = Candidate(stream.index, 0, layer, 0, MS, -1, stream.first_program, size=1)
         one.dispatcher.streams.learn(stream, head, took * MS, between=2 * MS)
@@ -897,7 +897,7 @@ def span(end_ns: int, lane: int = 0) -> LaneSpan:
 
 
 def test_the_recorder_forgets_the_oldest(monkeypatch):
-    monkeypatch.setattr(recorder, "SPANS", 5)
+    monkeypatch.setattr(segment_observer, "SPANS", 5)
     memory = Recorder()
     for end in range(1, 100):
         memory.spans.append(span(end))

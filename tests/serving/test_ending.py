@@ -18,7 +18,7 @@ from tests.serving.live import serve_process
 from tests.support.concurrency import Background, until
 from tests.support.endless import ENDLESS, loop_input, loop_model
 from tests.support.inference import Refused, infer, send
-from weft.serving import shutdown
+from weft.serving import process
 
 STUCK = "import threading; stuck = lambda *_, **__: threading.Event().wait(); "
 """In a patched server: what never ends, and cannot be stopped."""
@@ -115,7 +115,7 @@ def test_told_twice_it_ends_though_the_disk_does_not_answer(tmp_path: Path) -> N
     """Its event loop goes on meanwhile and hears of the second signal; no last resort is needed."""
     multiplying_model(tmp_path / "times.onnx", 2)
     patch = "import weft.serving.server as s; s.remove = lambda _: (print('removing', flush=True), stuck())"
-    patch += "; s.LastResort.within = lambda *_: None"
+    patch += "; s.ExitTimer.within = lambda *_: None"
     with patched(tmp_path, patch) as server:
         address(server)
         server.send_signal(signal.SIGTERM)
@@ -137,7 +137,7 @@ def test_a_program_that_had_a_server_goes_on_after_it(tmp_path: Path) -> None:
     multiplying_model(tmp_path / "times.onnx", 2)
     command = [
         "import os, signal, sys, weft.serving.server as s; from weft.cli.main import main",
-        "resort = s.LastResort.disarm; s.LastResort.disarm = lambda self: (resort(self), print('disarmed'))[0]",
+        "resort = s.ExitTimer.disarm; s.ExitTimer.disarm = lambda self: (resort(self), print('disarmed'))[0]",
         "stop = lambda *_: os.kill(os.getpid(), signal.SIGTERM)",
         "import weft.cli.serve as c; c._Loading.started = stop",
         "try: main(sys.argv[1:])",
@@ -154,7 +154,7 @@ def test_a_program_that_had_a_server_goes_on_after_it(tmp_path: Path) -> None:
 def test_the_last_resort_can_be_put_off_and_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
     monkeypatch.setattr(os, "_exit", left.append)
-    resort = shutdown.LastResort(lambda: 7)
+    resort = process.ExitTimer(lambda: 7)
     resort.within(live.PATIENCE_S)
     resort.within(0.0)
     until(lambda: left, "it leaves")
@@ -165,5 +165,5 @@ def test_the_last_resort_can_be_put_off_and_taken_back(monkeypatch: pytest.Monke
 
 def test_a_process_without_such_threads_ends_as_usual(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "_exit", lambda code: pytest.fail("it was not stuck"))
-    monkeypatch.setattr(shutdown.threading, "enumerate", list)
-    shutdown.leave_if_stuck(1, "never said")
+    monkeypatch.setattr(process.threading, "enumerate", list)
+    process.leave_if_stuck(1, "never said")

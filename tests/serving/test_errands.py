@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from weft.serving.background_tasks import errand, errands_of
+from weft.serving.background_tasks import background_threads, run_in_background
 
 
 class Session:
@@ -26,12 +26,12 @@ def test_what_a_call_had_is_freed_with_its_error() -> None:
 
     async def wait() -> asyncio.AbstractEventLoop:
         with pytest.raises(ValueError, match="it cannot be opened"):
-            await errand("loader of x", call, lambda _: None)
+            await run_in_background("loader of x", call, lambda _: None)
         return asyncio.get_running_loop()
 
     gc.disable()
     try:
-        for thread in errands_of(asyncio.run(wait())):
+        for thread in background_threads(asyncio.run(wait())):
             thread.join()
         assert had[0]() is None
     finally:

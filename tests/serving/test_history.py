@@ -19,7 +19,7 @@ NET = "net", "1"
 
 def told(history: History, since_s: float = 0.0) -> dict[str, Any]:
     """The samples as a client reads them."""
-    return dict(json.loads(orjson.dumps(history.told(since_s))))
+    return dict(json.loads(orjson.dumps(history.samples_since(since_s))))
 
 
 def answered(seen: Statistics, now_ns: int, *latencies_ms: float, met: bool | None = None) -> None:

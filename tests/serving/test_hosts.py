@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from weft.base.errors import BadRequest, Forbidden
+from weft.serving.access import HostNames, check_origin, name_in, names_of
 from weft.serving.config import ServerConfig
-from weft.serving.hosts import HostNames, check_origin, name_in, names_of
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,7 @@ def test_ctrl_c_during_the_start_leaves_nothing(model: Path, monkeypatch: pytest
             raise KeyboardInterrupt
 
     def end(thread: _ServerThread, *, at_once: bool) -> None:
-        thread.tell_to_end(at_once=at_once)
+        thread.request_stop(at_once=at_once)
         thread.join()
 
     server = weft.Server(model, lanes=1)

@@ -15,8 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from weft.base.errors import InputError, OverQuota, Unauthorised
-from weft.serving.config import ServerConfig
-from weft.serving.keys import (
+from weft.serving.access import (
     ANYBODY,
     LOOK_EVERY_S,
     OWN,
@@ -25,6 +24,7 @@ from weft.serving.keys import (
     Keys,
     read_keys,
 )
+from weft.serving.config import ServerConfig
 from weft.serving.server import Server, _Signals, serve
 
 TWO = """

@@ -191,7 +191,9 @@ def test_requests_that_wait_are_seen(tmp_path: Path) -> None:
         async def send(count: int) -> None:
             body, service = json.dumps({"inputs": [ROW]}).encode(), live.server.service
             for _ in range(count):
-                service.infer(service.meant("net", ""), lambda model: decode(body, None, model), answers.append, dict)
+                service.infer(
+                    service.slot_for("net", ""), lambda model: decode(body, None, model), answers.append, dict
+                )
 
         answers: list[Any] = []
         live.call(send(3))

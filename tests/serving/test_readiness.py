@@ -21,7 +21,7 @@ from tests.support.inference import send
 from weft.base.errors import InputError
 from weft.serving import proto
 from weft.serving.process import ServerProcess
-from weft.serving.readiness import EMPTY, MOST_TOLD, NONE_LEFT, told
+from weft.serving.readiness import EMPTY, MOST_REASONS, NONE_LEFT, describe
 
 ONE_LANE = ("--lanes=1",)
 BROKEN = "broken.onnx: cannot be loaded"
@@ -201,9 +201,9 @@ def test_a_server_that_loads_or_goes_down_is_not_ready_and_says_so(tmp_path: Pat
 
 
 def test_a_reason_stands_once_for_the_models_that_have_it_and_the_rest_is_counted() -> None:
-    broken = {f"m{number}": f"torn at {number // 2}" for number in range(2 * MOST_TOLD + 3)}
-    some = "; ".join(f"m{2 * at}, m{2 * at + 1}: torn at {at}" for at in range(MOST_TOLD))
-    assert told(broken) == f"{some}; and 3 more, see the repository index"
+    broken = {f"m{number}": f"torn at {number // 2}" for number in range(2 * MOST_REASONS + 3)}
+    some = "; ".join(f"m{2 * at}, m{2 * at + 1}: torn at {at}" for at in range(MOST_REASONS))
+    assert describe(broken) == f"{some}; and 3 more, see the repository index"
 
 
 # As a command

@@ -56,7 +56,7 @@ def test_it_has_no_third_try(machine, caplog):
     assert isinstance(sent.outcome, WorkerDied) and sent.fate == "worker_died"
     assert str(sent.outcome) == "net: the worker that computed it died: SIGKILL"
     assert "net: a request was on 2 workers when they died" in caplog.text
-    assert one.dispatcher.feed.second_tries.quarantines == 0  # another one may have been why
+    assert one.dispatcher.feed.retries.quarantines == 0  # another one may have been why
     assert_at_rest(one, model)
 
 
@@ -77,7 +77,7 @@ def test_inputs_that_killed_twice_are_refused_for_a_while_and_others_are_not(mac
     dying(model, poison=POISON)
     one.send(model, value=POISON)
     one.run()
-    assert one.dispatcher.feed.second_tries.quarantines == 1
+    assert one.dispatcher.feed.retries.quarantines == 1
     with pytest.raises(Overloaded, match="net: the same inputs killed their worker twice; refused for 60 s") as refused:
         one.send(model, value=POISON)
     assert refused.value.reason == "quarantined" and refused.value.retry_after_s == QUARANTINE_S
@@ -93,7 +93,7 @@ def test_inputs_that_killed_twice_are_refused_for_a_while_and_others_are_not(mac
 
 def test_texts_are_told_apart_by_what_they_say(machine):
     one = machine()
-    tries, model = one.dispatcher.feed.second_tries, one.model([5])
+    tries, model = one.dispatcher.feed.retries, one.model([5])
     tickets = [one.send(model).ticket for _ in range(2)]
     for ticket, text in zip(tickets, (b"a", b"b"), strict=True):
         ticket.inputs = {"x": np.array([[text]], np.object_)}
@@ -117,7 +117,7 @@ class Paper:
 
 def test_lent_inputs_are_told_apart_by_what_lies_there_and_unseen_ones_by_where(machine):
     one = machine()
-    tries, model = one.dispatcher.feed.second_tries, one.model([5])
+    tries, model = one.dispatcher.feed.retries, one.model([5])
     tickets = [one.send(model).ticket for _ in range(4)]
     papers = [Paper(b"aaaaaaaa"), Paper(b"aaaabbbb"), Paper(None), Paper(None, 2)]
     for ticket, paper, offset in zip(tickets, papers, (0, 4, 0, 0), strict=True):

@@ -32,7 +32,7 @@ from weft.http.limits import ByteBudget
 from weft.runtime.client_memory import Lender, LentTensor
 from weft.runtime.tensors import TensorSpec
 from weft.serving import grpc_wire, proto
-from weft.serving.keys import Caller, KeyConfig
+from weft.serving.access import Caller, KeyConfig
 from weft.serving.region_tensors import HERE_BYTES, STRING_BYTES_HERE, STRINGS_HERE, RegionTensors, RequestRegions
 from weft.serving.regions import RegionPart, places
 from weft.serving.shared_memory import FOLDER, CudaMemory, SystemMemory
@@ -432,7 +432,7 @@ class Copying:
         return self
 
     def regions(self) -> RequestRegions:
-        return self.copier.of(SharedTensors(self.inputs, self.outputs), lambda name: self.pages)
+        return RequestRegions(self.copier, SharedTensors(self.inputs, self.outputs), lambda name: self.pages)
 
     def filled(self, *, borrows: bool = False) -> InferRequest:
         return self._run(lambda: self.regions().filled(InferRequest({}, "", {}, ()), borrows=borrows))

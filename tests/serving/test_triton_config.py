@@ -9,7 +9,7 @@ import pytest
 
 from weft.base.errors import BadRequest, RequestError, Unsupported
 from weft.serving.config import ModelConfig
-from weft.serving.triton_config import asked_settings, parameters_of
+from weft.serving.triton_config import parameters_of, requested_settings
 
 CURRENT = ModelConfig(slo_ms=100, shapes={"x": [1, 3]}, labels={"y": "labels.txt"})
 SHOWN = {
@@ -25,13 +25,13 @@ SHOWN = {
 
 def asked(**config: Any) -> dict[str, Any]:
     """The settings that a configuration names."""
-    found = asked_settings({"config": json.dumps(config)}, SHOWN)
+    found = requested_settings({"config": json.dumps(config)}, SHOWN)
     assert found is not None
     return found.model_dump(exclude_unset=True)
 
 
 def test_without_a_config_there_are_no_settings() -> None:
-    assert asked_settings({}, SHOWN) is None
+    assert requested_settings({}, SHOWN) is None
 
 
 def test_fields_that_mean_something_here_are_taken() -> None:
@@ -106,4 +106,4 @@ def test_all_else_is_refused_by_name(config: dict[str, Any], error: type[Request
 )
 def test_parameters_that_cannot_be_are_refused(parameters: dict[str, Any], error: type[RequestError], why: str) -> None:
     with pytest.raises(error, match=why):
-        asked_settings(parameters, SHOWN)
+        requested_settings(parameters, SHOWN)

@@ -11,7 +11,7 @@ import pytest
 
 from weft.base.errors import BadRequest, RequestError, Unsupported
 from weft.serving.log_settings import FORMAT, LogSettings
-from weft.serving.recorder import LaneSpan, Recorder
+from weft.serving.segment_observer import LaneSpan, Recorder
 from weft.serving.trace_settings import TraceSettings
 
 # The log
@@ -49,7 +49,7 @@ def log() -> Iterator[Log]:
 
 
 def test_settings_begin_as_tritons_do(log: Log) -> None:
-    assert log.settings.told() == {
+    assert log.settings.as_dict() == {
         "log_file": "",
         "log_info": True,
         "log_warning": True,
@@ -117,7 +117,7 @@ def test_restored_the_log_is_as_it_was_found(log: Log) -> None:
 def test_what_cannot_be_set_changes_nothing(log: Log, wanted: Any, error: type[RequestError], why: str) -> None:
     with pytest.raises(error, match=why):
         log.settings.change({"log_warning": False} | wanted)
-    assert log.settings.told() == LogSettings().told()
+    assert log.settings.as_dict() == LogSettings().as_dict()
 
 
 # The trace
@@ -131,8 +131,8 @@ def taken(settings: TraceSettings, count: int, model: str = "net") -> list[int]:
 def test_everything_is_traced_until_somebody_says_otherwise() -> None:
     settings = TraceSettings()
     assert (
-        settings.told()
-        == settings.told("net")
+        settings.as_dict()
+        == settings.as_dict("net")
         == {
             "trace_level": ["TIMESTAMPS"],
             "trace_rate": "1",
@@ -148,7 +148,7 @@ def test_everything_is_traced_until_somebody_says_otherwise() -> None:
 def test_off_is_off_and_null_is_the_default() -> None:
     settings = TraceSettings()
     settings.change({"trace_level": ["OFF"]})
-    assert taken(settings, 3) == [] and settings.told()["trace_level"] == ["OFF"]
+    assert taken(settings, 3) == [] and settings.as_dict()["trace_level"] == ["OFF"]
     settings.change({"trace_level": None})
     assert taken(settings, 3) == [1, 2, 3]
 
@@ -157,7 +157,7 @@ def test_one_of_so_many_is_traced_and_no_more_than_so_many() -> None:
     settings = TraceSettings()
     settings.change({"trace_rate": "3", "trace_count": 2})
     assert taken(settings, 12) == [3, 6]
-    assert settings.told()["trace_count"] == "0"
+    assert settings.as_dict()["trace_count"] == "0"
     settings.change({"trace_count": "1"})
     assert taken(settings, 12) == [3]
 
@@ -166,12 +166,12 @@ def test_a_model_has_what_is_set_for_it_and_else_what_the_server_has() -> None:
     settings = TraceSettings()
     settings.change({"trace_rate": "2"})
     settings.change({"trace_level": ["OFF"]}, "net")
-    assert settings.told("net") == settings.told() | {"trace_level": ["OFF"]}
+    assert settings.as_dict("net") == settings.as_dict() | {"trace_level": ["OFF"]}
     assert taken(settings, 4) == [] and taken(settings, 4, "other") == [2, 4]
     settings.change({"trace_level": ["TIMESTAMPS"], "trace_rate": "1", "trace_count": "3"}, "net")
     assert taken(settings, 5) == [1, 2, 3]
     settings.change({"trace_level": None, "trace_rate": None, "trace_count": []}, "net")
-    assert settings.told("net") == settings.told() and taken(settings, 4) == [2, 4]
+    assert settings.as_dict("net") == settings.as_dict() and taken(settings, 4) == [2, 4]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_what_cannot_be_traced_so_changes_nothing(wanted: Any, error: type[Reque
     settings = TraceSettings()
     with pytest.raises(error, match=why):
         settings.change({"trace_level": ["OFF"]} | wanted)
-    assert settings.told() == TraceSettings().told()
+    assert settings.as_dict() == TraceSettings().as_dict()
 
 
 def test_what_is_not_traced_is_for_the_dashboard_alone() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from weft import Layer, Model
-from weft.reports.shown import Shown
+from weft.reports.pictures import Shown
 
 
 @dataclass(frozen=True)

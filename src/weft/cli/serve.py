@@ -76,9 +76,8 @@ def command(
 
     from weft.serving.environment import near_misses
     from weft.serving.log_settings import FORMAT
-    from weft.serving.process import end_with_stdin
+    from weft.serving.process import end_with_stdin, leave, leave_if_stuck
     from weft.serving.server import fastest_loop, serve
-    from weft.serving.shutdown import leave, leave_if_stuck
 
     end_with_stdin()
     if no_tools:

@@ -112,7 +112,7 @@ def command(
             "-p",
             autocompletion=complete_policies,
             show_default="weft, or weft+ for a workload",
-            help="Who goes next; see docs/policies.md.",
+            help="Scheduling policy; see docs/policies.md.",
         ),
     ] = None,
     workload: Annotated[str | None, what("--workload", "-w", help="The same as WORKLOAD.")] = None,

@@ -185,7 +185,7 @@ _ESTIMATE = re.compile(rb"\r\nweft-estimate: ?(\d{1,15}) (\d{1,15}) (\d{1,6})(?:
 
 
 class ClientRank(NamedTuple):
-    """The priorities that a client's key gives its requests (``weft.serving.keys``)."""
+    """The priorities that a client's key gives its requests (``weft.serving.access``)."""
 
     priority: int = 0
     """Priority of requests without one; 0: that of their model."""

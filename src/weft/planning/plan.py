@@ -25,7 +25,7 @@ from weft.base.errors import PlanError
 from weft.base.jsonfile import first_problem, printable, read_json, write_json
 from weft.devices.conditions import Conditions
 from weft.planning.layout import PLAN_FILE
-from weft.reports.shown import Shown
+from weft.reports.pictures import Shown
 
 Text = Annotated[str, AfterValidator(printable)]
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]

@@ -1,16 +1,20 @@
-"""Figures as files: PNG or SVG by the suffix, the same bytes for the same figure.
+"""Figures as files, and results that show themselves: tables in a notebook, and a picture by ``plot()``.
 
-matplotlib is an extra. Modules that draw import it; their callers call ``require_matplotlib`` first.
+A file is PNG or SVG by its suffix, with the same bytes for the same figure. matplotlib is an extra. Modules that draw
+import it; their callers call ``require_matplotlib`` first. The presentation of a result is registered (``pages`` in
+``tool.toml``): the module with its ``tables`` and its ``figure`` is imported on first display.
 """
 
 from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weft.base.errors import InputError
 from weft.base.files import replacing
+from weft.base.registry import registered
+from weft.reports.tables import as_html
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Figure
@@ -40,3 +44,24 @@ def save(figure: Figure, path: str | Path, dpi: int = 150) -> None:
     with replacing(target) as draft:
         # without a date the same figure has the same bytes
         figure.savefig(draft, dpi=dpi, metadata={"Date": None} if target.suffix.lower() == ".svg" else None)
+
+
+class Shown:
+    """Base of results; a page must be registered for the type of the result or one of its bases."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        return as_html(*_page_of(self).tables(self))
+
+    def plot(self) -> Figure:
+        """Draw the result; InputError where matplotlib is not installed."""
+        require_matplotlib()
+        figure: Figure = _page_of(self).figure(self)
+        return figure
+
+
+def _page_of(result: Shown) -> Any:
+    pages = registered("pages")
+    names = (f"{kind.__module__}:{kind.__qualname__}" for kind in type(result).__mro__)
+    return next(pages[name] for name in names if name in pages).load()

@@ -1,6 +1,6 @@
-"""Requests and answers of a program in the same process: arrays that are checked, and never become bytes.
+"""Requests and answers within one process: arrays that are checked as in ``wire``, but never serialized.
 
-The rules are those of ``wire``; what ``numpy`` can turn into a model's type without losing its kind is turned.
+Inputs are converted to the model's types where numpy can do that within the same kind (integer, float, string).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def request_of(
     outputs: Iterable[str] = (),
     parameters: Mapping[str, Parameter] | None = None,
 ) -> InferRequest:
-    """A request for a model, checked; *outputs* left out are all of them."""
+    """Build a checked request for a model. Without *outputs* all outputs are returned."""
     for key, value in (parameters or {}).items():
         refuse_request_parameter(key, value)
     specs = model.inputs_by_name
@@ -53,9 +53,9 @@ def request_of(
 
 
 def answer_of(response: InferResponse) -> dict[str, Array]:
-    """The outputs that were asked for, as arrays that nobody else uses."""
+    """Return the requested outputs as copies that the caller owns."""
     specs = {spec.name: spec for spec in response.model.outputs}
-    return {each.name: np.array(produced(response.outputs, specs[each.name])) for each in response.request.wanted}
+    return {output.name: np.array(produced(response.outputs, specs[output.name])) for output in response.request.wanted}
 
 
 def _tensor(name: str, value: npt.ArrayLike, specs: Mapping[str, TensorSpec]) -> Array:

@@ -1,7 +1,7 @@
-"""Errands: calls on threads of their own that nobody has to wait for, not even the end of the process.
+"""Background tasks: calls on daemon threads that may outlive the caller, the event loop and even the interpreter.
 
-What a thread of a pool is in must end before Python does. A model that is being loaded may never be; its thread is a
-daemon, and whoever waits for it may stop waiting.
+A thread pool would not do: Python joins its threads at exit, and loading a model may hang for ever. A daemon thread is
+abandoned then, and its caller can stop waiting at any time.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from weft.runtime.urgency import give_way
 T = TypeVar("T")
 
 
-class ErrandThread(threading.Thread):
-    """A thread for a call of somebody's loop."""
+class BackgroundThread(threading.Thread):
+    """A daemon thread that runs one call for an event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, name: str, call: Callable[[], object]) -> None:
         super().__init__(target=call, name=name, daemon=True)
         self.loop = loop
 
 
-def errands_of(loop: asyncio.AbstractEventLoop) -> list[ErrandThread]:
-    """What still runs for a loop, also for one that has ended."""
-    return [each for each in threading.enumerate() if isinstance(each, ErrandThread) and each.loop is loop]
+def background_threads(loop: asyncio.AbstractEventLoop) -> list[BackgroundThread]:
+    """List the threads that still run for a loop, even if the loop has ended."""
+    return [thread for thread in threading.enumerate() if isinstance(thread, BackgroundThread) and thread.loop is loop]
 
 
-def errand(
+def run_in_background(
     name: str, call: Callable[[], T], unwanted: Callable[[T], Any], *, gently: bool = False
 ) -> asyncio.Future[T]:
-    """Call on a thread of this name; *unwanted* gets the result there if nobody waits for it any more.
+    """Run *call* on a daemon thread of this name, and return its result as a future of the running loop.
 
-    gently: the thread, and those it starts, give way to all others.
+    unwanted: gets the result, on a background thread, if the future was cancelled or the loop has ended.
+    gently: lower the priority of the thread, and of the threads it starts.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
@@ -46,31 +47,31 @@ def errand(
             give_way()
         try:
             result = call()
-        except BaseException as error:  # which knows this frame, and what the call had in its own
-            _tell(loop, _failed, awaited.pop(), error)
+        except BaseException as error:  # popping *awaited* breaks the cycle error -> frame -> future -> error
+            _schedule(loop, _set_error, awaited.pop(), error)
         else:
-            if not _tell(loop, _done, awaited.pop(), result, unwanted):
+            if not _schedule(loop, _set_result, awaited.pop(), result, unwanted):
                 unwanted(result)
 
-    ErrandThread(loop, name, run).start()
+    BackgroundThread(loop, name, run).start()
     return future
 
 
-def _tell(loop: asyncio.AbstractEventLoop, what: Callable[..., None], *about: Any) -> bool:
-    """Let the loop know, if it still runs."""
+def _schedule(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any) -> bool:
+    """Schedule *callback* on the loop; return False if the loop has ended."""
     with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(what, *about)
+        loop.call_soon_threadsafe(callback, *arguments)
         return True
     return False
 
 
-def _done(future: asyncio.Future[Any], result: Any, unwanted: Callable[[Any], None]) -> None:
+def _set_result(future: asyncio.Future[Any], result: Any, unwanted: Callable[[Any], None]) -> None:
     if future.cancelled():
-        ErrandThread(future.get_loop(), "unwanted", lambda: unwanted(result)).start()
+        BackgroundThread(future.get_loop(), "unwanted", lambda: unwanted(result)).start()
     else:
         future.set_result(result)
 
 
-def _failed(future: asyncio.Future[Any], error: BaseException) -> None:
+def _set_error(future: asyncio.Future[Any], error: BaseException) -> None:
     if not future.cancelled():
         future.set_exception(error)

@@ -1,7 +1,7 @@
-"""The engine's feed of real clients: it answers requests, and tries those again whose batch failed.
+"""The engine's feed of real clients: answers requests, and retries those whose batch failed (``retries``).
 
-All of it runs on the event loop's thread. Answers that are ready while the engine takes a step are kept back until the
-lane has something to do again (``post``): to encode them takes time in which it could compute.
+All of it runs on the event loop's thread. Answers that become ready during a step of the engine are sent after the lane
+has new work (``post``): encoding takes time in which the lane could compute.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.engine.policies.base import NO_DEADLINE
 from weft.engine.tickets import Batch, Ticket
 from weft.runtime.tensors import Array
 from weft.serving.exit_rules import EXIT
-from weft.serving.retries import SecondTries, said
+from weft.serving.retries import Retries, client_error
 from weft.serving.streams import ServedModel, ServedStreams
 from weft.serving.tickets import BatchWork, ClientTicket, Reply
 
@@ -25,9 +25,9 @@ Outcome = dict[str, Array] | RequestError
 
 
 class ClientFeed:
-    """Answers the requests that were admitted, each once.
+    """Answers each admitted request exactly once.
 
-    now: the clock of the lanes. retry: puts a request into the queues again after so many seconds.
+    now: the clock of the lanes. retry: puts a request into the queues again after a delay in seconds.
     """
 
     arrivals = None
@@ -35,17 +35,17 @@ class ClientFeed:
     def __init__(self, now: Callable[[], int], retry: Callable[[ClientTicket, float], None]) -> None:
         self._now, self._retry = now, retry
         self.streams: ServedStreams
-        """Set once the source exists that they are queues of."""
-        self.second_tries = SecondTries(now)
+        """Set by the dispatcher, after the source whose queues these are."""
+        self.retries = Retries(now)
         self.unanswered: set[ClientTicket] = set()
         self.outbox: list[tuple[ClientTicket, Reply, Outcome]] = []
         self.stepping = False
-        """Whether the engine takes a step, so that answers are kept back."""
+        """Whether the engine is in a step, so that answers go to the outbox."""
         self.emptied: Callable[[ServedModel], None] | None = None
         """Called when the last lease on a model's body is released."""
 
     def admitted(self, ticket: ClientTicket) -> None:
-        """A request waits for its turn; its model stays until it is answered."""
+        """Take a lease on the request's model, which is not closed before the answer."""
         ticket.model.body.leases += 1
         self.unanswered.add(ticket)
 
@@ -73,7 +73,7 @@ class ClientFeed:
         return list(work.tickets)
 
     def _depart(self, work: BatchWork) -> None:
-        """Answer those who leave at the exit that a batch has come to."""
+        """Answer the requests that leave at the exit that a batch has reached."""
         leaving = work.model.leaving
         assert leaving is not None
         moved = False
@@ -113,12 +113,12 @@ class ClientFeed:
         self.settle(ticket, Overloaded(f"{ticket.model.name}: its queue is full; send it again later"))
 
     def failed(self, batch: Batch, error: Exception) -> None:
-        """Answer with the error, or retry: each request alone, for in a batch it may have been any of them."""
+        """Answer with the error, or retry each request in a batch of its own: any of them may have been the cause."""
         alone, now = len(batch.members) == 1, self._now()
         for ticket in batch.members:
             assert isinstance(ticket, ClientTicket)
             slack = ticket.due - now - self.streams.expected_ns(ticket.stream) if ticket.strict else NO_DEADLINE
-            verdict = self.second_tries.verdict(ticket, error, alone=alone, slack_ns=slack)
+            verdict = self.retries.verdict(ticket, error, alone=alone, slack_ns=slack)
             if isinstance(verdict, RequestError):
                 self.settle(ticket, verdict)
             else:
@@ -133,16 +133,16 @@ class ClientFeed:
         self.release(work.model)
 
     def release(self, body: ServedModel) -> None:
-        """A request or a batch needs a body no longer."""
+        """Release a lease of a request or a batch on a body."""
         body.leases -= 1
         if not body.leases and self.emptied:
             self.emptied(body)
 
     def settle(self, ticket: ClientTicket, outcome: Outcome) -> None:
         """Answer a request once. The protocol that sends the answer counts it (``ClientTicket.settle``)."""
-        if ticket.reply is _nobody:
+        if ticket.reply is _answered:
             return
-        reply, ticket.reply = ticket.reply, _nobody
+        reply, ticket.reply = ticket.reply, _answered
         ticket.gone = True
         self.unanswered.discard(ticket)
         if self.stepping:
@@ -151,7 +151,7 @@ class ClientFeed:
             self._answer(ticket, reply, outcome)
 
     def post(self) -> None:
-        """Hand over the answers that were kept back."""
+        """Send the answers in the outbox."""
         waiting, self.outbox = self.outbox, []
         for ticket, reply, outcome in waiting:
             self._answer(ticket, reply, outcome)
@@ -161,18 +161,18 @@ class ClientFeed:
             reply(ticket, outcome)
         except Exception:  # the other requests of the batch still have to be answered
             log.exception("%s: an answer could not be given", ticket.model.name)
-        ticket.inputs = {}  # its deadline may be watched for longer than anybody needs them
+        ticket.inputs = {}  # the heap of deadlines may keep the ticket for longer than its inputs are needed
         self.release(ticket.model.body)
 
 
 def _results(work: BatchWork) -> list[tuple[ClientTicket, Outcome]]:
-    """Every ticket with its outputs, or with the error where those of a batch do not fit its requests."""
+    """Pair every ticket with its outputs, or with an error if the outputs of the batch do not fit its requests."""
     try:
         return list(work.results())
     except Exception as error:
         log.exception("%s: the outputs of a batch do not fit its requests", work.model.name)
-        return [(ticket, said(ticket.model.name, error)) for ticket in work.tickets]
+        return [(ticket, client_error(ticket.model.name, error)) for ticket in work.tickets]
 
 
-def _nobody(ticket: ClientTicket, outcome: object) -> None:
-    """Stands where a reply was once it has been given."""
+def _answered(ticket: ClientTicket, outcome: object) -> None:
+    """Replace the reply callback of a request that has been answered."""

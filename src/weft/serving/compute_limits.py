@@ -1,4 +1,4 @@
-"""How long requests may be computed (``max_compute_s``), and lanes whose segment takes far longer than expected."""
+"""Timeouts of computation: requests beyond ``max_compute_s``, and lanes whose segment overruns its expected time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from weft.serving.tickets import BatchWork, ClientTicket
 
 
 class ComputeLimits:
-    """Looks at what runs when the first of it may have run for too long.
+    """Checks running segments when the first of them may have exceeded its limit; one timer serves all of them.
 
-    withdraw: answers a request with an error. freed: called when a lane was opened in place of one that overran.
+    withdraw: answers a request with an error. freed: called after a lane that overran was replaced by a new one.
     """
 
     def __init__(
@@ -33,15 +33,15 @@ class ComputeLimits:
         self._next_look = NO_DEADLINE
 
     def started(self, work: BatchWork) -> None:
-        """A segment of a batch is given to a lane."""
+        """Set the timer for a segment of a batch that was given to a lane."""
         left = work.left_ns()
-        if self._lanes.ahead:  # what nobody waits for may be stopped there as well
+        if self._lanes.ahead:  # there a segment may be stopped that no request needs any more
             left = min(left, work.model.max_compute_ns)
         if (at := self._lanes.now() + left) < self._next_look:
             self._look_at(at)
 
     def replace_overrun(self) -> None:
-        """Where something waits and no lane is free, see whether one takes too long to be waited for, now or later."""
+        """Replace a lane that overran if requests wait and no lane is free; otherwise check again when one may have."""
         lanes = self._lanes
         if lanes.ahead or lanes.takes_more or not self._source.queues.stands:
             return
@@ -52,7 +52,7 @@ class ComputeLimits:
             self._look_at(overrun_at)
 
     def _look_at(self, at: int) -> None:
-        """Look at what runs at this time, and not before; also where that ends meanwhile, which most segments do."""
+        """Set the timer. It is not cancelled when its segment ends, as most do: the next check finds nothing then."""
         if self._timer:
             self._timer.cancel()
         self._timer, self._next_look = None, at

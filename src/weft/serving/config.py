@@ -39,11 +39,12 @@ from weft.runtime.backends import DEFAULT as DEFAULT_BACKEND
 from weft.runtime.metadata import suffixes
 
 LARGEST_FILE_BYTES = 1 << 20
-"""Settings are short; more than this is some other file."""
+"""Limit on a settings file, which is read whole; a longer file is taken for something else and refused."""
 
 API_KEY_VARIABLE = "WEFT_API_KEY"
 
 DEFAULT_INFLIGHT_BYTES = 1 << 30
+"""Backpressure: bodies and unread answers that are held at most, over all connections; beyond, clients get 503."""
 
 Milliseconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False, strict=True)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1, strict=True)]
@@ -107,9 +108,9 @@ class ModelConfig(BaseModel):
     queue_size: Count = 256
     """Requests that may wait; more are refused."""
     grain_ms: Milliseconds = 5.0
-    """How long a piece of the model should run before another may go between."""
+    """Target length of a segment, after which another model may run."""
     max_pieces: Annotated[int, Field(ge=1, le=65536)] = 64
-    """Most pieces the model is cut into."""
+    """Most segments the model is cut into."""
     shapes: dict[Name, Annotated[list[Count], BeforeValidator(sizes_of)]] = {}
     """Input -> shape to warm up at, or axis -> its size, for inputs with free dimensions."""
     values: dict[Name, Annotated[float, Field(allow_inf_nan=False)]] = {}
@@ -117,23 +118,23 @@ class ModelConfig(BaseModel):
     exits: list[Name] = []
     """Outputs at which samples may leave, shallow to deep, the end last; those the file names where left out."""
     exit_threshold: Threshold = 0.8
-    """How sure an early answer must be, from 0 to 1; above 1 nobody leaves early."""
+    """Confidence at which a row leaves early, from 0 to 1; above 1 no row does."""
     exit_floor: Threshold | None = None
-    """How far the threshold may sink under load; not at all where left out."""
+    """Lowest threshold under load; by default it is not lowered."""
     exit_confidence: Literal["logits", "probabilities"] = "logits"
-    """What the exits give."""
+    """What the outputs of the exits are."""
     exit_record: Annotated[str, Field(pattern=r"^[^/\\]+\.npz$"), AfterValidator(printable)] | None = None
-    """A file beside the model that tells how accurate it is at each threshold."""
+    """A file in the model's folder with its accuracy at each threshold."""
     preload: bool = True
     """Loaded at start; on demand otherwise."""
     tasks: dict[Name, TaskConfig] = {}
     """In a stitched file: model -> what is set for it alone."""
     max_compute_s: Seconds | None = None
-    """How long a request without a strict deadline may be computed, 0 without end; the server's where left out."""
+    """Limit on the computation of a request without a strict deadline, 0: none; by default the server's."""
     isolation: Isolation | None = None
-    """Where it runs; as the server says where left out."""
+    """Where it runs; by default as set for the server."""
     precision: Precision | None = None
-    """What a device computes it with; as the server says where left out."""
+    """Number format on a device; by default as set for the server."""
     labels: dict[Name, FileName] = {}
     """Output -> a text file beside the model with the labels of its classes, one to a line."""
 
@@ -147,7 +148,7 @@ class ModelConfig(BaseModel):
 
 
 def read_model_config(path: Path, *, where: str | None = None) -> ModelConfig:
-    """The settings a model's TOML file holds; *where* opens the message, the path by default."""
+    """Read a model's settings from a TOML file; *where* begins the messages of errors, by default with the path."""
     shown = where or str(path)
     try:
         return ModelConfig.model_validate(read_toml(path, shown))
@@ -174,14 +175,14 @@ Endpoint = Annotated[StrictBool | Annotated[str, Field(strict=True)], AfterValid
 
 
 def valid_key(text: str) -> str:
-    """A key as a header can carry it; ValueError, which does not show it, for any other."""
+    """Check that a header can carry a key; the ValueError for any other key does not show it."""
     if not re.fullmatch(r"[!-~]{1,4096}", text):
         raise ValueError("must be 1 to 4096 letters, digits and signs of ASCII, without spaces")
     return text
 
 
 def _default_lanes() -> int:
-    """One core is left to the network side."""
+    """All usable cores but one, which is left to the event loop."""
     from weft.devices.host import usable_cores
 
     return max(1, usable_cores() - 1)
@@ -206,12 +207,12 @@ class LoadingSettings:
     ready_when: Annotated[Literal["all", "any"], how()] = "all"
     """Ready when all preloaded models can be used, or any of them."""
     preload: Annotated[StrictBool, how()] = True
-    """Load models at the start, or when asked for.
+    """Load models at the start, or on demand.
 
-    false: when asked for, whatever the models' own settings say.
+    false: on demand, whatever the models' own settings say.
     """
     wait_for_models: Annotated[StrictBool, how("--wait-for-models/--no-wait")] = False
-    """Stay with no model that can be served; models come later."""
+    """Keep running without a usable model; models come later."""
     allow_programs: Annotated[StrictBool, machine("--allow-programs/--no-programs")] = False
     """Load programs of torch (.pt2), which may run code of theirs.
 
@@ -222,12 +223,12 @@ class LoadingSettings:
     repository: Annotated[Literal["open", "read-only"], network()] = "open"
     """read-only: no client may load or unload models."""
     cache: Annotated[Path | None, machine(shown="nowhere")] = None
-    """Where cut models are kept between starts.
+    """Cache of cut models between starts.
 
     Exported models and profiles, too.
     """
     learn_s: Annotated[Seconds, machine()] = 60.0
-    """How long a model may be tried out to cut it; 0 leaves it whole."""
+    """Time to learn a model (cut and measure it); 0: serve it whole."""
     learn_first: Annotated[StrictBool, machine("--learn-first/--learn-later")] = False
     """Cut models before they are served.
 
@@ -259,9 +260,9 @@ class ExecutionSettings:
     [another package](serving.md#backends-and-devices-of-your-own) adds.
     """
     precision: Annotated[Precision, machine()] = "fp32"
-    """What the device computes with: fp32, fp16 or bf16.
+    """Number format on the device: fp32, fp16 or bf16.
 
-    Models are converted to it where their own settings do not say otherwise.
+    Models are converted to it unless their own settings say otherwise.
     """
     device_memory_bytes: Annotated[Bytes | None, machine(shown="no limit")] = None
     """Of the device, for loaded models together, as 20g."""
@@ -272,7 +273,7 @@ class SchedulingSettings:
     """The policy, the deadlines of requests that bring none, and how long they may be computed."""
 
     policy: Annotated[Name, how("-p", completion="policies")] = "punctual"
-    """Who goes next: punctual, edf, fifo..."""
+    """Scheduling policy: punctual, edf, fifo..."""
     policy_options: Annotated[Mapping[str, Option], how("--option")] = field(default_factory=dict)
     """NAME=VALUE of the policy; repeatable.
 
@@ -284,12 +285,12 @@ class SchedulingSettings:
     See [policies](policies.md#requests-with-deadlines).
     """
     default_slo_ms: Annotated[Milliseconds, how()] = 1000.0
-    """How soon requests without a deadline are due.
+    """Deadline of requests that bring none.
 
-    Where their model has none either.
+    If their model has none either.
     """
     best_effort_ms: Milliseconds = 60000.0
-    """How soon requests with ``weft_best_effort`` count as due."""
+    """Deadline by which requests with ``weft_best_effort`` are ordered."""
     max_compute_s: Annotated[Seconds, how()] = 60.0
     """How long a request without a strict deadline may be computed.
 
@@ -318,12 +319,12 @@ class LimitSettings:
     Over all connections; at least ``max_body_bytes``.
     """
     read_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True), network()] = 30.0
-    """How long the head of a request may take, and a body may stand.
+    """Timeout for the head of a request, and for a body that stalls.
 
-    Also the window over which ``min_bytes_per_s`` is asked.
+    Also the window over which ``min_bytes_per_s`` is measured.
     """
     min_bytes_per_s: Annotated[float, Field(gt=0, le=1e12, allow_inf_nan=False, strict=True)] = 1024.0
-    """How fast a body must come, and an answer be taken, on average over ``read_s``; then they may take any time."""
+    """Least rate at which a client sends a body and reads an answer, on average over ``read_s``."""
     total_queue: Count = 4096
     """Requests that may wait for all models together."""
     max_shared_memory_regions: Count = 256
@@ -334,7 +335,7 @@ class LimitSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkSettings:
-    """Where the server listens, how clients reach it and prove who they are."""
+    """Where the server listens, how clients reach it, and how they authenticate."""
 
     host: Annotated[str, Field(strict=True), AfterValidator(_host), network()] = "127.0.0.1"
     """Address to listen on."""
@@ -348,20 +349,20 @@ class NetworkSettings:
     allowed_hosts: Annotated[
         tuple[Name, ...] | None, network("--allowed-host", shown="this machine's, on loopback")
     ] = None
-    """A name it may be asked under; may be repeated.
+    """A host name of the server; may be repeated.
 
-    In a file a list: names that requests may have in ``Host``, or in a target that is an address, which then decides;
-    or ``["*"]``. Where the server listens beyond loopback, any name by default.
+    In a file a list: names that requests may have in ``Host``, or in an absolute target, which then decides; or
+    ``["*"]``. If the server listens beyond loopback, any name by default.
     """
     api_key: Annotated[str, Field(strict=True), AfterValidator(valid_key)] | None = field(default=None, repr=False)
-    """What requests must carry; ``api_key_file`` names a file that holds it.
+    """The API key that requests need; ``api_key_file`` names a file that holds it.
 
-    ``--api-key-file`` goes before it; ``WEFT_API_KEY`` counts where there is neither.
+    ``--api-key-file`` overrides it; ``WEFT_API_KEY`` is used if there is neither.
     """
     keys_file: Annotated[Path | None, network()] = None
     """Keys with names and quotas (TOML), read when it changes.
 
-    They hold beside ``api_key``.
+    They are valid in addition to ``api_key``.
     """
     shared_memory: Annotated[StrictBool | None, network(shown="on loopback only")] = None
     """Let clients put tensors in shared memory."""
@@ -370,7 +371,7 @@ class NetworkSettings:
     tls_key: Annotated[Path | None, network()] = None
     """Its private key."""
     drain_s: Annotated[Seconds, how()] = 30.0
-    """How long to finish when told to stop."""
+    """Grace period to answer requests after SIGTERM."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,11 +398,11 @@ class WorkerSettings:
     worker_memory_bytes: Annotated[Bytes | None, machine(shown="no limit")] = None
     """For each worker process, as 2g."""
     worker_kill_s: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False, strict=True)] = 0.5
-    """How long a segment in a worker may take to end that was told to stop; its worker is killed then."""
+    """Grace period for a segment in a worker after it was told to stop; then its worker is killed."""
     worker_spare: StrictBool = True
     """Keep a second worker with the same models, which takes over at once."""
     worker_deaths: Count = 5
-    """A model whose worker dies more often than that within ``worker_deaths_s`` takes no requests for a while."""
+    """Circuit breaker: a model whose worker dies more often in ``worker_deaths_s`` takes no requests for a while."""
     worker_deaths_s: Seconds = 8.0
     """The window in which ``worker_deaths`` are counted."""
 
@@ -432,7 +433,7 @@ class ServerConfig:
             object.__setattr__(self, name, kind(**{key.name: values[key.name] for key in fields(kind)}))
         _check_combinations(self)
 
-    if not TYPE_CHECKING:  # type checkers shall reject the old names
+    if not TYPE_CHECKING:  # type checkers must reject the old names
 
         def __getattr__(self, name: str) -> Any:
             """Return a setting by its name before 0.3, which had no groups, with a DeprecationWarning until 0.4."""
@@ -443,12 +444,12 @@ class ServerConfig:
             return self.value_of(name)
 
     def value_of(self, key: str) -> Any:
-        """The value of a setting, by its key in a file."""
+        """Return the value of a setting by its key in a file."""
         return getattr(getattr(self, GROUP_OF[key]), key)
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is allowed and still worth a line in the log."""
+        """Warnings for the log about settings that are allowed but risky."""
         if is_loopback(self.network.host) or self.network.api_key is not None or self.network.keys_file is not None:
             return ()
         lacking = "neither an API key nor TLS is set" if self.network.tls_cert is None else "no API key is set"
@@ -459,15 +460,15 @@ class ServerConfig:
 
     @property
     def inflight_bytes(self) -> int:
-        """Bytes that requests may hold together, whether that is set or not."""
+        """The limit on the bytes that all requests hold together, as set or by default."""
         return self.limits.max_inflight_bytes or max(DEFAULT_INFLIGHT_BYTES, self.limits.max_body_bytes)
 
     @property
     def shares_memory(self) -> bool:
-        """Whether clients may register shared memory, whether that is set or not.
+        """Whether clients may register shared memory; by default only clients on this machine may.
 
-        The server opens what they name with its own rights, so only who is on its machine may unless it is set; under
-        other names than this machine's somebody else may ask, through a proxy.
+        The server opens the objects that clients name with its own rights. If ``allowed_hosts`` is set, requests may
+        come through a proxy from other machines, so that listening on loopback alone proves nothing.
         """
         alone = is_loopback(self.network.host) and self.network.allowed_hosts is None
         return alone if self.network.shared_memory is None else self.network.shared_memory
@@ -480,10 +481,9 @@ GROUP_OF = {key.name: name for name, kind in GROUPS.items() for key in fields(ki
 
 
 def read_server_config(path: Path, *, environment: Mapping[str, str] | None = None) -> ServerConfig:
-    """The settings a TOML file holds, its paths taken from the file's folder.
+    """Read a server's settings from a TOML file; relative paths are relative to the file's folder.
 
-    A key that the file does not give is taken from the variable WEFT_API_KEY of *environment*, by
-    default that of the process.
+    Without an API key in the file, the variable WEFT_API_KEY of *environment* (by default that of the process) is used.
     """
     shown = str(path)
     raw = read_toml(path, shown)
@@ -492,7 +492,7 @@ def read_server_config(path: Path, *, environment: Mapping[str, str] | None = No
         if isinstance(raw.get(key), str):
             raw[key] = _below(path, raw[key])
     if isinstance(raw.get("models"), list):
-        raw["models"] = tuple(_source(path, each) for each in raw["models"])
+        raw["models"] = tuple(_source(path, source) for source in raw["models"])
     for key in ("allowed_hosts", "shapes"):
         if isinstance(raw.get(key), list):
             raw[key] = tuple(raw[key])
@@ -538,7 +538,7 @@ def read_toml(path: Path, where: str) -> dict[str, Any]:
 
 def one_line(text: str) -> str:
     """*text* with line breaks, control characters and what no encoding can hold written as escapes."""
-    return "".join(each if each.isprintable() else ascii(each)[1:-1] for each in text)
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def _read_text(path: Path, where: str) -> str:
@@ -578,13 +578,13 @@ def _schema() -> type[BaseModel]:
 
 
 def check_setting(name: str, value: Any) -> Any:
-    """*value* as the setting *name* holds it; InputError, whatever the others are, if it cannot be."""
+    """Convert *value* to the type of the setting *name*; InputError if it does not fit."""
     usual = ServerConfig()
     return _validated({key: usual.value_of(key) for key in GROUP_OF} | {name: value})[name]
 
 
 def _validated(values: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings by key, as the type that each has; InputError for a value that cannot be."""
+    """Convert all settings to their types, by key; InputError for a value that does not fit."""
     try:
         checked = _schema().model_validate(values)
     except ValidationError as error:
@@ -663,7 +663,7 @@ def _below(path: Path, given: str) -> Path:
 
 
 def _source(path: Path, given: Any) -> Any:
-    """A name that weft knows stays one; all else is a path."""
+    """Keep names of models that weft knows; take anything else for a path relative to the settings file."""
     from weft.models.packaged import PACKAGED
     from weft.models.trained import TRAINED
     from weft.models.zoo import ZOO

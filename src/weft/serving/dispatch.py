@@ -1,9 +1,9 @@
-"""The engine among real clients: requests become tickets, tickets batches, batches segments on lanes.
+"""The engine with real clients: requests become tickets, tickets batches, batches segments on lanes.
 
-Everything here happens on the event loop's thread, so nothing is locked; only lanes are threads. The ``Dispatcher`` is
-the pump: it takes a step of the engine whenever a request came, a segment ended or a time is up. What answers requests
-is ``client_feed``, what watches segments ``segment_observer``, what ends those that take too long ``compute_limits``.
-The engine, the source of work and the policies are those of the simulator (``engine``).
+Everything here runs on the event loop's thread, so there are no locks; only lanes are threads. The ``Dispatcher`` takes
+a step of the engine whenever a request arrives, a segment ends or a timer fires. ``client_feed`` answers requests,
+``segment_observer`` learns from segments, ``compute_limits`` enforces timeouts. The engine, the source of work and the
+policies are those of the simulator (``engine``).
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ from weft.runtime.lanes import LaneExecutor
 from weft.serving.client_feed import ClientFeed
 from weft.serving.compute_limits import ComputeLimits
 from weft.serving.gpu_sharing import sharing_for
-from weft.serving.recorder import Recorder
-from weft.serving.segment_observer import SegmentObserver
+from weft.serving.segment_observer import Recorder, SegmentObserver
 from weft.serving.streams import ServedModel, ServedStreams
 from weft.serving.tickets import BatchWork, ClientTicket, MixedWork
 
@@ -36,11 +35,11 @@ log = logging.getLogger("weft.engine")
 
 QUEUE_FULL = "exceeds its maximum queue size"
 TURN_NS = 2_000_000
-"""How long the engine holds the event loop at a time, about."""
+"""How long a turn of the engine may hold the event loop; longer would delay the network, shorter costs throughput."""
 
 
 class Dispatcher:
-    """Takes requests, has them computed as a policy decides, and answers them."""
+    """Admits requests, runs them on lanes as the policy decides, and answers them."""
 
     def __init__(
         self,
@@ -60,7 +59,7 @@ class Dispatcher:
         self.sharing = sharing_for(policy, backend.device)
         shares = self.sharing.shares if self.sharing else None
         setting = Setting(programs, NO_BUFFER, UNBOUNDED_ROUNDS, lanes=lanes, shares=shares)
-        make_request_policy(policy, setting, options)  # before there are lanes that would have to end
+        make_request_policy(policy, setting, options)  # checks the options before lanes are started
         count = len(shares.lanes) if shares else lanes
         self.lanes = LaneExecutor(backend, count, self._work_of, self._wake, pin=pin, shares=shares is not None)
         self._setting = replace(setting, ahead=self.lanes.ahead, apart=self.lanes.apart)
@@ -73,7 +72,7 @@ class Dispatcher:
         self.streams = self.feed.streams = ServedStreams(self._source, programs, remaining, self.sharing)
         self.recorder = Recorder(self.lane_name)
         self.observer = SegmentObserver(self.policy, self.lanes, self.streams, self.recorder, self.sharing)
-        self.lanes.watch = self._let_go if self.lanes.ahead else self.observer.ended
+        self.lanes.watch = self._release_segment if self.lanes.ahead else self.observer.ended
         self._limits = ComputeLimits(loop, self.lanes, self._source, self.withdraw, self._pump_soon)
         self._pumping = False
         self._batch_timer: asyncio.TimerHandle | None = None
@@ -85,7 +84,7 @@ class Dispatcher:
 
     @property
     def pending(self) -> int:
-        """Requests that are not answered; answers that go out in the next turn are still due."""
+        """Requests that are not answered, including those whose answers are sent in the next turn."""
         return len(self.feed.unanswered) + len(self.feed.outbox)
 
     def ahead(self) -> int:
@@ -97,16 +96,16 @@ class Dispatcher:
         return f"lane {lane}" if self.sharing is None else f"lane {lane}: {self.sharing.name(lane)} SMs"
 
     def exit_threshold(self, model: ServedModel) -> float:
-        """How sure an early answer of a model must be now, where a request does not say."""
+        """Return the confidence at which a row leaves the model early now, for requests that state no threshold."""
         assert model.leaving is not None
         if not model.leases:
             model.leaving.steered.relax(self.lanes.now())
         return model.leaving.threshold
 
-    # What it works with
+    # Policies, lanes and models
 
     def follow(self, policy: str, options: Mapping[str, Option] | None, late: str, lanes: int) -> None:
-        """Go on under another policy and rule for late requests, and on other lanes, with all that waits and runs."""
+        """Change policy, rule for late requests and number of lanes, keeping all waiting and running requests."""
         if policy_called(policy).traits.shares != (self.sharing is not None):
             raise InputError(f"policy = {policy}: whether models share a GPU is settled at the start; restart for it")
         shares = self.sharing.shares if self.sharing else None
@@ -119,31 +118,31 @@ class Dispatcher:
         self._pump_soon()
 
     def installed(self, body: ServedModel) -> None:
-        """Requests for a body may come; with the first one it may be known how the device can be cut."""
+        """Prepare for requests for a body. The first body tells how the GPU can be divided into shares."""
         shares = body.loaded.shares
         if self.sharing and shares and self.sharing.recut(shares.cuts):
             self.follow(*self._chosen, self._setting.lanes)
 
     def forget(self, body: ServedModel) -> None:
-        """A body nobody needs leaves."""
+        """Close the streams of a body that no request or batch needs any more."""
         self.streams.forget(body)
 
     def close(self, patience_s: float | None = None) -> None:
-        """End the lanes; what they run is finished first, if that does not take longer than so."""
+        """End the lanes, after their running segments or *patience_s*, whichever is first."""
         if not self.lanes.close(patience_s):
             log.warning("a segment could not be stopped: it is in the middle of a single operator")
 
     # Requests in
 
     def submit(self, ticket: ClientTicket) -> None:
-        """Take a request, or raise why not; its ``reply`` is called once, on this thread."""
+        """Admit a request or raise a RequestError; ``ticket.reply`` is called once, on this thread."""
         now, model = self.lanes.now(), ticket.model
-        breaker, second_tries = model.loaded.breaker, self.feed.second_tries
-        if second_tries.quarantined:
-            second_tries.admit(ticket)
+        breaker, retries = model.loaded.breaker, self.feed.retries
+        if retries.quarantined:
+            retries.admit(ticket)
         if breaker:
             breaker.check()
-        stream = self.streams.of(model, ticket.inputs)
+        stream = self.streams.stream_for(model, ticket.inputs)
         self._pump_soon()
         deadlines = self._source.deadlines
         if self.lanes.ended or (deadlines.heap and deadlines.any_passed(now)):
@@ -160,17 +159,17 @@ class Dispatcher:
         self.feed.admitted(ticket)
 
     def _account(self) -> None:
-        """See what has ended, so that nobody is refused for work that is done; answers go out in the next turn."""
+        """Account for ended segments, so that admission does not count finished work; answers are sent next turn."""
         self.feed.stepping = True
         try:
             self._engine.account()
         except Exception as error:
-            raise self._stumble(error) from error
+            raise self._fail_all(error) from error
         finally:
             self.feed.stepping = False
 
     def withdraw(self, ticket: ClientTicket, error: RequestError | None = None) -> None:
-        """Its client went away, or nobody can answer it."""
+        """Drop a request: its client disconnected, or *error* says why it cannot be answered."""
         if ticket.gone:
             return
         batch = self._source.queues.withdraw(ticket)
@@ -180,34 +179,34 @@ class Dispatcher:
         self._pump_soon()
 
     def give_up(self, error: RequestError) -> None:
-        """Answer everybody who waits with an error, and stop what is computed for them."""
+        """Answer all pending requests with an error, and stop their segments."""
         for ticket in list(self.feed.unanswered):
             self.withdraw(ticket, error)
 
     def _retry(self, ticket: ClientTicket, delay_s: float) -> None:
-        """Let a request wait for its turn once more, from its inputs on, in a batch of its own.
+        """Retry a request from its inputs on, in a batch of its own.
 
-        That is safe: its batch has ended without an answer, and inference changes nothing.
+        Safe, because its batch ended without an answer and inference has no side effects.
         """
         if delay_s:
             self._loop.call_later(delay_s, self._retry, ticket, 0.0)
         elif not ticket.gone:
-            ticket.stream, ticket.began = self.streams.of(ticket.model, ticket.inputs, alone=True).index, 0
+            ticket.stream, ticket.began = self.streams.stream_for(ticket.model, ticket.inputs, alone=True).index, 0
             ticket.compute_ns, ticket.progress = 0, None
             self._source.put(ticket)
             self._pump_soon()
 
-    # The loop's turns
+    # Turns of the event loop
 
     def _wake(self) -> None:
-        """Called where a lane's step ended."""
+        """Schedule a turn after a segment ended; called on the lane's thread or on this one."""
         if get_ident() == self._thread:
             self._pump_soon()
         else:
             self._loop.call_soon_threadsafe(self._pump)
 
     def _pump_soon(self) -> None:
-        """Look for work at the end of this turn, so that requests which come together are batched together."""
+        """Run the engine at the end of this turn of the loop, so that requests of one turn are batched together."""
         if not self._pumping:
             self._pumping = True
             self._loop.call_soon(self._pump)
@@ -217,17 +216,17 @@ class Dispatcher:
         until = self.lanes.now() + TURN_NS
         try:
             while self._step():
-                if self.lanes.now() > until:  # many short segments ran right here; others want the loop, too
+                if self.lanes.now() > until:  # many short segments ran on this thread; let the loop serve the network
                     self._pump_soon()
                     break
         except Exception as error:  # a policy's fault
-            self._stumble(error)
+            self._fail_all(error)
         self._watch_batches()
         if self.lanes.under_way:
             self._limits.replace_overrun()
 
     def _step(self) -> bool:
-        """A step of the engine; what it answers goes out once the lane has something to do."""
+        """Take a step of the engine, then send the answers it produced, once the lane has new work."""
         feed = self.feed
         feed.stepping = True
         try:
@@ -237,15 +236,15 @@ class Dispatcher:
             if feed.outbox:
                 feed.post()
 
-    def _stumble(self, error: Exception) -> Failed:
-        """Nobody shall wait for an engine that cannot go on."""
+    def _fail_all(self, error: Exception) -> Failed:
+        """Answer all requests with an error after the engine or the policy raised."""
         log.exception("the engine stopped")
         failed = Failed(f"the scheduler failed: {type(error).__name__}: {first_line(error)}")
         self.give_up(failed)
         return failed
 
     def _watch_batches(self) -> None:
-        """Come back when the next batch has waited long enough, or the next strict request is due."""
+        """Set the timer for the next batch timeout or the next strict deadline."""
         if self._batch_timer:
             self._batch_timer.cancel()
             self._batch_timer = None
@@ -257,7 +256,7 @@ class Dispatcher:
     # Batches on lanes
 
     def _work_of(self, candidate: Candidate, batch: object) -> tuple[BatchWork, bool]:
-        """What a lane computes for a segment that goes, and whether it is computed on this thread."""
+        """Return the work of a segment that starts, and whether it runs on this thread (inline)."""
         assert isinstance(batch, Batch)
         work = batch.work
         if not isinstance(work, BatchWork):
@@ -265,9 +264,9 @@ class Dispatcher:
         here = self.lanes.runs_here(candidate, work)
         if not here:
             self._limits.started(work)
-        elif self.feed.outbox:  # answers shall not wait for it
+        elif self.feed.outbox:  # an inline segment would delay them
             self.feed.post()
-        if self.lanes.ahead:  # kept until the segment has ended; its batch may be given up before
+        if self.lanes.ahead:  # kept until the segment has ended, which may be after its batch was given up
             work.stream.on_lanes += 1
             work.model.leases += 1
         return work, here
@@ -281,8 +280,8 @@ class Dispatcher:
         stream.model.leases += 1
         return (MixedWork if tickets[0].model.task else BatchWork)(stream, batch, tickets)
 
-    def _let_go(self, lane: int, completion: Completion) -> None:
-        """A segment ended whose stream and body were kept for it."""
+    def _release_segment(self, lane: int, completion: Completion) -> None:
+        """Release the stream and the body that were kept for a segment on a lane that runs ahead."""
         assert isinstance(completion.work, BatchWork)
         stream = completion.work.stream
         try:
@@ -292,15 +291,15 @@ class Dispatcher:
             self.feed.release(stream.model)
 
 
-def refused(model: ServedModel, refusal: Refusal, everybody: WaitingLine) -> RequestError:
-    """What a client is told whose request ``engine.admission`` refuses; *everybody*: the line of all requests.
+def refused(model: ServedModel, refusal: Refusal, all_requests: WaitingLine) -> RequestError:
+    """Convert a refusal of admission control to the client's error; *all_requests*: the queue over all models.
 
-    Other reasons are told where they arise: memory and loading in ``library``, a server that stops in ``inference``, a
-    deadline that passed in ``client_feed``. ``metrics`` lists the names of all of them (``DROPS``, ``REFUSALS``).
+    Other reasons arise elsewhere: memory and loading in ``library``, shutdown in ``inference``, a passed deadline in
+    ``client_feed``. ``metrics`` lists the names of all of them (``DROPS``, ``REFUSALS``).
     """
     match refusal.reason:
         case "all_full":
-            return Overloaded(f"{everybody.waiting} requests are waiting, which is the limit; send it again later")
+            return Overloaded(f"{all_requests.waiting} requests are waiting, which is the limit; send it again later")
         case "line_full":
             return Overloaded(
                 f"{model.name}: {QUEUE_FULL} of {model.line.places}; send it again later",

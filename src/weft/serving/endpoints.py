@@ -1,8 +1,8 @@
 """The endpoints of the server: one table from which HTTP routes, the OpenAPI document and gRPC handlers are made.
 
-An entry describes a path (``openapi.Path``), names the gRPC call that does the same (``Rpc``, whose messages ``proto``
-has) and says who answers them both. ``routes`` and ``grpc_service`` read requests and write answers. They compute
-inference themselves: its entries have no handler here, and its stream over gRPC has no entry.
+An entry describes a path (``openapi.Path``), names the equivalent gRPC call (``Rpc``; the messages are in ``proto``),
+and has the handler for both. ``routes`` and ``grpc_service`` read requests and write answers. They handle inference
+themselves: its entries have no handler here, and the stream of gRPC has no entry.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import orjson
 
 from weft.base.errors import BadRequest
 from weft.http.messages import HttpResponse
-from weft.serving import grpc_wire, metrics, openapi, pages, state
-from weft.serving.keys import Caller
+from weft.serving import grpc_wire, metrics, openapi, pages
+from weft.serving.access import Caller
 from weft.serving.openapi import FRAMING, HEALTH, SINCE, Json, ref
 from weft.serving.service import Service
 
@@ -28,15 +28,15 @@ GET, READ, POST = ("GET",), ("GET", "HEAD"), ("POST",)
 
 
 class Call(NamedTuple):
-    """What a request asks of an endpoint, whichever protocol it came over."""
+    """A call of an endpoint, independent of the protocol."""
 
     name: str = ""
     """Its model or its region."""
     version: str = ""
     body: Mapping[str, Any] = {}
-    """Members of the JSON object, or what ``Rpc.read`` made of the message."""
+    """Members of the JSON object, or the result of ``Rpc.read`` for a message."""
     caller: Caller | None = None
-    """Who sent it; None: an open endpoint was asked without a key."""
+    """The user of its API key; None for an open endpoint that was called without a key."""
     query: str = ""
 
 
@@ -60,7 +60,7 @@ class Rpc:
     """A handler's answer as the members of the response's message."""
 
     def call(self, message: Any, caller: Caller | None) -> Call:
-        """What a message asks; the protocol calls the field of a model's name *name* or *model_name*."""
+        """Convert a message to a call; the protocol has the model's name in *name* or in *model_name*."""
         fields = members(message)
         name = fields.get("model_name") or fields.get("name", "")
         return Call(name, fields.get("version", ""), self.read(message), caller)
@@ -68,13 +68,13 @@ class Rpc:
 
 @dataclass(frozen=True, eq=False)
 class Endpoint(openapi.Path):
-    """A path over HTTP, and the gRPC call that does the same."""
+    """A path over HTTP, and the equivalent gRPC call."""
 
     handle: Handler | None = None
-    """None: it computes a model, or it is not supported."""
+    """None: the endpoint is inference, or not supported."""
     rpc: Rpc | None = None
     computes: bool = False
-    """It has a model computed."""
+    """Whether the endpoint is inference."""
     writes: bool = False
     """It is refused, before its body is read, where the repository is read-only."""
     vital: bool = False
@@ -85,7 +85,7 @@ class Endpoint(openapi.Path):
 
 
 def _ready(service: Service, call: Call) -> Json:
-    """A probe needs no key, but the names of models are for those who have it."""
+    """Answer the readiness probe, which needs no key; without one the reason does not name models."""
     reason = service.why_not_ready(in_full=call.caller is not None)
     return {"reason": reason, "ready": False} if reason else {"ready": True}
 
@@ -276,19 +276,19 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     ),
     Endpoint(
         "/weft/state", READ, "state", "What the dashboard shows", ref("State"),
-        handle=lambda service, call: state.state(service),
+        handle=lambda service, call: pages.state(service),
     ),
     Endpoint(
         "/weft/timeline", READ, "timeline", "The lanes' last seconds", ref("Timeline"), parameters=(SINCE,),
-        handle=lambda service, call: state.timeline(service, _since_s(call)),
+        handle=lambda service, call: pages.timeline(service, _since_s(call)),
     ),
     Endpoint(
         "/weft/history", READ, "history", "The last ten minutes", ref("History"), parameters=(SINCE,),
-        handle=lambda service, call: service.history.told(_since_s(call)),
+        handle=lambda service, call: service.history.samples_since(_since_s(call)),
     ),
     Endpoint(
         "/weft/profile", READ, "profile", "Measured segments of the models", ref("Profile"),
-        handle=lambda service, call: state.profile(service),
+        handle=lambda service, call: pages.profile(service),
     ),
     Endpoint("/weft/trace", GET, "trace", "The lanes' last seconds for Perfetto", ref("Trace"), handle=_trace),
     Endpoint(
@@ -299,17 +299,18 @@ ENDPOINTS: tuple[Endpoint, ...] = (
     *_of_model("/generate_stream", POST, "generateStream", "Not supported", works=False),
     Endpoint(
         "/v2/trace/setting", GET + POST, "traceSettings", "Which requests are traced", ref("TraceSettings"),
-        ref("TraceChanges"), handle=lambda service, call: service.trace_told(call.name, call.body),
+        ref("TraceChanges"), handle=lambda service, call: service.change_trace_settings(call.name, call.body),
         rpc=Rpc("TraceSetting", _read_trace, _write_trace),
     ),
     Endpoint(
         "/v2/models/{model}/trace/setting", GET + POST, "modelTraceSettings", "Which requests for a model are traced",
         ref("TraceSettings"), ref("TraceChanges"), (404,),
-        handle=lambda service, call: service.trace_told(call.name, call.body),
+        handle=lambda service, call: service.change_trace_settings(call.name, call.body),
     ),
     Endpoint(
         "/v2/logging", GET + POST, "logSettings", "What of the log is written", ref("LogSettings"), ref("LogChanges"),
-        handle=lambda service, call: service.log_told(call.body), rpc=Rpc("LogSettings", _read_log, _write_log),
+        handle=lambda service, call: service.change_log_settings(call.body),
+        rpc=Rpc("LogSettings", _read_log, _write_log),
     ),
     *_of_regions("system", ref("Regions"), ref("RegionRequest"), works=True),
     *_of_regions("cuda", ref("CudaRegions"), ref("CudaRegionRequest"), works=False),
@@ -327,7 +328,7 @@ RPCS = {endpoint.rpc.method: endpoint for endpoint in ENDPOINTS if endpoint.rpc}
 
 
 class Route(NamedTuple):
-    """Where a path leads."""
+    """An endpoint, with the names in its path."""
 
     endpoint: Endpoint | None
     """None: there is no such path."""
@@ -347,7 +348,7 @@ _NAMED = [(_pattern(endpoint.path), endpoint) for endpoint in ENDPOINTS if "{" i
 
 @lru_cache(maxsize=256)
 def find(path: str) -> Route:
-    """Where a path leads, as it was sent. A name is one segment of a path and may be escaped, nothing else may."""
+    """Find the endpoint of a path as it was sent. Only names, which are one segment each, may be escaped."""
     if route := _FIXED.get(path):
         return route
     for pattern, endpoint in _NAMED:
@@ -357,7 +358,7 @@ def find(path: str) -> Route:
 
 
 def model_of(path: str) -> tuple[str, bool]:
-    """The model that a path is about, and whether it would be computed; no name where it is about none."""
+    """Return the model in a path, empty if there is none, and whether the path is inference."""
     endpoint, name, _ = find(path)
     if endpoint and endpoint.computes:
         return name, True

@@ -1,8 +1,8 @@
 """The server's settings as variables of the environment: WEFT_ and the name of a setting in capitals.
 
-They go before those of a file and after those of the command line, and are checked as the file's are. WEFT_API_KEY
-alone counts only where nothing else names a key: ``weft bench`` sends it, so a client's key may stand in the same
-environment. ``WEFT_API_KEY_FILE`` is the server's own.
+They override those of a file, are overridden by the command line, and are checked like those of a file. WEFT_API_KEY
+is the exception: it counts only if nothing else sets a key, because ``weft bench`` sends it, so that it may be a
+client's key. ``WEFT_API_KEY_FILE`` is always the server's.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from weft.serving.config import API_KEY_VARIABLE, GROUP_OF, check_setting, one_l
 PREFIX = "WEFT_"
 API_KEY_FILE_VARIABLE = f"{API_KEY_VARIABLE}_FILE"
 NEAR = 0.7
-"""How alike names are that are told: enough for WEFT_MAX_BODY, not for what an orchestrator sets by itself."""
+"""Similarity above which an unknown variable is reported as a typing error: WEFT_MAX_BODY is, variables that an
+orchestrator sets for a service called weft (WEFT_PORT) are not."""
 
 TEXTS = {str, Path, NoneType}
-"""A setting that can be nothing else is taken letter by letter."""
+"""Types of settings whose text is used as it is, without parsing."""
 
 
 def variable(setting: str) -> str:
@@ -37,30 +38,30 @@ VARIABLES = {variable(key): key for key in GROUP_OF}
 
 
 def settings_in(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What the environment sets, by setting; an empty variable sets nothing."""
+    """Read settings from environment variables, by setting; empty variables are ignored."""
     types = setting_types()
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, setting in VARIABLES.items():
         if environment.get(name) and name != API_KEY_VARIABLE:
-            found[setting] = _checked(name, setting, _value(name, environment[name], types_in(types[setting])))
+            settings[setting] = _checked(name, setting, _value(name, environment[name], types_in(types[setting])))
     if file := environment.get(API_KEY_FILE_VARIABLE):
-        found["api_key"] = read_api_key(Path(file), {})
-    return found
+        settings["api_key"] = read_api_key(Path(file), {})
+    return settings
 
 
 def near_misses(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """A sentence for each variable that looks like one of ours and is none."""
-    known = [each.removeprefix(PREFIX) for each in (*VARIABLES, API_KEY_FILE_VARIABLE)]
-    told = []
+    """Return a warning for each variable whose name resembles that of a setting."""
+    known = [variable_name.removeprefix(PREFIX) for variable_name in (*VARIABLES, API_KEY_FILE_VARIABLE)]
+    warnings = []
     for name in sorted(environment):
         rest = name.removeprefix(PREFIX)
         near = get_close_matches(rest, known, n=1, cutoff=NEAR) if rest != name and rest not in known else []
-        told += [one_line(f"the variable {name} sets nothing; did you mean {PREFIX}{each}?") for each in near]
-    return tuple(told)
+        warnings += [one_line(f"the variable {name} sets nothing; did you mean {PREFIX}{match}?") for match in near]
+    return tuple(warnings)
 
 
 def _checked(name: str, setting: str, value: Any) -> Any:
-    """The value as the settings have it; a complaint names the variable."""
+    """Check a value as that of its setting; the error names the variable."""
     try:
         return check_setting(setting, value)
     except InputError as error:
@@ -68,7 +69,7 @@ def _checked(name: str, setting: str, value: Any) -> Any:
 
 
 def _value(name: str, text: str, kinds: set[Any]) -> Any:
-    """The text as a file would spell it, by what the setting may be."""
+    """Parse the text of a variable according to the types of its setting."""
     if tuple in kinds:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     if Mapping in kinds:
@@ -80,18 +81,18 @@ def _value(name: str, text: str, kinds: set[Any]) -> Any:
 
 
 def _options(name: str, text: str) -> dict[str, Any]:
-    """NAME=VALUE with commas between."""
-    found = {}
+    """Parse NAME=VALUE pairs that are separated by commas."""
+    options = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = part.partition("=")
         if not equals:
             raise InputError(one_line(f"{name}: {part!r} is not of the form NAME=VALUE; put commas between several"))
-        found[key.strip()] = _scalar(value.strip())
-    return found
+        options[key.strip()] = _scalar(value.strip())
+    return options
 
 
 def _scalar(text: str) -> bool | int | float | str:
-    """A number, true or false as TOML writes them; any other text stays one, for the check to judge."""
+    """Parse a number, true or false as TOML writes them; return any other text as it is."""
     try:
         value = tomllib.loads(f"value = {text}")
     except (ValueError, RecursionError):  # ValueError: also a number of more than 4300 digits

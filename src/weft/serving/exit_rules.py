@@ -1,6 +1,7 @@
-"""Requests that leave a model at its exits: how sure an answer must be, and what becomes of each row.
+"""Early exits of requests: the confidence they need, and the answer of each row.
 
-A request leaves when all its rows are sure, or at the end; each row's answer is that of the first exit at which it was.
+A request leaves when the confidence of all its rows reaches the threshold, or at the end. The answer of a row is that
+of the first exit at which its confidence did.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from weft.serving.config import ModelConfig
 from weft.workloads.exits import ExitRecord, miscounted, read_record
 
 EXIT, CONFIDENCE, THRESHOLD = "weft_exit", "weft_confidence", "weft_exit_threshold"
-"""Two outputs, the number of the exit each row took and how sure it was there, and a parameter."""
+"""Two outputs, the number of the exit that each row took and its confidence there, and a request parameter."""
 
 Floats = npt.NDArray[np.float32]
 
 
 class Reached(NamedTuple):
-    """What a batch came to at an exit."""
+    """The outputs of a batch at an exit."""
 
     number: int
     """Which exit it is, from 1; the last is the end."""
@@ -43,7 +44,7 @@ class ExitRules:
     def __init__(
         self, exits: ModelExits, steering: Steering, record: ExitRecord | None = None, *, at_end: bool = False
     ) -> None:
-        """at_end: all requests go to the end, and their answers are chosen there, as those of a body's models are."""
+        """at_end: all requests run to the end, and each row's exit is chosen there, as for the models of a body."""
         self.names = tuple(spec.output for spec in exits.specs)
         self.steered, self.record = Steered(steering), record
         count = len(self.names)
@@ -51,41 +52,41 @@ class ExitRules:
         self._kind = exits.confidence
         self._by_segment = {spec.segment: number for number, spec in enumerate(exits.specs, start=1)}
         self.layers = () if at_end else tuple(spec.segment + 1 for spec in exits.specs[:-1])
-        """After how many segments requests may leave, the end not among them."""
+        """Numbers of segments after which requests may leave, without the end."""
 
-    def reached(self, segment: int, told: Mapping[str, Array]) -> Reached | None:
-        """What the segment's exit says, if it ends with one."""
+    def reached(self, segment: int, outputs: Mapping[str, Array]) -> Reached | None:
+        """Return the outputs at the exit that a segment ends with, None if it ends with none."""
         number = self._by_segment.get(segment)
         if number is None:
             return None
-        answers = told[self.names[number - 1]]
+        answers = outputs[self.names[number - 1]]
         return Reached(number, answers, confidence(answers, self._kind))
 
-    def chosen(self, told: Mapping[str, Array], threshold: float) -> dict[str, Array]:
-        """The outputs of a request that went to the end, from what all exits gave."""
-        rows = RequestRows(len(told[self.names[-1]]))
+    def chosen(self, outputs: Mapping[str, Array], threshold: float) -> dict[str, Array]:
+        """Choose each row's exit for a request that ran to the end, from the outputs of all exits."""
+        rows = RequestRows(len(outputs[self.names[-1]]))
         for number, name in enumerate(self.names, start=1):
-            at = Reached(number, told[name], confidence(told[name], self._kind))
+            at = Reached(number, outputs[name], confidence(outputs[name], self._kind))
             rows.reach(at, threshold, end=number == len(self.names))
         return rows.answered(self)
 
     def answer(self, answers: Array, exits: Array, sure: Floats) -> dict[str, Array]:
-        """The outputs of a request."""
+        """Build the outputs of a request: answers, exit numbers and confidences."""
         return {self.names[-1]: answers, EXIT: exits, CONFIDENCE: sure}
 
     @property
     def threshold(self) -> float:
-        """How sure answers to requests that state no threshold must be now."""
+        """The current threshold for requests that state none."""
         return self.steered.threshold
 
     @property
     def accuracy(self) -> float | None:
-        """Share of right answers at that threshold, where a record tells."""
+        """Share of right answers at that threshold according to the exit record; None without a record."""
         return self.record.accuracy(self.threshold) if self.record else None
 
 
 class RequestRows:
-    """The rows of one request, some of which may have their answer while others go on."""
+    """The rows of one request: some may have left at an exit while others continue."""
 
     __slots__ = ("_answers", "_exits", "_sure")
 
@@ -95,7 +96,7 @@ class RequestRows:
         self._answers: Array | None = None
 
     def reach(self, at: Reached, threshold: float, *, end: bool) -> bool:
-        """See which rows have their answer here; whether all have one now."""
+        """Record the rows that leave here; return whether all rows have left."""
         new = (self._exits == 0) & ((at.sure >= threshold) | end)
         if self._answers is None:
             self._answers = at.answers.copy()
@@ -108,7 +109,7 @@ class RequestRows:
 
 
 def leaving_at(task: TaskSpec, config: ModelConfig) -> ExitRules | None:
-    """The exits of one of the models of a body, as its settings say; None where it has none."""
+    """Return the exit rules of one of the models of a body; None if it has no exits."""
     if not task.exits:
         return None
     exits = tuple(ExitSpec(output=name, segment=0) for name in task.exits)
@@ -116,15 +117,15 @@ def leaving_at(task: TaskSpec, config: ModelConfig) -> ExitRules | None:
 
 
 def outputs_of(outputs: tuple[TensorSpec, ...], end: str | None) -> tuple[TensorSpec, ...]:
-    """What clients of a model may ask for; *end* is the last of its exits."""
+    """Return the outputs that clients may request; *end* is the last of the model's exits, None without exits."""
     if end is None:
         return outputs
-    found = tuple(spec for spec in outputs if spec.name == end)
-    return (*found, TensorSpec(EXIT, "INT64", (-1,)), TensorSpec(CONFIDENCE, "FP32", (-1,)))
+    answers = tuple(spec for spec in outputs if spec.name == end)
+    return (*answers, TensorSpec(EXIT, "INT64", (-1,)), TensorSpec(CONFIDENCE, "FP32", (-1,)))
 
 
 def record_beside(model: Path, name: str, exits: int) -> ExitRecord:
-    """The record of a model's exits, which lies beside it."""
+    """Read the exit record, a file in the model's folder; ModelError if it does not fit the model."""
     path = model.parent / name
     try:
         refuse_special_file(path, WorkloadError)

@@ -1,6 +1,6 @@
-"""Shares of a GPU among the models of a server: which lanes there are, what every program is like, and what was seen.
+"""Shares of a GPU among the models of a server: the lanes, the sensitivity of programs, and observed contention.
 
-Until the worker of the device has opened a model, nobody knows how it can be cut: models run on streams of the whole.
+Until the device's worker has opened a model, the possible shares are unknown: models run on streams of the whole GPU.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from weft.engine.policies import policy_called
 from weft.runtime.device_kinds import device_kind
 
 UNMEASURED = GpuLikeness(speeds={4096: 1.0}, kernel_us=10.0, memory=0.5)
-"""What a model is taken to be like that was not measured on shares: it fills the GPU, and wants half of the memory."""
+"""Assumption for a model that was not measured on shares: it fills the GPU, and uses half of the memory bandwidth."""
 UNCUT = GpuCuts(sms=1)
-"""A GPU of which nothing is known yet."""
+"""Placeholder until the device's worker reports how the GPU can be divided."""
 ALONE, BESIDE = 0.05, 0.9
-"""A segment ran alone if others ran for less than this part of its time, and beside another that ran for more."""
+"""Overlaps, as a part of a segment's time: below the first it ran alone, above the second beside another segment."""
 TOLD_TICKS = 10_000_000
-"""Decisions hear of what was learned once in 10 ms for every pair of bodies: they have to work out all ways again."""
+"""Learned speeds reach the policy every 10 ms per pair of bodies: it must enumerate all assignments again each time."""
 KEPT = 64
-"""Segments that have ended and may have run beside one whose end is told now."""
+"""Ended segments that are kept to compute overlaps with segments that end later."""
 
 
 class LaneRun(NamedTuple):
@@ -38,16 +38,16 @@ class LaneRun(NamedTuple):
 
 
 class SeenPair(NamedTuple):
-    """What is made of a segment that ended."""
+    """The contention that a segment met."""
 
     alone: bool
     """Whether it had the whole GPU to itself."""
     speed: float
-    """How fast it was to go beside those who ran for most of its time."""
+    """Expected speed, relative to the whole GPU alone, beside the segments that ran for most of its time."""
 
 
 def sharing_for(policy: str, device: str | None) -> GpuSharing | None:
-    """What a policy needs that chooses shares of a device; None for others. InputError where the device has none."""
+    """Create the state for a policy that assigns shares; None for other policies. InputError if the device has none."""
     if not policy_called(policy).traits.shares:
         return None
     if device is None:
@@ -60,30 +60,30 @@ def sharing_for(policy: str, device: str | None) -> GpuSharing | None:
 
 
 class GpuSharing:
-    """What the policy of a server knows of its GPU's lanes; programs are kinds of work, by their numbers."""
+    """The shares of a GPU as the policy sees them; a program's number is its *kind* of work."""
 
     def __init__(self) -> None:
         self.cuts = UNCUT
         self._kinds: list[GpuLikeness] = []
         self._bodies: list[int] = []
         self._living: set[int] = set()
-        """Bodies that are there."""
+        """Loaded bodies."""
         self._tags: list[int] = []
         self._numbers = count()
         self.shares = self.cuts.shares(self._kinds, self._bodies, self._tags)
         self._ended: deque[LaneRun] = deque(maxlen=KEPT)
         self._changed: set[int] = set()
-        """Bodies of which something was learned that decisions do not know."""
+        """Bodies with learned speeds that the policy does not know yet."""
         self._next_told = 0
         self._foretold: dict[tuple[int, int, int, int], float] = {}
-        """Speeds of pairs as they were predicted."""
+        """Predicted speeds of pairs, before any observation."""
 
     def number(self) -> int:
-        """A number that nobody has, for another body."""
+        """Return an unused number for another body."""
         return next(self._numbers)
 
     def put(self, first: int, likes: Sequence[GpuLikeness], body: int) -> None:
-        """Programs from this number on are those of a body, and are like that."""
+        """Register the programs of a body, numbered from *first*, with their sensitivities."""
         self._living.add(body)
         self._foretold.clear()
         end = first + len(likes)
@@ -93,17 +93,17 @@ class GpuSharing:
         self._tag(body)
 
     def _tag(self, body: int) -> None:
-        """Give new tags to the programs of a body, since something of it has changed."""
-        found: dict[GpuLikeness, int] = {}
+        """Give new tags to the programs of a body that changed; equal programs get equal tags."""
+        tags: dict[GpuLikeness, int] = {}
         for at, own in enumerate(self._bodies):
             if own == body:
                 like = self._kinds[at]
-                if like not in found:
-                    found[like] = next(self._numbers)
-                self._tags[at] = found[like]
+                if like not in tags:
+                    tags[like] = next(self._numbers)
+                self._tags[at] = tags[like]
 
-    def _tell(self, now: int) -> None:
-        """Let decisions know what was learned, if that was not only just done."""
+    def _publish(self, now: int) -> None:
+        """Pass learned speeds on to the policy, if the last update was long enough ago."""
         if self._changed and now >= self._next_told:
             for body in self._changed:
                 self._tag(body)
@@ -111,12 +111,12 @@ class GpuSharing:
             self._next_told = now + TOLD_TICKS * len(self._living) ** 2
 
     def forget(self, body: int) -> None:
-        """A body is gone."""
+        """Forget a body that was closed."""
         self._living.discard(body)
         self.shares.seen.forget(body)
 
     def recut(self, cuts: GpuCuts) -> bool:
-        """How the device can be cut is known; whether that is news."""
+        """Set how the device can be divided; return whether that changed anything."""
         if cuts == self.cuts:
             return False
         self.cuts, self.shares = cuts, cuts.shares(self._kinds, self._bodies, self._tags)
@@ -125,20 +125,20 @@ class GpuSharing:
         return True
 
     def name(self, lane: int) -> str:
-        """A lane by its share."""
+        """Return the name of a lane: its number of multiprocessors."""
         lanes = self.shares.lanes
         return str(lanes[lane]) if lane < len(lanes) else str(self.shares.sms)
 
     def observe(self, ran: LaneRun, expected: int | None, running: Iterable[LaneRun]) -> SeenPair:
-        """A segment ended that was expected to take so long alone on the whole GPU; None: nobody knows.
+        """Learn from a segment that ended.
 
-        running: what is still on other lanes. Of pairs only those segments tell that followed another at once: a lane
-        with nothing to do begins later than it was told to.
+        expected: its expected time alone on the whole GPU, None if unknown. running: segments still on other lanes.
+        Pairs are learned only from segments that directly followed another one: an idle lane starts with a delay.
         """
         took, beside, followed = max(1, ran.end - ran.start), dict[tuple[int, int], int](), False
         for other in running:
             _note(ran, other, beside)
-        for other in reversed(self._ended):  # they are told of in order
+        for other in reversed(self._ended):  # reported in the order of their ends
             if other.end < ran.start:
                 break
             followed = followed or other.lane == ran.lane
@@ -149,17 +149,17 @@ class GpuSharing:
         whole = self.shares.lanes[ran.lane].sms == self.shares.sms
         if sum(beside.values()) <= ALONE * took:
             return SeenPair(whole, self.shares.speeds([ran.kind], [ran.lane])[0])
-        most = [each for each, both in beside.items() if both > took / 2]
+        most = [neighbour for neighbour, both in beside.items() if both > took / 2]
         kinds, lanes = [ran.kind, *[kind for kind, _ in most]], [ran.lane, *[lane for _, lane in most]]
         if expected and followed and len(beside) == len(most) == 1 and beside[most[0]] >= BESIDE * took:
             pair = self.shares.pair(ran.kind, ran.lane, *most[0])
             if self.shares.seen.learn(pair, expected / took / self._predicted(ran, *most[0])):
                 self._changed.add(pair.body)
-        self._tell(ran.end)
+        self._publish(ran.end)
         return SeenPair(False, self.shares.speeds(kinds, lanes)[0])
 
     def _predicted(self, ran: LaneRun, other: int, others_lane: int) -> float:
-        """How fast a segment was taken to be beside one of another kind, before anything was seen."""
+        """Return the predicted speed of a segment beside one of another kind, before any observation."""
         key = ran.kind, ran.lane, other, others_lane
         if key not in self._foretold:
             self._foretold[key] = self.shares.predicted([ran.kind, other], [ran.lane, others_lane])[0]

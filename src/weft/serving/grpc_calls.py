@@ -1,4 +1,4 @@
-"""Handlers of single gRPC calls, how a call is refused without an exception, and where a server listens."""
+"""Handlers of single gRPC calls, refusals without exceptions, and listening."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import grpc
 from weft.base.errors import RequestError
 
 NOT_RECEIVED = "NOT_RECEIVED"
-"""Stands for a status code where gRPC ended a call before its message had arrived: larger than ``max_body_bytes``,
-given up by the client on its way, or one call too many. gRPC's Python server does not say which."""
+"""Stands for a status code where gRPC ended a call before its message had arrived: it was larger than
+``max_body_bytes``, the client cancelled it, or there were too many calls. gRPC's Python server does not say which."""
 
 Answer = Callable[[bytes, Any], Awaitable[Any]]
 
@@ -26,7 +26,7 @@ async def listen(server: Any, host: str, port: int, credentials: Any = None) -> 
 
 
 def serialized(message: Any) -> bytes:
-    """A message as bytes, which it may be already."""
+    """Serialize a message, unless it is bytes already."""
     return message if isinstance(message, bytes) else bytes(message.SerializeToString())
 
 
@@ -41,11 +41,11 @@ def refuse(context: Any, error: RequestError) -> None:
 
 
 class UnaryCall(grpc.RpcMethodHandler):  # type: ignore[misc]
-    """One call with one message: gRPC takes it for the handler of a method.
+    """The handler of one call with one message.
 
-    gRPC holds it until the last byte of the answer is sent, and calls *ended* then, with whether a message had come: by
-    the end of this object, which reference counting makes exact. ``context.add_done_callback`` would tell the same, and
-    keep the call in a reference cycle.
+    gRPC holds it until the last byte of the answer is sent. Its finalizer, which reference counting runs at once, then
+    calls *ended* with whether a message had arrived. ``context.add_done_callback`` would do, but keeps the call in a
+    reference cycle.
     """
 
     __slots__ = ("_answer", "_ended", "_received")
@@ -82,10 +82,10 @@ class RefusedCall(grpc.RpcMethodHandler):  # type: ignore[misc]
 
 
 class LostAnswers(logging.Filter):
-    """Keeps gRPC's traceback out of the log where an answer could not be written because its call was over.
+    """Keeps gRPC's traceback out of the log where an answer could not be written because its call had ended.
 
-    The client went away or its deadline passed while the answer was on its way: nothing failed here, and the answer is
-    in the books already.
+    The client disconnected or its deadline passed while the answer was sent: nothing failed here, and the answer is
+    counted already.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

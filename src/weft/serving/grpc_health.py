@@ -1,8 +1,8 @@
-"""gRPC's own health service, ``grpc.health.v1.Health``, which orchestrators and load balancers ask.
+"""gRPC's own health service, ``grpc.health.v1.Health``, which orchestrators and load balancers call.
 
 The service ``""``, or that of the protocol, is the server as a whole; any other is the name of a model. The two
-messages are made here: they are three fields, and the package that has them (grpcio-health-checking) would have to be
-told of every change of every model, registers them in the pool that other packages share, and is one more to install.
+messages are built here, for they have three fields together. The package for them (grpcio-health-checking) is one more
+to install, must be notified of every change of every model, and registers in the shared descriptor pool.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ UNKNOWN, SERVING, NOT_SERVING, SERVICE_UNKNOWN = range(4)
 WATCHERS = 64
 """Most calls that may watch at a time: each of them lasts as long as its client likes."""
 LOOK_S = 0.5
-"""How soon a change is told to those who watch."""
+"""Polling interval of ``Watch``: how soon its clients learn of a change."""
 
 
 def _classes() -> tuple[Any, Any]:
@@ -42,7 +42,7 @@ def _classes() -> tuple[Any, Any]:
         statuses.value.add(name=name, number=number)
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
-    kinds = [pool.FindMessageTypeByName(f"{PACKAGE}.{each.name}") for each in (request, response)]
+    kinds = [pool.FindMessageTypeByName(f"{PACKAGE}.{message.name}") for message in (request, response)]
     return message_factory.GetMessageClass(kinds[0]), message_factory.GetMessageClass(kinds[1])
 
 
@@ -54,11 +54,11 @@ class Health:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._over = asyncio.Event()
+        self._ending = asyncio.Event()
         self.watchers = 0
 
     def whole(self) -> Any:
-        """What is said of the server to whoever asks."""
+        """Answer ``Check`` without a key, which always concerns the server as a whole."""
         return HealthCheckResponse(status=self.status(""))
 
     def check(self, message: Any) -> Any:
@@ -69,30 +69,30 @@ class Health:
         return HealthCheckResponse(status=status)
 
     async def watch(self, message: Any) -> AsyncGenerator[Any, None]:
-        """The answers to ``Watch``: how it is now, and how it is whenever that has changed, until the server ends."""
+        """Yield the answers to ``Watch``: the status now and after every change, until the server ends."""
         if self.watchers >= WATCHERS:
             raise Overloaded(f"{WATCHERS} calls watch already; ask with Check, or try again later")
         self.watchers += 1
-        told = None
+        last_status = None
         try:
             while True:
-                over, status = self._over.is_set(), self.status(message.service)
-                if status != told:
+                ending, status = self._ending.is_set(), self.status(message.service)
+                if status != last_status:
                     yield HealthCheckResponse(status=status)
-                    told = status
-                if over:
+                    last_status = status
+                if ending:
                     return
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._over.wait(), LOOK_S)
+                    await asyncio.wait_for(self._ending.wait(), LOOK_S)
         finally:
             self.watchers -= 1
 
     def end(self) -> None:
-        """Tell those who watch that the server goes down, and let them go."""
-        self._over.set()
+        """End all watches, after a last status."""
+        self._ending.set()
 
     def status(self, name: str) -> int:
-        """How the server is, or one of its models."""
+        """Return the serving status of the server, or of a model."""
         service = self._service
         if name in ("", proto.SERVICE):
             return SERVING if service.is_ready() else NOT_SERVING

@@ -1,10 +1,10 @@
-"""The protocol's gRPC face: every call of ``GRPCInferenceService`` that the service can answer.
+"""The gRPC server: every call of ``GRPCInferenceService`` that the service can answer.
 
 A call's key is checked by its metadata, before its message is taken from the connection. The size of the message is
 unknown then: gRPC gathers it, up to ``max_body_bytes``, and only then it counts towards what the server holds.
 
-gRPC's Python server keeps two reference cycles for us to avoid, each of which holds a call, and its message, until the
-garbage collector runs: ``context.abort`` (the call holds the exception, whose frames hold the call) and
+Two functions of gRPC's Python server create reference cycles, which hold a call and its message until the garbage
+collector runs: ``context.abort`` (the call holds the exception, whose frames hold the call) and
 ``context.add_done_callback``. A refusal is therefore a status that is set, and the end of a call is the end of its
 handler object (``grpc_calls``).
 """
@@ -29,13 +29,13 @@ import grpc
 from weft.base.errors import InputError, NotFound, RequestError, Unauthorised, Unsupported
 from weft.http.limits import UNCOUNTED_BYTES
 from weft.serving import grpc_messages, grpc_wire, proto
+from weft.serving.access import Caller
 from weft.serving.endpoints import POST, RPCS, Call, Endpoint
 from weft.serving.grpc_calls import NOT_RECEIVED, LostAnswers, RefusedCall, UnaryCall, listen, refuse, serialized
 from weft.serving.grpc_health import SERVICE as HEALTH
 from weft.serving.grpc_health import Health, HealthCheckRequest
 from weft.serving.grpc_messages import InferMessage
 from weft.serving.inference import InferCall, internal
-from weft.serving.keys import Caller
 from weft.serving.openapi import HEALTH as PROBE
 from weft.serving.service import Service
 from weft.serving.telemetry import PARENT
@@ -46,32 +46,32 @@ access = logging.getLogger("weft.access")
 _GRPC_LOG = logging.getLogger("grpc._cython.cygrpc")
 
 STREAM_AHEAD = 16
-"""Requests of one stream that are worked on at a time."""
+"""Backpressure: requests of one stream that are processed at a time; the next ones are not read before."""
 
 LAST_BYTES_S = 0.25
-"""How long clients of the last calls have to read what the kernel holds: gRPC's close may take it from them."""
+"""Time for clients of the last calls to read from the kernel's buffers, which gRPC discards when it closes."""
 
 IDLE_MS = 300_000
-"""How long a connection without calls is kept."""
+"""Idle timeout of connections without calls; shorter costs clients reconnects, longer holds connections."""
 
 OPEN = frozenset(name for name, endpoint in RPCS.items() if endpoint.open)
-"""Calls that need no key, and whose messages say nothing: they are answered without being read."""
+"""Calls that need no key and whose messages are empty: they are answered without reading them."""
 COUNTED = frozenset(name for name, endpoint in RPCS.items() if endpoint.methods == POST)
-"""Calls that want something done, and count towards what their key may; so does every request of a stream."""
+"""Calls that count towards the quota of their key; so does every request of a stream."""
 INFER, STREAM = "ModelInfer", "ModelStreamInfer"
 CHECK, WATCH = "Check", "Watch"
 """Calls of the health service."""
 FINAL = "triton_final_response"
-"""A parameter of every answer in a stream: each is the last one to its request."""
+"""Parameter of the last answer to a request of a stream; here every request has one answer."""
 
 
 class _PendingInfer:
-    """A request for a result until its answer is sent: the answer that is awaited, and the bytes that it holds."""
+    """An inference request until its answer is sent: its future answer, and the bytes it holds."""
 
     __slots__ = ("_caller", "_give", "answer", "began_ns", "call", "held_bytes", "identity")
 
     def __init__(self, give: Callable[[int], None], caller: Caller | None = None) -> None:
-        """*caller*: whose requests in flight it counts among until its end; None where its call is counted."""
+        """*caller*: the user of the key, to whose requests in flight it counts; None if the call itself is counted."""
         self._caller, self._give = caller, give
         self.answer: asyncio.Future[InferResponse | RequestError] = asyncio.get_running_loop().create_future()
         self.call: InferCall | None = None
@@ -79,7 +79,7 @@ class _PendingInfer:
         self.held_bytes = 0
         self.began_ns = time.monotonic_ns()
         self.identity: dict[str, str] = {}
-        """What names this request among those of a stream: its id, and the name and version of its model."""
+        """The id of the request and the name and version of its model, for answers in a stream."""
 
     def done(self, outcome: InferResponse | RequestError) -> None:
         if isinstance(outcome, RequestError):
@@ -88,20 +88,20 @@ class _PendingInfer:
             self.answer.set_result(outcome)
 
     def cancel(self) -> None:
-        """Withdraw it: the client has gone."""
+        """Cancel the request: the client disconnected."""
         if self.call:
             self.call.cancel()
 
     def end(self) -> None:
-        """Give back what it holds. The call refers to ``done``: that cycle would keep the tensors of the request."""
+        """Release the held bytes, and break the cycle with the call (through ``done``), which holds the tensors."""
         self.call = None
         self._give(self.held_bytes)
         if self._caller:
             self._caller.end()
 
 
-class GrpcFace:
-    """A gRPC server over a service, on the running event loop."""
+class GrpcServer:
+    """The gRPC server of a service, on the running event loop."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -122,9 +122,9 @@ class GrpcFace:
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=service.config.limits.total_queue + 256)
         self._health = Health(service)
         self._open: dict[tuple[str, str], Callable[[], Any]] = {
-            (proto.SERVICE, name): partial(self._tell, name) for name in OPEN
+            (proto.SERVICE, name): partial(self._answer_open, name) for name in OPEN
         } | {(HEALTH, CHECK): self._health.whole}
-        self._server.add_generic_rpc_handlers((_Door(service, self),))
+        self._server.add_generic_rpc_handlers((_CallRouter(service, self),))
 
     async def start(self, host: str, port: int, credentials: Any = None) -> int:
         """Listen; returns the port."""
@@ -133,7 +133,7 @@ class GrpcFace:
         return bound
 
     async def finish(self) -> None:
-        """End streams and watches, which ask for no more, and wait until the last byte of every answer is sent."""
+        """End streams and watches, and wait until the last byte of every answer is sent."""
         for reader in self._readers:
             reader.cancel()
         self._health.end()
@@ -150,7 +150,7 @@ class GrpcFace:
     # Handlers
 
     def handler(self, name: str, caller: Caller) -> Any:
-        """What answers a call that is made with a key."""
+        """Return the handler of a call with a valid key."""
         if name == STREAM:
             return grpc.stream_stream_rpc_method_handler(partial(self._stream, caller), None, serialized)
         began_ns = time.monotonic_ns()
@@ -164,7 +164,7 @@ class GrpcFace:
         return UnaryCall(partial(self._answer, name, caller), ended)
 
     def open_handler(self, package: str, name: str) -> Any:
-        """What answers a call that needs no key, without waiting for its message; None if there is no such call."""
+        """Return the handler of a call that needs no key, which does not read the message; None for other calls."""
         answer = self._open.get((package, name))
         if answer is None:
             return None
@@ -177,21 +177,23 @@ class GrpcFace:
         return grpc.stream_stream_rpc_method_handler(respond, None, serialized)
 
     def watch_handler(self) -> Any:
-        """What answers ``Watch`` of the health service."""
+        """Return the handler of ``Watch`` of the health service."""
         return grpc.unary_stream_rpc_method_handler(self._watch, None, serialized)
 
     def refused(self, name: str, error: RequestError) -> Any:
-        """What refuses a call without reading its messages."""
+        """Return a handler that refuses a call without reading its messages."""
 
         def record(context: Any) -> None:
             self._record(context, name, error.code, time.monotonic_ns())
-            if name == INFER and not isinstance(error, Unauthorised):  # nobody floods a collector without a key
+            if name == INFER and not isinstance(
+                error, Unauthorised
+            ):  # clients without a key must not flood a collector
                 self._service.trace_refusal("", error, _parent(context))
 
         return RefusedCall(error, record)
 
     async def _answer(self, name: str, caller: Caller, data: bytes, context: Any) -> Any:
-        """The answer to a unary call; an error of ours becomes its status."""
+        """Answer a unary call; a RequestError becomes its status."""
         began_ns, code = time.monotonic_ns(), "OK"
         self.in_flight += 1
         try:
@@ -200,7 +202,9 @@ class GrpcFace:
                     return await self._model_infer(data, context, caller)
                 if name == CHECK:
                     return self._health.check(grpc_messages.parse_small(HealthCheckRequest, data))
-                return await self._told(RPCS[name], grpc_messages.parse_small(proto.METHODS[name][0], data), caller)
+                return await self._call_endpoint(
+                    RPCS[name], grpc_messages.parse_small(proto.METHODS[name][0], data), caller
+                )
         except RequestError as error:
             code = error.code
             refuse(context, error)
@@ -215,8 +219,8 @@ class GrpcFace:
             self._record(context, name, code, began_ns)
         return b""
 
-    async def _told(self, endpoint: Endpoint, message: Any, caller: Caller) -> Any:
-        """The response that an endpoint gives to a message; a model that does not exist is not ready."""
+    async def _call_endpoint(self, endpoint: Endpoint, message: Any, caller: Caller) -> Any:
+        """Call an endpoint's handler and build the response message; a model that does not exist is not ready."""
         assert endpoint.rpc and endpoint.handle
         try:
             answer = endpoint.handle(self._service, endpoint.rpc.call(message, caller))
@@ -228,7 +232,7 @@ class GrpcFace:
             answer = {"ready": False}
         return grpc_wire.filled(f"{endpoint.rpc.method}Response", endpoint.rpc.write(answer))
 
-    def _tell(self, name: str) -> Any:
+    def _answer_open(self, name: str) -> Any:
         """The response of an open call."""
         handle = RPCS[name].handle
         assert handle
@@ -247,7 +251,7 @@ class GrpcFace:
             self._record(context, WATCH, code, began_ns)
 
     def _record(self, context: Any, name: str, code: str, began_ns: int) -> None:
-        """Count an answer, and write it to the access log; *context* is None where gRPC ended the call itself."""
+        """Count an answer and write it to the access log; *context* is None if gRPC ended the call itself."""
         self._service.grpc_answers[name, code] += 1
         if self._logged:
             peer = context.peer() if context else "-"
@@ -269,10 +273,10 @@ class GrpcFace:
             pending.end()
 
     def _begin(self, pending: _PendingInfer, data: bytes, deadline: int | None, caller: Caller, parent: str) -> None:
-        """Have a request computed; RequestError if it is not even begun, of which a span tells."""
+        """Start a request; a RequestError before that is also sent as a span."""
         try:
             message = self._read_message(pending, data)
-            slot = self._service.meant(message.model_name, message.model_version)
+            slot = self._service.slot_for(message.model_name, message.model_version)
         except RequestError as error:
             self._service.trace_refusal(pending.identity.get("model_name", ""), error, parent)
             raise
@@ -288,7 +292,7 @@ class GrpcFace:
         pending.call = self._service.infer(slot, read, pending.done, peek, deadline, caller, parent=parent)
 
     def _read_message(self, pending: _PendingInfer, data: bytes) -> InferMessage:
-        """Read a request, which holds its bytes from now on."""
+        """Read a request, and count its bytes as held from now on."""
         if len(data) > UNCOUNTED_BYTES:
             self._service.budget.take(len(data))
             pending.held_bytes = len(data)
@@ -299,7 +303,7 @@ class GrpcFace:
     async def _encoded(
         self, pending: _PendingInfer, outcome: InferResponse | RequestError, serialize: Callable[[Any], bytes]
     ) -> bytes:
-        """A result as bytes for gRPC to send; the deadline is judged last, when they are there."""
+        """Encode a result for gRPC; the deadline is checked last, after encoding."""
         if isinstance(outcome, RequestError):
             raise outcome
         assert pending.call
@@ -315,9 +319,9 @@ class GrpcFace:
         return answer
 
     async def _stream(self, caller: Caller, messages: Any, context: Any) -> AsyncIterator[Any]:
-        """Answers in the order of the requests; an error is an answer too, and the stream goes on."""
+        """Yield answers in the order of the requests; errors are answers, too, and do not end the stream."""
         queue: asyncio.Queue[_PendingInfer | None] = asyncio.Queue()
-        room = asyncio.Semaphore(STREAM_AHEAD)
+        room = asyncio.Semaphore(STREAM_AHEAD)  # backpressure: bounds unanswered requests of this stream
         reader = asyncio.create_task(self._read(context, queue, room, caller, _parent(context)))
         self._readers.add(reader)
         reader.add_done_callback(self._readers.discard)
@@ -368,7 +372,7 @@ class GrpcFace:
         caller: Caller,
         parent: str,
     ) -> None:
-        """Begin what a stream asks for, a few requests ahead of their answers, until it ends or is ended."""
+        """Start the requests of a stream, at most ``STREAM_AHEAD`` unanswered ones, until it ends or is cancelled."""
         try:
             # not from gRPC's iterator, which holds a message until the next one comes
             while (data := await context.read()) is not grpc.aio.EOF:
@@ -380,7 +384,7 @@ class GrpcFace:
             queue.put_nowait(None)
 
     def _begin_streamed(self, data: bytes, caller: Caller, parent: str) -> _PendingInfer:
-        """Begin a request of a stream; where it cannot begin, its answer says why."""
+        """Start a request of a stream; if that fails, the error is its answer."""
         refused: RequestError | None = None
         try:
             caller.begin()
@@ -400,11 +404,11 @@ class GrpcFace:
         return pending
 
 
-class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a call; one that may not be made is refused before gRPC takes its message."""
+class _CallRouter(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds the handler of a call; a call without a valid key or quota is refused before gRPC reads its message."""
 
-    def __init__(self, service: Service, face: GrpcFace) -> None:
-        self._service, self._face = service, face
+    def __init__(self, service: Service, server: GrpcServer) -> None:
+        self._service, self._server = service, server
 
     def service(self, handler_call_details: Any) -> Any:
         """The handler of a call."""
@@ -413,24 +417,24 @@ class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
         if package == HEALTH and name in (CHECK, WATCH):
             return self._health(name, handler_call_details)
         if package != proto.SERVICE or name not in proto.METHODS:
-            return self._face.refused("unknown", Unsupported(f"there is no method {method[:128]!r}"))
+            return self._server.refused("unknown", Unsupported(f"there is no method {method[:128]!r}"))
         if name in OPEN:
-            return self._face.open_handler(package, name)
+            return self._server.open_handler(package, name)
         try:
             caller = self._service.check_key(self._headers(handler_call_details))
             if name in COUNTED:
                 caller.admit()
         except RequestError as error:
-            return self._face.refused(name, error)
-        return self._face.handler(name, caller)
+            return self._server.refused(name, error)
+        return self._server.handler(name, caller)
 
     def _health(self, name: str, call: Any) -> Any:
-        """The handler of a health call: orchestrators have no key, and are told of the server as a whole."""
+        """Return the handler of a health call; without a key it reports on the server as a whole only."""
         try:
             caller = self._service.check_key(self._headers(call))
         except Unauthorised as error:
-            return self._face.open_handler(HEALTH, name) or self._face.refused(name, error)
-        return self._face.watch_handler() if name == WATCH else self._face.handler(name, caller)
+            return self._server.open_handler(HEALTH, name) or self._server.refused(name, error)
+        return self._server.watch_handler() if name == WATCH else self._server.handler(name, caller)
 
     def _headers(self, call: Any) -> dict[str, str]:
         if not self._service.keys.required:
@@ -440,7 +444,7 @@ class _Door(grpc.GenericRpcHandler):  # type: ignore[misc]
 
 @contextmanager
 def _entered(caller: Caller) -> Iterator[None]:
-    """One of its calls is being answered: its message came after it was admitted, and others may have been faster."""
+    """Count a call as in flight. It was admitted before its message arrived; OverQuota if others were faster."""
     caller.enter()
     try:
         yield
@@ -449,12 +453,12 @@ def _entered(caller: Caller) -> Iterator[None]:
 
 
 def _parent(context: Any) -> str:
-    """The span that a call is a part of."""
+    """Return the parent span of a call, from its metadata."""
     return next((str(value) for key, value in context.invocation_metadata() or () if key == PARENT), "")
 
 
 def _identity(message: InferMessage) -> dict[str, str]:
-    """What names a request of a stream in its answer; without values that are too long to be repeated."""
+    """Return the id and the model of a request, for its answer; without values that are too long to repeat."""
     names = {"id": message.id, "model_name": message.model_name, "model_version": message.model_version}
     return {key: value for key, value in names.items() if len(value) <= MAX_ID_CHARS}
 
@@ -467,7 +471,7 @@ def _streamed(message: Any) -> bytes:
 
 
 def credentials(certificate: Path, key: Path) -> Any:
-    """What a server shows its clients; InputError if it cannot be read."""
+    """Read the TLS certificate and key of a server; InputError if they cannot be read."""
     try:
         pair = key.read_bytes(), certificate.read_bytes()
     except OSError as error:

@@ -37,6 +37,7 @@ _CONTENTS = {
 """Datatype -> the field of typed contents that holds it."""
 
 _INT64_LIMIT = 2**63
+"""Whole numbers from here on do not fit ``int64_param``, and are sent as ``uint64_param``."""
 
 _ModelInferResponse = proto.CLASSES["ModelInferResponse"]
 
@@ -94,7 +95,7 @@ def _inputs(
     """The inputs that came, and those that lie in regions, for which no raw contents come."""
     lying = _places(islice(tensors, len(model.inputs)), "input")
     travelling, left = len(tensors) - len(lying), iter(raws)
-    if raws and len(raws) < travelling:  # what is left over belongs to no input, and nobody misses it
+    if raws and len(raws) < travelling:  # surplus contents belong to no input and are ignored
         raise BadRequest(f"{len(raws)} raw input contents for {travelling} inputs; send one for each")
     specs = model.inputs_by_name
     inputs: dict[str, Input] = {}

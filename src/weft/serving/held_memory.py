@@ -1,9 +1,9 @@
-"""What a server holds in memory together with its worker processes, and what it keeps of the memory that it has freed.
+"""Memory of a server and its worker processes, and tuning of the C library's allocator.
 
-Freed memory is kept for the next requests after ordinary ones, given back after large ones. The C library gives larger
-pieces back to the system, which clears every page of them when they are wanted again: a request of 600 KB then costs
-twice as much. And it keeps what a thread has freed for that thread alone: messages of up to 64 MB over gRPC, whose
-threads are its own, left 200 MB behind in four heaps, and 5 MB in one that is trimmed.
+Freed memory is kept for the next requests after ordinary requests, and returned to the system after large ones. By
+default the C library returns larger pieces, and the system clears every page when they are allocated again: a request
+of 600 KB then takes twice as long. It also keeps what a thread has freed for that thread alone: messages of up to 64 MB
+over gRPC, which has threads of its own, left 200 MB in four heaps, and 5 MB in one heap that is trimmed.
 """
 
 from __future__ import annotations
@@ -18,37 +18,36 @@ from pathlib import Path
 
 PROCESSES = Path("/proc")
 AGE_S = 5.0
-"""How old a number may be that is shown on the dashboard, which asks every second."""
+"""Age up to which a reading is reused: the dashboard asks every second, and a reading takes milliseconds."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _ARENA_MAX = -1, -3, -8
 """Numbers of the GNU C library's ``mallopt``."""
 
 KEPT_BYTES = 64 << 20
-"""So much that is free at the end of the heap stays there."""
+"""Free memory at the end of the heap that is kept (64 MiB): enough for ordinary requests in flight."""
 LARGE_BYTES = 32 << 20
-"""Pieces from this size on come from the system and go back there; it is what the library comes to by itself, later."""
+"""Allocations from this size on are mapped from the system and returned to it. The library reaches this threshold by
+itself, later, since it raises it with every such piece that is freed."""
 HEAPS = 1
-"""Heaps that all threads share. Their lock costs nothing that was seen: 229 us of processor time per small request at 8
-connections with one heap or four (Neoverse-N1)."""
+"""Heaps that all threads share. The contention for their lock was not measurable: 229 us of processor time per small
+request at 8 connections with one heap and with four (Neoverse-N1)."""
 IDLE_BYTES = 16 << 20
-"""What stays at the end of the heap of a server that is idle."""
+"""Free memory that an idle server keeps (16 MiB)."""
 
 
 def held_bytes(pid: int, *, workers: bool, processes: Path = PROCESSES) -> int | None:
-    """What a server holds: its physical memory, and that of its workers; None where the system does not tell.
+    """Physical memory of a server and its worker processes; None if the system does not report it.
 
-    This is the number of plans, their pages and the dashboard. workers: whether it may have started others; then pages
-    that several of them have are counted once, where the system says how many share them, which takes a look at every
-    process there is.
+    Plans, their pages and the dashboard show this number. workers: whether there may be worker processes. Their shared
+    pages are counted once, if the system reports them (PSS); finding the workers requires a look at all processes.
     """
     if not workers:
         return resident_bytes(processes / str(pid)) or None
-    found = [_process_bytes(processes / str(each)) for each in with_offspring(pid, processes)]
-    return sum(found) or None
+    return sum(_process_bytes(processes / str(child)) for child in with_offspring(pid, processes)) or None
 
 
 class HeldMemory:
-    """What this server holds, read again when it was last read some time ago: with workers that takes milliseconds."""
+    """The memory of this server, cached for ``AGE_S`` seconds: with workers a reading takes milliseconds."""
 
     def __init__(self, *, workers: bool) -> None:
         self._workers = workers
@@ -62,11 +61,11 @@ class HeldMemory:
 
 
 def with_offspring(pid: int, processes: Path) -> list[int]:
-    """A process, its children and theirs, by their ids."""
+    """Return the ids of a process and all its descendants."""
     parents = {int(folder.name): _parent(folder) for folder in processes.glob("[0-9]*")}
     family = [pid]
-    for each in family:
-        family += [child for child, parent in parents.items() if parent == each]
+    for ancestor in family:
+        family += [child for child, parent in parents.items() if parent == ancestor]
     return family
 
 
@@ -77,20 +76,20 @@ def _parent(folder: Path) -> int:
 
 
 def _process_bytes(folder: Path) -> int:
-    """Its part of the pages it has, else all of them; 0 where neither can be read."""
+    """Proportional memory of a process (PSS), else its resident memory; 0 if neither can be read."""
     if shared := re.search(r"^Pss:\s+(\d+) kB$", read_text(folder / "smaps_rollup"), re.MULTILINE):
         return int(shared[1]) << 10
     return resident_bytes(folder)
 
 
 def resident_bytes(folder: Path) -> int:
-    """All pages of a process, by its folder in the table of processes; 0 where that cannot be read."""
+    """Resident memory of a process, given its folder below /proc; 0 if it cannot be read."""
     fields = read_text(folder / "statm").split()
     return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
 
 
 def read_text(file: Path) -> str:
-    """What a file of the system says; nothing where it is not there, or its process has ended."""
+    """Read a file below /proc; empty if it does not exist, or its process has ended."""
     try:
         return file.read_text("utf-8", "replace")
     except OSError:
@@ -98,14 +97,14 @@ def read_text(file: Path) -> str:
 
 
 def keep_freed_memory() -> None:
-    """Have this process keep what ordinary requests free, where the C library can be told to."""
+    """Configure the C library to keep the memory that ordinary requests free; no effect except on GNU/Linux."""
     if sys.platform != "linux" or not hasattr(library := ctypes.CDLL(None), "mallopt"):
         return
-    for what, value in ((_TRIM_THRESHOLD, KEPT_BYTES), (_MMAP_THRESHOLD, LARGE_BYTES), (_ARENA_MAX, HEAPS)):
-        library.mallopt(what, value)
+    for parameter, value in ((_TRIM_THRESHOLD, KEPT_BYTES), (_MMAP_THRESHOLD, LARGE_BYTES), (_ARENA_MAX, HEAPS)):
+        library.mallopt(parameter, value)
 
 
 def give_freed_memory_back() -> None:
-    """Give the system what is free in this process but for ``IDLE_BYTES``, where the C library can."""
+    """Return free memory to the system except ``IDLE_BYTES``; no effect except on GNU/Linux."""
     if sys.platform == "linux" and hasattr(library := ctypes.CDLL(None), "malloc_trim"):
         library.malloc_trim(IDLE_BYTES)

@@ -1,8 +1,8 @@
-"""The last ten minutes of a server, for whoever opens the dashboard: rates, percentiles and missed deadlines.
+"""The last ten minutes of a server, for the dashboard: rates, percentiles and missed deadlines.
 
-A sample is made of what ``Statistics`` counts anyway, so that requests cost nothing more, and of the last answers since
-the sample before it: the server's loop makes it, so it takes no longer than a short segment. Samples lie in rings of a
-fixed size: one for all models together, and one for each of those that served last, at most ``MOST_MODELS``.
+A sample is computed from the counters of ``Statistics``, which requests update anyway, and from the answers since the
+previous sample. The event loop computes it, so it takes no longer than a short segment. Samples are stored in
+ring buffers: one for all models together, and one for each of the models that served last, at most ``MOST_MODELS``.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ STEP_S = 2.0
 KEPT = 300
 """Samples that are kept."""
 MOST_MODELS = 64
-"""Models that have a history of their own; the one that was silent the longest makes room for another."""
+"""Models with a history of their own; beyond, the one that was idle longest is evicted. Bounds memory and the page."""
 MOST_ANSWERS = 512
-"""Answers of a model that the percentiles of a sample are made of: the last ones, where there were more."""
+"""Answers per model from which a sample's percentiles are computed, the latest ones: bounds the time on the loop."""
 FIGURES = ("rate", "p50_ms", "p99_ms", "missed", "failed")
-"""What a sample has: results per second, latencies, the share of deadlines missed, requests without result a second."""
+"""The figures of a sample: results per second, latencies, share of missed deadlines, failed requests per second."""
 
 Floats = npt.NDArray[np.float32]
 ModelKey = tuple[str, str]
@@ -34,7 +34,7 @@ ModelKey = tuple[str, str]
 
 
 class RequestCounts(NamedTuple):
-    """Of one model, since it was first loaded."""
+    """Counters of one model since it was first loaded."""
 
     served: int
     failed: int
@@ -46,7 +46,7 @@ class RequestCounts(NamedTuple):
         return cls(seen.success, seen.failures.total(), seen.met, seen.missed)
 
     def since(self, before: RequestCounts) -> RequestCounts:
-        """What came on top."""
+        """Return the difference to earlier counters."""
         served, failed, met, missed = before
         return RequestCounts(self.served - served, self.failed - failed, self.met - met, self.missed - missed)
 
@@ -57,7 +57,7 @@ class RequestCounts(NamedTuple):
 
 NOTHING = RequestCounts(0, 0, 0, 0)
 IDLE = 0.0, math.nan, math.nan, math.nan, 0.0
-"""The figures of a model that was asked for nothing."""
+"""The figures of a model without requests."""
 
 
 def _empty_ring() -> Floats:
@@ -66,7 +66,7 @@ def _empty_ring() -> Floats:
 
 @dataclass(eq=False)
 class ModelRing:
-    """The samples of one model; those of times it had no ring are not numbers."""
+    """The samples of one model; NaN for times at which it had no ring."""
 
     values: Floats = field(default_factory=_empty_ring)
     served_at: int = 0
@@ -91,8 +91,8 @@ class History:
         self._rings = {key: ring for key, ring in self._rings.items() if key in seen}
         for ring in self._rings.values():
             ring.values[place] = IDLE
-        for each in seen.values():
-            each.shares.look(now_ns)
+        for statistics in seen.values():
+            statistics.shares.look(now_ns)
         total = NOTHING
         latencies_ns: list[int] = []
         for key, change in changes.items():
@@ -106,8 +106,8 @@ class History:
         self._times_s[place] = now_ns / 1e9
         self._taken, self._last_ns = self._taken + 1, now_ns
 
-    def told(self, since_s: float) -> dict[str, Any]:
-        """Samples later than *since_s*, oldest first; what is not known is not a number, which JSON tells as null."""
+    def samples_since(self, since_s: float) -> dict[str, Any]:
+        """Return the samples later than *since_s*, oldest first; unknown figures are NaN, null in JSON."""
         first = max(0, self._taken - KEPT)
         places = [place for place in (n % KEPT for n in range(first, self._taken)) if self._times_s[place] > since_s]
         return {
@@ -122,19 +122,20 @@ class History:
         }
 
     def _changes(self, seen: Mapping[ModelKey, Statistics]) -> dict[ModelKey, RequestCounts]:
-        """What changed since the last sample, of the models of which something did."""
-        before, self._before = self._before, {key: (each, RequestCounts.of(each)) for key, each in seen.items()}
+        """Return the changes since the last sample, for the models that have any."""
+        before = self._before
+        self._before = {key: (statistics, RequestCounts.of(statistics)) for key, statistics in seen.items()}
         changes = {}
-        for key, (each, counts) in self._before.items():
-            known, then = before.get(key, (each, NOTHING))
-            if known is not each:
+        for key, (statistics, counts) in self._before.items():
+            known, then = before.get(key, (statistics, NOTHING))
+            if known is not statistics:  # another model of this name was loaded since
                 then = NOTHING
             if counts != then:
                 changes[key] = counts.since(then)
         return changes
 
     def _ring(self, key: ModelKey) -> ModelRing | None:
-        """The ring of a model that served something; None where all of them are of models that did so just now."""
+        """Return the ring of an active model, evicting the ring idle longest; None if all rings are in use."""
         if key not in self._rings and len(self._rings) >= MOST_MODELS:
             quietest = min(self._rings, key=lambda other: self._rings[other].served_at)
             if self._rings[quietest].served_at == self._taken:
@@ -144,14 +145,14 @@ class History:
 
 
 def _latencies_ns(seen: Statistics, since_ns: int) -> list[int]:
-    """Of the last answers since then."""
-    found: list[int] = []
+    """Return the latencies of the latest answers since then."""
+    latencies: list[int] = []
     for end_ns, latency_ns, _ in reversed(seen.recent):
-        if end_ns <= since_ns or len(found) == MOST_ANSWERS:
+        if end_ns <= since_ns or len(latencies) == MOST_ANSWERS:
             break
         if latency_ns >= 0:
-            found.append(latency_ns)
-    return found
+            latencies.append(latency_ns)
+    return latencies
 
 
 def _figures(change: RequestCounts, latencies_ns: list[int], seconds: float) -> tuple[float, ...]:
@@ -167,7 +168,7 @@ def _figures(change: RequestCounts, latencies_ns: list[int], seconds: float) -> 
 
 
 def _percentile_ms(ordered_ns: list[int], percent: int) -> float:
-    """The latency that so many of a hundred answers do not exceed."""
+    """Return a percentile of sorted latencies; NaN without any."""
     if not ordered_ns:
         return math.nan
     return ordered_ns[-(-len(ordered_ns) * percent // 100) - 1] / 1e6

@@ -1,9 +1,8 @@
 """A server inside a Python program: ``weft.Server``.
 
-The server of ``server.py`` lives on an event loop. Here it gets a thread with a loop of its own, so that a script, a
-notebook or a program with another loop can start it, ask it and end it. ``infer`` goes straight to the service: what
-HTTP carries as bytes is handed over as arrays, and all else is the same as for any client: queues, deadlines, batches,
-books and errors.
+The server of ``server.py`` needs an event loop. Here it gets a thread with a loop of its own, so that a script, a
+notebook or a program with another loop can start, use and stop it. ``infer`` passes arrays to the service directly;
+everything else is the same as for other clients: queues, deadlines, batches, metrics and errors.
 """
 
 from __future__ import annotations
@@ -29,25 +28,25 @@ from weft.base.errors import BadRequest, InputError, Overloaded, RequestError, u
 from weft.runtime.tensors import Array
 from weft.serving import metrics
 from weft.serving.array_requests import answer_of, request_of
-from weft.serving.background_tasks import errands_of
+from weft.serving.background_tasks import background_threads
 from weft.serving.config import GROUP_OF, ServerConfig, read_server_config
 from weft.serving.inference import InferCall
+from weft.serving.pages import state
 from weft.serving.server import Server, fastest_loop
 from weft.serving.service import Service
-from weft.serving.state import state
 from weft.serving.wire import InferResponse, Parameter
 
 T = TypeVar("T")
 Answer = Future[dict[str, Array]]
 
 PORTS: Mapping[str, Any] = {"http_port": 0, "grpc_port": None}
-"""What a server in a program listens on unless told otherwise: a port that is free, and no gRPC."""
+"""Defaults of a server in a program: a free port for HTTP, and no gRPC."""
 
 PLAN_FILE, SETTINGS_FILE = "plan.json", "weft.toml"
-"""What the folder of a plan has, besides its models."""
+"""Files in the folder of a plan, next to the models."""
 
 LEFT_S = 10.0
-"""How long what a server has begun, and stopped, may take to end once it has ended itself."""
+"""Timeout for joining background threads after the server has ended; a thread that hangs longer is abandoned."""
 
 
 class InProcessServer:
@@ -77,7 +76,7 @@ class InProcessServer:
 
     def __repr__(self) -> str:
         where = self.url if self._thread and self._thread.started.done() else "not running"
-        return f"Server({', '.join(Path(each).stem for each in self.config.loading.models)}: {where})"
+        return f"Server({', '.join(Path(source).stem for source in self.config.loading.models)}: {where})"
 
     # Life
 
@@ -141,17 +140,17 @@ class InProcessServer:
         version: str = "",
         parameters: Mapping[str, Parameter] | None = None,
     ) -> dict[str, Array]:
-        """Have *inputs* computed, and wait for the outputs, by name; all of them, unless *outputs* names some.
+        """Compute *inputs* and return the outputs by name; all of them, unless *outputs* names some.
 
-        deadline_ms: strict; what cannot be answered by then is not computed, and raises ``Expired``. Where left out,
-        the model's own holds. parameters: those of the protocol (docs/serving.md), as ``{"weft_slo_ms": 50}``.
+        deadline_ms: strict; a request that cannot meet it is not computed, and raises ``Expired``. By default the
+        model's own deadline holds. parameters: those of the protocol (docs/serving.md), as ``{"weft_slo_ms": 50}``.
         Whatever the server would refuse raises the same kind of ``RequestError``.
         """
         answer = self._ask(model, inputs, deadline_ms, outputs, version, parameters)
         try:
             return answer.result()
         except BaseException:
-            answer.cancel()  # Ctrl-C: nobody waits any more
+            answer.cancel()  # Ctrl-C: the result is not needed any more
             raise
 
     async def infer_async(
@@ -170,17 +169,17 @@ class InProcessServer:
         """
         return await asyncio.wrap_future(self._ask(model, inputs, deadline_ms, outputs, version, parameters))
 
-    # What there is to know
+    # State
 
     @property
     def url(self) -> str:
-        """Where clients on this machine find it."""
+        """The base URL for clients on this machine."""
         scheme = "https" if self.config.network.tls_cert else "http"
         return f"{scheme}://{self.config.network.host}:{self._running.server.http_port}"
 
     @property
     def grpc_address(self) -> str | None:
-        """Where clients of gRPC find it; None without."""
+        """The address for gRPC clients; None without gRPC."""
         port = self._running.server.grpc_port
         return None if port is None else f"{self.config.network.host}:{port}"
 
@@ -188,19 +187,19 @@ class InProcessServer:
     def ready(self) -> bool:
         """Whether requests are taken."""
         try:
-            return self._running.told(Service.is_ready)
+            return self._running.query(Service.is_ready)
         except Overloaded:
             return False
 
     def metrics(self) -> dict[str, float]:
         """What ``/metrics`` says, by name and labels: ``nv_inference_request_success{model="camera",version="1"}``."""
-        return self._running.told(metrics.values)
+        return self._running.query(metrics.values)
 
     def state(self) -> dict[str, Any]:
         """What the dashboard shows: models with their rates and percentiles, lanes, memory."""
-        return self._running.told(state)
+        return self._running.query(state)
 
-    # Behind it
+    # The thread
 
     @property
     def _running(self) -> _ServerThread:
@@ -213,7 +212,9 @@ class InProcessServer:
             raise InputError("this server runs already; make another one")
         self._thread = thread = _ServerThread(self.config)
         thread.start()
-        weakref.finalize(self, thread.tell_to_end, at_once=True).atexit = False  # who forgets to stop it has none
+        weakref.finalize(
+            self, thread.request_stop, at_once=True
+        ).atexit = False  # a server that is not stopped ends by ``_end_all``
         return thread
 
     def _ask(
@@ -232,7 +233,7 @@ class InProcessServer:
         def begin(answer: Answer) -> None:
             service = thread.server.service
             try:
-                slot = service.meant(model, version)
+                slot = service.slot_for(model, version)
             except RequestError as error:
                 service.trace_refusal(model, error)
                 raise
@@ -256,7 +257,7 @@ class InProcessServer:
 
 
 class _ServerThread(threading.Thread):
-    """One server on a loop of its own, from its start to its end."""
+    """A thread that runs one server on a loop of its own, from start to end."""
 
     def __init__(self, config: ServerConfig) -> None:
         super().__init__(name="weft server", daemon=True)
@@ -265,9 +266,10 @@ class _ServerThread(threading.Thread):
         self._loop = (fastest_loop() or asyncio.new_event_loop)()
         self._ending = asyncio.Event()
         self.started: Future[None] = _uncancelled()
-        """When it is ready, or why it cannot be."""
+        """Done when the server is ready, with an exception if it cannot be."""
         self.ended: Future[None] = _uncancelled()
         self._asked: set[Future[Any]] = set()
+        # protects _closed and additions to _asked: no request may be added after _refuse_the_rest took the list
         self._lock = threading.Lock()
         self._closed = False
 
@@ -280,7 +282,7 @@ class _ServerThread(threading.Thread):
         except BaseException as error:
             failure = error
         self._refuse_the_rest()
-        _wait_for_errands(self._loop)
+        _join_background_threads(self._loop)
         if hasattr(self, "server"):
             self.server.remove_scratch()
         if not self.started.done():
@@ -305,7 +307,7 @@ class _ServerThread(threading.Thread):
             raise InputError(f"not ready: {missing}")
 
     async def _starts(self, server: Server) -> bool:
-        """Start it, unless it shall end before it has."""
+        """Start the server; return False if it was stopped before it had started."""
         starting, ending = asyncio.create_task(server.start()), asyncio.create_task(self._ending.wait())
         await asyncio.wait([starting, ending], return_when=asyncio.FIRST_COMPLETED)
         ending.cancel()
@@ -320,12 +322,12 @@ class _ServerThread(threading.Thread):
     # From other threads
 
     def soon(self, call: Callable[[], object]) -> None:
-        """Have something done on the loop, if that still runs."""
+        """Schedule a call on the loop; no effect after the loop has ended."""
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call)
 
     def ask(self, begin: Callable[[Future[T]], None]) -> Future[T]:
-        """An answer that *begin* sees to, on the loop; whatever goes wrong there is the answer."""
+        """Call *begin* on the loop with a future that it completes; its exceptions complete the future, too."""
         answer: Future[T] = Future()
 
         def run() -> None:
@@ -344,17 +346,17 @@ class _ServerThread(threading.Thread):
         answer.add_done_callback(self._asked.discard)
         return answer
 
-    def told(self, question: Callable[[Service], T]) -> T:
-        """What the service says."""
+    def query(self, question: Callable[[Service], T]) -> T:
+        """Call a function of the service on the loop and wait for its result."""
         return self.ask(lambda answer: _give(answer, question(self.server.service))).result()
 
     def end(self, *, at_once: bool = False) -> None:
-        """Have it end, and wait for that; *at_once*: for nobody else."""
-        self.tell_to_end(at_once=at_once)
+        """Stop the server and wait for its thread; *at_once*: without answering pending requests."""
+        self.request_stop(at_once=at_once)
         try:
             self.ended.result()
         except KeyboardInterrupt:
-            self.tell_to_end(at_once=True)
+            self.request_stop(at_once=True)
             self.ended.result()
             raise
         finally:
@@ -362,18 +364,18 @@ class _ServerThread(threading.Thread):
 
     async def end_async(self, *, at_once: bool = False) -> None:
         """``end`` that lets other coroutines go on."""
-        self.tell_to_end(at_once=at_once)
+        self.request_stop(at_once=at_once)
         try:
             await asyncio.wrap_future(self.ended)
         except asyncio.CancelledError:
-            self.tell_to_end(at_once=True)
+            self.request_stop(at_once=True)
             await asyncio.wrap_future(self.ended)
             raise
         finally:
             self.join()
 
-    def tell_to_end(self, *, at_once: bool = False) -> None:
-        """Have it end, and do not wait for that."""
+    def request_stop(self, *, at_once: bool = False) -> None:
+        """Stop the server without waiting for that."""
 
         def tell() -> None:
             self._ending.set()
@@ -383,7 +385,7 @@ class _ServerThread(threading.Thread):
         self.soon(tell)
 
     def _refuse_the_rest(self) -> None:
-        """Answer whoever asked when nobody was there any more."""
+        """Fail the requests that arrived too late for the loop."""
         with self._lock:
             self._closed = True
             left = list(self._asked)
@@ -400,15 +402,16 @@ def _end_all() -> None:
             thread.end(at_once=True)
 
 
-# Not when ``atexit`` has its turn: from Python 3.12 on no thread can be started then, and a server starts some to end.
+# Not by ``atexit``: from Python 3.12 on no thread can be started then, and a server needs threads to close.
 getattr(threading, "_register_atexit", atexit.register)(_end_all)
 
 
 class _QuickTurns:
-    """Threads of Python take turns as quickly as a server needs them to while one runs here, and as before after."""
+    """Restores Python's thread switch interval when the last server of this process has ended; servers shorten it."""
 
     def __init__(self) -> None:
-        self._lock, self._servers, self._usual_s = threading.Lock(), 0, sys.getswitchinterval()
+        self._lock = threading.Lock()  # protects the count of servers, which start and end on threads of their own
+        self._servers, self._usual_s = 0, sys.getswitchinterval()
 
     def __enter__(self) -> None:
         with self._lock:
@@ -438,21 +441,21 @@ def _config(
         file = ServerConfig() if base is None else read_server_config(Path(base), environment={})
         base = replace(file, **PORTS)
     named: dict[str, Any] = {"models": tuple(map(str, models))} if models else {}
-    found = replace(base, **named, **settings)
-    if not found.loading.models:
+    merged = replace(base, **named, **settings)
+    if not merged.loading.models:
         raise InputError("nothing to serve: name a model repository, an .onnx file or a model (weft models list)")
-    return found
+    return merged
 
 
 def _deliver(answer: Answer, response: InferResponse, call: InferCall) -> None:
-    """Hand a result over, if its deadline allows that and somebody waits for it."""
+    """Complete the future of a request with its result, unless its deadline passed or it was cancelled."""
     try:
         outputs = answer_of(response)
     except Exception as error:
         _fail(answer, call.fail(error))
         return
     if not answer.set_running_or_notify_cancel():
-        return  # who cancelled it has the call cancelled, too
+        return  # cancelled, which cancels the call, too
     if late := call.settle():
         answer.set_exception(late)
     else:
@@ -470,7 +473,7 @@ def _fail(answer: Future[Any], error: BaseException) -> None:
 
 
 def _uncancelled() -> Future[None]:
-    """A future that nobody who waits for it can cancel."""
+    """Create a future that cannot be cancelled by those that wait for it."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
     return future
@@ -480,8 +483,8 @@ def _not_running() -> Overloaded:
     return Overloaded("the server is not running: start() it, or use it in a with block", reason="draining")
 
 
-def _wait_for_errands(loop: asyncio.AbstractEventLoop) -> None:
-    """Let models that were being read or learned see that they are not wanted."""
+def _join_background_threads(loop: asyncio.AbstractEventLoop) -> None:
+    """Join the threads that load or learn models, which end when they see that their result is not needed."""
     end_s = time.monotonic() + LEFT_S
-    for each in errands_of(loop):
-        each.join(max(0.0, end_s - time.monotonic()))
+    for thread in background_threads(loop):
+        thread.join(max(0.0, end_s - time.monotonic()))

@@ -1,4 +1,4 @@
-"""Inference, whichever protocol asks: finds a request's model, has it computed, and counts how it ends.
+"""Inference, independent of the protocol: finds a request's model, submits the request, and counts its outcome.
 
 A protocol (``routes``, ``grpc_service``, ``in_process``) calls ``InferenceService.infer`` and gets an ``InferCall``.
 """
@@ -16,11 +16,11 @@ from weft.http.limits import ByteBudget
 from weft.http.messages import ANYONE, ClientRank, ServerEstimate
 from weft.runtime.client_memory import Lender
 from weft.runtime.tensors import Array
+from weft.serving.access import Caller, Keys
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.exit_rules import THRESHOLD
 from weft.serving.json_helpers import JsonHelpers
-from weft.serving.keys import Caller, Keys
 from weft.serving.library import Library
 from weft.serving.readiness import why_not_ready
 from weft.serving.region_tensors import RegionTensors, RequestRegions
@@ -41,7 +41,7 @@ PRIORITIES = {1: 9, 2: 3}
 """Weights of the protocol's priorities, of which 1 is the highest; all others weigh 1."""
 
 Decode = Callable[[ModelSpec], "InferRequest | Awaitable[InferRequest]"]
-"""Reads a request, here or elsewhere."""
+"""Decodes a request, here or in a helper process."""
 Peek = Callable[[], Mapping[str, object]]
 """The parameters of a request that cannot be read yet, because its model is not loaded; unchecked."""
 Done = Callable[["InferResponse | RequestError"], None]
@@ -50,8 +50,8 @@ Done = Callable[["InferResponse | RequestError"], None]
 class InferCall:
     """One request for a result, from the client's first byte until its answer is handed to the socket.
 
-    The server's face (HTTP, gRPC, the calling program) encodes the result, then calls ``settle`` and sends what that
-    decides: the deadline is judged, and the request is counted, after everything that takes time.
+    The protocol (HTTP, gRPC, the calling program) encodes the result, then calls ``settle`` and sends its verdict: the
+    deadline is checked, and the request is counted, after everything that takes time.
     """
 
     __slots__ = (
@@ -75,11 +75,11 @@ class InferCall:
         self.rank = own if rank is None else rank.within(own)
         self.arrival = service.now() - age
         self.deadline = deadline
-        """The transport's own, on the clock of the lanes."""
+        """The deadline of the transport (gRPC), on the clock of the lanes."""
         self.slot: ModelSlot | None = None
-        """Its model; None while none of this name and version is known."""
+        """The model; None until one of this name and version is found."""
         self.regions: RequestRegions | None = None
-        """Where tensors of it lie that do not travel with it."""
+        """The shared memory regions that it uses."""
         self.request: InferRequest | None = None
         self.ticket: ClientTicket | None = None
         self.waiting: asyncio.Task[None] | None = None
@@ -88,23 +88,23 @@ class InferCall:
 
     @property
     def passed_s(self) -> float:
-        """How long ago its client sent it."""
+        """Seconds since the client sent it."""
         return (self._service.now() - self.arrival) / 1e9
 
     def begin(self, slot: ModelSlot, decode: Decode) -> None:
-        """Read it, hand it to the dispatcher; the answer comes later, a refusal at once."""
+        """Decode the request and submit it to the dispatcher; the answer comes later, a refusal at once."""
         assert slot.served
         began = time.monotonic_ns()
         slot.used_ns = self.arrival
         try:
-            found = decode(slot.served.spec)
-            if isinstance(found, InferRequest) and found.shared is not None:
-                found = self._fetch(found, found.shared, borrows=slot.served.loaded.borrows)
-            if isinstance(found, InferRequest):
-                self._submit(slot, found, began)
+            request = decode(slot.served.spec)
+            if isinstance(request, InferRequest) and request.shared is not None:
+                request = self._fetch(request, request.shared, borrows=slot.served.loaded.borrows)
+            if isinstance(request, InferRequest):
+                self._submit(slot, request, began)
             else:
-                self.waiting = self._service.soon(self._begin_when_read(slot, slot.served.spec, found))
-        except Exception as error:  # nobody shall wait because of a fault of ours
+                self.waiting = self._service.soon(self._begin_when_read(slot, slot.served.spec, request))
+        except Exception as error:  # the client gets an answer to a fault of ours, too
             self.refuse(error)
 
     def _fetch(
@@ -132,7 +132,7 @@ class InferCall:
         self.ticket = ticket
 
     async def _begin_when_read(self, slot: ModelSlot, spec: ModelSpec, reading: Awaitable[InferRequest]) -> None:
-        """Go on when it was read elsewhere, as a request that came when it did."""
+        """Submit the request after it was decoded elsewhere, with its original arrival time."""
         try:
             request = await reading
             if slot.served is None or slot.served.spec != spec:
@@ -168,7 +168,7 @@ class InferCall:
             self._done(response)
 
     def _write_outputs(self, response: InferResponse, regions: RequestRegions) -> None:
-        """Write outputs that shall lie in regions, then answer."""
+        """Write outputs into the shared memory regions that were requested, then answer."""
         try:
             written = regions.delivered(response)
         except Exception as error:
@@ -193,7 +193,7 @@ class InferCall:
         self._done(self.fail(error))
 
     def fail(self, error: Exception) -> RequestError:
-        """Count that there is no result to send; returns what the client is told. An exception of ours is logged."""
+        """Count a request without a result, and return the error for the client. Internal exceptions are logged."""
         if not isinstance(error, RequestError):
             log.error("%s: a request failed inside the server", self.name, exc_info=error)
             error = internal(error)
@@ -201,11 +201,11 @@ class InferCall:
         return error
 
     def settle(self, error: RequestError | None = None) -> RequestError | None:
-        """Decide how the request ends, and count it, once; a face calls this last before it sends a result.
+        """Decide the outcome of the request and count it, once; a protocol calls this right before it sends a result.
 
-        Returns the error to send in its place: *error*, or ``Expired`` after a strict deadline. None: send the result.
+        Returns the error to send instead: *error*, or ``Expired`` after a strict deadline. None: send the result.
         """
-        if self._settled:  # its client left meanwhile: what is sent now reaches nobody
+        if self._settled:  # its client disconnected meanwhile: what is sent now is lost
             return error
         self._settled = True
         service, ticket, now = self._service, self.ticket, self._service.now()
@@ -219,22 +219,22 @@ class InferCall:
             statistics.failed(now, 0, error.reason, had_deadline=isinstance(error, Expired))
         if service.telemetry.enabled and (ticket.traced if ticket else service.trace.takes(self.name)):
             service.telemetry.ended(self.name, now - self.arrival, ticket, error, self._parent)
-        self._done = _ignore  # it refers to the face's request, and that to this: the cycle would keep its body
+        self._done = _ignore  # it refers to the protocol's request, and that to this: the cycle would keep the body
         return error
 
     def cancel(self) -> None:
-        """Its client went away."""
+        """Withdraw the request: its client disconnected."""
         if self.regions:
             self.regions.end()
         if self.waiting:
             self.waiting.cancel()
         if self.ticket:
             self._service.dispatcher.withdraw(self.ticket)
-        self.settle(Cancelled("the client went away"))  # unless the dispatcher had it, and answered just now
+        self.settle(Cancelled("the client went away"))  # no effect if the dispatcher answered just now
 
 
 class InferenceService:
-    """Takes requests for results, holds what they share, and knows whether the server is ready for them."""
+    """Takes inference requests, holds what they share (keys, budgets, regions), and reports readiness."""
 
     def __init__(
         self,
@@ -247,19 +247,19 @@ class InferenceService:
         self.config, self.library, self.dispatcher = config, library, dispatcher
         self.telemetry = telemetry or Telemetry()
         self.now = dispatcher.lanes.now
-        """The clock of arrivals, deadlines and segments: that of what computes them."""
+        """The clock of arrivals, deadlines and segments, in nanoseconds: that of the lanes."""
         self.started_ns = self.now()
         self.started = False
-        """All that shall be there from the start was loaded, or has failed to."""
+        """Whether all models to preload were loaded or have failed."""
         self.draining = False
-        self._last_told: str | None = None
-        """Why it was not ready when the log was last told."""
+        self._last_reason: str | None = None
+        """The reason for not being ready that was last logged."""
         self._tasks: set[asyncio.Task[None]] = set()
         self.refused = Statistics()
-        """Requests that met no model."""
+        """Counters of requests for which no model was found."""
         self.keys = keys or Keys(config.network.api_key, config.network.keys_file)
         self.budget = ByteBudget(config.inflight_bytes)
-        """What requests hold of all connections together."""
+        """Backpressure: bounds the bytes that requests of all connections hold together."""
         self.json = JsonHelpers()
         self.trace = TraceSettings()
         limits: dict[str, Any] = {
@@ -274,12 +274,11 @@ class InferenceService:
         self.region_tensors = RegionTensors(self.budget, config.limits.max_body_bytes)
 
     def check_key(self, headers: Mapping[str, str]) -> Caller:
-        """Whose key a request carries; refuse one without, if keys are set. *headers* have lower-case names."""
+        """Return the user of a request's API key; Unauthorised if it has none. *headers* have lower-case names."""
         return self.keys.known(headers)
 
-    def meant(self, name: str, version: str) -> ModelSlot:
-        """The model that a new request for a result is for; that it can have none is counted. Looked up once: the slot
-        goes with the request."""
+    def slot_for(self, name: str, version: str) -> ModelSlot:
+        """Find the model of a new inference request, and count a refusal. The request keeps the slot."""
         try:
             if self.draining:
                 raise Overloaded(GOING_DOWN, reason="draining", retry_after_s=5)
@@ -308,15 +307,15 @@ class InferenceService:
         parent: str = "",
         rank: ClientRank | None = None,
     ) -> InferCall:
-        """Have a request computed that was let in by ``meant``, which gave the slot.
+        """Start a request, whose slot ``slot_for`` returned.
 
         done: called once: with an error, perhaps before this returns, or later with a result. An error is counted
-        already; a result is counted, or turned down as too late, by ``InferCall.settle``, which the caller calls when
-        it is encoded and about to be sent.
-        age: nanoseconds since its client sent it, where others had it before; its deadlines count from then.
-        parent: the span that it is a part of, as ``telemetry`` knows it.
-        rank: what its client's key gives it, where another server knows that.
-        It is computed also if the server goes down meanwhile: whoever was let in has a result.
+        already; a result is counted, or refused as too late, by ``InferCall.settle``, which the caller calls when it is
+        encoded and about to be sent.
+        age: nanoseconds since its client sent it, if a gate had it before; its deadlines count from then.
+        parent: the parent span, as ``telemetry`` has it.
+        rank: the priorities of its client's key, if a gate checked that.
+        A request that was accepted is answered even if the server starts to drain meanwhile.
         """
         call = InferCall(self, slot.entry.name, done, deadline, caller, age, parent, rank)
         call.slot = slot
@@ -335,10 +334,10 @@ class InferenceService:
         except TimeoutError:
             call.refuse(Expired(f"{slot.entry.name}: its deadline passed while it was loading"))
         except RequestError as error:
-            self.tell_readiness()
+            self.log_readiness()
             call.refuse(error)
         else:
-            self.tell_readiness()
+            self.log_readiness()
             call.waiting = None
             call.begin(slot, decode)
 
@@ -351,12 +350,12 @@ class InferenceService:
         reply: Reply,
         rank: ClientRank = ANYONE,
     ) -> ClientTicket:
-        """What a request waits with: its deadline and priority are its own, else its model's, else the server's."""
+        """Create the ticket of a request. Deadline and priority are its own, else its model's, else the server's."""
         assert slot.served
         parameters, model = request.parameters, slot.entry.config
         threshold, priority = None, 0
         if parameters:
-            threshold = above_zero(parameters, THRESHOLD, "a number above 0; above 1 nobody leaves early")
+            threshold = above_zero(parameters, THRESHOLD, "a number above 0; above 1 no row leaves early")
             priority = whole(parameters, "priority")
         weight = _weight(priority, model.priority, rank)
         server = self.config.scheduling
@@ -374,7 +373,7 @@ class InferenceService:
         )
 
     def estimate(self, name: str, version: str) -> ServerEstimate | None:
-        """What is expected for another request for a model; None while it is not loaded, or gone."""
+        """Estimate the waiting and computing time of another request for a model; None if it is not loaded."""
         try:
             served = self.library.find(name, version).served
         except NotFound:
@@ -385,19 +384,19 @@ class InferenceService:
         return ServerEstimate(self.dispatcher.ahead(), own, lanes)
 
     def regions_of(self, tensors: SharedTensors, caller: Caller) -> RequestRegions:
-        """The regions that a request of the caller's uses, which are its own."""
+        """Return the shared memory regions that a request uses; they must belong to its caller."""
 
         def find(name: str) -> Region:
             table = self.cuda_memory if self.cuda_memory.has(caller, name) else self.system_memory
             return table.find(caller, name)
 
-        return self.region_tensors.of(tensors, find)
+        return RequestRegions(self.region_tensors, tensors, find)
 
     def _write_on_device(self, lender: Lender, offset: int, data: memoryview) -> None:
         self.library.backend.write_region(lender, offset, data)
 
     def soon(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Go on with a request in a task, for which a server that goes down waits."""
+        """Continue a request in a task; drain waits for it."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -409,7 +408,7 @@ class InferenceService:
         return not self.why_not_ready()
 
     def why_not_ready(self, *, in_full: bool = True) -> str:
-        """What keeps the server from being ready, with the models' names if *in_full*; nothing where it is."""
+        """Return why the server is not ready, empty if it is; models are named only if *in_full*."""
         if self.draining:
             return GOING_DOWN
         if not self.started:
@@ -417,12 +416,12 @@ class InferenceService:
         why = why_not_ready(self.library, self.config)
         return why if in_full or not why else "models are missing; see the log, or ask with the API key"
 
-    def tell_readiness(self) -> None:
-        """A line in the log where it has changed: whoever watches a probe finds the reason there."""
+    def log_readiness(self) -> None:
+        """Log readiness if it has changed, so that the reason for a failing probe is in the log."""
         why = self.why_not_ready()
-        if why != self._last_told and not self.draining:
+        if why != self._last_reason and not self.draining:
             log.log(logging.WARNING if why else logging.INFO, "not ready: %s" if why else "ready%s", why)
-            self._last_told = why
+            self._last_reason = why
 
     async def drained(self) -> None:
         """Wait until every accepted request is answered."""
@@ -430,32 +429,32 @@ class InferenceService:
             await asyncio.sleep(0.005)
 
     def close_regions(self) -> None:
-        """Let go of all that clients have registered."""
+        """Release all shared memory regions of clients."""
         self.region_tensors.close()
         self.system_memory.close()
         self.cuda_memory.close()
 
 
 def _patience_s(call: InferCall, slot: ModelSlot, peek: Peek) -> float | None:
-    """How long a request waits for its model: until its strict deadline, if it or its model has one."""
-    found = [(call.deadline - call.arrival) / 1e9] if call.deadline is not None else []
+    """Return the timeout for loading a request's model, from its strict deadline; None without one."""
+    timeouts_s = [(call.deadline - call.arrival) / 1e9] if call.deadline is not None else []
     timeout_us = peek().get("timeout")
     if isinstance(timeout_us, int) and 0 < timeout_us <= MOST_WHOLE:
-        found.append(min(timeout_us / 1e6, LONGEST_NS / 1e9))
-    if not found and slot.config.timeout_ms is not None:
-        found.append(slot.config.timeout_ms / 1e3)
-    return min(found) - call.passed_s if found else None
+        timeouts_s.append(min(timeout_us / 1e6, LONGEST_NS / 1e9))
+    if not timeouts_s and slot.config.timeout_ms is not None:
+        timeouts_s.append(slot.config.timeout_ms / 1e3)
+    return min(timeouts_s) - call.passed_s if timeouts_s else None
 
 
-def _weight(asked: int, model: int, rank: ClientRank) -> int:
-    """What a request weighs by its own priority, that of its key or that of its model, as far as its key allows."""
-    return min(PRIORITIES.get(asked or rank.priority or model, 1), PRIORITIES.get(rank.top, 1))
+def _weight(requested: int, model: int, rank: ClientRank) -> int:
+    """Return the weight of a request: of its own priority, else its key's, else its model's, limited by its key."""
+    return min(PRIORITIES.get(requested or rank.priority or model, 1), PRIORITIES.get(rank.top, 1))
 
 
 def _ignore(outcome: InferResponse | RequestError) -> None:
-    """Takes the place of a callback that was called."""
+    """Replace a callback that was called."""
 
 
 def internal(error: Exception) -> Failed:
-    """What a client is told of a fault of ours."""
+    """Convert an internal exception to the client's error, which does not show its message."""
     return Failed(f"internal error: {type(error).__name__}")

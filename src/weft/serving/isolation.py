@@ -1,4 +1,4 @@
-"""Where models run: what the settings of the server and of its models come to."""
+"""Where models run, worked out from the settings of the server and of its models."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ THREADS, PROCESS = "threads", "process"
 
 
 def group_of(entry: ModelEntry, default: str, backend: Backend) -> str | None:
-    """The group of workers that a model runs in; None where it runs in the server."""
+    """Return the worker group of a model; None if it runs in threads of the server."""
     if backend.device is not None:
         return backend.device
     wanted = entry.config.isolation or default
@@ -35,13 +35,13 @@ def group_of(entry: ModelEntry, default: str, backend: Backend) -> str | None:
 
 
 def grain_s_of(config: ModelConfig, backend: Backend) -> float:
-    """How long a segment should be: what the model says, or what is usual on the device."""
+    """Return the target duration of a segment: the model's setting, or the default of the device."""
     usual = backend.grain_s
     return config.grain_ms / 1e3 if usual is None or "grain_ms" in config.model_fields_set else usual
 
 
 def precision_of(config: ModelConfig, default: str, backend: Backend) -> str:
-    """What a model is computed with; only a device converts it."""
+    """Return the precision of a model; only devices convert models."""
     wanted = config.precision or default
     if wanted != "fp32" and backend.device is None:
         raise ModelError(f'precision = "{wanted}" needs a device; serve with --device, or leave it out')
@@ -60,7 +60,7 @@ def check_device(path: Path, backend: Backend) -> None:
 
 
 def backend_of(config: ServerConfig) -> Backend:
-    """What runs the models of a server; InputError where this machine does not have it."""
+    """Open the backend of a server; InputError if this machine does not have it."""
     limits, execution = limits_of(config.workers), config.execution
     if execution.device is not None:  # its worker has all models, wherever in the repository they are
         limits = replace(limits, folders=_folders(config.loading.models))
@@ -69,13 +69,13 @@ def backend_of(config: ServerConfig) -> Backend:
 
 
 def _folders(models: Iterable[str]) -> tuple[str, ...]:
-    """The folders among the sources of models, links followed."""
-    found = [path for path in map(Path, models) if path.is_dir()]
-    return tuple(sorted({str(each) for path in found for each in (path.absolute(), path.resolve())}))
+    """Return the folders among the sources of models, as given and with links resolved."""
+    folders = [path for path in map(Path, models) if path.is_dir()]
+    return tuple(sorted({str(path) for folder in folders for path in (folder.absolute(), folder.resolve())}))
 
 
 def limits_of(workers: WorkerSettings) -> WorkerLimits:
-    """What the server's workers may have."""
+    """Return the limits of the server's worker processes."""
     return WorkerLimits(
         memory_bytes=workers.worker_memory_bytes,
         kill_s=workers.worker_kill_s,

@@ -1,7 +1,7 @@
-"""Large JSON is read and written by processes beside the server, so that nobody waits for it but who sent it.
+"""A pool of helper processes that read and write large JSON, which would hold up the event loop and Python's lock.
 
-So are many strings, also those in binary: each is an object of its own.
-They are started on first need, work for one request at a time, and are started again if they die.
+They also read and write large tensors of strings, binary ones included, because every string is an object. A helper is
+started on first need, works for one request at a time, and is restarted if it dies.
 """
 
 from __future__ import annotations
@@ -23,47 +23,48 @@ from weft.serving.wire import InferRequest, InferResponse, ModelSpec
 log = logging.getLogger("weft.server")
 
 WORKERS = 2
+"""Helper processes. They run at low priority; more would only compete with the lanes for cores."""
 
 Result = TypeVar("Result")
 _Arguments = Callable[[], tuple[object, ...]]
 
 
 def has_strings(model: ModelSpec) -> bool:
-    """Whether it takes strings."""
+    """Tell whether a model has inputs of strings."""
     return any(spec.datatype == "BYTES" for spec in model.inputs)
 
 
 class JsonHelpers:
-    """Processes for large JSON; their answers are awaited on the event loop."""
+    """A thread pool whose threads each wait for a helper process; results are awaited on the event loop."""
 
     def __init__(self, workers: int = WORKERS) -> None:
         self._workers = workers
         self._threads: ThreadPoolExecutor | None = None
         self._children = ChildPool(_start)
         self.busy = 0
-        """Jobs that are not done."""
+        """Jobs that are queued or running."""
 
     def decode(
         self, body: bytes | memoryview, header_length: int | None, model: ModelSpec
     ) -> asyncio.Future[InferRequest]:
-        """``wire.decode``, elsewhere."""
+        """Run ``wire.decode`` in a helper."""
         return self._begin(json_worker.decode, lambda: (pickle.PickleBuffer(body), header_length, model))
 
     def decode_message(self, message: bytes, model: ModelSpec) -> asyncio.Future[InferRequest]:
-        """``grpc_wire.decode_infer`` of a message that is not parsed, elsewhere."""
+        """Parse a message and run ``grpc_wire.decode_infer`` in a helper."""
         return self._begin(json_worker.decode_message, lambda: (pickle.PickleBuffer(message), model))
 
     async def encode(self, response: InferResponse) -> tuple[list[bytes], int | None]:
-        """``wire.encode``, elsewhere."""
+        """Run ``wire.encode`` in a helper."""
         parts, length = await self._begin(json_worker.encode, lambda: (_travelling(response),))
         return parts, length
 
     async def encode_message(self, response: InferResponse) -> bytes:
-        """``grpc_wire.encode_infer`` as bytes, elsewhere."""
+        """Run ``grpc_wire.encode_infer`` in a helper and return the message as bytes."""
         return bytes(await self._begin(json_worker.encode_message, lambda: (_travelling(response),)))
 
     async def call(self, function: Callable[..., Result], message: bytes, *arguments: object) -> Result:
-        """What a function of a module makes of a message, elsewhere."""
+        """Call a function of a module with a message, in a helper."""
         result: Result = await self._begin(function, lambda: (pickle.PickleBuffer(message), *arguments))
         return result
 
@@ -75,11 +76,11 @@ class JsonHelpers:
 
     @property
     def processes(self) -> list[int]:
-        """The ids of those that run."""
+        """The ids of the running helpers."""
         return self._children.process_ids
 
     def _begin(self, function: Callable[..., object], make: _Arguments) -> asyncio.Future[Any]:
-        """Have a process call a function; its arguments are made in the thread that waits, when their turn has come."""
+        """Queue a call in a helper. *make* builds its arguments on a pool thread, when its turn has come."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._workers, thread_name_prefix="json")
         self.busy += 1
@@ -90,12 +91,12 @@ class JsonHelpers:
 
     def _ended(self, box: list[_Arguments], begun: asyncio.Future[Any]) -> None:
         self.busy -= 1
-        box.clear()  # where it waits still, nothing is held for who has left
+        box.clear()  # a job that was cancelled in the queue holds no data
         if not begun.cancelled():
-            begun.exception()  # whoever asked may have left
+            begun.exception()  # marks it as retrieved: the request may have been cancelled
 
     def _do(self, function: Callable[..., object], box: list[_Arguments]) -> Any:
-        """Have a process call a function, in a thread that waits for it."""
+        """Call a function in a helper and wait for it; runs on a pool thread."""
         try:
             make = box.pop()
         except IndexError:
@@ -124,9 +125,9 @@ def _start() -> ChildProcess:
 
 
 def _travelling(response: InferResponse) -> InferResponse:
-    """An answer without what its writer does not need."""
-    wanted = {each.name for each in response.request.wanted}
+    """Reduce an answer to what is needed to encode it."""
+    wanted = {output.name for output in response.request.wanted}
     outputs = {name: array for name, array in response.outputs.items() if name in wanted}
-    labels = response.labels if any(each.classes for each in response.request.wanted) else {}
+    labels = response.labels if any(output.classes for output in response.request.wanted) else {}
     request = replace(response.request, inputs={})
     return replace(response, request=request, outputs=json_worker.packed(outputs), labels=labels)

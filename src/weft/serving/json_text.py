@@ -1,12 +1,11 @@
-"""JSON as the server reads and writes it: ``NaN`` and ``Infinity``, a bound on its parts, and no key given twice.
+"""JSON as the server reads and writes it: with ``NaN`` and ``Infinity``, bounded in size, without duplicate keys.
 
-JSON itself has no ``NaN``, ``Infinity`` and ``-Infinity``, which Triton and Python's own module read and write: orjson
-refuses them, and writes null in their place. It does all the work where there are none, so that nobody pays for them
-who does not use them.
+Standard JSON has no ``NaN``, ``Infinity`` and ``-Infinity``, but Triton and Python's own module read and write them.
+orjson refuses them, and writes null instead. JSON without these literals is left to orjson alone, so it costs no more.
 
-A parser takes 20 to 40 times the bytes of small objects and lists in memory, so that their number is bounded before
-anything is parsed. And it keeps the last of two values with one key, where another parser keeps the first: whoever sees
-such a request on its way may have read another one than is computed, so it is refused.
+A parser needs 20 to 40 times the size of small objects and lists in memory, so their number is bounded before parsing.
+Of two values with the same key this parser keeps the last, others keep the first: a proxy on the way may have checked
+another request than the one that is computed, so duplicate keys are refused.
 """
 
 from __future__ import annotations
@@ -23,20 +22,20 @@ from weft.base.errors import BadRequest, TooLarge
 from weft.runtime.tensors import Array
 
 QUICK_BYTES = 64 * 1024
-"""JSON with such literals is read more slowly; beyond this it is large (``json_helpers``)."""
+"""JSON with such literals is parsed by Python's slower parser; beyond this size a helper does it (``json_helpers``)."""
 
 _LITERALS = (b"NaN", b"Infinity")
 _HALF_A_PAIR = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 def has_literals(body: bytes | memoryview, end: int | None = None) -> bool:
-    """Whether the JSON may hold such a literal; *end* is where it ends."""
+    """Tell whether JSON may contain such a literal; *end* is its length in *body*."""
     text = bytes(body[:end]) if isinstance(body, memoryview) else body
     return any(text.find(literal, 0, end) >= 0 for literal in _LITERALS)
 
 
 def loads(data: bytes | memoryview) -> Any:
-    """What JSON says; JSONDecodeError, as orjson words it, where it cannot be read."""
+    """Parse JSON, with the literals; raises orjson's JSONDecodeError if it is invalid."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -50,11 +49,11 @@ def loads(data: bytes | memoryview) -> Any:
 
 
 def _loads(text: bytes) -> Any:
-    """What orjson would say if it knew the literals; ValueError, TypeError or RecursionError where it would say no."""
-    found = json.loads(text.decode(), parse_int=_whole, parse_float=_number)
+    """Parse JSON like orjson, but with the literals; ValueError, TypeError or RecursionError if it is invalid."""
+    value = json.loads(text.decode(), parse_int=_whole, parse_float=_number)
     if _HALF_A_PAIR.search(text):
-        orjson.dumps(found)  # half of a surrogate pair is no text
-    return found
+        orjson.dumps(value)  # half of a surrogate pair is no text
+    return value
 
 
 def _whole(text: str) -> int | float:
@@ -70,18 +69,18 @@ def _number(text: str) -> float:
 
 
 def spell_out(tensors: list[dict[str, Any]]) -> bool:
-    """Write the data of those tensors out that are not finite throughout; whether there were any."""
-    found = False
+    """Replace the data of tensors with non-finite elements by JSON text; return whether there were any."""
+    changed = False
     for tensor in tensors:
         data = tensor.get("data")
         if isinstance(data, np.ndarray) and data.dtype.kind == "f" and not np.isfinite(data).all():
             tensor["data"] = orjson.Fragment(_spelled_out(data))
-            found = True
-    return found
+            changed = True
+    return changed
 
 
 def _spelled_out(flat: Array) -> bytes:
-    """The elements of a flat array: orjson's null stands where a literal goes, in their order."""
+    """Write a flat array as JSON: each null of orjson is replaced by the literal for its element."""
     first, *rest = orjson.dumps(flat, option=orjson.OPT_SERIALIZE_NUMPY).split(b"null")
     odd = map(_literal, flat[~np.isfinite(flat)].tolist())
     return first + b"".join([literal + piece for literal, piece in zip(odd, rest, strict=True)])
@@ -92,7 +91,7 @@ def _literal(value: float) -> bytes:
 
 
 class Structure(NamedTuple):
-    """How many parts JSON has, of each kind."""
+    """The number of parts of a JSON text, by kind."""
 
     objects: int
     lists: int
@@ -104,18 +103,19 @@ class Structure(NamedTuple):
 
 
 LIMITS = Structure(objects=1 << 16, lists=1 << 20, keys=1 << 18, strings=1 << 20, commas=1 << 24)
-"""What is read. A model has few tensors and parameters, which are objects; lists are rows of nested data. A reader then
-takes at most about 1 GB beside the text: up to 60 bytes for a number, 72 for a short string, 240 for a small object.
-Strings are objects in the server, too: four million of them held up its event loop for 0.3 s, a million for 0.05 s."""
+"""Limits on what is parsed. A request has few tensors and parameters, which are objects; lists are rows of nested data.
+A parser then needs at most about 1 GB: up to 60 bytes for a number, 72 for a short string, 240 for a small object.
+Strings remain objects in the server: four million of them blocked its event loop for 0.3 s, a million for 0.05 s."""
 UNCOUNTED_BYTES = 2 * LIMITS.objects
-"""JSON up to this has no part too often: an empty object has two bytes."""
+"""JSON up to this size cannot exceed a limit, since an empty object takes two bytes; it is not counted."""
 
 _SHOWN_CHARS = 64
+"""Characters of a client's text that an error message repeats; bounds the message."""
 _NOT_COUNTED = bytes(set(range(256)) - set(b'{[:",'))
 
 
 def check_parts(text: bytes) -> None:
-    """Refuse JSON of so many parts that reading it would take many times its size in memory."""
+    """Refuse JSON with more parts than ``LIMITS``, which would need many times its size in memory."""
     if len(text) <= UNCOUNTED_BYTES or not _exceeded(_counted(text)):
         return
     if exceeded := _exceeded(exact_structure(text)):
@@ -128,25 +128,25 @@ def _exceeded(parts: Structure) -> list[str]:
 
 
 def check_keys(text: bytes, keys: int) -> None:
-    """Refuse JSON of which an object has a key twice; *keys*: how many there are where it was parsed.
+    """Refuse JSON with a duplicate key in an object; *keys*: the number of keys after parsing.
 
-    Every key has its colon. As many colons as keys, which is quickly seen, are proof that none was given twice.
+    Every key has a colon, so an equal number of colons, which is quickly counted, proves that no key was dropped.
     """
     if text.count(b":") == keys or exact_structure(text).keys == keys:
         return
-    key = _repeated_key(text)  # there may still be none: objects that nobody knows were not counted by the caller
+    key = _repeated_key(text)  # there may be none: the caller does not count keys in unknown objects
     if key is not None:
         raise BadRequest(f"the key {key[:_SHOWN_CHARS]!r} is given twice in one JSON object; send it once")
 
 
 def own_keys(parsed: dict[str, Any]) -> int:
-    """The keys of an object and of its parameters."""
+    """Count the keys of an object and of its parameters."""
     parameters = parsed.get("parameters")
     return len(parsed) + (len(parameters) if type(parameters) is dict else 0)
 
 
 def exact_structure(text: bytes) -> Structure:
-    """The parts of valid JSON, without what stands in strings; of other text, some numbers."""
+    """Count the parts of valid JSON, ignoring the contents of strings; meaningless for other text."""
     if b"\\" in text:  # only in strings; with pairs of them gone, one before a quotation mark belongs to it
         text = text.replace(b"\\\\", b"").replace(b'\\"', b"")
     text = text.translate(None, _NOT_COUNTED)
@@ -157,12 +157,12 @@ def exact_structure(text: bytes) -> Structure:
 
 
 def _counted(text: bytes) -> Structure:
-    """Not less than the parts of JSON: what stands in strings is counted, too."""
+    """Return an upper bound on the parts of JSON, quickly: characters within strings are counted, too."""
     return Structure(text.count(b"{"), text.count(b"["), text.count(b":"), text.count(b'"') // 2, text.count(b","))
 
 
 def _repeated_key(text: bytes) -> str | None:
-    """A key that some object has twice; of JSON that was parsed before, and is within the limits."""
+    """Return a duplicate key, None if there is none; the JSON is known to be valid and within the limits."""
 
     def look(pairs: list[tuple[str, Any]]) -> None:
         seen: set[str] = set()
@@ -187,4 +187,4 @@ class _Repeated(Exception):
 
 
 def _nothing(_: str) -> None:
-    """What a number is read as where only keys matter: digits without end would take long, or be refused."""
+    """Ignore a number where only keys matter: converting very long ones is slow, or refused by Python."""

@@ -1,4 +1,4 @@
-"""Child process of the server that reads and writes large JSON, which holds Python's lock in whatever thread."""
+"""Helper process of the server that reads and writes large JSON (``json_helpers``)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from weft.serving import wire
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec
 
 NICENESS = 10
-"""The processor goes to the lanes first."""
+"""Niceness of the process: the lanes get the processor first."""
 
 
 class Strings(NamedTuple):
-    """A tensor of strings on its way: pickled one by one they would take long to unpack."""
+    """A tensor of strings in its binary form for transport: unpickling strings one by one is slow."""
 
     data: bytes
     shape: tuple[int, ...]
 
 
 def packed(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Arrays as they travel."""
+    """Convert arrays for transport between processes."""
     return {
         name: Strings(wire.to_binary(array), array.shape) if array.dtype.kind in "OUS" else array
         for name, array in arrays.items()
@@ -35,10 +35,10 @@ def packed(arrays: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unpacked(arrays: dict[str, Any]) -> dict[str, Array]:
-    """Arrays that have travelled."""
+    """Convert arrays back after transport."""
     return {
-        name: wire.from_strings(each.data, each.shape) if isinstance(each, Strings) else each
-        for name, each in arrays.items()
+        name: wire.from_strings(value.data, value.shape) if isinstance(value, Strings) else value
+        for name, value in arrays.items()
     }
 
 
@@ -77,7 +77,7 @@ def _arrived(response: InferResponse) -> InferResponse:
 
 
 def _settle() -> None:
-    """Let others go first, in time and when memory is short; end with the server, not with a signal meant for it."""
+    """Give way to other processes for the processor and for memory; ignore signals, which are meant for the server."""
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)

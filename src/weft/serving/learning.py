@@ -1,9 +1,9 @@
-"""Serve first, learn later: models that are served whole are cut, measured and warmed up, one at a time, beside them.
+"""Learning: models are served whole at first, and cut, measured and warmed up in the background, one at a time.
 
-Nothing waits for that, not even the next model for one that never ends: each has a short turn at first, and those that
-need longer come again when all others have had theirs. It takes no memory that a load wants: what was learned takes the
-place of the whole model if there is room for it, as if it had been loaded again. What cannot be learned is said, and
-served whole as before.
+Each model has a short time limit at first; those that need longer are tried again when all others had their turn, so
+that one slow model does not delay the others. Learning does not take memory from loads: the learned model replaces the
+whole one if it fits into the budget, as if it had been loaded again. If a model cannot be learned, the reason is logged
+and it stays whole.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple
 
 from weft.base.errors import ModelError, NotLearned, WeftError, first_line
-from weft.serving.background_tasks import errand
+from weft.serving.background_tasks import run_in_background
 from weft.serving.repository import ModelEntry
 from weft.serving.slots import ModelSlot, signature
 from weft.serving.streams import ServedModel
@@ -24,19 +24,19 @@ log = logging.getLogger("weft.models")
 
 REMARK = "served whole until it is cut and measured"
 FIRST_TURN_S = 10.0
-"""How long a model may be learned before all others had a turn."""
+"""Time limit of a model's first turn: bounds how long the other models wait for theirs."""
 
 
 class LearningJob(NamedTuple):
-    """A model that is to be learned."""
+    """A model that waits to be learned."""
 
     slot: ModelSlot
     whole: ServedModel
-    """What is served meanwhile."""
+    """The model that is served meanwhile."""
     file: tuple[int, int] | None
     """Time and size of the file it was opened from."""
     turn_s: float
-    """How long it may take."""
+    """Time limit of this turn."""
 
     @property
     def wanted(self) -> bool:
@@ -45,7 +45,7 @@ class LearningJob(NamedTuple):
 
 
 class Learner:
-    """Learns what it is given, in order, on a thread with no hurry."""
+    """Learns models in order, on a background thread of low priority."""
 
     def __init__(
         self,
@@ -56,24 +56,24 @@ class Learner:
         learn_s: float,
         gently: bool,
     ) -> None:
-        """opened: in so many seconds, on any thread. fits: whether so many bytes have room.
+        """opened: opens and learns a model within a time in seconds, on any thread. fits: whether bytes fit the budget.
 
-        install: let requests meet it. learn_s: how long a model may take.
+        install: replaces the model that is served. learn_s: time limit of a model. gently: at low priority.
         """
         self._opened, self._fits, self._install = opened, fits, install
         self._learn_s, self.gently = learn_s, gently
-        self._lessons: list[LearningJob] = []
+        self._jobs: list[LearningJob] = []
         self._task: asyncio.Task[None] | None = None
 
     def want(self, slot: ModelSlot, whole: ServedModel, file: tuple[int, int] | None) -> None:
-        """Learn a model when its turn comes."""
+        """Queue a model to be learned."""
         slot.message = REMARK
-        self._lessons.append(LearningJob(slot, whole, file, min(FIRST_TURN_S, self._learn_s)))
+        self._jobs.append(LearningJob(slot, whole, file, min(FIRST_TURN_S, self._learn_s)))
         self.look()
 
     def look(self) -> None:
-        """There may be room now for what there was none."""
-        if self._task is None and any(self._fits(lesson.slot.guess_bytes()) for lesson in self._lessons):
+        """Start learning if a queued model fits into memory now."""
+        if self._task is None and any(self._fits(job.slot.guess_bytes()) for job in self._jobs):
             self._task = asyncio.create_task(self._work())
 
     async def settled(self) -> None:
@@ -83,61 +83,61 @@ class Learner:
 
     def close(self) -> None:
         """Learn nothing more; what is being learned is left to its thread."""
-        self._lessons.clear()
+        self._jobs.clear()
         if self._task:
             self._task.cancel()
 
     async def _work(self) -> None:
         try:
-            while lesson := self._next():
-                await self._learn(lesson)
+            while job := self._next():
+                await self._learn(job)
         finally:
             self._task = None
 
     def _next(self) -> LearningJob | None:
-        self._lessons = [lesson for lesson in self._lessons if lesson.wanted]
-        fitting = [lesson for lesson in self._lessons if self._fits(lesson.slot.guess_bytes())]
-        found = min(fitting, key=lambda lesson: lesson.turn_s, default=None)
-        if found:
-            self._lessons.remove(found)
-        return found
+        self._jobs = [job for job in self._jobs if job.wanted]
+        fitting = [job for job in self._jobs if self._fits(job.slot.guess_bytes())]
+        chosen = min(fitting, key=lambda job: job.turn_s, default=None)
+        if chosen:
+            self._jobs.remove(chosen)
+        return chosen
 
-    async def _learn(self, lesson: LearningJob) -> None:
-        opening = partial(self._opened, lesson.slot.entry, lesson.turn_s)
+    async def _learn(self, job: LearningJob) -> None:
+        opening = partial(self._opened, job.slot.entry, job.turn_s)
         try:
-            self._take(lesson, await errand("learner", opening, close_unwanted, gently=self.gently))
+            self._take(job, await run_in_background("learner", opening, close_unwanted, gently=self.gently))
         except NotLearned as error:
-            if lesson.turn_s < self._learn_s:
-                self._lessons.append(lesson._replace(turn_s=self._learn_s))
+            if job.turn_s < self._learn_s:
+                self._jobs.append(job._replace(turn_s=self._learn_s))
             else:
-                self._tell(lesson, error)
+                self._keep_whole(job, error)
         except Exception as error:  # whatever is wrong with a model concerns this model alone
-            self._tell(lesson, error)
+            self._keep_whole(job, error)
 
-    def _take(self, lesson: LearningJob, body: ServedModel) -> None:
-        """Put what was learned in the place of the whole model, or say why not."""
-        if lesson.wanted and self._fits(body.residency.memory_bytes):
-            self._install([lesson.slot], body)
+    def _take(self, job: LearningJob, body: ServedModel) -> None:
+        """Replace the whole model by the learned one; ModelError if that is not possible any more."""
+        if job.wanted and self._fits(body.residency.memory_bytes):
+            self._install([job.slot], body)
             return
-        errand("unwanted", body.loaded.close, _nothing)
-        if lesson.wanted:
+        run_in_background("unwanted", body.loaded.close, _ignore)
+        if job.wanted:
             raise ModelError("there is no room in the memory budget for what was learned of it")
         raise ModelError("its file has changed since; load it again")
 
-    def _tell(self, lesson: LearningJob, error: Exception) -> None:
-        """Say why a model stays as it is."""
-        slot, entry = lesson.slot, lesson.slot.entry
-        said = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {first_line(error)}"
-        said = said.removeprefix(f"{entry.path}: ").replace(str(entry.path), entry.path.name)
-        if slot.served is lesson.whole:
-            log.warning("%s %s stays whole: %s", entry.name, entry.version, said)
-            slot.message = f"stays whole: {said}"
+    def _keep_whole(self, job: LearningJob, error: Exception) -> None:
+        """Log why a model stays whole, and show it as the model's message."""
+        slot, entry = job.slot, job.slot.entry
+        reason = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {first_line(error)}"
+        reason = reason.removeprefix(f"{entry.path}: ").replace(str(entry.path), entry.path.name)
+        if slot.served is job.whole:
+            log.warning("%s %s stays whole: %s", entry.name, entry.version, reason)
+            slot.message = f"stays whole: {reason}"
 
 
 def close_unwanted(body: ServedModel) -> None:
-    """Give back a model that nobody waited for."""
+    """Close a model whose load was cancelled."""
     body.loaded.close()
 
 
-def _nothing(result: object) -> None:
-    """Nobody waits for it."""
+def _ignore(result: object) -> None:
+    """Ignore the result of a background task."""

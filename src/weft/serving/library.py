@@ -1,10 +1,9 @@
-"""Which models are loaded: loading on demand within a memory budget, leases, and leaving.
+"""Loaded models: loading on demand within a memory budget, eviction of the least recently used, leases, unloading.
 
-A model that a request needs is never closed under it: whoever is replaced, unloaded or evicted leaves when
-its last request is answered. Models that were stitched are loaded and evicted together, for they have one body.
-A model is served as soon as it can be run, whole, and learned later (``learning``). Every load has a thread of its own,
-and none waits for another, unless memory is short. All state is the event loop's; only the loading itself happens on
-threads.
+A model is never closed while a request needs it: a model that is replaced, unloaded or evicted is closed after its last
+request. Stitched models are loaded and evicted together, because they share one body. A model is served whole as soon
+as it can run, and learned later (``learning``). Every load has a thread of its own; loads wait for each other only if
+memory is short. All state belongs to the event loop; only the loading itself runs on threads.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from weft.base.errors import LoadFailed, ModelError, NotFound, Overloaded, WeftError
 from weft.engine.steering import Steering
 from weft.runtime.backend import Backend, LoadedModel, LoadOptions
-from weft.serving.background_tasks import errand
+from weft.serving.background_tasks import run_in_background
 from weft.serving.classification import labels_beside
 from weft.serving.config import ModelConfig
 from weft.serving.dispatch import Dispatcher
@@ -33,7 +32,7 @@ from weft.serving.streams import ServedModel
 log = logging.getLogger("weft.models")
 
 CLOSING_S = 0.5
-"""How long models may take to give their memory back when the server stops."""
+"""Timeout for closing models when the server stops; closing beyond it is abandoned."""
 
 
 class Library:
@@ -54,10 +53,10 @@ class Library:
         isolation: str = "threads",
         precision: str = "fp32",
     ) -> None:
-        """learn_s: how long a model may be tried out; 0: not at all. learn_first: before it is served.
+        """learn_s: time limit for learning a model; 0: no learning. learn_first: learn before serving.
 
-        max_compute_s: how long a request may be computed, where neither it nor its model says otherwise.
-        isolation: where models run that do not say so themselves (``isolation.group_of``).
+        max_compute_s: how long a request may be computed, unless its model has a limit of its own.
+        isolation: where models run that do not set it themselves (``isolation.group_of``).
         """
         self.repository, self.backend = repository, backend
         self._isolation, self._precision = isolation, precision
@@ -65,11 +64,11 @@ class Library:
         self._dispatcher, self._threads, self._cache = dispatcher, threads, cache
         self._slots: dict[tuple[str, str], ModelSlot] = {}
         self._by_request: dict[tuple[str, str], ModelSlot] = {}
-        """The same by the names and versions that requests ask for, as the last look at the disk found them."""
+        """Cache of ``find``: slots by requested name and version, valid until the next scan of the repository."""
         self._closing: set[asyncio.Future[None]] = set()
         self._leaving: set[ServedModel] = set()
         self._coming: dict[ModelSlot, int] = {}
-        """What is being loaded, in the order in which it was asked for, and the room that is kept for it."""
+        """Running loads in the order of their requests, with the bytes that are reserved for each."""
         self.learn_first, self._learn_s, self._max_compute_s = learn_first, learn_s, max_compute_s
         self.learner = Learner(self._learned, self._has_room, self._install, learn_s=learn_s, gently=threads == 1)
         self.evictions = 0
@@ -78,26 +77,26 @@ class Library:
 
     @property
     def used_bytes(self) -> int:
-        """What loaded models hold, those that are leaving included, and what is kept for those that come back."""
+        """Bytes that loaded models hold, including closing ones, and the reserve for models that return to a device."""
         held = [body.residency for body in [*self._loaded(), *self._leaving]]
-        return sum(each.memory_bytes for each in held) + max((each.moving_bytes for each in held), default=0)
+        return sum(body.memory_bytes for body in held) + max((body.moving_bytes for body in held), default=0)
 
     def _loaded(self) -> dict[ServedModel, list[ModelSlot]]:
-        """Every body in memory that takes requests, and its models."""
-        found: dict[ServedModel, list[ModelSlot]] = {}
+        """Return the bodies in memory that take requests, each with its models."""
+        models: dict[ServedModel, list[ModelSlot]] = {}
         for slot in self._slots.values():
             if slot.served:
-                found.setdefault(slot.served.body, []).append(slot)
-        return found
+                models.setdefault(slot.served.body, []).append(slot)
+        return models
 
     def slots(self) -> Iterator[ModelSlot]:
-        """Every version of every model there is, by name."""
+        """Iterate over all versions of all models, by name."""
         for name in self.repository.names():
             for version in self.repository.versions(name):
                 yield self.find(name, version)
 
     def find(self, name: str, version: str = "") -> ModelSlot:
-        """A model by name; NotFound if there is none."""
+        """Return a model by name and version; NotFound if there is none."""
         slot = self._by_request.get((name, version))
         if slot is None:
             entry = self.repository.entry(name, version)
@@ -106,7 +105,7 @@ class Library:
         return slot
 
     async def ensure(self, slot: ModelSlot) -> None:
-        """Have a model loaded, or raise why it cannot be."""
+        """Load a model unless it is loaded; NotFound, LoadFailed or Overloaded if that is not possible."""
         if slot.waiters >= slot.config.queue_size:
             raise Overloaded(f"{slot.entry.name}: {slot.waiters} requests wait for it to load; send it again later")
         slot.waiters += 1
@@ -122,22 +121,22 @@ class Library:
             self._room_changed.set()
 
     async def load(self, name: str, settings: ModelConfig | None = None) -> None:
-        """Load a model, or load it again: from then on requests meet what is on disk now.
+        """Load a model, or load it again, from what is on disk now.
 
-        settings: go before those on disk until it is loaded again; where it cannot be loaded so, they are forgotten.
+        settings: override those on disk until the next load; dropped if the model cannot be loaded with them.
         """
         await self.rescan()
         await self.reload(self.find(name), settings)
 
     async def reload(self, slot: ModelSlot, settings: ModelConfig | None = None) -> None:
-        """Load a model as the last look at the disk found it, beside what is served of it."""
+        """Load a model as of the last scan, while requests are served by the loaded one."""
         name = slot.entry.name
         slot.shut, slot.failed_on = False, None
         self.refresh(slot)
-        if running := {each.loading for each in self._together(slot) if each.loading}:  # it began before the scan
+        if running := {member.loading for member in self._together(slot) if member.loading}:  # it began before the scan
             await asyncio.wait(running)
-        for each in self._together(slot):
-            self.refresh(each)
+        for member in self._together(slot):
+            self.refresh(member)
         if settings is not None:
             slot.entry = slot.entry._replace(config=slot.entry.config.overridden_by(settings))
         try:
@@ -149,23 +148,23 @@ class Library:
             raise LoadFailed(f"{name} cannot be loaded: {slot.message}")
 
     def refresh(self, slot: ModelSlot) -> None:
-        """Let a model have the file and the settings that the last look at the disk found."""
+        """Set a model's file and settings to those of the last scan."""
         slot.entry = self.repository.entry(slot.entry.name, slot.entry.version)
 
     def changed(self, slot: ModelSlot) -> bool:
-        """Whether a model would be another one if it were loaded again, by the last look at the disk."""
+        """Tell whether the files or settings of a model, as of the last scan, differ from those it was loaded from."""
         return slot.origin != origin_of(self.repository.entry(slot.entry.name, slot.entry.version))
 
     def adjust(self, *, threads: int, budget_bytes: int | None, max_compute_s: float | None, isolation: str) -> None:
-        """Load models with other settings from now on; those that are loaded keep theirs until they are loaded anew."""
+        """Change the settings for future loads; loaded models keep theirs until they are loaded again."""
         self.budget_bytes = self.backend.memory_bytes if budget_bytes is None else budget_bytes
         self._threads, self._isolation, self._max_compute_s = threads, isolation, max_compute_s
         self.learner.gently = threads == 1
         self._room_changed.set()
 
     async def rescan(self) -> None:
-        """Look again at the disk; models whose files have gone leave."""
-        await errand("scan", self.repository.scan, lambda _: None)
+        """Scan the repository again; models whose files were removed are unloaded."""
+        await run_in_background("scan", self.repository.scan, lambda _: None)
         there = {(name, version) for name in self.repository.names() for version in self.repository.versions(name)}
         self._by_request.clear()
         for key in self._slots.keys() - there:
@@ -174,7 +173,7 @@ class Library:
             self._dismiss([slot], "its file is gone")
 
     def fits(self, slot: ModelSlot) -> bool:
-        """Whether a model can be loaded without sending another one away, as far as can be told."""
+        """Estimate whether a model can be loaded without evicting another one."""
         return self._has_room(slot.guess_bytes())
 
     def _has_room(self, needed: int) -> bool:
@@ -182,7 +181,7 @@ class Library:
         return self.budget_bytes is None or self.used_bytes + coming + needed <= self.budget_bytes
 
     def why_unusable(self, slot: ModelSlot) -> str:
-        """Why a model cannot be used, now or when it is asked for; nothing if it can."""
+        """Return why a model cannot be used, now or on demand; empty if it can."""
         if slot.served or slot.state == "loading":
             return ""
         if slot.shut or slot.state == "failed":
@@ -192,7 +191,7 @@ class Library:
         return ""
 
     def unload(self, name: str) -> None:
-        """No new requests for any version of a model; its memory returns when the last one is answered."""
+        """Take no new requests for any version of a model; its memory is freed after the last one is answered."""
         self.repository.entry(name)
         for version in self.repository.versions(name):
             slot = self.find(name, version)
@@ -200,28 +199,28 @@ class Library:
             self._dismiss([slot], "unloaded by request")
 
     def _together(self, slot: ModelSlot) -> list[ModelSlot]:
-        """The models that are loaded with one, itself the first: those of its file that nobody unloaded."""
+        """Return the models that are loaded together, *slot* first: those of its file that are not unloaded."""
         if not slot.entry.body:
             return [slot]
         path = slot.entry.path
         return [
             slot,
-            *(each for each in self.slots() if each is not slot and each.entry.path == path and not each.shut),
+            *(other for other in self.slots() if other is not slot and other.entry.path == path and not other.shut),
         ]
 
     def _start_loading(self, slot: ModelSlot) -> asyncio.Task[None]:
         together = self._together(slot)
-        task = next((each.loading for each in together if each.loading), None)
+        task = next((member.loading for member in together if member.loading), None)
         if task is None:
             self._coming[slot] = slot.guess_bytes()
             task = asyncio.create_task(self._load(together))
             task.add_done_callback(lambda task: task.exception() if not task.cancelled() else None)
-            for each in together:
-                each.loading = task
+            for member in together:
+                member.loading = task
         return task
 
     async def _load(self, slots: list[ModelSlot]) -> None:
-        """Open models with one body on a thread of their own and put them in the place of what was there."""
+        """Open models that share a body, on a thread of their own, and replace the ones that were served."""
         for slot in slots:
             slot.state = "ready" if slot.served else "loading"
         entry = slots[0].entry
@@ -229,7 +228,7 @@ class Library:
         try:
             file = signature(entry.path)
             await self._make_room(self._coming[slots[0]], slots)
-            body = await errand(f"loader of {entry.name}", partial(self._opened, entry), close_unwanted)
+            body = await run_in_background(f"loader of {entry.name}", partial(self._opened, entry), close_unwanted)
             self._coming.pop(slots[0])
             self._install(slots, body)
             for slot, origin in zip(slots, origins, strict=True):
@@ -243,12 +242,12 @@ class Library:
                 slot.state = "ready" if slot.served else "unloaded"
             raise
         except Exception as error:  # whatever is wrong with a model concerns this model alone
-            said = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
-            said = said.replace(str(entry.path), entry.path.name)  # where it lies is not the clients' business
+            reason = str(error) if isinstance(error, WeftError) else f"{type(error).__name__}: {error}"
+            reason = reason.replace(str(entry.path), entry.path.name)  # clients must not learn the server's paths
             for slot in slots:
-                slot.fail(said)
-            log.warning("%s %s cannot be loaded: %s", entry.body or entry.name, entry.version, said)
-            raise LoadFailed(f"{entry.name} cannot be loaded: {said}") from error
+                slot.fail(reason)
+            log.warning("%s %s cannot be loaded: %s", entry.body or entry.name, entry.version, reason)
+            raise LoadFailed(f"{entry.name} cannot be loaded: {reason}") from error
         finally:
             self._coming.pop(slots[0], None)
             self._room_changed.set()
@@ -256,17 +255,17 @@ class Library:
                 slot.loading = None
 
     def _opened(self, entry: ModelEntry) -> ServedModel:
-        """A model as it is served first: in full at once where it shall be, or where two copies have no room."""
+        """Open a model for its first requests: learned at once if so configured or if two copies would not fit."""
         cramped = self.budget_bytes is not None and 2 * file_bytes(entry.path) > self.budget_bytes
         learn = self._learn_s > 0 and (self.learn_first or cramped)
         return self._body(entry, self._learn_s or None, learn=learn)
 
     def _learned(self, entry: ModelEntry, learn_s: float) -> ServedModel:
-        """A model in full."""
+        """Open and learn a model."""
         return self._body(entry, learn_s, learn=True)
 
     def _body(self, entry: ModelEntry, learn_s: float | None, *, learn: bool) -> ServedModel:
-        """Open a model as its settings say; on any thread."""
+        """Open a model with its settings; callable on any thread."""
         config = entry.config
         check_device(entry.path, self.backend)
         steering = Steering(config.exit_threshold, config.exit_floor)
@@ -303,11 +302,11 @@ class Library:
             raise
 
     def _limit_s(self, config: ModelConfig) -> float | None:
-        """How long a request for a model may be computed; None: without end."""
+        """Return how long a request for a model may be computed; None: without limit."""
         return self._max_compute_s if config.max_compute_s is None else config.max_compute_s or None
 
     def _install(self, slots: list[ModelSlot], body: ServedModel) -> None:
-        """Let requests meet what was loaded, and what was there before leave."""
+        """Direct requests to a loaded body; bodies without models are closed after their last request."""
         before, now_ns, entry = self._loaded(), self.backend.now(), slots[0].entry
         self._dispatcher.installed(body)
         for slot in slots:
@@ -315,20 +314,20 @@ class Library:
                 slot.take(body, now_ns)
             except ModelError as error:
                 slot.fail(str(error))
-        for each in {*before, body} - self._loaded().keys():
-            self._leave(each)
+        for unused in {*before, body} - self._loaded().keys():
+            self._leave(unused)
         if all(slot.shut for slot in slots):
             raise Overloaded(f"{entry.name} was unloaded while it was loading", reason="unloaded")
-        said = "; ".join([f"{len(body.loaded.segments)} segments", *body.loaded.remarks])
-        log.info("%s %s is loaded: %s", body.name, entry.version, said)
+        summary = "; ".join([f"{len(body.loaded.segments)} segments", *body.loaded.remarks])
+        log.info("%s %s is loaded: %s", body.name, entry.version, summary)
 
     async def _make_room(self, needed: int, wanted: list[ModelSlot]) -> None:
-        """Let the models that were used least recently leave, and wait until their memory is free.
+        """Evict the least recently used models, and wait until their memory is free.
 
-        Idle ones leave first; one in use takes no more requests and leaves with its last. One that somebody is
-        about to use stays for them, or two clients could evict each other's models for ever. Where an old and a new
-        copy of a model do not fit side by side, the old one leaves, too, and its requests wait for the new one. Models
-        that were loaded at the same time do not wait for each other, even if they turn out larger than was thought.
+        Idle models are evicted first; a model in use takes no more requests and is closed after its last. A model that
+        requests are waiting for is not evicted, or two clients could evict each other's models for ever. If an old and
+        a new copy of a model do not fit together, the old one is evicted, and its requests wait for the new one. Models
+        that are loaded at the same time do not wait for each other, even if they are larger than estimated.
         """
         while self.budget_bytes is not None and self._wanted_before(wanted[0], needed) + needed > self.budget_bytes:
             self._room_changed.clear()
@@ -350,9 +349,9 @@ class Library:
                 raise Overloaded(self._no_room(needed, wanted[0]), reason="memory")
 
     def _wanted_before(self, wanted: ModelSlot, needed: int) -> int:
-        """What is held, and what is kept for loads that were asked for earlier, while there is something to load."""
-        earlier = takewhile(lambda each: each is not wanted, self._coming) if needed else ()
-        return self.used_bytes + sum(self._coming[each] for each in earlier)
+        """Return the bytes held, plus those reserved for earlier loads if *needed* is not 0."""
+        earlier = takewhile(lambda slot: slot is not wanted, self._coming) if needed else ()
+        return self.used_bytes + sum(self._coming[slot] for slot in earlier)
 
     def _no_room(self, needed: int, wanted: ModelSlot) -> str:
         size = f"about {needed >> 20} MiB" if needed else "more"
@@ -360,7 +359,7 @@ class Library:
         return f"{wanted.entry.name} needs {size}; other models hold {used} MiB of the memory budget of {budget} MiB"
 
     def _dismiss(self, slots: list[ModelSlot], message: str) -> None:
-        """Out of reach for new requests; a body that no model has any more is closed when its last lease ends."""
+        """Take models from service; a body without models is closed when its last lease is released."""
         bodies = {slot.served.body for slot in slots if slot.served}
         for slot in slots:
             slot.served, slot.message = None, message
@@ -375,29 +374,29 @@ class Library:
             self._emptied(body)
 
     def _emptied(self, body: ServedModel) -> None:
-        """Nobody needs it for the moment."""
+        """Close a body without leases if it is being removed; called when its last lease is released."""
         if body in self._leaving:
             self._leaving.remove(body)
             self._dispatcher.forget(body)
-            closing = errand(f"end of {body.name}", body.loaded.close, lambda _: None)
+            closing = run_in_background(f"end of {body.name}", body.loaded.close, lambda _: None)
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
             self.learner.look()
         self._room_changed.set()
 
     async def close(self, patience_s: float = CLOSING_S) -> None:
-        """Give up what is loading or being learned and close what is loaded."""
+        """Cancel loading and learning, and close all models."""
         self.learner.close()
         for slot in self._slots.values():
             if slot.loading:
                 slot.loading.cancel()
             self._dismiss([slot], "")
-        if self._closing:  # the backend goes after its models
+        if self._closing:  # the backend is closed after its models
             await asyncio.wait(self._closing, timeout=patience_s)
 
 
 def _leaving(entry: ModelEntry, loaded: LoadedModel, steering: Steering) -> ExitRules | None:
-    """How requests leave a model at its exits; None where it has none."""
+    """Return the rules for the exits of a model; None if it has none."""
     config = entry.config
     if loaded.exits:
         name, count = config.exit_record, len(loaded.exits.specs)
@@ -412,5 +411,6 @@ def _leaving(entry: ModelEntry, loaded: LoadedModel, steering: Steering) -> Exit
 
 
 def _eviction_rank(group: list[ModelSlot], wanted: list[ModelSlot]) -> tuple[bool, bool, int]:
+    """Order of eviction: other models before the wanted ones, idle before used, least recently used first."""
     in_use = any(slot.served and slot.served.body.leases for slot in group)
     return wanted[0] in group, in_use, max(slot.used_ns for slot in group)

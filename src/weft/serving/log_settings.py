@@ -1,6 +1,6 @@
-"""What of the server's log is written, and how, as clients may set it: the protocol's logging extension.
+"""Log settings that clients may change: the protocol's logging extension.
 
-The log goes where whoever started the server sends it. Only what the loggers of ``weft`` say is steered.
+The destination of the log is up to the operator. Only the loggers of ``weft`` are affected.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _DEFAULTS: dict[str, Any] = {
 }
 FORMATS = ("default", "ISO8601")
 MOST_VERBOSE = 2**31 - 1
+"""The largest ``log_verbose_level``, which gRPC sends as an int32 in Triton; here all levels above 0 are the same."""
 
 
 class LogSettings(logging.Filter):
@@ -38,8 +39,8 @@ class LogSettings(logging.Filter):
         self._level: int | None = None
         """The logger's own level, where that was changed."""
 
-    def told(self) -> dict[str, Any]:
-        """All settings, by the protocol's names."""
+    def as_dict(self) -> dict[str, Any]:
+        """Return all settings, by the protocol's names."""
         return dict(self._settings)
 
     def change(self, wanted: Mapping[str, Any]) -> None:

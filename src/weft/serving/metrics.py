@@ -1,8 +1,7 @@
-"""What ``/metrics`` prints: all that was counted, in the text format that Prometheus reads.
+"""The metrics of the server, as ``/metrics`` prints them in the text format of Prometheus.
 
-Names that begin with ``nv_`` are Triton's and mean the same, so that what was built to watch a Triton server shows
-this one too; the others are ours. ``FAMILIES`` is the list of all of them. Whatever can be counted is there from the
-start, as zero.
+Names that begin with ``nv_`` are Triton's with the same meaning, so that dashboards for Triton work with this server,
+too; the others are ours. ``FAMILIES`` lists all of them. All counters exist from the start, as zero.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from weft.runtime.breaker import Breaker
+from weft.serving.access import REFUSALS as KEY_REFUSALS
+from weft.serving.access import Caller
 from weft.serving.exit_rules import ExitRules
 from weft.serving.held_memory import held_bytes
-from weft.serving.keys import REFUSALS as KEY_REFUSALS
-from weft.serving.keys import Caller
 from weft.serving.service import Service
 from weft.serving.slots import ModelSlot
 from weft.serving.statistics import CLIENT_ERRORS, LATENCY_BOUNDS_NS, Statistics
@@ -31,7 +30,7 @@ DROPS = (
 )  # fmt: skip
 """Why a request that could have been computed was not."""
 REFUSALS = ("not_found", "queue_full", "expired", "memory", "draining", "load_failed", "unloaded")
-"""Why a request met no model."""
+"""Why no model was found or usable for a request."""
 TRITON_REASONS = {
     "REJECTED": frozenset(DROPS) - {"cancelled"},
     "CANCELED": frozenset({"cancelled"}),
@@ -52,7 +51,7 @@ class Sample(NamedTuple):
 
 
 class _ModelRow(NamedTuple):
-    """One version of a model, when somebody looks."""
+    """One version of a model, read for one scrape."""
 
     labels: str
     seen: Statistics
@@ -63,8 +62,8 @@ class _ModelRow(NamedTuple):
     breaker: Breaker | None = None
 
 
-class _Look(NamedTuple):
-    """All that is looked at."""
+class _Scrape(NamedTuple):
+    """All that one scrape reads."""
 
     service: Service
     models: list[_ModelRow]
@@ -76,23 +75,23 @@ class MetricFamily(NamedTuple):
     name: str
     kind: str
     help: str
-    samples: Callable[[_Look], Iterable[Sample]]
+    samples: Callable[[_Scrape], Iterable[Sample]]
 
 
 def text(service: Service) -> str:
     """Every metric of the server."""
-    look = _look(service)
-    return "".join(line for family in FAMILIES for line in _lines(family, look))
+    scrape = _scrape(service)
+    return "".join(line for family in FAMILIES for line in _lines(family, scrape))
 
 
 def values(service: Service) -> dict[str, float]:
-    """The same as numbers, by what stands before them in the text: name, and labels where it has some."""
-    look = _look(service)
-    return {_named(family, sample): sample.value for family in FAMILIES for sample in family.samples(look)}
+    """Return every metric as a number, by its name and labels as in the text."""
+    scrape = _scrape(service)
+    return {_named(family, sample): sample.value for family in FAMILIES for sample in family.samples(scrape)}
 
 
-def _look(service: Service) -> _Look:
-    return _Look(service, [_model(service, slot) for slot in service.library.slots()])
+def _scrape(service: Service) -> _Scrape:
+    return _Scrape(service, [_model(service, slot) for slot in service.library.slots()])
 
 
 def _model(service: Service, slot: ModelSlot) -> _ModelRow:
@@ -109,10 +108,10 @@ def _model(service: Service, slot: ModelSlot) -> _ModelRow:
 # The format
 
 
-def _lines(family: MetricFamily, look: _Look) -> Iterator[str]:
+def _lines(family: MetricFamily, scrape: _Scrape) -> Iterator[str]:
     name = family.name
     yield f"# HELP {name} {family.help}\n# TYPE {name} {family.kind}\n"
-    for sample in family.samples(look):
+    for sample in family.samples(scrape):
         yield f"{_named(family, sample)} {_number(sample.value)}\n"
 
 
@@ -137,63 +136,65 @@ def _number(value: float) -> str:
 # Kinds of samples
 
 
-def _server(value: Callable[[Service], float | None]) -> Callable[[_Look], Iterator[Sample]]:
+def _server(value: Callable[[Service], float | None]) -> Callable[[_Scrape], Iterator[Sample]]:
     """One sample, or none where the value is not known."""
 
-    def samples(look: _Look) -> Iterator[Sample]:
-        found = value(look.service)
-        if found is not None:
-            yield Sample(found)
+    def samples(scrape: _Scrape) -> Iterator[Sample]:
+        number = value(scrape.service)
+        if number is not None:
+            yield Sample(number)
 
     return samples
 
 
-def _model_each(value: Callable[[_ModelRow], float | None]) -> Callable[[_Look], Iterator[Sample]]:
+def _model_each(value: Callable[[_ModelRow], float | None]) -> Callable[[_Scrape], Iterator[Sample]]:
     """A sample per model of which the value is known."""
-    return lambda look: (Sample(found, model.labels) for model in look.models if (found := value(model)) is not None)
+    return lambda scrape: (
+        Sample(number, model.labels) for model in scrape.models if (number := value(model)) is not None
+    )
 
 
-def _model_by(label: str, values: Callable[[_ModelRow], Mapping[str, float]]) -> Callable[[_Look], Iterator[Sample]]:
+def _model_by(label: str, values: Callable[[_ModelRow], Mapping[str, float]]) -> Callable[[_Scrape], Iterator[Sample]]:
     """A sample per model and value of a label."""
-    return lambda look: (
+    return lambda scrape: (
         Sample(value, f"{model.labels},{labelled(label, key)}")
-        for model in look.models
+        for model in scrape.models
         for key, value in values(model).items()
     )
 
 
-def _key_each(value: Callable[[Caller], float]) -> Callable[[_Look], Iterator[Sample]]:
+def _key_each(value: Callable[[Caller], float]) -> Callable[[_Scrape], Iterator[Sample]]:
     """A sample per key, by its name."""
-    return lambda look: (
-        Sample(value(caller), labelled("key", caller.name)) for caller in look.service.keys.callers.values()
+    return lambda scrape: (
+        Sample(value(caller), labelled("key", caller.name)) for caller in scrape.service.keys.callers.values()
     )
 
 
-def _key_refusals(look: _Look) -> Iterator[Sample]:
-    for caller in look.service.keys.callers.values():
+def _key_refusals(scrape: _Scrape) -> Iterator[Sample]:
+    for caller in scrape.service.keys.callers.values():
         for reason in KEY_REFUSALS:
             yield Sample(caller.refused[reason], f"{labelled('key', caller.name)},{labelled('reason', reason)}")
 
 
-def _grpc_answers(look: _Look) -> Iterator[Sample]:
-    answers = look.service.grpc_answers
+def _grpc_answers(scrape: _Scrape) -> Iterator[Sample]:
+    answers = scrape.service.grpc_answers
     for method, code in sorted({("ModelInfer", "OK"), *answers}):
         yield Sample(answers[method, code], f"{labelled('method', method)},{labelled('code', code)}")
 
 
-def _server_by(label: str, values: Callable[[Service], Mapping[str, float]]) -> Callable[[_Look], Iterator[Sample]]:
+def _server_by(label: str, values: Callable[[Service], Mapping[str, float]]) -> Callable[[_Scrape], Iterator[Sample]]:
     """A sample per value of a label."""
-    return lambda look: (Sample(value, labelled(label, key)) for key, value in values(look.service).items())
+    return lambda scrape: (Sample(value, labelled(label, key)) for key, value in values(scrape.service).items())
 
 
 def _histogram(
     bounds: Sequence[float], counts: Callable[[Statistics], Sequence[int]], total: Callable[[Statistics], float]
-) -> Callable[[_Look], Iterator[Sample]]:
+) -> Callable[[_Scrape], Iterator[Sample]]:
     """A histogram per model; *counts* has one number more than there are bounds."""
     limits = [labelled("le", _number(bound)) for bound in (*bounds, math.inf)]
 
-    def samples(look: _Look) -> Iterator[Sample]:
-        for model in look.models:
+    def samples(scrape: _Scrape) -> Iterator[Sample]:
+        for model in scrape.models:
             below = list(accumulate(counts(model.seen)))
             for limit, count in zip(limits, below, strict=True):
                 yield Sample(count, f"{model.labels},{limit}", "_bucket")
@@ -208,8 +209,8 @@ def _histogram(
 
 def _triton_failures(model: _ModelRow) -> dict[str, float]:
     failures = model.seen.failures
-    found = {name: sum(failures[reason] for reason in ours) for name, ours in TRITON_REASONS.items()}
-    return {**found, "OTHER": model.seen.faults - sum(found.values())}
+    counts = {name: sum(failures[reason] for reason in ours) for name, ours in TRITON_REASONS.items()}
+    return {**counts, "OTHER": model.seen.faults - sum(counts.values())}
 
 
 def _counted(counts: Mapping[str, int], reasons: Sequence[str]) -> dict[str, float]:
@@ -223,7 +224,7 @@ def _answers(service: Service) -> Mapping[str, float]:
 
 
 def _refused(service: Service) -> dict[str, float]:
-    """All reasons there are, and those that were met without being foreseen."""
+    """Count refusals by reason: all listed reasons, and any others that occurred."""
     counts = service.refused.failures
     return _counted(counts, [*REFUSALS, *sorted(counts.keys() - set(REFUSALS))])
 
@@ -249,11 +250,11 @@ def _lanes(service: Service) -> dict[str, float]:
 
 
 NO_DEVICE = {"": 0.0}
-"""What is told of devices where there is none; an empty label is none."""
+"""The sample of device metrics without devices; an empty label counts as none."""
 
 
 def _devices(service: Service) -> dict[str, float]:
-    """What the lane of each device computed, where models run on devices."""
+    """Return the seconds that each device computed."""
     labels = service.library.backend.labels
     if service.dispatcher.sharing:
         return dict.fromkeys(labels, service.dispatcher.lanes.busy_ticks / 1e9)
@@ -262,7 +263,7 @@ def _devices(service: Service) -> dict[str, float]:
 
 
 def _resident_bytes() -> int | None:
-    """Physical memory of this process, where the system tells."""
+    """Physical memory of this process; None if the system does not report it."""
     return held_bytes(os.getpid(), workers=False)
 
 
@@ -271,11 +272,11 @@ def _budget_bytes(service: Service) -> float:
     return math.inf if budget is None else budget
 
 
-def _counter(name: str, help: str, samples: Callable[[_Look], Iterable[Sample]]) -> MetricFamily:
+def _counter(name: str, help: str, samples: Callable[[_Scrape], Iterable[Sample]]) -> MetricFamily:
     return MetricFamily(name, "counter", help, samples)
 
 
-def _gauge(name: str, help: str, samples: Callable[[_Look], Iterable[Sample]]) -> MetricFamily:
+def _gauge(name: str, help: str, samples: Callable[[_Scrape], Iterable[Sample]]) -> MetricFamily:
     return MetricFamily(name, "gauge", help, samples)
 
 
@@ -466,7 +467,7 @@ FAMILIES = (
     _counter(
         "weft_quarantines_total",
         "Requests that killed their worker twice.",
-        _server(lambda s: s.dispatcher.feed.second_tries.quarantines),
+        _server(lambda s: s.dispatcher.feed.retries.quarantines),
     ),
     _gauge("weft_in_flight", "Requests taken and not answered.", _server(lambda s: s.dispatcher.pending)),
     _gauge("weft_uptime_seconds", "Time since the start.", _server(lambda s: (s.now() - s.started_ns) / 1e9)),

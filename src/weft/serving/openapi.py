@@ -68,11 +68,11 @@ def _map(values: Json, **known: Json) -> Json:
 
 
 def _object(about: str = "", optional: Mapping[str, Json] | None = None, /, **always: Json) -> Json:
-    found: Json = {"type": "object", "properties": {**always, **(optional or {})}, "required": list(always)}
-    return {"description": about, **found} if about else found
+    schema: Json = {"type": "object", "properties": {**always, **(optional or {})}, "required": list(always)}
+    return {"description": about, **schema} if about else schema
 
 
-def _each(names: str, shape: Json) -> dict[str, Json]:
+def _same(names: str, shape: Json) -> dict[str, Json]:
     """Properties of the same shape."""
     return {name: shape for name in names.split()}
 
@@ -110,20 +110,20 @@ _CONFIGURED = _object(
     data_type=_is("string", pattern="^TYPE_"),
     dims=_FREE_SHAPE,
 )
-_WINDOW = {"rate": _NUMBER, **_each("window_met window_missed", _COUNT)}
+_WINDOW = {"rate": _NUMBER, **_same("window_met window_missed", _COUNT)}
 
-_SAMPLES = _each("rate p50_ms p99_ms missed failed", _list(_is(["number", "null"])))
+_SAMPLES = _same("rate p50_ms p99_ms missed failed", _list(_is(["number", "null"])))
 """Results and requests without one per second, latencies, the share of deadlines missed; null where there is none."""
 
 _LOG = {
     "log_file": _is("string", "Empty: the log goes where the server's errors go."),
-    **_each("log_info log_warning log_error", _BOOL),
+    **_same("log_info log_warning log_error", _BOOL),
     "log_verbose_level": _is("integer", "Above 0 all is written.", minimum=0, maximum=MOST_VERBOSE),
     "log_format": _is("string", enum=list(LOG_FORMATS)),
 }
 _LOG_CHANGES = {
     "log_file": _is("null", "Clients cannot set it."),
-    **_each("log_info log_warning log_error", _is(["boolean", "null"])),
+    **_same("log_info log_warning log_error", _is(["boolean", "null"])),
     "log_verbose_level": _is(["integer", "null"], minimum=0, maximum=MOST_VERBOSE),
     "log_format": _is(["string", "null"], enum=[*LOG_FORMATS, None]),
 }
@@ -137,7 +137,7 @@ _TRACE = {
 }
 _TRACE_CHANGES = {
     "trace_level": _is(["array", "string", "null"], items=TEXT),
-    **_each("trace_rate trace_count log_frequency", _is(["string", "integer", "null"])),
+    **_same("trace_rate trace_count log_frequency", _is(["string", "integer", "null"])),
     "trace_mode": _is(["string", "null"], enum=["triton", None]),
 }
 
@@ -146,7 +146,7 @@ SCHEMAS: dict[str, Json] = {
     "Health": _object(
         "What a probe says; its status says the same.",
         {
-            **_each("live ready", _BOOL),
+            **_same("live ready", _BOOL),
             "name": TEXT,
             "reason": _is("string", "Of a server that is not ready: what is missing and why."),
         },
@@ -218,7 +218,7 @@ SCHEMAS: dict[str, Json] = {
     "Model": _object(name=TEXT, versions=_list(TEXT), platform=TEXT, inputs=_list(_SPEC), outputs=_list(_SPEC)),
     "ModelConfig": _object(
         "Triton's ModelConfig, with weft's settings as parameters.",
-        **_each("name platform backend", TEXT),
+        **_same("name platform backend", TEXT),
         max_batch_size=_COUNT,
         input=_list(_CONFIGURED),
         output=_list(_CONFIGURED),
@@ -226,17 +226,17 @@ SCHEMAS: dict[str, Json] = {
     ),
     "Statistics": _object(model_stats=_list(ref("ModelStatistics"))),
     "ModelStatistics": _object(
-        **_each("name version", TEXT),
-        **_each("last_inference inference_count execution_count", _COUNT),
+        **_same("name version", TEXT),
+        **_same("last_inference inference_count execution_count", _COUNT),
         inference_stats=_object(
-            **_each("success fail queue compute_input compute_infer compute_output cache_hit cache_miss", _DURATION)
+            **_same("success fail queue compute_input compute_infer compute_output cache_hit cache_miss", _DURATION)
         ),
-        batch_stats=_list(_object(batch_size=_COUNT, **_each("compute_input compute_infer compute_output", _DURATION))),
+        batch_stats=_list(_object(batch_size=_COUNT, **_same("compute_input compute_infer compute_output", _DURATION))),
     ),
     "Duration": _object("Nanoseconds, summed over so many.", count=_COUNT, ns=_COUNT),
     "IndexRequest": _object("", {"ready": _is("boolean", "Only models that are loaded.")}),
     "Index": _list(
-        _object(**_each("name version reason", TEXT), state=_is("string", enum=["READY", "LOADING", "UNAVAILABLE"]))
+        _object(**_same("name version reason", TEXT), state=_is("string", enum=["READY", "LOADING", "UNAVAILABLE"]))
     ),
     "LoadRequest": _object(
         "",
@@ -264,14 +264,14 @@ SCHEMAS: dict[str, Json] = {
         raw_handle=_object("", b64=_is("string", "The handle of CUDA, 64 bytes, in Base64.")),
         byte_size=_is("integer", minimum=1, maximum=LARGEST),
     ),
-    "CudaRegions": _list(_object(name=TEXT, **_each("device_id byte_size", _COUNT))),
-    "Regions": _list(_object(**_each("name key", TEXT), **_each("offset byte_size", _COUNT))),
+    "CudaRegions": _list(_object(name=TEXT, **_same("device_id byte_size", _COUNT))),
+    "Regions": _list(_object(**_same("name key", TEXT), **_same("offset byte_size", _COUNT))),
     "State": _object(
         "What the dashboard shows; rates and percentiles are those of the last `window_s`.",
-        **_each("server version policy", TEXT),
+        **_same("server version policy", TEXT),
         reason=_is("string", "Why it is not ready; empty where it is."),
-        **_each("ready draining", _BOOL),
-        **_each("uptime_s now_s window_s", _NUMBER),
+        **_same("ready draining", _BOOL),
+        **_same("uptime_s now_s window_s", _NUMBER),
         in_flight=_COUNT,
         lanes=_list(
             _object(
@@ -282,7 +282,7 @@ SCHEMAS: dict[str, Json] = {
         ),
         totals=_object(
             **_WINDOW,
-            **_each("requests success deadline_met deadline_missed preemptions aborts", _COUNT),
+            **_same("requests success deadline_met deadline_missed preemptions aborts", _COUNT),
             failures=_map(_COUNT),
         ),
         memory=_object(
@@ -293,11 +293,11 @@ SCHEMAS: dict[str, Json] = {
         models=_list(ref("ModelState")),
     ),
     "ModelState": _object(
-        **_each("name version message", TEXT),
+        **_same("name version message", TEXT),
         state=_is("string", enum=["unloaded", "loading", "ready", "failed"]),
         **_WINDOW,
-        **_each("p50_ms p90_ms p99_ms", _is(["number", "null"])),
-        **_each("requests queued queue_size segments memory_bytes", _COUNT),
+        **_same("p50_ms p90_ms p99_ms", _is(["number", "null"])),
+        **_same("requests queued queue_size segments memory_bytes", _COUNT),
         mean_batch=_NUMBER,
         failures=_map(_COUNT),
         exits={"oneOf": [ref("ModelExits"), _is("null", "It has none.")]},
@@ -314,33 +314,33 @@ SCHEMAS: dict[str, Json] = {
     "Timeline": _object(now_s=_NUMBER, models=_list(TEXT), spans=_list(ref("Span"))),
     "Span": _object(
         "A segment on a lane; its times are on the clock of `now_s`.",
-        **_each("model segment", TEXT),
-        **_each("start_s end_s predicted_s", _NUMBER),
-        **_each("lane batch id", _COUNT),
+        **_same("model segment", TEXT),
+        **_same("start_s end_s predicted_s", _NUMBER),
+        **_same("lane batch id", _COUNT),
         outcome=_is("string", enum=["done", "aborted", "failed"]),
     ),
     "History": _object(
         "Samples of the last `kept_s`, oldest first, on the clock of `now_s`.",
-        **_each("step_s kept_s", _NUMBER),
+        **_same("step_s kept_s", _NUMBER),
         times_s=_list(_NUMBER),
         totals=_object("Of all models.", **_SAMPLES),
-        models=_list(_object("Of those that served last.", **_each("name version", TEXT), **_SAMPLES)),
+        models=_list(_object("Of those that served last.", **_same("name version", TEXT), **_SAMPLES)),
     ),
     "Profile": _object(
         "What a simulation of this server needs.",
-        **_each("policy late", TEXT),
+        **_same("policy late", TEXT),
         device=_is(["string", "null"], "The GPUs that run the models; null: the cores."),
         policy_options=_map(_is(["boolean", "number"])),
-        **_each("format lanes threads total_queue", _COUNT),
-        **_each("default_slo_ms hand_over_s", _NUMBER),
+        **_same("format lanes threads total_queue", _COUNT),
+        **_same("default_slo_ms hand_over_s", _NUMBER),
         gpu=_is(["object", "null"], "How models share a GPU; null where they do not."),
         models=_map(ref("ModelProfile")),
     ),
     "ModelProfile": _object(
         "Seconds of each segment by batch size: measured when it was loaded, and seen since.",
         segments=_list(TEXT),
-        **_each("times_s seen_s", _map(_list(_NUMBER))),
-        **_each("max_batch queue_size", _COUNT),
+        **_same("times_s seen_s", _map(_list(_NUMBER))),
+        **_same("max_batch queue_size", _COUNT),
         batch_timeout_ms=_NUMBER,
         like=_map(_is("object", "By batch size, what it is like on shares of a GPU, where it was measured there.")),
         body=_is("string", "What models that were stitched have in common; empty for others."),
@@ -477,11 +477,11 @@ def _success(path: Path, method: str) -> Json:
 
 
 def _error(status: int) -> Json:
-    found: Json = {"description": STATUSES[status], "content": {"application/json": {"schema": ref("Error")}}}
+    response: Json = {"description": STATUSES[status], "content": {"application/json": {"schema": ref("Error")}}}
     if status in _ERROR_HEADERS:
         name, about = _ERROR_HEADERS[status]
-        found["headers"] = {name: {"description": about, "schema": TEXT}}
-    return found
+        response["headers"] = {name: {"description": about, "schema": TEXT}}
+    return response
 
 
 _ERROR_HEADERS = {

@@ -1,8 +1,9 @@
-"""The pages that the server shows to people: the dashboard at ``/``, and the OpenAPI document with forms at ``/docs``.
+"""The pages of the server, and the data that they and the load generator request.
 
-``dashboard.html`` and ``docs.html`` beside this module hold markup, style and script, and ask the server for all they
-show; ``history.js`` draws the dashboard's last ten minutes. Style, colours and keys are those of all pages
-(``reports.page``). Nothing comes from elsewhere.
+The pages are the dashboard at ``/``, and the OpenAPI document with forms at ``/docs``. ``dashboard.html`` and
+``docs.html`` beside this module hold markup, style and script; ``history.js`` draws the dashboard's last ten minutes.
+Style, colours and keys are those of all pages (``reports.page``). No resources are loaded from other hosts. The data:
+the current state, the timeline of the lanes, and the measured segments of the models.
 """
 
 from __future__ import annotations
@@ -10,10 +11,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from collections import Counter
 from functools import cache
+from typing import Any
 
+from weft.base.version import __version__
 from weft.http.messages import HttpResponse
 from weft.reports.page import whole_page
+from weft.runtime.backend import LoadedModel
+from weft.serving.gpu_sharing import UNCUT
+from weft.serving.segment_observer import LaneSpan
+from weft.serving.service import Service
+from weft.serving.slots import ModelSlot
+from weft.serving.statistics import WINDOW_NS, RecentWindow, Statistics
 
 _HTML = "text/html; charset=utf-8"
 _ANY_INLINE = "style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -44,3 +54,195 @@ def _hash(tag: str, text: str) -> str:
     """The one element of this kind, as a policy names it."""
     (element,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, flags=re.S)
     return f"'sha256-{base64.b64encode(hashlib.sha256(element.encode()).digest()).decode()}'"
+
+
+# Data
+
+LONGEST_NS = 60_000_000_000
+"""Limit on the length of a timeline, and so on the size of an answer."""
+
+
+def state(service: Service) -> dict[str, Any]:
+    """Return everything the dashboard shows except the timeline."""
+    now = service.now()
+    slots = list(service.library.slots())
+    seen = [slot.statistics for slot in slots]
+    windows = {id(statistics): statistics.window(now) for statistics in seen}
+    dispatcher = service.dispatcher
+    return {
+        "server": "weft",
+        "version": __version__,
+        "policy": service.config.scheduling.policy,
+        "ready": service.is_ready(),
+        "reason": service.why_not_ready(),
+        "draining": service.draining,
+        "uptime_s": (now - service.started_ns) / 1e9,
+        "now_s": now / 1e9,
+        "lanes": _lanes(service, now),
+        "in_flight": dispatcher.pending,
+        "window_s": WINDOW_NS / 1e9,
+        "totals": _totals([*seen, service.refused], list(windows.values())),
+        "memory": {
+            "held_bytes": service.held_memory.now(),
+            "used_bytes": service.library.used_bytes,
+            "budget_bytes": service.library.budget_bytes,
+        },
+        "models": [_model(service, slot, windows) for slot in slots],
+    }
+
+
+def timeline(service: Service, since_s: float) -> dict[str, Any]:
+    """Return the segments that ended after *since_s*."""
+    now = service.now()
+    start_s = min(max(since_s, (now - LONGEST_NS) / 1e9), now / 1e9)
+    spans = service.dispatcher.recorder.since(round(start_s * 1e9))
+    return {
+        "now_s": now / 1e9,
+        "models": sorted(
+            {name for slot in service.library.slots() for name in (slot.entry.name, slot.entry.body) if name}
+        ),
+        "spans": [_span(span) for span in spans],
+    }
+
+
+def profile(service: Service) -> dict[str, Any]:
+    """Return what a simulation of this server needs: policy, lanes and measured segments of the models."""
+    scheduling, execution = service.config.scheduling, service.config.execution
+    return {
+        "format": 1,
+        "policy": scheduling.policy,
+        "policy_options": dict(scheduling.policy_options),
+        "late": scheduling.late,
+        "device": execution.device,
+        "lanes": execution.lanes,
+        "total_queue": service.config.limits.total_queue,
+        "threads": execution.threads,
+        "default_slo_ms": scheduling.default_slo_ms,
+        "hand_over_s": service.dispatcher.observer.hand_over_s,
+        "gpu": _gpu(service),
+        "models": {
+            slot.entry.name: {
+                "segments": list(slot.served.loaded.segments),
+                "times_s": {
+                    str(batch): list(slot.served.timing.times_at(batch))
+                    for batch in range(1, slot.served.loaded.batching.max_batch + 1)
+                },
+                "seen_s": service.dispatcher.streams.expected_s(slot.served)
+                | service.dispatcher.streams.mean_s(slot.served),
+                "max_batch": slot.served.loaded.batching.max_batch,
+                "queue_size": slot.config.queue_size,
+                "batch_timeout_ms": slot.config.batch_timeout_ms,
+                "like": _like(slot.served.loaded),
+                "exits": list(slot.served.leaving.layers) if slot.served.leaving else [],
+                "body": slot.entry.body,
+                "exit_rates": list(slot.served.leaving.shares.told)
+                if slot.served.leaving and slot.served.leaving.layers
+                else [],
+            }
+            for slot in service.library.slots()
+            if slot.served and slot.served.timing.warm_shapes is not None
+        },
+    }
+
+
+def _gpu(service: Service) -> dict[str, Any] | None:
+    """Return how the GPU can be divided; None if models do not share one, or before it is known."""
+    sharing = service.dispatcher.sharing
+    return sharing.cuts.model_dump(mode="json") if sharing and sharing.cuts is not UNCUT else None
+
+
+def _like(loaded: LoadedModel) -> dict[str, Any]:
+    """Return a model's sensitivity to shares of a GPU, for the batch sizes at which it changes."""
+    likes = loaded.shares.like if loaded.shares else {}
+    descending = sorted(likes.items(), reverse=True)
+    last = [rows for at, (rows, like) in enumerate(descending) if at == 0 or like != descending[at - 1][1]]
+    return {str(rows): likes[rows].model_dump(mode="json") for rows in reversed(last)}
+
+
+def _lanes(service: Service, now: int) -> list[dict[str, Any]]:
+    busy: Counter[int] = Counter()
+    for span in service.dispatcher.recorder.since(now - WINDOW_NS):
+        busy[span.lane] += span.end_ns - max(span.start_ns, now - WINDOW_NS)
+    sharing = service.dispatcher.sharing
+    age = max(1, min(WINDOW_NS, now - service.started_ns))
+    return [
+        {
+            "busy": lane.task is not None,
+            "utilisation": min(1.0, busy[lane.index] / age),
+            "share": sharing.name(lane.index) if sharing else None,
+        }
+        for lane in service.dispatcher.lanes.lanes
+    ]
+
+
+def _totals(seen: list[Statistics], windows: list[RecentWindow]) -> dict[str, Any]:
+    failures: Counter[str] = Counter()
+    for statistics in seen:
+        failures += statistics.failures
+    success = sum(statistics.success for statistics in seen)
+    return {
+        "requests": success + failures.total(),
+        "rate": sum(window.rate for window in windows),
+        "success": success,
+        "failures": dict(failures),
+        "deadline_met": sum(statistics.met for statistics in seen),
+        "deadline_missed": sum(statistics.missed for statistics in seen),
+        "window_met": sum(window.met for window in windows),
+        "window_missed": sum(window.missed for window in windows),
+        "preemptions": sum(statistics.preemptions for statistics in seen),
+        "aborts": sum(statistics.aborts for statistics in seen),
+    }
+
+
+def _model(service: Service, slot: ModelSlot, windows: dict[int, RecentWindow]) -> dict[str, Any]:
+    seen = slot.statistics
+    window = windows[id(seen)]
+    return {
+        "name": slot.entry.name,
+        "version": slot.entry.version,
+        "state": slot.state,
+        "message": slot.message,
+        "rate": window.rate,
+        "requests": seen.success + seen.failures.total(),
+        "p50_ms": window.p50_ms,
+        "p90_ms": window.p90_ms,
+        "p99_ms": window.p99_ms,
+        "window_met": window.met,
+        "window_missed": window.missed,
+        "queued": slot.served.line.waiting if slot.served else slot.waiters,
+        "queue_size": slot.config.queue_size,
+        "mean_batch": seen.mean_batch,
+        "segments": len(slot.served.loaded.segments) if slot.served else 0,
+        "memory_bytes": slot.served.memory_bytes if slot.served else 0,
+        "failures": dict(seen.failures),
+        "exits": _exits(service, slot),
+        "shares": seen.shares.lately(service.now()),
+    }
+
+
+def _exits(service: Service, slot: ModelSlot) -> dict[str, Any] | None:
+    served, seen = slot.served, slot.statistics
+    if served is None or served.leaving is None:
+        return None
+    leaving = served.leaving
+    return {
+        "names": list(leaving.names),
+        "taken": [seen.exits[number] for number in range(1, len(leaving.names) + 1)],
+        "threshold": service.dispatcher.exit_threshold(served),
+        "accuracy": leaving.accuracy,
+        "merges": seen.merges,
+    }
+
+
+def _span(span: LaneSpan) -> dict[str, Any]:
+    return {
+        "lane": span.lane,
+        "model": span.model,
+        "segment": span.segment,
+        "start_s": span.start_ns / 1e9,
+        "end_s": span.end_ns / 1e9,
+        "predicted_s": span.predicted_ns / 1e9,
+        "batch": span.rows,
+        "id": span.query,
+        "outcome": span.outcome,
+    }

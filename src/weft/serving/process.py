@@ -1,33 +1,42 @@
-"""A server in a process of its own, for scripts, notebooks and benchmarks: started, used, stopped by its id."""
+"""The server's process: started as a child of scripts and benchmarks, ended with its parent, and ended in time.
+
+A thread inside ONNX Runtime that requests Python's lock while the interpreter shuts down crashes the process, and a
+thread may hang in an operator, a load or a disk that does not respond. Therefore the process ends by ``os._exit`` if
+such threads are left, and after the grace period: logs are flushed, and no other cleanup is done. The next process
+removes folders that are left (``runtime.own_folder``).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import signal
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from weft.base.errors import InputError
 
 STOP_S = 60.0
-"""How long it may take to answer what it has accepted."""
+"""Grace period for answering accepted requests after SIGTERM; the process is killed after it."""
 
 LINES_KEPT = 1000
+"""Lines of output that are kept for error messages; bounds memory if the server logs much."""
 
 END_WITH_STDIN = "WEFT_END_WITH_STDIN"
 """Environment variable that ``ServerProcess`` sets: ``weft serve`` stops when its standard input is closed."""
 
 
 def end_with_stdin() -> None:
-    """Have this process sent SIGTERM when its standard input is closed, if ``END_WITH_STDIN`` is set.
+    """Send SIGTERM to this process when its standard input is closed, if ``END_WITH_STDIN`` is set.
 
-    The system closes the pipe of a parent that is killed, so no server outlives whoever started it. A parent-death
-    signal (``PR_SET_PDEATHSIG``) would not do: it comes when the *thread* ends that started the server.
+    The system closes the pipe when the parent is killed, so no server outlives its parent. A parent-death signal
+    (``PR_SET_PDEATHSIG``) would not do: it is sent when the *thread* ends that started the server.
     """
     if END_WITH_STDIN in os.environ:
         threading.Thread(target=_await_end_of_stdin, name="standard input", daemon=True).start()
@@ -40,7 +49,7 @@ def _await_end_of_stdin() -> None:
 
 
 class ServerProcess:
-    """``weft serve`` beside this process, on loopback: ready when the block begins, gone when it or we end."""
+    """``weft serve`` in a child process, on loopback: ready when the block begins, ended with the block or with us."""
 
     def __init__(self, *arguments: str, python: str = sys.executable) -> None:
         """*arguments* as on the command line; unless they say otherwise, the ports are chosen by the system, and models
@@ -48,16 +57,16 @@ class ServerProcess:
         ports = [
             f"{port}=0" for port in ("--http-port", "--grpc-port") if not any(a.startswith(port) for a in arguments)
         ]
-        learn = [] if any(each.startswith("--learn") for each in arguments) else ["--learn-first"]
+        learn = [] if any(a.startswith("--learn") for a in arguments) else ["--learn-first"]
         weft = str(Path(python).parent / "weft")
         self._arguments: Sequence[str] = [weft, "serve", *arguments, *ports, *learn]
         self.url = ""
         self.output: deque[str] = deque(maxlen=LINES_KEPT)
         """The last lines that it printed."""
         self._settled = threading.Event()
-        """It is ready, or will never be."""
+        """Set when the server is ready, or has failed."""
         self._missing = ""
-        """Why it is not ready, as it said."""
+        """The reason that the server printed for not being ready."""
 
     @property
     def pid(self) -> int:
@@ -88,7 +97,7 @@ class ServerProcess:
         return self
 
     def _read(self) -> None:
-        """Keep what it prints, as long as it lives: a full pipe would stop it."""
+        """Read the output until the server ends: a full pipe would block it."""
         assert self._process.stdout
         for line in self._process.stdout:
             self.output.append(line.rstrip())
@@ -118,3 +127,65 @@ class ServerProcess:
             assert stream
             stream.close()
         return self._process.returncode
+
+
+# A timely end
+
+GRACE_S = 1.5
+"""Grace period after ``drain_s`` in which the process must end by itself."""
+AT_ONCE_S = 0.8
+"""Grace period after a second signal."""
+_FLUSHING_S = 0.1
+"""Timeout for flushing logs at the end: a pipe that is not read, or a full disk, must not block the end."""
+
+
+class ExitTimer:
+    """Kills the process if it has not ended by itself in time."""
+
+    def __init__(self, code: Callable[[], int]) -> None:
+        """code: returns the exit code of the process."""
+        self._code = code
+        self._timer: threading.Timer | None = None
+
+    def within(self, seconds: float) -> None:
+        """Set the timer, in seconds from now; replaces an earlier one."""
+        self.disarm()
+        self._timer = threading.Timer(seconds, lambda: leave(self._code()))
+        self._timer.daemon = True
+        self._timer.start()
+
+    def disarm(self) -> None:
+        """Cancel the timer."""
+        if self._timer:
+            self._timer.cancel()
+
+
+def leave_if_stuck(code: int, last_words: str = "") -> None:
+    """End the process at once if threads are left that would crash the interpreter's shutdown."""
+    if any(thread.daemon and _computes(thread) for thread in threading.enumerate()):
+        leave(code, last_words)
+
+
+def leave(code: int, last_words: str = "") -> None:
+    """End the process by ``os._exit``, after flushing logs and output within ``_FLUSHING_S``."""
+    if last_words:
+        sys.stderr.write(f"{last_words}\n")
+    flushing = threading.Thread(target=_flush, name="last words", daemon=True)
+    with contextlib.suppress(RuntimeError):
+        flushing.start()
+        flushing.join(_FLUSHING_S)
+    os._exit(code)
+
+
+def _computes(thread: threading.Thread) -> bool:
+    """Tell by its name whether a thread loads or runs models."""
+    return thread.name.startswith(("lane-", "loader of ", "learner", "end of ", "unwanted"))
+
+
+def _flush() -> None:
+    for handler in logging.getLogger().handlers:
+        with contextlib.suppress(Exception):
+            handler.flush()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()

@@ -1,4 +1,4 @@
-"""The messages of the protocol's gRPC service, made at import time out of the tables below.
+"""The messages of the protocol's gRPC service, built at import time from the tables below.
 
 They live in a descriptor pool of their own: other packages register the same names in the default pool, and a process
 that serves may well hold such a client too. Numbers and types are those of the protocol, so the bytes are the same.
@@ -144,16 +144,16 @@ _SCALARS = {
 def _file() -> Any:
     """The description of all messages."""
     file = descriptor_pb2.FileDescriptorProto(name=_FILE, package=PACKAGE, syntax="proto3")
-    made: dict[str, Any] = {}
+    messages: dict[str, Any] = {}
     for path, fields in _MESSAGES.items():
         outer, _, name = path.rpartition(".")
-        message = made[path] = made[outer].nested_type.add() if outer else file.message_type.add()
+        message = messages[path] = messages[outer].nested_type.add() if outer else file.message_type.add()
         message.name = name
         for field in filter(None, fields.split(",")):
             _add_field(message, path, *field.split())
     for path, values in _ENUMERATIONS.items():
         outer, _, name = path.rpartition(".")
-        enumeration = made[outer].enum_type.add() if outer else file.enum_type.add()
+        enumeration = messages[outer].enum_type.add() if outer else file.enum_type.add()
         enumeration.name = name
         for number, value in enumerate(values.split()):
             enumeration.value.add(name=value, number=number)

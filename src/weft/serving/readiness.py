@@ -1,7 +1,7 @@
-"""Whether a server has what it was started for: a condition over the models that shall be there from the start.
+"""Readiness: a condition over the models that are preloaded.
 
-A model counts by its newest version, which requests get that name none. One that is loaded when it is asked for, or
-whose memory another one has for the moment, can be used; one that somebody unloaded is not wanted.
+A model counts by its newest version, which serves requests without a version. A model that is loaded on demand, or was
+evicted for another one, counts as usable; a model that a client unloaded does not count.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from weft.serving.config import ServerConfig
 from weft.serving.library import Library
 from weft.serving.slots import ModelSlot
 
-MOST_TOLD = 4
-"""Reasons that are told together; the index has them all."""
+MOST_REASONS = 4
+"""Reasons in one message, which probes and the log repeat; the repository index has all of them."""
 
 EMPTY = (
     "there is no model to serve; put one into the repository and load it, "
@@ -25,27 +25,27 @@ NONE_LEFT = "none of the models can be used: each was unloaded, or failed when i
 
 
 def why_not_ready(library: Library, config: ServerConfig) -> str:
-    """What is missing and why; nothing where the server is ready."""
+    """Return which models are missing and why; empty if the server is ready."""
     if not config.loading.preload:
-        return ""  # nothing has to be there before somebody asks for it
+        return ""  # models are loaded on demand
     newest = _newest(library)
     broken = _broken(library, newest)
     if _any_usable(library, newest):
-        return "" if config.loading.ready_when == "any" else told(broken)
-    return told(broken) or (NONE_LEFT if newest else EMPTY)
+        return "" if config.loading.ready_when == "any" else describe(broken)
+    return describe(broken) or (NONE_LEFT if newest else EMPTY)
 
 
 def why_nothing_is_served(library: Library, config: ServerConfig) -> str:
-    """Why a server that was just started ends: no model of it can be used, and none is waited for; else nothing.
+    """Return why a server must end after its start: no model is usable, and the settings do not allow waiting.
 
-    Models that clients unloaded while it started do not end it.
+    Empty otherwise. Models that clients unloaded during the start do not count.
     """
     if config.loading.wait_for_models or not config.loading.preload:
         return ""
     newest = _newest(library)
     if _any_usable(library, newest):
         return ""
-    if broken := told(_broken(library, newest)):
+    if broken := describe(_broken(library, newest)):
         return f"no model can be served: {broken.rstrip('.')}; mend it, or {WAITING}"
     return "" if newest else f"no model is in {', '.join(config.loading.models)}; put one there, or {WAITING}"
 
@@ -59,29 +59,29 @@ def _any_usable(library: Library, slots: Iterable[ModelSlot]) -> bool:
     return any(not slot.shut and not library.why_unusable(slot) for slot in slots)
 
 
-def told(broken: Mapping[str, str]) -> str:
-    """Models that cannot be used, in one line: a reason that several have, such as those of one file, stands once."""
+def describe(broken: Mapping[str, str]) -> str:
+    """Describe unusable models in one line; models with the same reason, such as those of one file, are grouped."""
     names: dict[str, list[str]] = {}
     for name, why in broken.items():
         names.setdefault(why, []).append(name)
-    found = [f"{', '.join(each)}: {why}" for why, each in names.items()]
-    more = sum(len(each) for each in list(names.values())[MOST_TOLD:])
-    return "; ".join([*found[:MOST_TOLD], *([f"and {more} more, see the repository index"] if more else [])])
+    sentences = [f"{', '.join(models)}: {why}" for why, models in names.items()]
+    more = sum(len(models) for models in list(names.values())[MOST_REASONS:])
+    return "; ".join([*sentences[:MOST_REASONS], *([f"and {more} more, see the repository index"] if more else [])])
 
 
 def _broken(library: Library, newest: Iterable[ModelSlot]) -> dict[str, str]:
-    """What shall be there from the start and cannot be used, be it that no model could be made of it; name -> why."""
-    found, known = {}, {slot.entry.name: slot for slot in newest}
+    """Return the preloaded models and the sources that cannot be used: name -> reason."""
+    reasons, known = {}, {slot.entry.name: slot for slot in newest}
     for name, slot in known.items():
         if slot.config.preload and not slot.shut and (why := library.why_unusable(slot)):
-            found[name] = why
+            reasons[name] = why
     for name, why in library.repository.problems.items():
         if name not in known and not _still_served(name, known.values()):
-            found[name] = why
-    return found
+            reasons[name] = why
+    return reasons
 
 
 def _still_served(source: str, slots: Iterable[ModelSlot]) -> bool:
-    """Whether a problem is that of a whole repository whose models, found earlier, go on being served."""
+    """Tell whether a problem concerns a whole repository whose models, from an earlier scan, are still served."""
     folder = Path(source)
     return folder.is_absolute() and any(slot.entry.path.is_relative_to(folder.resolve()) for slot in slots)

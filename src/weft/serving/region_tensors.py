@@ -1,7 +1,7 @@
 """Tensors of requests that lie in regions: read before a request is computed, written before it is answered.
 
-A few are copied on the event loop, once each. Many bytes, and many strings, are copied in threads beside it, as nobody
-else shall wait for them. What is read counts towards what the server holds, as if it had come with the request.
+Small tensors are copied on the event loop. Many bytes, and many strings, are copied in a thread pool, so that other
+requests do not wait for them. Bytes that are read count as held, as if they had arrived with the request.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ from weft.serving.wire import (
 )
 
 HERE_BYTES = 1 << 20
-"""Up to so many bytes of a request are copied on the event loop, which takes less than half a millisecond."""
+"""Bytes of a request that are copied on the event loop at most, which takes less than half a millisecond."""
 STRING_BYTES_HERE, STRINGS_HERE = 64 * 1024, 4096
-"""Up to so much of strings, and up to so many of them: each is an object of its own."""
+"""Bytes of strings, and number of strings, that are converted on the event loop: each string is an object."""
 THREADS = 2
+"""Threads of each pool: copying is limited by memory bandwidth, and more would compete with the lanes for cores."""
 LENT_FROM_BYTES = 128 * 1024
-"""Shorter inputs may be copied by the driver on a core, which would meet a region that was cut off."""
+"""Inputs from this size on are lent to a device. The driver may copy shorter ones on a core through mapped memory,
+which ends the process with SIGBUS if the client has truncated the region."""
 
 Find = Callable[[str], Region]
 Result = TypeVar("Result")
@@ -56,12 +58,12 @@ class _OutputPlace(NamedTuple):
 
 
 class _Outgoing(NamedTuple):
-    """An output's bytes on their way."""
+    """An output that is written to a region."""
 
     name: str
     region: Region
     part: RegionPart
-    """Where they go, and no more than there is."""
+    """Where the bytes are written, and their exact number."""
     data: memoryview
 
 
@@ -74,65 +76,62 @@ class RegionTensors:
         self._threads: ThreadPoolExecutor | None = None
         self._device_threads: ThreadPoolExecutor | None = None
 
-    def of(self, tensors: SharedTensors, find: Find) -> RequestRegions:
-        """The regions that a request uses; RequestError if it cannot use them so."""
-        return RequestRegions(self, tensors, find)
-
-    def beside(self, work: Callable[[], Result]) -> Awaitable[Result]:
-        """Have something done in a thread."""
+    def run_in_thread(self, work: Callable[[], Result]) -> Awaitable[Result]:
+        """Run a copy in the thread pool."""
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="regions")
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def through_device(self, work: Callable[[], Result]) -> Awaitable[Result]:
-        """Have something done in a thread that waits for a device, behind nobody who does not."""
+    def run_in_device_thread(self, work: Callable[[], Result]) -> Awaitable[Result]:
+        """Run a copy that waits for a device, in a thread pool of its own, so that it does not delay other copies."""
         if self._device_threads is None:
             self._device_threads = ThreadPoolExecutor(THREADS, thread_name_prefix="regions of a device")
         return asyncio.get_running_loop().run_in_executor(self._device_threads, work)
 
     def close(self) -> None:
-        """Begin no more; what is being copied is not waited for."""
-        for each in (self._threads, self._device_threads):
-            if each:
-                each.shutdown(wait=False, cancel_futures=True)
+        """Start no more copies; running ones are not waited for."""
+        for pool in (self._threads, self._device_threads):
+            if pool:
+                pool.shutdown(wait=False, cancel_futures=True)
 
 
 class RequestRegions:
-    """The regions of one request, held until it is over: who unregisters one meanwhile takes it from later requests."""
+    """The regions of one request, held until its end: unregistering one meanwhile affects later requests only."""
 
     def __init__(self, copier: RegionTensors, tensors: SharedTensors, find: Find) -> None:
+        """find: returns a region by name. RequestError if a region does not exist or is too small for its tensor."""
         self._copier = copier
         self._inputs = {
-            name: _InputPlace(_found(find, part, "input", name), part, fitted)
+            name: _InputPlace(_region_of(find, part, "input", name), part, fitted)
             for name, (part, fitted) in tensors.inputs.items()
         }
         self._outputs = {
-            name: _OutputPlace(_found(find, part, "output", name), part) for name, part in tensors.outputs.items()
+            name: _OutputPlace(_region_of(find, part, "output", name), part) for name, part in tensors.outputs.items()
         }
         self._held_bytes = 0
 
     def filled(self, request: InferRequest, *, borrows: bool) -> InferRequest | Awaitable[InferRequest]:
-        """The request with the inputs that lie in regions.
+        """Read the inputs in regions into the request.
 
-        borrows: its model takes long ones from where they lie.
+        borrows: whether its model reads long inputs directly from the region.
         """
         inputs, self._inputs = self._inputs, {}
-        self._check(sum(each.part.byte_size for each in inputs.values()))
+        self._check(sum(place.part.byte_size for place in inputs.values()))
         if borrows:
-            lent = {name: each for name, each in inputs.items() if _is_lent(each)}
-            request.inputs |= {name: _lent(each) for name, each in lent.items()}
-            inputs = {name: each for name, each in inputs.items() if name not in lent}
-        self._hold(sum(each.part.byte_size for each in inputs.values()))
+            lent = {name: place for name, place in inputs.items() if _is_lent(place)}
+            request.inputs |= {name: _lent(place) for name, place in lent.items()}
+            inputs = {name: place for name, place in inputs.items() if name not in lent}
+        self._hold(sum(place.part.byte_size for place in inputs.values()))
         request.shared = None
 
         def read() -> InferRequest:
-            request.inputs |= {name: _read(each) for name, each in inputs.items()}
+            request.inputs |= {name: _read(place) for name, place in inputs.items()}
             return request
 
-        return read() if _few(inputs.values()) else self._copier.beside(read)
+        return read() if _are_small(inputs.values()) else self._copier.run_in_thread(read)
 
     def delivered(self, response: InferResponse) -> InferResponse | Awaitable[InferResponse]:
-        """The answer, once those outputs are in their regions that shall be there."""
+        """Write the outputs that were requested in regions, and return the answer."""
         outputs = self._outputs
         if not outputs:
             return response
@@ -142,12 +141,12 @@ class RequestRegions:
         def write() -> InferResponse:
             return replace(response, shared=_written(outputs, arrays))
 
-        if any(each.region.on_device for each in outputs.values()):
-            return self._copier.through_device(write)
-        return write() if _short(arrays) else self._copier.beside(write)
+        if any(place.region.on_device for place in outputs.values()):
+            return self._copier.run_in_device_thread(write)
+        return write() if _short(arrays) else self._copier.run_in_thread(write)
 
     def end(self) -> None:
-        """The request is over, or nobody waits for it."""
+        """Release the regions and the held bytes, after the answer or when the client has disconnected."""
         self._inputs, self._outputs = {}, {}
         held, self._held_bytes = self._held_bytes, 0
         self._copier.budget.give(held)
@@ -158,14 +157,14 @@ class RequestRegions:
             raise TooLarge(f"{count} bytes of inputs in regions exceed the limit of {limit} bytes for a request")
 
     def _hold(self, count: int) -> None:
-        """Count what is about to be read, until the request is over."""
+        """Count bytes that are about to be read as held, until the end of the request."""
         if count > UNCOUNTED_BYTES:
             self._copier.budget.take(count)
             self._held_bytes = count
 
 
-def _found(find: Find, part: RegionPart, kind: str, name: str) -> Region:
-    """The region that a tensor lies in, which must be large enough."""
+def _region_of(find: Find, part: RegionPart, kind: str, name: str) -> Region:
+    """Find the region of a tensor; BadRequest if it is too small for it."""
     region = find(part.region)
     if part.end > region.byte_size:
         raise BadRequest(
@@ -175,16 +174,16 @@ def _found(find: Find, part: RegionPart, kind: str, name: str) -> Region:
     return region
 
 
-def _few(inputs: Iterable[_InputPlace]) -> bool:
-    """Whether inputs are read so fast that nobody minds."""
+def _are_small(inputs: Iterable[_InputPlace]) -> bool:
+    """Tell whether inputs are small enough to be read on the event loop."""
     sizes = {True: 0, False: 0}
-    for each in inputs:
-        sizes[each.fitted[1].kind == "O"] += each.part.byte_size
+    for place in inputs:
+        sizes[place.fitted[1].kind == "O"] += place.part.byte_size
     return sizes[True] <= STRING_BYTES_HERE and sizes[False] <= HERE_BYTES
 
 
 def _is_lent(place: _InputPlace) -> bool:
-    """Whether a device takes an input from where it lies; short ones are as fast to read, and BOOLs are looked at."""
+    """Tell whether a device reads an input from its region; short ones are copied, and BOOLs must be checked."""
     kind = place.fitted[1].kind
     return kind not in "Ob" and (place.region.on_device or place.part.byte_size >= LENT_FROM_BYTES)
 
@@ -196,14 +195,14 @@ def _lent(place: _InputPlace) -> LentTensor:
 
 
 def _read(place: _InputPlace) -> Array:
-    """One copy: the tensor is a view of what was read."""
+    """Read a tensor with a single copy: it is a view of the buffer."""
     buffer = np.empty(place.part.byte_size, np.uint8).data
     place.region.read_into(buffer, place.part.offset)
     return from_binary(buffer, place.fitted)
 
 
 def _short(arrays: Mapping[str, Array]) -> bool:
-    """Whether outputs are written so fast that nobody minds."""
+    """Tell whether outputs are small enough to be written on the event loop."""
     texts = [array for array in arrays.values() if array.dtype.kind in "OUS"]
     if sum(array.size for array in texts) > STRINGS_HERE:
         return False
@@ -213,19 +212,19 @@ def _short(arrays: Mapping[str, Array]) -> bool:
 
 
 def _payload(array: Array) -> memoryview:
-    """A tensor's bytes, without a copy where they lie in their order."""
+    """Return a tensor's bytes, without a copy if it is contiguous."""
     if array.dtype.kind in "OUS":
         return memoryview(to_binary(array))
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _written(outputs: Mapping[str, _OutputPlace], arrays: Mapping[str, Array]) -> dict[str, RegionPart]:
-    """Put outputs where they shall be; if one has no room there, none is written."""
+    """Write outputs into their regions; if one does not fit, none is written."""
     writing = [_outgoing(name, *place, _payload(arrays[name])) for name, place in outputs.items()]
     _check_apart(writing)
-    for each in writing:
-        each.region.write_from(each.data, each.part.offset)
-    return {each.name: each.part for each in writing}
+    for output in writing:
+        output.region.write_from(output.data, output.part.offset)
+    return {output.name: output.part for output in writing}
 
 
 def _outgoing(name: str, region: Region, part: RegionPart, data: memoryview) -> _Outgoing:
@@ -238,8 +237,8 @@ def _outgoing(name: str, region: Region, part: RegionPart, data: memoryview) -> 
 
 
 def _check_apart(writing: list[_Outgoing]) -> None:
-    """Refuse outputs that would lie over each other."""
-    ordered = sorted(writing, key=lambda each: (each.part.region, each.part.offset))
+    """Refuse outputs that would overlap."""
+    ordered = sorted(writing, key=lambda output: (output.part.region, output.part.offset))
     for first, second in pairwise(ordered):
         if first.region is second.region and first.part.end > second.part.offset:
             raise BadRequest(

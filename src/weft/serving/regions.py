@@ -1,7 +1,7 @@
-"""Memory that a client shares with the server: what a region must do, and which part of one a tensor lies in.
+"""Shared memory regions of clients: their protocol, their registry, and the part of a region that holds a tensor.
 
-A tensor in a region does not travel: its request names the region, and the bytes are copied from there, or to there.
-``shared_memory`` has the regions that the system keeps, and those in the memory of a GPU.
+A tensor in a region is not sent: its request names the region, and its bytes are copied from there, or to there.
+``shared_memory`` implements regions in the system's shared memory and in the memory of a GPU.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from weft.runtime.client_memory import LendingTerms
 
 REGION, OFFSET, BYTE_SIZE = "shared_memory_region", "shared_memory_offset", "shared_memory_byte_size"
 PARAMETERS = frozenset({REGION, OFFSET, BYTE_SIZE})
-"""What a tensor says that lies in a region."""
+"""Parameters of a tensor in a region."""
 
 REGION_NUMBERS = itertools.count(1)
-"""By which devices know regions."""
+"""Numbers by which workers of devices identify regions."""
 
 OFF = "shared memory is off on this server; start it with shared_memory = true, or send the tensors themselves"
 LONGEST_NAME_CHARS = 256
+"""Limit on a region's name, which is kept and repeated in messages."""
 MOST_BYTES = 2**62
-"""No offset and no size reaches this."""
+"""Limit on offsets and sizes, so that their sum fits a 64-bit integer."""
 
 
 class Region(Protocol):
     """Memory that a client has registered under a name.
 
-    Its client may cut it short or take it away at any time. Both methods copy every byte or raise a RequestError then;
-    neither may end the process.
+    The client may truncate or remove it at any time. Reading and writing then raise a RequestError instead of copying a
+    part; neither may end the process.
     """
 
     @property
@@ -41,50 +42,50 @@ class Region(Protocol):
     def byte_size(self) -> int: ...
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
-        """Fill *buffer* with what lies at *offset*."""
+        """Fill *buffer* with the bytes from *offset* on."""
 
     def write_from(self, data: memoryview, offset: int) -> None:
-        """Put *data* at *offset*."""
+        """Write *data* at *offset*."""
 
     @property
     def terms(self) -> LendingTerms:
-        """How a device gets at it."""
+        """How a device can access the memory."""
 
     @property
     def file(self) -> int | None:
-        """The descriptor, where it is a file."""
+        """The file descriptor; None for other memory."""
 
     @property
     def on_device(self) -> bool:
-        """Whether it is memory of a device, which the server does not see: to write to it takes a while."""
+        """Whether it is memory of a device, which the server cannot access itself: writing goes through a worker."""
 
     @property
     def place(self) -> str:
-        """Where it is, in words."""
+        """The location, for messages."""
 
-    def told(self) -> dict[str, str | int]:
-        """What a status says of it."""
+    def status(self) -> dict[str, str | int]:
+        """Return the region's entry in the answer to a status call."""
 
 
 class Owner(Protocol):
-    """Whoever registers regions: the user of a key."""
+    """The owner of regions: the user of an API key."""
 
     @property
     def removed(self) -> bool:
-        """The key counts no more."""
+        """Whether the key was removed."""
 
 
 class RegionTable(Protocol):
-    """The regions of one kind; each belongs to the *owner* that registered it, and nobody else knows of it."""
+    """The regions of one kind; each is visible only to the *owner* that registered it."""
 
     def status(self, owner: Owner, name: str = "") -> list[dict[str, str | int]]:
-        """What is known of a region, or of all if *name* is empty; NotFound if there is none of that name."""
+        """Return the status of a region, or of all if *name* is empty; NotFound if there is none of that name."""
 
     def register(self, owner: Owner, name: str, about: Mapping[str, object]) -> None:
-        """Make memory known under a name; *about* is what the client says of it."""
+        """Register memory under a name; *about* has the client's parameters."""
 
     def unregister(self, owner: Owner, name: str = "") -> None:
-        """Let go of a region, or of all if *name* is empty; that there is none is no error."""
+        """Unregister a region, or all if *name* is empty; a missing region is no error."""
 
 
 R = TypeVar("R", bound=Region)
@@ -100,7 +101,7 @@ class Regions(ABC, Generic[R]):
 
     @abstractmethod
     def opened(self, name: str, about: Mapping[str, object], byte_size: int) -> R:
-        """A region, as its client describes it; RequestError if there is none such."""
+        """Open a region with the client's parameters; RequestError if that is not possible."""
 
     @property
     def offered(self) -> bool:
@@ -110,10 +111,10 @@ class Regions(ABC, Generic[R]):
     def status(self, owner: Owner, name: str = "") -> list[dict[str, str | int]]:
         own = self._regions.get(owner, {})
         if not name:
-            return [region.told() for region in own.values()]
+            return [region.status() for region in own.values()]
         if name not in own:
             raise NotFound(_unknown(name))
-        return [own[name].told()]
+        return [own[name].status()]
 
     def register(self, owner: Owner, name: str, about: Mapping[str, object]) -> None:
         self._check_offered()
@@ -130,7 +131,7 @@ class Regions(ABC, Generic[R]):
     def unregister(self, owner: Owner, name: str = "") -> None:
         own = self._regions.pop(owner, {})
         if name and own.keys() - {name}:
-            self._regions[owner] = {each: region for each, region in own.items() if each != name}
+            self._regions[owner] = {other: region for other, region in own.items() if other != name}
 
     def has(self, owner: Owner, name: str) -> bool:
         """Whether the owner has a region of that name."""
@@ -166,7 +167,7 @@ class Regions(ABC, Generic[R]):
             )
 
     def _forget_removed(self) -> None:
-        """Let go of what belongs to keys that count no more."""
+        """Release the regions of keys that were removed."""
         self._regions = {owner: own for owner, own in self._regions.items() if not owner.removed}
 
 
@@ -186,13 +187,13 @@ class RegionPart(NamedTuple):
         return self.offset + self.byte_size
 
     def parameters(self) -> dict[str, str | int]:
-        """What an answer says of a tensor that lies there."""
+        """Return the parameters of an output that was written here."""
         offset = {OFFSET: self.offset} if self.offset else {}
         return {REGION: self.region, **offset, BYTE_SIZE: self.byte_size}
 
 
 def part_of(parameters: Mapping[str, object], kind: str, name: object) -> RegionPart | None:
-    """Where the parameters of an input or output say that it lies; None if it travels with its request."""
+    """Return the part of a region that holds a tensor, from its parameters; None if it is sent with the request."""
     if PARAMETERS.isdisjoint(parameters):
         return None
     tensor = f"{kind} {name!r:.64}"
@@ -211,16 +212,16 @@ def part_of(parameters: Mapping[str, object], kind: str, name: object) -> Region
 
 
 def places(tensors: Iterable[tuple[str, Mapping[str, object]]], kind: str) -> dict[str, RegionPart]:
-    """Where those inputs or outputs lie that lie in regions; of one that is named again the first time counts."""
-    found: dict[str, RegionPart | None] = {}
+    """Return the parts of regions for the tensors that are in regions; for repeated names the first one counts."""
+    parts: dict[str, RegionPart | None] = {}
     for name, parameters in tensors:
-        if name not in found:
-            found[name] = part_of(parameters, kind, name)
-    return {name: part for name, part in found.items() if part is not None}
+        if name not in parts:
+            parts[name] = part_of(parameters, kind, name)
+    return {name: part for name, part in parts.items() if part is not None}
 
 
 def whole(value: object, what: str, least: int = 0) -> int:
-    """A number of bytes, as a client says it."""
+    """Check a number of bytes from a client."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST_BYTES:
         raise BadRequest(f"{what} must be a whole number of bytes from {least}, not {value!r:.64}")
     return value

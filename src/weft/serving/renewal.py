@@ -1,8 +1,8 @@
-"""A running server takes other settings and other models without losing a request.
+"""Renewal: a running server takes over changed settings and models (a newer plan) without losing a request.
 
-Models that have changed are loaded beside those that are served and put in their place; those that are gone leave with
-their last request. Of the settings some are taken over at once, some by loading all models again, and all others only
-by a restart, which is said.
+Models that have changed are loaded next to those that are served, and replace them; removed models are closed after
+their last request. Some settings take effect at once, some by loading all models again; the others need a restart, and
+are reported.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ log = logging.getLogger("weft.models")
 DECIDING = ("lanes", "policy", "policy_options", "late")
 """Settings that the dispatcher takes over."""
 LOADING = ("threads", "isolation", "max_compute_s")
-"""Settings that a model has from when it is loaded."""
+"""Settings that take effect when a model is loaded."""
 AT_ONCE = ("memory_budget_bytes", "default_slo_ms", "best_effort_ms", "ready_when", "preload", "wait_for_models")
-"""Settings that are asked for whenever they matter."""
+"""Settings that are read whenever they are needed, so that a change needs no action."""
 SECRET = ("api_key",)
-"""Settings whose values nobody is told."""
+"""Settings whose values are not reported."""
 
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """What a server took over; the field names are the keys of the answer (docs/formats.md)."""
+    """The result of a renewal; the field names are the keys of the answer (docs/formats.md)."""
 
     loaded: tuple[str, ...] = ()
     left: tuple[str, ...] = ()
@@ -55,12 +55,12 @@ class Renewal:
 
 @dataclass(frozen=True, slots=True)
 class SettingsChange:
-    """What other settings come to at a server that runs."""
+    """The effect of changed settings on a running server."""
 
     config: ServerConfig
     """The settings from now on."""
     changed: frozenset[str]
-    """Those of them that are other than before."""
+    """Keys of the settings that changed and take effect."""
     settings: tuple[str, ...]
     restart: tuple[str, ...]
 
@@ -69,33 +69,33 @@ class SettingsChange:
 
 
 def change_of(config: ServerConfig, wanted: ServerConfig) -> SettingsChange:
-    """What a server with some settings takes over where others are wanted."""
+    """Compare settings: which changes a running server takes over, and which need a restart."""
     names = [key for key in GROUP_OF if config.value_of(key) != wanted.value_of(key)]
     taken = [name for name in names if name in (*DECIDING, *LOADING, *AT_ONCE)]
     return SettingsChange(
         replace(config, **{name: wanted.value_of(name) for name in taken}),
         frozenset(taken),
-        tuple(_said(name, config, wanted) for name in taken),
-        tuple(f"{_said(name, config, wanted)} needs a restart" for name in names if name not in taken),
+        tuple(_describe(name, config, wanted) for name in taken),
+        tuple(f"{_describe(name, config, wanted)} needs a restart" for name in names if name not in taken),
     )
 
 
-def _said(name: str, config: ServerConfig, wanted: ServerConfig) -> str:
+def _describe(name: str, config: ServerConfig, wanted: ServerConfig) -> str:
     return name if name in SECRET else f"{name} {_shown(config.value_of(name))} -> {_shown(wanted.value_of(name))}"
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key}={each}" for key, each in value.items()) or "none"
+        return ", ".join(f"{key}={option}" for key, option in value.items()) or "none"
     if isinstance(value, tuple):
         return ", ".join(map(str, value)) or "none"
     return "none" if value is None else str(value)
 
 
 async def renew_models(library: Library, *, everything: bool, preload: bool) -> Renewal:
-    """Look at the disk and load what has changed, beside what is served.
+    """Scan the repository and load changed models, while the old ones are served.
 
-    everything: load all models again. preload: load what is new there, too, as its settings say.
+    everything: load all models again. preload: also load new models, if their settings say so.
     """
     before = set(library.repository.names())
     await library.rescan()
@@ -108,7 +108,7 @@ async def renew_models(library: Library, *, everything: bool, preload: bool) -> 
 
 
 def _wanted(library: Library, slot: ModelSlot, *, everything: bool, preload: bool) -> bool:
-    """Whether a model shall be loaded, or loaded again; what a client has unloaded stays so."""
+    """Tell whether a model must be loaded, or loaded again; a model that a client unloaded stays unloaded."""
     if slot.shut:
         return False
     if slot.served:
@@ -124,17 +124,17 @@ async def _reloaded(library: Library, wanted: list[ModelSlot]) -> tuple[list[str
     for slot in wanted:
         name = slot.entry.name
         try:
-            if slot not in done:  # with another one of its file
+            if slot not in done:  # loaded together with another model of its file
                 await library.reload(slot)
             loaded.append(name)
         except RequestError as error:
             log.warning("%s is not renewed: %s", name, error)
             failed[name] = str(error)
         else:
-            done |= {each for each in library.slots() if each.served and slot.served and _alike(each, slot)}
+            done |= {other for other in library.slots() if _share_body(other, slot)}
     return loaded, failed
 
 
-def _alike(slot: ModelSlot, other: ModelSlot) -> bool:
-    """Whether two models have the same body."""
+def _share_body(slot: ModelSlot, other: ModelSlot) -> bool:
+    """Tell whether two models are served with the same body."""
     return bool(slot.served and other.served and slot.served.body is other.served.body)

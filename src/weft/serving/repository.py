@@ -1,10 +1,10 @@
-"""What models there are: repositories on disk, single files, and models that weft knows by name.
+"""The models to serve: repositories on disk, single files, and models that weft knows by name.
 
 A repository holds ``name/1/model.onnx`` with settings in ``name/weft.toml`` or ``name/1/weft.toml``, or
-``name.onnx`` with settings in ``name.toml``; programs of torch, ``.pt2``, where they are allowed, for loading one may
-run code that lies in it. A stitched file holds several models, under names of their own.
-What cannot be used is noted in ``problems`` and never keeps others from being served. A name that a request brings is
-looked up among those found, and is never made into a path.
+``name.onnx`` with settings in ``name.toml``. Programs of torch (``.pt2``) must be allowed, because loading one may run
+code in it. A stitched file holds several models, under names of their own.
+What cannot be used is listed in ``problems`` and does not affect other models. The name in a request is looked up in
+the results of the last scan and never becomes part of a path.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from weft.runtime.stitched import tasks_in
 from weft.serving.config import ModelConfig, one_line, read_model_config
 
 MODEL_FILE, SETTINGS_FILE, TRITON_FILE = "model.onnx", "weft.toml", "config.pbtxt"
-"""How the files of models end."""
+"""Names of files in the folder of a model or version."""
 MOST_NAMES_SHOWN = 64
-"""How many an answer about an unknown name may list; looking for near ones takes time for each."""
+"""Models up to which the error for an unknown name suggests similar ones; the comparison takes time for each name."""
 
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 _NO_NAME = (
@@ -54,15 +54,15 @@ class ModelEntry(NamedTuple):
     source: str
     """repository, file, packaged, trained or zoo."""
     body: str = ""
-    """What a stitched file is called, which holds others, too; empty for a file that is one model."""
+    """Name of the stitched file that holds the model; empty for a file with one model."""
 
 
 Versions = dict[str, ModelEntry]
 """Version -> entry, the lowest version first."""
 
 
-class _Trouble(Exception):
-    """Why one model, or one version of it, cannot be used; *passing* if the next look may find it well."""
+class _Unusable(Exception):
+    """Why a model, or a version of it, cannot be used; *passing* if the next scan may succeed."""
 
     def __init__(self, message: str, *, passing: bool = False) -> None:
         super().__init__(message)
@@ -71,20 +71,20 @@ class _Trouble(Exception):
 
 @dataclass(slots=True)
 class _Scan:
-    """What one look at one source brought to light."""
+    """The result of one scan of one source."""
 
     models: dict[str, Versions] = field(default_factory=dict)
     where: dict[str, str] = field(default_factory=dict)
-    """Model -> the place to name where two have the same name."""
+    """Model -> its location, for messages about duplicate names."""
     problems: dict[str, str] = field(default_factory=dict)
     remarks: dict[str, str] = field(default_factory=dict)
     unseen: set[tuple[str, str]] = field(default_factory=set)
-    """Models and versions ("" for all) that could not be looked at; what was known of them stands."""
+    """Models and versions ("" for all) that could not be read; the results of the previous scan stay."""
     blind: bool = False
-    """The whole source could not be looked at."""
+    """Whether the whole source could not be read."""
 
     def add(self, entry: ModelEntry, where: str) -> None:
-        """Another model, or another version of one; a name belongs to the first place that has it."""
+        """Add a version of a model; of several locations with the same name the first one counts."""
         if self.where.setdefault(entry.name, where) == where:
             self.models.setdefault(entry.name, {})[entry.version] = entry
             return
@@ -97,7 +97,7 @@ class _Scan:
     def problem(self, name: str, message: str) -> None:
         _note(self.problems, name, message)
 
-    def trouble(self, name: str, version: str, trouble: _Trouble) -> None:
+    def trouble(self, name: str, version: str, trouble: _Unusable) -> None:
         self.problem(name, f"version {version}: {trouble}" if version else str(trouble))
         if trouble.passing:
             self.unseen.add((name, version))
@@ -112,7 +112,7 @@ def _note(notes: dict[str, str], name: str, message: str) -> None:
 
 
 class Repository:
-    """The models of all sources. Looking again replaces what was known in one step, from any thread."""
+    """The models of all sources. A scan, on any thread, replaces the results of the previous one atomically."""
 
     def __init__(
         self, sources: Sequence[str | Path], scratch: Path, *, programs: bool = False, shapes: Sequence[str] = ()
@@ -122,14 +122,14 @@ class Repository:
         programs: whether programs of torch may be loaded. shapes: ``[MODEL:]NAME=1x3x640x640``, over those that the
         models' own settings have.
         """
-        self._sources = [_source(each, scratch, programs) for each in sources]
-        self._scanning = threading.Lock()
+        self._sources = [_source(source, scratch, programs) for source in sources]
+        self._scanning = threading.Lock()  # serializes scans, which merge their results with those of the previous one
         self._found = _Scan()
         self._by_source: list[_Scan] = [_Scan() for _ in self._sources]
         self._shapes: dict[str, dict[str, Shape]] = {}
         self._look(first=True)
         if shapes:
-            aliases = {str(each): Path(each).stem for each in sources if str(each).endswith(suffixes())}
+            aliases = {str(source): Path(source).stem for source in sources if str(source).endswith(suffixes())}
             self._shapes = parse_shapes(shapes, self.names(), aliases)
             _refuse_stitched(self._shapes, self._found.models)
             self._look(first=True)
@@ -141,11 +141,11 @@ class Repository:
 
     @property
     def remarks(self) -> dict[str, str]:
-        """Model or source -> what was passed over."""
+        """Model or source -> files that were ignored."""
         return self._found.remarks
 
     def scan(self) -> None:
-        """Look again; whatever is wrong becomes a problem, and nothing is raised."""
+        """Scan all sources again; errors become problems, and nothing is raised."""
         self._look(first=False)
 
     def names(self) -> list[str]:
@@ -164,14 +164,14 @@ class Repository:
         return versions[wanted]
 
     def _versions(self, name: str) -> Versions:
-        found = self._found
-        if name in found.models:
-            return found.models[name]
-        if name in found.problems:
-            raise NotFound(f"model {name} cannot be used: {found.problems[name]}")
-        if not found.models or len(found.models) > MOST_NAMES_SHOWN:
-            raise NotFound(f"unknown model {_short(name)!r}; there are {len(found.models)}, see the repository index")
-        raise NotFound(unknown_name("model", _short(name), found.models))
+        scan = self._found
+        if name in scan.models:
+            return scan.models[name]
+        if name in scan.problems:
+            raise NotFound(f"model {name} cannot be used: {scan.problems[name]}")
+        if not scan.models or len(scan.models) > MOST_NAMES_SHOWN:
+            raise NotFound(f"unknown model {_short(name)!r}; there are {len(scan.models)}, see the repository index")
+        raise NotFound(unknown_name("model", _short(name), scan.models))
 
     def _look(self, *, first: bool) -> None:
         with self._scanning:
@@ -202,22 +202,22 @@ def _shaped(versions: Versions, shapes: Mapping[str, Shape]) -> Versions:
 
 
 def _keep_known(known: _Scan, look: _Scan) -> None:
-    """Let the models found earlier stand where the source could not be looked at and their file is still there."""
+    """Keep models of the previous scan whose source could not be read now, if their files still exist."""
     for name, versions in known.models.items():
-        still = {
+        kept = {
             version: entry
             for version, entry in versions.items()
             if (look.blind or look.unseen & {(entry.body or name, version), (entry.body or name, "")})
             and _is_file(entry.path)
         }
-        if still:
-            versions = {**still, **look.models.get(name, {})}
+        if kept:
+            versions = {**kept, **look.models.get(name, {})}
             look.models[name] = dict(sorted(versions.items(), key=lambda item: int(item[0])))
             look.where[name] = known.where[name]
 
 
 def _merged(looks: Sequence[_Scan], *, strict: bool) -> _Scan:
-    """All sources together. A name that occurs twice is refused, or if not *strict* belongs to the first."""
+    """Merge the scans of all sources. A duplicate name is an InputError, or if not *strict* the first one counts."""
     whole = _Scan()
     for look in looks:
         for name, message in look.problems.items():
@@ -243,45 +243,45 @@ class _Directory:
     programs: bool
 
     def look(self) -> _Scan:
-        found = _Scan()
+        scan = _Scan()
         try:
             root = Path(os.path.realpath(self.path, strict=True))
             with os.scandir(root) as listing:
-                names = sorted(each.name for each in listing if not each.name.startswith("."))
+                names = sorted(file.name for file in listing if not file.name.startswith("."))
         except OSError as error:
-            found.blind = True
-            found.problem(str(self.path), f"cannot look into the repository: {error.strerror or error}")
-            return found
+            scan.blind = True
+            scan.problem(str(self.path), f"cannot look into the repository: {error.strerror or error}")
+            return scan
         present = set(names)
         for name in names:
             model = name.removesuffix(".toml")
             if model == name:
-                self._look_at(root, name, found)
+                self._look_at(root, name, scan)
             elif not any(f"{model}{suffix}" in present for suffix in suffixes()):
-                found.remark(model, f"{name} is ignored: there is no {model}.onnx")
-        if not found.models and not found.problems:
-            found.remark(str(self.path), "the repository is empty")
-        return found
+                scan.remark(model, f"{name} is ignored: there is no {model}.onnx")
+        if not scan.models and not scan.problems:
+            scan.remark(str(self.path), "the repository is empty")
+        return scan
 
-    def _look_at(self, root: Path, file: str, found: _Scan) -> None:
-        """Note what one thing in the repository is, if it is a model at all."""
-        name = next((file.removesuffix(each) for each in suffixes() if file.endswith(each)), file)
+    def _look_at(self, root: Path, file: str, scan: _Scan) -> None:
+        """Add the models of one file or folder of the repository, if it has any."""
+        name = next((file.removesuffix(suffix) for suffix in suffixes() if file.endswith(suffix)), file)
         try:
             mode = _mode(root, root / file)
             if stat.S_ISDIR(mode):
                 name = file
-                entries = _numbered(root, _checked(name), found, self.programs)
+                entries = _numbered(root, _checked(name), scan, self.programs)
             elif name == file:
                 return
             elif not stat.S_ISREG(mode):  # opening a pipe would block for ever
-                raise _Trouble(f"{file} is {kind_of(mode)}, not a file")
+                raise _Unusable(f"{file} is {kind_of(mode)}, not a file")
             else:
                 entries = _flat(root, _checked(name), root / file, self.programs)
-        except _Trouble as trouble:
-            found.trouble(name, "", trouble)
+        except _Unusable as trouble:
+            scan.trouble(name, "", trouble)
             return
         for entry in entries:
-            found.add(entry, str(self.path / file))
+            scan.add(entry, str(self.path / file))
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,66 +293,66 @@ class _ModelFile:
     source: str
     programs: bool = False
     config: ModelConfig | None = None
-    """What is known of it; otherwise a TOML file beside it is read."""
+    """Its settings; None: those of a TOML file in the same folder."""
 
     def look(self) -> _Scan:
-        found = _Scan()
+        scan = _Scan()
         if not _is_file(self.path):
             kind = kind_at(self.path)
             what = f"is {kind} now, not a file" if kind else "is not there any more"
-            found.problem(self.name, f"{self.path.name} {what}")
-            return found
+            scan.problem(self.name, f"{self.path.name} {what}")
+            return scan
         try:
             config = self.config or _settings(None, self.path.with_suffix(".toml"))
             entries = _models_in(ModelEntry(self.name, "1", self.path, config, self.source), self.programs)
-        except _Trouble as trouble:
-            found.problem(self.name, str(trouble))
-            return found
+        except _Unusable as trouble:
+            scan.problem(self.name, str(trouble))
+            return scan
         for entry in entries:
-            found.add(entry, str(self.path) if self.source == "file" else f"the {self.source} model")
-        return found
+            scan.add(entry, str(self.path) if self.source == "file" else f"the {self.source} model")
+        return scan
 
 
 def _flat(root: Path, name: str, path: Path, programs: bool) -> list[ModelEntry]:
     return _models_in(ModelEntry(name, "1", path, _settings(root, root / f"{name}.toml"), "repository"), programs)
 
 
-def _numbered(root: Path, name: str, found: _Scan, programs: bool) -> list[ModelEntry]:
+def _numbered(root: Path, name: str, scan: _Scan, programs: bool) -> list[ModelEntry]:
     """The usable versions in a model's directory; others become problems of the model."""
     folder = root / name
     files = _listed(root, folder)
     if TRITON_FILE in files:
-        found.remark(name, f"{TRITON_FILE} is ignored; settings go in {SETTINGS_FILE}")
+        scan.remark(name, f"{TRITON_FILE} is ignored; settings go in {SETTINGS_FILE}")
     config = _settings(root, folder / SETTINGS_FILE)
     numbers = sorted((file for file in files if _VERSION.fullmatch(file)), key=int)
     if not numbers:
-        raise _Trouble(f"no version in it; a model lies in {name}/1/{MODEL_FILE}")
+        raise _Unusable(f"no version in it; a model lies in {name}/1/{MODEL_FILE}")
     entries: list[ModelEntry] = []
     for number in numbers:
         try:
             entries += _models_in(_version(root, name, number, config), programs)
-        except _Trouble as trouble:
-            found.trouble(name, number, trouble)
+        except _Unusable as trouble:
+            scan.trouble(name, number, trouble)
     return entries
 
 
 def _version(root: Path, name: str, number: str, config: ModelConfig) -> ModelEntry:
     folder = root / name / number
     files = _listed(root, folder)
-    file = next((f"model{each}" for each in suffixes() if f"model{each}" in files), MODEL_FILE)
+    file = next((f"model{suffix}" for suffix in suffixes() if f"model{suffix}" in files), MODEL_FILE)
     if file not in files:
-        raise _Trouble(f"no file {MODEL_FILE} in it")
+        raise _Unusable(f"no file {MODEL_FILE} in it")
     if not stat.S_ISREG(mode := _mode(root, folder / file)):
-        raise _Trouble(f"{file} is {kind_of(mode)}, not a file")
+        raise _Unusable(f"{file} is {kind_of(mode)}, not a file")
     own = _settings(root, folder / SETTINGS_FILE)
     return ModelEntry(name, number, folder / file, config.overridden_by(own), "repository")
 
 
 def _models_in(entry: ModelEntry, programs: bool) -> list[ModelEntry]:
-    """The models that a file holds: those that were stitched into it, or the one that it is."""
+    """Return the models in a file: several if it is stitched, else one."""
     if entry.path.suffix == PROGRAM_SUFFIX:
         if not programs:
-            raise _Trouble(
+            raise _Unusable(
                 f"loading {entry.path.name}, a program of torch, may run code that lies in it; allow_programs = true "
                 "(--allow-programs) where you trust it"
             )
@@ -360,21 +360,20 @@ def _models_in(entry: ModelEntry, programs: bool) -> list[ModelEntry]:
     try:
         tasks = [task.name for task in tasks_in(entry.path)]
     except OSError as error:
-        raise _Trouble(f"cannot look into {entry.path.name}: {error.strerror or error}", passing=True) from error
+        raise _Unusable(f"cannot look into {entry.path.name}: {error.strerror or error}", passing=True) from error
     except ModelError as error:
-        raise _Trouble(str(error)) from error
+        raise _Unusable(str(error)) from error
     for name in entry.config.tasks:
         if name not in tasks:
-            raise _Trouble(f"tasks: {unknown_name('task', name, tasks)}" if tasks else "tasks: it is not stitched")
+            raise _Unusable(f"tasks: {unknown_name('task', name, tasks)}" if tasks else "tasks: it is not stitched")
     for name in tasks:
         if not servable(name):
-            raise _Trouble(f"its task {name!r} is {_NO_NAME}; stitch it from files with other names")
-    each = [entry._replace(name=name, config=entry.config.for_task(name), body=entry.name) for name in tasks]
-    return each or [entry]
+            raise _Unusable(f"its task {name!r} is {_NO_NAME}; stitch it from files with other names")
+    return [entry._replace(name=name, config=entry.config.for_task(name), body=entry.name) for name in tasks] or [entry]
 
 
 def _settings(root: Path | None, path: Path) -> ModelConfig:
-    """What a TOML file sets; nothing where there is none. Without *root* it may lie anywhere."""
+    """Read settings from a TOML file, defaults if there is none. With *root* the file must be inside it."""
     if not os.path.lexists(path):
         return ModelConfig()
     where = str(path.relative_to(root)) if root else path.name
@@ -383,34 +382,34 @@ def _settings(root: Path | None, path: Path) -> ModelConfig:
     try:
         return read_model_config(path, where=where)
     except InputError as error:
-        raise _Trouble(str(error)) from error
+        raise _Unusable(str(error)) from error
 
 
 def _listed(root: Path, folder: Path) -> list[str]:
-    """The names in a directory that lies in the repository."""
+    """List the names in a directory, which must be inside the repository."""
     if not stat.S_ISDIR(_mode(root, folder)):
-        raise _Trouble(f"{folder.relative_to(root)} is not a directory")
+        raise _Unusable(f"{folder.relative_to(root)} is not a directory")
     try:
         return [name for name in os.listdir(folder) if not name.startswith(".")]
     except OSError as error:
-        raise _Trouble(f"cannot look into it: {error.strerror or error}", passing=True) from error
+        raise _Unusable(f"cannot look into it: {error.strerror or error}", passing=True) from error
 
 
 def _mode(root: Path, path: Path) -> int:
-    """What kind of thing *path* is, once it is sure that it lies in the repository."""
+    """Return the mode of a file, after checking that it is inside the repository, links resolved."""
     shown = path.relative_to(root)
     try:
         real = Path(os.path.realpath(path, strict=True))
         if not real.is_relative_to(root):
-            raise _Trouble(f"{shown} is a link that leads out of the repository")
+            raise _Unusable(f"{shown} is a link that leads out of the repository")
         return real.stat().st_mode
     except OSError as error:
-        raise _Trouble(f"cannot look at {shown}: {error.strerror or error}", passing=True) from error
+        raise _Unusable(f"cannot look at {shown}: {error.strerror or error}", passing=True) from error
 
 
 def _checked(name: str) -> str:
     if not servable(name):
-        raise _Trouble(_NO_NAME)
+        raise _Unusable(_NO_NAME)
     return name
 
 
@@ -423,7 +422,7 @@ def _short(text: str) -> str:
 
 
 def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _ModelFile:
-    """What a user means by *given*; a name that weft knows comes before a directory called the same."""
+    """Open a source that the user named; names of known models take precedence over directories."""
     if isinstance(given, str) and given in zoo.ZOO:
         return _ModelFile(given, _exported(given, scratch), "zoo", config=ModelConfig())
     if isinstance(given, str) and given in PACKAGED:
@@ -443,12 +442,12 @@ def _source(given: str | Path, scratch: Path, programs: bool) -> _Directory | _M
         raise InputError(one_line(f"{path} is not a model; a file ends in .onnx, a repository is a directory"))
     try:
         return _ModelFile(_checked(path.stem), path.absolute(), "file", programs)
-    except _Trouble as trouble:
+    except _Unusable as trouble:
         raise InputError(one_line(f"{path}: {path.stem!r} is {trouble}")) from trouble
 
 
 def _missing(given: str, path: Path) -> str:
-    """The sentence for a source that is not there, with the near names of where it would be."""
+    """Return the message for a missing source, with similar names."""
     if "/" not in given and not given.endswith(suffixes()):
         hint = "(nor is there such a directory; a file ends in .onnx)"
         return f"{unknown_name('model', _short(given), (*zoo.ZOO, *TRAINED, *PACKAGED))} {hint}"
@@ -460,15 +459,15 @@ def _missing(given: str, path: Path) -> str:
 
 def _near(path: Path) -> Iterator[str]:
     try:
-        beside = [each for each in os.listdir(path.parent) if not each.startswith(".")]
+        siblings = [name for name in os.listdir(path.parent) if not name.startswith(".")]
     except (OSError, ValueError):  # no such folder, or a zero in the path: nothing is near
         return
-    for name in get_close_matches(path.name, beside, n=3):
+    for name in get_close_matches(path.name, siblings, n=3):
         yield str(path.parent / name)
 
 
 def _exported(name: str, scratch: Path) -> Path:
-    """The file of a zoo model, written on first use; the folder's name tells whether it is still the same model."""
+    """Return the file of a zoo model, written on first use; the folder's name has a hash of the model and version."""
     graph = zoo.build(name).SerializeToString(deterministic=True)
     digest = hashlib.sha256(__version__.encode() + graph).hexdigest()[:16]
     folder = scratch.absolute() / f"{name}-{digest}"
@@ -486,7 +485,7 @@ def _exported(name: str, scratch: Path) -> Path:
 
 
 def _publish(whole: Path, folder: Path) -> None:
-    """Put a finished folder in its place, unless another process was first."""
+    """Move a finished folder to its place, unless another process was faster."""
     try:
         whole.rename(folder)
     except OSError:

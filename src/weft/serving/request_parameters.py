@@ -1,4 +1,4 @@
-"""What the parameters of a request say: numbers that must be such, and when it is due."""
+"""Parameters of requests: checked numbers, and deadlines."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST_NS = 2**60
 
 
 class ModelTerms(NamedTuple):
-    """When requests are due that do not say so themselves, in milliseconds; None: not set."""
+    """Deadlines of requests that bring none, in milliseconds; None: not set."""
 
     slo_ms: float | None = None
     timeout_ms: float | None = None
@@ -23,21 +23,21 @@ class ModelTerms(NamedTuple):
 
 
 class RequestDue(NamedTuple):
-    """When a request is due, in nanoseconds on the clock of its arrival, and how much that matters."""
+    """The deadline of a request, in nanoseconds on the clock of its arrival, and its kind."""
 
     at: int
     strict: bool
-    """Nobody wants its answer later."""
+    """A later answer is useless: the request is dropped."""
     best_effort: bool
-    """Its deadline only orders it."""
+    """The deadline only orders the request; it does not count as met or missed."""
 
 
 def due_of(
     parameters: Mapping[str, object], arrival: int, terms: ModelTerms, deadline: int | None = None
 ) -> RequestDue:
-    """When a request is due that came then: by its own word, else by its model's, else by the server's.
+    """Compute the deadline of a request: its own, else its model's, else the server's.
 
-    deadline: the transport's own.
+    deadline: that of the transport (gRPC), on the same clock as *arrival*.
     """
     timeout_us, slo_ms = 0, None
     if parameters:  # most requests have none

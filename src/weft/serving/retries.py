@@ -1,9 +1,10 @@
-"""What becomes of a request whose batch could not be computed: it is told so, or tried once more.
+"""Retries of requests whose batch failed, and quarantine of inputs that kill workers.
 
-A batch that fails is tried again member by member, for any of them may have been why. One whose worker died has another
-try if there is time for it. If the worker dies again, the request is not tried any more; if it was alone there, it is
-to blame, and others that bring the same inputs are refused for a while. Who only met a worker that was not there, and
-cannot wait for the next, is told to come again.
+The requests of a failed batch are retried one by one, because any of them may be the cause. A request whose worker died
+is retried once, if its deadline allows that. If that worker dies, too, the request fails; if it was alone in its batch,
+its inputs are quarantined: requests with the same inputs are refused for a while. A request that only met a worker that
+is being started, and whose deadline is too soon to wait, gets an error that asks the client to send it again. Retries
+are safe, because inference has no side effects.
 """
 
 from __future__ import annotations
@@ -30,39 +31,42 @@ from weft.serving.tickets import ClientTicket
 log = logging.getLogger("weft.engine")
 
 MOST_DEATHS = 2
-"""A request that was on so many workers when they died is not tried again."""
+"""Worker deaths after which a request is not retried: one may be chance, two make the request suspicious."""
 MOST_TRIES = 600
-"""However little a request has to do with it: half a minute of a worker that is being started."""
+"""Limit on all retries of a request, also of innocent ones: half a minute of waiting for a worker that starts."""
 QUARANTINE_S = 60.0
+"""Duration of a quarantine. Shorter lets a client that repeats the request kill more workers; longer keeps out inputs
+that failed by chance."""
 MOST_QUARANTINED = 256
+"""Digests in quarantine; beyond, the oldest is dropped. Bounds memory and the search for every request."""
 
 
 class _Quarantine(NamedTuple):
-    """Until when inputs are refused, and what can be seen of them without reading them."""
+    """When the quarantine of inputs ends, and their names, types and shapes, which are compared before digests."""
 
     until: int
     outline: tuple[object, ...]
 
 
-class SecondTries:
-    """Decides who is tried again; *now* is the clock of the lanes."""
+class Retries:
+    """Decides which requests are retried; *now* is the clock of the lanes."""
 
     def __init__(self, now: Callable[[], int]) -> None:
         self._now = now
         self.quarantined: OrderedDict[bytes, _Quarantine] = OrderedDict()
-        """Inputs that killed their workers, by their digests."""
+        """Quarantined inputs by their digests, the oldest first."""
         self.quarantines = 0
 
     def admit(self, ticket: ClientTicket) -> None:
-        """Refuse inputs that killed their worker twice; only such as look like them are looked at in full."""
+        """Refuse quarantined inputs. Digests are computed only for requests with the same names, types and shapes."""
         now = self._now()
         while self.quarantined and next(iter(self.quarantined.values())).until <= now:
             self.quarantined.popitem(last=False)
         outline = _outline(ticket)
-        alike = any(each.outline == outline for each in self.quarantined.values())
-        found = self.quarantined.get(_digest(ticket)) if alike else None
-        if found is not None:
-            rest_s = (found.until - now) / 1e9
+        alike = any(entry.outline == outline for entry in self.quarantined.values())
+        match = self.quarantined.get(_digest(ticket)) if alike else None
+        if match is not None:
+            rest_s = (match.until - now) / 1e9
             raise Overloaded(
                 f"{ticket.model.name}: the same inputs killed their worker twice; refused for {rest_s:.0f} s more",
                 reason="quarantined",
@@ -70,23 +74,24 @@ class SecondTries:
             )
 
     def verdict(self, ticket: ClientTicket, error: Exception, *, alone: bool, slack_ns: int) -> RequestError | float:
-        """What a request is told, or in how many seconds it is tried again.
+        """Return the error for a request, or the delay in seconds after which it is retried.
 
-        slack_ns: what is left until its strict deadline once it was computed.
+        alone: whether it was the only one in its batch. slack_ns: time to its strict deadline minus its expected
+        computing time.
         """
         if not isinstance(error, WorkerDied):
-            return said(ticket.model.name, error) if alone else 0.0
+            return client_error(ticket.model.name, error) if alone else 0.0
         ticket.tries += 1
         ticket.deaths += error.suspects > 0
         if ticket.deaths >= MOST_DEATHS:
             self._quarantine(ticket, error)
-            return said(ticket.model.name, error)
+            return client_error(ticket.model.name, error)
         if ticket.tries < MOST_TRIES and slack_ns >= error.again_s * 1e9:
             return error.again_s
-        return said(ticket.model.name, error)
+        return client_error(ticket.model.name, error)
 
     def _quarantine(self, ticket: ClientTicket, error: WorkerDied) -> None:
-        """Inputs that were alone with their worker when it died for the second time are to blame."""
+        """Quarantine inputs that were alone on a worker when it died for the second time."""
         log.warning("%s: a request was on %d workers when they died: %s", ticket.model.name, ticket.deaths, error)
         if error.suspects > 1 or ticket.gone:
             return
@@ -97,8 +102,8 @@ class SecondTries:
             self.quarantined.popitem(last=False)
 
 
-def said(model: str, error: Exception) -> RequestError:
-    """What a client is told when its inputs could not be computed: mostly a free dimension the model cannot take."""
+def client_error(model: str, error: Exception) -> RequestError:
+    """Convert an exception from a backend to the client's error; mostly a free dimension that the model cannot take."""
     if isinstance(error, WorkerDied):
         message = f"{model}: {error}"
         return WorkerDied(message, suspects=error.suspects) if error.suspects else WorkerStarting(message)
@@ -110,7 +115,7 @@ def said(model: str, error: Exception) -> RequestError:
 
 
 def _outline(ticket: ClientTicket) -> tuple[object, ...]:
-    """A model, and the names, types and shapes of inputs."""
+    """Return the model, and the names, types and shapes of inputs, which are cheap to compare."""
     tensors = sorted((name, str(value.dtype), value.shape) for name, value in ticket.inputs.items())
     return ticket.model.name, ticket.model.version, *tensors
 
@@ -128,7 +133,7 @@ def _add(digest: hashlib.blake2b, inputs: Mapping[str, Input]) -> None:
 
 
 def _content(value: Input) -> bytes:
-    """The bytes of an input, or where they lie, if the server cannot see them."""
+    """Return the bytes of an input, or its location if the server cannot read them."""
     if isinstance(value, LentTensor):
         try:
             return value.read().tobytes()

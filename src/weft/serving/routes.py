@@ -1,7 +1,7 @@
-"""The endpoints over HTTP: reads requests, has them answered, and writes the answers.
+"""The endpoints over HTTP: parses requests, calls handlers, and writes the answers.
 
-``gate`` judges a request by its head: host, key, origin, path, method, model and quota. A path is taken as it was sent:
-``//``, ``%2f``, dots and a slash at the end lead nowhere, and only names of models and versions may be escaped.
+``gate`` checks the head of a request: host, key, origin, path, method, model and quota. Paths are not normalized:
+``//``, ``%2f``, dots and a slash at the end match no endpoint, and only names of models and versions may be escaped.
 """
 
 from __future__ import annotations
@@ -31,12 +31,11 @@ from weft.http.messages import (
     rank_of,
 )
 from weft.serving import json_text
+from weft.serving.access import Caller, HostNames, check_origin, names_of
 from weft.serving.endpoints import OPEN, POST, PROBES, Call, Endpoint, Route, find
-from weft.serving.hosts import HostNames, check_origin, names_of
 from weft.serving.inference import InferCall, internal
 from weft.serving.json_helpers import has_strings
 from weft.serving.json_text import check_keys, check_parts, own_keys
-from weft.serving.keys import Caller
 from weft.serving.openapi import HEALTH
 from weft.serving.service import Service
 from weft.serving.slots import ModelSlot
@@ -46,25 +45,25 @@ from weft.serving.wire import LARGE_BYTES, InferResponse, ModelSpec, decode, enc
 log = logging.getLogger("weft.http")
 
 SMALL_BODY_BYTES = 1 << 20
-"""The largest body of a request that is not for a model to compute."""
+"""Limit on the body of a request that is not inference; such bodies are small JSON objects."""
 
 
-class _Asked:
-    """A request that was let in: where it leads, who sent it, and what it holds until it is over."""
+class _Admitted:
+    """A request that passed the gate: its route, its caller, and the bytes it holds until it is answered."""
 
     __slots__ = ("_budget", "_counts", "_unpacked_bytes", "body_bytes", "caller", "route")
 
     def __init__(
         self, route: Route, body_bytes: int, caller: Caller | None, budget: ByteBudget, *, counts: bool
     ) -> None:
-        """counts: whether it is one of the caller's requests in flight; OverQuota if that is one too many."""
+        """counts: whether it counts to the caller's requests in flight; OverQuota beyond the limit."""
         self.route, self.body_bytes, self.caller = route, body_bytes, caller
         self._budget, self._unpacked_bytes, self._counts = budget, 0, counts
         if counts and caller is not None:
             caller.begin()
 
     def hold(self, count: int, packed_bytes: int) -> None:
-        """Hold bytes that were unpacked, until it is over, beside the packed ones that are held for it already."""
+        """Count unpacked bytes as held until the answer, in addition to the packed ones."""
         self._budget.take(count, packed_bytes + self._unpacked_bytes)
         self._unpacked_bytes += count
 
@@ -75,8 +74,8 @@ class _Asked:
             self.caller.in_flight -= 1
 
 
-class _AskedInfer(_Asked):
-    """A request for a model to compute."""
+class _AdmittedInfer(_Admitted):
+    """An inference request that passed the gate."""
 
     __slots__ = ("age", "encoding", "header_length", "rank", "slot")
 
@@ -85,9 +84,9 @@ class _AskedInfer(_Asked):
     """Of the JSON part of its body; None where all of it is JSON."""
     encoding: str
     age: int | None
-    """How long a gate has had it (``hops``); None where there is none."""
+    """Nanoseconds that a gate held the request; None without a gate."""
     rank: ClientRank | None
-    """What its client's key gives it; None: what its caller has."""
+    """The priorities of its client's key, as a gate reports them; None: those of its caller."""
 
 
 class Routes:
@@ -100,10 +99,10 @@ class Routes:
         self._hosts = HostNames(names_of(service.config))
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # By its head
+    # Checks of the head
 
     def gate(self, method: str, target: RequestTarget, headers: dict[str, str]) -> HttpResponse | Passage:
-        """Let a request in, or say why not."""
+        """Admit a request by its head, or return the refusal."""
         path, service = target.raw_path, self._service
         route = find(path)
         endpoint = route.endpoint
@@ -120,16 +119,16 @@ class Routes:
                 return self._let_infer(route, headers, caller)
             if endpoint.writes:
                 service.check_writable()
-            if endpoint.handle:  # what is not supported is so whatever the method
+            if endpoint.handle:  # an unsupported endpoint is refused with 501 for every method
                 _only(endpoint.methods, method, path)
-            return _Asked(route, SMALL_BODY_BYTES, caller, service.budget, counts=method == "POST")
+            return _Admitted(route, SMALL_BODY_BYTES, caller, service.budget, counts=method == "POST")
         except RequestError as error:
             if endpoint and endpoint.computes and not isinstance(error, Unauthorised):
                 service.trace_refusal(route.name, error, headers.get(PARENT, ""))
             return refusal(error)
 
-    def _let_infer(self, route: Route, headers: dict[str, str], caller: Caller | None) -> _AskedInfer:
-        slot = self._service.meant(route.name, route.version)
+    def _let_infer(self, route: Route, headers: dict[str, str], caller: Caller | None) -> _AdmittedInfer:
+        slot = self._service.slot_for(route.name, route.version)
         length, encoding, most_bytes = header_length(headers), _encoding(headers), self._most_bytes
         if length is not None:
             self._check_json(length)
@@ -137,10 +136,10 @@ class Routes:
             most_bytes = self._most_json_bytes
         age = age_of(headers) if AGE in headers else None
         rank = rank_of(headers) if RANK in headers else None
-        asked = _AskedInfer(route, most_bytes, caller, self._service.budget, counts=True)
-        asked.slot, asked.header_length, asked.encoding = slot, length, encoding
-        asked.age, asked.rank = age, rank
-        return asked
+        admitted = _AdmittedInfer(route, most_bytes, caller, self._service.budget, counts=True)
+        admitted.slot, admitted.header_length, admitted.encoding = slot, length, encoding
+        admitted.age, admitted.rank = age, rank
+        return admitted
 
     def _check_json(self, count: int) -> None:
         if count > self._most_json_bytes:
@@ -150,16 +149,16 @@ class Routes:
     # Answering
 
     def handle(self, exchange: HttpExchange) -> None:
-        """Answer a request, now or later; whatever goes wrong has a status and a sentence."""
-        asked = exchange.passage
-        assert isinstance(asked, _Asked)
+        """Answer a request, now or later; errors are answers with a status and a message."""
+        admitted = exchange.passage
+        assert isinstance(admitted, _Admitted)
         try:
-            if isinstance(asked, _AskedInfer):
-                self._infer(exchange, asked)
+            if isinstance(admitted, _AdmittedInfer):
+                self._infer(exchange, admitted)
                 return
-            endpoint = asked.route.endpoint
+            endpoint = admitted.route.endpoint
             assert endpoint
-            answer = endpoint.handle(self._service, _call(exchange, asked, endpoint)) if endpoint.handle else None
+            answer = endpoint.handle(self._service, _call(exchange, admitted, endpoint)) if endpoint.handle else None
             if isinstance(answer, Awaitable):
                 self._soon(exchange, self._later(exchange, endpoint, answer))
             else:
@@ -168,7 +167,7 @@ class Routes:
             self._refuse(exchange, error)
 
     def _soon(self, exchange: HttpExchange, work: Coroutine[Any, Any, None], call: InferCall | None = None) -> None:
-        """Go on in a task; whatever goes wrong there is answered, too, and is how *call* ends."""
+        """Continue in a task; its exceptions are answered, too, and end *call*."""
 
         async def guarded() -> None:
             try:
@@ -184,34 +183,34 @@ class Routes:
         self._answer(exchange, _response(endpoint, await answer))
 
     def _refuse(self, exchange: HttpExchange, error: Exception, call: InferCall | None = None) -> None:
-        """Answer with an error, which is how *call* ends; a request for a result has a span also before it has one."""
+        """Answer with an error, which ends *call*; inference that fails before there is a call is traced here."""
         if call is not None:
             error = call.fail(error)
         elif not isinstance(error, RequestError):
             log.error("%s %s", exchange.method, exchange.path, exc_info=error)
             error = internal(error)
-        asked = exchange.passage
-        if call is None and isinstance(asked, _AskedInfer):
-            self._service.trace_refusal(asked.route.name, error, exchange.headers.get(PARENT, ""))
+        admitted = exchange.passage
+        if call is None and isinstance(admitted, _AdmittedInfer):
+            self._service.trace_refusal(admitted.route.name, error, exchange.headers.get(PARENT, ""))
         exchange.respond(self._reported(exchange, refusal(error)))
 
     def _answer(self, exchange: HttpExchange, response: HttpResponse) -> None:
-        """Answer what is no inference; of the protocol nothing else is packed, for not all its clients unpack it."""
+        """Answer a request other than inference; below /v2 without compression, which not all clients support."""
         if exchange.target.raw_path.startswith("/v2"):
             exchange.respond(response)
         else:
             self._answer_packed(exchange, response)
 
     def _reported(self, exchange: HttpExchange, response: HttpResponse) -> HttpResponse:
-        """An answer that also tells a gate what is expected for the next request."""
-        asked = exchange.passage
-        if not isinstance(asked, _AskedInfer) or asked.age is None:
+        """Add the estimate for the next request to an answer, if it goes to a gate."""
+        admitted = exchange.passage
+        if not isinstance(admitted, _AdmittedInfer) or admitted.age is None:
             return response
-        estimate = self._service.estimate(asked.route.name, asked.route.version)
+        estimate = self._service.estimate(admitted.route.name, admitted.route.version)
         return response._replace(headers=(*response.headers, estimate.header())) if estimate else response
 
     def _answer_packed(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None = None) -> None:
-        """Answer, packed beside the loop where the client takes that and it pays."""
+        """Answer, compressed on a thread if the client accepts that and the body is large enough."""
         response = self._reported(exchange, response)
         accepted = exchange.headers.get("accept-encoding")
         wanted = bodies.wanted_encoding(accepted) if accepted else ""
@@ -224,34 +223,34 @@ class Routes:
         self._send(exchange, await asyncio.to_thread(bodies.packed, response, wanted), call)
 
     def _send(self, exchange: HttpExchange, response: HttpResponse, call: InferCall | None) -> None:
-        """Hand an answer to the socket; the deadline of a request for a result is judged right before."""
+        """Send an answer; the deadline of an inference request is checked right before."""
         if call is not None and (error := call.settle()):
             response = self._reported(exchange, refusal(error))
         exchange.respond(response)
 
     # Inference
 
-    def _infer(self, exchange: HttpExchange, asked: _AskedInfer) -> None:
-        if asked.encoding == "identity":
-            self._begin(exchange, asked, exchange.body)
+    def _infer(self, exchange: HttpExchange, admitted: _AdmittedInfer) -> None:
+        if admitted.encoding == "identity":
+            self._begin(exchange, admitted, exchange.body)
         else:
-            self._soon(exchange, self._unpack(exchange, asked))
+            self._soon(exchange, self._unpack(exchange, admitted))
 
-    async def _unpack(self, exchange: HttpExchange, asked: _AskedInfer) -> None:
-        """Unpack a compressed body in a thread beside the loop, and hold no more of it than there is room for."""
-        unpacker = Unpacker(exchange.body, asked.encoding, self._most_bytes)
+    async def _unpack(self, exchange: HttpExchange, admitted: _AdmittedInfer) -> None:
+        """Decompress a body on a thread, within the budget of held bytes."""
+        unpacker = Unpacker(exchange.body, admitted.encoding, self._most_bytes)
         pieces: list[bytes] = []
         while piece := await asyncio.to_thread(unpacker.step):
             if not exchange.open:
                 return
-            asked.hold(len(piece), exchange.held_bytes)
+            admitted.hold(len(piece), exchange.held_bytes)
             pieces.append(piece)
         body = await asyncio.to_thread(b"".join, pieces)
         if exchange.open:
-            self._begin(exchange, asked, body)
+            self._begin(exchange, admitted, body)
 
-    def _begin(self, exchange: HttpExchange, asked: _AskedInfer, body: bytes | memoryview) -> None:
-        length, service = asked.header_length, self._service
+    def _begin(self, exchange: HttpExchange, admitted: _AdmittedInfer, body: bytes | memoryview) -> None:
+        length, service = admitted.header_length, self._service
         json_bytes = len(body) if length is None else length
         large = json_bytes > LARGE_BYTES
         if large:
@@ -275,8 +274,10 @@ class Routes:
         def peek() -> dict[str, Any]:
             return {} if large else peeked(body, length)
 
-        age, parent = asked.age or 0, exchange.headers.get(PARENT, "")
-        call = service.infer(asked.slot, read, done, peek, caller=asked.caller, age=age, parent=parent, rank=asked.rank)
+        age, parent = admitted.age or 0, exchange.headers.get(PARENT, "")
+        call = service.infer(
+            admitted.slot, read, done, peek, caller=admitted.caller, age=age, parent=parent, rank=admitted.rank
+        )
         if exchange.open:
             exchange.gone = call.cancel
 
@@ -292,7 +293,7 @@ class Routes:
 
 
 def refusal(error: RequestError) -> HttpResponse:
-    """An error as HTTP says it."""
+    """Convert an error to its HTTP response."""
     headers: tuple[tuple[str, str], ...] = ()
     if isinstance(error, Overloaded):
         headers = (("Retry-After", str(max(1, math.ceil(min(error.retry_after_s, 3600))))),)
@@ -342,13 +343,13 @@ def _only(methods: tuple[str, ...], method: str, path: str) -> None:
         raise _WrongVerb(f"{path[:200]!r} takes {' or '.join(methods)}, not {method[:20]}", methods)
 
 
-def _call(exchange: HttpExchange, asked: _Asked, endpoint: Endpoint) -> Call:
+def _call(exchange: HttpExchange, admitted: _Admitted, endpoint: Endpoint) -> Call:
     body = _object(exchange.body) if endpoint.body and exchange.method == "POST" else {}
-    return Call(asked.route.name, asked.route.version, body, asked.caller, exchange.target.query)
+    return Call(admitted.route.name, admitted.route.version, body, admitted.caller, exchange.target.query)
 
 
 def _response(endpoint: Endpoint, answer: Any) -> HttpResponse:
-    """What a handler returned as an answer; a probe's status says the same as its body, which some clients read."""
+    """Convert the result of a handler; a failing probe has status 503 in addition to its body."""
     if isinstance(answer, HttpResponse):
         return answer
     if endpoint.handle is None:
@@ -374,10 +375,10 @@ def _object(body: bytes | memoryview) -> dict[str, Any]:
 
 
 def peeked(body: bytes | memoryview, header_length: int | None) -> dict[str, Any]:
-    """The parameters of a request as they stand there, or none if it cannot be read."""
+    """Return the unchecked parameters of a request, or none if it cannot be parsed."""
     try:
-        found = json_text.loads(memoryview(body)[:header_length])
+        message = json_text.loads(memoryview(body)[:header_length])
     except orjson.JSONDecodeError:
         return {}
-    parameters = found.get("parameters") if isinstance(found, dict) else None
+    parameters = message.get("parameters") if isinstance(message, dict) else None
     return parameters if isinstance(parameters, dict) else {}

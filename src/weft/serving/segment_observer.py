@@ -1,9 +1,14 @@
-"""What is made of every segment that has ended: statistics, the timeline, and how long segments are expected to take.
+"""Observation of ended segments: statistics, the timeline of the lanes, and learned segment times.
 
-It only watches: nothing that the engine decides waits for it, except through what is learned.
+``Recorder`` keeps the last seconds of the lanes, for the dashboard and as a Perfetto trace. The observer does not take
+part in scheduling; it influences decisions only through the times it learns.
 """
 
 from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from weft.devices.decoupled import LayerTimes
 from weft.engine.engine import Completion
@@ -11,15 +16,85 @@ from weft.engine.policies import Policy
 from weft.engine.tickets import Batch
 from weft.runtime.lanes import LaneExecutor
 from weft.serving.gpu_sharing import GpuSharing, LaneRun, SeenPair
-from weft.serving.recorder import LaneSpan, Recorder
 from weft.serving.streams import ServedStream, ServedStreams
 from weft.serving.tickets import BatchWork
 
+SPANS = 12_000
+"""Spans that are kept, a few megabytes: some seconds of short segments, minutes of long ones."""
+OUT_OF_ORDER_NS = 1_000_000_000
+"""Limit on how much later a lane may report a span than the others; ``since`` stops searching there."""
+
+
+class LaneSpan(NamedTuple):
+    """A segment on a lane; times in nanoseconds on the clock of the lanes."""
+
+    lane: int
+    model: str
+    segment: str
+    """Number of the segment, and of all segments of the model: 3/8."""
+    start_ns: int
+    end_ns: int
+    predicted_ns: int
+    rows: int
+    query: int
+    """Which batch of its shapes."""
+    outcome: str
+    traced: bool = True
+    """Whether one of its requests is traced (``trace_settings``); the dashboard shows it all the same."""
+
+
+class Recorder:
+    """The last spans; the observer of the lanes appends to ``spans``."""
+
+    def __init__(self, name: Callable[[int], str] = "lane {}".format) -> None:
+        """name: returns the name of a lane by its number."""
+        self._name = name
+        self.spans: deque[LaneSpan] = deque(maxlen=SPANS)
+
+    def since(self, start_ns: int) -> list[LaneSpan]:
+        """Return the spans that ended after *start_ns*, oldest first."""
+        spans = []
+        for span in reversed(self.spans):  # lanes report a little out of order
+            if span.end_ns > start_ns:
+                spans.append(span)
+            elif span.end_ns < start_ns - OUT_OF_ORDER_NS:
+                break
+        return spans[::-1]
+
+    def as_perfetto(self) -> dict[str, Any]:
+        """Return the traced spans in Chrome's trace event format, with a track per lane."""
+        spans = [span for span in self.spans if span.traced]
+        lanes = sorted({span.lane for span in spans})
+        names: list[dict[str, Any]] = [
+            {"ph": "M", "pid": 1, "tid": lane, "name": "thread_name", "args": {"name": self._name(lane)}}
+            for lane in lanes
+        ]
+        return {"displayTimeUnit": "ms", "traceEvents": names + [_event(span) for span in spans]}
+
+
+def _event(span: LaneSpan) -> dict[str, Any]:
+    return {
+        "ph": "X",
+        "pid": 1,
+        "tid": span.lane,
+        "name": span.model,
+        "cat": span.outcome,
+        "ts": span.start_ns / 1e3,
+        "dur": (span.end_ns - span.start_ns) / 1e3,
+        "args": {
+            "segment": span.segment,
+            "rows": span.rows,
+            "query": span.query,
+            "predicted_us": span.predicted_ns / 1e3,
+            "outcome": span.outcome,
+        },
+    }
+
 
 class SegmentObserver:
-    """Hears of every segment when it has really ended, on the engine's thread.
+    """Is called for every segment that has ended, on the engine's thread.
 
-    policy: the one that decides now; one that refills batches expects the time between segments, too.
+    policy: the current policy; for one that refills batches, the learned times include the gap between segments.
     """
 
     def __init__(
@@ -75,7 +150,7 @@ class SegmentObserver:
 
     def _learn(self, lane: int, completion: Completion, work: BatchWork, took: int) -> None:
         candidate, stream = completion.candidate, work.stream
-        # A policy that refills makes small batches, and what passes between their segments is part of their price.
+        # A policy that refills makes small batches, and the gap between their segments is part of their cost.
         between = round(self.hand_over_s * 1e9) if self.policy.traits.refills else 0
         beside = self._seen_beside(lane, completion, stream) if self._sharing else None
         expected = round(candidate.compute / beside.speed) if beside else candidate.compute
@@ -92,7 +167,7 @@ class SegmentObserver:
             self._streams.learn(stream, candidate, round(took * beside.speed))
 
     def _seen_beside(self, lane: int, completion: Completion, stream: ServedStream) -> SeenPair:
-        """What ran beside a segment, where lanes are shares of a device."""
+        """Return the contention that a segment met, if lanes are shares of a GPU."""
         assert self._sharing
         candidate, times, now = completion.candidate, completion.times, self._lanes.now()
         running = [
@@ -104,7 +179,7 @@ class SegmentObserver:
         return self._sharing.observe(ran, candidate.compute if stream.measured else None, running)
 
     def _note_hand_over(self, lane: int, batch: Batch, times: LayerTimes) -> None:
-        """Whether this lane went on with the same batch, and after how long, or left another one half-way for it."""
+        """Record the gap between two segments of a batch on this lane, or the preemption of the batch before."""
         before, self._last_batch[lane] = self._last_batch.get(lane), batch
         if before is batch:
             self._hand_overs += 1

@@ -1,4 +1,4 @@
-"""The server as a whole: starts its faces, loads its models, and goes down without losing a request."""
+"""The server as a whole: starts HTTP and gRPC, loads the models, and drains before shutdown."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from weft.engine.policies.base import NO_BUFFER
 from weft.http.messages import HttpExchange, HttpResponse
 from weft.http.server import ClientLimits, HttpServer
 from weft.runtime.own_folder import make_folder, remove
-from weft.serving.background_tasks import errand
+from weft.serving.access import Keys
+from weft.serving.background_tasks import run_in_background
 from weft.serving.config import LimitSettings, NetworkSettings, ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.endpoints import VITAL
 from weft.serving.gpu_sharing import sharing_for
-from weft.serving.grpc_service import GrpcFace, credentials
+from weft.serving.grpc_service import GrpcServer, credentials
 from weft.serving.held_memory import IDLE_BYTES, give_freed_memory_back, keep_freed_memory
 from weft.serving.history import STEP_S
 from weft.serving.isolation import backend_of
-from weft.serving.keys import Keys
 from weft.serving.library import Library
+from weft.serving.process import AT_ONCE_S, GRACE_S, ExitTimer
 from weft.serving.readiness import why_nothing_is_served
 from weft.serving.repository import Repository
 from weft.serving.routes import Routes
 from weft.serving.service import Service
-from weft.serving.shutdown import AT_ONCE_S, GRACE_S, LastResort
 from weft.serving.telemetry import make_telemetry
 
 log = logging.getLogger("weft.server")
@@ -44,20 +44,20 @@ SWITCH_S = 0.0005
 """How long a Python thread may hold the global lock while another waits: lanes report within this."""
 
 CLOSING_S = 0.5
-"""How long connections may take to close once nothing is owed to anybody; and lanes, and models."""
+"""Timeout for closing connections, lanes and models, each, after all requests were answered."""
 
 HURRIED_S = 0.1
-"""How long each may take when requests were lost already, or somebody is in a hurry."""
+"""The same timeout if requests were lost, or after a second signal."""
 
 STOPPING_S = 0.4
-"""How long a segment may take to end once it was told to: an operator that has begun ends by itself only."""
+"""Timeout for stopping running segments: an operator that has started cannot be interrupted."""
 
 
 class Server:
     """One server on the running event loop."""
 
     def __init__(self, config: ServerConfig, again: Callable[[], ServerConfig] | None = None) -> None:
-        """*again* reads the settings once more, for a server that shall take over others while it runs."""
+        """*again* reads the settings once more, for a server that takes over changed settings while it runs."""
         self.config, self._again = config, again
         self.keys = Keys(config.network.api_key, config.network.keys_file)
         scheduling, execution, loading = config.scheduling, config.execution, config.loading
@@ -85,12 +85,12 @@ class Server:
         self.http_port: int | None = None
         self.grpc_port: int | None = None
         self.answered = False
-        """It was told to stop, and everybody has their answer."""
+        """Whether the server has stopped after answering all requests."""
         self._started = asyncio.Event()
         self._renewals: set[asyncio.Task[None]] = set()
 
     async def start(self, say: Callable[[str], None] | None = None) -> None:
-        """Listen, then load; what is missing afterwards is ``service.why_not_ready()``."""
+        """Listen, then load the models; afterwards ``service.why_not_ready()`` has what is missing."""
         self._open()
         routes, limits = Routes(self.service), limits_of(self.config.limits)
         self._http = HttpServer(
@@ -102,7 +102,7 @@ class Server:
             budget=self.service.budget,
             vital=VITAL,
         )
-        self._grpc = GrpcFace(self.service) if self.config.network.grpc_port is not None else None
+        self._grpc = GrpcServer(self.service) if self.config.network.grpc_port is not None else None
         try:
             await self._listen()
             self._look_later()
@@ -113,7 +113,7 @@ class Server:
             raise
 
     async def check(self, say: Callable[[str], None] | None, report: Callable[[Service], None]) -> None:
-        """Load as for a start and learn it, listen to nobody, show *report* what came of it, and end."""
+        """Load and learn the models without listening, call *report*, and end: ``weft serve --check``."""
         self._open(learn_first=True)
         try:
             tls_of(self.config.network)
@@ -124,7 +124,7 @@ class Server:
             await self._close_models(CLOSING_S)
 
     def _open(self, *, learn_first: bool = False) -> None:
-        """Make the service and what computes for it."""
+        """Create the dispatcher, the library and the service."""
         config = self.config
         scheduling, execution, loading = config.scheduling, config.execution, config.loading
         sys.setswitchinterval(SWITCH_S)
@@ -157,7 +157,7 @@ class Server:
             self.service.settings_again = self._again
 
     def look_again(self) -> None:
-        """Read keys, settings and models again, and take over what has changed."""
+        """Read keys, settings and models again, and take over changes (SIGHUP)."""
         if self.config.network.keys_file is not None:
             self.keys.look(anyway=True)
         task = asyncio.create_task(self._renew())
@@ -177,13 +177,13 @@ class Server:
         self._next_look = asyncio.get_running_loop().call_later(STEP_S, self._look)
 
     def _look(self) -> None:
-        """Note how the last seconds were, for the history, and again after a while."""
-        self.service.look_back()
+        """Add a sample to the history, trim memory, and set the timer for the next time."""
+        self.service.sample_history()
         self._trim_when_idle()
         self._look_later()
 
     def _trim_when_idle(self) -> None:
-        """Give back what large requests have left in the heap, once none is under way."""
+        """Return freed memory of large requests to the system when none is in flight."""
         budget = self.service.budget
         if budget.held_bytes == 0 and budget.peak_bytes > IDLE_BYTES:
             budget.peak_bytes = 0
@@ -199,7 +199,7 @@ class Server:
         if self._grpc and network.grpc_port is not None:
             try:
                 self.grpc_port = await self._grpc.start(network.host, network.grpc_port, grpc_tls_of(network))
-            except RuntimeError as error:  # gRPC does not tell why
+            except RuntimeError as error:  # gRPC does not give the reason
                 where = f"{network.host}:{network.grpc_port}"
                 raise InputError(f"cannot listen on {where} for gRPC; is the port taken? choose another") from error
 
@@ -210,13 +210,13 @@ class Server:
         return self._http.in_flight + calls + self._http.unread
 
     def hurry(self) -> None:
-        """Let ``stop`` wait for nobody."""
+        """Make ``stop`` end at once, without answering pending requests."""
         self._hurry.set()
 
     async def stop(self) -> bool:
-        """Take no new requests, answer those that are there, and end; False if time ran out first.
+        """Drain and stop: take no new requests, answer the accepted ones; False if ``drain_s`` was too short.
 
-        Whoever is not done by then hears so, and what is computed for them is stopped.
+        Requests that are pending then get an error, and their segments are stopped.
         """
         self.service.draining = True
         for renewal in self._renewals:
@@ -234,17 +234,17 @@ class Server:
         return not lost
 
     async def _before(self, end_s: float, *things: Awaitable[None]) -> None:
-        """Wait until all of it has ended, time is up, or somebody is in a hurry."""
+        """Wait until all have ended, the time is over, or ``hurry`` was called."""
         tasks: asyncio.Future[Any] = asyncio.gather(*things)
         hurry: asyncio.Future[Any] = asyncio.create_task(self._hurry.wait())
         left_s = max(0.0, end_s - time.monotonic())
         await asyncio.wait([tasks, hurry], timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-        for each in (tasks, hurry):
-            each.cancel()
+        for pending in (tasks, hurry):
+            pending.cancel()
         await asyncio.gather(tasks, hurry, return_exceptions=True)
 
     async def _http_finished(self) -> None:
-        """Connections are closed only when their answers are out: closing TLS has no patience with slow readers."""
+        """Wait until all answers are sent: closing a TLS connection would cut off slow readers."""
         while self._http.in_flight or self._http.unread:
             await asyncio.sleep(0.005)
 
@@ -258,7 +258,7 @@ class Server:
         await self._close_models(patience_s)
 
     async def _close_models(self, patience_s: float) -> None:
-        """Close what computes; what does not end in time is left behind (``shutdown``)."""
+        """Close lanes, models and helpers; what does not end in time is abandoned (``process``)."""
         self._dispatcher.close(min(STOPPING_S, self._at_most_s(patience_s)))
         self.service.close_regions()
         await self._ended("end of large JSON", self.service.json.close, patience_s)
@@ -269,20 +269,20 @@ class Server:
         await self._ended("end of the scratch", self.remove_scratch)
 
     def _at_most_s(self, patience_s: float) -> float:
-        """The same, or hardly anything once somebody is in a hurry."""
+        """Return the timeout, shortened after ``hurry``."""
         return HURRIED_S if self._hurry.is_set() else patience_s
 
     def remove_scratch(self) -> None:
-        """Remove its temporary folder; again, if threads that were left behind have written there since."""
+        """Remove the temporary folder; callable again, after abandoned threads have written there."""
         if self._scratch:
             remove(self._scratch)
 
     async def _ended(self, name: str, close: Callable[[], None], patience_s: float | None = None) -> None:
-        """Close something on a thread of its own; whatever it is in, it is not waited for longer than so.
+        """Close something on a background thread, and wait for it at most *patience_s*.
 
-        None: as long as nobody is in a hurry.
+        None: without timeout, until ``hurry`` is called.
         """
-        ending: asyncio.Future[Any] = errand(name, close, lambda _: None)
+        ending: asyncio.Future[Any] = run_in_background(name, close, lambda _: None)
         hurry: asyncio.Future[Any] = asyncio.create_task(self._hurry.wait())
         await asyncio.wait([ending, hurry], timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
@@ -293,36 +293,36 @@ class Server:
 
 
 class _Signals:
-    """SIGTERM and SIGINT: the first asks for an end, the second for an end at once, a third is the system's affair.
+    """SIGTERM and SIGINT: the first drains, the second ends at once, a third gets the system's default action.
 
-    Whatever threads are in, the process ends in time after the first (``drain_s`` and ``GRACE_S``) and the second.
+    A timer ends the process after the first (``drain_s`` plus ``GRACE_S``) and the second, even if threads hang.
     """
 
     def __init__(self, drain_s: float) -> None:
         self._drain_s = drain_s
-        self.last_resort = LastResort(lambda: 0 if self.server and self.server.answered else 1)
-        self.asked = asyncio.Event()
+        self.exit_timer = ExitTimer(lambda: 0 if self.server and self.server.answered else 1)
+        self.stop_requested = asyncio.Event()
         self.server: Server | None = None
         self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._received)
 
     def reread_keys(self, server: Server) -> None:
-        """Let SIGHUP have the file of keys read again."""
+        """Read the keys file again on SIGHUP."""
         if server.config.network.keys_file is not None and hasattr(signal, "SIGHUP"):
             self._loop.add_signal_handler(signal.SIGHUP, lambda: server.keys.look(anyway=True))
 
     def reread_settings(self, server: Server) -> None:
-        """Let SIGHUP have the settings and the models read again, too."""
+        """Read keys, settings and models again on SIGHUP."""
         if hasattr(signal, "SIGHUP"):
             self._loop.add_signal_handler(signal.SIGHUP, server.look_again)
 
     def _received(self) -> None:
-        if not self.asked.is_set():
-            self.last_resort.within(self._drain_s + GRACE_S)
-            self.asked.set()
+        if not self.stop_requested.is_set():
+            self.exit_timer.within(self._drain_s + GRACE_S)
+            self.stop_requested.set()
             return
-        self.last_resort.within(AT_ONCE_S)
+        self.exit_timer.within(AT_ONCE_S)
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.remove_signal_handler(number)
         if self.server:
@@ -338,13 +338,13 @@ async def serve(
     *,
     to_the_end: bool = False,
 ) -> bool:
-    """Serve until told to stop by SIGTERM or SIGINT; whether every accepted request was answered.
+    """Serve until SIGTERM or SIGINT; return whether every accepted request was answered.
 
     ``InputError`` if none of the models can be served, unless the settings say to wait for them.
 
-    *say* hears which model is being loaded, *started* when that is over, *finishing* how many requests are still to be
-    answered at the end. *again* reads the settings once more, which SIGHUP asks for. *to_the_end*: the process ends
-    with this, and in time, whatever it still has to do then.
+    *say* is called with each model that begins to load, *started* after loading, *finishing* with the number of pending
+    requests when the server drains. *again* reads the settings once more, on SIGHUP. *to_the_end*: the process ends
+    after this call, so the timer that enforces its end stays active.
     """
     keep_freed_memory()
     signals = _Signals(config.network.drain_s)
@@ -356,7 +356,7 @@ async def serve(
         return await _served(server, signals, say, started, finishing)
     finally:
         if not to_the_end:
-            signals.last_resort.disarm()
+            signals.exit_timer.disarm()
 
 
 async def _served(
@@ -367,7 +367,7 @@ async def _served(
     finishing: Callable[[int], None] | None,
 ) -> bool:
     starting = asyncio.create_task(server.start(say))
-    waiting = asyncio.create_task(signals.asked.wait())
+    waiting = asyncio.create_task(signals.stop_requested.wait())
     await asyncio.wait([starting, waiting], return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():
         starting.cancel()
@@ -383,7 +383,7 @@ async def _served(
         await server.stop()
         raise InputError(nothing)
     gc.collect()
-    gc.freeze()  # what is loaded now stays; looking through it again and again would cost every request
+    gc.freeze()  # loaded objects stay; traversing them in every garbage collection would delay requests
     started(server)
     await waiting
     if finishing and server.unfinished:
@@ -392,7 +392,7 @@ async def _served(
 
 
 def fastest_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where there is one; None is asyncio's own."""
+    """Return the loop factory of uvloop if it is installed; None stands for asyncio's own loop."""
     try:
         import uvloop
     except ImportError:

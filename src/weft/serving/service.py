@@ -1,4 +1,4 @@
-"""What the server does, whichever protocol asks: infer (``inference``), describe, load and unload.
+"""The operations of the server, independent of the protocol: infer (``inference``), describe, load and unload.
 
 Answers are plain dicts in the shape of the protocol's JSON; ``routes`` and ``grpc_service`` turn them into HTTP and
 gRPC.
@@ -16,20 +16,20 @@ from typing import Any
 
 from weft.base.errors import BadRequest, Forbidden, InputError, LoadFailed, NotFound, Overloaded
 from weft.base.version import __version__
-from weft.serving.background_tasks import errand
+from weft.serving.access import Keys
+from weft.serving.background_tasks import run_in_background
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.held_memory import HeldMemory
 from weft.serving.history import History
 from weft.serving.inference import InferenceService
 from weft.serving.isolation import THREADS
-from weft.serving.keys import Keys
 from weft.serving.library import Library
 from weft.serving.log_settings import LogSettings
 from weft.serving.renewal import DECIDING, LOADING, Renewal, change_of, renew_models
 from weft.serving.slots import ModelSlot
 from weft.serving.telemetry import Telemetry
-from weft.serving.triton_config import asked_settings, parameters_of
+from weft.serving.triton_config import parameters_of, requested_settings
 from weft.serving.wire import ModelSpec
 
 log = logging.getLogger("weft.server")
@@ -46,7 +46,8 @@ EXTENSIONS = (
     "trace",
 )
 PRELOADS = 4
-"""Models that are loaded at the same time when the server starts; where they are measured first, one by one."""
+"""Models that are loaded in parallel at the start, which hides disk latency; one by one if they are measured first,
+since loading next to a measurement would disturb it."""
 
 
 class Service(InferenceService):
@@ -62,25 +63,25 @@ class Service(InferenceService):
     ) -> None:
         super().__init__(config, library, dispatcher, telemetry, keys)
         self.http_answers: Counter[int] = Counter()
-        """How many answers had each status, whatever was asked."""
+        """HTTP answers by status."""
         self.grpc_answers: Counter[tuple[str, str]] = Counter()
-        """How many answers over gRPC each method gave with each code; methods that there are not are ``unknown``."""
+        """gRPC answers by method and status code; methods that do not exist count as ``unknown``."""
         self.history = History(self.started_ns)
-        """The last ten minutes; ``look_back`` adds to it."""
+        """The last ten minutes; ``sample_history`` adds to it."""
         isolated = config.workers.isolation != THREADS or config.execution.device is not None
         self.held_memory = HeldMemory(workers=isolated)
         self.log_settings = LogSettings()
         self.settings_again: Callable[[], ServerConfig] = lambda: self.config
-        """Reads the settings once more from where they came; by default they are what they are."""
-        self._renewing = asyncio.Lock()
+        """Reads the settings again from their source; by default they do not change."""
+        self._renewing = asyncio.Lock()  # one renewal at a time: each compares with the settings the last one left
 
-    def look_back(self) -> None:
+    def sample_history(self) -> None:
         """Add a sample to the history."""
         seen = {(slot.entry.name, slot.entry.version): slot.statistics for slot in self.library.slots()}
         self.history.sample(self.now(), seen)
 
     def check_writable(self) -> None:
-        """Refuse who would load or unload a model where nobody may."""
+        """Refuse to load or unload a model if the repository is read-only."""
         if self.config.loading.repository == "read-only":
             raise Forbidden(
                 "the repository is read-only: models are loaded at the start or by requests for them; "
@@ -88,7 +89,7 @@ class Service(InferenceService):
             )
 
     def check_steerable(self) -> None:
-        """Refuse who would change the settings of the log or the trace where nobody may."""
+        """Refuse to change the settings of the log or the trace if they are read-only."""
         if self.config.telemetry.live_settings == "read-only":
             raise Forbidden(
                 "settings of the log and of the trace are read-only; to let clients change them, start the server with "
@@ -103,12 +104,12 @@ class Service(InferenceService):
         return {"name": "weft", "version": __version__, "extensions": [*EXTENSIONS, *shared]}
 
     def model_ready(self, name: str, version: str = "") -> bool:
-        """Whether a request would be taken; NotFound if there is no such model."""
+        """Tell whether a model takes requests; NotFound if there is no such model."""
         slot = self.library.find(name, version)
         return not slot.outage and (slot.served is not None or (slot.state == "unloaded" and not slot.shut))
 
     async def loaded(self, name: str, version: str = "") -> ModelSlot:
-        """A model that is in memory, brought there if need be."""
+        """Return a model that is loaded, loading it if necessary."""
         slot = self.library.find(name, version)
         if slot.served is None:
             await self.library.ensure(slot)
@@ -127,7 +128,7 @@ class Service(InferenceService):
         }
 
     async def model_config(self, name: str, version: str = "") -> dict[str, Any]:
-        """Triton's ModelConfig, with our own settings as parameters."""
+        """Return Triton's ModelConfig, with weft's settings as parameters."""
         slot = await self.loaded(name, version)
         assert slot.served
         batching, spec = slot.served.loaded.batching, slot.served.spec
@@ -137,8 +138,10 @@ class Service(InferenceService):
             "platform": self.library.backend.platform,
             "backend": self.library.backend.name,
             "max_batch_size": batch,
-            "input": [_configured(each, batched=batch > 0) for each in spec.inputs],
-            "output": [_labelled(_configured(each, batched=batch > 0), slot.config.labels) for each in spec.outputs],
+            "input": [_configured(tensor, batched=batch > 0) for tensor in spec.inputs],
+            "output": [
+                _labelled(_configured(tensor, batched=batch > 0), slot.config.labels) for tensor in spec.outputs
+            ],
             "parameters": parameters_of(slot.config),
         }
 
@@ -146,26 +149,26 @@ class Service(InferenceService):
         slots = [self.library.find(name, version)] if name else [s for s in self.library.slots() if s.served]
         return {"model_stats": [_statistics(slot) for slot in slots]}
 
-    def log_told(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of the log, once those that are *wanted* are taken over."""
+    def change_log_settings(self, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Change log settings, if any are given, and return all of them."""
         if wanted:
             self.check_steerable()
             self.log_settings.change(wanted)
-        return self.log_settings.told()
+        return self.log_settings.as_dict()
 
-    def trace_told(self, name: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
-        """The settings of the trace, or of that of a model, once those that are *wanted* are taken over."""
+    def change_trace_settings(self, name: str, wanted: Mapping[str, Any]) -> dict[str, Any]:
+        """Change the trace settings of the server or of a model, if any are given, and return all of them."""
         if name:
             self.library.find(name)
         if wanted:
             self.check_steerable()
             self.trace.change(wanted, name)
-        return self.trace.told(name)
+        return self.trace.as_dict(name)
 
     async def index(self, ready_only: bool = False) -> list[dict[str, Any]]:
-        """Every model there is and its state, after another look at the disk."""
+        """Scan the repository and return every model with its state."""
         await self.library.rescan()
-        self.tell_readiness()
+        self.log_readiness()
         names = {"ready": "READY", "loading": "LOADING"}
         rows = [
             {
@@ -186,21 +189,21 @@ class Service(InferenceService):
         return [row for row in rows if row["state"] == "READY"] if ready_only else rows
 
     async def load(self, name: str, parameters: Mapping[str, Any] | None = None) -> None:
-        """Load a model, with settings of the client's where its *parameters* have some (``triton_config``)."""
+        """Load a model, with the settings in the client's *parameters* (``triton_config``), if any."""
         self.check_writable()
-        settings = await self._asked_settings(name, parameters) if parameters else None
+        settings = await self._requested_settings(name, parameters) if parameters else None
         try:
             await self.library.load(name, settings)
         except LoadFailed as error:
             raise BadRequest(str(error)) from error
         finally:
-            self.tell_readiness()
+            self.log_readiness()
 
     async def renew(self) -> Renewal:
-        """Read the settings and look at the models again, and take over what can be while requests come and go."""
+        """Read settings and models again, and take over the changes that do not need a restart, while serving."""
         async with self._renewing:
             try:
-                wanted = await errand("reading of the settings", self.settings_again, lambda _: None)
+                wanted = await run_in_background("reading of the settings", self.settings_again, lambda _: None)
                 change = change_of(self.config, wanted)
                 if change.any_of(DECIDING):
                     rules, lanes = change.config.scheduling, change.config.execution.lanes
@@ -216,44 +219,44 @@ class Service(InferenceService):
             )
             preload = self.config.loading.preload
             models = await renew_models(self.library, everything=change.any_of(LOADING), preload=preload)
-            self.tell_readiness()
+            self.log_readiness()
             renewal = replace(models, settings=change.settings, restart=change.restart)
             log.log(logging.WARNING if renewal.failed else logging.INFO, "renewed: %s", renewal)
             return renewal
 
-    async def _asked_settings(self, name: str, parameters: Mapping[str, Any]) -> ModelConfig | None:
+    async def _requested_settings(self, name: str, parameters: Mapping[str, Any]) -> ModelConfig | None:
         backend = self.library.backend
         shown: Mapping[str, Any] = {"name": name, "platform": backend.platform, "backend": backend.name}
         await self.library.rescan()
         slot = self.library.find(name)
         if slot.served:
             shown = await self.model_config(name)
-        settings = asked_settings(parameters, {**shown, "parameters": parameters_of(slot.config)})
+        settings = requested_settings(parameters, {**shown, "parameters": parameters_of(slot.config)})
         if settings is not None and slot.entry.body:
             raise BadRequest(f"{name} is one of several models of a file; load it without a config")
         return settings
 
     async def unload(self, name: str) -> None:
-        """Take no more requests for a model; one that is not there has none."""
+        """Take no more requests for a model; no error if it does not exist."""
         self.check_writable()
         with suppress(NotFound):
             self.library.unload(name)
-        self.tell_readiness()
+        self.log_readiness()
 
     # Life
 
     async def preload(self, say: Callable[[str], None] | None = None) -> None:
-        """Load what shall be there from the start, some at a time; what cannot be loaded is logged and left out.
+        """Load the models to preload, several at a time; failures are logged.
 
-        *say* hears which model begins to load, in their order.
+        *say* is called with the name of each model that begins to load.
         """
         waiting = iter(list(self.library.slots()) if self.config.loading.preload else ())
         await asyncio.gather(*(self._preload(waiting, say) for _ in range(1 if self.library.learn_first else PRELOADS)))
         self.started = True
-        self.tell_readiness()
+        self.log_readiness()
 
     async def _preload(self, waiting: Iterator[ModelSlot], say: Callable[[str], None] | None) -> None:
-        """Load one after another of those that wait."""
+        """Load models from a shared iterator, one after another."""
         for slot in waiting:
             newest = self.library.repository.entry(slot.entry.name).version == slot.entry.version
             done = slot.served or slot.loading or slot.state == "failed"  # with a model of the same body
@@ -264,7 +267,7 @@ class Service(InferenceService):
             try:
                 await self.library.ensure(slot)
             except LoadFailed:
-                pass  # that is logged where it happens
+                pass  # logged by the library
             except Overloaded as error:
                 log.warning("%s", error)
 
@@ -284,8 +287,8 @@ def _labelled(configured: dict[str, Any], labels: Mapping[str, str]) -> dict[str
 
 
 def _has_rows(spec: ModelSpec) -> bool:
-    """Whether the first dimension of all tensors is free: to clients that is the batch, however it is computed."""
-    return all(each.shape[:1] == (-1,) for each in (*spec.inputs, *spec.outputs))
+    """Tell whether the first dimension of all tensors is free, which clients take for the batch."""
+    return all(tensor.shape[:1] == (-1,) for tensor in (*spec.inputs, *spec.outputs))
 
 
 def _duration(count: int, ns: int) -> dict[str, int]:

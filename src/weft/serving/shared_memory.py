@@ -1,13 +1,12 @@
-"""Shared memory that clients register under names and put tensors in: of the system (POSIX), and of CUDA.
+"""Shared memory that clients register under names and use for tensors: the system's (POSIX), and CUDA's.
 
-That of the system is never mapped. Whoever touches mapped memory that its client has cut off meanwhile, or for which
-the system has no room, is killed by SIGBUS; ``preadv`` and ``pwrite`` on its descriptor come back short, or with an
-error, instead. An object is opened with the server's rights. So names that lead out of the system's folder are refused,
-links are not followed, semaphores are left alone, and a server that other machines can reach offers none of this unless
-told to.
+The system's shared memory is never mapped: access to mapped memory that the client has truncated, or for which the
+system has no space, kills the process by SIGBUS, while ``preadv`` and ``pwrite`` on a descriptor return an error or a
+short count. Objects are opened with the server's rights. Therefore names outside the system's folder are refused, links
+are not followed, semaphores are refused, and a server that other machines can reach offers none of this by default.
 
-Of CUDA's, memory of a GPU that a client has, the handle is registered. The server itself never sees that memory: the
-worker that has the GPU opens the handle when a request first needs it.
+For CUDA's shared memory, memory of a GPU that a client has allocated, the handle is registered. The server itself never
+accesses that memory: the worker of the GPU opens the handle when a request first needs it.
 """
 
 from __future__ import annotations
@@ -25,17 +24,18 @@ from weft.runtime.client_memory import HANDLE_BYTES, Lender, LendingTerms, read_
 from weft.serving.regions import OFF, REGION_NUMBERS, Regions, whole
 
 FOLDER = "/dev/shm"
-"""Where the system keeps the objects, as files."""
+"""The folder of the system's shared memory objects."""
 LONGEST_KEY_BYTES = 255
+"""NAME_MAX of Linux: no object has a longer name."""
 Write = Callable[[Lender, int, memoryview], None]
-"""Puts bytes at an offset of a region, and returns when they are there."""
+"""Writes bytes at an offset of a region; blocks until they are written."""
 
 
 class SystemRegion:
     """A part of an object of shared memory."""
 
     def __init__(self, name: str, key: str, offset: int, byte_size: int) -> None:
-        """RequestError if there is no such object, or it is shorter than that."""
+        """RequestError if there is no such object, or it is too short."""
         self.name, self.key, self.offset, self.byte_size = name, key, offset, byte_size
         self._opened = _Descriptor(_open(name, key, offset + byte_size))
         self.terms = LendingTerms(next(REGION_NUMBERS), "file", offset, byte_size)
@@ -69,8 +69,7 @@ class SystemRegion:
     def place(self) -> str:
         return repr(self.key)
 
-    def told(self) -> dict[str, str | int]:
-        """What a status says of it."""
+    def status(self) -> dict[str, str | int]:
         return {"name": self.name, "key": self.key, "offset": self.offset, "byte_size": self.byte_size}
 
     def _cut(self, wanted: int) -> str:
@@ -82,7 +81,7 @@ class SystemRegion:
 
 
 class _Descriptor:
-    """An open object, closed when nobody holds it: a copy in another thread may outlast the region."""
+    """An open object, closed with the last reference: a copy on another thread may outlive the region."""
 
     __slots__ = ("number",)
 
@@ -108,7 +107,7 @@ class SystemMemory(Regions[SystemRegion]):
 
 
 def _why_not(enabled: bool) -> RequestError | None:
-    """Why no shared memory is offered; nothing where it is."""
+    """Return why shared memory is not offered; None if it is."""
     if sys.platform != "linux":
         return Forbidden("shared memory is not supported on this system, only on Linux; send the tensors themselves")
     if not enabled:
@@ -117,15 +116,15 @@ def _why_not(enabled: bool) -> RequestError | None:
 
 
 def _open(name: str, key: str, end: int) -> int:
-    """A descriptor of an object that has *end* bytes at least."""
+    """Open an object and check that it has at least *end* bytes."""
     number = _opened(name, key)
     try:
-        found = os.fstat(number)
-        if not stat.S_ISREG(found.st_mode):
+        status = os.fstat(number)
+        if not stat.S_ISREG(status.st_mode):
             raise BadRequest(f"region {name!r}: {key!r:.80} is no shared memory object")
-        if found.st_size < end:
+        if status.st_size < end:
             raise BadRequest(
-                f"region {name!r} would end at byte {end} of {key!r:.80}, which has {found.st_size} bytes; "
+                f"region {name!r} would end at byte {end} of {key!r:.80}, which has {status.st_size} bytes; "
                 "register less of it, or make it larger"
             )
     except BaseException:
@@ -136,7 +135,7 @@ def _open(name: str, key: str, end: int) -> int:
 
 def _opened(name: str, key: str) -> int:
     file = _file_of(name, key)
-    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # a pipe makes nobody wait
+    flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC  # opening a pipe does not block
     try:
         folder = os.open(FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -161,7 +160,7 @@ def _why_unopened(error: OSError) -> str:
 
 
 def _file_of(name: str, key: str) -> bytes:
-    """The name of an object's file; the slash that begins an object's name may be left out, as the system does."""
+    """Return the file name of an object; as for ``shm_open``, the leading slash is optional."""
     file = key.removeprefix("/").encode("utf-8", "surrogatepass")
     if file in (b"", b".", b"..") or b"/" in file or b"\0" in file or len(file) > LONGEST_KEY_BYTES:
         raise BadRequest(
@@ -187,7 +186,7 @@ class CudaRegion:
     def place(self) -> str:
         return f"device {self.device}"
 
-    def told(self) -> dict[str, str | int]:
+    def status(self) -> dict[str, str | int]:
         return {"name": self.name, "device_id": self.device, "byte_size": self.byte_size}
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
@@ -219,19 +218,19 @@ class CudaMemory(Regions[CudaRegion]):
 
 
 def _handle(name: str, given: object) -> bytes:
-    """The handle: bytes over gRPC, Base64 in an object over HTTP."""
+    """Decode a CUDA handle: bytes over gRPC, Base64 in an object over HTTP."""
     if isinstance(given, Mapping):
         given = given.get("b64")
     try:
-        found = base64.b64decode(given, validate=True) if isinstance(given, str) else given
+        handle = base64.b64decode(given, validate=True) if isinstance(given, str) else given
     except (binascii.Error, ValueError):
-        found = None
-    if not isinstance(found, bytes) or len(found) != HANDLE_BYTES:
+        handle = None
+    if not isinstance(handle, bytes) or len(handle) != HANDLE_BYTES:
         raise BadRequest(
             f"region {name!r}: raw_handle must be a handle of CUDA, {HANDLE_BYTES} bytes, over HTTP as "
             '{"b64": "..."} in Base64'
         )
-    return found
+    return handle
 
 
 def _why_no_cuda(devices: Collection[int], enabled: bool) -> RequestError | None:

@@ -18,31 +18,31 @@ from weft.serving.streams import ServedModel
 State = Literal["unloaded", "loading", "ready", "failed"]
 
 UNLOADED_KEYS = {"slo_ms", "timeout_ms", "priority", "preload", "tasks"}
-"""Settings of a model that are looked at with every request: it need not be loaded again where they change."""
+"""Settings that are read for every request: changing them does not require loading the model again."""
 
 
 class Origin(NamedTuple):
-    """What a model was loaded from; another one means that it would be another model."""
+    """The files and settings a model was loaded from; if they differ, the model must be loaded again."""
 
     files: tuple[tuple[str, int, int, int], ...]
-    """Name, time, size and number of every file."""
+    """Name, modification time, size and inode of every file."""
     settings: dict[str, Any]
 
 
 def origin_of(entry: ModelEntry) -> Origin:
-    """What a model would be loaded from now."""
+    """Return the current files and settings of a model."""
     return Origin(_files(entry.path), entry.config.model_dump(exclude=UNLOADED_KEYS))
 
 
 def _files(path: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """All that lies in the folder of a model that has one; of others what has its name."""
+    """List the files of a model: all in its own folder, or those with its name."""
     folder = path.parent
-    each = folder.rglob("*") if path.name == MODEL_FILE else {path, *folder.glob(f"{path.stem}*.data")}
+    files = folder.rglob("*") if path.name == MODEL_FILE else {path, *folder.glob(f"{path.stem}*.data")}
     try:
-        found = [(str(file.relative_to(folder)), file.stat()) for file in each if file.is_file()]
+        listed = [(str(file.relative_to(folder)), file.stat()) for file in files if file.is_file()]
     except OSError:  # it is being changed right now
         return ()
-    return tuple(sorted((name, seen.st_mtime_ns, seen.st_size, seen.st_ino) for name, seen in found))
+    return tuple(sorted((name, seen.st_mtime_ns, seen.st_size, seen.st_ino) for name, seen in listed))
 
 
 @dataclass(eq=False)
@@ -58,35 +58,35 @@ class ModelSlot:
     """Requests that wait for it to be loaded."""
     used_ns: int = 0
     shut: bool = False
-    """Somebody unloaded it, so that requests do not bring it back."""
+    """Unloaded by a client, so that requests do not load it."""
     gone: bool = False
     """Its file was removed."""
     statistics: Statistics = field(default_factory=Statistics)
-    """What is counted of it, over all times it was loaded."""
+    """Counters, kept when the model is loaded again."""
     size_bytes: int = 0
-    """What it held when it was last loaded."""
+    """Bytes that it held when it was last loaded."""
     failed_on: tuple[int, int] | None = None
-    """Time and size of the file that could not be loaded."""
+    """Signature of the file that could not be loaded, so that it is not tried again unchanged."""
     origin: Origin | None = None
-    """What its files and its settings were when it was last loaded."""
+    """The files and settings it was last loaded from."""
 
     @property
     def config(self) -> ModelConfig:
         return self.entry.config
 
     def take(self, body: ServedModel, now_ns: int) -> None:
-        """Serve requests with what was loaded, unless it was unloaded meanwhile; ModelError if it is not in there."""
+        """Serve requests with a loaded body, unless unloaded meanwhile; ModelError if the body lacks this model."""
         if self.shut:
             self.state = "unloaded"
             return
         served = self._of(body)
         served.statistics = self.statistics
-        self.served, self.state, self.message = served, "ready", _said(body.loaded, self.entry)
+        self.served, self.state, self.message = served, "ready", _message(body.loaded, self.entry)
         self.used_ns, self.failed_on = now_ns, None
         self.size_bytes = body.residency.memory_bytes + body.residency.moving_bytes
 
     def _of(self, body: ServedModel) -> ServedModel:
-        """The model of this name that has the body."""
+        """Return this slot's model of a body: a task if the file is stitched, else the body itself."""
         tasks = body.loaded.tasks
         if not tasks and not self.entry.body:
             return body
@@ -96,23 +96,23 @@ class ModelSlot:
         raise ModelError(f"{self.entry.path.name} holds other models now; ask for the index, and load those")
 
     def fail(self, message: str) -> None:
-        """It cannot be loaded, as long as its file stays as it is."""
+        """Record that the model cannot be loaded from its current file."""
         self.message, self.failed_on = message, signature(self.entry.path)
         self.state = "ready" if self.served else "failed"
 
     @property
     def outage(self) -> str:
-        """Why a model that is loaded takes no requests for a while; nothing where it does."""
+        """Why the circuit breaker of a loaded model is open; empty if it takes requests."""
         breaker = self.served.loaded.breaker if self.served else None
         return breaker.why if breaker else ""
 
     def guess_bytes(self) -> int:
-        """What its body will need: what it held last time, or the size of its files."""
+        """Estimate the bytes of the loaded body: those of the last time, else the size of its files."""
         return self.size_bytes or file_bytes(self.entry.path)
 
 
 def file_bytes(path: Path) -> int:
-    """The size of a model's files; 0 where they cannot be looked at."""
+    """Return the size of a model's files; 0 if they cannot be read."""
     try:
         return sum(file.stat().st_size for file in {path, *path.parent.glob(f"{path.stem}*.data")})
     except OSError:
@@ -120,14 +120,14 @@ def file_bytes(path: Path) -> int:
 
 
 def signature(path: Path) -> tuple[int, int] | None:
-    """What changes when a file does."""
+    """Return time and size of a file, which change with its content; None if it cannot be read."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
-def _said(loaded: LoadedModel, entry: ModelEntry) -> str:
+def _message(loaded: LoadedModel, entry: ModelEntry) -> str:
     family = [f"one of {len(loaded.tasks.specs)} with the body {entry.body}"] if loaded.tasks else []
     return "; ".join([*family, *loaded.remarks])

@@ -1,4 +1,4 @@
-"""What was counted of one model, and the last seconds of it for whoever looks now."""
+"""Counters of one model, and its latest answers for rates and percentiles."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import NamedTuple
 import numpy as np
 
 WINDOW_NS = 10_000_000_000
+"""Length of the window of current rates and percentiles (10 s): shorter is noisy, longer reacts late."""
 EXACT_ROWS = 64
-"""Larger batches are counted at the next power of two, so that clients cannot make the list of sizes long."""
+"""Larger batches are counted at the next power of two, which bounds the number of counters that clients can cause."""
 SHARES_KEPT = 150
-"""How often it is remembered on which shares a model ran: every two seconds for five minutes (``history``)."""
+"""Samples of the times on shares: one every two seconds (``history``), five minutes together."""
 RECENT = 8192
-"""Answers remembered for the window, at most."""
+"""Answers that are kept for the window at most; bounds memory under high rates."""
 LATENCY_BOUNDS_NS = (*(step * 10**power for power in range(4, 9) for step in (10, 25, 50)), 10**10)
-"""Latencies are counted by the first of these they do not exceed: 0.1 ms to 10 s."""
+"""Upper bounds of the histogram of latencies: 0.1 ms to 10 s."""
 
 CLIENT_ERRORS = ("bad_request", "forbidden", "not_found", "quota", "too_large", "unauthorised", "unsupported")
-"""Reasons that are the client's own, which HTTP answers with a status of 4xx: the server and the model did not fail."""
+"""Reasons for failures that the client caused (HTTP status 4xx); they do not count as faults of the server."""
 
 
 class Recent(NamedTuple):
@@ -52,12 +53,12 @@ class ShareTimes:
         self._past: deque[tuple[int, Counter[str]]] = deque(maxlen=SHARES_KEPT)
 
     def look(self, now: int) -> None:
-        """Remember how it was."""
+        """Take a sample."""
         if self.total_ns:
             self._past.append((now, self.total_ns.copy()))
 
     def lately(self, now: int) -> dict[str, float]:
-        """The part of the last minutes that it ran on each share."""
+        """Return the fraction of the last minutes that segments ran on each share."""
         since, before = self._past[0] if self._past else (now, self.total_ns)
         return {share: (ns - before[share]) / max(1, now - since) for share, ns in self.total_ns.items()}
 
@@ -68,7 +69,7 @@ class Statistics:
 
     success: int = 0
     failures: Counter[str] = field(default_factory=Counter)
-    """How many requests had no result for each reason, those of their clients among them."""
+    """Requests without a result by reason, including those that clients caused."""
     inferences: int = 0
     """Rows computed."""
     executions: int = 0
@@ -105,7 +106,7 @@ class Statistics:
 
     @property
     def faults(self) -> int:
-        """Requests that had no result though nothing was wrong with them."""
+        """Failed requests that their clients did not cause."""
         return self.failures.total() - sum(self.failures[reason] for reason in CLIENT_ERRORS)
 
     @property
@@ -119,7 +120,7 @@ class Statistics:
         return self.segment_rows / self.segments if self.segments else 0.0
 
     def answered(self, now: int, latency_ns: int, met: bool | None) -> None:
-        """A request has its result."""
+        """Count a request with a result."""
         self.success += 1
         self.total_ns += latency_ns
         self.latencies[bisect_left(LATENCY_BOUNDS_NS, latency_ns)] += 1
@@ -146,7 +147,7 @@ class Statistics:
         return met
 
     def executed(self, rows: int, infer_ns: int) -> None:
-        """A batch that began with so many rows was computed, or joined another one."""
+        """Count a batch that began with *rows* rows, and was computed or joined another batch."""
         self.executions += 1
         self.inferences += rows
         size = rows if rows <= EXACT_ROWS else 1 << (rows - 1).bit_length()
@@ -155,14 +156,14 @@ class Statistics:
         count[1] += infer_ns
 
     def computed(self, rows: int, own: int, took_ns: int, error_ns: int) -> None:
-        """A segment of so many rows was computed, *own* of them of this model, which has its share of the time."""
+        """Count a segment of *rows* rows, *own* of them of this model; the model gets its share of the time."""
         self.segments += 1
         self.segment_rows += rows
         self.segment_ns += took_ns if own == rows else took_ns * own // max(1, rows)
         self.segment_error_ns += error_ns if own == rows else error_ns * own // max(1, rows)
 
     def window(self, now: int) -> RecentWindow:
-        """The last ten seconds, or as far back as is remembered."""
+        """Summarize the last ten seconds, or the answers that are kept if those are fewer."""
         rows = [recent for recent in self.recent if recent.end_ns >= now - WINDOW_NS]
         full = len(self.recent) == RECENT and len(rows) == RECENT
         span_s = max(1e-3, (now - rows[0].end_ns) / 1e9) if full else WINDOW_NS / 1e9
@@ -172,7 +173,7 @@ class Statistics:
         return RecentWindow(len(latencies) / span_s, p50, p90, p99, met, sum(1 for r in rows if r.met is False))
 
     def _remember(self, answer: Recent) -> None:
-        """Keep an answer for the window, and none from before it: a quiet model shall not hold more and more."""
+        """Add an answer to the window and drop those that are too old."""
         recent, oldest_ns = self.recent, answer.end_ns - WINDOW_NS
         while recent and recent[0].end_ns < oldest_ns:
             recent.popleft()

@@ -1,9 +1,9 @@
-"""Requests of the same model and shapes share a stream: they can be batched, and cost the same.
+"""Served models and their streams: requests of the same model and shapes, which can be batched and cost the same.
 
-Models that were stitched have one body, and requests for any of them share its streams.
+Stitched models have one body, and requests for any of them share its streams.
 
-What a stream's segments cost starts from what was measured when the model was loaded, and is learned from
-what they take. A shape that was never seen starts from a cautious guess, on which nobody is refused.
+The expected times of a stream's segments start from those that were measured when the model was loaded, and are learned
+from the actual ones. A new shape starts from a low estimate, on which admission refuses no request.
 """
 
 from __future__ import annotations
@@ -34,22 +34,23 @@ from weft.serving.statistics import Statistics
 from weft.serving.wire import ModelSpec
 
 STREAMS = 1024
-"""Shapes of requests that are told apart at a time."""
+"""Streams that are open at a time; beyond, idle ones used least recently are evicted. Bounds what clients can cause."""
 UNKNOWN_NS = 1_000_000
-"""What a segment nobody measured is taken to last until it was seen."""
+"""Assumed duration of a segment without any measurement (1 ms)."""
 UNNOTICED_NS = 20_000
-"""Differences between expected and real segment times below this, or below a twentieth, teach nothing."""
+"""Differences between expected and actual segment times below this, or below 5 %, are noise and are not learned:
+every change makes the policy compute again."""
 LEARNING = 0.15
-"""Weight of the last observation in a segment's expected time."""
+"""Weight of an observation in the moving average of a segment's time: larger follows noise, smaller adapts late."""
 
 Shapes = tuple[tuple[str, tuple[int, ...]], ...]
 
 
 class ServedModel:
-    """A loaded model in the scheduler's hands: what clients ask for, and its body, what lanes run.
+    """A loaded model as it is served: the model that clients request, and its body, which lanes run.
 
-    A model is its own body, unless it was stitched to others: then all of them have the same one, which is a model
-    that nobody asks for.
+    A model is its own body, unless it is stitched with others: then all of them share one body, which is a ServedModel
+    that clients cannot request.
     """
 
     def __init__(
@@ -73,12 +74,12 @@ class ServedModel:
         self.task: TaskSpec | None = None
         self.batch_timeout_ns = round(batch_timeout_ms * 1e6)
         self.max_compute_ns = NO_DEADLINE if max_compute_s is None else round(max_compute_s * 1e9)
-        """How long a request may be computed that has no strict deadline; of a body, for all of its models."""
+        """Limit on the computing time of a request without a strict deadline; of a body, for all of its models."""
         self.line = WaitingLine(queue_size)
         """Requests for it that no lane has begun."""
         self.statistics = Statistics()
         self.leases = 0
-        """Requests and batches that need it, as a body; it is not closed before they have ended."""
+        """Requests and batches that use it as a body; it is not closed before they have ended."""
         self.streams: dict[tuple[Shapes, bool], ServedStream] = {}
         warm = self.timing.warm_shapes
         self.warm_elements = sum(int(np.prod(shape)) for shape in warm.values()) if warm else 0
@@ -92,7 +93,7 @@ class ServedModel:
 
     @cached_property
     def spec(self) -> ModelSpec:
-        """What requests for it must look like: with names of its own, where it was stitched to others."""
+        """The inputs and outputs of requests, under the names of the task if the model is stitched."""
         inputs, outputs = self.loaded.inputs, self.loaded.outputs
         if self.task:
             inputs, outputs = _renamed(inputs, self.task.inputs), _renamed(outputs, self.task.outputs)
@@ -101,11 +102,11 @@ class ServedModel:
 
     @property
     def memory_bytes(self) -> int:
-        """What it holds; of a body that several models have, an equal part."""
+        """Memory of the model; an equal part of a body that several models share."""
         return self.residency.memory_bytes // (len(self.loaded.tasks.specs) if self.loaded.tasks else 1)
 
-    def alike(self, rows: int, length: int | None) -> Shapes:
-        """The shapes of all requests of so many rows of some length for the models of a stitched body."""
+    def body_shapes(self, rows: int, length: int | None) -> Shapes:
+        """Return the input shapes of a stitched body for a number of rows and a length (None: fixed shapes)."""
         shapes = self.timing.warm_shapes or {}
         if length is None:
             return tuple([(name, (rows, *shape[1:])) for name, shape in shapes.items()])
@@ -114,24 +115,24 @@ class ServedModel:
 
     @cached_property
     def _long(self) -> list[tuple[str, int]]:
-        """The inputs of a task with their axes that are of any length."""
+        """The inputs of a task with the axes whose length is free."""
         names = self.task.inputs.values() if self.task and self.task.length else ()
         specs = [spec for spec in self.loaded.inputs if spec.name in names]
         return [(spec.name, at) for spec in specs for at, size in enumerate(spec.shape) if at and size < 0]
 
     def length(self, inputs: Mapping[str, Input]) -> int | None:
-        """Of a request for a task, as the body calls its inputs; None where there are no lengths."""
+        """Return the length of a request's inputs, which are named as in the body; None without free axes."""
         if not self._long:
             return None
-        found = {inputs[name].shape[at] for name, at in self._long}
-        if len(found) > 1 or 0 in found:
-            raise BadRequest(f"{self.name}: its inputs must be of one length from 1 on, not {sorted(found)}")
-        return int(found.pop())
+        lengths = {inputs[name].shape[at] for name, at in self._long}
+        if len(lengths) > 1 or 0 in lengths:
+            raise BadRequest(f"{self.name}: its inputs must be of one length from 1 on, not {sorted(lengths)}")
+        return int(lengths.pop())
 
     def stretched(self, inputs: Mapping[str, Input]) -> int | None:
-        """The length of the requests that this one may be computed with: the next power of two, or its own.
+        """Return the length to which a request is padded for batching: the next power of two, or its own.
 
-        The usual one stands for all, where it makes no difference.
+        If requests of all lengths can share a batch, one length stands for all.
         """
         length = self.length(inputs)
         family = self.loaded.tasks
@@ -142,21 +143,21 @@ class ServedModel:
         return 1 << (length - 1).bit_length()
 
     def inward(self, inputs: dict[str, Input]) -> dict[str, Input]:
-        """A request's inputs as the body calls them."""
-        return {self.task.inputs[name]: each for name, each in inputs.items()} if self.task else inputs
+        """Rename a request's inputs to those of the body."""
+        return {self.task.inputs[name]: value for name, value in inputs.items()} if self.task else inputs
 
     def outward(
         self, outputs: Mapping[str, Array], start: int, end: int, length: int | None = None
     ) -> dict[str, Array]:
-        """The answer to a request for a task, from the rows of its body's outputs that are its own."""
+        """Return a task's outputs for a request: its rows of the body's outputs, cut to its length."""
         assert self.task is not None
-        found = {name: outputs[inner][start:end] for name, inner in self.task.outputs.items()}
+        own = {name: outputs[inner][start:end] for name, inner in self.task.outputs.items()}
         if length is None or self.leaving:  # scores of classes, of any length
-            return found
+            return own
         free = {spec.name: [size < 0 for size in spec.shape] for spec in self.spec.outputs}
         return {
-            name: each[tuple(slice(length if at and long else None) for at, long in enumerate(free[name]))]
-            for name, each in found.items()
+            name: value[tuple(slice(length if at and long else None) for at, long in enumerate(free[name]))]
+            for name, value in own.items()
         }
 
 
@@ -169,25 +170,25 @@ class ServedStream:
     """The body."""
     shapes: Shapes
     alone: bool
-    """Its requests do not share batches."""
+    """Whether each of its requests runs in a batch of its own (a retry)."""
     rows: int
     first_program: int
     batches: int
     """Most requests in a batch."""
     places: int
-    """Programs that are its own, at least as many."""
+    """Programs that are reserved for it, at least ``batches``."""
     measured: bool
-    """Whether its times were ever seen; a guess until then."""
+    """Whether its times were ever observed; otherwise they are estimates."""
     seen: int = 0
     """Batches computed."""
     on_lanes: int = 0
-    """Segments that lanes were given, where those take some ahead."""
+    """Segments that were submitted to lanes that run ahead, and have not ended."""
     sums: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
-    """Requests in a batch -> of each segment: how many were computed, and their time."""
+    """Requests in a batch -> for each segment: how many were computed, and the sum of their times."""
 
 
 class ServedStreams:
-    """Which streams there are, and what their segments are expected to take."""
+    """The open streams, and the expected times of their segments."""
 
     def __init__(
         self,
@@ -196,9 +197,9 @@ class ServedStreams:
         remaining: list[tuple[int, ...]],
         sharing: GpuSharing | None = None,
     ) -> None:
-        """programs, remaining: filled in here; what segments take, and what is left of a program from each on.
+        """programs, remaining: shared with the policy and filled here: segment times, and their remaining sums.
 
-        sharing: is told of every program what it is like.
+        sharing: gets the sensitivity of every program.
         """
         self._source, self.programs, self._sharing = source, programs, sharing
         self._remaining = remaining
@@ -213,11 +214,11 @@ class ServedStreams:
     def __getitem__(self, index: int) -> ServedStream:
         return self._by_use[index]
 
-    def of(self, model: ServedModel, inputs: dict[str, Input], *, alone: bool = False) -> ServedStream:
-        """The stream a request belongs to, opened if it is the first of its shapes."""
-        shapes = tuple([(name, each.shape) for name, each in inputs.items()])
+    def stream_for(self, model: ServedModel, inputs: dict[str, Input], *, alone: bool = False) -> ServedStream:
+        """Return the stream of a request, opened for the first request of its shapes."""
+        shapes = tuple([(name, value.shape) for name, value in inputs.items()])
         if model.task:
-            shapes = model.body.alike(_rows(model.name, shapes), model.stretched(inputs))
+            shapes = model.body.body_shapes(_rows(model.name, shapes), model.stretched(inputs))
         model = model.body
         stream = model.streams.get((shapes, alone))
         if stream is None:
@@ -229,7 +230,7 @@ class ServedStreams:
         return stream
 
     def expected_s(self, model: ServedModel) -> dict[str, list[float]]:
-        """What segments of a model's most common shapes are expected to take now, by batch size."""
+        """Return the expected segment times for a model's most common shapes, by batch size in rows."""
         stream = _commonest(model)
         if stream is None:
             return {}
@@ -237,12 +238,12 @@ class ServedStreams:
         return {str(size * stream.rows): [t / 1e9 for t in p.compute] for size, p in enumerate(programs, 1)}
 
     def whole(self, model: ServedModel) -> int:
-        """Ticks that a request of a model's most common shapes is expected to take; 0 before there was one."""
+        """Return the expected ticks of a request of a model's most common shapes; 0 before there was one."""
         stream = _commonest(model)
         return self.programs[stream.first_program].total_compute if stream else 0
 
     def mean_s(self, model: ServedModel) -> dict[str, list[float]]:
-        """What they took on average, for the batch sizes that were computed."""
+        """Return the mean segment times, by batch size in rows, for the sizes that were computed."""
         stream = _commonest(model)
         return {
             str(size * stream.rows): [ns / count / 1e9 for count, ns in sums]
@@ -251,19 +252,19 @@ class ServedStreams:
         }
 
     def expected_ns(self, stream: int) -> int:
-        """What a single request of a stream is expected to take."""
+        """Return the expected time of a single request of a stream."""
         return self._remaining[self[stream].first_program][0]
 
-    # What segments take
+    # Segment times
 
     def _put(self, index: int, program: Program) -> None:
-        """Keep the two lists alike: policies read both for every decision."""
+        """Set a program in both lists, which policies read for every decision."""
         self.programs[index], self._remaining[index] = program, program.remaining
 
     def learn(self, stream: ServedStream, candidate: Candidate, took: int, between: int = 0) -> None:
-        """A segment took so long; the first time a shape is seen replaces the guess.
+        """Learn the time of a segment; the first observation of a shape replaces the estimate.
 
-        between: what passes from one segment to the next, where that is to be expected as well.
+        between: the gap to the next segment, if the expected times include it.
         """
         sums = stream.sums.get(candidate.size)
         if sums is None:
@@ -280,15 +281,18 @@ class ServedStreams:
             self._expect(candidate.program, candidate.layer, expected)
 
     def expect_leaving(self, model: ServedModel) -> None:
-        """Other shares of its samples leave at a model's exits than was thought."""
+        """Update the programs of a model after the observed exit rates have changed."""
         assert model.leaving is not None
         for stream in model.streams.values():
             for index in range(stream.first_program, stream.first_program + stream.batches):
                 self._put(index, replace(self.programs[index], exit_rates=model.leaving.shares.told))
 
     def doubt(self, stream: ServedStream) -> None:
-        """A request was turned away on the word of our estimates, so nothing is learned from it: what was learned in
-        a busy moment is forgotten bit by bit, or it would keep requests out for good."""
+        """Move the expected times of a stream towards the measured ones after a request was refused because of them.
+
+        A refused request is not computed, so nothing can be learned from it: times that were learned in a busy moment
+        would otherwise keep requests out for ever.
+        """
         for size in range(1, stream.batches + 1):
             index = stream.first_program + size - 1
             now, loaded = self.programs[index], _estimated(stream.model, stream.shapes, stream.rows, size)
@@ -301,7 +305,7 @@ class ServedStreams:
         compute = (*program.compute[:layer], max(1, ticks), *program.compute[layer + 1 :])
         self._put(index, replace(program, compute=compute))
 
-    # Coming and going
+    # Opening and closing
 
     def _open(self, model: ServedModel, shapes: Shapes, alone: bool) -> ServedStream:
         batching, timing = model.loaded.batching, model.timing
@@ -334,7 +338,7 @@ class ServedStreams:
         return stream
 
     def _close_old(self) -> None:
-        """Keep the number of shapes that are told apart bounded."""
+        """Evict idle streams that were used least recently, if there are too many."""
         if len(self._by_use) < STREAMS:
             return
         for stream in list(self._by_use.values())[: max(1, STREAMS // 4)]:
@@ -342,7 +346,7 @@ class ServedStreams:
                 self._close(stream)
 
     def forget(self, model: ServedModel) -> None:
-        """A model nobody needs leaves."""
+        """Close the streams of a body that is being closed."""
         body = self._bodies.pop(model, None)
         if self._sharing and body is not None:
             self._sharing.forget(body)
@@ -355,19 +359,19 @@ class ServedStreams:
 
 
 def _renamed(specs: Iterable[TensorSpec], names: Mapping[str, str]) -> tuple[TensorSpec, ...]:
-    """The tensors of one task, as its model calls them."""
-    found = {spec.name: spec for spec in specs}
-    return tuple(found[inner]._replace(name=name) for name, inner in names.items())
+    """Return the tensors of one task under the task's names."""
+    by_name = {spec.name: spec for spec in specs}
+    return tuple(by_name[inner]._replace(name=name) for name, inner in names.items())
 
 
 def _as_measured(timing: SegmentTiming, shapes: Shapes) -> bool:
-    """Whether the rows of a request have the shapes that the model was measured with."""
+    """Tell whether a request has the shapes that the model was measured with, except for the number of rows."""
     warm = timing.warm_shapes or {}
     return all(shape[1:] == warm.get(name, shape)[1:] for name, shape in shapes)
 
 
 def _commonest(model: ServedModel) -> ServedStream | None:
-    return max(model.body.streams.values(), key=lambda each: each.seen, default=None)
+    return max(model.body.streams.values(), key=lambda stream: stream.seen, default=None)
 
 
 def _terms(stream: ServedStream) -> Terms:
@@ -375,17 +379,17 @@ def _terms(stream: ServedStream) -> Terms:
 
 
 def _likes(stream: ServedStream) -> list[GpuLikeness]:
-    """What a stream's programs are like, by the rows of their batches, as far as that was measured."""
+    """Return the sensitivities of a stream's programs to shares, as far as they were measured."""
     shares = stream.model.loaded.shares
     like = shares.like if shares and stream.measured else {}
     return [like.get(stream.rows * size, UNMEASURED) for size in range(1, stream.batches + 1)]
 
 
 def _estimated(model: ServedModel, shapes: Shapes, rows: int, size: int) -> Program:
-    """The segments at a batch size, from what was measured when the model was loaded.
+    """Estimate the segment times at a batch size from those that were measured when the model was loaded.
 
-    Of shapes that were not measured, larger ones are taken to be as quick as the measured ones, so that nobody is
-    refused on a guess, and none to be so short that it would be computed on the event loop.
+    Larger shapes than the measured ones are assumed to be as fast, so that admission refuses no request on a guess, and
+    no shape that was not measured is assumed to be short enough for the event loop.
     """
     times = model.timing.times_at(max(1, rows * size))
     share = _elements(shapes, rows) / model.warm_elements if model.warm_elements else 0.0
@@ -402,7 +406,7 @@ def _estimated(model: ServedModel, shapes: Shapes, rows: int, size: int) -> Prog
 
 
 def _elements(shapes: Shapes, rows: int) -> float:
-    """How many elements one row of the inputs has."""
+    """Return the number of elements of one row of the inputs."""
     return sum(int(np.prod(shape)) for _, shape in shapes) / max(1, rows)
 
 

@@ -1,8 +1,8 @@
-"""OpenTelemetry spans of requests, where asked for; without it, nothing is imported.
+"""OpenTelemetry spans of requests; the packages are imported only if spans are sent.
 
-- ``Telemetry`` says nothing; ``OpenTelemetry`` sends a span per request to a collector, with the status ERROR and the
-  reason where the request has no result. A request may come with the
-  span that it is a part of (``traceparent``, as the W3C has it); one that passes through a gate is a ``Hop`` there.
+- ``Telemetry`` does nothing; ``OpenTelemetry`` sends a span per request to a collector, with the status ERROR and the
+  reason if the request has no result. A request may name its parent span (``traceparent``, W3C Trace Context). In a
+  gate (the router of a cluster), a request is a ``Hop``.
 - ``make_telemetry`` chooses between them.
 """
 
@@ -23,55 +23,54 @@ if TYPE_CHECKING:
     from weft.serving.tickets import ClientTicket
 
 TRACES_PATH = "/v1/traces"
-"""Where a collector takes spans."""
-
+"""The path of a collector for spans."""
 
 MOST_NAME_CHARS = 200
-"""A client may ask for a model of any name, and a span holds no more of it."""
+"""Characters of a model's name that a span holds: clients may send names of any length."""
 
 PARENT = "traceparent"
-"""The header that names the span which a request is a part of."""
+"""The header with the parent span of a request."""
 
 
 class Hop:
-    """A request that passes through a gate."""
+    """A request on its way through a gate."""
 
     def __init__(self, parent: str) -> None:
         self.parent = parent
-        """What its server is told that it is a part of; empty: of nothing."""
+        """The parent span that is sent to the server; empty for none."""
 
-    def end(self, told: Mapping[str, str | int]) -> None:
-        """It was answered, or nobody waits for it any more."""
+    def end(self, attributes: Mapping[str, str | int]) -> None:
+        """End the span with these attributes, after the answer or a disconnect."""
 
 
 class Telemetry:
-    """Says nothing to nobody."""
+    """Sends nothing."""
 
     enabled = False
-    """Whether ``ended`` does anything: nobody need prepare its arguments otherwise."""
+    """Whether ``ended`` does anything; callers skip preparing its arguments otherwise."""
 
     def ended(
         self, model: str, lasted_ns: int, ticket: ClientTicket | None, error: RequestError | None, parent: str = ""
     ) -> None:
         """Send the span of a request that ends now.
 
-        model: as the client named it, empty where that is not known. ticket: None where it was never queued.
-        error: why it has no result. parent: the span that it is a part of.
+        model: as the client named it, empty if unknown. ticket: None if it was never queued.
+        error: why it has no result. parent: the parent span.
         """
 
     def passes(self, model: str, parent: str) -> Hop:
-        """A request for a model came to a gate."""
+        """Begin the span of a request in a gate."""
         return Hop(parent)
 
     def close(self) -> None:
-        """Send what is left."""
+        """Send the remaining spans."""
 
 
 class OpenTelemetry(Telemetry):
-    """A span per request; a thread of its own sends them, so that nobody waits for the collector.
+    """A span per request, sent on a thread of its own, so that requests do not wait for the collector.
 
     Without an *endpoint*, the variables ``OTEL_EXPORTER_OTLP_*`` of the environment say where spans go;
-    ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` say who sends them, ``OTEL_TRACES_SAMPLER`` how many.
+    ``OTEL_SERVICE_NAME`` and ``OTEL_RESOURCE_ATTRIBUTES`` name the sender, ``OTEL_TRACES_SAMPLER`` the sampling.
     """
 
     enabled = True
@@ -119,29 +118,29 @@ class OpenTelemetry(Telemetry):
         return _SpanHop(carrier.get(PARENT, parent), span)
 
     def _context(self, parent: str) -> Any:
-        """What a span is a part of; nothing where that cannot be read."""
+        """Parse the parent span; None without one."""
         return self._propagator.extract({PARENT: parent}) if parent else None
 
     def close(self) -> None:
-        """Send what is left; waits for the collector, half a minute at most."""
+        """Send the remaining spans; blocks until the collector has them, at most half a minute."""
         self._provider.shutdown()
 
 
 class _SpanHop(Hop):
-    """One that a collector hears of."""
+    """A hop whose span is sent."""
 
     def __init__(self, parent: str, span: Span) -> None:
         super().__init__(parent)
         self._span = span
 
-    def end(self, told: Mapping[str, str | int]) -> None:
+    def end(self, attributes: Mapping[str, str | int]) -> None:
         if self._span.is_recording():
-            self._span.set_attributes(told)
+            self._span.set_attributes(attributes)
             self._span.end()
 
 
 def make_telemetry(otlp: bool | str | None) -> Telemetry:
-    """What the setting ``otlp`` asks for: an endpoint, True for the one the environment names, or nothing."""
+    """Create the telemetry for the setting ``otlp``: an endpoint, True for that of the environment, or nothing."""
     if not otlp:
         return Telemetry()
     return OpenTelemetry(otlp if isinstance(otlp, str) else None)
@@ -157,7 +156,7 @@ def _exporter(endpoint: str | None) -> SpanExporter:
 
 
 def _attributes(ticket: ClientTicket) -> dict[str, str | int | bool]:
-    """What a span says of a request that was queued: how it was computed, if it was, and whether it was in time."""
+    """Return a span's attributes for a request that was queued: batch, times, and whether the deadline was met."""
     attributes: dict[str, str | int | bool] = {
         "weft.rows": ticket.rows,
         "weft.priority": ticket.priority,

@@ -1,4 +1,4 @@
-"""A request among the scheduler's things: the ticket it waits with, and what lanes compute for the batch it runs in."""
+"""Requests in the scheduler: the ticket of a request, and the work that lanes compute for its batch."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from weft.serving.streams import ServedModel, ServedStream
 
 
 class ClientTicket(Ticket):
-    """A request of a real client: what it asks for besides its result, and how far it is.
+    """A request of a real client: its inputs, deadline and priority, and its progress.
 
-    due: on the clock of the lanes, in nanoseconds. strict: without a result after its deadline.
-    best_effort: its deadline only orders it; nobody counts it.
-    exit_threshold: how sure an early answer must be; as its model says where left out.
+    due: on the clock of the lanes, in nanoseconds. strict: no result is sent after the deadline.
+    best_effort: the deadline only orders it, and is not counted as met or missed.
+    exit_threshold: confidence at which rows leave early; by default that of its model.
     """
 
     __slots__ = (
@@ -52,26 +52,26 @@ class ClientTicket(Ticket):
         self.compute_ns = 0
         self.traced = True
         self.met: bool | None = None
-        """Whether it kept its deadline, once it is settled; None where nobody counts that."""
+        """Whether it met its deadline, once it is settled; None if that is not counted."""
         self.deaths = self.tries = 0
-        """Workers that died while they computed it, and how often it was tried again for such a reason."""
+        """Workers that died while they computed it, and retries for such a reason."""
         self.progress: RequestRows | None = None
-        """Where it has several rows, those that have left their exits behind."""
+        """If it has several rows, those that have left at an exit so far."""
 
     def enter(self, stream: ServedStream, now: int) -> None:
-        """It has come, and belongs to a stream."""
+        """Assign the ticket to its stream at its arrival."""
         self.stream, self.rows, self.guessed = stream.index, stream.rows, not stream.measured
         self.arrival = now
 
     def late(self, now: int) -> Expired | None:
-        """The error for a result that would be sent now, after a strict deadline; None if it may be sent."""
+        """Return the error for a result after a strict deadline; None if the result may be sent now."""
         if not self.strict or now <= self.due:
             return None
         late_ms = (now - self.due) / 1e6
         return Expired(f"{self.model.name}: its result was ready {late_ms:.3f} ms after its deadline")
 
     def settle(self, now: int, error: RequestError | None = None) -> RequestError | None:
-        """Decide how the request ends and count it; call this once, when its answer is handed over.
+        """Decide the outcome of the request and count it; call this once, when its answer is sent.
 
         error: why there is no result. Returns the error to send in place of the result, None to send the result.
         """
@@ -92,9 +92,9 @@ Reply = Callable[[ClientTicket, "dict[str, Array] | RequestError"], None]
 
 
 class BatchWork:
-    """What is computed for one batch, on whatever lane; its rows are in the order of its tickets.
+    """The work of one batch on any lane; its rows are in the order of its tickets.
 
-    Who leaves and who joins is only noted where that happens; the backend cuts tensors and puts them together.
+    Requests that leave or join are only recorded here; the backend splits and concatenates the tensors.
     """
 
     __slots__ = (
@@ -117,7 +117,7 @@ class BatchWork:
         """The body."""
         self.loaded, self.timing = stream.model.loaded, stream.model.timing
         self.began = self.shares()
-        """The models and rows with which it began."""
+        """The models, with their rows, at the start of the batch."""
         self._parts = [BatchPart(ticket.inputs) for ticket in tickets]
         self._answers: list[dict[str, Array]] = []
         """The outputs of each part, once they are computed."""
@@ -126,11 +126,11 @@ class BatchWork:
 
     @property
     def body(self) -> ServedModel:
-        """Whose memory it is computed in."""
+        """The body whose memory it uses."""
         return self.model
 
     def left_ns(self) -> int:
-        """How long it may still be computed until the first of its requests was for too long; strict ones have none."""
+        """Return the time until the first request without a strict deadline exceeds ``max_compute_s``."""
         left_ns = NO_DEADLINE
         for ticket in self.tickets:
             if not (ticket.strict or ticket.gone):
@@ -139,64 +139,64 @@ class BatchWork:
         return left_ns
 
     def waiting(self) -> list[ClientTicket]:
-        """Its requests that wait without a strict deadline."""
+        """Return the pending requests without a strict deadline."""
         return [ticket for ticket in self.tickets if not (ticket.strict or ticket.gone)]
 
     def step(self, segment: int) -> Step:
-        """What a segment is computed from: the values of all who are left."""
+        """Return the input of a segment: the tensors of all requests that are left."""
         return Step(segment, tuple(self._parts), sum([ticket.rows for ticket in self.tickets]))
 
-    def take(self, segment: int, made: Sequence[StepOutput]) -> None:
-        """A segment was computed; one that was stopped changes nothing, so that others may still join it."""
+    def take(self, segment: int, outputs: Sequence[StepOutput]) -> None:
+        """Store the outputs of a computed segment; a stopped one changes nothing, so that others may still join."""
         if len(self.tickets) > 1 and segment == len(self.loaded.segments) - 1:
-            self._check_rows(made)
-        self._parts = [BatchPart(each.values) for each in made]
-        self._answers = [each.answers for each in made]
+            self._check_rows(outputs)
+        self._parts = [BatchPart(output.values) for output in outputs]
+        self._answers = [output.answers for output in outputs]
         leaving = self.model.leaving
-        self._reached = leaving.reached(segment, made[0].answers) if leaving else None
+        self._reached = leaving.reached(segment, outputs[0].answers) if leaving else None
 
-    def _check_rows(self, made: Sequence[StepOutput]) -> None:
-        """Refuse outputs that have not one row for each row of the requests: nobody could tell whose they are."""
+    def _check_rows(self, outputs: Sequence[StepOutput]) -> None:
+        """Refuse outputs without exactly one row per row of the requests: they cannot be assigned to requests."""
         wanted = sum(ticket.rows for ticket in self.tickets)
-        for name in made[0].answers:
-            if (found := sum(len(each.answers[name]) for each in made)) != wanted:
-                raise UnfitInputs(f"output {name!r} has {found} rows for {wanted}")
+        for name in outputs[0].answers:
+            if (rows := sum(len(output.answers[name]) for output in outputs)) != wanted:
+                raise UnfitInputs(f"output {name!r} has {rows} rows for {wanted}")
 
     def results(self) -> Iterator[tuple[ClientTicket, dict[str, Array]]]:
-        """Every ticket with its rows of the outputs."""
+        """Yield every ticket with its rows of the outputs."""
         values = self._answers[0] if len(self._answers) == 1 else join(self._answers, {})
         if len(self.tickets) == 1:
             yield self.tickets[0], values
             return
         for ticket, start, end in self._places():
-            yield ticket, {name: each[start:end] for name, each in values.items()}
+            yield ticket, {name: array[start:end] for name, array in values.items()}
 
     def shares(self) -> dict[ServedModel, int]:
-        """The models it is computed for now, and their rows."""
-        found: dict[ServedModel, int] = {}
+        """Return the models of the requests that are left, with their rows."""
+        rows: dict[ServedModel, int] = {}
         for ticket in self.tickets:
-            found[ticket.model] = found.get(ticket.model, 0) + ticket.rows
-        return found
+            rows[ticket.model] = rows.get(ticket.model, 0) + ticket.rows
+        return rows
 
     def departing(self) -> list[tuple[ClientTicket, dict[str, Array]]]:
-        """Who leaves at an exit, with their answers; the batch goes on without them, and without who is gone."""
+        """Remove the requests that leave at this exit and return them with their answers; drop cancelled ones."""
         leaving, reached = self.model.leaving, self._reached
         assert leaving is not None and reached is not None
-        found, staying, rows = [], list[ClientTicket](), list[int]()
+        answered, staying, rows = [], list[ClientTicket](), list[int]()
         for ticket, start, end in self._places():
             answer = None if ticket.gone else _answer(ticket, leaving, reached, start, end)
             if answer is not None:
-                found.append((ticket, answer))
+                answered.append((ticket, answer))
             elif not ticket.gone:
                 staying.append(ticket)
                 rows += range(start, end)
         if len(staying) < len(self.tickets):
             self.tickets, (part,) = staying, self._parts
             self._parts = [part._replace(rows=rows)]
-        return found
+        return answered
 
     def join(self, other: BatchWork) -> None:
-        """Another batch that stands at the same segment goes on with this one."""
+        """Merge another batch, which is at the same segment, into this one."""
         for ticket in other.tickets:
             ticket.compute_ns += other.compute_ns - self.compute_ns
         self.tickets += other.tickets
@@ -205,11 +205,11 @@ class BatchWork:
             ticket.batch_size = max(ticket.batch_size, len(self.tickets))
 
     def drop(self) -> None:
-        """Nobody goes on; what is in the device's memory is free."""
+        """Release the tensors, after the end of the batch."""
         self._parts, self._answers = [], []
 
     def _places(self) -> Iterator[tuple[ClientTicket, int, int]]:
-        """Every ticket with where its rows begin and end among those of its model."""
+        """Yield every ticket with the range of its rows among those of its model."""
         at = dict.fromkeys([ticket.model for ticket in self.tickets], 0)
         for ticket in self.tickets:
             start = at[ticket.model]
@@ -228,13 +228,13 @@ class MixedWork(BatchWork):
     def __init__(self, stream: ServedStream, batch: Batch, tickets: list[ClientTicket]) -> None:
         super().__init__(stream, batch, tickets)
         self._named: list[frozenset[str]] = []
-        """For each part that was begun, the outputs of those models that it has samples of."""
+        """For each part, the outputs of the models whose samples it contains."""
 
-    def _check_rows(self, made: Sequence[StepOutput]) -> None:
-        """Each model has as many rows as requests, which was measured."""
+    def _check_rows(self, outputs: Sequence[StepOutput]) -> None:
+        """Check nothing: the number of rows of every model was checked when the body was measured."""
 
-    def take(self, segment: int, made: Sequence[StepOutput]) -> None:
-        super().take(segment, made)
+    def take(self, segment: int, outputs: Sequence[StepOutput]) -> None:
+        super().take(segment, outputs)
         if segment == 0:
             tasks = [model.task for model in self.shares() if model.task]
             self._named = [frozenset(name for task in tasks for name in task.outputs.values())]
@@ -248,22 +248,20 @@ class MixedWork(BatchWork):
         parts = zip(self._answers, self._named, strict=True)
         values = mixed([{name: answers[name] for name in named} for answers, named in parts], {})
         for ticket, start, end in self._places():
-            found, leaving = (
-                ticket.model.outward(values, start, end, ticket.model.length(ticket.inputs)),
-                ticket.model.leaving,
-            )
+            model, leaving = ticket.model, ticket.model.leaving
+            outputs = model.outward(values, start, end, model.length(ticket.inputs))
             if leaving:
                 ticket.threshold = leaving.threshold if ticket.wanted is None else ticket.wanted
-                found = leaving.chosen(found, ticket.threshold)
-            yield ticket, found
+                outputs = leaving.chosen(outputs, ticket.threshold)
+            yield ticket, outputs
 
 
 def _answer(
     ticket: ClientTicket, leaving: ExitRules, reached: Reached, start: int, end: int
 ) -> dict[str, Array] | None:
-    """What a request whose rows begin and end there is told at an exit; None if it goes on."""
+    """Return the answer to a request, with these rows, at an exit; None if it continues."""
     last, threshold = reached.number == len(leaving.names), ticket.threshold
-    if ticket.rows == 1 and not last and not reached.sure[start] >= threshold:  # so, because NaN is never sure
+    if ticket.rows == 1 and not last and not reached.sure[start] >= threshold:  # written so that NaN never leaves
         return None
     mine = Reached(reached.number, reached.answers[start:end], reached.sure[start:end])
     if ticket.rows == 1:

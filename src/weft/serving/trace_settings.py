@@ -1,7 +1,7 @@
-"""Which requests are traced, as clients may set it for the server and for single models: the trace extension.
+"""Trace settings that clients may change, for the server and for single models: the protocol's trace extension.
 
-What a traced request leaves behind is its segments in ``/weft/trace`` and its OpenTelemetry span, where spans are sent.
-All requests are traced unless somebody says otherwise: the trace is in memory, bounded, and costs next to nothing.
+A traced request has its segments in ``/weft/trace``, and an OpenTelemetry span if spans are sent. By default all
+requests are traced: the trace is in memory, bounded, and costs next to nothing.
 """
 
 from __future__ import annotations
@@ -14,23 +14,24 @@ from weft.base.errors import BadRequest, Unsupported
 
 OFF, TIMESTAMPS, TENSORS = "OFF", "TIMESTAMPS", "TENSORS"
 ENDLESS = -1
-"""As a count: for ever."""
+"""The count without a limit."""
 
 _LARGEST = 2**31 - 1
+"""Limit on rates and counts: Triton keeps them in 32 bits."""
 _KNOWN = ("trace_level", "trace_rate", "trace_count", "log_frequency", "trace_file", "trace_mode")
 
 
 @dataclass(slots=True)
 class _Scope:
-    """What is set for the server, or for one model, where None is what the server has."""
+    """The settings of the server, or of one model, for which None stands for the server's."""
 
     level: str | None = None
     rate: int | None = None
-    """Of so many requests one is traced."""
+    """One of *rate* requests is traced."""
     count: int | None = None
-    """How many are still to be traced."""
+    """Requests that are still to be traced."""
     seen: int = 0
-    """Requests since something was set."""
+    """Requests since the last change."""
 
     @property
     def empty(self) -> bool:
@@ -38,16 +39,16 @@ class _Scope:
 
 
 class TraceSettings:
-    """The settings of one server, and its word on every request."""
+    """The settings of one server; decides for every request whether it is traced."""
 
     def __init__(self) -> None:
         self._server = _default()
         self._models: dict[str, _Scope] = {}
         self.everything = True
 
-    def told(self, model: str = "") -> dict[str, Any]:
-        """What holds for the server, or for a model, by the protocol's names."""
-        level, rate, count = self._holding(self._models.get(model))
+    def as_dict(self, model: str = "") -> dict[str, Any]:
+        """Return the effective settings of the server or of a model, by the protocol's names."""
+        level, rate, count = self._effective(self._models.get(model))
         return {
             "trace_level": [level.level],
             "trace_rate": str(rate.rate),
@@ -58,13 +59,13 @@ class TraceSettings:
         }
 
     def change(self, wanted: Mapping[str, Any], model: str = "") -> None:
-        """Take over the settings that are named, all or none; null, or no value, is the server's, or the default."""
-        found = {key: _read(key, _values(key, value)) for key, value in wanted.items()}
+        """Change the named settings, all or none; null, or no value, resets to the server's setting or the default."""
+        changes = {key: _read(key, _values(key, value)) for key, value in wanted.items()}
         scope = self._models.get(model, _Scope()) if model else self._server
         base = _Scope() if model else _default()
         for name in ("level", "rate", "count"):
-            if (key := f"trace_{name}") in found:
-                value = found[key]
+            if (key := f"trace_{name}") in changes:
+                value = changes[key]
                 setattr(scope, name, getattr(base, name) if value is None else value)
         scope.seen = 0
         if model and scope.empty:
@@ -74,11 +75,11 @@ class TraceSettings:
         self.everything = not self._models and self._server == _default()
 
     def takes(self, model: str) -> bool:
-        """Whether a request that was just taken is traced; it is counted."""
+        """Decide whether a new request is traced, and count it."""
         if self.everything:
             return True
         own = self._models.get(model)
-        level, rate, count = self._holding(own)
+        level, rate, count = self._effective(own)
         counter = own or self._server
         counter.seen += 1
         if level.level == OFF or not count.count or counter.seen % (rate.rate or 1):
@@ -87,8 +88,8 @@ class TraceSettings:
             count.count -= 1
         return True
 
-    def _holding(self, own: _Scope | None) -> tuple[_Scope, _Scope, _Scope]:
-        """Whose level, rate and count hold."""
+    def _effective(self, own: _Scope | None) -> tuple[_Scope, _Scope, _Scope]:
+        """Return the scopes whose level, rate and count are effective."""
         server = self._server
         if own is None:
             return server, server, server
@@ -104,17 +105,17 @@ def _default() -> _Scope:
 
 
 def _values(key: str, value: Any) -> list[str]:
-    """A setting as gRPC has it: as strings, none where it is cleared."""
+    """Convert a setting to a list of strings, as in gRPC; empty if it is reset."""
     if value is None:
         return []
     listed = value if isinstance(value, list) else [value]
-    if not all(isinstance(each, str | int) and not isinstance(each, bool) for each in listed):
+    if not all(isinstance(item, str | int) and not isinstance(item, bool) for item in listed):
         raise BadRequest(f"trace setting {key[:64]!r} must be a string or a list of strings")
-    return [str(each) for each in listed[:8]]
+    return [str(item) for item in listed[:8]]
 
 
 def _read(key: str, values: list[str]) -> str | int | None:
-    """The value of a setting, None where it is cleared; whatever cannot be set here says so."""
+    """Parse the value of a setting, None if it is reset; Unsupported for settings that clients cannot change."""
     match key:
         case "trace_level":
             return _level(values)

@@ -1,7 +1,7 @@
-"""What a client may set when it has a model loaded: Triton's ``ModelConfig`` as JSON, as far as it has a meaning here.
+"""Settings in a client's load request: Triton's ``ModelConfig`` as JSON, as far as it has a meaning here.
 
-What the model has already may be said again, so that a client can change what it was shown and send it back. All else
-is refused by its name: files, labels and where a model runs are for whoever has the repository.
+Values that the model already has are accepted, so that a client can edit the configuration it was shown and send it
+back. Everything else is refused by name: files, labels and isolation are set by the owner of the repository.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from weft.base.jsonfile import first_problem
 from weft.serving.config import ModelConfig, TaskConfig, one_line
 
 PREFIX = "weft_"
-"""What our own settings are called among a configuration's parameters."""
+"""Prefix of weft's settings among a configuration's parameters."""
 
 SETTABLE = frozenset({
     "slo_ms", "timeout_ms", "priority", "max_batch", "batch_timeout_ms", "queue_size", "grain_ms", "max_pieces",
     "shapes", "values", "exit_threshold", "exit_floor",
 })  # fmt: skip
-"""Our own settings that a client may bring."""
+"""Settings of weft that a client may change."""
 
 
 def parameters_of(settings: ModelConfig) -> dict[str, dict[str, str]]:
-    """The settings of a model as parameters of its configuration: text as it is, all else as JSON."""
+    """Convert the settings of a model to parameters of its configuration: text as it is, others as JSON."""
     given = settings.model_dump(mode="json").items()
     return {f"{PREFIX}{key}": {"string_value": _text(value)} for key, value in given if value is not None}
 
 
-def asked_settings(parameters: Mapping[str, Any], shown: Mapping[str, Any]) -> ModelConfig | None:
-    """The settings that the parameters of a load ask for, None where there are none.
+def requested_settings(parameters: Mapping[str, Any], shown: Mapping[str, Any]) -> ModelConfig | None:
+    """Return the settings in the parameters of a load request, None if there are none.
 
     *shown* is the model's configuration as clients see it.
     """
@@ -49,23 +49,23 @@ def asked_settings(parameters: Mapping[str, Any], shown: Mapping[str, Any]) -> M
 
 def _object(text: Any) -> dict[str, Any]:
     try:
-        found = orjson.loads(text)
+        config = orjson.loads(text)
     except (orjson.JSONDecodeError, TypeError) as error:
         raise BadRequest(f"config is not the JSON of a model configuration: {str(error)[:200]}") from error
-    if not isinstance(found, dict):
+    if not isinstance(config, dict):
         raise BadRequest("config must be a JSON object")
-    return found
+    return config
 
 
-def _settings(found: dict[str, Any]) -> ModelConfig:
+def _settings(given: dict[str, Any]) -> ModelConfig:
     try:
-        return ModelConfig.model_validate(found)
+        return ModelConfig.model_validate(given)
     except ValidationError as error:
         raise BadRequest(one_line(f"config: {first_problem(error, ModelConfig, TaskConfig)}")) from error
 
 
 def _changes(config: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Our settings, by name, that a configuration stands for."""
+    """Yield the settings of weft, by name, that a configuration contains."""
     for key, value in config.items():
         if key == "max_batch_size":
             yield "max_batch", value or 1
@@ -78,50 +78,50 @@ def _changes(config: Mapping[str, Any], shown: Mapping[str, Any]) -> Iterator[tu
 
 
 def _batching(value: Any) -> Iterator[tuple[str, Any]]:
-    for key, each in _members("dynamic_batching", value):
+    for key, setting in _members("dynamic_batching", value):
         match key:
             case "max_queue_delay_microseconds":
-                yield "batch_timeout_ms", _milliseconds(key, each)
+                yield "batch_timeout_ms", _milliseconds(key, setting)
             case "default_priority_level":
-                yield "priority", each
+                yield "priority", setting
             case "default_queue_policy":
-                yield from _queue_policy(each)
+                yield from _queue_policy(setting)
             case _:
                 raise Unsupported(f"config: dynamic_batching.{key[:64]} means nothing here; leave it out")
 
 
 def _queue_policy(value: Any) -> Iterator[tuple[str, Any]]:
-    for key, each in _members("default_queue_policy", value):
+    for key, setting in _members("default_queue_policy", value):
         match key:
             case "max_queue_size":
-                yield "queue_size", each
+                yield "queue_size", setting
             case "default_timeout_microseconds":
-                yield "timeout_ms", _milliseconds(key, each)
+                yield "timeout_ms", _milliseconds(key, setting)
             case _:
                 raise Unsupported(f"config: default_queue_policy.{key[:64]} means nothing here; leave it out")
 
 
 def _parameters(value: Any, shown: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for key, each in _members("parameters", value):
+    for key, parameter in _members("parameters", value):
         name = key.removeprefix(PREFIX)
-        text = each.get("string_value") if isinstance(each, dict) else None
+        text = parameter.get("string_value") if isinstance(parameter, dict) else None
         if not isinstance(text, str):
             raise BadRequest(f'config: parameter {key[:64]!r} must be {{"string_value": "..."}}')
         if name != key and name in SETTABLE:
             yield name, _value(text)
-        elif each != shown.get(key):
+        elif parameter != shown.get(key):
             raise Unsupported(f"config: parameter {key[:64]!r} cannot be set when a model is loaded; leave it out")
 
 
 def _members(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """The members of an object that say something; what is empty or zero is the default."""
+    """Return the members of an object that are not empty or zero, which stand for the default."""
     if not isinstance(value, dict):
         raise BadRequest(f"config: {name} must be a JSON object")
-    return ((key, each) for key, each in value.items() if each)
+    return ((key, member) for key, member in value.items() if member)
 
 
 def _milliseconds(key: str, value: Any) -> float:
-    """From microseconds, which the JSON of messages writes as text, for they have 64 bits."""
+    """Convert microseconds, which are text in the JSON of protobuf messages because they have 64 bits."""
     number = int(value) if isinstance(value, str) and value.isdecimal() and len(value) < 19 else value
     if isinstance(number, bool) or not isinstance(number, int):
         raise BadRequest(f"config: {key} must be a whole number of microseconds")

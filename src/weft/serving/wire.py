@@ -1,7 +1,7 @@
 """Requests and answers of the Open Inference Protocol as bytes: JSON, with or without binary tensors after it.
 
-``decode`` makes checked arrays of a request body, ``encode`` makes a response body of arrays. The functions below them
-say what a tensor must be to fit the model, and how it looks in binary; ``grpc_wire`` uses those too. No server here.
+``decode`` converts a request body to checked arrays, ``encode`` converts arrays to a response body. The functions below
+them check tensors against the model and convert them from and to binary; ``grpc_wire`` uses those, too.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from weft.serving.regions import RegionPart, part_of, places
 Parameter = str | int | float | bool
 
 LARGE_ELEMENTS = 64 * 1024
-"""As many elements make about as much JSON."""
+"""Elements of an answer from which on its JSON is large: they take about ``LARGE_BYTES``."""
 LARGE_BYTES = 1 << 20
-"""JSON beyond this is read elsewhere: here it would hold up the event loop for tens of milliseconds."""
+"""JSON beyond this is parsed by helper processes: here it would block the event loop for tens of milliseconds."""
 MAX_ID_CHARS = 64 * 1024
+"""Limit on a request's id, which is held while the request is computed and repeated in its answer."""
 MAX_TENSOR_BYTES = 2**62
-"""Beyond this a shape is refused before anything is computed with it, even if a dimension of it is zero."""
+"""Larger shapes are refused, even with a dimension of zero, so that sizes fit 64-bit integers."""
 
 MOST_WANTED = 4096
-"""Outputs that a request may name."""
+"""Outputs that a request may name, repetitions included; bounds the time to check the list."""
 EMPTY_FINAL = "triton_enable_empty_final_response"
-"""A parameter of requests that means nothing here, where every answer is the last one."""
+"""A parameter of requests that has no effect here, where every request has one answer."""
 
 _SHOWN_CHARS = 64
+"""Characters of a client's value that an error message repeats; bounds the message."""
 _PARAMETER_TYPES = (str, int, float)
 _SEQUENCE = frozenset({"sequence_id", "sequence_start", "sequence_end"})
 _CARRIAGE = frozenset({"binary_data", "binary_data_size"})
@@ -66,14 +68,14 @@ _LIMITS = {"BOOL": (0, 1)} | {
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What a request for one version of a model must look like; what every request needs of it is worked out once."""
+    """The inputs and outputs of a version of a model, with cached views that every request needs."""
 
     name: str
     version: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     exits: tuple[str, ...] = ()
-    """Outputs of the model that stand in for its last one where a row leaves early, and cannot be asked for."""
+    """Outputs of the early exits, which replace the last one for rows that leave early; clients cannot request them."""
 
     @cached_property
     def inputs_by_name(self) -> Mapping[str, TensorSpec]:
@@ -85,12 +87,12 @@ class ModelSpec:
 
     @cached_property
     def every_output(self) -> Mapping[bool, tuple[Wanted, ...]]:
-        """What a client gets that names no outputs, by whether it wants them in binary."""
+        """The outputs of a request that names none: binary or not -> all outputs."""
         return {binary: tuple([Wanted(spec.name, binary) for spec in self.outputs]) for binary in (False, True)}
 
 
 class Wanted(NamedTuple):
-    """One output the client wants back."""
+    """A requested output."""
 
     name: str
     binary: bool
@@ -106,11 +108,11 @@ class InferRequest:
     id: str
     """Empty if the client gave none."""
     parameters: dict[str, Parameter]
-    """What the client says besides, without what only says how tensors travel."""
+    """Parameters of the client, without those that only concern the encoding of tensors."""
     wanted: tuple[Wanted, ...]
-    """The outputs it asks for, in the order of the answer."""
+    """The requested outputs, in the order of the answer."""
     shared: SharedTensors | None = None
-    """Those that lie in regions; none does where left out."""
+    """Tensors in shared memory regions; None if there are none."""
 
 
 @dataclass(slots=True)
@@ -121,7 +123,7 @@ class InferResponse:
     model: ModelSpec
     outputs: Mapping[str, Array]
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    """What the answer says about how it was served."""
+    """Parameters that describe how the request was served: queueing and computing time, batch."""
     labels: Mapping[str, Labels] = field(default_factory=dict)
     """Output -> the labels of its classes, where they are wanted."""
     shared: Mapping[str, RegionPart] = field(default_factory=dict)
@@ -132,17 +134,17 @@ Fitted = tuple[TensorSpec, np.dtype[np.generic], tuple[int, ...], int]
 """A tensor's description that fits the model, and the number of its elements; its data is still to be read."""
 
 InRegions = dict[str, tuple[RegionPart, Fitted]]
-"""Input -> where in a region it lies, and what it must be."""
+"""Input -> its part of a region, and its checked description."""
 
 
 @dataclass(frozen=True, slots=True)
 class SharedTensors:
-    """Tensors of a request that do not travel with it, but lie in regions of its client's (``regions``)."""
+    """Tensors of a request that are in shared memory regions of its client (``regions``)."""
 
     inputs: InRegions
-    """Those that are still to be read."""
+    """Inputs that are still to be read."""
     outputs: Mapping[str, RegionPart]
-    """Where those shall be written that are asked for there."""
+    """Outputs that are to be written into regions, and where."""
 
 
 def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec) -> InferRequest:
@@ -173,7 +175,7 @@ def decode(body: bytes | memoryview, header_length: int | None, model: ModelSpec
 
 
 def _message(text: bytes) -> dict[str, Any]:
-    """The JSON object that a request is, of a size that can be read, and without a key that is given twice."""
+    """Parse the JSON object of a request, bounded in its parts and without duplicate keys."""
     check_parts(text)
     try:
         message = json_text.loads(text)
@@ -186,7 +188,7 @@ def _message(text: bytes) -> dict[str, Any]:
 
 
 def _key_count(message: dict[str, Any]) -> int:
-    """Keys of a request and of the tensors and parameters in it; other objects are not looked for."""
+    """Count the keys of a request and of its tensors and parameters, but not of unknown objects."""
     count = own_keys(message)
     for tensors in (message.get("inputs"), message.get("outputs")):
         if type(tensors) is not list:
@@ -200,7 +202,7 @@ def _key_count(message: dict[str, Any]) -> int:
 
 
 def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
-    """The parts of the response body, and the length of its JSON part if binary tensors follow it.
+    """Encode a response: the parts of its body, and the length of the JSON part if binary tensors follow it.
 
     Elements that are not finite are written as the literals ``NaN``, ``Infinity`` and ``-Infinity``.
     """
@@ -239,7 +241,7 @@ def encode(response: InferResponse) -> tuple[list[bytes], int | None]:
 
 
 def shown(value: object) -> str:
-    """A value of the client's for a message: short, on one line, and safe however deep it is nested."""
+    """Format a client's value for a message: short, on one line, and safe for deeply nested values."""
     if isinstance(value, dict):
         return "an object"
     if isinstance(value, list):
@@ -249,7 +251,7 @@ def shown(value: object) -> str:
 
 
 def checked_id(value: object) -> str:
-    """The id of a request, which is echoed."""
+    """Check the id of a request, which the answer repeats."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -260,7 +262,7 @@ def checked_id(value: object) -> str:
 
 
 def refuse_tensor_parameter(key: str, kind: str) -> None:
-    """Refuse what a client may ask of a tensor elsewhere but not here."""
+    """Refuse parameters of a tensor that other servers support but this one does not."""
     if key.startswith("shared_memory") and key not in REGION_PARAMETERS:
         raise BadRequest(f"{kind} parameter {shown(key)} is unknown; known: {', '.join(sorted(REGION_PARAMETERS))}")
     if key == "classification" and kind == "input":
@@ -268,7 +270,7 @@ def refuse_tensor_parameter(key: str, kind: str) -> None:
 
 
 def refuse_request_parameter(key: str, value: object) -> None:
-    """Refuse what would have requests answered otherwise than each by itself and once."""
+    """Refuse parameters for sequences and for several answers to a request."""
     if key in _SEQUENCE and value:
         raise BadRequest(f"parameter {key!r} is not supported: models here keep nothing between requests")
     if key.startswith("triton_") and key != EMPTY_FINAL:
@@ -300,19 +302,19 @@ def fit(name: object, datatype: object, shape: object, specs: Mapping[str, Tenso
 
 
 def missing(inputs: Mapping[str, object], model: ModelSpec) -> str:
-    """The sentence for a request that leaves out inputs."""
+    """Return the message for a request without all inputs."""
     names = [spec.name for spec in model.inputs if spec.name not in inputs]
     return f"model {model.name!r} needs {len(model.inputs)} inputs; missing: {', '.join(names)}"
 
 
 def check_wanted(count: int) -> None:
-    """Refuse a list of outputs that would take long to look through: names may be repeated, but not for ever."""
+    """Refuse a list of outputs that is too long; names may be repeated."""
     if count > MOST_WANTED:
         raise BadRequest(f"{count} outputs are asked for; at most {MOST_WANTED} may be")
 
 
 def add_wanted(wanted: dict[str, Wanted], name: object, binary: bool, model: ModelSpec, classes: object = None) -> None:
-    """Add an output the client asked for; one that is asked for again is answered once, as it was asked for first."""
+    """Add a requested output; a repeated one is answered once, as requested first."""
     if isinstance(name, str) and name in wanted:
         return
     for spec in model.outputs:
@@ -327,7 +329,7 @@ def add_wanted(wanted: dict[str, Wanted], name: object, binary: bool, model: Mod
 
 
 def from_binary(data: bytes | memoryview, fitted: Fitted) -> Array:
-    """A tensor of its binary form: a view of *data* if that is aligned, else a copy."""
+    """Decode a binary tensor: a view of *data* if that is aligned, else a copy."""
     spec, dtype, shape, elements = fitted
     if dtype.kind == "O":
         return objects(_split_strings(data, spec.name, elements)).reshape(shape)
@@ -340,7 +342,7 @@ def from_binary(data: bytes | memoryview, fitted: Fitted) -> Array:
 
 
 def check_size(count: int, fitted: Fitted) -> None:
-    """Refuse so many bytes for a tensor that has others; of strings only their data tells."""
+    """Refuse binary data of a wrong size; for strings the size follows from the data itself."""
     spec, dtype, _, elements = fitted
     expected = elements * dtype.itemsize
     if count != expected and dtype.kind != "O":
@@ -360,7 +362,7 @@ def strings(array: Array) -> list[bytes]:
 
 
 def from_strings(data: bytes | memoryview, shape: tuple[int, ...]) -> Array:
-    """A BYTES tensor of what ``to_binary`` made of it."""
+    """Decode a BYTES tensor that ``to_binary`` encoded."""
     return objects(_split_strings(data, "", math.prod(shape))).reshape(shape)
 
 
@@ -379,7 +381,7 @@ def check_range(elements: Sequence[int], spec: TensorSpec) -> None:
 
 
 def produced(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
-    """The array computed for an output; that it is there and of the promised type is on us."""
+    """Return the array that was computed for an output; Failed if it is missing or of another type."""
     array = outputs.get(spec.name)
     if array is None:
         raise Failed(f"output {spec.name!r} was not computed")
@@ -389,7 +391,7 @@ def produced(outputs: Mapping[str, Array], spec: TensorSpec) -> Array:
 
 
 def in_region(part: RegionPart, fitted: Fitted, inline: bool) -> tuple[RegionPart, Fitted]:
-    """An input that lies in a region, if it can; *inline*: its request has data for it, too."""
+    """Check an input in a region; *inline*: whether the request also contains data for it."""
     if inline:
         raise BadRequest(f"input {fitted[0].name!r} lies in region {part.region!r} and has data, too; send one of them")
     check_size(part.byte_size, fitted)
@@ -397,7 +399,7 @@ def in_region(part: RegionPart, fitted: Fitted, inline: bool) -> tuple[RegionPar
 
 
 def is_large(response: InferResponse) -> bool:
-    """Whether an answer has much JSON, many or long strings, or classes of much."""
+    """Tell whether an answer is slow to encode: much JSON, many or long strings, or classes of large outputs."""
     elements, texts = 0, []
     for wanted in response.request.wanted:
         array = response.outputs.get(wanted.name)
@@ -421,7 +423,7 @@ def shared_tensors(inputs: InRegions, outputs: Mapping[str, RegionPart]) -> Shar
 
 
 def _inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[dict[str, Input], InRegions]:
-    """The inputs that came, and those that lie in regions."""
+    """Decode the inputs: those with data, and those in regions."""
     if type(listed) is not list:
         raise BadRequest(f"inputs must be a list of tensors, not {shown(listed)}")
     specs = model.inputs_by_name
@@ -455,7 +457,7 @@ def _inputs(listed: object, tail: memoryview | None, model: ModelSpec) -> tuple[
 def _binary_data(
     item: dict[str, Any], parameters: Mapping[str, Parameter], tail: memoryview | None, read: int
 ) -> memoryview | None:
-    """The binary data of an input, or None if its data is in the JSON; *read* bytes of the tail are used up."""
+    """Return the binary data of an input, or None if its data is JSON; *read* bytes of the tail are consumed."""
     size, name = parameters.get("binary_data_size"), item["name"]
     if size is None:
         return None
@@ -487,7 +489,7 @@ def _wanted(listed: object, binary: bool, model: ModelSpec) -> tuple[Wanted, ...
 
 
 def _places(listed: Any) -> dict[str, RegionPart]:
-    """Where requested outputs shall lie, of a list that ``_wanted`` has found good."""
+    """Return the parts of regions for the requested outputs, of a list that ``_wanted`` has checked."""
     return places(((item["name"], item.get("parameters") or {}) for item in listed), "output")
 
 
@@ -517,7 +519,7 @@ def _flag(parameters: Mapping[str, Parameter], key: str, default: bool) -> bool:
 
 
 def _decode_headless(body: memoryview, model: ModelSpec) -> InferRequest:
-    """A body that is nothing but the one input's binary data; a string comes without its length."""
+    """Decode a body that is only the binary data of the single input; a string comes without its length."""
     if len(model.inputs) != 1:
         raise BadRequest(f"model {model.name!r} has {len(model.inputs)} inputs; a raw body works with one, send JSON")
     spec = model.inputs[0]
@@ -562,7 +564,7 @@ def _floats(flat: list[Any], spec: TensorSpec, dtype: np.dtype[np.generic]) -> A
 
 
 def _flatten(data: object, spec: TensorSpec, shape: tuple[int, ...], elements: int) -> list[Any]:
-    """The elements of flat data, or of data nested exactly as the shape says."""
+    """Flatten the data of a tensor, which is flat or nested exactly like its shape."""
     if type(data) is not list:
         if shape:
             raise BadRequest(f"input {spec.name!r}: data must be a list, not {shown(data)}")
@@ -590,7 +592,7 @@ def _to_json(array: Array, spec: TensorSpec) -> Array | list[str]:
 
 
 def _split_strings(data: bytes | memoryview, name: str, elements: int) -> list[bytes]:
-    """Cut strings apart that have their lengths before them, four bytes each."""
+    """Split strings that are each preceded by their length in four bytes."""
     if elements * 4 > len(data):
         raise BadRequest(f"input {name!r}: {len(data)} bytes are too few for {elements} strings")
     items: list[bytes] = []

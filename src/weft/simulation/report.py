@@ -17,7 +17,7 @@ from weft.devices.costs.program import Clock, Program
 from weft.engine.policies.base import Setting
 from weft.engine.policies.bound import Prices, QueryDemand, demand_of, mix_prices, prices
 from weft.engine.policies.fairness import ROUND, Band
-from weft.reports.shown import Shown
+from weft.reports.pictures import Shown
 from weft.reports.trace import Trace
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.kernels import request_state as k
-from weft.reports.shown import Shown
+from weft.reports.pictures import Shown
 from weft.reports.tables import largest_of
 
 Ints = npt.NDArray[np.int64]

@@ -23,10 +23,9 @@ from weft.http.limits import ByteBudget
 from weft.http.messages import ANYONE, HttpExchange, HttpResponse, Passage, RequestTarget, age_of, rank_of
 from weft.http.server import HttpServer
 from weft.reports.page import whole_page
+from weft.serving.access import Caller, HostNames, Keys, check_origin, names_of
 from weft.serving.config import ServerConfig
 from weft.serving.endpoints import OPEN, PROBES, VITAL, model_of
-from weft.serving.hosts import HostNames, check_origin, names_of
-from weft.serving.keys import Caller, Keys
 from weft.serving.request_parameters import ModelTerms, RequestDue, due_of
 from weft.serving.routes import SMALL_BODY_BYTES, header_length, peeked, refusal
 from weft.serving.server import grpc_tls_of, limits_of, tls_of

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError, model_va
 
 from weft.base.errors import PlacingError
 from weft.base.jsonfile import first_problem, printable, read_json, write_json
-from weft.reports.shown import Shown
+from weft.reports.pictures import Shown
 
 PLACEMENT_FILE = "placement.json"
 """What a placement is called in its folder."""

@@ -1,7 +1,12 @@
-"""Who may ask, and for how much: the server's own key, and those of a file that is read again when it changes.
+"""Access control: API keys with rate limits and quotas, and checks of the headers ``Host`` and ``Origin``.
 
-A key that is sent is not compared with those that are known. Its digest, with a secret that this process made up, is
-looked for among theirs, so that the time that takes tells nothing about them.
+Keys are the server's own and those of a file that is read again when it changes. Keys are not compared directly. Their
+digests, keyed with a random secret of this process, are looked up in a table, so that the duration of a lookup reveals
+nothing about the keys (no timing attack).
+
+The header checks prevent DNS rebinding and cross-site requests. A foreign page in a browser on this machine can send
+requests to the server. It cannot choose the header ``Host``, which has the name under which the browser found the
+server: a foreign name there was made to point to this machine.
 """
 
 from __future__ import annotations
@@ -12,36 +17,36 @@ import os
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
-from weft.base.errors import InputError, OverQuota, Unauthorised
+from weft.base.errors import BadRequest, Forbidden, InputError, OverQuota, Unauthorised
 from weft.http.messages import ANYONE, ClientRank
-from weft.serving.config import Count, Name, one_line, read_toml, valid_key
+from weft.serving.config import Count, Name, ServerConfig, is_loopback, one_line, read_toml, valid_key
 
 log = logging.getLogger("weft.server")
 
 LOOK_EVERY_S = 1.0
-"""How often at most it is asked whether the file has changed."""
+"""Interval between checks of the file for changes: a check costs a system call, and delays a revoked key's end."""
 
 ANYBODY = "anybody"
-"""The name under which requests are counted where no key is asked for."""
+"""The name under which requests are counted if no key is required."""
 OWN = "api_key"
 """The name of the server's own key."""
 REFUSALS = ("rate", "in_flight")
 
 
 class KeyConfig(BaseModel):
-    """One key and what it is good for, as a file says it."""
+    """A key with its name, priorities and limits, as in the keys file."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
 
     name: Name
-    """What it is called in metrics and logs."""
+    """Its name in metrics and logs."""
     key: Annotated[str, AfterValidator(valid_key)] = Field(repr=False)
     priority: Annotated[int, Field(ge=0, le=3)] = 0
     """Of its requests that state none, before that of their model; 1 is the highest."""
@@ -61,14 +66,14 @@ class _KeysFile(BaseModel):
 
 @dataclass(slots=True)
 class _Allowance:
-    """Requests that may come: so many in a second, and what one second gave at once."""
+    """Rate limit as a token bucket: ``per_s`` tokens per second, at most those of one second."""
 
     per_s: float
     left: float
     since_s: float
 
     def wait_s(self, now_s: float) -> float:
-        """How long until the next one may come; 0 where it may come now, and then it is counted."""
+        """Take a token and return 0, or return the seconds until there is one."""
         burst = max(1.0, self.per_s)
         self.left = min(burst, self.left + (now_s - self.since_s) * self.per_s)
         self.since_s = now_s
@@ -79,12 +84,12 @@ class _Allowance:
 
 
 class Caller:
-    """Whoever uses one key; its counters outlive a change of the file."""
+    """The user of one key, with counters that outlive a change of the keys file."""
 
     def __init__(self, name: str, now: Callable[[], float] = time.monotonic) -> None:
         self.name, self._now = name, now
         self.config: KeyConfig | None = None
-        """None: there are no limits."""
+        """None: no limits."""
         self.removed = False
         self.rank = ANYONE
         self.requests = self.in_flight = 0
@@ -92,7 +97,7 @@ class Caller:
         self._allowance: _Allowance | None = None
 
     def limit(self, config: KeyConfig) -> None:
-        """What the key is good for from now on."""
+        """Set the limits of the key from now on."""
         before, self.config, self.removed = self.config, config, False
         self.rank = ClientRank(config.priority, config.top_priority)
         rate = config.requests_per_s
@@ -102,12 +107,12 @@ class Caller:
             self._allowance = _Allowance(rate, max(1.0, rate), self._now())
 
     def begin(self) -> None:
-        """Count a request that wants something done, until ``end``; OverQuota if that is more than the key may."""
+        """Admit a request and count it as in flight until ``end``; OverQuota beyond the limits of the key."""
         self.admit()
         self.in_flight += 1
 
     def admit(self) -> None:
-        """Count a request that is about to begin; OverQuota if that is more than the key may."""
+        """Count a new request against the rate limit; OverQuota beyond the limits of the key."""
         if self.removed:
             raise Unauthorised("this server does not know the API key any more")
         self._check_in_flight()
@@ -119,7 +124,7 @@ class Caller:
         self.requests += 1
 
     def enter(self) -> None:
-        """Count one that was admitted until ``end``; OverQuota if others have entered meanwhile."""
+        """Count an admitted request as in flight until ``end``; OverQuota if others were faster."""
         self._check_in_flight()
         self.in_flight += 1
 
@@ -137,7 +142,7 @@ class Caller:
 
 
 class Keys:
-    """The keys of a server; anybody may ask where none is set."""
+    """The API keys of a server; without any, all requests are allowed."""
 
     def __init__(
         self, own: str | None = None, file: Path | None = None, now: Callable[[], float] = time.monotonic
@@ -147,7 +152,7 @@ class Keys:
         self._secret = hashlib.blake2b(key=secrets.token_bytes(32), digest_size=32)
         self.required = own is not None or file is not None
         self.callers: dict[str, Caller] = {}
-        """By name; also those whose key is gone."""
+        """Users of keys by name, including those whose key was removed."""
         self._anybody = None if self.required else self._named(ANYBODY)
         self._own = {} if own is None else {self._digest(own): self._named(OWN)}
         self._by_digest: dict[bytes, Caller] = dict(self._own)
@@ -158,7 +163,7 @@ class Keys:
             self._know(read_keys(file))
 
     def caller(self, headers: Mapping[str, str]) -> Caller | None:
-        """Whose key a request carries, None where it carries none that is known; *headers* have lower-case names."""
+        """Return the user of a request's key, None without a valid key; *headers* have lower-case names."""
         if self._anybody is not None:
             return self._anybody
         if self._file is not None and self._now() >= self._look_s:
@@ -170,14 +175,14 @@ class Keys:
         return self._by_digest.get(self._digest(given))
 
     def known(self, headers: Mapping[str, str]) -> Caller:
-        """Whose key a request carries; Unauthorised where it is none of them."""
+        """Return the user of a request's key; Unauthorised without a valid key."""
         caller = self.caller(headers)
         if caller is None:
             raise Unauthorised("this server wants an API key: Authorization: Bearer KEY")
         return caller
 
     def look(self, *, anyway: bool = False) -> None:
-        """Read the file again if it has changed; one that cannot be used changes nothing and is logged."""
+        """Read the keys file again if it has changed; errors are logged and leave the keys as they were."""
         if self._file is None:
             return
         self._look_s = self._now() + LOOK_EVERY_S
@@ -193,7 +198,7 @@ class Keys:
             log.info("%s: %d keys", self._file, len(self._by_digest) - len(self._own))
 
     def _know(self, configs: list[KeyConfig]) -> None:
-        """From now on these are the keys, beside the server's own."""
+        """Replace the keys of the file; the server's own key stays."""
         digests = [self._digest(config.key) for config in configs]
         if self._own.keys() & set(digests):
             raise InputError(f"{self._file}: one of its keys is the server's own; use another")
@@ -214,28 +219,83 @@ class Keys:
 
 
 def read_keys(path: Path) -> list[KeyConfig]:
-    """The keys in a file; InputError, which never shows a key, if it cannot be used."""
+    """Read a keys file; InputError if it is invalid, with a message that never shows a key."""
     shown = one_line(str(path))
     raw = read_toml(path, shown)
     try:
-        found = _KeysFile.model_validate(raw).keys
+        keys = _KeysFile.model_validate(raw).keys
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, problem["loc"]))
         raise InputError(one_line(f"{shown}: {where}: {problem['msg']}")) from None
-    names = Counter(each.name for each in found)
+    names = Counter(config.name for config in keys)
     names.update((OWN, ANYBODY))
     for name, count in names.items():
         if count > 1:
             raise InputError(f"{shown}: name {name!r} is given twice or taken; each key has a name of its own")
-    if len({each.key for each in found}) < len(found):
+    if len({config.key for config in keys}) < len(keys):
         raise InputError(f"{shown}: two names have the same key; use one each")
-    return found
+    return keys
 
 
 def _signature(path: Path) -> tuple[int, ...] | None:
     try:
-        told = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return told.st_mtime_ns, told.st_size, told.st_ino
+    return status.st_mtime_ns, status.st_size, status.st_ino
+
+
+# Host names and origins
+
+LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
+ANY = "*"
+MOST_SEEN = 256
+"""Accepted values of ``Host`` that are cached (spellings, ports), so that they are parsed once; bounds the cache."""
+
+
+class HostNames:
+    """The host names of a server, on any port; all names are accepted if *names* is None or contains ``*``."""
+
+    def __init__(self, names: Iterable[str] | None) -> None:
+        listed = None if names is None else {name_in(name) for name in names}
+        self._names = None if listed is None or ANY in listed else frozenset(listed)
+        self._seen: set[str] = set()
+
+    def check(self, headers: Mapping[str, str]) -> None:
+        """Refuse a request with a foreign name in ``Host``; one without the header is not from a browser."""
+        host = headers.get("host")
+        if self._names is None or not host or host in self._seen:
+            return
+        if name_in(host) not in self._names:
+            raise Forbidden(
+                f"this server is not {host[:100]!r}; ask it under one of its names, or add that one to allowed_hosts"
+            )
+        if len(self._seen) < MOST_SEEN:
+            self._seen.add(host)
+
+
+def check_origin(method: str, headers: Mapping[str, str]) -> None:
+    """Refuse POST requests from pages of another origin (cross-site requests)."""
+    origin = headers.get("origin")
+    if origin and method == "POST" and origin.partition("://")[2].lower() != headers.get("host", "").lower():
+        raise BadRequest(f"requests from pages of {origin[:100]!r} are not taken")
+
+
+def names_of(config: ServerConfig) -> tuple[str, ...] | None:
+    """Return the names that are set, by default those of this machine if the server listens on loopback only."""
+    if config.network.allowed_hosts is not None:
+        return config.network.allowed_hosts
+    return (*LOOPBACK_NAMES, config.network.host) if is_loopback(config.network.host) else None
+
+
+def name_in(host: str) -> str:
+    """Return the host name in a header ``Host`` or in a setting, without its port."""
+    if host.startswith("["):
+        return _bare(host.partition("]")[0])
+    name, colon, port = host.rpartition(":")
+    return _bare(name if colon and port.isdigit() and ":" not in name else host)
+
+
+def _bare(name: str) -> str:
+    return name.strip("[]").rstrip(".").lower()
