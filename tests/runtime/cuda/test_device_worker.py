@@ -113,7 +113,7 @@ def test_what_was_sent_ahead_of_a_step_that_fails_fails_as_it_did(
     assert worker is not None
     heard = [Heard(), Heard()]
     wrong = {"x": np.zeros((1, 3), np.float32)}  # a width that the weights do not have
-    with worker._lanes[lane.index].hearing:  # nothing has ended as long as nobody hears of it
+    with worker._lanes[lane.index].reading:  # nothing has ended as long as nobody hears of it
         run = model.start(Step(0, [BatchPart(wrong)], 1), lane, heard[0])
         model.start(Step(1, [BatchPart(run.onward[0].values)], 1), lane, heard[1])
     errors = [str(each.end().error) for each in heard]
@@ -230,7 +230,7 @@ def test_who_would_write_to_a_region_meets_a_worker_that_is_being_started_as_eve
 
 
 def test_a_worker_that_lost_files_on_the_way_is_replaced_and_reads_no_other_memory(model: Any, lane: Any) -> None:
-    worker = model.group.charge(model.number)
+    worker = model.group.worker_for(model.number)
     line = worker._lane(lane)
     sent = line.line.send
 

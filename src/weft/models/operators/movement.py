@@ -1,4 +1,4 @@
-"""Operators that move, choose or make up data: views, gathers, pads, constants, sequences, texts."""
+"""Operators that move, choose or generate data: views, gathers, pads, constants, sequences, texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pools, and the regions of an image that are looked at alone."""
+"""Pools, and operators on regions of an image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reductions, softmax and what else takes all elements along an axis together."""
+"""Reductions, softmax and other operators that combine all elements along an axis."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Which sample of a batch the elements of a tensor belong to.
+"""Row ownership: the sample of a batch that each element of a tensor belongs to.
 
-Owners are whole numbers in an array of the tensor's rank, of size 1 along axes on which they do not change: 0 is
-nobody, and samples count from 1. None stands for a tensor that is nobody's: a weight, a size.
+Owners are whole numbers in an array of the tensor's rank, of size 1 along axes on which they do not change: 0 means no
+sample, and samples count from 1. None stands for a tensor that belongs to no sample: a weight, a size.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ Shape = tuple[int, ...]
 
 
 class Mixed(Exception):
-    """An element would belong to several samples; says what is wrong, or nothing."""
+    """An element would belong to several samples; the text may say why."""
 
 
 def joined(*parts: Owners | None) -> Owners | None:
-    """Whom elements belong to that are computed from one element of each part, the shapes broadcast."""
-    found: Owners | None = None
+    """Owners of elements that are computed from one element of each part, the shapes broadcast."""
+    owners: Owners | None = None
     for part in parts:
-        if found is not None and part is not None:
+        if owners is not None and part is not None:
             try:
-                clash = (found != part) & (found != 0) & (part != 0)
+                clash = (owners != part) & (owners != 0) & (part != 0)
             except ValueError as error:
                 raise Mixed from error
             if np.any(clash):
                 raise Mixed
-            found = np.maximum(found, part)
+            owners = np.maximum(owners, part)
         elif part is not None:
-            found = part
-    return found
+            owners = part
+    return owners
 
 
 def collapsed(owners: Owners, axes: Iterable[int]) -> Owners:
-    """Whom elements belong to that are computed from all along these *axes*, which stay, of size 1."""
+    """Owners of elements that are computed from all elements along these *axes*, which stay, of size 1."""
     places = tuple(axes)
     if any(not -owners.ndim <= axis < owners.ndim for axis in places):
         raise Mixed
@@ -50,7 +50,7 @@ def collapsed(owners: Owners, axes: Iterable[int]) -> Owners:
 
 
 def shrunk(owners: Owners) -> Owners | None:
-    """The same, of size 1 along axes on which nothing changes; None where all is nobody's."""
+    """The same owners, of size 1 along axes on which nothing changes; None if no element belongs to a sample."""
     if not owners.any():
         return None
     for axis in range(owners.ndim):
@@ -61,10 +61,10 @@ def shrunk(owners: Owners) -> Owners | None:
 
 
 def along(axis: int, rank: int, owners: Owners) -> Owners:
-    """The *owners*, in a row, along one axis of a tensor."""
+    """Reshape a vector of *owners* so that it lies along one axis of a tensor."""
     return owners.reshape([-1 if place == axis % rank else 1 for place in range(rank)])
 
 
 def numbered(first: int, rows: int, rank: int) -> Owners:
-    """One sample after another along the first axis."""
+    """Owners of *rows* consecutive samples, one row each, along the first axis."""
     return along(0, rank, np.arange(first, first + rows, dtype=np.int32))

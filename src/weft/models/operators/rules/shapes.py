@@ -1,4 +1,4 @@
-"""Rules for output shapes: what many operators have in common, and single ones that move or select values."""
+"""Rules for output shapes that many operators share, and of single ones that move or select values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def broadcast(first: Sequence[int], second: Sequence[int]) -> Shape:
 
 
 def operand(shape: Shape, attributes: Attributes, side: str) -> Shape:
-    """A factor as it enters the product: turned by ``transA``, its first axis moved in by ``transBatchA``."""
+    """The shape of a factor in its product: transposed by ``transA``, its first axis moved in by ``transBatchA``."""
     if attributes.integer(f"transBatch{side}", 0) and len(shape) > 2:
         shape = (*shape[1:-1], shape[0], shape[-1])
     turned = attributes.integer(f"trans{side}", 0) and len(shape) > 1
@@ -39,7 +39,7 @@ def shape_of(inputs: Inputs, place: int) -> Shape | None:
 def values_of(inputs: Inputs, place: int) -> Shape | None:
     """The values of a small input."""
     tensor = inputs[place] if place < len(inputs) else None
-    return None if tensor is None or tensor.value is None else tuple(int(each) for each in tensor.value.reshape(-1))
+    return None if tensor is None or tensor.value is None else tuple(int(value) for value in tensor.value.reshape(-1))
 
 
 def like(place: int) -> ShapeRule:
@@ -82,7 +82,7 @@ def columns(name: str) -> ShapeRule:
 
 
 def columns_of(place: int, axis: int) -> ShapeRule:
-    """The first input with as many columns as another input has sizes along *axis*."""
+    """The first input with as many columns as another input is long along *axis*."""
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
         left, other = shape_of(inputs, 0), shape_of(inputs, place)
@@ -141,7 +141,7 @@ def compressed(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 
 def nonzero_places(inputs: Inputs, attributes: Attributes) -> Sizes | None:
-    """The places of what is not 0: none where there is nothing."""
+    """The coordinates of values that are not 0; open, or empty for an empty tensor."""
     shape = shape_of(inputs, 0) or ()
     return (max(1, len(shape)), None if math.prod(shape) else 0)
 

@@ -1,4 +1,4 @@
-"""Rules for output shapes where a window slides over an image, and where channels lie in blocks."""
+"""Rules for output shapes of sliding windows, and of images with channels in blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from weft.models.operators.rules.shapes import Inputs, Shape, ShapeRule, Sizes, 
 
 
 def windowed(weight: int | None, last: bool | None = None) -> ShapeRule:
-    """A convolution or pool whose channels are the last axis: always, or (None) where an attribute says so."""
+    """The shape of a convolution or pool. *last*: whether channels are the last axis; None: an attribute says so."""
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
         shape, kernel = shape_of(inputs, 0) or (), shape_of(inputs, weight) if weight is not None else None
@@ -24,7 +24,7 @@ def windowed(weight: int | None, last: bool | None = None) -> ShapeRule:
 
 
 def _slid(attributes: Attributes, at: int, spatial: Shape, window: Shape) -> int:
-    """How many places a window takes along one axis."""
+    """Number of positions of a window along one axis."""
     stride = max(1, attributes.integers("strides", (1,) * len(window))[at])
     mode = attributes.text("auto_pad")
     if mode.startswith("SAME"):
@@ -36,7 +36,7 @@ def _slid(attributes: Attributes, at: int, spatial: Shape, window: Shape) -> int
 
 
 def blocked(inputs: Inputs, attributes: Attributes) -> Sizes | None:
-    """Channels in blocks of 8 or 16, whichever suits the processor that saved the file: open where 16 leaves a rest."""
+    """Channels in blocks of 8 or 16, depending on the processor that saved the file: open unless 16 divides them."""
     shape = shape_of(inputs, 0) or ()
     if len(shape) < 3:
         return None
