@@ -20,7 +20,7 @@ from weft.runtime.exits import ExitSpec
 from weft.runtime.facets import ModelExits, ModelResidency, ModelShares, ModelTasks, SegmentTiming
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.model_description import ModelDescription, decode_error, encode_error
-from weft.runtime.isolated.packets import Garbled, Laid, Line
+from weft.runtime.isolated.packets import Garbled, Line, TensorLayout
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import DATATYPES
 
@@ -31,11 +31,11 @@ def lines() -> tuple[Line, Line]:
 
 
 def travelled(values: dict[str, Any]) -> dict[str, Any]:
-    """Tensors that were described, laid one behind another, and restored."""
-    laid = Laid()
-    described = packets.describe(values, laid)
-    data = b"".join(laid.in_a_row())
-    assert len(data) == laid.size
+    """Tensors that were described, layout one behind another, and restored."""
+    layout = TensorLayout()
+    described = packets.describe(values, layout)
+    data = b"".join(layout.padded_pieces())
+    assert len(data) == layout.size
     return packets.restore(described, data, copied=True)
 
 

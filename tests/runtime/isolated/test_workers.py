@@ -771,11 +771,11 @@ class NoEar:
 
 
 def test_memory_that_the_worker_was_not_given_is_not_written_to_again() -> None:
-    line, laid = LaneLine(FailingLine(), NoEar()), packets.Laid()  # type: ignore[arg-type]
-    laid.add(np.zeros(packets.INLINE_BYTES, np.uint8))
-    laid.add(np.zeros(8, np.uint8))
+    line, layout = LaneLine(FailingLine(), NoEar()), packets.TensorLayout()  # type: ignore[arg-type]
+    layout.add(np.zeros(packets.INLINE_BYTES, np.uint8))
+    layout.add(np.zeros(8, np.uint8))
     with pytest.raises(OSError, match="references"):
-        line.send([], laid)
+        line.send([], layout)
     assert line._outward == {}
 
 

@@ -17,7 +17,6 @@ from weft.models.operators import (
     classical,
     movement,
     normalisation,
-    pooling,
     products,
     reductions,
     sequences,
@@ -28,7 +27,7 @@ from weft.models.operators.rules.meanings import Meaning, TorchNode
 __all__ = ["KNOWN_DOMAINS", "OPERATORS", "Meaning", "Operator", "StitchForm", "TorchNode", "find", "qualified"]
 
 FAMILIES = (
-    activations, arithmetic, reductions, normalisation, pooling, products, sequences, movement, classical,
+    activations, arithmetic, reductions, normalisation, products, sequences, movement, classical,
 )  # fmt: skip
 
 OPERATORS: Mapping[str, Operator] = MappingProxyType(

@@ -113,10 +113,10 @@ class IsolatingBackend(BackendDefaults):
         self.now = inner.now
         self._kill_timer = KillTimer(self.limits.kill_s)
         self._spawner = ThreadPoolExecutor(1, "spawner")
-        # The pool's thread starts now: all workers inherit the priority of the thread that creates this backend.
+        # This thread pool starts its thread now: workers inherit the priority of the thread that creates the backend.
         self._spawner.submit(int)
         self._template = Template(engine)
-        self._carrier = ThreadPoolExecutor(1, "carrier")
+        self._carrier = ThreadPoolExecutor(1, "carrier")  # a thread pool that copies large tensors of steps and reports
         self._socket_reader: SocketReader | None = None
         self._numbers = itertools.count(1)
         # Guards _groups, _users and _past: models are opened and closed on several threads.

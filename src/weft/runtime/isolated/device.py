@@ -88,7 +88,7 @@ class DeviceBackend(IsolatingBackend):
         self.labels = (self.label,)
         self.region_devices = frozenset() if number is None else frozenset([number])
         self.inline, self.memory_bytes = False, memory_bytes
-        self._asker = ThreadPoolExecutor(1, "asker")
+        self._asker = ThreadPoolExecutor(1, "asker")  # a thread pool for calls that must not block the event loop
         self._asking, self._used_bytes = False, 0
         self._told_uncut = False
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from weft.runtime.isolated import packets
-from weft.runtime.isolated.packets import Garbled, Laid, Line
+from weft.runtime.isolated.packets import Garbled, Line, TensorLayout
 from weft.runtime.onnxruntime_cpu.lane import CpuLane, ScratchMemory
 
 
@@ -104,22 +104,22 @@ class LaneLine:
         self._outward: dict[int, packets.TensorMemory] = {}
         self._inward: dict[int, packets.TensorMemory] = {}
 
-    def send(self, head: list[Any], laid: Laid, lent: Sequence[int] = ()) -> None:
+    def send(self, head: list[Any], layout: TensorLayout, lent: Sequence[int] = ()) -> None:
         """Send a step. Large tensors go into shared memory; its file, if it is new, is sent before the files *lent*."""
         place = self._sent % self._places
         self._sent += 1
-        if laid.size <= packets.INLINE_BYTES:
+        if layout.size <= packets.INLINE_BYTES:
             head += (place, len(lent))
-            self.line.send(head, laid.in_a_row(), lent, wait=False)
+            self.line.send(head, layout.padded_pieces(), lent, wait=False)
             return
         files: list[int] = []
         memory = self._outward.get(place)
-        if memory is None or memory.size < laid.size:
-            memory, file = packets.create_memory(laid.size, self._kept_bytes)
+        if memory is None or memory.size < layout.size:
+            memory, file = packets.create_memory(layout.size, self._kept_bytes)
             self._outward[place] = memory
             files.append(file)
         try:
-            memory.write(laid.pieces)
+            memory.write(layout.pieces)
             self.line.send([*head, place, len(files) + len(lent)], files=[*files, *lent], wait=False)
         except BaseException:
             if files:  # the other side does not have it

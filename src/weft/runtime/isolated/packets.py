@@ -207,7 +207,7 @@ def _elsewhere(packet: memoryview, length: int, files: list[int]) -> tuple[memor
 # Tensors
 
 
-class Laid:
+class TensorLayout:
     """The layout of described tensors: where the bytes of each go."""
 
     __slots__ = ("lenders", "pieces", "size")
@@ -225,7 +225,7 @@ class Laid:
         self.size = place + piece.nbytes
         return place
 
-    def in_a_row(self) -> list[Any]:
+    def padded_pieces(self) -> list[Any]:
         """The pieces in order, with padding between them."""
         if len(self.pieces) == 1:
             return [self.pieces[0][1]]
@@ -238,8 +238,8 @@ class Laid:
         return pieces
 
 
-def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequence[int], Any, int]]:
-    """Name, type, shape, place and bytes of each tensor; the bytes are added to *laid*.
+def describe(values: Mapping[str, Any], layout: TensorLayout) -> list[tuple[str, str, Sequence[int], Any, int]]:
+    """Name, type, shape, place and bytes of each tensor; the bytes are added to *layout*.
 
     One that is lent has the number of its region and its place there.
     """
@@ -247,13 +247,13 @@ def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequ
     for name, value in values.items():
         kind = DATATYPE_OF[value.dtype]
         if isinstance(value, LentTensor):
-            laid.lenders.append(value.lender)
+            layout.lenders.append(value.lender)
             described.append((name, kind, value.shape, (value.lender.terms.number, value.offset), value.nbytes))
             continue
         piece = value if value.flags.c_contiguous else value.copy()
         if kind == "BYTES":
             piece = _texts(value)
-        described.append((name, kind, value.shape, laid.add(piece), piece.nbytes))
+        described.append((name, kind, value.shape, layout.add(piece), piece.nbytes))
     return described
 
 

@@ -29,7 +29,7 @@ from weft.runtime.isolated import packets
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.lane import IsolatingLane, LaneLine, StepReport
 from weft.runtime.isolated.model_description import decode_error
-from weft.runtime.isolated.packets import Garbled, Laid, Packet
+from weft.runtime.isolated.packets import Garbled, Packet, TensorLayout
 from weft.runtime.isolated.residency import Residency
 from weft.runtime.isolated.spawning import Child, ended_by
 
@@ -255,30 +255,30 @@ class WorkerProcess:
             run.fail(self.death_error())
             return run
         try:
-            laid, parts = _laid_out(step)
-            if laid.lenders and self._read_what_is_too_much(step, laid.lenders):
-                laid, parts = _laid_out(step)
+            layout, parts = _describe_parts(step)
+            if layout.lenders and self._read_what_is_too_much(step, layout.lenders):
+                layout, parts = _describe_parts(step)
         except Exception as error:  # an array of no known type, a region that was cut off
             self._take(run.number)
             run.fail(error)
             return run
-        if laid.size > CARRIED_BYTES or lane.carried:
+        if layout.size > CARRIED_BYTES or lane.carried:
             lane.carried.add(run.number)
-            self._carrier.submit(self._carry, run, parts, laid)
+            self._carrier.submit(self._carry, run, parts, layout)
         else:
-            self._send(run, parts, laid)
+            self._send(run, parts, layout)
         return run
 
-    def _carry(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
+    def _carry(self, run: WorkerRun, parts: list[Any], layout: TensorLayout) -> None:
         try:
-            self._send(run, parts, laid)
+            self._send(run, parts, layout)
         finally:
             run.lane.carried.discard(run.number)
 
-    def _send(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
-        shared = laid.size > packets.INLINE_BYTES
+    def _send(self, run: WorkerRun, parts: list[Any], layout: TensorLayout) -> None:
+        shared = layout.size > packets.INLINE_BYTES
         step, model = run.step, run.model.number
-        lenders = self._unknown(laid.lenders) if laid.lenders else ()
+        lenders = self._unknown(layout.lenders) if layout.lenders else ()
         terms = [tuple(lender.terms) for lender in lenders] if lenders else ()
         files = [lender.file for lender in lenders if lender.file is not None] if lenders else ()
         freed: Sequence[int] = ()
@@ -288,7 +288,7 @@ class WorkerProcess:
             freed = self._to_free() if self._freed else ()
             head = ["run", run.number, model, step.segment, parts, step.rows, shared, freed]
             head += (run.keep, run.onward is not None, terms, run.leaving)
-            self._lane(run.lane).send(head, laid, files)
+            self._lane(run.lane).send(head, layout, files)
             if lenders:
                 self.lend(lenders)
         except ConnectionError:
@@ -600,11 +600,11 @@ def _take_back(worker: weakref.ref[WorkerProcess], number: int) -> None:
         process.take_back(number)
 
 
-def _laid_out(step: Step) -> tuple[Laid, list[Any]]:
+def _describe_parts(step: Step) -> tuple[TensorLayout, list[Any]]:
     """The parts of a batch as they travel: their tensors, or the number of what the worker holds."""
-    laid, parts = Laid(), []
+    layout, parts = TensorLayout(), []
     for values, rows in step.parts:
         held = isinstance(values, HeldValues)
-        described = None if held else packets.describe(values, laid)
+        described = None if held else packets.describe(values, layout)
         parts.append((values.number if held else 0, None if rows is None else list(rows), described))
-    return laid, parts
+    return layout, parts

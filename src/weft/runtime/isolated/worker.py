@@ -108,7 +108,7 @@ class ModelWorker:
         elif kind == "lane":
             self._open_lane(*rest, file=packet.files[0])
         elif kind == "call":
-            # Writes have a thread of their own: a client waits for them, and opening a model takes long.
+            # Two thread pools: a client waits for writes, and they must not queue behind the opening of a model.
             pool = self._writer if rest[1] == "write" else self._slow
             pool.submit(self._answer, *rest)
         elif kind == "bye":

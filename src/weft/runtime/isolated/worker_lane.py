@@ -19,7 +19,7 @@ from weft.runtime.client_memory import Borrowed, LendingTerms
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.engine import WorkerEngine
 from weft.runtime.isolated.model_description import encode_error
-from weft.runtime.isolated.packets import Laid, Line, Packet
+from weft.runtime.isolated.packets import Line, Packet, TensorLayout
 from weft.runtime.tensors import DATATYPES
 from weft.runtime.urgency import give_way
 
@@ -216,18 +216,18 @@ class WorkerLane:
 
     def _over(self, order: _Order, end: StepEnd) -> None:
         """Report the end of a step with its answers, and keep its values."""
-        laid, outputs = Laid(), []
+        layout, outputs = TensorLayout(), []
         for at, output in enumerate(end.outputs):
             if output.values and not order.onward:
                 self._keep(order, at, output.values)
-            outputs.append((order.keep + at if output.values else 0, packets.describe(output.answers, laid)))
+            outputs.append((order.keep + at if output.values else 0, packets.describe(output.answers, layout)))
         problem = encode_error(end.error) if end.error else None
         head = ["over", order.run, end.began, end.ended, outputs, 0, problem]
-        if laid.size <= packets.INLINE_BYTES:
-            self._line.send(head, laid.in_a_row(), wait=True)
+        if layout.size <= packets.INLINE_BYTES:
+            self._line.send(head, layout.padded_pieces(), wait=True)
             return
         head[5] = order.place + 1
-        files = self._lay_out(laid, order.place)
+        files = self._lay_out(layout, order.place)
         try:
             self._line.send(head, files=files, wait=True)
         finally:
@@ -235,15 +235,15 @@ class WorkerLane:
             if self._outward[order.place].size > self._engine.kept_bytes:
                 del self._outward[order.place]
 
-    def _lay_out(self, laid: Laid, place: int) -> list[int]:
+    def _lay_out(self, layout: TensorLayout, place: int) -> list[int]:
         """Write tensors to shared memory; returns its file for the server if the memory is new."""
         files: list[int] = []
         memory = self._outward.get(place)
-        if memory is None or memory.size < laid.size:
-            memory, file = packets.create_memory(laid.size, self._engine.kept_bytes)
+        if memory is None or memory.size < layout.size:
+            memory, file = packets.create_memory(layout.size, self._engine.kept_bytes)
             self._outward[place] = memory
             files.append(file)
-        memory.write(laid.pieces)
+        memory.write(layout.pieces)
         return files
 
 

@@ -1,6 +1,6 @@
 """Row rules: which rows of a batch the outputs of a node depend on, given those that its inputs depend on.
 
-Rows are followed as *owners* (``row_ownership``): the sample that each element of a tensor belongs to. A rule maps the
+Rows are followed as *owners* (``Owners``): the sample that each element of a tensor belongs to. A rule maps the
 owners of a node's inputs to the owners of its outputs and raises ``Mixed`` where an element would depend on two
 samples. There are six kinds: element by element; elements moved by indices that belong to no sample (the operator
 itself is run on the owners); all elements along certain axes combined; products and convolutions, which sum over one
@@ -14,17 +14,68 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.models.onnx_graph import Array, Attributes, OnnxNode, copied, make_node
-from weft.models.operators.rules.row_ownership import (
-    Mixed,
-    Owners,
-    Shape,
-    along,
-    collapsed,
-    joined,
-    shrunk,
-)
+
+Owners = npt.NDArray[np.int32]
+"""The sample of each element of a tensor: whole numbers in an array of its rank, of size 1 along axes on which they do
+not change. 0 means no sample, and samples count from 1. None in place of an array: the tensor belongs to no sample."""
+Shape = tuple[int, ...]
+
+
+class Mixed(Exception):
+    """An element would belong to several samples; the text may say why."""
+
+
+def joined(*parts: Owners | None) -> Owners | None:
+    """Owners of elements that are computed from one element of each part, the shapes broadcast."""
+    owners: Owners | None = None
+    for part in parts:
+        if owners is not None and part is not None:
+            try:
+                clash = (owners != part) & (owners != 0) & (part != 0)
+            except ValueError as error:
+                raise Mixed from error
+            if np.any(clash):
+                raise Mixed
+            owners = np.maximum(owners, part)
+        elif part is not None:
+            owners = part
+    return owners
+
+
+def collapsed(owners: Owners, axes: Iterable[int]) -> Owners:
+    """Owners of elements that are computed from all elements along these *axes*, which stay, of size 1."""
+    places = tuple(axes)
+    if any(not -owners.ndim <= axis < owners.ndim for axis in places):
+        raise Mixed
+    places = tuple({axis % owners.ndim for axis in places})
+    largest: Any = owners.max(axis=places, keepdims=True, initial=0)
+    if np.any((owners != 0) & (owners != largest)):
+        raise Mixed
+    return np.asarray(largest, np.int32)
+
+
+def shrunk(owners: Owners) -> Owners | None:
+    """The same owners, of size 1 along axes on which nothing changes; None if no element belongs to a sample."""
+    if not owners.any():
+        return None
+    for axis in range(owners.ndim):
+        first = owners.take([0], axis)
+        if np.array_equal(np.broadcast_to(first, owners.shape), owners):
+            owners = first
+    return owners
+
+
+def along(axis: int, rank: int, owners: Owners) -> Owners:
+    """Reshape a vector of *owners* so that it lies along one axis of a tensor."""
+    return owners.reshape([-1 if place == axis % rank else 1 for place in range(rank)])
+
+
+def numbered(first: int, rows: int, rank: int) -> Owners:
+    """Owners of *rows* consecutive samples, one row each, along the first axis."""
+    return along(0, rank, np.arange(first, first + rows, dtype=np.int32))
 
 
 @dataclass(frozen=True, slots=True)
