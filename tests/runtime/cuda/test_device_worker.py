@@ -308,7 +308,7 @@ def test_what_is_free_is_not_forgotten_where_a_step_is_not_sent(narrow: Any, mon
     models[0].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[0])
     kept = heard[0].end().outputs
     told: list[Any] = []
-    monkeypatch.setattr(worker, "tell", told.append)
+    monkeypatch.setattr(worker, "notify", told.append)
     worker._freed.append(7)  # while something else was under way
     models[1].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[1])
     assert isinstance(heard[1].end().error, WorkerDied) and kept
