@@ -79,7 +79,7 @@ def _missing() -> str:
     }
     texts = [f"### With {what} ({len(names)})\n\n{_list(names)}\n" for what, names in without.items()]
     head = "## Missing\n\nOf the operators of the standard, of `ai.onnx.ml` and of ONNX Runtime's `com.microsoft`.\n"
-    follow = f"Control flow ({_list(control)}) has no entry: who follows a graph enters the bodies.\n"
+    follow = f"Control flow ({_list(control)}) has no entry: code that follows a graph enters the bodies.\n"
     return "\n".join([head + follow, *texts])
 
 

@@ -16,8 +16,7 @@ from weft.models.onnx_graph import Attributes, qualified
 from weft.models.onnx_import.tensors import computed
 from weft.models.operators import FAMILIES, OPERATORS, find
 from weft.models.operators.rules.meanings import DTYPES
-from weft.models.operators.rules.row_ownership import Mixed, numbered
-from weft.models.operators.rules.rows import RowCase, owners_after
+from weft.models.operators.rules.rows import Mixed, RowCase, numbered, owners_after
 from weft_stitch.reading.onnx_ops import FORMS
 
 

@@ -20,7 +20,7 @@ from tests.runtime.row_graphs import quantised_model
 from tests.runtime.special_models import MOODS, SPECIAL, Special, drawn, graph, ints
 from weft.base.errors import ModelError
 from weft.models.operators import OPERATORS
-from weft.models.operators.rules.row_ownership import Mixed, collapsed, joined, numbered, shrunk
+from weft.models.operators.rules.rows import Mixed, collapsed, joined, numbered, shrunk
 from weft.runtime.onnxruntime_cpu.preparing import LoadOptions, prepare
 from weft.runtime.onnxruntime_cpu.profiler import Tracer
 from weft.runtime.onnxruntime_cpu.sessions import open_session

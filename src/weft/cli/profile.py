@@ -50,14 +50,14 @@ def command(
     """Price a model's layers on a device, or measure what the server runs on host or cuda:0. -o keeps it."""
     from weft.devices import is_measured, write_host
     from weft.devices.costs.layer_costs import estimate, write_profile
-    from weft.models.sources import each_in, load_models
+    from weft.models.sources import load_models, model_names_in
 
     shapes = parse_shapes(shape, models)
     if device is not None and is_measured(device):
         from weft.planning.survey.host_measurement import subject
 
         refuse_unused(context, f"--device {device}", ON_HOST)
-        subjects = [subject(name, shapes.get(model)) for model in models for name in each_in(model)]
+        subjects = [subject(name, shapes.get(model)) for model in models for name in model_names_in(model)]
         measured = host.measure(subjects, device, lanes, seconds, cache)
         host.print_host(measured)
         if output:

@@ -1,11 +1,11 @@
 """Models: layers in execution order, read from ONNX files or from the zoo, with or without early exits.
 
 Its modules: ``layer.py`` (``Layer``, ``Gemm``, ``Exit``, ``Model``: frozen counts for one sample); ``onnx_import/``,
-any ONNX file to a ``Model`` (shapes, bodies, fusion; ``cuts.py``, its exits and block ends); ``operators/``, the table
-of operators: cost, shapes, rows, values, meaning in torch, stitching of each; ``zoo/``,
-well-known networks as ONNX graphs; ``trained/`` and ``classifiers/``, networks the project trained (``training/`` makes
-them); ``stored.py``, which of them are in the wheel and how the others are fetched; ``sources.py``, which model a name
-means.
+import of any ONNX file as a ``Model`` (shapes, nested graphs, fusion; ``cuts.py``: its exits and block ends);
+``operators/``, the table of operators: cost, shapes, rows, values, meaning in torch, stitching of each; ``zoo/``,
+well-known networks as ONNX graphs; ``trained/`` and ``classifiers/``, networks that the project trained (``training/``
+builds them); ``stored.py``, which of them are in the wheel and how the others are fetched; ``sources.py``, the model
+that a name stands for.
 """
 
 from weft.models.exits import subnets, with_exits

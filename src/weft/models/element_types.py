@@ -64,7 +64,7 @@ def dtype_bits(kind: int) -> int:
 
 
 def type_name(kind: int) -> str:
-    """The name of a type in lower case, or its number where the standard here has none."""
+    """The name of a type in lower case, or its number if this version of the standard does not know it."""
     try:
         return ElementType(kind).name.lower()
     except ValueError:
@@ -73,13 +73,13 @@ def type_name(kind: int) -> str:
 
 def numpy_dtype(kind: int) -> np.dtype[Any]:
     """The type of numpy, or of ml_dtypes for what numpy lacks; ``KeyError`` for a number that is no type."""
-    from onnx import helper  # only those who ask pay for its import
+    from onnx import helper  # imported here because it takes long and few callers need it
 
     return np.dtype(helper.tensor_dtype_to_np_dtype(int(kind)))
 
 
 def element_type(dtype: np.dtype[Any]) -> int:
-    """The number of a type of numpy or of ml_dtypes; objects are texts."""
+    """ONNX's number of a type of numpy or ml_dtypes; objects are strings."""
     from onnx import helper
 
     return int(ElementType.STRING if dtype == np.object_ else helper.np_dtype_to_tensor_dtype(dtype))

@@ -19,19 +19,19 @@ from weft.models.layer import Exit, Gemm, Layer, Model
 
 HEADS = ("fc", "conv")
 
-_CONV_SHARE = 100
-_FEWEST_CHANNELS = 32
+_CONV_SHARE = 100  # a convolution head has 1/100 of the model's MACs, so that heads hardly change what is scheduled
+_FEWEST_CHANNELS = 32  # fewer 3x3 channels tell too little apart; 1x1 buys nine times as many for the same MACs
 
 
 def with_exits(model: Model, count: int = 3, *, head: str = "fc", classes: int | None = None) -> Model:
     """*model* with *count* exits before its end, as near to equal shares of its MACs as its block ends allow.
 
-    classes: what a head tells apart; as many as the model's last product has columns where left out.
+    classes: number of classes of a head; by default the columns of the model's last product.
     """
     if head not in HEADS:
         raise ModelError(unknown_name("exit head", head, HEADS))
     if model.exits:
-        listed = ", ".join(each.name for each in model.exits)
+        listed = ", ".join(early.name for early in model.exits)
         raise ModelError(f"{model.name} has exits already ({listed}); use these, or a model without")
     if count < 1:
         raise ModelError(f"{model.name}: exits = {count} must be at least 1, the end of the model not counted")
@@ -46,15 +46,15 @@ def with_exits(model: Model, count: int = 3, *, head: str = "fc", classes: int |
 
 
 def subnets(model: Model) -> tuple[range, ...]:
-    """The layers between one exit and the next, up to the end."""
-    bounds = (0, *(each.after for each in model.exits), len(model.layers))
+    """Ranges of layers from one exit to the next, up to the end."""
+    bounds = (0, *(early.after for early in model.exits), len(model.layers))
     return tuple(map(range, bounds, bounds[1:]))
 
 
 def exit_shares(model: Model) -> tuple[float, ...]:
-    """Share of the model's MACs that are done when each exit answers, the end (1) included."""
+    """Share of the model's MACs up to each exit, the end (1) included."""
     done = list(accumulate((layer.macs for layer in model.layers), initial=0))
-    return tuple(done[after] / max(1, done[-1]) for after in (*(each.after for each in model.exits), -1))
+    return tuple(done[after] / max(1, done[-1]) for after in (*(early.after for early in model.exits), -1))
 
 
 class _Place(NamedTuple):
@@ -86,7 +86,7 @@ def _places(model: Model, count: int) -> list[_Place]:
 
 
 def _nearest(ascending: Sequence[int], targets: Sequence[float]) -> list[int]:
-    """One value for each target, no value twice: the nearest that leaves enough for the others."""
+    """The nearest value to each target, no value twice, leaving enough for the targets that follow."""
     chosen: list[int] = []
     first = 0
     for place, target in enumerate(targets):
@@ -148,7 +148,7 @@ def _convolution(name: str, model: Model, place: _Place, like: Layer) -> Layer:
 
 
 def _product(name: str, op: str, gemm: Gemm, like: Layer) -> Layer:
-    """A layer with weights and a bias, as wide in bits as the layer *like* it."""
+    """A layer with weights and a bias, with the bit widths of *like*."""
     return Layer(
         name,
         "conv" if op == "Conv" else "gemm",
@@ -164,7 +164,7 @@ def _product(name: str, op: str, gemm: Gemm, like: Layer) -> Layer:
 
 
 def _joined(model: Model, heads: Sequence[_HeadLayers]) -> Model:
-    """The model's layers with the heads between them; block ends move along, and one more follows each head."""
+    """The model with the heads inserted; block ends move along, and each head adds one."""
     taken = {layer.name for layer in model.layers}
     if clash := next((layer.name for head in heads for layer in head.layers if layer.name in taken), None):
         raise ModelError(f"{model.name} has a layer called {clash!r} already, the name of an exit's layer")

@@ -126,14 +126,14 @@ class Model:
             )
 
     def _check_exits(self) -> None:
-        names = [each.name for each in self.exits]
+        names = [early.name for early in self.exits]
         if len(set(names)) < len(names) or not all(names):
             raise ModelError(f"{self.name}: exits need names, each its own; got {', '.join(map(repr, names))}")
         last = len(self.layers) - 1
-        for each in self.exits:
-            if not 1 <= each.after <= last:
+        for place in self.exits:
+            if not 1 <= place.after <= last:
                 raise ModelError(
-                    f"{self.name}: exit {each.name!r} is after {each.after} layers, must be 1 to {last}; "
+                    f"{self.name}: exit {place.name!r} is after {place.after} layers, must be 1 to {last}; "
                     "the end needs no exit"
                 )
         for here, there in pairwise(self.exits):

@@ -1,10 +1,10 @@
-"""ONNX graphs: reading and writing files, and what everybody asks of a graph.
+"""ONNX graphs: reading and writing files, queries of a graph, and changes to it.
 
 The graph in memory is ONNX's own protocol buffer, which keeps what weft does not know (documentation, metadata, fields
 of later versions) and writes the same bytes again. The ``Onnx...`` protocols name the fields that weft relies on, so
-that a module which only walks a graph needs no ``onnx``. Here are the questions that such a walk asks: which names a
-node reads, its nested graphs included, which node makes a value, what an output needs, what an attribute holds, what
-is constant; and the changes: copying, pruning, replacing nodes and constants, inlining functions, converting opsets.
+that a module which only walks a graph needs no ``onnx``. Queries: the names that a node reads, with those of its nested
+graphs; the producer of a value; the nodes that an output needs; attributes; constants. Changes: copying, pruning,
+replacing nodes and constants, inlining functions, converting opsets.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class OnnxModel(Protocol):
 
 
 def message(value: object) -> Any:
-    """The protocol buffer itself, for functions whose parameters are of onnx's own types."""
+    """The protocol buffer itself, typed for functions of onnx."""
     return value
 
 
@@ -126,10 +126,10 @@ def save(model: OnnxModel, path: str | os.PathLike[str], *, outside: bool = Fals
 def write_model(path: str | os.PathLike[str], model: OnnxModel, error: type[InputError]) -> None:
     """Replace the file at *path*; weights of more than ``MOST_BYTES_IN_FILE`` go to ``<path>.data`` beside it.
 
-    ``ByteSize`` is not asked: protocol buffers fail to count a message of more than 2 GiB.
+    Sizes are added up here, because protocol buffers cannot count a message of more than 2 GiB (``ByteSize``).
     """
     data = os.path.basename(os.path.realpath(path)) + ".data"
-    stored = sum(math.prod(each.dims) * dtype_bits(each.data_type) // 8 for each in model.graph.initializer)
+    stored = sum(math.prod(tensor.dims) * dtype_bits(tensor.data_type) // 8 for tensor in model.graph.initializer)
     with replacing(path, error) as beside:
         save(model, beside, outside=stored > MOST_BYTES_IN_FILE, data=data)
 
@@ -142,13 +142,13 @@ def copied(message: Message) -> Message:
 
 
 def empty_model() -> OnnxModel:
-    """A model without a graph, in the place of one that is still to come."""
+    """A model without a graph, as a placeholder."""
     model: OnnxModel = onnx.ModelProto()
     return model
 
 
 def fill(field: Any, values: Iterable[Any]) -> None:
-    """Give a repeated *field* these values, which may be its own."""
+    """Replace the values of a repeated *field*; they may be its own."""
     kept = list(values)
     del field[:]
     field.extend(kept)
@@ -170,7 +170,7 @@ def opsets(model: OnnxModel) -> dict[str, int]:
 
 
 def add_opset(model: OnnxModel, domain: str, version: int) -> None:
-    """Have a model import the operators of a domain, unless it does."""
+    """Import the operators of a domain, unless the model does already."""
     if all(entry.domain != domain for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid(domain, version))
 
@@ -228,7 +228,7 @@ def read_tensor(tensor: Any, folder: Path | None) -> Array:
 
 
 def move_outside(tensor: Any, file: str, offset: int) -> bytes:
-    """Have a tensor say that its data lies at *offset* of a *file* beside the model; returns the data."""
+    """Turn a tensor's data into external data at *offset* of a *file* beside the model; returns the data."""
     data: bytes = tensor.raw_data
     set_external_data(tensor, file, offset=offset, length=len(data))
     tensor.ClearField("raw_data")
@@ -257,7 +257,7 @@ def initializers(graph: OnnxGraph) -> dict[str, Any]:
 
 
 def constants(graph: OnnxGraph) -> dict[str, Any]:
-    """The stored tensors of a graph, and those in its Constant nodes under the name of what these make."""
+    """The stored tensors of a graph, and those of its Constant nodes by the names of their outputs."""
     tensors = initializers(graph)
     for node in graph.node:
         value = constant_tensor(node)
@@ -291,7 +291,7 @@ def request_inputs(graph: OnnxGraph) -> list[Any]:
 
 
 def dimensions(value: OnnxValue) -> list[int | str] | None:
-    """The sizes of a declared tensor, a name (or '') for each open one; None where it declares no rank."""
+    """The sizes of a declared tensor, a name (or '') for each open one; None if it declares no rank."""
     if not value.type.tensor_type.HasField("shape"):
         return None
     return [dim.dim_value if dim.HasField("dim_value") else dim.dim_param for dim in value.type.tensor_type.shape.dim]
@@ -306,67 +306,67 @@ def qualified(node: OnnxNode) -> str:
 
 
 def node_name(node: OnnxNode) -> str:
-    """The name of a node, or the one that TensorRT's parser gives a node without."""
+    """The name of a node; if it has none, the name that TensorRT's parser gives it."""
     return node.name or f"node_of_{next(iter(node.output), '')}"
 
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """The plain attributes of a node, read by the type the caller needs: files do not always keep to theirs."""
+    """The attributes of a node, read by the type that the caller needs; some files store a wrong type."""
 
     node: Any
 
     def integer(self, name: str, default: int) -> int:
-        found = self._find(name, AttributeProto.INT)
-        return default if found is None else int(found.i)
+        attribute = self._find(name, AttributeProto.INT)
+        return default if attribute is None else int(attribute.i)
 
     def integers(self, name: str, default: Sequence[int]) -> tuple[int, ...]:
-        found = self._find(name, AttributeProto.INTS)
-        return tuple(default) if found is None else tuple(found.ints)
+        attribute = self._find(name, AttributeProto.INTS)
+        return tuple(default) if attribute is None else tuple(attribute.ints)
 
     def text(self, name: str, default: str = "") -> str:
-        found = self._find(name, AttributeProto.STRING)
-        return default if found is None else found.s.decode("utf-8", "replace")
+        attribute = self._find(name, AttributeProto.STRING)
+        return default if attribute is None else attribute.s.decode("utf-8", "replace")
 
     @overload
     def number(self, name: str) -> float | None: ...
     @overload
     def number(self, name: str, default: float) -> float: ...
     def number(self, name: str, default: float | None = None) -> float | None:
-        found = self._find(name, AttributeProto.FLOAT)
-        return default if found is None else float(found.f)
+        attribute = self._find(name, AttributeProto.FLOAT)
+        return default if attribute is None else float(attribute.f)
 
     def tensor(self, name: str) -> Any:
         """The tensor of that name, or None."""
-        found = self._find(name, AttributeProto.TENSOR)
-        return None if found is None else found.t
+        attribute = self._find(name, AttributeProto.TENSOR)
+        return None if attribute is None else attribute.t
 
     def length(self, name: str) -> int:
-        """How many values a list holds, whatever they are."""
-        found = next((each for each in self.node.attribute if each.name == name), None)
-        return 0 if found is None else max(len(found.ints), len(found.floats), len(found.strings))
+        """Number of values of a list attribute of any type."""
+        attribute = next((candidate for candidate in self.node.attribute if candidate.name == name), None)
+        return 0 if attribute is None else max(len(attribute.ints), len(attribute.floats), len(attribute.strings))
 
     def has(self, name: str) -> bool:
-        return any(each.name == name for each in self.node.attribute)
+        return any(attribute.name == name for attribute in self.node.attribute)
 
     def values(self) -> dict[str, Any]:
-        """All of them as Python values; a text is bytes, a tensor or a graph a message."""
-        return {each.name: helper.get_attribute_value(each) for each in self.node.attribute}
+        """All attributes as Python values; a string is bytes, a tensor or a graph a message."""
+        return {attribute.name: helper.get_attribute_value(attribute) for attribute in self.node.attribute}
 
     def _find(self, name: str, kind: int) -> Any:
-        for each in self.node.attribute:
-            if each.name == name:
+        for attribute in self.node.attribute:
+            if attribute.name == name:
                 # The oldest files leave the type out.
-                if each.type not in (kind, AttributeProto.UNDEFINED):
+                if attribute.type not in (kind, AttributeProto.UNDEFINED):
                     raise ModelError(f"its attribute {name!r} has the wrong type")
-                return each
+                return attribute
         return None
 
 
 def bodies(node: OnnxNode) -> list[OnnxGraph]:
     """The graphs inside a node: the branches of If, the bodies of Loop and Scan."""
-    single = [each.g for each in node.attribute if each.HasField("g")]
-    return [*single, *(graph for each in node.attribute for graph in each.graphs)]
+    single = [attribute.g for attribute in node.attribute if attribute.HasField("g")]
+    return [*single, *(graph for attribute in node.attribute for graph in attribute.graphs)]
 
 
 def body(node: OnnxNode, name: str) -> OnnxGraph:
@@ -387,16 +387,16 @@ def all_nodes(graph: OnnxGraph) -> Iterator[OnnxNode]:
 
 
 def names_read(node: OnnxNode) -> set[str]:
-    """The names a node reads, those its nested graphs take from outside included."""
+    """The names that a node reads, including those that its nested graphs capture."""
     return set(filter(None, node.input)).union(*map(captured, bodies(node)))
 
 
 def captured(graph: OnnxGraph) -> set[str]:
-    """The names that a nested graph takes from outside."""
-    inside = {each.name for each in (*graph.input, *graph.initializer)}
-    inside |= {each.values.name for each in graph.sparse_initializer}
+    """The names that a nested graph captures from outside."""
+    inside = {value.name for value in (*graph.input, *graph.initializer)}
+    inside |= {tensor.values.name for tensor in graph.sparse_initializer}
     inside |= {name for node in graph.node for name in node.output}
-    used = {name for node in graph.node for name in names_read(node)} | {each.name for each in graph.output}
+    used = {name for node in graph.node for name in names_read(node)} | {output.name for output in graph.output}
     return used - inside - {""}
 
 
@@ -404,7 +404,7 @@ def captured(graph: OnnxGraph) -> set[str]:
 
 
 def producers(nodes: Iterable[OnnxNode]) -> dict[str, int]:
-    """Value -> the place of the node that makes it; ``ModelError`` where two nodes do."""
+    """Value -> index of the node that produces it; ``ModelError`` if two nodes do."""
     places: dict[str, int] = {}
     for place, node in enumerate(nodes):
         for name in filter(None, node.output):
@@ -415,17 +415,17 @@ def producers(nodes: Iterable[OnnxNode]) -> dict[str, int]:
 
 
 def makers(nodes: Iterable[OnnxNode]) -> dict[str, Any]:
-    """Value -> the node that makes it."""
+    """Value -> the node that produces it."""
     return {name: node for node in nodes for name in node.output if name}
 
 
 def last_uses(nodes: Iterable[OnnxNode]) -> dict[str, int]:
-    """Value -> the place of the last node that reads it."""
+    """Value -> index of the last node that reads it."""
     return {name: place for place, node in enumerate(nodes) for name in node.input}
 
 
 def needed_places(nodes: Sequence[OnnxNode], names: Iterable[str]) -> list[int]:
-    """The places of the nodes that the values *names* need, in order; *nodes* are in an order that can run."""
+    """Indices, in order, of the nodes that the values *names* need; *nodes* are in execution order."""
     wanted, places = set(names), list[int]()
     for place in range(len(nodes) - 1, -1, -1):
         if any(name in wanted for name in nodes[place].output if name):
@@ -440,22 +440,22 @@ def needed_nodes(nodes: Sequence[Any], names: Iterable[str]) -> list[Any]:
 
 
 def prune(graph: OnnxGraph) -> None:
-    """Take out the nodes that no output of the graph needs."""
+    """Remove the nodes that no output of the graph needs."""
     fill(graph.node, needed_nodes(graph.node, [value.name for value in graph.output]))
 
 
 def rename_inputs(nodes: Iterable[OnnxNode], names: Mapping[str, str]) -> None:
-    """Have nodes read other values in the place of some."""
+    """Rename inputs of nodes."""
     for node in nodes:
         for place, name in enumerate(node.input):
             node.input[place] = names.get(name, name)
 
 
 def replace_nodes(graph: OnnxGraph, nodes: Iterable[Any], tensors: Iterable[Any] = ()) -> None:
-    """Give a graph these nodes in this order and *tensors* beside its own, of which those stay that are read."""
+    """Replace the nodes of a graph, and add *tensors*; initializers that are no longer read are removed."""
     fill(graph.node, nodes)
-    used = {name for node in graph.node for name in names_read(node)} | {each.name for each in graph.output}
-    fill(graph.initializer, [each for each in (*graph.initializer, *tensors) if each.name in used])
+    used = {name for node in graph.node for name in names_read(node)} | {output.name for output in graph.output}
+    fill(graph.initializer, [tensor for tensor in (*graph.initializer, *tensors) if tensor.name in used])
 
 
 # Values
@@ -464,9 +464,9 @@ def replace_nodes(graph: OnnxGraph, nodes: Iterable[Any], tensors: Iterable[Any]
 def evaluate(
     model: OnnxModel | Mapping[str, int], nodes: Sequence[Any], values: Mapping[str, Array], names: Sequence[str]
 ) -> list[Array]:
-    """What *nodes* make of *values*, by onnx's reference evaluator; raises whatever that and numpy raise.
+    """Run *nodes* on *values* by onnx's reference evaluator; raises whatever that and numpy raise.
 
-    model: which opsets they are of, or domain -> version.
+    model: the model whose opsets they use, or domain -> version.
     """
     from onnx.reference import ReferenceEvaluator  # 0.3 s to import, and only for files that compute with constants
 
@@ -483,7 +483,7 @@ def evaluate(
 
 
 def make_node(op: str, inputs: Iterable[str], outputs: Iterable[str], name: str = "", **attributes: Any) -> OnnxNode:
-    """A node; ``domain`` among the attributes is that of its operator."""
+    """A node; a ``domain`` among the attributes is the domain of its operator."""
     node: OnnxNode = message(helper.make_node(op, list(inputs), list(outputs), name or None, **attributes))
     return node
 
@@ -496,7 +496,7 @@ def declared(name: str, kind: int = 0, shape: Sequence[int | str | None] | None 
 
 
 def declared_like(name: str, values: Array) -> Any:
-    """A declaration of a value that is like *values*."""
+    """A declaration of a value with the type and shape of *values*."""
     return declared(name, element_type(values.dtype), values.shape)
 
 

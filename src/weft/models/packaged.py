@@ -1,6 +1,6 @@
-"""Real models that lie inside ordinary Python packages on this machine, with the shapes to import them at.
+"""Models that are files in ordinary Python packages, with the shapes to import them at.
 
-Only files are looked up; no package is imported, because some of them would pull in a whole framework.
+Only files are looked up; no package is imported, because some of them would import a whole framework.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class PackagedModel:
     """A model file inside an installable package."""
 
     package: str
-    """What to install, best without dependencies: only the file is wanted."""
+    """The package to install, best without dependencies: only the file is needed."""
     file: str
-    """Where it lies below the site-packages folder."""
+    """Its path below the site-packages folder."""
     shapes: Shapes = field(default_factory=dict)
     """Input -> shape, for ``import_onnx``."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """Input -> number it must hold for the model to run."""
+    """Input -> the number that it must hold for the model to run."""
 
 
 _OCR, _MTCNN = "rapidocr-onnxruntime", "mtcnn-runtime"
@@ -65,8 +65,8 @@ PACKAGED: dict[str, PackagedModel] = {
 
 def packaged_models() -> dict[str, Path]:
     """Name -> file of every known model whose package is installed here; shapes are in ``PACKAGED``."""
-    found = {name: _located(model) for name, model in PACKAGED.items()}
-    return {name: path for name, path in found.items() if path is not None}
+    files = {name: _located(model) for name, model in PACKAGED.items()}
+    return {name: path for name, path in files.items() if path is not None}
 
 
 def packaged_file(name: str) -> Path:

@@ -1,4 +1,4 @@
-"""Which model does a user mean: a zoo name, one the project trained, one inside an installed package, or a file."""
+"""The model that a name stands for: in the zoo, trained by the project, in an installed package, or a file."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def load_model(
     exits: int | Sequence[str] | None = None,
     exit_head: str = "fc",
 ) -> Model:
-    """Find and count a model.
+    """Import a model by name or path.
 
-    shapes: input -> shape, for files and packaged models. parameters: offered to zoo models, which
-    take those they know (a sequence length means nothing to a resnet). exits: how many to place, with
-    heads of the kind *exit_head* (``weft.models.exits``); or the outputs of a file that are exits, from
-    shallow to deep, the last being the end; without either, those the file itself marks.
+    shapes: input -> shape, for files and packaged models. parameters: offered to zoo models, which take those they know
+    (a sequence length means nothing to a resnet). exits: how many to place, with heads of the kind *exit_head*
+    (``weft.models.exits``); or the outputs of a file that are exits, from shallow to deep, the last being the end;
+    without either, those that the file names.
     """
     placed = exits if isinstance(exits, int) else None
     named = tuple(exits) if exits is not None and not isinstance(exits, int) else None
-    model = _found(name_or_path, shapes, parameters or {}, named)
+    model = _import_named(name_or_path, shapes, parameters or {}, named)
     return model if placed is None else _with_exits(model, placed, exit_head)
 
 
@@ -47,12 +47,12 @@ def load_models(
     shapes: Mapping[str, Shape] | None = None,
     parameters: Mapping[str, Parameter] | None = None,
 ) -> tuple[Model, ...]:
-    """The model of that name; of a stitched file each of its models, as a request for it alone computes."""
-    return tuple(load_model(name, shapes=shapes, parameters=parameters) for name in each_in(name_or_path))
+    """The model of that name; for a stitched file each of its models, at the cost of a request for it alone."""
+    return tuple(load_model(name, shapes=shapes, parameters=parameters) for name in model_names_in(name_or_path))
 
 
 def named_file(name: str, folder: Path) -> Path | None:
-    """The ONNX file NAME.onnx of a model that is called by a name of ``weft models list``; None for any other text.
+    """The ONNX file NAME.onnx for a name of ``weft models list``; None for any other text.
 
     Files of packages are copied into *folder*, and zoo models are written there with seeded random weights.
     """
@@ -68,14 +68,14 @@ def named_file(name: str, folder: Path) -> Path | None:
     return path
 
 
-def each_in(name_or_path: str) -> list[str]:
-    """The names of the models in a stitched file, each as a name of its own; anything else is one model."""
+def model_names_in(name_or_path: str) -> list[str]:
+    """A name for each model in a stitched file; anything else is one model."""
     stored = name_or_path.endswith(".onnx") and Path(name_or_path).is_file()
     tasks = tasks_of(read_onnx(Path(name_or_path))) if stored else {}
     return [f"{name_or_path}/{task}" for task in tasks] or [name_or_path]
 
 
-def _found(
+def _import_named(
     name_or_path: str,
     shapes: Mapping[str, Shape] | None,
     parameters: Mapping[str, Parameter],
@@ -102,7 +102,7 @@ def _found(
 
 @lru_cache(maxsize=64)
 def _with_exits(model: Model, count: int, head: str) -> Model:
-    """The model with exits; asked again, the same object, so that what is kept per model (profiles) is found again."""
+    """The model with exits; the same object for equal arguments, so that cached profiles of it are found again."""
     return with_exits(model, count, head=head)
 
 

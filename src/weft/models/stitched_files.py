@@ -1,7 +1,7 @@
-"""The models in a stitched file, each as it is asked for alone: ``tasks_of``, ``file_and_task``, ``only``.
+"""The models in a stitched file, each as if it were requested alone: ``tasks_of``, ``file_and_task``, ``only``.
 
-A stitched file computes what has come. Who asks for one of its models gives it rows and the others none, and that is
-what the request costs; ``pets.onnx/cats`` names the model ``cats`` in ``pets.onnx``.
+A stitched file computes only the inputs that have rows. A request for one of its models gives rows to that model and
+none to the others, and pays only for it; ``pets.onnx/cats`` names the model ``cats`` in ``pets.onnx``.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from weft.models.onnx_graph import OnnxModel
 
 STITCHED_KEY = "weft.stitched"
-"""Model metadata: JSON, the models in a file and what the graph calls their inputs and outputs; the key is also in
-``weft.runtime.metadata``, which may be had without onnx."""
+"""Model metadata: JSON, the models in a file and the names of their inputs and outputs in the graph. The key is also in
+``weft.runtime.metadata``, which can be imported without onnx."""
 
 _BETWEEN = ".onnx/"
 
@@ -44,10 +44,13 @@ def tasks_of(model: OnnxModel) -> Tasks:
 
 
 def only(model: OnnxModel, task: str, given: Shapes) -> dict[str, tuple[int, ...]]:
-    """The shapes of all inputs when *task* alone is asked for: the others get no rows. *given* wins."""
+    """The shapes of all inputs for a request of *task* alone: the others get no rows. Shapes in *given* win."""
     tasks = tasks_of(model)
     if task not in tasks:
         raise ModelError(unknown_name("model in it", task, tasks) if tasks else f"is not stitched, and holds no {task}")
     absent = {name for other, inputs in tasks.items() if other != task for name in inputs}
-    declared = {each.name: [dim.dim_value for dim in each.type.tensor_type.shape.dim] for each in model.graph.input}
+    declared = {
+        graph_input.name: [dim.dim_value for dim in graph_input.type.tensor_type.shape.dim]
+        for graph_input in model.graph.input
+    }
     return {name: (0, *sizes[1:]) for name, sizes in declared.items() if name in absent} | dict(given)

@@ -1,7 +1,7 @@
-"""The files of the project's own networks: the small ones come with weft, the large ones are fetched.
+"""The files of the project's own networks: small ones come with weft, large ones are fetched.
 
 A checkout has them all. A wheel leaves out what ``FETCHED`` lists; ``fetch`` copies that into a folder of the user,
-from a checkout or from the same tree behind an address, and takes only the files it knows.
+from a checkout or from the same tree behind an address, and accepts only files with the known digests.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from weft.base.errors import ModelError, reason_of, unknown_name
 from weft.base.registry import registered
 
 _PACKAGE = Path(__file__).parents[1]
-_PATIENCE_S = 60.0
+_TIMEOUT_S = 60.0  # a download that stalls this long has failed; shorter would refuse slow mirrors
 
 FETCHED: dict[str, dict[str, str]] = json.loads(Path(__file__).with_name("fetched.json").read_text("utf-8"))
 """Name -> file below the package -> its SHA-256. ``pyproject.toml`` keeps these files out of the wheel."""
 
 
 class NetworkCard(BaseModel, extra="forbid", frozen=True):
-    """Where a network of the project comes from and what it is worth."""
+    """Origin and accuracy of a network of the project."""
 
     name: str
     input: str
@@ -42,7 +42,7 @@ class NetworkCard(BaseModel, extra="forbid", frozen=True):
     accuracy: float
     """The share of the test set that it answers right; leaving at the threshold, if it has exits."""
     sha256: str
-    """The sum of the .onnx file."""
+    """The digest of the .onnx file."""
 
 
 def pixels(image: NDArray[np.uint8]) -> NDArray[np.float32]:
@@ -57,13 +57,13 @@ def folder() -> Path:
 
 
 def place(file: str) -> Path:
-    """Where *file*, named from the package on, lies or would lie after it was fetched."""
+    """The path at which a fetched *file*, named from the package on, is stored."""
     shipped = _shipped(file)
     return shipped if shipped.exists() else folder() / file
 
 
 def _shipped(file: str) -> Path:
-    """Where a checkout or a whole wheel has a file: files keep the names that they had before tools were packages."""
+    """The path of a file in a checkout or a whole wheel; files keep the names from before tools were packages."""
     room, _, inside = file.partition("/")
     tool = registered("modules").get(room)
     return _PACKAGE / file if tool is None else _PACKAGE.parent.joinpath(*tool.target.split("."), inside)
@@ -84,21 +84,21 @@ def located(file: str) -> Path:
 
 
 def fetch(name: str, source: str, done: Callable[[Path], None] = lambda path: None) -> tuple[Path, ...]:
-    """Copy the files of one of ``FETCHED`` from *source*, a checkout or an address; *done* is told of each.
+    """Copy the files of one of ``FETCHED`` from *source*, a checkout or an address; *done* is called for each.
 
-    A file that is here already is left as it is, unless it is not the known one: an older weft may have stored it. One
-    that is not the known one is refused, and nothing is kept of it.
+    A file that is here already stays, unless its digest differs: an older weft may have stored it. A fetched file with
+    another digest is refused and not stored.
     """
     if name not in FETCHED:
         raise ModelError(unknown_name("network to fetch", name, FETCHED))
-    found = []
+    paths = []
     for file, sha256 in FETCHED[name].items():
         path = place(file)
         if not path.exists() or _sum(path.read_bytes()) != sha256:
             _store(path, _read(source, file), sha256)
         done(path)
-        found.append(path)
-    return tuple(found)
+        paths.append(path)
+    return tuple(paths)
 
 
 def _read(source: str, file: str) -> bytes:
@@ -109,7 +109,7 @@ def _read(source: str, file: str) -> bytes:
     where = f"{source.rstrip('/')}/src/{_shipped(file).relative_to(_PACKAGE.parent).as_posix()}"
     try:
         if source.startswith(("http://", "https://")):
-            with urlopen(where, timeout=_PATIENCE_S) as answer:
+            with urlopen(where, timeout=_TIMEOUT_S) as answer:
                 content: bytes = answer.read()
                 return content
         return Path(where).read_bytes()
@@ -121,7 +121,7 @@ def _read(source: str, file: str) -> bytes:
 
 
 def _store(path: Path, content: bytes, sha256: str) -> None:
-    """Write a file that has the right sum; a half-written one never has the name."""
+    """Check the digest of a file and write it; a partly written file never has the final name."""
     if _sum(content) != sha256:
         raise ModelError(f"{path.name}: not the file that this weft knows: its SHA-256 differs")
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")

@@ -1,7 +1,7 @@
 """The layers of an ONNX file that have weights: convolutions and matrix products by a constant.
 
-Their names are those of their weights without the ending: ``conv1.weight`` belongs to ``conv1``. Where weights are
-called nothing of the kind, the node's name is taken. Names are unique and hold no blank, so that a text file can say
+They are named after their weights without the ending: ``conv1.weight`` belongs to ``conv1``. If the name of the weight
+has no such ending, the node's name is used. Names are unique and contain no blank, so that a text file can say
 ``conv1.weight`` and ``conv1.input``.
 """
 
@@ -44,7 +44,7 @@ CONSTANTS_ARE_NO_INPUTS = 4
 """The first file version in which initialisers need not be inputs, too."""
 
 _OWN_NAME = re.compile(r"^(.+?)[._/](?:weights?|kernel|[wW])(?::\d+)?$")
-"""Names of weights that say what they are."""
+"""Names of weights with an ending that says so."""
 
 
 class WeightedLayer(NamedTuple):
@@ -81,7 +81,7 @@ def load_flat(path: str | os.PathLike[str]) -> OnnxModel:
 
 
 def flat(model: OnnxModel) -> OnnxModel:
-    """The flat graph of a model in memory, which is changed."""
+    """The flat graph of a model in memory; changes the model."""
     model = inlined(model)
     _hoist_constants(model.graph)
     fill(model.graph.input, request_inputs(model.graph))
@@ -96,10 +96,10 @@ def _hoist_constants(graph: OnnxGraph) -> None:
 
 
 def find_layers(model: OnnxModel) -> tuple[WeightedLayer, ...]:
-    """All of them, in the order of the graph."""
+    """All layers with weights, in the order of the graph."""
     folded = _FoldedTensors(model)
     taken: set[str] = set()
-    found = []
+    layers = []
     for position, node in enumerate(model.graph.node):
         if node.op_type not in KINDS or node.domain not in STANDARD_DOMAINS or len(node.input) < 2:
             continue
@@ -113,11 +113,11 @@ def find_layers(model: OnnxModel) -> tuple[WeightedLayer, ...]:
         if weight.dtype != np.float32:
             raise TuneError(f"layer {name!r} has weights of type {weight.dtype}; convert the model to float32")
         stored = node.input[1] if node.input[1] in roots else None
-        found.append(WeightedLayer(name, node.op_type, position, np.ascontiguousarray(weight), stored))
-    if not found:
+        layers.append(WeightedLayer(name, node.op_type, position, np.ascontiguousarray(weight), stored))
+    if not layers:
         held = ", ".join(sorted({node.op_type for node in model.graph.node}))
         raise TuneError(f"no layer to tune: no {', '.join(KINDS)} has constant weights; the operators are {held}")
-    return tuple(found)
+    return tuple(layers)
 
 
 class _FoldedTensors:
@@ -132,11 +132,11 @@ class _FoldedTensors:
         """The initialisers that a tensor is computed from; None if it is no constant."""
         roots, left = list[str](), [name]
         while left:
-            each = left.pop()
-            if each in self._stored:
-                roots.append(each)
-            elif each in self._makers and all(self._makers[each].input):
-                left += self._makers[each].input
+            tensor = left.pop()
+            if tensor in self._stored:
+                roots.append(tensor)
+            elif tensor in self._makers and all(self._makers[tensor].input):
+                left += self._makers[tensor].input
             else:
                 return None
         return roots or None
@@ -151,8 +151,8 @@ class _FoldedTensors:
         if name in self._stored:
             return to_array(self._stored[name])
         nodes = needed_nodes(self._model.graph.node, [name])
-        read = {each for node in nodes for each in node.input if each in self._stored}
-        (value,) = evaluate(self._model, nodes, {each: to_array(self._stored[each]) for each in read}, [name])
+        read = {tensor for node in nodes for tensor in node.input if tensor in self._stored}
+        (value,) = evaluate(self._model, nodes, {tensor: to_array(self._stored[tensor]) for tensor in read}, [name])
         return value
 
 
@@ -180,7 +180,7 @@ def _unique(name: str, taken: set[str]) -> str:
 
 
 LEAST_BYTES = 1024
-"""Smaller tensors, such as shapes and scales, are equal by chance."""
+"""Smaller tensors, such as shapes and scales, are often equal by chance and do not count as shared."""
 
 
 def weight_digests(path: str | Path) -> dict[str, int]:
@@ -189,16 +189,16 @@ def weight_digests(path: str | Path) -> dict[str, int]:
         graph = load(path, weights=True).graph
     except Exception as error:  # protobuf and the file system each raise their own kinds
         raise ModelError(f"{path}: cannot be read as an ONNX model; export or download it again") from error
-    found: dict[str, int] = {}
+    digests: dict[str, int] = {}
     for tensor in graph.initializer:
         data = tensor.raw_data or to_array(tensor).tobytes()
         if len(data) >= LEAST_BYTES:
             key = hashlib.sha256(f"{tensor.data_type}:{list(tensor.dims)}:".encode() + data).hexdigest()
-            found[key] = len(data)
-    return found
+            digests[key] = len(data)
+    return digests
 
 
 def shared_share(one: dict[str, int], other: dict[str, int]) -> float:
-    """Bytes that two files have in common over those of the smaller one."""
+    """Bytes that two files have in common, relative to those of the smaller one."""
     smaller = min(sum(one.values()), sum(other.values()))
     return sum(one[key] for key in one.keys() & other.keys()) / smaller if smaller else 0.0

@@ -7,8 +7,8 @@ A lane whose device queues steps holds more segments than the one it computes. T
 the source when the lane starts it, so that the next one of its batch can be queued behind it; if the backend cannot
 continue from it before it has ended, after its end. ``watch`` is called for every segment after its real end.
 
-A lane whose segment takes far longer than expected is replaced: another one is opened, and it closes after that
-segment.
+A lane whose segment takes far longer than expected (a timeout) is replaced: another one is opened, and it closes after
+that segment.
 """
 
 from __future__ import annotations

@@ -40,8 +40,17 @@ from weft.models.onnx_graph import (
     to_tensor,
 )
 from weft.models.operators import KNOWN_DOMAINS, find
-from weft.models.operators.rules.row_ownership import Mixed, Owners, Shape, collapsed, joined, numbered
-from weft.models.operators.rules.rows import RowCase, elementwise, owners_after
+from weft.models.operators.rules.rows import (
+    Mixed,
+    Owners,
+    RowCase,
+    Shape,
+    collapsed,
+    elementwise,
+    joined,
+    numbered,
+    owners_after,
+)
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import Array
 

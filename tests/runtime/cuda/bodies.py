@@ -55,7 +55,7 @@ def check(model: Any, asked: Sequence[tuple[Path, Feed]], near: float = 1e-5) ->
     parts = [BatchPart({f"{path.stem}.{port}": each for port, each in feed.items()}) for path, feed in asked]
     launched = model.launch(Step(0, parts, 0))
     launched.answered.wait()
-    (made,) = launched.made
+    (made,) = launched.outputs
     wanted: dict[str, list[Any]] = {}
     for path, feed in asked:
         for port, each in answers(path, feed).items():

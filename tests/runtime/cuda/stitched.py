@@ -57,7 +57,7 @@ def samples(model: Any, mix: Sequence[int], seed: int = 0) -> list[dict[str, Any
 
 
 def begin(model: StitchedDeviceModel, given: Sequence[dict[str, Any]]) -> Any:
-    (made,) = model.launch(Step(0, [BatchPart(each) for each in given], 0)).made
+    (made,) = model.launch(Step(0, [BatchPart(each) for each in given], 0)).outputs
     return made
 
 
@@ -65,7 +65,7 @@ def through(model: StitchedDeviceModel, given: Sequence[dict[str, Any]]) -> dict
     """What a device gives for requests that run in one go."""
     made = begin(model, given)
     for segment in range(1, len(model.segments)):
-        (made,) = model.launch(Step(segment, [BatchPart(made.values)], 0)).made
+        (made,) = model.launch(Step(segment, [BatchPart(made.values)], 0)).outputs
     return dict(made.answers)
 
 

@@ -78,7 +78,7 @@ def test_hidden_tokens_within_a_row_and_rows_that_are_left_out(files: list[Path]
     feed["attention_mask"][:, 0] = 1
     check(model, [(files[2], feed)])
     part = BatchPart({f"{files[2].stem}.{port}": each for port, each in feed.items()}, [2, 0])
-    (made,) = model.launch(Step(0, [part], 0)).made
+    (made,) = model.launch(Step(0, [part], 0)).outputs
     (wanted,) = answers(files[2], feed).values()
     np.testing.assert_allclose(made.answers[f"{files[2].stem}.logits"], wanted[[2, 0]], atol=1e-5)
 
@@ -105,7 +105,7 @@ def test_adapters_beside_one_base_are_served_as_they_are_merged(tmp_path: Path) 
     tokens = np.random.default_rng(0).integers(0, 50, (2, 9))
     feed = {"tokens": tokens, "shown": np.ones_like(tokens), "kinds": tokens % 2}
     for folder, right in zip(folders, models, strict=True):
-        (made,) = found.launch(Step(0, [BatchPart({f"{folder.name}.{k}": v for k, v in feed.items()})], 2)).made
+        (made,) = found.launch(Step(0, [BatchPart({f"{folder.name}.{k}": v for k, v in feed.items()})], 2)).outputs
         with torch.no_grad():
             wanted = right(*map(torch.from_numpy, feed.values()))
         np.testing.assert_allclose(made.answers[f"{folder.name}.found"], wanted, atol=1e-5)
@@ -341,7 +341,7 @@ def test_what_has_no_kernels_is_run_by_onnx_runtime(tmp_path: Path) -> None:
     assert "different weights at layer" in on_host(path)
     found = prepare_on(Counting(), path, FOUR)
     feed = sentences(2, 7)
-    (made,) = found.launch(Step(0, [BatchPart({f"{own[1].stem}.{k}": v for k, v in feed.items()})], 2)).made
+    (made,) = found.launch(Step(0, [BatchPart({f"{own[1].stem}.{k}": v for k, v in feed.items()})], 2)).outputs
     np.testing.assert_allclose(made.answers[f"{own[1].stem}.logits"], answers(own[1], feed)["logits"], atol=1e-5)
 
 

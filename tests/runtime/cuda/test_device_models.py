@@ -41,7 +41,7 @@ def model(path: Path) -> DeviceModel:
 
 
 def step(model: DeviceModel, segment: int, *parts: BatchPart, rows: int) -> Any:
-    return model.launch(Step(segment, parts, rows)).made[0]
+    return model.launch(Step(segment, parts, rows)).outputs[0]
 
 
 def through(model: DeviceModel, feed: dict[str, Any]) -> dict[str, Any]:
@@ -157,8 +157,8 @@ def test_samples_leave_at_exits(tmp_path: Path) -> None:
     end, feed = model.exits.specs[0].segment, drawn(3)
     launched = model.launch(Step(0, [BatchPart(feed)], 3))
     assert end == 0 and not launched.onward
-    np.testing.assert_allclose(launched.made[0].answers["early"], wanted(path, feed, "early"), rtol=1e-5)
-    made = step(model, 1, BatchPart(launched.made[0].values, [1]), rows=1)
+    np.testing.assert_allclose(launched.outputs[0].answers["early"], wanted(path, feed, "early"), rtol=1e-5)
+    made = step(model, 1, BatchPart(launched.outputs[0].values, [1]), rows=1)
     np.testing.assert_allclose(made.answers["late"], wanted(path, feed, "late")[1:2], rtol=1e-5)
 
 
@@ -167,7 +167,7 @@ def test_what_no_device_takes_runs_on_the_cpu_also_from_the_cache(tmp_path: Path
     for learn in (True, False):
         model = prepare_on(HostDevice(), path, LoadOptions(), tmp_path, learn=learn)
         assert isinstance(model, ModelOnHost) and "runs on the CPU: it has control flow (If)" in model.remarks
-        made = model.launch(Step(0, [BatchPart(drawn(1))], 1)).made
+        made = model.launch(Step(0, [BatchPart(drawn(1))], 1)).outputs
         np.testing.assert_array_equal(made[0].answers["y"], wanted(path, drawn(1)))
 
 

@@ -113,7 +113,7 @@ def test_what_was_sent_ahead_of_a_step_that_fails_fails_as_it_did(
     assert worker is not None
     heard = [Heard(), Heard()]
     wrong = {"x": np.zeros((1, 3), np.float32)}  # a width that the weights do not have
-    with worker._lanes[lane.index].hearing:  # nothing has ended as long as nobody hears of it
+    with worker._lanes[lane.index].reading:  # nothing has ended as long as nobody hears of it
         run = model.start(Step(0, [BatchPart(wrong)], 1), lane, heard[0])
         model.start(Step(1, [BatchPart(run.onward[0].values)], 1), lane, heard[1])
     errors = [str(each.end().error) for each in heard]
@@ -230,7 +230,7 @@ def test_who_would_write_to_a_region_meets_a_worker_that_is_being_started_as_eve
 
 
 def test_a_worker_that_lost_files_on_the_way_is_replaced_and_reads_no_other_memory(model: Any, lane: Any) -> None:
-    worker = model.group.charge(model.number)
+    worker = model.group.worker_for(model.number)
     line = worker._lane(lane)
     sent = line.line.send
 
@@ -308,7 +308,7 @@ def test_what_is_free_is_not_forgotten_where_a_step_is_not_sent(narrow: Any, mon
     models[0].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[0])
     kept = heard[0].end().outputs
     told: list[Any] = []
-    monkeypatch.setattr(worker, "tell", told.append)
+    monkeypatch.setattr(worker, "notify", told.append)
     worker._freed.append(7)  # while something else was under way
     models[1].start(Step(0, [BatchPart(drawn(1))], 1), lane, heard[1])
     assert isinstance(heard[1].end().error, WorkerDied) and kept

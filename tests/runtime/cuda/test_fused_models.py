@@ -87,7 +87,7 @@ def test_batches_in_turns_keep_what_is_theirs(model: StitchedDeviceModel, body: 
     given = [samples(model, mix, 10 * at) for at, mix in enumerate([(1, 0, 2), (0, 2, 1), (3, 0, 0)])]
     values = [begin(model, each).values for each in given]
     for segment in range(1, len(model.segments)):
-        made = [model.launch(Step(segment, [BatchPart(each)], 0)).made[0] for each in values]
+        made = [model.launch(Step(segment, [BatchPart(each)], 0)).outputs[0] for each in values]
         values = [each.values for each in made]
     for one, each in zip(given, made, strict=True):
         check_answers(dict(each.answers), body, one)

@@ -81,7 +81,7 @@ def on_lane(device: HostDevice, model: DeviceModel, lane: int, rows: int) -> Any
     values: Any = drawn(rows)
     with device.on(lane):
         for segment in range(len(model.segments)):
-            made = model.launch(Step(segment, [BatchPart(values)], rows)).made[0]
+            made = model.launch(Step(segment, [BatchPart(values)], rows)).outputs[0]
             values = made.values
     return made.answers["y"]
 

@@ -62,7 +62,7 @@ def opened(path: Path, **changes: Any) -> DeviceModel:
 def through(model: DeviceModel, feed: dict[str, Any]) -> dict[str, Any]:
     values, rows = feed, len(next(iter(feed.values())))
     for segment in range(len(model.segments)):
-        made = model.launch(Step(segment, [BatchPart(values)], rows)).made[0]
+        made = model.launch(Step(segment, [BatchPart(values)], rows)).outputs[0]
         values = made.values
     return dict(made.answers)
 
@@ -95,11 +95,11 @@ def test_segments_give_what_the_module_gives(model: DeviceModel, pictures: Net) 
 def test_rows_leave_and_batches_are_joined_between_segments(model: DeviceModel, pictures: Net) -> None:
     one, other = draw_images(3, 3), draw_images(2, 4)
     first, second = (
-        model.launch(Step(0, [BatchPart(feed)], len(feed["image"]))).made[0].values for feed in (one, other)
+        model.launch(Step(0, [BatchPart(feed)], len(feed["image"]))).outputs[0].values for feed in (one, other)
     )
-    made = model.launch(Step(1, [BatchPart(first, [2, 0]), BatchPart(second)], 4)).made[0]
+    made = model.launch(Step(1, [BatchPart(first, [2, 0]), BatchPart(second)], 4)).outputs[0]
     for segment in range(2, len(model.segments)):
-        made = model.launch(Step(segment, [BatchPart(made.values)], 4)).made[0]
+        made = model.launch(Step(segment, [BatchPart(made.values)], 4)).outputs[0]
     both = {"image": np.concatenate([one["image"][[2, 0]], other["image"]])}
     np.testing.assert_allclose(made.answers["output"], run_net(pictures[1], both), rtol=1e-4, atol=1e-5)
 

@@ -74,9 +74,9 @@ def test_a_batch_of_no_rows_gives_none(model: StitchedDeviceModel) -> None:
 
 def test_of_a_request_some_rows_may_be_taken(model: StitchedDeviceModel) -> None:
     port, (output,) = model.tasks.specs[2].inputs["image"], model.tasks.specs[2].outputs.values()
-    (made,) = model.launch(Step(0, [BatchPart({port: pictures(3)}, [2, 0])], 2)).made
+    (made,) = model.launch(Step(0, [BatchPart({port: pictures(3)}, [2, 0])], 2)).outputs
     for segment in range(1, len(model.segments)):
-        (made,) = model.launch(Step(segment, [BatchPart(made.values)], 0)).made
+        (made,) = model.launch(Step(segment, [BatchPart(made.values)], 0)).outputs
     np.testing.assert_allclose(made.answers[output], net_output(NETS[2], pictures(3)[[2, 0]]), atol=1e-5)
 
 
@@ -84,8 +84,8 @@ def test_batches_in_turns_keep_what_is_theirs(model: StitchedDeviceModel, body: 
     given = [samples(model, mix, 10 * at) for at, mix in enumerate([(1, 0, 2), (0, 2, 1), (3, 0, 0), (5, 1, 0)])]
     values = [begin(model, each).values for each in given]
     for segment in range(1, len(model.segments)):  # some side by side in one step, as where they met half-way
-        made = [*model.launch(Step(segment, [BatchPart(each) for each in values[:2]], 0)).made]
-        made += [model.launch(Step(segment, [BatchPart(each)], 0)).made[0] for each in values[2:]]
+        made = [*model.launch(Step(segment, [BatchPart(each) for each in values[:2]], 0)).outputs]
+        made += [model.launch(Step(segment, [BatchPart(each)], 0)).outputs[0] for each in values[2:]]
         values = [each.values for each in made]
     for one, each in zip(given, made, strict=True):
         check_answers(dict(each.answers), body, one)
@@ -98,7 +98,7 @@ def test_inputs_that_a_later_segment_takes_are_kept_while_others_begin(tmp_path:
     given = [np.full((2, 2, 2), fill, np.float32) for fill in (1, 2)]
     values = [begin(model, [{f"{late}.x": each}]).values for each in given]
     for segment in range(1, len(model.segments)):
-        made = [model.launch(Step(segment, [BatchPart(each)], 2)).made[0] for each in values]
+        made = [model.launch(Step(segment, [BatchPart(each)], 2)).outputs[0] for each in values]
         values = [each.values for each in made]
     for row, each in zip(given, made, strict=True):
         np.testing.assert_allclose(each.answers[f"{late}.y"], head_output(path, late, row), rtol=1e-5)

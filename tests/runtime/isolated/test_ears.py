@@ -82,7 +82,7 @@ def test_a_lane_that_is_closed_on_the_loop_hears_of_its_last_step_itself(one: Is
 
 def test_what_a_worker_finished_before_it_died_is_not_lost(one: IsolatingBackend) -> None:
     lane, blocked, heard = one.lane(0), threading.Event(), Heard()
-    lane.ear._loop.call_soon_threadsafe(blocked.wait)
+    lane.socket_reader._loop.call_soon_threadsafe(blocked.wait)
     with ThreadPoolExecutor(1) as spawner:
         worker, deaths = liar(spawner, "lane", DONE)
         worker.begin(lane, NoModel(), Step(0, (BatchPart({"x": np.zeros(4, np.float32)}),), 1), heard)

@@ -19,8 +19,8 @@ from weft.devices.shares import GpuLikeness
 from weft.runtime.exits import ExitSpec
 from weft.runtime.facets import ModelExits, ModelResidency, ModelShares, ModelTasks, SegmentTiming
 from weft.runtime.isolated import packets
-from weft.runtime.isolated.model_description import ModelDescription, heard, told
-from weft.runtime.isolated.packets import Garbled, Laid, Line
+from weft.runtime.isolated.model_description import ModelDescription, decode_error, encode_error
+from weft.runtime.isolated.packets import Garbled, Line, TensorLayout
 from weft.runtime.stitched import TaskSpec
 from weft.runtime.tensors import DATATYPES
 
@@ -31,11 +31,11 @@ def lines() -> tuple[Line, Line]:
 
 
 def travelled(values: dict[str, Any]) -> dict[str, Any]:
-    """Tensors that were described, laid one behind another, and restored."""
-    laid = Laid()
-    described = packets.describe(values, laid)
-    data = b"".join(laid.in_a_row())
-    assert len(data) == laid.size
+    """Tensors that were described, layout one behind another, and restored."""
+    layout = TensorLayout()
+    described = packets.describe(values, layout)
+    data = b"".join(layout.padded_pieces())
+    assert len(data) == layout.size
     return packets.restore(described, data, copied=True)
 
 
@@ -254,7 +254,7 @@ def test_a_description_of_a_model_that_cannot_be_is_refused(changes: dict[str, A
 
 def test_errors_keep_their_kind_where_it_is_known_and_their_text_on_one_line() -> None:
     for error in (UnfitInputs("a"), ModelError("b"), MemoryError("c")):
-        again = heard(told(error))
+        again = decode_error(encode_error(error))
         assert type(again) is type(error) and str(again) == str(error)
-    assert isinstance(heard(["SystemExit", "x\n\x1b[31my"]), RuntimeError)
-    assert str(heard(["KeyError", "x\ny"])) == "KeyError: x y"
+    assert isinstance(decode_error(["SystemExit", "x\n\x1b[31my"]), RuntimeError)
+    assert str(decode_error(["KeyError", "x\ny"])) == "KeyError: x y"

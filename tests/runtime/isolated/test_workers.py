@@ -324,7 +324,7 @@ def test_a_model_whose_worker_dies_too_often_is_left_alone_until_it_is_tried_aga
 
 def _sent_after_its_end(worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the next call go to a process that has ended, before anybody has seen to that."""
-    ended, killed, bury, kill = threading.Event(), threading.Event(), worker._bury, worker.process.kill
+    ended, killed, bury, kill = threading.Event(), threading.Event(), worker._handle_death, worker.process.kill
 
     def buried(code: int) -> None:
         ended.set()
@@ -341,7 +341,7 @@ def _sent_after_its_end(worker: WorkerProcess, monkeypatch: pytest.MonkeyPatch) 
         raise BrokenPipeError(errno.EPIPE, "Broken pipe")
 
     for where, name, what in (
-        (worker, "_bury", buried),
+        (worker, "_handle_death", buried),
         (worker.process, "kill", killing),
         (worker._line, "send", send),
     ):
@@ -717,7 +717,7 @@ def test_files_that_no_answer_needs_are_closed_and_are_the_end_of_who_sent_them(
         for head in (["reply", 1, 1, None], []):
             file = os.open(os.devnull, os.O_RDONLY)
             with pytest.raises((packets.Garbled, ValueError)):
-                worker._hear(packets.Packet(head, b"", [file]))
+                worker._handle_packet(packets.Packet(head, b"", [file]))
             with pytest.raises(OSError, match="Bad file descriptor"):
                 os.fstat(file)
         worker.close()
@@ -759,7 +759,7 @@ def test_more_files_than_a_step_needs_are_closed_and_are_the_end_of_who_sent_the
     before = len(os.listdir("/proc/self/fd"))
     teller.send(["over", 1, 0, 0, [], False, None], files=files, wait=True)
     with pytest.raises(packets.Garbled, match=f"{count} files"):
-        line.hear()
+        line.receive_report()
     assert len(os.listdir("/proc/self/fd")) == before
     packets.close_all(files)
     ours.close()
@@ -771,11 +771,11 @@ class NoEar:
 
 
 def test_memory_that_the_worker_was_not_given_is_not_written_to_again() -> None:
-    line, laid = LaneLine(FailingLine(), NoEar()), packets.Laid()  # type: ignore[arg-type]
-    laid.add(np.zeros(packets.INLINE_BYTES, np.uint8))
-    laid.add(np.zeros(8, np.uint8))
+    line, layout = LaneLine(FailingLine(), NoEar()), packets.TensorLayout()  # type: ignore[arg-type]
+    layout.add(np.zeros(packets.INLINE_BYTES, np.uint8))
+    layout.add(np.zeros(8, np.uint8))
     with pytest.raises(OSError, match="references"):
-        line.send([], laid)
+        line.send([], layout)
     assert line._outward == {}
 
 

@@ -1,8 +1,8 @@
-"""Four small classifiers that the project trained itself: what number formats are tuned on.
+"""Four small classifiers that the project trained, on which number formats are tuned.
 
-The files beside this one were written by ``training/classifiers.py``: NAME.onnx is the network, NAME.json the card that
-says where it comes from, and mnist.npz and cifar10.npz are labelled images that no network was trained on. An installed
-weft has ``lenet`` and the images of MNIST; ``weft.models.stored`` fetches the others.
+The files beside this one were written by ``training/classifiers.py``: NAME.onnx is the network, NAME.json a card with
+its origin, and mnist.npz and cifar10.npz are labelled images that no network was trained on. An installed weft has
+``lenet`` and the images of MNIST; ``weft.models.stored`` fetches the others.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NAMES = tuple(_DATA)
 
 
 class Labelled(NamedTuple):
-    """Images and what they show."""
+    """Images and their classes."""
 
     image: NDArray[np.uint8]
     """(images, channels, height, width)."""

@@ -1,7 +1,7 @@
-"""Where a graph can be cut: at exits that its outputs are named as, and at block ends.
+"""Places where a graph can be cut: at outputs that are exits, and at block ends.
 
-An exit's subnet holds what its output needs and no earlier exit needed. At a block end a single
-activation crosses to the layers after; there an exit can be placed (``weft.models.exits``).
+An exit's subnet holds what its output needs and no earlier exit needed. At a block end a single activation crosses to
+the layers after; there an exit can be placed (``weft.models.exits``).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ EXITS = "weft.exits"
 
 
 def named_exits(proto: OnnxModel, exits: Sequence[str] | None) -> tuple[str, ...]:
-    """The outputs that are exits: those the caller names, else those the file marks, checked."""
+    """The outputs that are exits, checked: those that the caller names, else those that the file names."""
     if isinstance(exits, str):
         raise ModelError(f"exits = {exits!r} must be a list of output names")
     names = _marked(proto) if exits is None else tuple(exits)
-    outputs = [each.name for each in proto.graph.output]
+    outputs = [output.name for output in proto.graph.output]
     for name in names:
         if name not in outputs:
             raise ModelError(f"no output is called {name!r} to be an exit; the outputs are: {', '.join(outputs)}")
@@ -65,11 +65,13 @@ class Subnets:
 
     def exits(self, drafts: Sequence[LayerDraft]) -> tuple[Exit, ...]:
         """The exits among layers that were ordered by ``segments``, the end left out."""
-        counts = [sum(each.segment == place for each in drafts) for place in range(len(self.names))]
+        counts = [sum(layer_draft.segment == place for layer_draft in drafts) for place in range(len(self.names))]
         for place, count in enumerate(counts):
             if not count:
                 raise ModelError(self._nothing_new(place, drafts))
-        macs = [sum(each.layer.macs for each in drafts if each.step in needed) for needed in self.needs]
+        macs = [
+            sum(layer_draft.layer.macs for layer_draft in drafts if layer_draft.step in needed) for needed in self.needs
+        ]
         for (early, less), (late, more) in pairwise(zip(self.names, macs, strict=True)):
             if less > more:
                 raise ModelError(
@@ -82,7 +84,10 @@ class Subnets:
         name = self.names[place]
         if not place:
             return f"the exit {name!r} needs no layer: it hands out an input or a constant"
-        whose = next((each for each in drafts if each.sealed and each.step in self.needs[place]), None)
+        whose = next(
+            (layer_draft for layer_draft in drafts if layer_draft.sealed and layer_draft.step in self.needs[place]),
+            None,
+        )
         inside = (
             f"; both may come out of the body of {whose.layer.name.split('/')[0]}, which cannot be cut" if whose else ""
         )
@@ -94,7 +99,7 @@ class Subnets:
 
 def _ancestors(graph: OnnxGraph, names: Sequence[str]) -> list[frozenset[int]]:
     makers = producers(graph.node)
-    found = []
+    ancestors = []
     for name in names:
         needed: set[int] = set()
         waiting = [makers[name]] if name in makers else []
@@ -102,9 +107,9 @@ def _ancestors(graph: OnnxGraph, names: Sequence[str]) -> list[frozenset[int]]:
             node = waiting.pop()
             if node not in needed:
                 needed.add(node)
-                waiting += [makers[each] for each in names_read(graph.node[node]) if each in makers]
-        found.append(frozenset(needed))
-    return found
+                waiting += [makers[tensor] for tensor in names_read(graph.node[node]) if tensor in makers]
+        ancestors.append(frozenset(needed))
+    return ancestors
 
 
 class BlockEnd(NamedTuple):
@@ -115,7 +120,7 @@ class BlockEnd(NamedTuple):
 
 
 def block_ends(drafts: Sequence[LayerDraft]) -> list[BlockEnd]:
-    """The places at which one activation crosses, in order."""
+    """The block ends, in order."""
     last_read, widths = _last_reads(drafts), _widths(drafts)
     alive: set[Tensor] = set()
     ends = []
@@ -136,11 +141,11 @@ def _last_reads(drafts: Sequence[LayerDraft]) -> dict[Tensor, int]:
     """
     computed: set[Tensor] = set()
     last: dict[Tensor, int] = {}
-    for place, each in enumerate(drafts):
-        known = [tensor for tensor in _sources(each) if tensor in computed]
+    for place, layer_draft in enumerate(drafts):
+        known = [tensor for tensor in _sources(layer_draft) if tensor in computed]
         last.update(dict.fromkeys(known, place))
-        if each.layer.macs or known:
-            computed.update(each.writes)
+        if layer_draft.layer.macs or known:
+            computed.update(layer_draft.writes)
     return last
 
 
@@ -149,19 +154,19 @@ def _sources(draft: LayerDraft) -> list[Tensor]:
 
 
 def _widths(drafts: Sequence[LayerDraft]) -> list[tuple[int, int]]:
-    """The channels that the next weights read and the last ones wrote, for each number of layers done."""
+    """For each number of layers done: the channels that the next weights read, and that the last ones wrote."""
     read, written = [0], [0]
-    for each in reversed(drafts):
-        gemm = each.layer.gemm if each.layer.weights else None
+    for layer_draft in reversed(drafts):
+        gemm = layer_draft.layer.gemm if layer_draft.layer.weights else None
         read.append(gemm.k * gemm.groups // gemm.kernel if gemm else read[-1])
-    for each in drafts:
-        gemm = each.layer.gemm if each.layer.weights else None
+    for layer_draft in drafts:
+        gemm = layer_draft.layer.gemm if layer_draft.layer.weights else None
         written.append(gemm.n * gemm.groups if gemm else written[-1])
     return list(zip(reversed(read), written, strict=True))
 
 
 def _positions_and_channels(tensor: Tensor, widths: tuple[int, int]) -> tuple[int, int]:
-    """The size of an activation; which axis its channels are is told by the products around it."""
+    """The size of an activation; its channel axis follows from the products around it."""
     sizes = tensor.shape[1:] or (1,)
     usual = sizes[0] if len(sizes) > 2 else sizes[-1]
     channels = max(1, next((width for width in widths if width in sizes), usual))

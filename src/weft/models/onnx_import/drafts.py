@@ -1,4 +1,4 @@
-"""A layer in the making: the counted layer, and what fusion and bookkeeping still need to know of it."""
+"""A layer during the import: its counts, and what fusion and accounting still need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weft.models.onnx_import.tensors import Stored, Tensor
 
 @dataclass(frozen=True, slots=True)
 class ImportedNode:
-    """An ONNX node with its names looked up."""
+    """An ONNX node with its inputs and outputs as tensors."""
 
     name: str
     op: str
@@ -25,13 +25,13 @@ class ImportedNode:
 
     @property
     def activations(self) -> tuple[Tensor, ...]:
-        """The inputs that come with the query, each tensor once."""
-        seen = {id(each.root): each for each in self.inputs if each is not None and not each.constant}
+        """The inputs that depend on the request, each tensor once."""
+        seen = {id(tensor.root): tensor for tensor in self.inputs if tensor is not None and not tensor.constant}
         return tuple(seen.values())
 
     @property
     def output_elements(self) -> int:
-        return sum(each.elements for each in self.outputs)
+        return sum(tensor.elements for tensor in self.outputs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,13 +40,13 @@ class LayerDraft:
 
     layer: Layer
     reads: tuple[Tensor, ...]
-    """Activations it reads, as memory (views resolved)."""
+    """Activations that it reads; a view counts as the tensor it shows."""
     writes: tuple[Tensor, ...]
     stored: tuple[Stored, ...] = ()
     sealed: bool = False
     """Came out of the body of an If, Loop or Scan: runs when that runs, so nothing is fused across."""
     step: int = -1
-    """The node of the whole graph it came from, by its place in the file."""
+    """Index of the node that it came from, in the whole graph."""
     segment: int = 0
     """The subnet of the whole graph it belongs to, where exits cut it.
 
@@ -68,9 +68,9 @@ def draft(
     input_elements: int | None = None,
     output_elements: int | None = None,
 ) -> LayerDraft:
-    """The layer of *node*. *trained* names constants that are learned whatever their type looks like."""
+    """The layer of *node*. *trained*: constants that are learned, whatever their type."""
     reads, weighted = node.activations, weight is not None and weight.constant
-    traffic = sum(each.elements for each in reads) if input_elements is None else input_elements
+    traffic = sum(tensor.elements for tensor in reads) if input_elements is None else input_elements
     return LayerDraft(
         Layer(
             name=node.name,
@@ -85,23 +85,25 @@ def draft(
             activation_bits=activation_bits(reads, node.outputs if gemm is None else ()),
             reuses_weights=weighted or gemm is None,
         ),
-        reads=tuple(each.root for each in reads),
-        writes=tuple(each.root for each in node.outputs),
+        reads=tuple(tensor.root for tensor in reads),
+        writes=tuple(tensor.root for tensor in node.outputs),
         stored=trained_constants(node, trained),
     )
 
 
 def activation_bits(reads: Sequence[Tensor], outputs: Sequence[Tensor]) -> int:
-    """The width of the largest tensor: masks, indices and scales ride along with the data.
+    """The bit width of the largest tensor, as masks, indices and scales are small.
 
-    What a multiplication writes is left out: in a quantised network it leaves as narrow as it came.
+    The output of a multiplication does not count: in a quantised network it is written as narrow as its inputs.
     """
-    largest = max((*reads, *outputs), key=lambda each: each.elements, default=None)
+    largest = max((*reads, *outputs), key=lambda tensor: tensor.elements, default=None)
     return largest.bits if largest is not None else 32
 
 
 def trained_constants(node: ImportedNode, trained: Iterable[Tensor | None]) -> tuple[Stored, ...]:
-    named = [each for tensor in trained if tensor is not None and tensor.constant for each in tensor.stored]
+    named = [
+        stored_tensor for tensor in trained if tensor is not None and tensor.constant for stored_tensor in tensor.stored
+    ]
     constants = (tensor for tensor in node.inputs if tensor is not None and tensor.constant)
     return tuple(dict.fromkeys([*named, *(s for tensor in constants for s in tensor.stored if s.trained)]))
 

@@ -1,9 +1,9 @@
-"""ONNX files -> Model: every layer's arithmetic, weights and traffic, without reading the weights.
+"""Import of ONNX files: every layer's arithmetic, weights and traffic, without reading the weights.
 
-The way through: read the file and settle the input shapes (here), walk the graph (``walk``) with
-the outputs of each node inferred (``infer``) and its work counted (``ops``), fold followers
-into the multiplications before them (``fusion``), find where it can be cut (``cuts``), then name
-layers, share out parameters and go by the widths that were noted (``widths``).
+The steps: read the file and settle the input shapes (here), walk the graph (``walk``) while the outputs of each node
+are inferred (``infer``) and its work is counted (``weft.models.operators``), fuse followers into the multiplications
+before them (``walk.fuse``), find where it can be cut (``cuts``), then name layers, assign parameters and apply the bit
+widths of tuned files (``widths``).
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ def import_onnx(
 ) -> Model:
     """The layers of an ONNX model. *shapes*: input -> full shape, or axis -> size, where the file leaves it open.
 
-    A leading size that is open and not given is the batch and taken as 1; what stays unknown after that is told in
-    the model's ``unknown_ops`` and ``guesses``. *exits*: the outputs that
-    are exits, from shallow to deep, the last being the end; without them, those the file marks. *task*: of a stitched
-    file, the model that is asked for alone; without it a row of each.
+    A leading size that is open and not given is the batch and taken as 1; what stays unknown after that is listed in
+    the model's ``unknown_ops`` and ``guesses``. *exits*: the outputs that are exits, from shallow to deep, the last
+    being the end; without them, those the file names. *task*: of a stitched file, the model that is requested alone;
+    without it, a row of each.
     """
     folder: Path | None = None
     if isinstance(source, str | os.PathLike):
@@ -110,7 +110,7 @@ def _imported(
     return Model(
         name=title,
         layers=layers,
-        inputs=tuple((each, tensor.shape) for each, tensor in inputs.items()),
+        inputs=tuple((name, tensor.shape) for name, tensor in inputs.items()),
         unknown_ops=tuple(dict.fromkeys(layer.op for layer in layers if layer.kind == "unknown")),
         guesses=tuple(guesses),
         exits=subnets.exits(drafts) if subnets else (),
@@ -152,13 +152,13 @@ def _without_functions(proto: OnnxModel) -> OnnxModel:
 
 
 def _texts(graph: OnnxGraph) -> Iterator[str]:
-    """Every text the importer may show or compare."""
+    """All names that the importer may show or compare."""
     for info in (*graph.input, *graph.output, *graph.value_info):
         yield info.name
         tensor = tensor_type(info.type)
         if tensor is not None:
             yield from (dim.dim_param for dim in tensor.shape.dim)
-    yield from (each.name for each in graph.initializer)
+    yield from (weight.name for weight in graph.initializer)
     for node in graph.node:
         yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
         yield from (attribute.name for attribute in node.attribute)
@@ -168,7 +168,7 @@ def _texts(graph: OnnxGraph) -> Iterator[str]:
 
 def graph_inputs(graph: OnnxGraph, shapes: Mapping[str, tuple[int, ...]], inference: Inference) -> dict[str, Tensor]:
     """The graph's inputs with their sizes settled; also settles the symbols of *inference*."""
-    declared = {each.name: each.type for each in request_inputs(graph)}
+    declared = {value.name: value.type for value in request_inputs(graph)}
     fixed = settle(shapes, {name: dimensions_of(kind) for name, kind in declared.items()})
     for name, shape in fixed.items():
         if math.prod(shape) > MAX_ELEMENTS:
@@ -186,7 +186,7 @@ def graph_inputs(graph: OnnxGraph, shapes: Mapping[str, tuple[int, ...]], infere
 
 
 def dimensions_of(kind: Any) -> tuple[Dimension, ...] | None:
-    """What a type says of its dimensions: sizes, or the names of axes; None where it has no rank."""
+    """The dimensions of a type: sizes, or the names of axes; None if it has no rank."""
     tensor = tensor_type(kind)
     if tensor is None or not tensor.HasField("shape"):
         return None
@@ -194,7 +194,7 @@ def dimensions_of(kind: Any) -> tuple[Dimension, ...] | None:
 
 
 def _defaulted(name: str, kind: Any, inference: Inference) -> tuple[int, ...]:
-    """An input's shape from the file alone: open leading sizes are 1, other open ones must be given."""
+    """An input's shape from the file alone: an open leading size is 1; other open sizes must be given by the caller."""
     if kind.WhichOneof("value") in ("sequence_type", "optional_type", "map_type"):
         return tuple(1 if size is None else size for size in inference.dims(kind) or ())
     dims = inference.dims(kind)
@@ -210,7 +210,7 @@ def _defaulted(name: str, kind: Any, inference: Inference) -> tuple[int, ...]:
 
 
 def _symbols(settled: Iterable[tuple[Any, tuple[int, ...]]]) -> dict[str, int]:
-    """Symbolic size -> its value; symbols used for different sizes ("?") mean nothing and are left out."""
+    """Symbolic size -> its value; a symbol with several sizes ("?") means nothing and is left out."""
     values: dict[str, set[int]] = {}
     for kind, shape in settled:
         tensor = tensor_type(kind)
@@ -224,10 +224,10 @@ def _with_parameters(drafts: Sequence[LayerDraft]) -> list[Layer]:
     """Each stored tensor counts for the first layer that uses it, so that the model's sum is right."""
     counted: set[Stored] = set()
     layers = []
-    for each in drafts:
-        new = [stored for stored in each.stored if stored not in counted]
+    for layer_draft in drafts:
+        new = [stored for stored in layer_draft.stored if stored not in counted]
         counted.update(new)
-        layers.append(replace(each.layer, parameters=sum(stored.elements for stored in new)))
+        layers.append(replace(layer_draft.layer, parameters=sum(stored.elements for stored in new)))
     return layers
 
 

@@ -1,9 +1,9 @@
-"""What comes out of a node: shapes by ONNX's own inference, small values by the rules of ``fold``.
+"""The outputs of a node: shapes by ONNX's own inference, small values by evaluation (``fold``).
 
-Inference goes node by node rather than over the whole file, so that weights are never copied, the
-bodies of If, Loop and Scan see real outer shapes, and shape arithmetic is followed to its end. Where
-the result stays open (data-dependent operators, foreign domains) the shapes the file declares are
-used, and as the last resort a size is taken as 1, the tensor marked as not exact and the reason told.
+Inference goes node by node rather than over the whole file, so that weights are never copied, the bodies of If, Loop
+and Scan see real outer shapes, and shape arithmetic is followed to its end. Where a result stays open (data-dependent
+operators, foreign domains) the shapes that the file declares are used, and as the last resort a size is taken as 1, the
+tensor is marked as not exact and the reason is noted.
 """
 
 from __future__ import annotations
@@ -53,26 +53,26 @@ Dims = list[int | None]
 
 _DEQUANTIZE = frozenset({"DequantizeLinear", "com.microsoft:DequantizeLinear"})
 _DATA_SIZED = frozenset({"NonZero", "Compress"})
-"""Operators whose inferred shape stays open although their values are few."""
+"""Operators whose inferred shape stays open although they may have few values."""
 
 
 class Outputs(NamedTuple):
-    """The outputs of a node, unnamed ones included, and why the shapes among them that are not exact stay open."""
+    """The outputs of a node, unnamed ones included, and why shapes that are not exact stay open."""
 
     tensors: tuple[Tensor, ...]
     reason: str = ""
 
 
 class _Types(NamedTuple):
-    """Output -> its type as far as it follows from the inputs, and why it may stay open."""
+    """The inferred types of a node's outputs, and why some may be missing."""
 
-    found: Mapping[str, onnx.TypeProto]
+    by_output: Mapping[str, onnx.TypeProto]
     reason: str
 
 
 @dataclass(slots=True)
 class Inference:
-    """The versions and declarations of one file; asked for the outputs of each node in turn."""
+    """Infers the outputs of the nodes of one file, in turn."""
 
     opsets: Mapping[str, int]
     ir_version: int
@@ -92,9 +92,9 @@ class Inference:
             return Outputs((_shape_value(node, op, present[0]),) * len(node.output))
         like = present[0] if present else None
         types = self._types(node, op, inputs)
-        results = [self._tensor(types.found.get(name), declared.get(name), like) for name in node.output]
+        results = [self._tensor(types.by_output.get(name), declared.get(name), like) for name in node.output]
         if op == "Reshape" and results and present and not results[0].exact:
-            results[0] = _same_size(results[0], present[0], types.found.get(node.output[0]))
+            results[0] = _same_size(results[0], present[0], types.by_output.get(node.output[0]))
         return Outputs(self._settled(node, op, inputs, results), types.reason)
 
     def dims(self, declared: onnx.TypeProto | None) -> Dims | None:
@@ -109,25 +109,27 @@ class Inference:
         tensor, number = constant_tensor(node), constant_number(node)
         if tensor is not None:
             return from_proto(tensor, self.folder)
-        sparse = next((each.sparse_tensor for each in node.attribute if each.name == "sparse_value"), None)
+        sparse = next(
+            (attribute.sparse_tensor for attribute in node.attribute if attribute.name == "sparse_value"), None
+        )
         if sparse is not None:
             return replace(from_proto(sparse.values, self.folder), shape=tuple(sparse.dims), value=None)
         return Tensor((), ElementType.STRING, 8, constant=True) if number is None else computed(number)
 
     def _types(self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None]) -> _Types:
-        """What ONNX infers; where it leaves a size open, what our own rules say."""
+        """The types that ONNX infers, and our own rules where it leaves a size open."""
         inferred, reason = self._inferred(node, op, inputs)
         rules = find(op).shapes
         if not rules or all(_complete(inferred.get(name)) for name in node.output if name):
             return _Types(inferred, reason)
-        found = dict(inferred)
+        types = dict(inferred)
         applicable = rules if inputs and inputs[0] is not None else ()
         for name, rule in zip(node.output, applicable, strict=False):
-            known, ours = tensor_type(found.get(name)), rule(inputs, Attributes(node))
+            known, ours = tensor_type(types.get(name)), rule(inputs, Attributes(node))
             if ours is not None:
                 dtype = known.elem_type if known is not None else ElementType.UNDEFINED
-                found[name] = onnx.helper.make_tensor_type_proto(dtype, _merged(_inferred_dims(known), ours))
-        return _Types(found, reason)
+                types[name] = onnx.helper.make_tensor_type_proto(dtype, _merged(_inferred_dims(known), ours))
+        return _Types(types, reason)
 
     def _inferred(self, node: OnnxNode, op: str, inputs: Sequence[Tensor | None]) -> _Types:
         node, like = _standard(message(node), op)
@@ -141,20 +143,22 @@ class Inference:
         types = {name: onnx.helper.make_tensor_type_proto(t.dtype, t.shape) for name, t in given.items()}
         try:
             complete = with_defaults(node, version)
-            found = infer_node_outputs(schema, message(complete), types, values, None, self._imports(), self.ir_version)
+            inferred = infer_node_outputs(
+                schema, message(complete), types, values, None, self._imports(), self.ir_version
+            )
         except (InferenceError, RuntimeError, ValueError, TypeError, onnx.checker.ValidationError) as error:
             # Runtimes are more lenient than ONNX's inference, and the file may declare what it could not find.
             return _Types({}, " ".join(str(error).split()))
-        return _Types(found, "it depends on values that are not known before a query")
+        return _Types(inferred, "it depends on values that are not known before a query")
 
     def _imports(self) -> list[onnx.OperatorSetIdProto]:
         return [onnx.helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
 
     def _tensor(self, inferred: onnx.TypeProto | None, declared: onnx.TypeProto | None, like: Tensor | None) -> Tensor:
-        """The tensor of an output from what was inferred, else declared, else *like* it."""
-        known = [tensor_type(each) for each in (inferred, declared)]
+        """The tensor of an output: from the inferred type, else the declared one, else that of *like*."""
+        known = [tensor_type(proto) for proto in (inferred, declared)]
         guess = like.dtype if like else ElementType.FLOAT
-        dtype = next((each.elem_type for each in known if each is not None and each.elem_type), guess)
+        dtype = next((tensor.elem_type for tensor in known if tensor is not None and tensor.elem_type), guess)
         first, second = _inferred_dims(known[0]), self.dims(declared)
         dims = first if first is not None else second
         if dims is None:
@@ -175,31 +179,32 @@ class Inference:
             root = present[0].root if looks else None
             bits = present[0].bits if op in _DEQUANTIZE and present else None
             return tuple(
-                replace(each, exact=each.exact and exact, view_of=root, bits=bits or each.bits) for each in results
+                replace(tensor, exact=tensor.exact and exact, view_of=root, bits=bits or tensor.bits)
+                for tensor in results
             )
         values = _folded(node, op, inputs, results, self.opsets.get("", 1)) or (None,) * len(results)
         origins = present[:1] if op in _DEQUANTIZE or op == "Cast" else _carriers(present, results)
-        stored = tuple(dict.fromkeys(each for tensor in origins for each in tensor.stored))
+        stored = tuple(dict.fromkeys(origin for tensor in origins for origin in tensor.stored))
         kept = max((tensor.bits for tensor in origins if any(s.trained for s in tensor.stored)), default=0)
         return tuple(
             replace(
-                each,
-                shape=each.shape if value is None else value.shape,
-                bits=kept or each.bits,
-                exact=(each.exact or value is not None) and exact,
+                tensor,
+                shape=tensor.shape if value is None else value.shape,
+                bits=kept or tensor.bits,
+                exact=(tensor.exact or value is not None) and exact,
                 constant=True,
                 value=value,
-                stored=(Stored(each.elements, each.dtype),) if op == "ConstantOfShape" else stored,
+                stored=(Stored(tensor.elements, tensor.dtype),) if op == "ConstantOfShape" else stored,
             )
-            for each, value in zip(results, values, strict=True)
+            for tensor, value in zip(results, values, strict=True)
         )
 
 
 def _folded(
     node: OnnxNode, op: str, inputs: Sequence[Tensor | None], results: Sequence[Tensor], opset: int
 ) -> tuple[Array, ...] | None:
-    """The values a node of constants produces, where they are few and all known."""
-    small = all(keepable(each.shape, each.dtype) and (each.exact or op in _DATA_SIZED) for each in results)
+    """The outputs of a node of constants, if they are few and all inputs are known."""
+    small = all(keepable(tensor.shape, tensor.dtype) and (tensor.exact or op in _DATA_SIZED) for tensor in results)
     if not small or any(t is not None and t.value is None for t in inputs):
         return None
     values = [None if t is None else t.value for t in inputs]
@@ -244,17 +249,17 @@ def fold(node: OnnxNode, op: str, values: Sequence[Array | None], opset: int) ->
         if opset < _KNOWN_SINCE:
             return None
         raise ValueError(first_line(error)) from error
-    return tuple(arrays) if all(each.dtype.kind in "biuf" for each in arrays) else None
+    return tuple(arrays) if all(array.dtype.kind in "biuf" for array in arrays) else None
 
 
 def _standard(node: onnx.NodeProto, op: str) -> tuple[onnx.NodeProto, str]:
-    """The node of ONNX's own that has the same shapes and its operator, else *node* and *op* themselves."""
+    """A node of a standard operator with the same shapes, and its operator; else *node* and *op* themselves."""
     same = find(op).shapes_of
     if same is None:
         return node, op
     like, inputs = same
     known = onnx.defs.get_schema(like).attributes
-    attributes = [each for each in node.attribute if each.name in known]
+    attributes = [attribute for attribute in node.attribute if attribute.name in known]
     return onnx.NodeProto(op_type=like, input=node.input[:inputs], output=node.output, attribute=attributes), like
 
 
@@ -270,7 +275,7 @@ def tensor_type(declared: onnx.TypeProto | None) -> Any:
 
 
 def size_of(dim: Any) -> int | None:
-    """A size that a type fixes; 0 is one (an empty tensor), and exporters write -1 for an open one."""
+    """The size that a dimension fixes; None for an open one, which exporters also write as -1. 0 is an empty axis."""
     return dim.dim_value if dim.HasField("dim_value") and dim.dim_value >= 0 else None
 
 
@@ -286,7 +291,7 @@ def _complete(inferred: onnx.TypeProto | None) -> bool:
 
 
 def _merged(theirs: Dims | None, ours: Sequence[int | None]) -> Sequence[int | None]:
-    """Sizes that ONNX infers, and ours where it leaves them open."""
+    """The sizes that ONNX infers, completed by ours where they are open."""
     if theirs is None or len(theirs) != len(ours):
         return ours if theirs is None else theirs
     return [there if here is None else here for here, there in zip(theirs, ours, strict=True)]
@@ -294,7 +299,7 @@ def _merged(theirs: Dims | None, ours: Sequence[int | None]) -> Sequence[int | N
 
 @lru_cache(maxsize=4096)
 def _schema(op: str, version: int, domain: str) -> Any:
-    """The operator as the file's version has it; the oldest could not infer, so the next that can stands in for it."""
+    """The schema of an operator at the file's opset; the oldest cannot infer, so the next one that can stands in."""
     newest = onnx.defs.onnx_opset_version()
     try:
         schema = onnx.defs.get_schema(op, version or newest, domain)
@@ -315,13 +320,13 @@ def _shape_value(node: OnnxNode, op: str, tensor: Tensor) -> Tensor:
 
 
 def _carriers(inputs: Sequence[Tensor], results: Sequence[Tensor]) -> list[Tensor]:
-    """The inputs whose values live on in the results: the weights, not the indices beside them."""
-    indices = any(each.dtype in INTEGERS for each in results)
-    return [each for each in inputs if indices or each.dtype not in INTEGERS]
+    """The inputs whose values are in the results: weights, not indices."""
+    indices = any(tensor.dtype in INTEGERS for tensor in results)
+    return [tensor for tensor in inputs if indices or tensor.dtype not in INTEGERS]
 
 
 def _only_looks(node: OnnxNode, op: str, inputs: Sequence[Tensor | None], result: Tensor) -> bool:
-    """Whether the output is the first input seen differently; exporters write many such steps."""
+    """Whether the output is a view of the first input; exporters write many such steps."""
     source = inputs[0]
     if source is None or source.constant:
         return False
@@ -339,7 +344,7 @@ def _only_looks(node: OnnxNode, op: str, inputs: Sequence[Tensor | None], result
 
 
 def _same_size(result: Tensor, source: Tensor, inferred: onnx.TypeProto | None) -> Tensor:
-    """A reshape to an unknown shape keeps its elements: they all go to the first open axis."""
+    """Reshape to an unknown shape: all elements go to the first open axis."""
     dims = _inferred_dims(tensor_type(inferred)) or []
     known = math.prod(result.shape)
     if None not in dims or not known or source.elements % known or len(dims) != len(result.shape):

@@ -1,7 +1,7 @@
-"""What the importer knows of a tensor: shape, type, and whether it is fixed before a query arrives.
+"""A tensor of the importer: shape, type, and whether it is constant.
 
-Weights are never read: a constant is its shape and type. Only small values are kept, because shape
-arithmetic needs them (the target of a Reshape, the scales of a Resize).
+Weights are never read: a constant is its shape and type. Only small values are kept, because shape arithmetic needs
+them (the target of a Reshape, the scales of a Resize).
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ INTEGERS = frozenset(ElementType[name] for name in ("BOOL", "INT64", "UINT64", "
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stored:
-    """One tensor kept in the file. Compared by identity, so shared weights are counted once."""
+    """A tensor stored in the file. Compared by identity, so that shared weights are counted once."""
 
     elements: int
     dtype: int
 
     @property
     def trained(self) -> bool:
-        """Whether it can be a learned value where the operator does not say so: no index, no lone factor."""
+        """Whether it may be a learned value where the operator does not say so: not an index, not a single factor."""
         return self.elements > 1 and self.dtype not in INTEGERS and self.dtype != ElementType.STRING
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """A tensor on its way through the graph."""
+    """A tensor of the graph during the import."""
 
     shape: tuple[int, ...]
     dtype: int
@@ -58,11 +58,11 @@ class Tensor:
     constant: bool = False
     value: Array | None = None
     stored: tuple[Stored, ...] = ()
-    """The tensors of the file a constant was made from."""
+    """The tensors of the file that a constant was computed from."""
     view_of: Tensor | None = None
-    """The tensor whose memory this one only looks at differently."""
+    """The tensor of which this one is a view."""
     made_of: tuple[Tensor, ...] = ()
-    """The tensors that live on in this one, where an operator without cost or a loop handed it out."""
+    """The tensors that stay in memory with this one, where an operator without cost or a loop passed them on."""
 
     def __post_init__(self) -> None:
         if any(size < 0 for size in self.shape) or self.elements > MAX_ELEMENTS:
@@ -78,19 +78,19 @@ class Tensor:
 
     @property
     def origins(self) -> tuple[Tensor, ...]:
-        """The memory it needs, as layers wrote it."""
+        """The tensors in whose memory it is, as layers wrote them."""
         return self.root.made_of or (self.root,)
 
 
 def constant(shape: Sequence[int], dtype: int, value: Array | None = None) -> Tensor:
-    """A tensor kept in the file."""
+    """A tensor that is stored in the file."""
     sizes = tuple(int(size) for size in shape)
     origin = Stored(math.prod(sizes), dtype)
     return Tensor(sizes, dtype, dtype_bits(dtype), constant=True, value=value, stored=(origin,))
 
 
 def computed(value: Array) -> Tensor:
-    """A constant that follows from shapes; nothing of it is in the file."""
+    """A constant that follows from shapes; it is not stored in the file."""
     dtype = element_type(value.dtype)
     return Tensor(value.shape, dtype, dtype_bits(dtype), constant=True, value=value)
 

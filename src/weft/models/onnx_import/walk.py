@@ -28,7 +28,7 @@ _MOST_TRIPS = 2**31
 
 
 class Walked(NamedTuple):
-    """What a graph does, the tensors it hands out, and a line for each shape that stayed unknown."""
+    """The layers of a graph, its outputs, and a line for each shape that stayed unknown."""
 
     drafts: list[LayerDraft]
     outputs: list[Tensor]
@@ -36,9 +36,9 @@ class Walked(NamedTuple):
 
 
 def walk(graph: OnnxGraph, scope: Scope, inference: Inference, segments: Mapping[int, int] | None = None) -> Walked:
-    """The layers of *graph*; *scope* holds its inputs and whatever it may see from outside.
+    """Count the layers of *graph*; *scope* holds its inputs and the values that it may capture.
 
-    segments: node, by its place in the file -> its subnet; subnets follow one another.
+    segments: index of a node in the file -> its subnet; subnets follow one another.
     """
     segments = segments or {}
     for proto in graph.initializer:
@@ -46,27 +46,27 @@ def walk(graph: OnnxGraph, scope: Scope, inference: Inference, segments: Mapping
     for sparse in graph.sparse_initializer:
         dense = from_proto(sparse.values, inference.folder)
         scope[sparse.values.name] = replace(dense, shape=tuple(sparse.dims), value=None)
-    declared = {each.name: each.type for each in (*graph.value_info, *graph.output)}
+    declared = {value.name: value.type for value in (*graph.value_info, *graph.output)}
     drafts: list[LayerDraft] = []
     early: list[str] = []
     guesses: list[str] = []
     for index, proto_node in execution_order(graph, scope, segments):
         name, op = proto_node.name or f"{proto_node.op_type}_{index}", qualified(proto_node)
         try:
-            made = CONTROL.get(op, _plain)(_NodeStep(proto_node, name, scope, inference, declared, guesses))
+            node_drafts = CONTROL.get(op, _plain)(_NodeStep(proto_node, name, scope, inference, declared, guesses))
         except ModelError as error:
             raise ModelError(f"{name} ({op}): {error}") from error
         except (ValueError, TypeError, IndexError, KeyError, OverflowError, ZeroDivisionError) as error:
             raise ModelError(f"{name} ({op}) is malformed: {error}") from error
         if op in CONTROL:
-            made = _awaiting(made, proto_node, scope)
-        made = [replace(each, step=index, segment=segments.get(index, 0)) for each in made]
-        if made:
-            drafts += [_known_as(each, *early, node_name(proto_node)) for each in made]
+            node_drafts = _awaiting(node_drafts, proto_node, scope)
+        node_drafts = [replace(layer_draft, step=index, segment=segments.get(index, 0)) for layer_draft in node_drafts]
+        if node_drafts:
+            drafts += [_known_as(layer_draft, *early, node_name(proto_node)) for layer_draft in node_drafts]
             early.clear()
-        elif not _lent(drafts, proto_node, scope):
+        elif not _assign_to_layer(drafts, proto_node, scope):
             early.append(node_name(proto_node))
-    outputs = [_lookup(scope, each.name, "the graph output") for each in graph.output]
+    outputs = [_lookup(scope, output.name, "the graph output") for output in graph.output]
     return Walked(fuse(drafts, outputs), outputs, guesses)
 
 
@@ -74,8 +74,11 @@ def _known_as(draft: LayerDraft, *names: str) -> LayerDraft:
     return replace(draft, layer=replace(draft.layer, nodes=(*draft.layer.nodes, *names)))
 
 
-def _lent(drafts: list[LayerDraft], node: OnnxNode, scope: Scope) -> bool:
-    """Whether a node without a layer of its own is nobody's, or was put down to the layer whose result it hands on."""
+def _assign_to_layer(drafts: list[LayerDraft], node: OnnxNode, scope: Scope) -> bool:
+    """Add a node without a layer of its own to the layer whose result it passes on.
+
+    Returns False if no layer so far produces its sources; a node that has no sources needs no layer.
+    """
     results = [scope[name] for name in node.output if name and not scope[name].constant]
     sources = {id(origin) for tensor in results for origin in tensor.origins}
     for place in reversed(range(len(drafts) if sources else 0)):
@@ -88,7 +91,7 @@ def _lent(drafts: list[LayerDraft], node: OnnxNode, scope: Scope) -> bool:
 def execution_order(
     graph: OnnxGraph, given: Mapping[str, object], segments: Mapping[int, int]
 ) -> list[tuple[int, OnnxNode]]:
-    """Nodes with their place in the file: producers first, else subnet by subnet, else as the file has them."""
+    """Indices and nodes in execution order: producers first, then by subnet, then as in the file."""
     makers = producers(graph.node)
     waiting: list[set[int]] = []
     followers: dict[int, list[int]] = {}
@@ -120,7 +123,7 @@ def execution_order(
 
 @dataclass(frozen=True, slots=True)
 class _NodeStep:
-    """One node to be counted, with all it can see."""
+    """One node during the walk, with the tensors that it can read."""
 
     proto: OnnxNode
     name: str
@@ -138,10 +141,10 @@ class _NodeStep:
         walked = walk(body(self.proto, attribute), self.scope.new_child(dict(inputs)), self.inference)
         path = f"{self.name}/{attribute.removesuffix('_branch')}"
         inside = [f"{path}/{guess}" for guess in walked.guesses]
-        return Walked([each.within(path) for each in walked.drafts], walked.outputs, inside)
+        return Walked([layer_draft.within(path) for layer_draft in walked.drafts], walked.outputs, inside)
 
     def body_inputs(self) -> list[str]:
-        return [each.name for each in body(self.proto, "body").input]
+        return [value.name for value in body(self.proto, "body").input]
 
     def hand_out(self, tensors: Sequence[Tensor]) -> None:
         names = self.proto.output
@@ -152,10 +155,10 @@ class _NodeStep:
     def handed_out(self) -> dict[str, Tensor]:
         return {name: self.scope[name] for name in self.proto.output if name}
 
-    def tell_guesses(self, inputs: Iterable[Tensor | None], found: Mapping[str, Tensor], reason: str) -> None:
+    def tell_guesses(self, inputs: Iterable[Tensor | None], results: Mapping[str, Tensor], reason: str) -> None:
         """Note the outputs whose shape is a guess, unless an input's was one already."""
-        if all(each is None or each.exact for each in inputs):
-            for name, tensor in found.items():
+        if all(source is None or source.exact for source in inputs):
+            for name, tensor in results.items():
                 if not tensor.exact:
                     taken = "x".join(map(str, tensor.shape)) or "a scalar"
                     who = f"{self.name} ({qualified(self.proto)})"
@@ -165,12 +168,12 @@ class _NodeStep:
 def _plain(step: _NodeStep) -> list[LayerDraft]:
     inputs = step.inputs()
     results, reason = step.inference.outputs(step.proto, inputs, step.declared)
-    found = {name: tensor for name, tensor in zip(step.proto.output, results, strict=True) if name}
-    step.tell_guesses(inputs, found, reason)
-    drafts = _counted(step, inputs, tuple(found.values()))
+    produced = {name: tensor for name, tensor in zip(step.proto.output, results, strict=True) if name}
+    step.tell_guesses(inputs, produced, reason)
+    drafts = _counted(step, inputs, tuple(produced.values()))
     if not drafts:
-        found = {name: _gathered(tensor, inputs) for name, tensor in found.items()}
-    step.scope.update(found)
+        produced = {name: _gathered(tensor, inputs) for name, tensor in produced.items()}
+    step.scope.update(produced)
     return drafts
 
 
@@ -182,23 +185,25 @@ def _counted(step: _NodeStep, inputs: tuple[Tensor | None, ...], outputs: tuple[
 
 
 def _gathered(tensor: Tensor, inputs: Iterable[Tensor | None]) -> Tensor:
-    """What an operator without a layer of its own hands out: it lives as long as its inputs do."""
+    """A tensor that an operator without a layer passes on: it keeps its inputs in memory."""
     if tensor.constant or tensor.view_of is not None:
         return tensor
-    sources = (origin for each in inputs if each is not None and not each.constant for origin in each.origins)
+    sources = (origin for source in inputs if source is not None and not source.constant for origin in source.origins)
     return replace(tensor, made_of=tuple(dict.fromkeys(sources)))
 
 
 def _is_control(inputs: Sequence[Tensor | None], outputs: Sequence[Tensor]) -> bool:
     """Whether a node computes a lone index or flag from others: the host's work, not the accelerator's."""
-    tensors = [each for each in (*inputs, *outputs) if each is not None]
-    return all(each.elements == 1 and each.dtype in INTEGERS for each in tensors)
+    tensors = [tensor for tensor in (*inputs, *outputs) if tensor is not None]
+    return all(tensor.elements == 1 and tensor.dtype in INTEGERS for tensor in tensors)
 
 
 def _awaiting(drafts: list[LayerDraft], node: OnnxNode, scope: Scope) -> list[LayerDraft]:
-    """The layers of a body, of which the first waits for the condition and whatever else enters it."""
+    """The layers of a nested graph; the first one waits for the condition and for captured values."""
     given = [scope[name].root for name in node.input if name and not scope[name].constant]
-    return [replace(each, reads=tuple(dict.fromkeys([*each.reads, *given]))) for each in drafts[:1]] + drafts[1:]
+    return [
+        replace(layer_draft, reads=tuple(dict.fromkeys([*layer_draft.reads, *given]))) for layer_draft in drafts[:1]
+    ] + drafts[1:]
 
 
 def _branch(step: _NodeStep) -> list[LayerDraft]:
@@ -225,12 +230,12 @@ def _branch(step: _NodeStep) -> list[LayerDraft]:
 def _loop(step: _NodeStep) -> list[LayerDraft]:
     limit, condition, *carried = step.inputs()
     names = step.body_inputs()
-    start = [_at_runtime(each) for each in (limit, condition)]
-    state = [_at_runtime(each) for each in carried]
+    start = [_at_runtime(tensor) for tensor in (limit, condition)]
+    state = [_at_runtime(tensor) for tensor in carried]
     inner = step.body("body", zip(names, [*start, *state], strict=False))
     trips = _trips(limit, condition, inner.outputs[0])
     settled = [_after(trips, *pair) for pair in zip(state, inner.outputs[1 : 1 + len(carried)], strict=True)]
-    stacked = [_stacked(each, 0, trips) for each in inner.outputs[1 + len(carried) :]]
+    stacked = [_stacked(output, 0, trips) for output in inner.outputs[1 + len(carried) :]]
     step.hand_out([*settled, *stacked])
     if not inner.guesses:
         reason = "how often the loop runs is not known before a query" if trips is None else "it changes every turn"
@@ -239,38 +244,38 @@ def _loop(step: _NodeStep) -> list[LayerDraft]:
 
 
 def _scan(step: _NodeStep) -> list[LayerDraft]:
-    attributes, inputs = Attributes(step.proto), [_at_runtime(each) for each in step.inputs()]
+    attributes, inputs = Attributes(step.proto), [_at_runtime(tensor) for tensor in step.inputs()]
     # Before opset 9 the lengths of the sequences come first, and an axis of samples before the axes that a body sees.
     lead = 1 if step.inference.opsets.get("", 9) < 9 else 0
     scanned = attributes.integer("num_scan_inputs", 0)
     states, sequences = inputs[lead : len(inputs) - scanned], inputs[len(inputs) - scanned :]
     axes = [lead + axis for axis in attributes.integers("scan_input_axes", (0,) * len(sequences))]
-    slices = [_sliced(each, axis) for each, axis in zip(sequences, axes, strict=True)]
-    seen = [replace(each, shape=each.shape[lead:]) for each in (*states, *slices)]
+    slices = [_sliced(sequence, axis) for sequence, axis in zip(sequences, axes, strict=True)]
+    seen = [replace(tensor, shape=tensor.shape[lead:]) for tensor in (*states, *slices)]
     inner = step.body("body", zip(step.body_inputs(), seen, strict=False))
     trips = sequences[0].shape[axes[0]] if sequences else 1
     samples = sequences[0].shape[:lead] if sequences else ()
     results = inner.outputs[len(states) :]
     out_axes = attributes.integers("scan_output_axes", (0,) * len(results))
-    stacked = [_stacked(each, axis, trips) for each, axis in zip(results, out_axes, strict=True)]
+    stacked = [_stacked(result, axis, trips) for result, axis in zip(results, out_axes, strict=True)]
     handed = [*(inner.outputs[: len(states)] if trips else states), *stacked]
-    step.hand_out([replace(each, shape=(*samples, *each.shape)) for each in handed])
+    step.hand_out([replace(output, shape=(*samples, *output.shape)) for output in handed])
     return _turns(step, inner, trips * math.prod(samples))
 
 
 def _turns(step: _NodeStep, body: Walked, trips: int | None) -> list[LayerDraft]:
     """The layers of a body that runs *trips* times, once where that is not known."""
     step.guesses.extend(body.guesses if trips != 0 else ())
-    return [repeated(each, 1 if trips is None else trips) for each in body.drafts] if trips != 0 else []
+    return [repeated(layer_draft, 1 if trips is None else trips) for layer_draft in body.drafts] if trips != 0 else []
 
 
 CONTROL: dict[str, Callable[[_NodeStep], list[LayerDraft]]] = {"If": _branch, "Loop": _loop, "Scan": _scan}
 
 
 def _cost(walked: Walked) -> tuple[int, int]:
-    layers = [each.layer for each in walked.drafts]
-    traffic = sum(each.input_elements + each.output_elements for each in layers)
-    return sum(each.macs for each in layers), traffic
+    layers = [layer_draft.layer for layer_draft in walked.drafts]
+    traffic = sum(layer.input_elements + layer.output_elements for layer in layers)
+    return sum(layer.macs for layer in layers), traffic
 
 
 def _trips(limit: Tensor | None, condition: Tensor | None, goes_on: Tensor) -> int | None:
@@ -286,7 +291,7 @@ def _trips(limit: Tensor | None, condition: Tensor | None, goes_on: Tensor) -> i
 
 
 def _after(trips: int | None, before: Tensor, turned: Tensor) -> Tensor:
-    """What a loop hands on of a state: a size that one turn changes is known after one turn and after none."""
+    """A state after a loop: its size is known if one turn does not change it, or after at most one turn."""
     if trips == 0:
         return before
     same = before.shape == turned.shape or trips == 1
@@ -320,25 +325,26 @@ def _lookup(scope: Mapping[str, Tensor], name: str, reader: str) -> Tensor:
 
 
 _LONGEST = 16
+"""Most nodes that are folded into one layer; the longest spelled-out activation has about ten. Bounds the search."""
 
 
 def fuse(drafts: Sequence[LayerDraft], outputs: Collection[Tensor]) -> list[LayerDraft]:
-    """*drafts* with followers folded in; *outputs* are the tensors the graph hands out."""
+    """Fuse followers into *drafts*; *outputs* are the tensors that the graph returns."""
     readers: dict[int, list[int]] = defaultdict(list)
-    for place, each in enumerate(drafts):
-        for tensor in each.reads:
+    for place, layer_draft in enumerate(drafts):
+        for tensor in layer_draft.reads:
             readers[id(tensor)].append(place)
     exposed = {id(tensor.root) for tensor in outputs}
     absorbed: set[int] = set()
     fused: dict[int, LayerDraft] = {}
-    for place, each in enumerate(drafts):
-        if place in absorbed or not _anchors(each):
+    for place, layer_draft in enumerate(drafts):
+        if place in absorbed or not _anchors(layer_draft):
             continue
         group = _group(drafts, place, readers, exposed)
         absorbed.update(group)
         # The last member's place: by then everything that any member reads has been computed.
         fused[group[-1]] = _merged([drafts[member] for member in group])
-    return [fused.get(place, each) for place, each in enumerate(drafts) if place not in absorbed or place in fused]
+    return [fused.get(place, alone) for place, alone in enumerate(drafts) if place not in absorbed or place in fused]
 
 
 def _anchors(draft: LayerDraft) -> bool:
@@ -346,7 +352,7 @@ def _anchors(draft: LayerDraft) -> bool:
 
 
 def _group(drafts: Sequence[LayerDraft], anchor: int, readers: dict[int, list[int]], exposed: set[int]) -> list[int]:
-    """The places of the longest closed run of followers, the anchor first."""
+    """Indices of the longest closed run of followers, the anchor first."""
     members, best = [anchor], 1
     inside = {id(drafts[anchor].writes[0])}
     elements = drafts[anchor].layer.output_elements
@@ -366,7 +372,7 @@ def _group(drafts: Sequence[LayerDraft], anchor: int, readers: dict[int, list[in
 
 
 def _follows(draft: LayerDraft, inside: Collection[int], elements: int) -> bool:
-    """Whether a layer reads only the group; a lone value beside it, such as a scale, does not count."""
+    """Whether a layer reads only the group; a single value, such as a scale, does not count."""
     return (
         find(draft.layer.op).fuses
         and not draft.sealed
@@ -378,17 +384,17 @@ def _follows(draft: LayerDraft, inside: Collection[int], elements: int) -> bool:
 
 def _merged(group: Sequence[LayerDraft]) -> LayerDraft:
     first, last = group[0], group[-1]
-    inside = {id(each.writes[0]) for each in group}
-    outside = {id(tensor): tensor for each in group for tensor in each.reads if id(tensor) not in inside}
+    inside = {id(member.writes[0]) for member in group}
+    outside = {id(tensor): tensor for member in group for tensor in member.reads if id(tensor) not in inside}
     return replace(
         first,
         layer=replace(
             first.layer,
-            op="+".join(each.layer.op for each in group),
+            op="+".join(member.layer.op for member in group),
             output_elements=last.layer.output_elements,
-            nodes=tuple(node for each in group for node in each.layer.nodes),
+            nodes=tuple(node for member in group for node in member.layer.nodes),
         ),
         reads=tuple(outside.values()),
         writes=last.writes,
-        stored=tuple(dict.fromkeys(s for each in group for s in each.stored)),
+        stored=tuple(dict.fromkeys(s for member in group for s in member.stored)),
     )

@@ -1,8 +1,8 @@
-"""How wide the weights and inputs of tuned layers are, and where a tuned file rounds: two notes in its metadata.
+"""Bit widths of the weights and inputs of tuned layers, and where a tuned file rounds: two entries of its metadata.
 
-No type of ONNX has three bits, so the types of a tuned file do not say what a device would fetch. ``weft tune`` and
-``weft stitch`` note it (``noted``); the importer goes by it (``narrowed``) and takes the operators that round what
-enters a layer for what they are, no work of their own (``without_rounding``).
+No type of ONNX has three bits, so the types of a tuned file do not tell what a device would fetch. ``weft tune`` and
+``weft stitch`` write the entries (``noted``); the importer applies them (``narrowed``), and removes the operators that
+round what enters a layer, which are no work of their own (``without_rounding``).
 """
 
 from __future__ import annotations
@@ -21,53 +21,53 @@ FORMATS = "weft.formats"
 WIDTHS = "weft.widths"
 """Model metadata: JSON, node -> bits of its weights and of its inputs."""
 ROUNDED = "weft.rounded"
-"""Model metadata: JSON, tensor -> the one that it is, rounded to a format."""
+"""Model metadata: JSON, rounded tensor -> the tensor before rounding."""
 
-_MOST_BITS = 64
+_MOST_BITS = 64  # the widest type of ONNX; larger numbers come from a damaged file
 
 
 class Widths(NamedTuple):
-    """Bits of a value of each kind; 32 where nothing was narrowed."""
+    """Bits of a weight and of an input of a layer; 32 if it was not tuned."""
 
     weight: int = 32
     input: int = 32
 
 
 def noted(widths: Mapping[str, Widths], rounded: Mapping[str, str]) -> dict[str, str]:
-    """The metadata that says so."""
+    """The metadata entries for these widths and rounded tensors."""
     return {
-        WIDTHS: _compact({node: list(each) for node, each in widths.items()}),
+        WIDTHS: _compact({node: list(bits) for node, bits in widths.items()}),
         ROUNDED: _compact(dict(rounded)),
     }
 
 
 def widths_in(model: OnnxModel) -> dict[str, Widths]:
-    """Node -> its widths; nothing for a file that was not tuned."""
-    found = _note(model, WIDTHS)
+    """Node -> its widths; empty for a file that was not tuned."""
+    table = _note(model, WIDTHS)
     try:
-        widths = {node: Widths(*map(int, each)) for node, each in found.items()}
+        widths = {node: Widths(*map(int, bits)) for node, bits in table.items()}
     except (TypeError, ValueError) as error:
         raise ModelError(f"its {WIDTHS} is no table of bits; tune it again") from error
-    if any(not 1 <= bits <= _MOST_BITS for each in widths.values() for bits in each):
+    if any(not 1 <= bits <= _MOST_BITS for layer_bits in widths.values() for bits in layer_bits):
         raise ModelError(f"its {WIDTHS} has bits that are not from 1 to {_MOST_BITS}; tune it again")
     return widths
 
 
 def rounded_in(model: OnnxModel) -> dict[str, str]:
-    """Rounded tensor -> the tensor that it was; nothing for a file that rounds nothing."""
-    found: dict[str, str] = _note(model, ROUNDED)
-    if not all(isinstance(source, str) for source in found.values()):
+    """Rounded tensor -> the tensor before rounding; empty for a file that rounds nothing."""
+    sources: dict[str, str] = _note(model, ROUNDED)
+    if not all(isinstance(source, str) for source in sources.values()):
         raise ModelError(f"its {ROUNDED} is no table of tensors; tune it again")
-    return found
+    return sources
 
 
 def narrowed(layers: Iterable[Layer], widths: Mapping[str, Widths]) -> tuple[Layer, ...]:
-    """The layers with their weights and inputs as wide as was noted of their nodes."""
+    """The layers with the widths of their nodes."""
     return tuple(_narrowed(layer, widths) for layer in layers)
 
 
 def without_rounding(model: OnnxModel) -> OnnxModel:
-    """*model* without the operators that round what enters its layers; itself where there are none."""
+    """*model* without the operators that round what enters its layers; unchanged if there are none."""
     rounded = rounded_in(model)
     if not rounded:
         return model
@@ -78,7 +78,7 @@ def without_rounding(model: OnnxModel) -> OnnxModel:
 
 
 def _narrowed(layer: Layer, widths: Mapping[str, Widths]) -> Layer:
-    """A layer as wide as its node, if something was noted of that; a table of codes is no parameter of it."""
+    """A layer with the widths of its node, if any; a table of codes does not count as parameters."""
     mine = next((widths[name] for name in (layer.name, *layer.nodes) if name in widths), None)
     if mine is None or not layer.weights:
         return layer
@@ -89,12 +89,12 @@ def _narrowed(layer: Layer, widths: Mapping[str, Widths]) -> Layer:
 def _note(model: OnnxModel, key: str) -> dict[str, Any]:
     text = metadata(model).get(key, "")
     try:
-        found = json.loads(text or "{}")
+        table = json.loads(text or "{}")
     except ValueError as error:
         raise ModelError(f"its {key} cannot be read; tune it again") from error
-    if not isinstance(found, dict):
+    if not isinstance(table, dict):
         raise ModelError(f"its {key} is no table; tune it again")
-    return found
+    return table
 
 
 def _compact(table: Mapping[str, object]) -> str:

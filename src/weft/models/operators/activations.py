@@ -11,7 +11,7 @@ from weft.models.operators.rules.shapes import like
 
 _activation = partial(Operator, cost=costs.elementwise, fuses=True, rows=rows.elementwise)
 _older = partial(_activation, shapes=(like(0),))
-"""Older versions of ONNX's inference leave the shapes of these open."""
+"""For operators whose shapes older versions of ONNX's inference leave open."""
 
 OPERATORS = (
     _older("Relu", torch=call("relu"), stitching=StitchForm("unary", "Relu", keeps_zero=True)),
@@ -68,8 +68,8 @@ OPERATORS = (
     _older(f"{MICROSOFT}QuickGelu", torch=lambda t, x: x * t.torch.sigmoid(t.get("alpha", 1.702) * x)),
     _older("ParametricSoftplus", rows=None),
     _older("ScaledTanh", rows=None),
-    _older(f"{MICROSOFT}QLinearSigmoid", rows=rows.of(0)),
-    _older(f"{MICROSOFT}QLinearLeakyRelu", rows=rows.of(0)),
+    _older(f"{MICROSOFT}QLinearSigmoid", rows=rows.elementwise_of(0)),
+    _older(f"{MICROSOFT}QLinearLeakyRelu", rows=rows.elementwise_of(0)),
     _older(f"{MICROSOFT}ScaledSiLU", rows=None),
     _older(f"{MICROSOFT}QOrderedGelu", rows=None),
 )

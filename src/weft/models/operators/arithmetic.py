@@ -11,9 +11,9 @@ from weft.models.operators.rules.shapes import common, fixed, halved, like
 
 _elementwise = partial(Operator, cost=costs.elementwise, rows=rows.elementwise)
 _fused = partial(_elementwise, fuses=True)
-"""What biases, scales and spelled-out activations are made of."""
+"""Operators that biases, scales and spelled-out activations consist of."""
 _runtimes = partial(Operator, cost=costs.elementwise)
-"""Operators of ONNX Runtime whose rows were not looked at."""
+"""Operators of ONNX Runtime whose rows were not examined, so that they are not batched."""
 _same = (like(0),)
 
 OPERATORS = (
@@ -71,10 +71,10 @@ OPERATORS = (
     _elementwise("BitwiseNot", torch=call("bitwise_not")),
     _elementwise("BitShift", torch=meanings.shift),
     # Quantised values
-    Operator("QuantizeLinear", cost=costs.free, view=True, rows=rows.of(0), torch=meanings.quantize),
-    Operator("DequantizeLinear", cost=costs.free, view=True, rows=rows.of(0), torch=meanings.dequantize),
-    Operator(f"{MICROSOFT}QuantizeLinear", cost=costs.free, view=True, shapes=_same, rows=rows.of(0)),
-    Operator(f"{MICROSOFT}DequantizeLinear", cost=costs.free, view=True, shapes=_same, rows=rows.of(0)),
+    Operator("QuantizeLinear", cost=costs.free, view=True, rows=rows.elementwise_of(0), torch=meanings.quantize),
+    Operator("DequantizeLinear", cost=costs.free, view=True, rows=rows.elementwise_of(0), torch=meanings.dequantize),
+    Operator(f"{MICROSOFT}QuantizeLinear", cost=costs.free, view=True, shapes=_same, rows=rows.elementwise_of(0)),
+    Operator(f"{MICROSOFT}DequantizeLinear", cost=costs.free, view=True, shapes=_same, rows=rows.elementwise_of(0)),
     Operator(f"{MICROSOFT}QuantizeWithOrder", cost=costs.free, view=True, shapes=_same),
     Operator(f"{MICROSOFT}DequantizeWithOrder", cost=costs.free, view=True, shapes=_same),
     Operator("DynamicQuantizeLinear", cost=costs.elementwise, rows=rows.whole),
@@ -84,8 +84,8 @@ OPERATORS = (
         shapes=(like(0), fixed(), fixed()),
         rows=rows.whole,
     ),
-    _runtimes(f"{MICROSOFT}QLinearAdd", shapes=(common(0, 3),), rows=rows.of(0, 3)),
-    _runtimes(f"{MICROSOFT}QLinearMul", shapes=(common(0, 3),), rows=rows.of(0, 3)),
+    _runtimes(f"{MICROSOFT}QLinearAdd", shapes=(common(0, 3),), rows=rows.elementwise_of(0, 3)),
+    _runtimes(f"{MICROSOFT}QLinearMul", shapes=(common(0, 3),), rows=rows.elementwise_of(0, 3)),
     _runtimes(f"{MICROSOFT}QLinearWhere", shapes=(common(0, 1, 4),)),
     _runtimes(f"{MICROSOFT}MulInteger", shapes=(common(0, 2),)),
     # ONNX Runtime's

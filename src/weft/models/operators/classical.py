@@ -23,7 +23,7 @@ def _linear(node: ImportedNode) -> list[LayerDraft]:
 
 
 def _support_vectors(node: ImportedNode) -> list[LayerDraft]:
-    """Every sample meets every support vector; without any, the coefficients are those of a line."""
+    """Every sample meets every support vector; without any, the coefficients are those of a linear model."""
     vectors = node.attributes.length("support_vectors")
     return _by_rows(node, vectors or node.attributes.length("coefficients"))
 
@@ -46,12 +46,12 @@ def _by_rows(node: ImportedNode, values: int) -> list[LayerDraft]:
 
 
 def _in_attributes(shape: tuple[int, ...]) -> Tensor:
-    """Trained values that a node carries itself."""
+    """Trained values in the attributes of a node."""
     return Tensor(shape, _FLOAT, dtype_bits(_FLOAT), constant=True, stored=(Stored(math.prod(shape), _FLOAT),))
 
 
 def _targets(names: str) -> ShapeRule:
-    """One row per sample, one column per class or target: as many as an attribute lists."""
+    """One row per sample, one column per class or target that an attribute lists."""
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
         rows = (shape_of(inputs, 0) or ())[:1] if len(shape_of(inputs, 0) or ()) > 1 else (1,)

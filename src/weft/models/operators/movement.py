@@ -1,4 +1,4 @@
-"""Operators that move, choose or make up data: views, gathers, pads, constants, sequences, texts."""
+"""Operators that move, choose or generate data: views, gathers, pads, constants, sequences, texts."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import partial
 from weft.models.operators.operator import BLOCKED, EVERY_INPUT, MICROSOFT, Operator, StitchForm
 from weft.models.operators.rules import costs, meanings, rows, window_meanings
 from weft.models.operators.rules.shapes import (
+    blocked,
     compressed,
     cropped,
     expanded,
@@ -16,9 +17,9 @@ from weft.models.operators.rules.shapes import (
     looked_up,
     nonzero_places,
     reshaped,
+    unblocked,
     unfolded,
 )
-from weft.models.operators.rules.window_shapes import blocked, unblocked
 
 _view = partial(Operator, cost=costs.free, view=True)
 _moves = partial(Operator, cost=costs.movement)

@@ -18,10 +18,10 @@ _of_a_sum = (*_with_moments, like(0))
 
 
 def _group_norm(t: TorchNode, x: Any, scale: Any, bias: Any) -> Any:
-    """Before operator set 21 each group has one scale and bias, since then each channel."""
+    """Until opset 20 each group has one scale and bias, since opset 21 each channel."""
     groups = t.get("num_groups")
     if t.version < 21:
-        scale, bias = (each.repeat_interleave(x.shape[1] // groups) for each in (scale, bias))
+        scale, bias = (values.repeat_interleave(x.shape[1] // groups) for values in (scale, bias))
     return t.nn.group_norm(x, groups, scale, bias, t.get("epsilon", 1e-5))
 
 

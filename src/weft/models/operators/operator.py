@@ -1,4 +1,4 @@
-"""One operator of ONNX or ONNX Runtime as one entry: ``Operator``, its facets and what a missing facet means."""
+"""The entry of an operator of ONNX or ONNX Runtime: ``Operator``, its facets and their defaults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StitchForm:
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """An operator and what each user of the table knows of it. Every facet has a default, which is safe."""
+    """An operator and what each user of the table needs of it. Every facet has a safe default."""
 
     name: str
     """``Conv`` for an operator of the standard, ``com.microsoft:Attention`` for one of another domain."""
@@ -53,7 +53,7 @@ class Operator:
     shapes_of: tuple[str, int] | None = None
     """A standard operator whose inference holds here too, and how many leading inputs the two have in common."""
     view: bool = False
-    """Whether the first output is the first input's memory, seen differently."""
+    """Whether the first output is a view of the first input."""
 
     rows: RowRule | None = None
     """Which rows of the outputs depend on which rows of the inputs. Default: not known, so the model is not batched."""

@@ -14,10 +14,11 @@ from weft.models.operators.rules.shapes import (
     ordered_product,
     pairs,
     product,
+    spread,
     stated_columns,
+    windowed,
     words,
 )
-from weft.models.operators.rules.window_shapes import spread, windowed
 
 _conv = partial(Operator, cost=product_costs.conv)
 _matmul = partial(Operator, cost=product_costs.matmul)

@@ -1,4 +1,4 @@
-"""Recurrent layers, attention, embeddings and what stands around them."""
+"""Recurrent layers, attention, embeddings and related operators."""
 
 from __future__ import annotations
 

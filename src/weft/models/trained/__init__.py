@@ -1,8 +1,8 @@
-"""Networks with exits that the project trained itself, and what they answered on their whole test sets.
+"""Networks with exits that the project trained, with their answers on the whole test sets.
 
-The files beside this one were written by ``training/early_exits.py``: NAME.onnx is the network, NAME.npz its answers
-on the test set, NAME.samples.npz a few test images, and NAME.json the card that says where all of it comes from. An
-installed weft has those of ``mnist-vit``; ``weft.models.stored`` fetches the others.
+The files beside this one were written by ``training/early_exits.py``: NAME.onnx is the network, NAME.npz its answers on
+the test set, NAME.samples.npz a few test images, and NAME.json a card with its origin. An installed weft has those of
+``mnist-vit``; ``weft.models.stored`` fetches the others.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TestImages(NamedTuple):
     """(images, channels, height, width)."""
     label: NDArray[np.uint8]
     row: NDArray[np.uint16]
-    """Which row of the record each image has."""
+    """The row of the record for each image."""
 
     def inputs(self) -> NDArray[np.float32]:
         """The images as the network takes them: from 0 to 1."""
@@ -36,7 +36,7 @@ class TestImages(NamedTuple):
 
 
 class TestRecord(NamedTuple):
-    """What every exit said about every image of the test set; columns in the order of the exits."""
+    """The answer of every exit to every image of the test set; columns in the order of the exits."""
 
     confidence: NDArray[np.float32]
     """(images, exits): the largest softmax."""
@@ -48,7 +48,7 @@ class TestRecord(NamedTuple):
 
 
 class ExitCard(BaseModel, extra="forbid", frozen=True):
-    """What one exit is worth on the test set."""
+    """Cost and accuracy of one exit on the test set."""
 
     name: str
     macs: int
@@ -58,7 +58,7 @@ class ExitCard(BaseModel, extra="forbid", frozen=True):
     rate: float
     """Share of the images that leave here at the card's threshold."""
     accuracy_of_leavers: float | None
-    """None where nobody leaves."""
+    """None where no image leaves."""
 
 
 class TrainedCard(NetworkCard, frozen=True):
@@ -129,8 +129,8 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 
 TRAINED: dict[str, Trained] = {
-    each.name: each
-    for each in (
+    network.name: network
+    for network in (
         Trained("mnist-vit", (1, 28, 28), ("exit1", "exit2", "logits")),
         Trained("cifar-cnn", (3, 32, 32), ("exit1", "exit2", "exit3", "logits")),
     )

@@ -1,7 +1,7 @@
-"""The model zoo: well-known networks built as ONNX graphs, with weights drawn only where they are run.
+"""The model zoo: well-known networks built as ONNX graphs, with weights generated only where they are run.
 
-``build`` describes, ``load`` counts, ``materialise`` and ``export`` draw. The architectures are the
-published ones; the weights are random, so outputs mean nothing and timings mean what they should.
+``build`` describes a network, ``load`` counts it, ``materialise`` and ``export`` generate weights. The architectures
+are the published ones; the weights are random, so outputs mean nothing, but timings are those of the real model.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ ZOO: dict[str, ZooEntry] = {
 
 
 def build(name: str, *, seed: int = 0, **parameters: Parameter) -> OnnxModel:
-    """The graph of a network, its weights declared but not drawn; *seed* is noted in its metadata."""
+    """The graph of a network with weights declared but not generated; *seed* is noted in its metadata."""
     entry = _entry(name)
     graph = GraphBuilder(name)
     graph.metadata[_weights.SEED] = str(seed)
@@ -83,7 +83,7 @@ def build(name: str, *, seed: int = 0, **parameters: Parameter) -> OnnxModel:
 
 
 def materialise(proto: OnnxModel, seed: int | None = None) -> OnnxModel:
-    """A copy of a built graph with its weights, in memory; without *seed*, drawn by the noted one."""
+    """A copy of a built graph with weights in memory; without *seed*, generated from the noted one."""
     return _weights.materialise(proto, seed)
 
 
@@ -100,7 +100,7 @@ def export(
 
 
 def load(name: str, *, shapes: Shapes | None = None, **parameters: Parameter) -> Model:
-    """The layers of a network, counted without drawing a weight; the same call returns the same model."""
+    """The layers of a network, counted without generating weights; the same call returns the same model."""
     checked = _checked(name, _entry(name), parameters)
     fixed = tuple(sorted((key, tuple(dims)) for key, dims in (shapes or {}).items()))
     return _load(name, fixed, tuple(checked.items()))

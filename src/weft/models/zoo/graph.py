@@ -1,8 +1,8 @@
-"""A small builder of ONNX graphs whose trained values are declared, not drawn.
+"""A small builder of ONNX graphs whose trained values are declared, not generated.
 
-A weight enters the graph as an initializer with dimensions, a type and a recipe (see ``weights``) but
-no data, so that a network of a gigabyte is described in some kilobytes. Constants that give the
-graph its shape (reshape targets, slice bounds, scalars) carry their data.
+A weight enters the graph as an initializer with dimensions, a type and a recipe (see ``weights``) but no data, so that
+a network of a gigabyte is described in some kilobytes. Constants that give the graph its shape (reshape targets, slice
+bounds, scalars) carry their data.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ BATCH = "batch"
 OPSET = 20
 """The first opset with both LayerNormalization and Gelu."""
 IR_VERSION = 10
+"""The file version of ONNX 1.16; runtimes refuse files of versions that are newer than they are."""
 
 Pair = int | tuple[int, int]
 
@@ -51,7 +52,7 @@ NOTHING = GraphValue("", 0)
 
 
 class GraphBuilder:
-    """Collects nodes in execution order; a node and the value it makes share one name."""
+    """Collects nodes in execution order; a node and its output share one name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -111,7 +112,7 @@ class GraphBuilder:
         return GraphValue(name, dims[-1])
 
     def constant(self, name: str, value: ArrayLike, dtype: type = np.float32) -> GraphValue:
-        """A value fixed by the architecture; asking for the same name again returns the first."""
+        """A value fixed by the architecture; a name that is used again returns the first."""
         if name not in self._initializers:
             self._initializers[name] = to_tensor(np.asarray(value, dtype), name)
         return GraphValue(name, 1)

@@ -15,7 +15,7 @@ from weft.models.onnx_import.importer import TABLES
 from weft.models.zoo.graph import GraphBuilder, GraphValue
 
 BERT_VOCABULARY, BERT_POSITIONS, BERT_TOKEN_TYPES = 30522, 512, 2
-XLNET_VOCABULARY = 32000
+XLNET_VOCABULARY = 32000  # published sizes of the pretrained tokenizers and position tables
 MASKED = 1e4
 """Taken from the score of a masked token: its share of the attention vanishes in float32."""
 

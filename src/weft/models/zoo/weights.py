@@ -46,7 +46,7 @@ def uniform(low: float, high: float) -> str:
 
 
 def he(fan_in: int, *, rectified: bool) -> str:
-    """Twice the variance where a rectifier follows and halves it again."""
+    """Normal values with twice the variance, since the rectifier that follows halves it."""
     return normal(0.0, math.sqrt((2 if rectified else 1) / fan_in))
 
 
@@ -62,14 +62,14 @@ BATCH_NORM = {"scale": SCALE, "bias": BIAS, "mean": BIAS, "variance": uniform(0.
 
 
 def declare(name: str, dims: Sequence[int], recipe: str) -> TensorProto:
-    """A float32 initializer that says how it would be drawn, and holds nothing."""
+    """A float32 initializer with a recipe and without data."""
     tensor = TensorProto(name=name, dims=dims, data_type=TensorProto.FLOAT)
     tensor.metadata_props.add(key=RECIPE, value=recipe)
     return tensor
 
 
 def materialise(proto: OnnxModel, seed: int | None = None, progress: Progress | None = None) -> OnnxModel:
-    """A copy of *proto* with every declared weight drawn, all of it in memory."""
+    """A copy of *proto* with every declared weight generated in memory."""
     model = _copy(proto, seed)
     for tensor, data in _drawn(model, progress):
         tensor.raw_data = data.tobytes()
@@ -83,10 +83,10 @@ def write(
     progress: Progress | None = None,
     single_file_bytes: int = SINGLE_FILE_BYTES,
 ) -> None:
-    """Draw the declared weights of *proto* and save the model.
+    """Generate the declared weights of *proto* and save the model.
 
-    Above *single_file_bytes* the tensors go to ``<file>.data`` one at a time, never together in
-    memory; the model itself is written last, so that a file left by an interrupted run has no model.
+    Above *single_file_bytes* the tensors go to ``<file>.data`` one at a time, never together in memory; the model
+    itself is written last, so that a file left by an interrupted run has no model.
     """
     target = Path(path)
     if sum(map(_size, _declared(proto))) > single_file_bytes:
@@ -112,7 +112,7 @@ def _write_with_data(proto: OnnxModel, target: Path, progress: Progress | None) 
 
 
 def _copy(proto: OnnxModel, seed: int | None = None) -> OnnxModel:
-    """The graph again, to be filled, with *seed* noted where one is given."""
+    """A copy of the graph, with *seed* noted if one is given."""
     model = copied(proto)
     if seed is not None:
         set_metadata(model, {**metadata(model), SEED: str(seed)})
@@ -120,7 +120,7 @@ def _copy(proto: OnnxModel, seed: int | None = None) -> OnnxModel:
 
 
 def _drawn(model: OnnxModel, progress: Progress | None) -> Iterator[tuple[TensorProto, NDArray[np.float32]]]:
-    """Each declared weight, its recipe taken off, with its values."""
+    """Yield each declared weight, without its recipe, with its values."""
     declared, seed = _declared(model), _seed(model)
     total, done = sum(map(_size, declared)), 0
     for tensor in declared:
@@ -153,7 +153,7 @@ def _generator(seed: int, name: str) -> np.random.Generator:
 
 
 def _draw(recipe: str, shape: tuple[int, ...], rng: np.random.Generator) -> NDArray[np.float32]:
-    """Little-endian, as ONNX stores it."""
+    """Generate values, little-endian as ONNX stores them."""
     kind, first, second = recipe.split()
     low, high = np.float32(first), np.float32(second)
     if kind == "uniform":

@@ -1,8 +1,8 @@
-"""Attention as one operator: what exporters write as a dozen of them, a GPU computes several times faster as one.
+"""Fusion of attention into one operator: a GPU computes it several times faster than the dozen that exporters write.
 
-Found is what lies between three tensors of rows and columns and the next one: heads are split off, queries and keys
-multiplied, scaled, masked, weighed by a softmax and multiplied with the values, and the heads joined again. Everything
-about it must be known and usual, or the operators stay as they are.
+The pattern lies between three tensors of rows and columns and the next one: heads are split off, queries and keys
+multiplied, scaled, masked, weighed by a softmax and multiplied with the values, and the heads joined again. A variant
+that differs in anything is left as it is.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ from weft.models.onnx_import.infer import write_defaults
 
 DOMAIN = "com.microsoft"
 SPLIT, KEYS, TURNED = (0, 2, 1, 3), (0, 2, 3, 1), (0, 1, 3, 2)
-"""Orders of axes: of heads before rows, of keys that are turned as well, and of turning alone."""
+"""Orders of axes: heads before rows; the same with keys transposed; transposition alone."""
 
 LAST_AXIS = 13
-"""From this version of the operators on a softmax that names no axis is over the last one."""
+"""From this opset on, a softmax without an axis is over the last one."""
 
 SMALL = 64
-"""Weights of no more numbers may say sizes."""
+"""Weights of at most this many numbers may be sizes, so their values are needed to infer shapes."""
 
 Size = int | str | None
-"""Of an axis: a number, the name of one that is free, or unknown."""
+"""Size of an axis: a number, the name of a free one, or None if it is unknown."""
 
 
 class _Heads(NamedTuple):
@@ -58,7 +58,7 @@ class _Heads(NamedTuple):
 
     source: str
     outer: tuple[Size, ...]
-    """Samples, and rows of each."""
+    """Number of samples, and rows of each."""
     heads: int
     width: int
 
@@ -78,7 +78,7 @@ class _Found(NamedTuple):
 
 
 def with_attention(path: Path, folder: Path) -> Path:
-    """The model with attention as one operator, in a folder for a while; the file itself where none is found."""
+    """Yield the path of the model with fused attention, a temporary file; the given file where nothing is fused."""
     if all(node.op_type != "Softmax" for node in load(path).graph.node):
         return path
     model = load(path, weights=True)
@@ -90,22 +90,22 @@ def with_attention(path: Path, folder: Path) -> Path:
 
 
 def fuse_attention(model: OnnxModel) -> int:
-    """Have one operator wherever attention is found; how often that was."""
+    """Replace every attention pattern by one operator; returns the number of replacements."""
     graph = _Graph(model)
-    found = [each for node in graph.nodes if node.op_type == "Softmax" and (each := graph.attention_at(node))]
-    kept = [(each, mask) for each in found if (mask := graph.mask_for(each)) is not None]
-    for each, mask in kept:
-        names = [each.queries.source, each.keys.source, each.values.source]
+    matches = [match for node in graph.nodes if node.op_type == "Softmax" and (match := graph.attention_at(node))]
+    kept = [(match, mask) for match in matches if (mask := graph.mask_for(match)) is not None]
+    for match, mask in kept:
+        names = [match.queries.source, match.keys.source, match.values.source]
         fused = make_node(
             "MultiHeadAttention",
             [*names, "", "", mask] if mask else names,
-            each.end.output,
-            f"{each.end.name or each.end.output[0]}/attention",
+            match.end.output,
+            f"{match.end.name or match.end.output[0]}/attention",
             domain=DOMAIN,
-            num_heads=each.queries.heads,
-            scale=each.scale,
+            num_heads=match.queries.heads,
+            scale=match.scale,
         )
-        graph.replace(each.end, fused)
+        graph.replace(match.end, fused)
     if kept:
         graph.write_to(model)
         add_opset(model, DOMAIN, 1)
@@ -113,15 +113,15 @@ def fuse_attention(model: OnnxModel) -> int:
 
 
 class _Graph:
-    """A graph, and what is known of its tensors."""
+    """A graph while attention in it is fused, with what is known of its tensors."""
 
     def __init__(self, model: OnnxModel) -> None:
         graph = model.graph
         self.nodes = list(graph.node)
-        self._outputs = [each.name for each in graph.output]
+        self._outputs = [output.name for output in graph.output]
         self._made_by = makers(self.nodes)
         self._weights = initializers(graph)
-        self._given = {each.name for each in graph.input}
+        self._given = {tensor.name for tensor in graph.input}
         modern = opsets(model).get("", 1) >= LAST_AXIS
         self._usual_axis = -1 if modern else 1
         self._last_axes = {-1, 3} if modern else {3}
@@ -135,7 +135,7 @@ class _Graph:
     # Looking
 
     def attention_at(self, softmax: OnnxNode) -> _Found | None:
-        """What the softmax is the middle of; None where that is not attention as it is known here."""
+        """Match the attention around a softmax; None if it is no attention, or a variant that is not fused."""
         product = self._next(softmax, "MatMul")
         joined = self._next(self._next(product, "Transpose", SPLIT), "Reshape")
         if joined is None or product is None or product.input[0] != softmax.output[0]:
@@ -144,12 +144,12 @@ class _Graph:
             return None
         scores, mask = self._unmasked(softmax.input[0])
         scores, scale = self._unscaled(scores)
-        multiplied = self._made(scores, "MatMul")
+        multiplied = self._maker_of(scores, "MatMul")
         if multiplied is None:
             return None
         (left, factor), (right, other) = (self._unscaled(name) for name in multiplied.input)
         keys = self._heads(right, KEYS)
-        if keys is None and (turned := self._made(right, "Transpose", TURNED)) is not None:
+        if keys is None and (turned := self._maker_of(right, "Transpose", TURNED)) is not None:
             right, more = self._unscaled(turned.input[0])
             keys, other = self._heads(right, SPLIT), other * more
         queries, values = self._heads(left, SPLIT), self._heads(product.input[1], SPLIT)
@@ -165,47 +165,47 @@ class _Graph:
             return None
         return _Found(queries, keys, values, scale, mask, joined)
 
-    def mask_for(self, found: _Found) -> str | None:
-        """The mask as the operator takes it, of a row for every query; empty where there is none, None if it is odd."""
-        if found.mask is None:
+    def mask_for(self, match: _Found) -> str | None:
+        """The mask with one row for every query, as the operator takes it; empty if none, None if it is unusable."""
+        if match.mask is None:
             return ""
-        sizes, rows = self._sizes.get(found.mask, ()), found.queries.rows
-        if len(sizes) != 4 or sizes[1] not in (1, found.queries.heads) or sizes[3] != found.keys.rows:
+        sizes, rows = self._sizes.get(match.mask, ()), match.queries.rows
+        if len(sizes) != 4 or sizes[1] not in (1, match.queries.heads) or sizes[3] != match.keys.rows:
             return None
-        if sizes[0] not in (1, found.queries.outer[0]):
+        if sizes[0] not in (1, match.queries.outer[0]):
             return None
         if sizes[2] == rows:
-            return found.mask
+            return match.mask
         if sizes[2] != 1 or not isinstance(rows, int):
             return None
-        return self._for_each_row(found.mask, rows)
+        return self._for_each_row(match.mask, rows)
 
-    def _made(self, name: str, kind: str, order: Sequence[int] | None = None) -> OnnxNode | None:
-        """The node that makes a tensor, if it is of this kind."""
+    def _maker_of(self, name: str, kind: str, order: Sequence[int] | None = None) -> OnnxNode | None:
+        """The node that produces a tensor, if it is of this kind."""
         node: OnnxNode | None = self._made_by.get(name)
         if node is None or node.op_type != kind or (order and _attribute(node, "perm", ()) != tuple(order)):
             return None
         return node
 
     def _next(self, node: OnnxNode | None, kind: str, order: Sequence[int] | None = None) -> OnnxNode | None:
-        """The only node that a tensor goes to, if it is of this kind."""
+        """The only node that reads a tensor, if it is of this kind."""
         if node is None or node.output[0] in self._outputs:
             return None
-        users = [each for each in self.nodes if node.output[0] in each.input]
-        return self._made(users[0].output[0], kind, order) if len(users) == 1 else None
+        users = [user for user in self.nodes if node.output[0] in user.input]
+        return self._maker_of(users[0].output[0], kind, order) if len(users) == 1 else None
 
     def _unmasked(self, name: str) -> tuple[str, str | None]:
-        """Scores before a mask was added, and the mask."""
-        added = self._made(name, "Add")
+        """Split scores into those before a mask was added, and the mask."""
+        added = self._maker_of(name, "Add")
         if added is None:
             return name, None
         first, second = added.input
-        return (first, second) if self._made(self._unscaled(first)[0], "MatMul") else (second, first)
+        return (first, second) if self._maker_of(self._unscaled(first)[0], "MatMul") else (second, first)
 
     def _unscaled(self, name: str) -> tuple[str, float]:
-        """A tensor before it was multiplied with numbers, and these."""
+        """Split a tensor into the one before it was multiplied with numbers, and their product."""
         scale = 1.0
-        while (node := self._made(name, "Mul") or self._made(name, "Div")) is not None:
+        while (node := self._maker_of(name, "Mul") or self._maker_of(name, "Div")) is not None:
             left, right = node.input
             if node.op_type == "Mul" and self._number(left) is not None:
                 left, right = right, left
@@ -216,7 +216,7 @@ class _Graph:
         return name, scale
 
     def _number(self, name: str) -> float | None:
-        weight, node = self._weights.get(name), self._made(name, "Constant")
+        weight, node = self._weights.get(name), self._maker_of(name, "Constant")
         if weight is None and node is not None:
             weight = constant_tensor(node)
         if weight is None or name in self._given or not all(size == 1 for size in weight.dims):
@@ -224,12 +224,12 @@ class _Graph:
         return float(to_array(weight).ravel()[0])
 
     def _heads(self, name: str, order: Sequence[int]) -> _Heads | None:
-        """The tensor whose heads were split off and put into this order."""
-        turned = self._made(name, "Transpose", order)
-        split = self._made(turned.input[0], "Reshape") if turned is not None else None
+        """The tensor whose heads were split off and transposed to this order; None if there is none."""
+        turned = self._maker_of(name, "Transpose", order)
+        split = self._maker_of(turned.input[0], "Reshape") if turned is not None else None
         if split is None:
             return None
-        before, after = (self._sizes.get(each, ()) for each in (split.input[0], split.output[0]))
+        before, after = (self._sizes.get(tensor, ()) for tensor in (split.input[0], split.output[0]))
         if len(before) != 3 or len(after) != 4 or before[1] is None or before[1] != after[1]:
             return None
         count, width = after[2:]
@@ -240,7 +240,7 @@ class _Graph:
     # Changing
 
     def _for_each_row(self, mask: str, rows: int) -> str:
-        """A mask of one row for all as one of so many rows."""
+        """Repeat a mask of one row to *rows* rows."""
         if (mask, rows) not in self._zeros:
             name = self._zeros[mask, rows] = f"{mask}/rows{rows}"
             kind = numpy_dtype(self._types.get(mask, ElementType.FLOAT))
@@ -253,30 +253,30 @@ class _Graph:
         self.nodes[self.nodes.index(node)] = by
 
     def write_to(self, model: OnnxModel) -> None:
-        """The nodes that are still needed, in an order in which they can be computed."""
+        """Write the nodes that are still needed to *model*, producers before their readers."""
         graph, wanted, needed = model.graph, set(self._outputs), list[OnnxNode]()
         masks = {node.output[0]: node for node in self._added}
         for node in reversed(self.nodes):
             if wanted.intersection(node.output):
                 needed.append(node)
                 wanted |= names_read(node)
-                for name in [each for each in node.input if each in masks]:
+                for name in [source for source in node.input if source in masks]:
                     wanted |= {*masks[name].input}
         needed.reverse()
-        for mask in (each for name, each in masks.items() if name in wanted):
-            made = [at for at, node in enumerate(needed) if mask.input[0] in node.output]
-            needed.insert(made[0] + 1 if made else 0, mask)
+        for mask in (adder for name, adder in masks.items() if name in wanted):
+            makers_at = [at for at, node in enumerate(needed) if mask.input[0] in node.output]
+            needed.insert(makers_at[0] + 1 if makers_at else 0, mask)
         fill(graph.node, needed)
-        fill(graph.initializer, [each for name, each in self._weights.items() if name in wanted | self._given])
+        fill(graph.initializer, [weight for name, weight in self._weights.items() if name in wanted | self._given])
 
 
 def _outlined(model: OnnxModel) -> OnnxModel:
-    """The model without its large weights, of which only shapes matter."""
+    """The model without its large weights, enough to infer shapes."""
     graph = model.graph
-    named = {each.name for each in graph.input}
-    large = [each for each in graph.initializer if prod(each.dims) > SMALL and each.name not in named]
-    small = [each for each in graph.initializer if prod(each.dims) <= SMALL]
-    inputs = [*graph.input, *(declared(each.name, each.data_type, each.dims) for each in large)]
+    named = {tensor.name for tensor in graph.input}
+    large = [weight for weight in graph.initializer if prod(weight.dims) > SMALL and weight.name not in named]
+    small = [weight for weight in graph.initializer if prod(weight.dims) <= SMALL]
+    inputs = [*graph.input, *(declared(weight.name, weight.data_type, weight.dims) for weight in large)]
     outline = make_model(graph.node, graph.name, inputs, graph.output, small, like=model)
     outline.graph.value_info.extend(graph.value_info)
     del outline.functions[:]  # what their nodes make is not looked into
@@ -284,16 +284,16 @@ def _outlined(model: OnnxModel) -> OnnxModel:
 
 
 def _sizes(graph: OnnxGraph) -> Iterator[tuple[str, tuple[Size, ...]]]:
-    for each in (*graph.input, *graph.value_info, *graph.output):
-        if (sizes := dimensions(each)) is not None:
-            yield each.name, tuple(None if size == "" else size for size in sizes)
+    for tensor in (*graph.input, *graph.value_info, *graph.output):
+        if (sizes := dimensions(tensor)) is not None:
+            yield tensor.name, tuple(None if size == "" else size for size in sizes)
     for weight in graph.initializer:
         yield weight.name, tuple(weight.dims)
 
 
 def _types(graph: OnnxGraph) -> Iterator[tuple[str, int]]:
-    for each in (*graph.input, *graph.value_info, *graph.output):
-        yield each.name, each.type.tensor_type.elem_type
+    for tensor in (*graph.input, *graph.value_info, *graph.output):
+        yield tensor.name, tensor.type.tensor_type.elem_type
     for weight in graph.initializer:
         yield weight.name, weight.data_type
 

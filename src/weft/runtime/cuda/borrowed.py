@@ -1,7 +1,7 @@
-"""Regions of clients as a GPU sees them: files whose pages its driver holds, and memory of the GPU itself.
+"""Regions of clients as a GPU sees them: files whose pages are registered with its driver, and memory of the GPU.
 
-A mapped file is never touched by this process, which would be killed where its client has cut it off. The driver holds
-the pages, as they are, for as long as the region is borrowed, and the GPU copies from them.
+This process never reads a mapped file, because it would be killed by SIGBUS if the client truncated it. The driver
+keeps the pages for as long as the region is borrowed, and the GPU copies from them.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from weft.runtime.cuda.captured import driver
 from weft.runtime.cuda.device import BorrowedFile, BorrowedTensor
 from weft.runtime.tensors import Array
 
-_LAZY_PEER_ACCESS = 1
+_LAZY_PEER_ACCESS = 1  # CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS of cuda.h
 
 
 class RegisteredFile(BorrowedFile):
     """A file whose pages are registered with the driver."""
 
     def __init__(self, terms: LendingTerms, file: int, inward: Any) -> None:
-        """*inward*: the stream that copies from it. BadRequest, and the file is closed, where that cannot be."""
+        """Register the file; on failure closes it and raises BadRequest. *inward*: the stream that copies from it."""
         super().__init__(terms, file)
         self._inward = inward
         self._skipped = terms.start % mmap.ALLOCATIONGRANULARITY
@@ -60,13 +60,13 @@ class RegisteredFile(BorrowedFile):
 
 
 class IpcMemory:
-    """Memory of the GPU that another process has, by its handle."""
+    """Memory of the GPU that belongs to another process, opened by its handle."""
 
     def __init__(self, terms: LendingTerms, device: torch.device, inward: Any) -> None:
         self.byte_size, self._address, self._inward = terms.byte_size, ctypes.c_uint64(0), inward
         torch.empty(1, device=device)  # and so the thread has a context
-        told = _Handle((ctypes.c_ubyte * HANDLE_BYTES)(*bytes.fromhex(terms.handle)))
-        failed = driver().cuIpcOpenMemHandle_v2(ctypes.byref(self._address), told, _LAZY_PEER_ACCESS)
+        handle = _Handle((ctypes.c_ubyte * HANDLE_BYTES)(*bytes.fromhex(terms.handle)))
+        failed = driver().cuIpcOpenMemHandle_v2(ctypes.byref(self._address), handle, _LAZY_PEER_ACCESS)
         if failed:
             raise BadRequest(
                 f"the handle of CUDA shared memory cannot be opened (error {failed}); it must come from another "
@@ -77,7 +77,7 @@ class IpcMemory:
             self._bytes = torch.as_tensor(Exposed(self._address.value, self.byte_size), device=device)
 
     def _check_size(self) -> None:
-        """Refuse a region that is said to be larger than the memory it is in."""
+        """Refuse a region that is declared larger than the memory it is in."""
         begin, size = ctypes.c_uint64(0), ctypes.c_size_t(0)
         failed = driver().cuMemGetAddressRange_v2(ctypes.byref(begin), ctypes.byref(size), self._address)
         if not failed and self._address.value + self.byte_size > begin.value + size.value:
@@ -89,13 +89,13 @@ class IpcMemory:
         source = self._bytes[offset : offset + size]
 
         def array() -> Array:
-            found: Array = source.cpu().numpy().view(dtype).reshape(shape)
-            return found
+            host_array: Array = source.cpu().numpy().view(dtype).reshape(shape)
+            return host_array
 
         return BorrowedTensor(shape, np.dtype(dtype), source, array)
 
     def write(self, data: bytes, offset: int) -> None:
-        """Put bytes there, and wait until they are."""
+        """Write bytes, and wait until they are there."""
         _checked(offset, (len(data),), np.uint8, self.byte_size)
         with torch.cuda.device(self._bytes.device), torch.inference_mode():
             self._bytes[offset : offset + len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
@@ -113,7 +113,7 @@ class _Handle(ctypes.Structure):
 
 
 class Exposed:
-    """Memory at an address, as torch takes it without a copy."""
+    """Memory at an address, in the form that torch takes without a copy."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 2}

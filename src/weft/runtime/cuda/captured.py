@@ -1,7 +1,7 @@
-"""Whether a captured graph can be replayed: it must not look at the host again.
+"""Check that a captured graph can be replayed: it must not read host memory or call the host.
 
-ONNX Runtime lays tables of some operators out in host memory, copies them and has a callback free that memory. Both
-become nodes of a graph, and a replay would read and free what is long gone.
+ONNX Runtime writes tables of some operators to host memory, copies them and frees that memory in a callback. Both
+become nodes of a graph, and a replay would read and free memory that is gone.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ from functools import cache
 from typing import Any
 
 _KERNEL, _MEMCPY, _HOST = 0, 1, 3
-"""Kinds of nodes, as the driver numbers them."""
+"""Kinds of nodes, with the driver's numbers."""
 _FROM_HOST, _UNIFIED = 1, 4
-"""Kinds of memory that is copied from: the host's, and any, which its address tells."""
+"""Kinds of source memory of a copy: the host's; and unified, where only the address tells."""
 _KIND_AT, _SOURCE_AT, _PARAMETERS_BYTES = 32, 48, 256
-"""Where the description of a copy has the kind and the address of its source; and more room than it needs."""
+"""Offsets of kind and source address in the description of a copy, and a buffer size that is larger than it."""
 _MEMORY_TYPE = 2
-"""The attribute of an address that tells whose memory it is."""
+"""The driver's attribute of an address that tells whose memory it is."""
 
 
 class NotReplayable(Exception):
-    """A graph would look at the host when it is replayed."""
+    """A graph reads host memory, or calls the host, when it is replayed."""
 
 
 @cache
 def driver() -> Any:
-    """The interface of the driver itself."""
+    """The library of the CUDA driver."""
     return ctypes.CDLL("libcuda.so.1")
 
 
 def check_replayable(graph: int) -> None:
-    """``NotReplayable`` if the graph, as the driver knows it, calls the host or copies from its memory."""
+    """Raise ``NotReplayable`` if the graph calls the host or copies from its memory."""
     for node in _nodes(graph):
         kind = _kind(node)
         if kind == _HOST:
@@ -41,7 +41,7 @@ def check_replayable(graph: int) -> None:
 
 
 def kernels_in(graph: int) -> int:
-    """How many kernels a graph has."""
+    """Number of kernels in a graph."""
     return sum(_kind(node) == _KERNEL for node in _nodes(graph))
 
 
@@ -56,16 +56,16 @@ def _nodes(graph: int) -> list[ctypes.c_void_p]:
     _checked(driver().cuGraphGetNodes(ctypes.c_void_p(graph), None, ctypes.byref(count)))
     nodes = (ctypes.c_void_p * max(1, count.value))()
     _checked(driver().cuGraphGetNodes(ctypes.c_void_p(graph), nodes, ctypes.byref(count)))
-    return [ctypes.c_void_p(each) for each in nodes[: count.value]]
+    return [ctypes.c_void_p(node) for node in nodes[: count.value]]
 
 
 def _copies_from_host(node: ctypes.c_void_p) -> bool:
-    told = ctypes.create_string_buffer(_PARAMETERS_BYTES)
-    _checked(driver().cuGraphMemcpyNodeGetParams(node, told))
-    kind = int.from_bytes(told.raw[_KIND_AT : _KIND_AT + 4], "little")
+    parameters = ctypes.create_string_buffer(_PARAMETERS_BYTES)
+    _checked(driver().cuGraphMemcpyNodeGetParams(node, parameters))
+    kind = int.from_bytes(parameters.raw[_KIND_AT : _KIND_AT + 4], "little")
     if kind != _UNIFIED:
         return kind == _FROM_HOST
-    address = int.from_bytes(told.raw[_SOURCE_AT : _SOURCE_AT + 8], "little")
+    address = int.from_bytes(parameters.raw[_SOURCE_AT : _SOURCE_AT + 8], "little")
     owner = ctypes.c_uint(0)
     failed = driver().cuPointerGetAttribute(ctypes.byref(owner), _MEMORY_TYPE, ctypes.c_uint64(address))
     return bool(failed) or owner.value == _FROM_HOST

@@ -1,4 +1,4 @@
-"""Devices that are none: their code runs on the CPU, for tests where there is no GPU."""
+"""Twins of GPUs: devices whose code runs on the CPU, for tests on machines without a GPU."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ UNCUT_TWIN = "cuda:uncut-twin"
 
 
 def is_twin(name: str) -> bool:
-    """Whether a device is a twin, which needs nothing that a GPU does."""
+    """Whether a device is a twin, for which nothing has to be installed."""
     return name.endswith("twin")

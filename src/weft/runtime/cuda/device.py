@@ -1,9 +1,9 @@
-"""What a device can do, as models need it: memory, streams, events and graphs behind one small class.
+"""The interface of a device: memory, streams, events and graphs behind one small class.
 
-Everything that a thread starts goes into the order of computing of its lane (``on``); copies of inputs and of answers
-go beside it. A ``Mark`` says when what was started before it has ended. Lanes may be parts of the device, which are
-numbered from 1; 0 is the whole. The twin, on the CPU with numpy arrays, does everything at once, so that the same
-models run where there is no GPU.
+Work that a thread starts runs in the order of its lane (``on``); copies of inputs and of answers run beside it. A
+``Mark`` is reached when the work that was started before it has ended. Lanes may be parts of the device, numbered from
+1; 0 is the whole. The twin, on the CPU with numpy arrays, does everything at once, so that the same models run without
+a GPU.
 """
 
 from __future__ import annotations
@@ -30,43 +30,43 @@ Tensor = Any
 """Memory of a device: a tensor of torch, or an array of numpy."""
 
 HOST_KIND = "cpu"
-"""What ONNX Runtime calls the memory of the host."""
+"""ONNX Runtime's name for the memory of the host."""
 REPEATS = 5
-"""How often a segment is timed."""
+"""Times that a segment is run when it is timed; the fastest counts."""
 
 
 class Mark(Protocol):
     """A point in the order of what was started."""
 
     def wait(self) -> None:
-        """Return when everything before it has ended; Python's lock is not held meanwhile."""
+        """Wait until everything before it has ended, without holding Python's lock."""
         ...
 
 
 ALIGNED_BYTES = 256
-"""Tensors in one memory begin at multiples of this."""
+"""Offset alignment of tensors in one memory, in bytes; CUDA allocates with the same one."""
 LEFT = 0xFF
-"""What the twin's memory is full of that has left."""
+"""Fills memory of the twin that was evicted, so that a test that reads it sees wrong numbers."""
 
 
 class BorrowedTensor(NamedTuple):
-    """A tensor in a region of a client's, which may take it away at any time."""
+    """A tensor in a region of a client's memory; the client may take it away at any time."""
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     source: Tensor
-    """Its bytes, as the device copies them; nobody else looks at them."""
+    """Its bytes, as the device copies them; no other code reads them."""
     array: Callable[[], Array]
-    """Makes a copy of it."""
+    """Returns a copy of the tensor."""
 
 
 def as_array(tensor: Array | BorrowedTensor) -> Array:
-    """A tensor in memory of our own."""
+    """The tensor in the server's own memory; a borrowed one is copied."""
     return tensor.array() if isinstance(tensor, BorrowedTensor) else tensor
 
 
 class BorrowedFile:
-    """A region that is a file, read by calls: whoever cuts it off is told so."""
+    """A client's region in a file, read by system calls, so that a truncated file is an error and not a crash."""
 
     def __init__(self, terms: LendingTerms, file: int) -> None:
         self._file, self._start, self.byte_size = file, terms.start, terms.byte_size
@@ -75,7 +75,7 @@ class BorrowedFile:
         return self.read(offset, shape, dtype)
 
     def read(self, offset: int, shape: tuple[int, ...], dtype: Any) -> Array:
-        """A copy of a tensor that lies there."""
+        """Copy a tensor out of the file."""
         array: Array = np.empty(shape, dtype)
         if not read_fully(self._file, array.reshape(-1).view(np.uint8).data, self._start + offset):
             raise BadRequest("the region was cut off since it was registered; make it larger again")
@@ -89,38 +89,38 @@ class BorrowedFile:
 
 
 class Movable(Protocol):
-    """Memory of a device at addresses that stay, while what lies there can leave for the host and come back."""
+    """Memory of a device at constant addresses whose contents can be evicted to the host and brought back."""
 
     byte_size: int
 
     def tensor(self, offset: int, shape: Sequence[int], element_type: int) -> Tensor:
-        """A tensor that lies there; *element_type* as ONNX numbers them."""
+        """A tensor at an offset of this memory; *element_type* as ONNX numbers them."""
         ...
 
     def leave(self) -> None:
-        """Give the memory back, which nothing uses; what shall come back is on the host then."""
+        """Copy to the host what must come back, then free the memory; no work may be using it."""
         ...
 
     def come_back(self) -> None:
-        """Have the memory again, and what was kept of it, before all that is started later."""
+        """Allocate the memory again and restore what was kept, before any work that starts later."""
         ...
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free all of it, on the device and on the host."""
         ...
 
 
 def places(sizes: Sequence[int]) -> tuple[list[int], int]:
-    """Where tensors of so many bytes lie behind one another, and where they end."""
-    found, at = [], 0
+    """Return offsets for tensors of these sizes (bytes) one after another, and the end of the last."""
+    offsets, at = [], 0
     for size in sizes:
-        found.append(at)
+        offsets.append(at)
         at += -(-size // ALIGNED_BYTES) * ALIGNED_BYTES
-    return found, at
+    return offsets, at
 
 
 class Device(Protocol):
-    """A device, or its twin."""
+    """What a GPU and its twin on the CPU can do."""
 
     name: str
     kind: str
@@ -131,32 +131,32 @@ class Device(Protocol):
 
     @property
     def cuts(self) -> GpuCuts:
-        """How it can be shared; it is cut when this is first asked for."""
+        """How it can be partitioned; the first access partitions it."""
         ...
 
     @property
     def uncut(self) -> str:
-        """Why it has no parts; empty where it has."""
+        """Why it has no parts; empty if it has some."""
         ...
 
     @property
     def part(self) -> int:
-        """The part that the calling thread's lane is."""
+        """The part of the calling thread's lane."""
         ...
 
     def own(self, part: int = 0) -> Device:
-        """It for one model, whose graphs are replayed beside others': sessions and scratch memory are the model's own.
+        """A view of the device for one model whose graphs run beside others': with its own sessions and scratch memory.
 
         part: what is captured with it stays on that part.
         """
         ...
 
     def providers(self, *, channels_last: bool) -> list[Any]:
-        """What sessions are opened with; their runs are in the order in which they are started."""
+        """The execution providers for sessions; their runs are in the order in which they are started."""
         ...
 
     def movable(self, byte_size: int, *, kept: bool) -> Movable:
-        """New memory whose contents can leave; *kept*: they come back as they were."""
+        """Allocate memory whose contents can be evicted; *kept*: they come back as they were."""
         ...
 
     def fill(self, target: Tensor, array: Array) -> None:
@@ -168,7 +168,7 @@ class Device(Protocol):
         ...
 
     def address(self, tensor: Tensor) -> int:
-        """Where it lies."""
+        """Its address on the device."""
         ...
 
     def copy(self, target: Tensor, source: Tensor) -> None:
@@ -180,39 +180,40 @@ class Device(Protocol):
         ...
 
     def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
-        """A new tensor of some rows of others: of each the rows that are named, or else so many from the first."""
+        """A new tensor of some rows of others. Each source is a tensor, the rows to take or None, and the number of
+        leading rows to take if it is None."""
         ...
 
     def copy_in(self, arrays: Sequence[Array | BorrowedTensor]) -> Tensor:
-        """A new tensor of arrays, row behind row; the copy goes beside what is computed, and what follows waits."""
+        """A new tensor of concatenated arrays. The copy runs beside computation; later work of the lane waits."""
         ...
 
     def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
-        """A region of a client's, whose tensors ``copy_in`` takes from where they lie; the file is the device's."""
+        """Open a client's region, from which ``copy_in`` reads tensors; takes over *file*."""
         ...
 
     def copy_out(self, tensor: Tensor) -> Array:
-        """An array that holds a tensor as it is now, once a later ``mark`` of answers is reached."""
+        """An array that holds the present values of a tensor, once a later ``mark`` of answers is reached."""
         ...
 
     def mark(self, *, answers: bool = False) -> Mark:
-        """A point behind all that was started to compute, or behind all answers that were copied, too."""
+        """A mark after all work that was started; with *answers*, also after all copies of answers."""
         ...
 
     def capture(self, run: Callable[[], None]) -> Callable[[], None]:
-        """What does the same again, as fast as can be; raises where that cannot be had."""
+        """Capture the work of *run* as a graph; returns a function that replays it. Raises if that is impossible."""
         ...
 
     def kernels(self, captured: Callable[[], None]) -> int:
-        """How many kernels something has that was captured, at least 1."""
+        """Number of kernels in a captured graph, at least 1."""
         ...
 
     def plainly(self, run: Callable[[], None]) -> None:
-        """Run sessions in the order of computing."""
+        """Run sessions without a graph, in the order of the lane."""
         ...
 
     def on(self, lane: int = 0) -> AbstractContextManager[Any]:
-        """Work with the device on this thread, in the order of a lane."""
+        """Make the calling thread work for a lane, as a context."""
         ...
 
     def finish(self) -> None:
@@ -220,40 +221,40 @@ class Device(Protocol):
         ...
 
     def timed(self, run: Callable[[], None]) -> float:
-        """Seconds that the device takes for it."""
+        """Seconds that the device takes for *run*."""
         ...
 
     def took(self, memory: Array) -> None:
-        """Inputs will lie there."""
+        """Register a buffer of the host from which inputs are copied."""
         ...
 
     def dropped(self, memory: Array) -> None:
-        """They will not any more."""
+        """Unregister such a buffer."""
         ...
 
     def memory(self) -> tuple[int, int]:
-        """Bytes that are free, and all there are."""
+        """Free and total bytes of its memory."""
         ...
 
     def bandwidth(self) -> float:
-        """Bytes per second that its memory moves when it copies."""
+        """Bytes per second that a copy within its memory moves."""
         ...
 
 
 def lacks_memory(error: Exception) -> bool:
-    """Whether an error of torch or of ONNX Runtime says that the device's memory is used up."""
+    """Whether an error of torch or of ONNX Runtime says that the device is out of memory."""
     return any(words in str(error) for words in ("out of memory", "Failed to allocate memory"))
 
 
 class AlreadyReached:
-    """A mark of something that has ended."""
+    """A mark of work that has ended."""
 
     def wait(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: everything has ended."""
 
 
 class HostMovable:
-    """The twin of memory that can leave: whoever looks at it meanwhile sees that it has left."""
+    """The twin of memory that can leave: reads of evicted memory see a filling value, not the data."""
 
     def __init__(self, byte_size: int, *, kept: bool) -> None:
         self.byte_size, self._kept = byte_size, kept
@@ -274,15 +275,15 @@ class HostMovable:
             self._bytes[:] = np.frombuffer(self._copy, np.uint8)
 
     def close(self) -> None:
-        """It goes with who has it."""
+        """Nothing to free: the memory goes with the object."""
 
 
 TWIN_CUTS = GpuCuts(sms=8, cuts=((5, 3), (4, 4)))
-"""How the twin can be cut; its parts are lanes like others, and what is captured for them is counted."""
+"""How the twin can be partitioned; its parts are ordinary lanes, and captures for them are counted."""
 
 
 class HostDevice:
-    """The twin: the cores of this machine, where everything has ended when it was started."""
+    """The twin: the cores of this machine, where all work has ended when it was started."""
 
     name, kind, index = "cpu", HOST_KIND, 0
 
@@ -320,12 +321,14 @@ class HostDevice:
         return tensor.copy()
 
     def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
-        picked = [each[:count] if rows is None else each[np.asarray(rows, np.intp)] for each, rows, count in sources]
+        picked = [
+            source[:count] if rows is None else source[np.asarray(rows, np.intp)] for source, rows, count in sources
+        ]
         return np.concatenate(picked)
 
     def copy_in(self, arrays: Sequence[Array | BorrowedTensor]) -> Tensor:
-        found = [as_array(each) for each in arrays]
-        return np.concatenate(found) if len(found) > 1 else found[0].copy()
+        copies = [as_array(array) for array in arrays]
+        return np.concatenate(copies) if len(copies) > 1 else copies[0].copy()
 
     def borrow(self, terms: LendingTerms, file: int | None) -> Borrowed:
         if file is None:
@@ -333,8 +336,8 @@ class HostDevice:
         return BorrowedFile(terms, file)
 
     def copy_out(self, tensor: Tensor) -> Array:
-        found: Array = tensor.copy()
-        return found
+        host_copy: Array = tensor.copy()
+        return host_copy
 
     def mark(self, *, answers: bool = False) -> Mark:
         return AlreadyReached()
@@ -358,7 +361,7 @@ class HostDevice:
             self._here.part = before
 
     def finish(self) -> None:
-        """Nothing is under way."""
+        """Do nothing: all work has ended."""
 
     def timed(self, run: Callable[[], None]) -> float:
         times_s = []
@@ -369,10 +372,10 @@ class HostDevice:
         return median(times_s)
 
     def took(self, memory: Array) -> None:
-        """Any memory will do."""
+        """Do nothing: the cores read any memory."""
 
     def dropped(self, memory: Array) -> None:
-        """Nothing was done to it."""
+        """Do nothing: nothing was registered."""
 
     def memory(self) -> tuple[int, int]:
         return 1 << 40, 1 << 40

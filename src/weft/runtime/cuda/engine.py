@@ -1,4 +1,4 @@
-"""What a worker process has for a GPU: the device, its models and its lane."""
+"""The engine of a worker process for a GPU: the device, its models and its lane."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from weft.runtime.cuda.preparing import prepare_on
 log = logging.getLogger("weft.device")
 
 KEPT_BYTES = 256 << 20
-"""How much memory for tensors is kept on a lane; it is registered with the driver."""
+"""Bytes of shared memory that a lane keeps; registering it with the driver is slow."""
 LOST = 70
-"""The exit code of a process whose device does not answer any more."""
+"""Exit code of a worker whose device does not answer any more."""
 
 
 def device_named(name: str) -> Device:
-    """The device of this name: ``cuda:0`` and its like, or the twin."""
+    """The device of a name such as ``cuda:0``, or a twin."""
     if name == UNCUT_TWIN:
         return HostDevice(GpuCuts(sms=8), "this is a twin of a device that cannot be cut")
     if is_twin(name):
@@ -53,7 +53,7 @@ class CudaEngine:
 
     @property
     def device(self) -> Device:
-        """The device, touched when it is first needed."""
+        """The device; it is initialised by the first access."""
         if self._device is None:
             try:
                 self._device = device_named(self.name)
@@ -87,14 +87,14 @@ class CudaEngine:
         return self.device.borrow(terms, file)
 
     def rest(self, asked: Callable[[float], bool]) -> None:
-        """Nothing is given back between steps."""
+        """Do nothing: no memory is freed between steps."""
 
     def metrics(self) -> dict[str, float]:
         free, total = self.device.memory()
         return {"memory_bytes": total - free, "busy_s": sum(lane.busy_ns for lane in self._lanes) / 1e9}
 
     def _lost(self, error: Exception) -> None:
-        """Nothing can be computed any more in this process: end it, and another one takes its place."""
+        """End this process because its device is lost; the server starts another worker."""
         sys.stderr.write(f"weft: {self.name} was lost: {str(error).splitlines()[0]}\n")
         sys.stderr.flush()
         os._exit(LOST)

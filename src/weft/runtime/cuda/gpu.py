@@ -1,11 +1,11 @@
-"""A GPU through torch: streams, events, graphs, and memory that is copied while something is computed.
+"""A GPU through torch: streams, events, graphs, and copies that run beside computation.
 
-Every lane has a stream, which is torch's current one on the lane's thread: what is started there goes to it.
-Answers leave on another stream of the lane, inputs come on one for all. Sessions of ONNX Runtime are bound to a stream
-on which nothing else runs; there they are warmed up and captured, and what was captured is replayed on the streams of
-lanes, so a model can be opened while others run. Where models run side by side, each has such a stream, and scratch
-memory, of its own (``own``). What was captured on a part of the GPU is replayed on the one stream of that part, in the
-order of the lane; nothing else goes there, for events of torch cannot be recorded on streams of parts.
+Every lane has a stream, which is torch's current one on the lane's thread. Answers leave on another stream of the lane;
+inputs arrive on one that all lanes share. Sessions of ONNX Runtime are bound to a stream of their own, on which they
+are warmed up and captured; graphs are replayed on the streams of lanes, so that a model can be opened while others run.
+Models that run side by side each have such a stream, and scratch memory, of their own (``own``). What was captured on a
+part of the GPU is replayed on the one stream of that part, in the order of the lane; nothing else runs there, because
+torch's events cannot be recorded on streams of parts.
 """
 
 from __future__ import annotations
@@ -49,18 +49,18 @@ with suppress(NoPartitions):
     bindings()  # imported before the process is confined
 
 _WARM_RUNS = 3
-"""How often something is run before it is captured: the first runs choose algorithms and lay out memory."""
+"""Runs before a capture: the first ones choose algorithms and allocate memory."""
 CUT_AT = (0.36, 0.48)
-"""The parts of the multiprocessors that are cut off, about; on an H200 84 + 48 and 68 + 64."""
+"""Approximate shares of the multiprocessors that a partition cuts off; on an H200 84 + 48 and 68 + 64."""
 _NON_BLOCKING = 1
-"""A stream that does not wait for the default one, as the driver numbers it."""
+"""The driver's flag of a stream that does not wait for the default one."""
 _COPIED_BYTES = 128 << 20
-"""How much is copied to see what the memory moves."""
+"""Bytes that are copied to measure the bandwidth."""
 
 
 @cache
 def _type_of(dtype: np.dtype[Any]) -> Any:
-    """A type of numpy's as torch has it."""
+    """torch's type for one of numpy."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 
@@ -76,14 +76,14 @@ class _Event:
 
 
 class _LaneStreams(NamedTuple):
-    """Of one lane."""
+    """The streams of one lane."""
 
     compute: Any
     outward: Any
 
 
 class _Replay:
-    """A graph that was captured, on the whole GPU or on a part."""
+    """A captured graph, of the whole GPU or of a part."""
 
     def __init__(self, graph: Any, part: Part | None, device: Any) -> None:
         self._graph, self._part, self.kernels = graph, part, max(1, kernels_in(graph.raw_cuda_graph()))
@@ -108,23 +108,25 @@ class Gpu:
     def __init__(self, index: int) -> None:
         torch.cuda.set_device(index)
         self.index, self.name = index, torch.cuda.get_device_name(index)
+        # Sessions share a stream and its scratch memory, so they run one by one: in captures and in uncaptured steps.
         self.building = threading.RLock()
         self._device = torch.device("cuda", index)
         self._inward, self._pinned = torch.cuda.Stream(), set[int]()
         self._here = threading.local()
-        """Which lane a thread works for."""
+        """The lane that a thread works for."""
         self._lanes: dict[int, _LaneStreams] = {}
         self._cut: list[tuple[GpuCuts, list[Part], str]] = []
-        """Once it was cut: how, the parts, and why there are none."""
+        """Empty until the GPU is partitioned; then how it is, the parts, and why there are none."""
         self._begin(torch.cuda.Stream())
 
     def _begin(self, sessions: Any, part: Part | None = None) -> None:
-        """Have scratch memory that goes with a stream for sessions, which may be one of a part."""
+        """Create a stream for sessions, which may be one of a part, with scratch memory of its own."""
         self._sessions, self._stays_on = sessions, part
         self._owned: dict[int, Gpu] = {}
-        """Part -> the GPU for the same model there."""
+        """Part -> the view of the GPU for the same model on that part."""
         self._pool = torch.cuda.graph_pool_handle()
-        """Of all graphs that are replayed one at a time: they leave nothing there that is needed."""
+        """Scratch memory of all graphs that are replayed one at a time: none leaves anything there that is needed
+        later."""
         self._first = torch.cuda.CUDAGraph()  # the memory is there as long as a graph is that uses it
         with self.building, torch.cuda.stream(sessions):
             self._first.capture_begin(pool=self._pool, capture_error_mode="relaxed")
@@ -168,11 +170,11 @@ class Gpu:
         self.memory()  # the driver knows the context of a thread that has called something
         stays_on = self._shared()[1][part - 1] if part else None
         handle = another_stream(stays_on) if stays_on else _new_stream()
-        found = copy(self)
-        found._begin(torch.cuda.ExternalStream(handle, device=self._device), stays_on)
+        owned = copy(self)
+        owned._begin(torch.cuda.ExternalStream(handle, device=self._device), stays_on)
         if part:
-            self._owned[part] = found
-        return found
+            self._owned[part] = owned
+        return owned
 
     def _streams(self, lane: int) -> _LaneStreams:
         with self.building:
@@ -216,24 +218,24 @@ class Gpu:
         return tensor.clone()
 
     def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
-        for each, _, _ in sources:
-            each.record_stream(torch.cuda.current_stream())
-        picked = [each[:count] if rows is None else each[list(rows)] for each, rows, count in sources]
+        for tensor, _, _ in sources:
+            tensor.record_stream(torch.cuda.current_stream())
+        picked = [source[:count] if rows is None else source[list(rows)] for source, rows, count in sources]
         return torch.cat(picked)
 
     def copy_in(self, arrays: Sequence[Array | BorrowedTensor]) -> Tensor:
         first, several = arrays[0], len(arrays) > 1
-        shape = (sum(each.shape[0] for each in arrays), *first.shape[1:]) if several else first.shape
+        shape = (sum(array.shape[0] for array in arrays), *first.shape[1:]) if several else first.shape
         with torch.cuda.stream(self._inward):
             target = torch.empty(shape, dtype=_type_of(first.dtype), device=self._device)
             at = 0
-            for each in arrays:
-                part = target[at : at + each.shape[0]] if several else target
-                if isinstance(each, BorrowedTensor):
-                    part.reshape(-1).view(torch.uint8).copy_(each.source, non_blocking=True)
+            for array in arrays:
+                part = target[at : at + array.shape[0]] if several else target
+                if isinstance(array, BorrowedTensor):
+                    part.reshape(-1).view(torch.uint8).copy_(array.source, non_blocking=True)
                 else:
-                    part.copy_(torch.from_numpy(each), non_blocking=True)
-                at += each.shape[0] if several else 0
+                    part.copy_(torch.from_numpy(array), non_blocking=True)
+                at += array.shape[0] if several else 0
         compute = torch.cuda.current_stream()
         compute.wait_stream(self._inward)
         target.record_stream(compute)
@@ -253,8 +255,8 @@ class Gpu:
         with torch.cuda.stream(outward):
             answer = torch.empty(still.shape, dtype=still.dtype, pin_memory=True)
             answer.copy_(still, non_blocking=True)
-        found: Array = answer.numpy()
-        return found
+        array: Array = answer.numpy()
+        return array
 
     def mark(self, *, answers: bool = False) -> Mark:
         return _Event(self._here.streams.outward if answers else torch.cuda.current_stream())
@@ -299,7 +301,7 @@ class Gpu:
                 self._here.streams, self._here.part = before
 
     def _part_of(self, lane: int) -> int:
-        """The part that a lane is; the first lane asks for no cut."""
+        """The part of a lane; the first lane is the whole GPU and needs no partition."""
         return self.cuts.part_of(lane) if lane and self.cuts.cuts else 0
 
     def finish(self) -> None:
@@ -317,7 +319,7 @@ class Gpu:
         return float(median(times_ms)) / 1e3
 
     def took(self, memory: Array) -> None:
-        """Register it, so that copies from there go beside what is computed; without that they only take longer."""
+        """Register a buffer so that copies from it run beside computation; if that fails, copies only take longer."""
         at = int(memory.ctypes.data)
         if int(torch.cuda.cudart().cudaHostRegister(at, memory.nbytes, 0)) == 0:
             self._pinned.add(at)
@@ -341,8 +343,8 @@ class Gpu:
 
 
 def _new_stream() -> int:
-    """A stream that torch hands out to nobody: its own are 32 in turn, and one that is captured on must be free."""
-    found = ctypes.c_void_p()
-    if failed := driver().cuStreamCreate(ctypes.byref(found), _NON_BLOCKING):
+    """A stream outside of torch's pool: torch reuses 32 streams in turn, and a stream in capture must be idle."""
+    stream = ctypes.c_void_p()
+    if failed := driver().cuStreamCreate(ctypes.byref(stream), _NON_BLOCKING):
         raise RuntimeError(f"the driver gives no further stream (error {failed})")
-    return int(found.value or 0)
+    return int(stream.value or 0)

@@ -1,4 +1,4 @@
-"""GPUs as a kind of device: ``cuda:0`` and its like, each worked by a process, and twins of them on the cores.
+"""GPUs as a kind of device: ``cuda:0`` and so on, each run by a worker process, and their twins on the cores.
 
 This is what ``--device cuda:0`` is registered with. Nothing of torch is imported before a worker needs it.
 """
@@ -21,11 +21,11 @@ from weft.runtime.isolated.engine import DeviceFiles, WorkerEngine
 from weft.runtime.isolated.limits import WorkerLimits
 
 READ = ("/proc", "/sys", "/usr/local/nvidia", "/usr/local/cuda", "/opt/nvidia", "/etc/nvidia", "/usr/share/nvidia")
-"""What CUDA's libraries look at."""
+"""Files that CUDA's libraries read."""
 WRITTEN = ("/dev/nvidia*", "/dev/nvidia-caps/*", "/dev/dri/*", "/dev/dxg", "/dev/null", "/proc/self")
-"""The devices themselves, and the names of the process's own threads."""
+"""Files of the GPUs, and those with the names of the process's own threads."""
 COMPILERS = ("/usr/bin", "/bin", "/usr/sbin", "/sbin", "/usr/libexec", "/usr/include", *LIBRARIES)
-"""Where the C compiler is, and what it needs, with which triton makes kernels; the loader of programs is a library."""
+"""Folders of the C compiler and its files, which triton uses to build kernels; the program loader is a library."""
 
 
 class CudaEngineKind:
@@ -51,7 +51,7 @@ class CudaEngineKind:
         return DeviceFiles(READ, tuple(sorted(path for pattern in WRITTEN for path in glob.glob(pattern))))
 
     def programs(self, name: str) -> tuple[str, ...]:
-        """The compilers of kernels, where there is something that needs them."""
+        """The compilers of kernels, if an installed package needs them."""
         triton = None if is_twin(name) else find_spec("triton")
         return () if triton is None else (*COMPILERS, *(triton.submodule_search_locations or ()))
 
@@ -80,6 +80,6 @@ class CudaKind:
 
 
 def _number(name: str) -> int | None:
-    """The number of a GPU, by which clients name its memory; None: a twin, which has none of its own."""
+    """The number of a GPU, which clients use to name its memory; None for a twin, which has none of its own."""
     number = name.partition(":")[2]
     return int(number) if number.isdecimal() else None

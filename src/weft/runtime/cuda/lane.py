@@ -1,4 +1,4 @@
-"""A lane of a device: steps are started in order, one of them ahead, and a thread tells when each has ended."""
+"""A lane of a device: starts steps in order, one of them ahead, while a thread waits for their ends to report them."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ log = logging.getLogger("weft.device")
 class Launched(NamedTuple):
     """A step that was started on the device."""
 
-    made: Sequence[StepOutput]
+    outputs: Sequence[StepOutput]
     computed: Mark
     answered: Mark
-    """Behind it the arrays of answers hold."""
+    """Reached when the arrays of answers are complete."""
     onward: bool
-    """Whether the next step can begin with what this one leaves before it has ended."""
+    """Whether the next step can be started with its outputs before it has ended."""
 
 
 class Launching(Protocol):
-    """A model as a lane sees it."""
+    """The member of a model that a lane uses."""
 
     def launch(self, step: Step) -> Launched:
         """Start a step, and return at once."""
@@ -35,7 +35,7 @@ class Launching(Protocol):
 
 
 class Moving(Protocol):
-    """A model that can leave the device and come back."""
+    """A model that can be evicted from the device and brought back."""
 
     def leave(self) -> None: ...
 
@@ -43,14 +43,14 @@ class Moving(Protocol):
 
 
 class DeviceRun(NamedTuple):
-    """A step that a lane was given."""
+    """A step that was handed to a lane."""
 
     onward: Sequence[StepOutput] | None
     error: Exception | None = None
     """Why it was not started."""
 
     def stop(self) -> None:
-        """What a device was given runs to its end; it is short, and a worker that hangs is killed."""
+        """Do nothing: work on a device cannot be stopped. It is short, and a worker that hangs is killed."""
 
 
 class _Flight(NamedTuple):
@@ -59,7 +59,7 @@ class _Flight(NamedTuple):
     error: Exception | None
     ended: Ended
     before: Mark | None
-    """What is waited for first: its model has come back, or what was started of a step that failed has ended."""
+    """Waited for first: the return of its model, or the remaining work of a step that failed."""
 
 
 class CudaLane:
@@ -76,7 +76,7 @@ class CudaLane:
         *,
         share: int = 0,
     ) -> None:
-        """lost: told of an error that the device will not recover from. share: which of the device's lanes it is."""
+        """lost: called with an error that the device cannot recover from. share: which of the device's lanes it is."""
         self._device, self._now, self._lost, self._share = device, now, lost, share
         self.busy_ns = 0
         self._last = 0
@@ -87,7 +87,7 @@ class CudaLane:
         self.thread.start()
 
     def start(self, model: Launching, step: Step, ended: Ended) -> DeviceRun:
-        """Start a step; its end is told on the lane's own thread."""
+        """Start a step; its end is reported on the lane's own thread."""
         began, launched, error = self._now(), None, None
         before, self._returned = self._returned, None
         try:
@@ -97,27 +97,27 @@ class CudaLane:
             error = problem
             before = self._device.mark()
         self._flights.put(_Flight(began, launched, error, ended, before))
-        return DeviceRun(launched.made if launched and launched.onward else None, error)
+        return DeviceRun(launched.outputs if launched and launched.onward else None, error)
 
     def _settle(self) -> None:
-        """Have the calling thread work with the device from now on: to enter and leave it takes as long as a step."""
+        """Bind the calling thread to the lane once: entering and leaving its stream takes as long as a step."""
         if not hasattr(self._threads, "settled"):
             self._threads.settled = self._device.on(self._share)
             self._threads.settled.__enter__()
 
     def move(self, leaving: Sequence[Moving], coming: Moving) -> None:
-        """Let models leave the device, of which nothing is under way, and have one come back before the next step."""
+        """Evict models of which nothing is running, and bring one back before the next step."""
         self._settle()
-        for each in leaving:
-            each.leave()
+        for model in leaving:
+            model.leave()
         coming.come_back()
         self._returned = self._device.mark()
 
     def stop(self, step: int) -> None:
-        """What was started runs to its end."""
+        """Do nothing: work on a device cannot be stopped."""
 
     def give_way(self) -> None:
-        """The device has its own order."""
+        """Do nothing: the device schedules its streams itself."""
 
     def register_buffer(self, memory: Any) -> None:
         self._device.took(memory)
@@ -140,7 +140,7 @@ class CudaLane:
             del flight, end
 
     def _awaited(self, flight: _Flight) -> StepEnd:
-        """The end of a step, which began when the one before it had ended."""
+        """Wait for the end of a step, which began when the one before it had ended."""
         launched, began = flight.launched, max(flight.began, self._last)
         try:
             if flight.before is not None:
@@ -155,4 +155,4 @@ class CudaLane:
             self._lost(error)
             return StepEnd(began, max(began, self._now()), error=error)
         self.busy_ns += ended - began
-        return StepEnd(began, ended, launched.made)
+        return StepEnd(began, ended, launched.outputs)

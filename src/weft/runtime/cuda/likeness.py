@@ -1,6 +1,6 @@
-"""What a model is like on parts of its device: captured and timed there when it is loaded, as far as that may go.
+"""Measurements of a model on parts of its device, taken when it is loaded, as far as time and memory allow.
 
-The batch sizes that are served most come first: a request alone, and full batches. Whatever is left out runs as on the
+The most common batch sizes come first: a single request, and full batches. Batch sizes that are left out run as on the
 whole device.
 """
 
@@ -15,13 +15,13 @@ from weft.runtime.onnxruntime_cpu.allowance import Allowance
 from weft.runtime.onnxruntime_cpu.sessions import first_line
 
 MEMORY_PART = 0.25
-"""So much of the memory that is free may go into what is captured on parts of the device for one model."""
+"""Share of the free memory that one model may take for captures on parts of the device; the rest is for others."""
 LEAST_SPEED, MOST_SPEED = 0.01, 4.0
-"""Speeds on a part that are believed."""
+"""Plausible speeds on a part relative to the whole device; a measurement outside is clipped, it was disturbed."""
 
 
 def captured_on_parts(device: Device, rung: Rung) -> str:
-    """Have a batch size captured on every part of the device; why it is not, where that cannot be had."""
+    """Capture a batch size on every part of the device; returns why that failed, else an empty text."""
     try:
         rung.add_parts([device.own(part) for part in range(1, len(device.cuts.parts) + 1)])
     except Exception as error:  # sessions, torch and drivers raise kinds of their own; it runs without, too
@@ -30,7 +30,7 @@ def captured_on_parts(device: Device, rung: Rung) -> str:
 
 
 def like_on(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> GpuLikeness:
-    """What a batch size is like that was captured; the memory's part is what weights and cuts alone move."""
+    """Measure a captured batch size on all parts; the share of memory bandwidth is that of weights and cuts alone."""
     segments = range(rung.segments)
     whole_s = max(1e-9, sum(rung.timed(at) for at in segments))
     speeds = {device.cuts.sms: 1.0}
@@ -43,13 +43,13 @@ def like_on(device: Device, rung: Rung, weight_bytes: int, bandwidth: float) -> 
 
 
 class PartsBudget:
-    """The time and the memory that parts of the device may take of a model."""
+    """The time and the device memory that captures on parts may take for one model."""
 
     def __init__(self, device: Device, allowance: Allowance) -> None:
         self._device, self._allowance, self._free = device, allowance, device.memory()[0]
 
     def spent(self) -> str:
-        """What there is no more of; empty while there is some."""
+        """Which budget is spent; empty while there is some left."""
         if self._allowance.half_gone():
             return "half of learn_s is gone"
         taken = self._free - self._device.memory()[0]
@@ -59,26 +59,26 @@ class PartsBudget:
 def measured_likeness(
     device: Device, rungs: Sequence[Rung], weight_bytes: int, allowance: Allowance, remarks: list[str]
 ) -> dict[int, GpuLikeness]:
-    """Rows of a batch size -> what it is like; those that the budget leaves out are not there. *remarks*: why."""
+    """Rows of a batch size -> its measurements; sizes beyond the budget are left out, with the reason in *remarks*."""
     if device.uncut:
         remarks.append(f"shares the device on plain streams: {device.uncut}")
-    found: dict[int, GpuLikeness] = {}
+    likenesses: dict[int, GpuLikeness] = {}
     budget = PartsBudget(device, allowance)
     try:
         bandwidth = device.bandwidth()
     except Exception as error:  # there may be too little memory for a copy
         remarks.append(f"on no part of the device: {first_line(error)}")
-        return found
+        return likenesses
     for rung in _by_use(rungs):
         why = budget.spent() or captured_on_parts(device, rung)
         if why:
-            remarks.append(f"on parts of the device at {len(found)} of {len(rungs)} batch sizes: {why}")
+            remarks.append(f"on parts of the device at {len(likenesses)} of {len(rungs)} batch sizes: {why}")
             break
-        found[rung.rows] = like_on(device, rung, weight_bytes, bandwidth)
-    return found
+        likenesses[rung.rows] = like_on(device, rung, weight_bytes, bandwidth)
+    return likenesses
 
 
 def _by_use(rungs: Sequence[Rung]) -> Iterator[Rung]:
-    """The smallest and the largest first."""
+    """Yield the smallest batch size first, then from the largest down."""
     yield rungs[0]
     yield from reversed(rungs[1:])

@@ -1,4 +1,4 @@
-"""A model on a device: which rung a batch goes to, what of it lies where, and what clients are told."""
+"""A model on a device: picks the rung of each batch, manages its memory, and returns answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ladder(max_batch: int) -> list[int]:
 
 
 class LooseValues(NamedTuple):
-    """What a batch of other shapes than the captured ones holds."""
+    """Values of a batch whose shapes were not captured."""
 
     values: Loose
     rows: int
@@ -58,31 +58,31 @@ class DeviceModel(BlueprintModel):
         return lane.start(self, step, ended)
 
     def run(self, inputs: dict[str, Array]) -> dict[str, Array]:
-        """All segments, one after another, and what the last one gives."""
+        """Run all segments one after another; returns the outputs."""
         values: Any = inputs
         for segment in range(len(self.segments)):
             launched = self.launch(Step(segment, [BatchPart(values)], len(next(iter(inputs.values())))))
-            values = launched.made[0].values
+            values = launched.outputs[0].values
         launched.answered.wait()
-        return launched.made[0].answers
+        return launched.outputs[0].answers
 
     def uncaptured(self) -> dict[int, str]:
-        """Segments that run by calls at some batch size, and why."""
-        return {at: why for each in self._rungs for at, why in each.uncaptured.items()}
+        """Segments that run without a graph at some batch size, and why."""
+        return {at: why for rung in self._rungs for at, why in rung.uncaptured.items()}
 
     def close(self) -> None:
-        """Give its memory back; nothing of it runs any more."""
+        """Free its memory; no step of it may be running."""
         with self._moving:
             memories = self._memories()
             self._rungs, self._sessions, self._weights = [], [], DeviceWeights(self._device)
             gc.collect()
-            for each in memories:
-                each.close()
+            for memory in memories:
+                memory.close()
 
     # Coming and going
 
     def rest(self) -> None:
-        """See how long it takes to come back, and leave."""
+        """Measure how long it takes to bring it back, and evict it."""
         with self._device.on():
             self.leave()
             began_s = time.perf_counter()
@@ -95,21 +95,21 @@ class DeviceModel(BlueprintModel):
         self.residency = ModelResidency(staying_bytes, moving_bytes, return_s)
 
     def leave(self) -> None:
-        """Let its weights, and what crosses its cuts, leave the device; nothing of it is under way."""
+        """Evict its weights and the memory of its cuts; no step of it may be running."""
         with self._moving:
             self._leave()
 
     def _leave(self) -> None:
         self._there = False
-        for each in self._memories():
-            each.leave()
+        for memory in self._memories():
+            memory.leave()
 
     def come_back(self) -> None:
-        """Have all of it there again, before what is started later; nothing of it where that fails."""
+        """Bring all of its memory back before later work; if that fails, all of it leaves again."""
         with self._moving:
             try:
-                for each in self._memories():
-                    each.come_back()
+                for memory in self._memories():
+                    memory.come_back()
             except BaseException:
                 self._leave()
                 raise
@@ -121,16 +121,16 @@ class DeviceModel(BlueprintModel):
     # Steps
 
     def launch(self, step: Step) -> Launched:
-        """Start a step, and return at once, unless its shapes are others than the captured ones."""
+        """Start a step and return at once, unless its shapes were not captured."""
         if not self._there:
             raise MemoryError("the model is not in the device's memory")
         together = step.segment == 0 or self.batching.mergeable
         groups = [list(step.parts)] if together else [[part] for part in step.parts]
-        made = [self._advanced(step.segment, group) for group in groups]
+        outputs = [self._advanced(step.segment, group) for group in groups]
         computed = self._device.mark()
-        answered = self._device.mark(answers=True) if any(each.answers for each in made) else computed
+        answered = self._device.mark(answers=True) if any(output.answers for output in outputs) else computed
         ends = step.segment == len(self.segments) - 1 or step.segment in self._exit_at
-        return Launched(made, computed, answered, not ends)
+        return Launched(outputs, computed, answered, not ends)
 
     def _advanced(self, segment: int, parts: list[BatchPart]) -> StepOutput:
         rung = self._rung_for(parts) if segment == 0 else None
@@ -140,10 +140,10 @@ class DeviceModel(BlueprintModel):
         return self._computed(segment, values)
 
     def _rung_for(self, parts: list[BatchPart]) -> Rung | None:
-        """The rung that a new batch goes to; None where its shapes were not captured."""
+        """The rung for a new batch; None where its shapes were not captured."""
         warm, skipped = self.timing.warm_shapes or {}, 1 if self.batching.batchable else 0
         for part in parts:
-            if any(each.shape[skipped:] != warm[name][skipped:] for name, each in part.values.items()):
+            if any(array.shape[skipped:] != warm[name][skipped:] for name, array in part.values.items()):
                 return None
         return self._rung(sum(map(self._rows_in, parts)))
 
@@ -153,19 +153,19 @@ class DeviceModel(BlueprintModel):
         return next(iter(part.values.values())).shape[0] if self.batching.batchable else 1
 
     def _rung(self, rows: int) -> Rung | None:
-        return next((each for each in self._rungs if each.rows >= rows), None)
+        return next((rung for rung in self._rungs if rung.rows >= rows), None)
 
     def _entered(self, rung: Rung, parts: list[BatchPart]) -> DeviceValues:
-        """The inputs of a new batch in the memory of its rung."""
+        """Copy the inputs of a new batch to the memory of its rung."""
         values = DeviceValues(rung, sum(map(self._rows_in, parts)), {})
         for spec in self.inputs:
-            arrays = [each.values[spec.name] for each in parts]
+            arrays = [part.values[spec.name] for part in parts]
             picked = [a if p.rows is None else as_array(a)[list(p.rows)] for a, p in zip(arrays, parts, strict=True)]
             self._put(values, spec.name, self._device.copy_in(picked))
         return values
 
     def _put(self, values: DeviceValues, name: str, tensor: Tensor, consumed: Sequence[DeviceValues] = ()) -> None:
-        """Put a tensor where the rung's segments read it."""
+        """Copy a tensor to where the rung's segments read it."""
         rung = values.rung
         rung.secure(name, consumed)
         target, source = rung.tensors[name], rung.rows_of(tensor, values.rows)
@@ -174,7 +174,7 @@ class DeviceModel(BlueprintModel):
         rung.own(name, values)
 
     def _gathered(self, segment: int, parts: list[BatchPart]) -> DeviceValues:
-        """The values of all who go on, with what the segment reads in the memory of their rung."""
+        """The values of all samples that continue, with what the segment reads in the memory of their rung."""
         wanted = self._sessions[segment].spec.inputs
         if len(parts) == 1 and parts[0].rows is None:
             values: DeviceValues = parts[0].values
@@ -185,39 +185,41 @@ class DeviceModel(BlueprintModel):
         return self._joined(wanted, parts)
 
     def _joined(self, wanted: Sequence[str], parts: list[BatchPart]) -> DeviceValues:
-        """Batches, or what is left of them, as one."""
+        """Join batches, or the samples of them that continue, into one."""
         old = [part.values for part in parts]
-        rows = sum(each.rows if part.rows is None else len(part.rows) for each, part in zip(old, parts, strict=True))
+        rows = sum(batch.rows if part.rows is None else len(part.rows) for batch, part in zip(old, parts, strict=True))
         rung = self._rung(rows)
         assert rung is not None, "batches are joined up to the largest that is captured"
         values = DeviceValues(rung, rows, {})
         for name in old[0].tensors:
-            sources = [(each.tensors[name], part.rows, each.rows) for each, part in zip(old, parts, strict=True)]
+            sources = [(batch.tensors[name], part.rows, batch.rows) for batch, part in zip(old, parts, strict=True)]
             values.tensors[name] = self._device.taken(sources)
         for name in wanted:
             self._put(values, name, values.tensors[name], old)
         return values
 
     def _computed(self, segment: int, values: DeviceValues) -> StepOutput:
-        """Start a segment on values that lie in the memory of their rung; what is still needed after it."""
+        """Start a segment on values in the memory of their rung; returns what is still needed after it."""
         rung = values.rung
         for name in self._sessions[segment].spec.outputs:
             rung.secure(name, (values,))
         rung.run(segment)
-        made = {name: rung.tensors[name] for name in self._sessions[segment].spec.outputs}
-        live = {name: made[name] if name in made else values.tensors[name] for name in self._live[segment]}
+        outputs = {name: rung.tensors[name] for name in self._sessions[segment].spec.outputs}
+        live = {name: outputs[name] if name in outputs else values.tensors[name] for name in self._live[segment]}
         if segment == len(self.segments) - 1:
             return StepOutput({}, self._answers(values, live))
         left = values.onward(live)
         for name, tensor in live.items():
             if tensor is rung.tensors[name]:
                 rung.own(name, left)
-        told = self._exit_at.get(segment)
-        return StepOutput(left, {} if told is None else {told: self._answer(rung, live[told], values.rows)})
+        exit_name = self._exit_at.get(segment)
+        return StepOutput(
+            left, {} if exit_name is None else {exit_name: self._answer(rung, live[exit_name], values.rows)}
+        )
 
-    def _answers(self, values: DeviceValues, made: Mapping[str, Tensor]) -> dict[str, Any]:
-        """What clients are told after the last segment."""
-        return {spec.name: self._answer(values.rung, made[spec.name], values.rows) for spec in self.outputs}
+    def _answers(self, values: DeviceValues, outputs: Mapping[str, Tensor]) -> dict[str, Any]:
+        """The outputs that clients receive after the last segment."""
+        return {spec.name: self._answer(values.rung, outputs[spec.name], values.rows) for spec in self.outputs}
 
     def _answer(self, rung: Rung, tensor: Tensor, rows: int) -> Array:
         return self._device.copy_out(rung.rows_of(tensor, rows))
@@ -225,7 +227,7 @@ class DeviceModel(BlueprintModel):
     # Other shapes
 
     def _run_loose(self, segment: int, parts: list[BatchPart]) -> StepOutput:
-        """Run a segment by a call, and wait for it."""
+        """Run a segment without a graph, and wait for it."""
         values = dict(self._loose_values(segment, parts))
         session = self._sessions[segment]
         self._device.plainly(lambda: values.update(session.run_loose(values)))
@@ -233,26 +235,26 @@ class DeviceModel(BlueprintModel):
         rows = sum(part.values.rows if isinstance(part.values, LooseValues) else self._rows_in(part) for part in parts)
         if segment == len(self.segments) - 1:
             return StepOutput({}, {spec.name: session.array(values[spec.name]) for spec in self.outputs})
-        told = self._exit_at.get(segment)
+        exit_name = self._exit_at.get(segment)
         left = LooseValues({name: values[name] for name in self._live[segment]}, rows)
-        return StepOutput(left, {} if told is None else {told: session.array(values[told])})
+        return StepOutput(left, {} if exit_name is None else {exit_name: session.array(values[exit_name])})
 
     def _loose_values(self, segment: int, parts: list[BatchPart]) -> Mapping[str, Any]:
         if segment and len(parts) == 1 and parts[0].rows is None:
-            found: Mapping[str, Any] = parts[0].values.values
-            return found
+            loose: Mapping[str, Any] = parts[0].values.values
+            return loose
         arrays = [self._as_arrays(part.values) for part in parts]
         kept = [a if part.rows is None else keep(a, part.rows, {}) for a, part in zip(arrays, parts, strict=True)]
         return self._sessions[segment].loose(join(kept, {}))
 
     def _as_arrays(self, values: Any) -> dict[str, Any]:
         if isinstance(values, LooseValues):
-            return {name: self._sessions[0].array(each) for name, each in values.values.items()}
+            return {name: self._sessions[0].array(value) for name, value in values.values.items()}
         if isinstance(values, DeviceValues):
-            found = {name: self._answer(values.rung, each, values.rows) for name, each in values.tensors.items()}
+            arrays = {name: self._answer(values.rung, tensor, values.rows) for name, tensor in values.tensors.items()}
             self._device.finish()
-            return found
-        return {name: as_array(each) for name, each in values.items()}
+            return arrays
+        return {name: as_array(array) for name, array in values.items()}
 
 
 class ModelOnHost:
@@ -267,12 +269,12 @@ class ModelOnHost:
         return getattr(self._inner, name)
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
-        """Compute a step; it has ended when this returns, and that is told behind what was started before."""
+        """Compute a step before this returns; its end is reported after those of steps that were started before."""
         assert isinstance(lane, CudaLane)
         return lane.start(self, step, ended)
 
     def launch(self, step: Step) -> Launched:
         """Compute a step on the calling thread."""
-        made = self._inner.compute(step)
-        told = {spec.segment for spec in self._inner.blueprint.exits} | {len(self._inner.segments) - 1}
-        return Launched(made, AlreadyReached(), AlreadyReached(), step.segment not in told)
+        outputs = self._inner.compute(step)
+        answering = {spec.segment for spec in self._inner.blueprint.exits} | {len(self._inner.segments) - 1}
+        return Launched(outputs, AlreadyReached(), AlreadyReached(), step.segment not in answering)

@@ -1,4 +1,4 @@
-"""What a kind of model for GPUs offers, ``DeviceFile``, and the parts of this engine from which a tool builds one.
+"""The interface of a kind of model for GPUs, ``DeviceFile``, and the parts of this engine for tools that implement one.
 
 A tool registers its kind in the section ``model_kinds`` of its ``tool.toml``; the target is an ``OpensDeviceFile``. The
 names below are what such a target may use; those that need torch are in ``torch_files`` and ``torch_types``.
@@ -61,14 +61,14 @@ __all__ = [
 
 
 class DeviceFile(Protocol):
-    """A file of some kind while it is being prepared for a device; ``device.on()`` is entered around every call."""
+    """A file of some kind while it is prepared for a device; ``device.on()`` is entered around every call."""
 
     def built(self) -> DeviceModel:
-        """Cut, capture and measure the model; ``Unfit`` where the device cannot run it."""
+        """Cut, capture and measure the model; raises ``Unfit`` if the device cannot run it."""
         ...
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
-        """The model of a blueprint that ``built`` made earlier; what it wrote is in the folder."""
+        """The model of a blueprint that ``built`` returned earlier; the files that it wrote are in the folder."""
         ...
 
     def clear(self, blueprint: Blueprint) -> None:
@@ -89,9 +89,9 @@ class OpensDeviceFile(Protocol):
         *,
         learn: bool = True,
     ) -> DeviceFile:
-        """folder: where files of the prepared model are, or will be.
+        """Open a file.
 
-        learn: False: take over what another file has on the device, or raise ``NotLearned``. Only kinds that register
-        ``takes_over = true`` are asked with it.
+        folder: where files of the prepared model are, or will be. learn: False: reuse what another file has on the
+        device, or raise ``NotLearned``; only passed to kinds that register ``takes_over = true``.
         """
         ...

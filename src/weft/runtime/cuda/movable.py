@@ -1,7 +1,7 @@
-"""Memory of a GPU at addresses that stay: what was captured finds its weights there again when they have come back.
+"""Memory of a GPU at constant addresses: captured graphs find their weights there again after an eviction.
 
-The driver reserves addresses once. It puts memory behind them and takes it away again within a fraction of a
-millisecond, while other kernels run.
+The driver reserves addresses once. It maps memory behind them and unmaps it within a fraction of a millisecond, while
+other kernels run.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from weft.runtime.cuda.borrowed import Exposed
 from weft.runtime.cuda.captured import driver
 
 _PINNED, _ON_DEVICE, _READ_AND_WRITE = 1, 1, 3
-"""As the driver numbers a kind of memory, of place and of access."""
-_OUT_OF_MEMORY = 2
+"""The driver's numbers for a kind of memory, of place and of access."""
+_OUT_OF_MEMORY = 2  # CUDA_ERROR_OUT_OF_MEMORY of cuda.h
 
 
 class _Location(ctypes.Structure):
@@ -41,7 +41,7 @@ class _Access(ctypes.Structure):
 
 
 class _Range:
-    """Addresses of a GPU, with memory behind them or without."""
+    """Reserved addresses of a GPU, with memory mapped behind them or without."""
 
     def __init__(self, device: torch.device, byte_size: int) -> None:
         self._device, self._place = device, _Location(_ON_DEVICE, device.index)
@@ -59,7 +59,7 @@ class _Range:
             raise
 
     def take(self) -> None:
-        """Have memory there."""
+        """Map memory."""
         access, none = _Access(self._place, _READ_AND_WRITE), ctypes.c_uint64(0)
         _checked(driver().cuMemCreate(ctypes.byref(self._memory), self._size, ctypes.byref(self._properties), none))
         try:
@@ -71,14 +71,14 @@ class _Range:
             raise
 
     def give(self) -> None:
-        """Give the memory back."""
+        """Unmap and free the memory."""
         mapped, self.there = self.there, False
         if mapped:
             _checked(driver().cuMemUnmap(self.address, self._size))
         _checked(driver().cuMemRelease(self._memory))
 
     def close(self) -> None:
-        """Give everything back, once."""
+        """Free memory and addresses; further calls do nothing."""
         if not self.address.value:
             return
         if self.there:
@@ -89,12 +89,12 @@ class _Range:
 
 
 class GpuMovable:
-    """A range of addresses that tensors lie at; it goes with the last of them."""
+    """A range of addresses for tensors; it is freed with the last of them."""
 
     def __init__(
         self, device: torch.device, byte_size: int, inward: Any, types: Mapping[int, Any], *, kept: bool
     ) -> None:
-        """inward: the stream on which contents come back. types: of torch, by ONNX's numbers.
+        """Reserve addresses and map memory. *inward*: the stream on which contents return. *types*: ONNX -> torch.
 
         kept: contents come back as they were.
         """

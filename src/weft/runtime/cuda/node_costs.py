@@ -1,6 +1,6 @@
-"""What the nodes of a graph roughly take on a device: by the bytes they move and the products they form.
+"""Rough estimates of node times on a device, from the bytes they move and the multiplications they do.
 
-That is a first guess of where to cut. How long segments really take is measured, and the guess scaled by it.
+They are the first guess of where to cut; segments are then measured, and the estimates scaled to that.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from weft.models.operators import find
 from weft.runtime.cutting import SeenTensor
 
 BYTES_PER_S, PRODUCTS_PER_S, LAUNCH_S = 2e12, 5e13, 2e-6
-"""A large GPU: of smaller ones everything takes longer, and only the proportions matter."""
+"""Those of a large GPU. Smaller ones are slower in everything, and only the proportions matter."""
 
 
 def guessed_s(graph: OnnxGraph, tensors: Mapping[str, SeenTensor]) -> list[float]:
-    """Seconds of each node."""
-    weights = {each.name: (list(each.dims), each.data_type) for each in graph.initializer}
+    """Estimated seconds of each node."""
+    weights = {weight.name: (list(weight.dims), weight.data_type) for weight in graph.initializer}
     return [_guess(node, tensors, weights) for node in graph.node]
 
 
 def _guess(
     node: OnnxNode, tensors: Mapping[str, SeenTensor], weights: Mapping[str, tuple[Sequence[int], int]]
 ) -> float:
-    made = sum(tensors[name].size_bytes for name in node.output if name in tensors)
-    moved = made + sum(tensors[name].size_bytes for name in node.input if name in tensors)
+    output_bytes = sum(tensors[name].size_bytes for name in node.output if name in tensors)
+    moved = output_bytes + sum(tensors[name].size_bytes for name in node.input if name in tensors)
     products, is_product = 0.0, find(qualified(node)).product
     for name in node.input:
         if name in weights:
@@ -36,19 +36,19 @@ def _guess(
             item = numpy_dtype(kind).itemsize
             moved += math.prod(dims) * item
             if is_product and len(dims) > 1:
-                products = max(products, made / item * math.prod(dims) / max(dims[0], dims[-1]))
+                products = max(products, output_bytes / item * math.prod(dims) / max(dims[0], dims[-1]))
     return guess_s(moved, products)
 
 
 def guess_s(moved_bytes: float, products: float) -> float:
-    """Seconds of a node that moves so many bytes and forms so many products."""
+    """Estimated seconds of a node, from the bytes it moves and the multiplications it does."""
     return LAUNCH_S + max(moved_bytes / BYTES_PER_S, products / PRODUCTS_PER_S)
 
 
 def scaled(guesses: Sequence[float], cuts: Sequence[int], measured_s: Sequence[float]) -> list[float]:
-    """The guesses, so that those of each segment between *cuts* come to what it was measured to take."""
-    found: list[float] = []
+    """Scale the guesses so that those of each segment between *cuts* add up to its measured time."""
+    scaled_s: list[float] = []
     for (start, end), took_s in zip(pairwise((0, *cuts, len(guesses))), measured_s, strict=True):
         factor = took_s / max(sum(guesses[start:end]), 1e-12)
-        found += [each * factor for each in guesses[start:end]]
-    return found
+        scaled_s += [guess * factor for guess in guesses[start:end]]
+    return scaled_s

@@ -1,6 +1,7 @@
-"""ONNX files for a device: what a file means, as ONNX Runtime optimises it there, and its pieces as files.
+"""ONNX files for a device: their meaning, the graph as ONNX Runtime optimises it there, and its pieces as files.
 
-What a file means (its exits, which rows may be computed together, its outputs) is found on the CPU, as for any model.
+The meaning of a file (its exits, which rows may be computed together, its outputs) is determined on the CPU, as for any
+model.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ from weft.runtime.values import Follower, inputs_of
 
 NO_TOOL = "only weft's tool stitch has the kernels for it; pip install 'weft[stitch]'"
 NHWC = "com.ms.internal.nhwc"
-"""The domain of operators over tensors whose channels lie last."""
+"""The domain of operators over tensors whose channels come last."""
 
 
 @dataclass(slots=True)
 class OnnxFile:
-    """A model of an ONNX file while it is being prepared, in a folder of its own."""
+    """A model of an ONNX file while it is prepared, in a folder of its own."""
 
     device: Device
     path: Path
@@ -56,15 +57,15 @@ class OnnxFile:
     exits: tuple[str, ...] = ()
     half: bool = False
     graph: OnnxModel = field(default_factory=empty_model)
-    """As it is cut: optimised for the device."""
+    """The graph that is cut: optimised for the device."""
     tensors: dict[str, cutting.SeenTensor] = field(default_factory=dict)
-    """What is in it, by name."""
+    """Its tensors, by name."""
     rounds: RoundGraphs | None = None
-    """Of a stitched model, its graph for any number of rows of each task."""
+    """For a stitched model: its graph for any number of rows of each task."""
 
     @property
     def _host_folder(self) -> Path:
-        """Where the graph for the CPU lies: the weights beside it have another form than those for the device."""
+        """Folder of the graph for the CPU: the weights beside it have another layout than those for the device."""
         folder = self.folder / "host"
         folder.mkdir(exist_ok=True)
         return folder
@@ -79,21 +80,21 @@ class OnnxFile:
         return workshop.built(blueprint, verdict, wanted, free)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
-        """The model of a blueprint that was made earlier."""
+        """The model of a blueprint from the cache."""
         if blueprint.segments[0].file is None:  # a tool prepared it, and is not installed any more
             raise ModelError(f"{self.path}: it was prepared in the form fused: {NO_TOOL}")
         free = self.device.memory()[0]
         return open_pieces(self.device, blueprint, self.folder).assembled(free)
 
     def workshop(self, blueprint: Blueprint) -> ModelPreparation:
-        """How the model is run; a tool that knows more of such a file may choose another way."""
+        """Choose how the model is run; a tool for a kind of ONNX file may override it."""
         workshop = self.onnx_workshop(blueprint)
         if blueprint.tasks:
             workshop.remarks.append(f"not in the form fused: {NO_TOOL}")
         return workshop
 
     def onnx_workshop(self, blueprint: Blueprint) -> ModelPreparation:
-        """The model as ONNX Runtime runs it."""
+        """Prepare the model to run in ONNX Runtime."""
         self.graph = self._optimised()
         forced = cutting.arrange(self.graph.graph, self.exits) if self.exits else ()
         if blueprint.tasks:
@@ -103,13 +104,13 @@ class OnnxFile:
         return ModelPreparation(self.device, self, self.options, self.allowance, self.exits, forced)
 
     def forget_graph(self) -> None:
-        """Give up what only ONNX Runtime needs, where the model is run otherwise."""
+        """Free what only ONNX Runtime needs, if the model is run by something else."""
         self.graph, self.tensors, self.rounds = empty_model(), {}, None
 
     # What the file means
 
     def _meaning(self) -> tuple[Blueprint, dict[str, Array], OnnxModel]:
-        """The model in one piece, what it gives on the CPU, and its graph as it is there."""
+        """The blueprint in one piece, its outputs on the CPU, and its graph there."""
         target = self._host_folder / "host.onnx"
         session = open_model(self.path, max(4, self.options.threads), target, thrifty=False)
         host = readied(load(target), session)
@@ -141,16 +142,16 @@ class OnnxFile:
         if reason is not None or self.options.independent_rows or alone:
             return Verdict(reason)
         tracer = Tracer(self._host_folder, max(4, self.options.threads), self.allowance)
-        found = judge_rows(host, [batch_of(blueprint, rows) for rows in (2, 3)], tracer, tasks)
-        if found.mixing is None and found.by_size:
-            found = judge_rows(host, [batch_of(blueprint, rows) for rows in (4, 5, 7)], tracer, tasks)
-            found = found._replace(by_size=True)
-        return found
+        verdict = judge_rows(host, [batch_of(blueprint, rows) for rows in (2, 3)], tracer, tasks)
+        if verdict.mixing is None and verdict.by_size:
+            verdict = judge_rows(host, [batch_of(blueprint, rows) for rows in (4, 5, 7)], tracer, tasks)
+            verdict = verdict._replace(by_size=True)
+        return verdict
 
     # On the device
 
     def _optimised(self) -> OnnxModel:
-        """The graph as ONNX Runtime optimises it for the device, without what copies between that and the host."""
+        """The graph as ONNX Runtime optimises it for the device, without nodes that copy to or from the host."""
         target = self.folder / "optimised.onnx"
         try:
             session = self._opened_whole(with_attention(self.path, self.folder), target)
@@ -166,7 +167,7 @@ class OnnxFile:
         return graph
 
     def _opened_whole(self, path: Path, target: Path) -> Any:
-        """A session over the whole model in its precision, optimised; the graph of that goes to *target*."""
+        """A session over the whole model in its precision, optimised; the optimised graph is saved to *target*."""
         try:
             source = converted(path, self.options.precision, self.folder)
             self.half = is_half(load(source))
@@ -190,7 +191,7 @@ class OnnxFile:
             raise Unfit(f"it fails there: {first_line(error)}") from error
 
     def _take_rounds(self, blueprint: Blueprint) -> None:
-        """Have the graph for one row of each task in its place, and the tensors in that."""
+        """Replace the graph of a stitched model by that of one row of each task, and its tensors likewise."""
         weights_outside(self.graph, self.folder)
         self.rounds = RoundGraphs(self.graph, partial(self._run_rows, blueprint))
         self.graph = self.rounds.at(1)
@@ -203,10 +204,10 @@ class OnnxFile:
         save(model, path)
         try:
             session = open_on(self.device, path, channels_last=self.half)
-            found: Sequence[Array] = session.run(None, {each.name: feed[each.name] for each in model.graph.input})
+            outputs: Sequence[Array] = session.run(None, {value.name: feed[value.name] for value in model.graph.input})
         except Exception as error:  # ONNX Runtime raises several unrelated kinds
             raise Unfit(f"what follows from its rows cannot be worked out: {first_line(error)}") from error
-        return found
+        return outputs
 
     # As the workshop cuts it
 
@@ -215,14 +216,16 @@ class OnnxFile:
 
     def crossing(self) -> list[int | None]:
         computed = _computed_on(self.graph)
-        fit = {name: each for name, each in self.tensors.items() if each.element_type in FLOATS and name in computed}
+        fit = {
+            name: tensor for name, tensor in self.tensors.items() if tensor.element_type in FLOATS and name in computed
+        }
         return cutting.crossing_bytes(self.graph.graph, fit)
 
     def whole_because(self) -> str | None:
         return cutting.whole_because(self.graph.graph)
 
     def in_pieces(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
-        """The model cut so, its pieces in files."""
+        """The blueprint with the segments between these cuts, which are written as files."""
         segments = self._written(self.graph, cuts)
         if self.rounds is not None:
             for rows in rung_sizes(blueprint)[1:]:
@@ -230,8 +233,8 @@ class OnnxFile:
         return blueprint.model_copy(update={"segments": segments})
 
     def _written(self, graph: OnnxModel, cuts: Sequence[int], rows: int = 1) -> tuple[SegmentSpec, ...]:
-        """Files of the pieces; of a stitched model for so many rows of each task."""
-        segments, types = [], {name: each.element_type for name, each in self.tensors.items()}
+        """Write the files of the pieces; those of a stitched model for *rows* rows of each task."""
+        segments, types = [], {name: tensor.element_type for name, tensor in self.tensors.items()}
         for at, piece in enumerate(cutting.split(graph, cuts, types)):
             file = file_at(f"segment{at}of{len(cuts) + 1}.onnx", rows)
             save(piece.model, self.folder / file)
@@ -248,8 +251,8 @@ class OnnxFile:
         return open_pieces(self.device, blueprint, self.folder)
 
     def clear(self, blueprint: Blueprint) -> None:
-        """Keep only what the segments need."""
-        files = {each.file for rows in rung_sizes(blueprint) for each in segments_at(blueprint, rows)}
+        """Remove everything from the folder but the files of segments."""
+        files = {spec.file for rows in rung_sizes(blueprint) for spec in segments_at(blueprint, rows)}
         kept = {LOCK, SHAPES} if files == {None} else {LOCK, WEIGHTS, *files}
         shutil.rmtree(self._host_folder, ignore_errors=True)
         for path in self.folder.iterdir():
@@ -258,17 +261,17 @@ class OnnxFile:
 
 
 def open_pieces(device: Device, blueprint: Blueprint, folder: Path) -> OpenPieces:
-    """Sessions for all batch sizes of a model whose files lie in *folder*; each opens when it is needed."""
-    specs = list(dict.fromkeys(each for rows in rung_sizes(blueprint) for each in segments_at(blueprint, rows)))
-    files = [load(folder / each.file) for each in blueprint.segments if each.file]
-    last = any(node.domain == NHWC for each in files for node in each.graph.node)
+    """Sessions for all batch sizes of a model whose files are in *folder*; each is opened on first use."""
+    specs = list(dict.fromkeys(spec for rows in rung_sizes(blueprint) for spec in segments_at(blueprint, rows)))
+    files = [load(folder / spec.file) for spec in blueprint.segments if spec.file]
+    last = any(node.domain == NHWC for piece in files for node in piece.graph.node)
     sessions, weights = open_segments(device, folder, specs, channels_last=last)
     return OpenPieces(device, blueprint, dict(zip(specs, sessions, strict=True)), weights)
 
 
 def _check_fit(session: Any, graph: OnnxModel) -> None:
-    """Refuse what no device can run."""
-    if any(each.type == "tensor(string)" for each in (*session.get_inputs(), *session.get_outputs())):
+    """Refuse a model that no device can run."""
+    if any(value.type == "tensor(string)" for value in (*session.get_inputs(), *session.get_outputs())):
         raise Unfit("it takes or gives texts")
     reason = cutting.whole_because(graph.graph)
     if reason is not None and "control flow" in reason:
@@ -276,10 +279,10 @@ def _check_fit(session: Any, graph: OnnxModel) -> None:
 
 
 def _without_copies(model: OnnxModel) -> OnnxModel:
-    """The graph without nodes that copy between host and device; sessions put in those that they need."""
+    """The graph without nodes that copy between host and device; sessions insert those that they need."""
     graph = model.graph
     copies = {node.output[0]: node.input[0] for node in graph.node if node.op_type in COPIES}
-    outputs = {each.name for each in graph.output}
+    outputs = {output.name for output in graph.output}
     kept = [node for node in graph.node if node.output[0] not in copies or node.output[0] in outputs]
     for node in kept:
         for at, name in enumerate(node.input):
@@ -293,7 +296,7 @@ def _without_copies(model: OnnxModel) -> OnnxModel:
 
 
 def _computed_on(graph: OnnxModel) -> frozenset[str]:
-    """Tensors that depend on the values of the inputs; others follow from shapes, and are worked out on the host."""
+    """Tensors that depend on the values of the inputs; others follow from shapes and are computed on the host."""
     facts = inputs_of(graph.graph)
     Follower(graph.functions).through(graph.graph.node, facts)
     return frozenset(name for name, fact in facts.items() if fact.valued)

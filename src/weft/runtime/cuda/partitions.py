@@ -1,8 +1,8 @@
 """Disjoint parts of a GPU's multiprocessors, cut by the driver, each with streams of its own.
 
 A part is a green context. torch makes those as well, but takes every one from the whole device, so two of them lie on
-the same multiprocessors; here the driver cuts once, and gives both what was asked for and what is left. Memory, its
-bandwidth and the caches are everybody's.
+the same multiprocessors; here the driver cuts once, and gives both what was asked for and what is left. All parts share
+the memory, its bandwidth and the caches.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 LOW, HIGH = range(2)
-"""Places of a part's streams."""
+"""Indices of a part's streams."""
 
 
 class NoPartitions(Exception):
-    """This driver or this card does not cut; says why."""
+    """This driver or GPU cannot be partitioned; the text says why."""
 
 
 class Part(NamedTuple):
-    """Some of the multiprocessors, which no other part of the same cut has."""
+    """A disjoint subset of the multiprocessors."""
 
     sms: int
     streams: tuple[int, int]
     """Handles of a stream of low and one of high priority; what is captured on one stays on this part."""
     context: Any
-    """The green context, which is there as long as it is referred to."""
+    """The green context, which lives as long as it is referred to."""
     ended: Any
-    """An event of its own context: others cannot be recorded on its streams."""
+    """An event of its own context, because events of other contexts cannot be recorded on its streams."""
 
 
 def cut(index: int, sms: int) -> tuple[Part, Part]:
-    """A GPU in two: a part of *sms* multiprocessors, or a few more as the card divides, and what is left.
+    """Partition a GPU in two: *sms* multiprocessors, rounded up as the card requires, and the rest.
 
-    The primary context of the GPU must be there (torch makes it). ``NoPartitions`` where it cannot be done.
+    The primary context of the GPU must exist (torch creates it). Raises ``NoPartitions`` if it fails.
     """
     driver = bindings()
     try:
@@ -49,7 +49,7 @@ def cut(index: int, sms: int) -> tuple[Part, Part]:
 
 
 def bindings() -> Any:
-    """The driver, which is not touched by that; ``NoPartitions`` where it cannot be called."""
+    """The Python bindings of the driver, which is not called; raises ``NoPartitions`` if they are missing."""
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -58,18 +58,18 @@ def bindings() -> Any:
 
 
 def follow(part: Part, stream: int) -> None:
-    """Have a stream of the whole GPU wait for all that was started on a part's stream of low priority."""
+    """Make a stream of the whole GPU wait for all work on a part's stream of low priority."""
     driver = bindings()
     _asked(driver.cuEventRecord(part.ended, driver.CUstream(part.streams[LOW])))
     _asked(driver.cuStreamWaitEvent(driver.CUstream(stream), part.ended, 0))
 
 
 def another_stream(part: Part) -> int:
-    """One more stream of low priority on a part."""
+    """Create one more stream of low priority on a part."""
     driver = bindings()
     least, _ = _asked(driver.cuCtxGetStreamPriorityRange())
-    (found,) = _asked(driver.cuGreenCtxStreamCreate(part.context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, least))
-    return int(found)
+    (stream,) = _asked(driver.cuGreenCtxStreamCreate(part.context, driver.CUstream_flags.CU_STREAM_NON_BLOCKING, least))
+    return int(stream)
 
 
 def _part(driver: Any, device: Any, resource: Any) -> Part:
@@ -78,7 +78,7 @@ def _part(driver: Any, device: Any, resource: Any) -> Part:
     (context,) = _asked(driver.cuGreenCtxCreate(described, device, flags))
     least, greatest = _asked(driver.cuCtxGetStreamPriorityRange())
     apart = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
-    streams = [_asked(driver.cuGreenCtxStreamCreate(context, apart, each))[0] for each in (least, greatest)]
+    streams = [_asked(driver.cuGreenCtxStreamCreate(context, apart, priority))[0] for priority in (least, greatest)]
     (own,) = _asked(driver.cuCtxFromGreenCtx(context))
     _asked(driver.cuCtxPushCurrent(own))
     try:
@@ -89,8 +89,8 @@ def _part(driver: Any, device: Any, resource: Any) -> Part:
 
 
 def _asked(answer: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What the driver says besides that all went well."""
-    result, *found = answer
+    """The values a driver call returned behind its status; ``NoPartitions`` if the status is an error."""
+    result, *values = answer
     if int(result):
         raise NoPartitions(f"the driver says {result.name}")
-    return tuple(found)
+    return tuple(values)

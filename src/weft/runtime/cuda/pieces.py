@@ -22,7 +22,7 @@ log = logging.getLogger("weft.device")
 
 
 class OpenPieces(NamedTuple):
-    """The segments of a model on a device, whatever kind of file it is."""
+    """The segments of a model on a device, for any kind of file."""
 
     device: Device
     blueprint: Blueprint
@@ -30,19 +30,19 @@ class OpenPieces(NamedTuple):
     weights: DeviceWeights
 
     def rung(self, rows: int) -> Rung:
-        """The model at a batch size, captured."""
-        found, batched = self.blueprint, self.blueprint.batchable and not self.blueprint.tasks
-        segments = [self.segments[each] for each in segments_at(found, rows)]
-        return Rung(self.device, rows, segments, batch_of(found, rows), batched=batched)
+        """Capture the model at a batch size."""
+        blueprint, batched = self.blueprint, self.blueprint.batchable and not self.blueprint.tasks
+        segments = [self.segments[spec] for spec in segments_at(blueprint, rows)]
+        return Rung(self.device, rows, segments, batch_of(blueprint, rows), batched=batched)
 
     def model(self, rungs: Sequence[Rung], **changes: Any) -> DeviceModel:
         """The model as it is served, with changes to its blueprint."""
         kind = StitchedDeviceModel if self.blueprint.tasks else DeviceModel
-        segments = [self.segments[each] for each in self.blueprint.segments]
+        segments = [self.segments[spec] for spec in self.blueprint.segments]
         return kind(self.device, self.blueprint.model_copy(update=changes), segments, self.weights, rungs)
 
     def assembled(self, free_before: int) -> DeviceModel:
-        """A model that was prepared, with every batch size captured; *free_before*: the device's memory before that."""
+        """A prepared model with every batch size captured; *free_before*: free device memory before that, in bytes."""
         rungs = [self.rung(rows) for rows in rung_sizes(self.blueprint)]
         for rung in rungs:
             if rung.rows in self.blueprint.like and (why := captured_on_parts(self.device, rung)):
@@ -53,16 +53,16 @@ class OpenPieces(NamedTuple):
 
 
 _UNSEEN = 2
-"""Seed of inputs with which nothing is laid out or captured."""
+"""Seed of inputs that are not used for warm-up or capture."""
 
 
 def unseen(blueprint: Blueprint) -> dict[str, Array]:
-    """Made-up inputs to compare answers on: what was captured may give the old ones for the old inputs."""
+    """Inputs to compare answers on, not those of the capture: a faulty graph may repeat the answers it captured."""
     return sample(blueprint.inputs, blueprint.warm_shapes or {}, _UNSEEN, blueprint.values)
 
 
 def batch_of(blueprint: Blueprint, rows: int) -> dict[str, Array]:
-    """Made-up inputs of so many rows, of a stitched model for each task: two samples in turn."""
+    """Random inputs of *rows* rows, of a stitched model for each task: two samples in turn."""
     shapes = blueprint.warm_shapes or {}
     drawn = [sample(blueprint.inputs, shapes, seed, blueprint.values) for seed in (0, 1)]
     if rows == 1:

@@ -1,4 +1,4 @@
-"""Models in fewer bits: what is converted on load, and how far the result is off."""
+"""Conversion of models to 16 bits on load, and how far their results differ."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ from weft.runtime.tensors import Array
 
 FP32, FP16, BF16 = "fp32", "fp16", "bf16"
 BF16_OPSET = 13
-"""The first in which most operators take bfloat16."""
+"""The first opset in which most operators take bfloat16."""
 _HALVES = (ElementType.FLOAT16, ElementType.BFLOAT16)
 _SIZED = frozenset({"Resize", "Upsample"})
-"""Operators whose inputs besides the first say sizes, in float32 always."""
+"""Operators whose inputs after the first are sizes, always in float32."""
 WITHIN = 1e-4
-"""How far float32 on a device may be off the CPU, as a part of the largest output, before that is remarked."""
+"""Largest difference between float32 on a device and the CPU, relative to the largest output, without a remark."""
 
 
 def converted(path: Path, precision: str, folder: Path) -> Path:
-    """The file to open for a precision: as it is, or with its weights and what it computes in half of the bits.
+    """The file to open for a precision: the given one, or a copy with weights and computation in 16 bits.
 
     Inputs and outputs keep their types.
     """
@@ -67,17 +67,17 @@ def with_bfloat16(model: OnnxModel) -> OnnxModel:
     if opset < BF16_OPSET:
         raise ModelError(f"opset {opset} has no bfloat16; export it with {BF16_OPSET} or later, or use fp16")
     kept = {name for node in graph.node if node.op_type in _SIZED for name in node.input[1:]}
-    for each in graph.initializer:
-        if each.data_type == ElementType.FLOAT and each.name not in kept:
-            each.CopyFrom(_narrowed(each))
+    for weight in graph.initializer:
+        if weight.data_type == ElementType.FLOAT and weight.name not in kept:
+            weight.CopyFrom(_narrowed(weight))
     for node in graph.node:
         for attribute in node.attribute:
             if attribute.name == "to" and attribute.i == ElementType.FLOAT:
                 attribute.i = ElementType.BFLOAT16
             if attribute.HasField("t") and attribute.t.data_type == ElementType.FLOAT and node.output[0] not in kept:
                 attribute.t.CopyFrom(_narrowed(attribute.t))
-    inward = [_renamed(graph, each.name, coming=True) for each in graph.input if _is_float(each)]
-    outward = [_renamed(graph, each.name, coming=False) for each in graph.output if _is_float(each)]
+    inward = [_renamed(graph, value.name, coming=True) for value in graph.input if _is_float(value)]
+    outward = [_renamed(graph, value.name, coming=False) for value in graph.output if _is_float(value)]
     fill(graph.node, [*inward, *graph.node, *outward])
     del graph.value_info[:]
     return model
@@ -92,13 +92,13 @@ def _is_float(value: OnnxValue) -> bool:
 
 
 def _renamed(graph: OnnxGraph, name: str, *, coming: bool) -> Any:
-    """Call a tensor otherwise inside, and return the cast at the border."""
+    """Rename a tensor inside the graph, and return the cast at the border."""
     inside = f"{name}/bfloat16"
     for node in graph.node:
-        for at, each in enumerate(node.input):
-            node.input[at] = inside if each == name else each
-        for at, each in enumerate(node.output):
-            node.output[at] = inside if each == name else each
+        for at, tensor in enumerate(node.input):
+            node.input[at] = inside if tensor == name else tensor
+        for at, tensor in enumerate(node.output):
+            node.output[at] = inside if tensor == name else tensor
     kind = ElementType.BFLOAT16 if coming else ElementType.FLOAT
     names = ([name], [inside]) if coming else ([inside], [name])
     return make_node("Cast", *names, f"{name}/cast", to=kind)
@@ -106,26 +106,28 @@ def _renamed(graph: OnnxGraph, name: str, *, coming: bool) -> Any:
 
 def is_half(model: OnnxModel) -> bool:
     """Whether most of the weights of a model have 16 bits."""
-    halves: int = sum(each.data_type in _HALVES for each in model.graph.initializer)
+    halves: int = sum(weight.data_type in _HALVES for weight in model.graph.initializer)
     return 2 * halves > len(list(model.graph.initializer))
 
 
-def difference(wanted: Mapping[str, Array], found: Mapping[str, Array]) -> float:
-    """The largest difference between results, as a part of the largest number of each output."""
-    return max((_difference(np.asarray(each), np.asarray(found[name])) for name, each in wanted.items()), default=0.0)
+def difference(wanted: Mapping[str, Array], actual: Mapping[str, Array]) -> float:
+    """The largest difference between results, relative to the largest number of each output."""
+    return max(
+        (_difference(np.asarray(array), np.asarray(actual[name])) for name, array in wanted.items()), default=0.0
+    )
 
 
-def _difference(wanted: Any, found: Any) -> float:
-    if wanted.shape != found.shape:
+def _difference(wanted: Any, actual: Any) -> float:
+    if wanted.shape != actual.shape:
         return float("inf")
     if not wanted.size or wanted.dtype.kind not in "fiu":
-        return 0.0 if np.array_equal(wanted, found) else float("inf")
-    far = np.abs(np.float64(wanted) - np.float64(found)).max()
+        return 0.0 if np.array_equal(wanted, actual) else float("inf")
+    far = np.abs(np.float64(wanted) - np.float64(actual)).max()
     return float(far / (np.abs(np.float64(wanted)).max() or 1.0))
 
 
 def remark(precision: str, far: float) -> str | None:
-    """What is to be said of a difference; None where it is as small as it should be."""
+    """A sentence about a difference in results; None if it is within what the precision explains."""
     if precision != FP32:
         return f"{precision}: differs from float32 by up to {far:.1e} of the largest output on made-up inputs"
     return None if far <= WITHIN else f"differs from the CPU by up to {far:.1e} of the largest output on made-up inputs"

@@ -1,4 +1,4 @@
-"""What is done to a model of any kind before a device serves it: how far it is batched, where it is cut, what it takes.
+"""Preparation of a model of any kind for a device: its largest batch, its cuts, and its measured times.
 
 A ``Divisible`` is such a model: an ONNX file (``onnx_files``) or a program of torch (``torch_files``).
 """
@@ -34,17 +34,17 @@ from weft.runtime.samples import sample
 from weft.runtime.tensors import Array
 
 WRONG = 0.05
-"""How far float32 may be off the CPU's, as a part of the largest output, and still count as the same answer."""
+"""Difference of float32 results from the CPU's, relative to the largest output, from which they count as wrong."""
 LARGEST_UNASKED = 32
-"""The largest batch that is tried where none is asked for."""
+"""The largest batch that is tried if the options name none; larger ones gain little and take memory."""
 
 
 class Unfit(Exception):
-    """A model cannot run on a device; says why."""
+    """A model cannot run on a device; the text says why."""
 
 
 class Divisible(Protocol):
-    """A model that was read for a device, as a row of nodes between which it can be cut."""
+    """A model that was read for a device: a sequence of nodes that can be cut between them."""
 
     @property
     def half(self) -> bool:
@@ -52,7 +52,7 @@ class Divisible(Protocol):
         ...
 
     def guessed_s(self) -> list[float]:
-        """Roughly what each node takes; only the proportions matter."""
+        """Rough times of the nodes in seconds; only the proportions matter."""
         ...
 
     def crossing(self) -> list[int | None]:
@@ -74,7 +74,7 @@ class Divisible(Protocol):
 
 @dataclass(slots=True)
 class ModelPreparation:
-    """One model while it is being prepared."""
+    """Prepares one model."""
 
     device: Device
     model: Divisible
@@ -86,7 +86,7 @@ class ModelPreparation:
     remarks: list[str] = field(default_factory=list)
 
     def built(self, blueprint: Blueprint, verdict: Verdict, wanted: dict[str, Array], free_before: int) -> DeviceModel:
-        """The model as it will be served; *wanted* is what it gives on the CPU, in float32."""
+        """The model as it will be served; *wanted*: its outputs on the CPU in float32."""
         whole, sizes = self._climbed(blueprint, verdict)
         model = self._measured(self._cut(whole, sizes))
         self._compare(model, wanted)
@@ -97,14 +97,14 @@ class ModelPreparation:
         return model
 
     def round_s(self, blueprint: Blueprint) -> float:
-        """What a row of each task takes, in one piece."""
+        """Seconds of a round with one row of each task, in one piece."""
         whole = self.model.in_pieces(blueprint.model_copy(update={"batchable": True, "round_rows": 1}), ())
         return self.model.opened(whole).rung(1).timed(0)
 
     # How far it is batched
 
     def _climbed(self, blueprint: Blueprint, verdict: Verdict) -> tuple[Blueprint, dict[int, float]]:
-        """The model in one piece, how far it is batched, and seconds by batch size."""
+        """Find the largest batch with the model in one piece; returns the blueprint, and seconds by batch size."""
         asked, tasks = self.options.max_batch, len(blueprint.tasks)
         if verdict.mixing is not None:
             if tasks:
@@ -134,7 +134,7 @@ class ModelPreparation:
     def _tried(
         self, blueprint: Blueprint, tried: Sequence[int], *, as_it_pays: bool
     ) -> tuple[dict[int, float], str | None]:
-        """Seconds of a model in one piece by batch size, as far as that goes, and why no further."""
+        """Seconds of a model in one piece by batch size, as far as that works, and why no further."""
         pieces = self.model.opened(blueprint)
         sizes: dict[int, float] = {}
         rows_alone: list[dict[str, Array]] = []
@@ -150,7 +150,7 @@ class ModelPreparation:
         return sizes, None
 
     def _differs(self, blueprint: Blueprint, rung: Rung, alone: list[dict[str, Array]]) -> str | None:
-        """Why the rows of a batch are not those of its samples; None where they are. The first one asked is alone."""
+        """Why rows of a batch differ from single samples; None if they do not. The first call computes the samples."""
         if not blueprint.batchable:
             return None
         if not alone:
@@ -158,8 +158,8 @@ class ModelPreparation:
                 feed = sample(blueprint.inputs, blueprint.warm_shapes or {}, seed, blueprint.values)
                 alone.append(self._outputs(blueprint, rung, feed))
             return None
-        found = self._outputs(blueprint, rung, batch_of(blueprint, rung.rows))
-        for name, got in found.items():
+        outputs = self._outputs(blueprint, rung, batch_of(blueprint, rung.rows))
+        for name, got in outputs.items():
             kind = np.float16 if self.model.half and got.dtype.kind == "f" else got.dtype
             wanted = np.concatenate([alone[row % 2][name] for row in range(rung.rows)])
             if not close_enough(wanted.astype(kind), got.astype(kind)):
@@ -167,19 +167,19 @@ class ModelPreparation:
         return None
 
     def _outputs(self, blueprint: Blueprint, rung: Rung, feed: dict[str, Array]) -> dict[str, Array]:
-        """What a model in one piece gives."""
+        """Run a model in one piece."""
         device = self.device
         for name, array in feed.items():
             device.copy(rung.tensors[name], device.copy_in([array]))
         rung.run(0)
-        found = {spec.name: device.copy_out(rung.tensors[spec.name]) for spec in blueprint.outputs}
+        outputs = {spec.name: device.copy_out(rung.tensors[spec.name]) for spec in blueprint.outputs}
         device.finish()
-        return found
+        return outputs
 
     # Where it is cut
 
     def _cut(self, whole: Blueprint, sizes: dict[int, float]) -> Blueprint:
-        """The model in segments, by guesses at first and then by what those segments take."""
+        """Cut the model, by estimates at first and then by the measured times of those segments."""
         grain_s, pieces, crossing = self.options.grain_s, self.options.max_pieces, self.model.crossing()
         if any(crossing[cut] is None for cut in self.forced):
             raise Unfit("a tensor that crosses an exit is none of floating-point numbers")
@@ -202,11 +202,11 @@ class ModelPreparation:
         return self._with_exits(blueprint, cuts) if self.exits else blueprint
 
     def _weights_s(self, blueprint: Blueprint) -> list[float]:
-        """What each segment takes, in the terms of a grain."""
+        """The length of each segment, as it is compared with the grain."""
         pieces, most = self.model.opened(blueprint), rung_sizes(blueprint)[-1]
-        found = {rows: pieces.rung(rows) for rows in {1, most}}
+        rungs = {rows: pieces.rung(rows) for rows in {1, most}}
         count = range(len(blueprint.segments))
-        return [_weight_s(blueprint, found[1].timed(at), found[most].timed(at)) for at in count]
+        return [_weight_s(blueprint, rungs[1].timed(at), rungs[most].timed(at)) for at in count]
 
     def _with_exits(self, blueprint: Blueprint, cuts: Sequence[int]) -> Blueprint:
         ends = [*(cuts.index(cut) for cut in self.forced), len(cuts)]
@@ -218,39 +218,41 @@ class ModelPreparation:
     # How long it takes
 
     def _measured(self, blueprint: Blueprint) -> DeviceModel:
-        """The model as it will be served, with the times of every batch size."""
+        """The model as it will be served, with measured times of every batch size."""
         pieces, sizes, tasks = self.model.opened(blueprint), rung_sizes(blueprint), len(blueprint.tasks)
         rungs = [pieces.rung(rows) for rows in sizes]
-        found = {each.rows: tuple(each.timed(at) for at in range(len(blueprint.segments))) for each in rungs}
+        segment_times = {rung.rows: tuple(rung.timed(at) for at in range(len(blueprint.segments))) for rung in rungs}
         like = self._likeness(rungs, pieces.weights.bytes)
         if tasks:  # what crosses its cuts has rows of several tasks, and it never meets other shapes
-            times_s = round_times(found, blueprint.max_batch, tasks)
+            times_s = round_times(segment_times, blueprint.max_batch, tasks)
             return pieces.model(rungs, times_s=times_s, like=like, mergeable=False)
-        times_s = {rows: found[next(size for size in sizes if size >= rows)] for rows in range(1, sizes[-1] + 1)}
+        times_s = {
+            rows: segment_times[next(size for size in sizes if size >= rows)] for rows in range(1, sizes[-1] + 1)
+        }
         several = len(blueprint.segments) > 1
-        mergeable = blueprint.batchable and several and all(each.same_rows() for each in rungs)
+        mergeable = blueprint.batchable and several and all(rung.same_rows() for rung in rungs)
         if self.exits and not mergeable:
             raise Unfit("what crosses its exits is not one row per sample")
-        for each in pieces.segments.values():
-            each.open()  # the files are about to be moved
+        for segment in pieces.segments.values():
+            segment.open()  # the files are about to be moved
         return pieces.model(rungs, times_s=times_s, like=like, mergeable=mergeable)
 
     def _likeness(self, rungs: Sequence[Rung], weight_bytes: int) -> dict[int, GpuLikeness]:
-        """What each batch size is like on parts of the device, where those are wanted."""
+        """Measure each batch size on parts of the device, if the options ask for that."""
         if not self.options.shares:
             return {}
         return measured_likeness(self.device, rungs, weight_bytes, self.allowance, self.remarks)
 
     def _compare(self, model: DeviceModel, wanted: dict[str, Array]) -> None:
-        """Say how far the results are off those of the CPU in float32; ``Unfit`` where they are others."""
+        """Remark how far results differ from the CPU's in float32; raises ``Unfit`` if they are wrong."""
         try:
-            found = model.run(unseen(model.blueprint))
+            outputs = model.run(unseen(model.blueprint))
         except Exception as error:  # a session raises whatever it meets
             if lacks_memory(error):
                 raise
             raise Unfit(f"it fails on other inputs than the first: {first_line(error)}") from error
-        right = {name: wanted[name] for name in found}
-        far, wrong = difference(right, found), difference({name: right[name] for name in _of_floats(right)}, found)
+        right = {name: wanted[name] for name in outputs}
+        far, wrong = difference(right, outputs), difference({name: right[name] for name in _of_floats(right)}, outputs)
         if self.options.precision == FP32 and wrong > WRONG:
             raise Unfit(f"its answers there are others: off by up to {wrong:.1e} of the largest output")
         if (said := remark(self.options.precision, far)) is not None:
@@ -259,19 +261,19 @@ class ModelPreparation:
 
 def _of_floats(outputs: dict[str, Array]) -> list[str]:
     """Names of outputs of floating-point numbers; whole ones may be a tie that went the other way."""
-    return [name for name, each in outputs.items() if each.dtype.kind == "f"]
+    return [name for name, array in outputs.items() if array.dtype.kind == "f"]
 
 
 def _uncaptured(model: DeviceModel) -> list[str]:
-    found = model.uncaptured()
-    if not found:
+    uncaptured = model.uncaptured()
+    if not uncaptured:
         return []
-    why = next(iter(found.values()))
-    return [f"{len(found)} of its {len(model.segments)} segments cannot be captured and run by calls: {why}"]
+    why = next(iter(uncaptured.values()))
+    return [f"{len(uncaptured)} of its {len(model.segments)} segments cannot be captured and run by calls: {why}"]
 
 
 def _weight_s(blueprint: Blueprint, least_s: float, most_s: float) -> float:
-    """What is compared with a grain, given the seconds at the smallest and at the largest batch size.
+    """The length of a segment that is compared with the grain, from its seconds at the smallest and largest batch size.
 
     The smallest round of a stitched model has a row of each task already.
     """

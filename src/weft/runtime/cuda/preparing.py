@@ -1,8 +1,8 @@
-"""Loading a model for a device: read it, cut it, and capture and measure its segments; once, where there is a cache.
+"""Load a model for a device: read it, cut it, capture and measure its segments; only once, where there is a cache.
 
-``prepare_on`` is all there is to call. Files are opened by the target of their kind (``weft.runtime.metadata``):
-ONNX files by ``onnx_files``, programs of torch by ``torch_files``, others by tools. What cannot run on the device runs
-on the CPU, with a remark.
+The entry point is ``prepare_on``. Files are opened by the target of their kind (``weft.runtime.metadata``): ONNX files
+by ``onnx_files``, programs of torch by ``torch_files``, others by tools. What cannot run on the device runs on the CPU,
+with a remark.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from weft.runtime.onnxruntime_cpu.preparing import prepare
 from weft.runtime.own_folder import remove
 
 CUDA = "cuda"
-"""The kind of this device, as model kinds name it."""
+"""The kind of this device in ``devices`` of model kinds."""
 KERNELS = ".kernels"
-"""The folder in a cache where triton keeps what it has compiled."""
+"""The folder in a cache in which triton keeps compiled kernels."""
 HOST_GRAIN_S = 0.005
-"""How long segments are of what runs on the CPU after all."""
+"""Length of segments, in seconds, of models that run on the CPU after all."""
 
 Prepared = DeviceModel | ModelOnHost
 
@@ -46,7 +46,7 @@ def prepare_on(
 ) -> Prepared:
     """Load the model at *path*; with *cache*, a folder, the work is done once.
 
-    learn: False: only what is in the cache; ``NotLearned`` where it is not.
+    learn: False: only use the cache; raises ``NotLearned`` if it is not there.
     """
     if cache is not None:
         os.environ.setdefault("TRITON_CACHE_DIR", str(cache.absolute() / KERNELS))
@@ -60,7 +60,7 @@ def prepare_on(
 
 
 def _prepared(device: Device, path: Path, options: LoadOptions, cache: Path | None, *, learn: bool) -> Prepared:
-    """The same, by whatever belongs to the model alone."""
+    """Load a model that is not in the cache, or whose entry does not work."""
     place = _place(device, path, options, cache) if cache is not None and path.is_file() else None
     if place is not None and (blueprint := caching.find(place)) is not None:
         return _reopened(device, path, options, cache, place, blueprint)
@@ -77,11 +77,11 @@ def _place(device: Device, path: Path, options: LoadOptions, cache: Path) -> Pat
     made_with = dataclasses.asdict(options)
     for name in ("learn_s", "isolation", "rests"):  # where and how long do not change what it is
         del made_with[name]
-    told: list[Any] = [device.name, made_with, *([device.cuts.model_dump()] if options.shares else [])]
+    key: list[Any] = [device.name, made_with, *([device.cuts.model_dump()] if options.shares else [])]
     try:
         # where its nodes are, and whether it runs on the device at all, may depend on what is installed
-        told += [_version(package) for package in kind_of(path, CUDA).about.get("packages", ())]
-        return caching.entry(cache, path, json.dumps(told, sort_keys=True))
+        key += [_version(package) for package in kind_of(path, CUDA).about.get("packages", ())]
+        return caching.entry(cache, path, json.dumps(key, sort_keys=True))
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror or error}") from error
 
@@ -145,7 +145,7 @@ def _learned(
 def _opened(
     kind: Entry, device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance, *, learn: bool
 ) -> DeviceFile:
-    """A file as its kind opens it; ``Unfit`` where something that the kind needs is not installed."""
+    """Open a file by its kind; raises ``Unfit`` if a package that the kind needs is not installed."""
     try:
         opens: OpensDeviceFile = kind.load()
     except InputError as error:
@@ -156,12 +156,12 @@ def _opened(
 
 
 def _on_host(path: Path, options: LoadOptions, cache: Path | None, place: Path | None, reason: str) -> ModelOnHost:
-    """The model on the CPU; that it runs there is kept in its place."""
-    found = ModelOnHost(prepare(path, _for_host(options), cache), reason)
+    """The model on the CPU; the cache remembers that it runs there."""
+    model = ModelOnHost(prepare(path, _for_host(options), cache), reason)
     if place is not None:
         whole = SegmentSpec(name="whole", inputs=(), outputs=())
-        told = Blueprint(inputs=(), outputs=(), segments=(whole,), warm_shapes=None, remarks=(reason,))
+        blueprint = Blueprint(inputs=(), outputs=(), segments=(whole,), warm_shapes=None, remarks=(reason,))
         folder = caching.new_folder(cache)
-        if not caching.store(folder, told, place):
+        if not caching.store(folder, blueprint, place):
             remove(folder)
-    return found
+    return model

@@ -1,6 +1,6 @@
-"""What a GPU needs on this machine, and what of it is missing, in one line.
+"""What a GPU needs on this machine, and a one-line message about what is missing.
 
-Nothing of torch is imported here: the server that asks does without.
+Nothing of torch is imported here: the server that checks works without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TWIN_CALLED = "the twin of a GPU"
 
 
 def folder_of(package: str) -> str | None:
-    """Where a package is installed; None where it is not."""
+    """Folder of an installed package; None if it is not installed."""
     try:
         return str(distribution(package).locate_file(""))
     except PackageNotFoundError:
@@ -28,7 +28,7 @@ def folder_of(package: str) -> str | None:
 
 
 def gpus() -> int:
-    """How many the driver has; 0 where there is no driver."""
+    """Number of GPUs of the driver; 0 without a driver."""
     driver, count = _driver(), ctypes.c_int(0)
     if driver is None or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
         return 0
@@ -36,7 +36,7 @@ def gpus() -> int:
 
 
 def gpu_called(device: str) -> str:
-    """What the driver calls a device such as ``cuda:0``; empty where there is none."""
+    """The driver's name of a device such as ``cuda:0``; empty if there is none."""
     index = device.partition(":")[2]
     if not index.isdecimal():
         return TWIN_CALLED
@@ -47,7 +47,7 @@ def gpu_called(device: str) -> str:
 
 
 def _driver() -> ctypes.CDLL | None:
-    """CUDA's driver, ready to be asked; None where there is none."""
+    """CUDA's driver, initialised; None if there is none."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -56,13 +56,13 @@ def _driver() -> ctypes.CDLL | None:
 
 
 def installed_twice() -> bool:
-    """Whether the two packages that write the same folder are both there."""
-    found = folder_of("onnxruntime-gpu")
-    return found is not None and found == folder_of("onnxruntime")
+    """Whether both packages that install the same folder are present."""
+    gpu_folder = folder_of("onnxruntime-gpu")
+    return gpu_folder is not None and gpu_folder == folder_of("onnxruntime")
 
 
 def check(device: str) -> str | None:
-    """``InputError`` that says what is missing for a device such as ``cuda:0``; else what is worth a line, or None."""
+    """Raise ``InputError`` for what a device such as ``cuda:0`` lacks; returns a warning, or None."""
     import onnxruntime as ort
 
     index, twice = int(device.partition(":")[2]), installed_twice()
@@ -73,9 +73,9 @@ def check(device: str) -> str | None:
         raise InputError(f"{device}: onnxruntime-gpu {ort.__version__} is too old; install 1.23 or later")
     if find_spec("torch") is None:
         raise InputError(f"{device}: torch is not installed; pip install 'weft[cuda]'")
-    found = gpus()
-    if not found:
+    gpu_count = gpus()
+    if not gpu_count:
         raise InputError(f"{device}: no NVIDIA driver with a GPU was found; see that nvidia-smi shows one")
-    if index >= found:
-        raise InputError(f"{device}: this machine has {found} GPU(s), the last is cuda:{found - 1}")
+    if index >= gpu_count:
+        raise InputError(f"{device}: this machine has {gpu_count} GPU(s), the last is cuda:{gpu_count - 1}")
     return TWICE if twice else None

@@ -1,10 +1,10 @@
-"""A model at one batch size: memory for all that crosses its cuts, and every segment captured on it.
+"""A model at one batch size: memory for everything that crosses its cuts, and every segment captured on it.
 
-Where lanes are parts of the device, segments are captured once more for each, over the same memory and weights. A lane
-that has no such runs has those of the whole device.
+Where lanes are parts of the device, segments are captured once more for each part, over the same memory and weights. A
+lane without such captures uses those of the whole device.
 
-Batches of a few rows less are computed on it as well, with rows that nobody asks for. The memory is the rung's own, so
-a second batch of the size overwrites what the first one left there; ``secure`` copies away what is still needed.
+Batches of a few rows less are computed on it as well, with padding rows. The memory is the rung's own, so a second
+batch of the size overwrites what the first one left there; ``secure`` copies what is still needed.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from weft.runtime.onnxruntime_cpu.sessions import first_line
 from weft.runtime.tensors import Array
 
 WHOLE = 0
-"""The whole device, among its parts."""
+"""Number of the whole device among its parts."""
 
 
 class DeviceValues:
-    """What a batch holds between two segments: tensors by name, some in the memory of a rung, some in its own."""
+    """Values of a batch between two segments: tensors by name, some in the memory of a rung, some in their own."""
 
     __slots__ = ("__weakref__", "rows", "rung", "tensors")
 
@@ -33,7 +33,7 @@ class DeviceValues:
         self.rung, self.rows, self.tensors = rung, rows, tensors
 
     def onward(self, tensors: dict[str, Tensor]) -> DeviceValues:
-        """What the same batch holds after another segment."""
+        """The values of the same batch after another segment."""
         return DeviceValues(self.rung, self.rows, tensors)
 
 
@@ -43,7 +43,7 @@ class Rung:
     def __init__(
         self, device: Device, rows: int, segments: Sequence[DeviceSegment], feed: Mapping[str, Array], *, batched: bool
     ) -> None:
-        """feed: made-up inputs of so many rows, to see the shapes and to warm it up."""
+        """feed: random inputs of *rows* rows, to see the shapes and to warm it up."""
         self.rows, self.batched, self._device = rows, batched, device
         self.uncaptured: dict[int, str] = {}
         """Segments that could not be captured, and why."""
@@ -51,22 +51,22 @@ class Rung:
         self.tensors: dict[str, Tensor] = {}
         self._owners: dict[str, weakref.ref[DeviceValues]] = {}
         self._bound: list[Runnable] = []
-        """Sessions and their bindings, which are needed as long as what was captured of them."""
+        """Sessions and their bindings; captured graphs need them."""
         self._segments = segments
-        own = [each.again(device) for each in segments]
+        own = [segment.again(device) for segment in segments]
         self._lay_out(own, feed)
-        self._runs = {WHOLE: [self._captured(at, each) for at, each in enumerate(own)]}
+        self._runs = {WHOLE: [self._captured(at, segment) for at, segment in enumerate(own)]}
         """Part -> how each segment is run there."""
 
     def _lay_out(self, segments: Sequence[DeviceSegment], feed: Mapping[str, Array]) -> None:
-        """Run once to see what there is, and have memory for it."""
-        device, found = self._device, segments[0].loose(feed)
-        seen = segments[0].seen(found, list(feed))
+        """Run once to learn the shapes, and allocate memory for them."""
+        device, values = self._device, segments[0].loose(feed)
+        seen = segments[0].seen(values, list(feed))
 
         def run() -> None:
-            for each in segments:
-                found.update(each.run_loose(found))
-                seen.update(each.seen(found, each.spec.outputs))
+            for segment in segments:
+                values.update(segment.run_loose(values))
+                seen.update(segment.seen(values, segment.spec.outputs))
 
         device.plainly(run)
         device.finish()
@@ -87,7 +87,7 @@ class Rung:
             return lambda: self._device.plainly(plain.run)
 
     def _replayed(self, segment: DeviceSegment, device: Device) -> Callable[[], None]:
-        """What replays a segment."""
+        """Capture a segment; returns the function that replays it."""
         bound = segment.bound(self.tensors, self.types)
         if segment.copies:
             bound = segment.fixed(self.tensors, self.types).bound(self.tensors, self.types)
@@ -96,43 +96,43 @@ class Rung:
         return replay
 
     def add_parts(self, parts: Sequence[Device]) -> None:
-        """Have runs for the parts of the device, each of which stays on its own; or for none, where that fails.
+        """Capture all segments on each part of the device; if that fails, on none.
 
-        This is all that knows how such runs are made.
+        No other code knows how such captures are made.
         """
-        whole, found, before = self._runs[WHOLE], {}, len(self._bound)
+        whole, part_runs, before = self._runs[WHOLE], {}, len(self._bound)
         try:
             for part, device in enumerate(parts, 1):
-                found[part] = [
-                    whole[at] if at in self.uncaptured else self._replayed(each.again(device), device)
-                    for at, each in enumerate(self._segments)
+                part_runs[part] = [
+                    whole[at] if at in self.uncaptured else self._replayed(segment.again(device), device)
+                    for at, segment in enumerate(self._segments)
                 ]
         except BaseException:
             del self._bound[before:]  # sessions take memory
             raise
-        self._runs |= found
+        self._runs |= part_runs
 
     @property
     def segments(self) -> int:
-        """How many it has."""
+        """Number of segments."""
         return len(self._segments)
 
     @property
     def parts(self) -> list[int]:
-        """The parts that it has runs for, the whole not counted."""
+        """Parts with captures, the whole device not counted."""
         return [part for part in self._runs if part != WHOLE]
 
     @property
     def kernels(self) -> int:
-        """How many kernels all segments have."""
+        """Number of kernels of all segments."""
         return sum(map(self._device.kernels, self._runs[WHOLE]))
 
     def run(self, segment: int) -> None:
-        """Start a segment on what lies in the memory."""
+        """Start a segment on the values in the memory."""
         self._runs.get(self._device.part, self._runs[WHOLE])[segment]()
 
     def timed(self, segment: int, part: int = 0) -> float:
-        """Seconds of a segment, on the whole device or on a part that it has runs for."""
+        """Seconds of a segment, on the whole device or on a part with captures."""
         with self._device.on(self._device.cuts.lane_of(part)) if part else nullcontext():
             return self._device.timed(self._runs[part][segment])
 
@@ -141,9 +141,9 @@ class Rung:
         return tensor[:rows] if self.batched else tensor
 
     def secure(self, name: str, consumed: Collection[DeviceValues] = ()) -> None:
-        """A tensor is about to be written to: whoever still needs what is there gets it in memory of their own.
+        """Before a tensor is overwritten, copy it for the batch that still needs it.
 
-        consumed: values that the step takes, which nobody needs after it.
+        consumed: values that the step takes and that are not needed after it.
         """
         owner = self._owners.pop(name, None)
         values = owner() if owner else None
@@ -151,7 +151,7 @@ class Rung:
             values.tensors[name] = self._device.clone(self.tensors[name])
 
     def own(self, name: str, values: DeviceValues) -> None:
-        """What lies there belongs to these values from now on."""
+        """Note that the tensor of this name now belongs to *values*."""
         self._owners[name] = weakref.ref(values)
 
     def clear(self, names: Collection[str]) -> None:
@@ -161,4 +161,4 @@ class Rung:
 
     def same_rows(self) -> bool:
         """Whether every tensor has as many rows as the batch."""
-        return all(tuple(each.shape)[:1] == (self.rows,) for each in self.tensors.values())
+        return all(tuple(tensor.shape)[:1] == (self.rows,) for tensor in self.tensors.values())

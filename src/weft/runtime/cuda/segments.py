@@ -1,7 +1,7 @@
 """The pieces of a model as sessions on a device, over weights that all of them share.
 
-ONNX Runtime would copy the weights for every session. So those worth it are uploaded once and given to all sessions as
-values that belong to somebody else; numbers that say sizes and axes stay in the files, for they are read on the host.
+ONNX Runtime would copy the weights for every session. So large weights are uploaded once and given to all sessions as
+values that they do not own; numbers that are sizes and axes stay in the files, because they are read on the host.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from weft.runtime.onnxruntime_cpu.sessions import EXTERNAL_OVER_BYTES, WEIGHTS
 from weft.runtime.tensors import Array
 
 SHARED_FROM_BYTES = 1024
-"""Smaller weights lie in every session."""
+"""Weights of fewer bytes are copied into every session."""
 COPIES = frozenset({"MemcpyToHost", "MemcpyFromHost"})
-"""Nodes that ONNX Runtime puts where host and device meet."""
+"""Nodes that ONNX Runtime inserts between host and device."""
 _COPIES_KEY = "weft.copies"
 _SHARED_TYPES = frozenset({*FLOATS, ElementType.INT8, ElementType.UINT8})
 
 
 class DeviceWeights:
-    """The weights of one model on a device, by name; whatever the number of segments and batch sizes, once."""
+    """The weights of one model on a device, by name, once for all segments and batch sizes."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.memories: list[Movable] = []
         self._values: dict[str, Any] = {}
-        """The same as sessions have them; they must outlive the sessions."""
+        """The same weights in the form that sessions take; they must outlive the sessions."""
         self.bytes = 0
 
     def of(self, path: Path) -> dict[str, Any]:
-        """Those that the model in a file needs, uploaded where they are not yet."""
+        """The weights that the model in a file needs; missing ones are uploaded."""
         model = load(path)
-        wanted = [each for each in model.graph.initializer if _is_shared(each)]
-        if new := [each for each in wanted if each.name not in self._values]:
+        wanted = [weight for weight in model.graph.initializer if _is_shared(weight)]
+        if new := [weight for weight in wanted if weight.name not in self._values]:
             self._add(new, path.parent)
-        return {each.name: self._values[each.name] for each in wanted}
+        return {weight.name: self._values[weight.name] for weight in wanted}
 
     def _add(self, weights: Sequence[OnnxTensor], folder: Path) -> None:
-        """Put some in a memory of their own; *folder* is where those outside of the model lie."""
-        arrays = [read_tensor(each, folder) for each in weights]
-        rooms = self.room([(array.shape, each.data_type) for each, array in zip(weights, arrays, strict=True)])
-        for each, array, tensor in zip(weights, arrays, rooms, strict=True):
+        """Upload weights; *folder* is where their external files are."""
+        arrays = [read_tensor(weight, folder) for weight in weights]
+        rooms = self.room([(array.shape, weight.data_type) for weight, array in zip(weights, arrays, strict=True)])
+        for name, array, tensor in zip([weight.name for weight in weights], arrays, rooms, strict=True):
             self._device.fill(tensor, array)
-            self._values[each.name] = self._device.shared(tensor)
+            self._values[name] = self._device.shared(tensor)
         self._device.finish()
 
     def room(self, wanted: Sequence[tuple[Sequence[int], int]]) -> list[Tensor]:
-        """Tensors of these shapes and element types, in a memory of their own."""
+        """Allocate tensors of these shapes and element types, in one memory."""
         sizes = [prod(shape) * numpy_dtype(kind).itemsize for shape, kind in wanted]
         offsets, size = places(sizes)
         memory = self._device.movable(size, kept=True)
@@ -76,40 +76,40 @@ def _is_shared(weight: OnnxTensor) -> bool:
 def open_segments(
     device: Device, folder: Path, segments: Iterable[SegmentSpec], *, channels_last: bool
 ) -> tuple[list[DeviceSegment], DeviceWeights]:
-    """Sessions over the files of segments, and the weights, which live as long."""
+    """Sessions over the files of segments, and their weights."""
     weights = DeviceWeights(device)
     opened: list[DeviceSegment] = []
-    for each in segments:
-        assert each.file is not None
-        path = folder / each.file
-        opened.append(SegmentSession(device, each, SegmentFile(path, weights.of(path), channels_last)))
+    for spec in segments:
+        assert spec.file is not None
+        path = folder / spec.file
+        opened.append(SegmentSession(device, spec, SegmentFile(path, weights.of(path), channels_last)))
     return opened, weights
 
 
 class Runnable(Protocol):
-    """A segment with the memory that it reads and writes."""
+    """A segment bound to the memory that it reads and writes."""
 
     def run(self) -> None:
-        """Compute it, in the order in which such runs are started."""
+        """Start it, in the order of such runs."""
         ...
 
 
 Loose = dict[str, Any]
-"""Tensors of any shapes, by name, in the form that the segments of a model hand on when they run by calls."""
+"""Tensors of any shapes, by name, in the form that segments pass on when they run without a graph."""
 
 
 class DeviceSegment(Protocol):
-    """A segment on a device, of whatever kind of file."""
+    """A segment on a device, of any kind of file."""
 
     spec: SegmentSpec
 
     @property
     def copies(self) -> bool:
-        """Whether it copies between host and device, so that it must be ``fixed`` to be captured."""
+        """Whether it copies between host and device, so that only a ``fixed`` one can be captured."""
         ...
 
     def open(self) -> None:
-        """Have all that it needs of its file."""
+        """Read its file now; it may be moved later."""
         ...
 
     def again(self, device: Device) -> DeviceSegment:
@@ -117,32 +117,32 @@ class DeviceSegment(Protocol):
         ...
 
     def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
-        """The segment for shapes that never change; raises ``StillCopies`` where that does not help."""
+        """The segment specialised to these shapes; raises ``StillCopies`` if it still copies."""
         ...
 
     def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
-        """The segment on tensors of the device, by name."""
+        """The segment bound to tensors of the device, by name."""
         ...
 
     def loose(self, arrays: Mapping[str, Array]) -> Loose:
-        """Arrays as it takes them by calls."""
+        """Arrays as inputs of ``run_loose``."""
         ...
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
-        """Run it by a call."""
+        """Run it without a graph."""
         ...
 
     def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
-        """Shapes of such values, and their types as ONNX numbers them."""
+        """Shapes of such values, and their ONNX types."""
         ...
 
     def array(self, value: Any) -> Array:
-        """Such a value on the host."""
+        """Copy such a value to the host."""
         ...
 
 
 class SegmentFile(NamedTuple):
-    """What a segment was opened from, to open it once more."""
+    """What a segment was opened from, to open it again."""
 
     path: Path
     weights: Mapping[str, Any]
@@ -150,7 +150,7 @@ class SegmentFile(NamedTuple):
 
 
 def copies_in(device: Device, path: Path, *, channels_last: bool, fold: bool = False) -> bool:
-    """Whether a session over a file copies between host and device: its graph as it is saved tells."""
+    """Whether a session over a file copies between host and device, as its saved graph shows."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder) / "seen.onnx"
         open_on(device, path, fold=fold, channels_last=channels_last, save=target)
@@ -159,7 +159,7 @@ def copies_in(device: Device, path: Path, *, channels_last: bool, fold: bool = F
 
 
 def mark_copies(model: OnnxModel) -> None:
-    """Note in a segment that it copies between host and device."""
+    """Note in the graph of a segment that it copies between host and device."""
     entry = model.metadata_props.add()
     entry.key, entry.value = _COPIES_KEY, "1"
 
@@ -175,16 +175,16 @@ def open_on(
     profile: Path | None = None,
     weights: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A session on a device; *save* is where the optimised graph goes, *profile* how its trace file begins.
+    """Open a session on a device; *save*: path for the optimised graph, *profile*: prefix of the trace file.
 
-    fold: only work out what is the same in every run.
+    fold: only compute what is the same in every run.
     """
     options = ort.SessionOptions()
     levels = ort.GraphOptimizationLevel
     least = levels.ORT_ENABLE_BASIC if fold else levels.ORT_DISABLE_ALL
     options.graph_optimization_level = levels.ORT_ENABLE_ALL if optimise else least
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.enable_mem_reuse = not optimise  # who optimises a graph wants only that, and plans no memory
+    options.enable_mem_reuse = not optimise  # a session that only optimises a graph runs nothing
     options.log_severity_level = 4  # what goes wrong is raised; the log would say it twice
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.disable_prepacking", "1")  # weights are looked at where they lie
@@ -202,11 +202,11 @@ def open_on(
 
 
 class StillCopies(Exception):
-    """A segment cannot be captured: what is copied from the host would be read again when it is long gone."""
+    """A segment cannot be captured: a replay would copy from host memory that is gone."""
 
 
 class SegmentSession:
-    """One segment, run on memory that is bound to it; a session takes memory, so it is opened when it is needed."""
+    """A segment as a session, which runs on bound memory; it is opened on first use, because a session takes memory."""
 
     def __init__(self, device: Device, spec: SegmentSpec, file: SegmentFile, session: Any = None) -> None:
         self._device, self.spec, self._file, self._opened = device, spec, file, session
@@ -219,42 +219,42 @@ class SegmentSession:
         return self._opened
 
     def open(self) -> None:
-        """Have a session, if there is none yet."""
+        """Open the session, if it is not open."""
         if self._opened is None:
             path, weights, last = self._file
             self._opened = open_on(self._device, path, channels_last=last, weights=weights)
 
     @property
     def copies(self) -> bool:
-        """Whether it copies between host and device: sizes that it computes on the host, for instance."""
+        """Whether it copies between host and device, such as sizes that it computes on the host."""
         return _COPIES_KEY in self._session.get_modelmeta().custom_metadata_map or bool(self._read_on_host())
 
     def _read_on_host(self) -> list[str]:
-        """Inputs that operators read on the host: those that the device has not, or that take sizes from them.
+        """Inputs that operators read on the host because the device has no such operator, or because they are sizes.
 
         ONNX Runtime copies them there when they are bound, and not again when it runs.
         """
         if self._device.kind == HOST_KIND:
             return []
         where = zip(self._session.get_inputs(), self._session.get_input_memory_infos(), strict=True)
-        return [each.name for each, memory in where if memory.name.lower() == HOST_KIND]
+        return [value.name for value, memory in where if memory.name.lower() == HOST_KIND]
 
     def again(self, device: Device) -> SegmentSession:
         """The segment in a session of its own, over the same weights.
 
-        What was captured of a session holds as long as it meets no other shapes: those would have cuDNN's plans made
-        anew, and the old ones, whose kernels the graph has, would go.
+        A capture of a session is valid as long as the session meets no other shapes: for those cuDNN would make new
+        plans and free the old ones, whose kernels are in the graph.
         """
         return SegmentSession(device, self.spec, self._file)
 
     def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> SegmentSession:
-        """The segment for shapes that never change: what only they decide is known, and not computed or copied.
+        """The segment for constant shapes: what they alone decide is stored, not computed or copied.
 
-        Raises ``StillCopies`` where something is copied all the same.
+        Raises ``StillCopies`` if it still copies.
         """
         model = load(self._file.path)
-        for each in model.graph.input:
-            each.CopyFrom(declared(each.name, types[each.name], list(tensors[each.name].shape)))
+        for value in model.graph.input:
+            value.CopyFrom(declared(value.name, types[value.name], list(tensors[value.name].shape)))
         with tempfile.NamedTemporaryFile(dir=self._file.path.parent, suffix=".onnx") as source:
             source.write(model.SerializeToString())
             source.flush()
@@ -262,13 +262,13 @@ class SegmentSession:
             if copies_in(self._device, path, channels_last=last, fold=True):
                 raise StillCopies("it copies between host and device in its middle")
             session = open_on(self._device, path, fold=True, channels_last=last, weights=weights)
-        found = SegmentSession(self._device, self.spec, self._file, session)
-        if names := found._read_on_host():
+        segment = SegmentSession(self._device, self.spec, self._file, session)
+        if names := segment._read_on_host():
             raise StillCopies(f"it reads {', '.join(names)} on the host")
-        return found
+        return segment
 
     def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
-        """The segment on tensors of the device, by name, which it reads and writes wherever it is run."""
+        """The segment bound to tensors of the device, by name."""
         device, binding = self._device, self._session.io_binding()
 
         def bind(names: Sequence[str], one: Callable[..., None]) -> None:
@@ -283,7 +283,7 @@ class SegmentSession:
         return ReboundSegment(device, bound, partial(bind, stale, binding.bind_input)) if stale else bound
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
-        """Run it on values of ONNX Runtime's own, of whatever shapes, and return such; they lie on the device."""
+        """Run it on ONNX Runtime's own values of any shapes; the results are on the device."""
         device, binding = self._device, self._session.io_binding()
         if self._read_on_host():
             device.finish()  # they are copied at once, whatever computes them
@@ -297,35 +297,35 @@ class SegmentSession:
     def loose(self, arrays: Mapping[str, Array]) -> Loose:
         """Arrays as values of ONNX Runtime on the device."""
         kind, index = self._device.kind, self._device.index
-        return {name: ort.OrtValue.ortvalue_from_numpy(each, kind, index) for name, each in arrays.items()}
+        return {name: ort.OrtValue.ortvalue_from_numpy(array, kind, index) for name, array in arrays.items()}
 
     def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
         return {name: (tuple(values[name].shape()), int(values[name].element_type())) for name in names}
 
     def array(self, value: Any) -> Array:
-        found: Array = value.numpy()
-        return found
+        array: Array = value.numpy()
+        return array
 
 
 class BoundSegment:
-    """A segment with its memory."""
+    """A segment bound to its memory."""
 
     def __init__(self, session: Any, binding: Any, options: Any) -> None:
         self._session, self._binding, self._options = session, binding, options
 
     def run(self) -> None:
-        """Compute it, in the order of the sessions' runs."""
+        """Start it, in the order of the sessions' runs."""
         self._session.run_with_iobinding(self._binding, self._options)
 
 
 class ReboundSegment:
-    """A segment that reads inputs on the host: they are copied there when they are bound, so before each run."""
+    """A segment that reads inputs on the host. They are copied there when they are bound, so each run binds first."""
 
     def __init__(self, device: Device, bound: BoundSegment, bind: Callable[[], None]) -> None:
         self._device, self._bound, self._bind = device, bound, bind
 
     def run(self) -> None:
-        """Compute it, when all before it has ended."""
+        """Wait for all work before it, and compute it."""
         self._device.finish()
         self._bind()
         self._bound.run()

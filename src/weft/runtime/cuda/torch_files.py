@@ -1,4 +1,4 @@
-"""Programs of ``torch.export`` on a device: their segments over weights that can leave, and how one is prepared.
+"""Programs of ``torch.export`` on a device: segments over weights that can be evicted, and their preparation.
 
 Torch runs the nodes of a segment one by one, once, while they are captured; from then on the device replays them.
 """
@@ -31,18 +31,18 @@ from weft.runtime.rows import Verdict
 from weft.runtime.tensors import Array, TensorSpec
 
 PRECISIONS = {FP32: None, FP16: torch.float16, BF16: torch.bfloat16}
-"""What a model can be computed with -> what its numbers become; None: they stay."""
+"""Precision of the options -> the type that floats are converted to; None: they stay."""
 
 
 def numbered(tensor: Any) -> int:
-    """The type of its numbers as ONNX has it."""
+    """ONNX's number of a tensor's type."""
     if tensor.dtype not in NUMBERED:
         raise ModelError(f"it computes with {tensor.dtype}, which cannot be kept between segments")
     return NUMBERED[tensor.dtype]
 
 
 class PieceRunner(Protocol):
-    """What is run piece by piece."""
+    """The members of a program that segments use."""
 
     device: Any
     channels_last: frozenset[str]
@@ -52,12 +52,12 @@ class PieceRunner(Protocol):
         ...
 
     def run(self, piece: Any, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What a piece makes of what it takes, by name."""
+        """Run a piece on these values; returns its outputs by name."""
         ...
 
 
 class _BoundProgram(NamedTuple):
-    """A piece with the memory that it reads and writes."""
+    """A piece bound to the memory that it reads and writes."""
 
     program: PieceRunner
     piece: Any
@@ -66,8 +66,8 @@ class _BoundProgram(NamedTuple):
 
     def run(self) -> None:
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, benchmark=True, allow_tf32=False):
-            for name, made in self.program.run(self.piece, self.sources).items():
-                self.targets[name].copy_(made)
+            for name, result in self.program.run(self.piece, self.sources).items():
+                self.targets[name].copy_(result)
 
 
 class ProgramSegment:
@@ -80,7 +80,7 @@ class ProgramSegment:
         self.spec, self._program, self._piece = spec, program, program.piece(*spec.nodes)
 
     def open(self) -> None:
-        """All of its file was read."""
+        """Do nothing: the whole file was read."""
 
     def again(self, device: Device) -> DeviceSegment:
         return self
@@ -97,16 +97,16 @@ class ProgramSegment:
         return _BoundProgram(self._program, self._piece, sources, targets)
 
     def _view(self, name: str, tensor: Tensor) -> Any:
-        """A tensor between segments as torch would lay it out."""
-        found = as_torch(tensor)
+        """A tensor between segments in torch's memory layout."""
+        value = as_torch(tensor)
         if name not in self._program.channels_last:
-            return found
-        rows, channels, height, width = found.shape
-        return found.view(rows, height, width, channels).permute(0, 3, 1, 2)
+            return value
+        rows, channels, height, width = value.shape
+        return value.view(rows, height, width, channels).permute(0, 3, 1, 2)
 
     def loose(self, arrays: Mapping[str, Array]) -> Loose:
         device = self._program.device
-        return {name: torch.from_numpy(np.ascontiguousarray(each)).to(device) for name, each in arrays.items()}
+        return {name: torch.from_numpy(np.ascontiguousarray(array)).to(device) for name, array in arrays.items()}
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
         with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
@@ -116,20 +116,20 @@ class ProgramSegment:
         return {name: (tuple(values[name].shape), numbered(values[name])) for name in names}
 
     def array(self, value: Any) -> Array:
-        found: Array = value.float().cpu().numpy() if value.dtype == torch.bfloat16 else value.cpu().numpy()
-        return found
+        array: Array = value.float().cpu().numpy() if value.dtype == torch.bfloat16 else value.cpu().numpy()
+        return array
 
 
 def _placed(program: TorchProgram, device: Device) -> DeviceWeights:
-    """Have a program run with weights that lie on a device, where they can leave."""
-    weights, held = DeviceWeights(device), {name: program.cast(each) for name, each in program.weights.items()}
+    """Move the weights of a program to a device, into memory that can be evicted."""
+    weights, held = DeviceWeights(device), {name: program.cast(weight) for name, weight in program.weights.items()}
     last = program.spatial() if program.half and device.kind != "cpu" else frozenset()
-    shapes = {name: tuple(each.shape) for name, each in held.items()}
+    shapes = {name: tuple(weight.shape) for name, weight in held.items()}
     shapes |= {name: tuple(held[name].permute(0, 2, 3, 1).shape) for name in last}
-    rooms = weights.room([(shapes[name], numbered(each)) for name, each in held.items()]) if held else []
-    for (name, each), room in zip(held.items(), rooms, strict=True):
+    rooms = weights.room([(shapes[name], numbered(weight)) for name, weight in held.items()]) if held else []
+    for name, room in zip(held, rooms, strict=True):
         place = as_torch(room).permute(0, 3, 1, 2) if name in last else as_torch(room)
-        place.copy_(each)
+        place.copy_(held[name])
         held[name] = place
     device.finish()
     program.hold(held)
@@ -137,15 +137,15 @@ def _placed(program: TorchProgram, device: Device) -> DeviceWeights:
 
 
 def where(device: Device) -> str:
-    """A device as torch names it."""
+    """torch's name of a device."""
     return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
 
 
 class ProgramFile:
-    """A program while it is being prepared."""
+    """A program while it is prepared."""
 
     def __init__(self, device: Device, path: Path, options: LoadOptions, folder: Path, allowance: Allowance) -> None:
-        """folder: where others write what they prepared; a program is read again."""
+        """folder: unused; a program is read again from its own file."""
         self.device, self.path, self.options, self.allowance = device, path, options, allowance
 
     def built(self) -> DeviceModel:
@@ -162,17 +162,17 @@ class ProgramFile:
         return workshop.built(blueprint, self._verdict(blueprint), wanted, free)
 
     def reopened(self, blueprint: Blueprint) -> DeviceModel:
-        """The model of a blueprint that was made earlier."""
+        """The model of a blueprint from the cache."""
         free = self.device.memory()[0]
         self._place(read_program(self.path), batch_of(blueprint, 1))
         return self.opened(blueprint).assembled(free)
 
     def clear(self, blueprint: Blueprint) -> None:
-        """Nothing was written."""
+        """Do nothing: no files were written."""
 
     def _meaning(self, program: TorchProgram) -> Blueprint:
-        """The model in one piece."""
-        inputs, outputs = (tuple(map(_spec, each)) for each in (program.inputs, program.outputs))
+        """The blueprint in one piece."""
+        inputs, outputs = (tuple(map(_spec, tensors)) for tensors in (program.inputs, program.outputs))
         shapes, missing = warm_shapes(program.inputs, self.options.shapes)
         if missing:
             raise ModelError(f"give shapes for the free dimensions of {', '.join(missing)}")
@@ -182,7 +182,7 @@ class ProgramFile:
         )
 
     def _bound_rows(self, program: TorchProgram) -> None:
-        """Batches are no larger than the program was exported for."""
+        """Limit batches to the rows that the program was exported for."""
         most, asked = program.most_rows(), self.options.max_batch
         if asked is not None and most is not None and asked > most:
             raise ModelError(f"max_batch is {asked}, but it was exported for at most {most} rows")
@@ -190,22 +190,22 @@ class ProgramFile:
             self.options = dataclasses.replace(self.options, max_batch=most)
 
     def _wanted(self, plain: TorchProgram, feed: Mapping[str, Array]) -> dict[str, Array]:
-        """What it gives on the CPU, as it is."""
+        """The outputs of the unconverted program on the CPU."""
         self.allowance.check()
-        plain.hold({name: each.cpu() for name, each in plain.weights.items()})
-        given = {name: torch.from_numpy(each) for name, each in feed.items()}
+        plain.hold({name: weight.cpu() for name, weight in plain.weights.items()})
+        given = {name: torch.from_numpy(array) for name, array in feed.items()}
         try:
             with torch.inference_mode():
-                found = plain.run(plain.piece(0, len(plain.nodes)), given)
+                outputs = plain.run(plain.piece(0, len(plain.nodes)), given)
         except Exception as error:  # operators raise whatever they like
             raise ModelError(f"it fails on made-up inputs: {first_line(error)}") from error
-        return {name: each.numpy() for name, each in found.items()}
+        return {name: output.numpy() for name, output in outputs.items()}
 
     def _place(self, exported: Any, feed: Mapping[str, Array]) -> None:
-        """Have the program on the device, and see what lies between its nodes."""
+        """Move the program to the device, and observe the tensors between its nodes."""
         self.program = TorchProgram(exported, where(self.device), PRECISIONS[self.options.precision])
         self.weights = _placed(self.program, self.device)
-        given = {name: torch.from_numpy(each).to(self.program.device) for name, each in feed.items()}
+        given = {name: torch.from_numpy(array).to(self.program.device) for name, array in feed.items()}
         try:
             with torch.inference_mode():
                 self._sizes_bytes, self._guesses = self.program.observed(given)
@@ -215,7 +215,7 @@ class ProgramFile:
         self.device.finish()
 
     def _verdict(self, blueprint: Blueprint) -> Verdict:
-        """Whether rows may be computed together, which only whoever made it can tell."""
+        """Whether rows may be computed together; only the author of the program can tell."""
         reason = unbatchable(blueprint, blueprint.warm_shapes or {})
         if reason is None and not self.options.independent_rows and self.options.max_batch != 1:
             reason = 'whether rows depend on one another is not seen in programs; say rows = "independent" if not'
@@ -241,15 +241,15 @@ class ProgramFile:
         return blueprint.model_copy(update={"segments": tuple(map(self._segment, ends, ends[1:]))})
 
     def _segment(self, start: int, end: int) -> SegmentSpec:
-        piece, names = self.program.piece(start, end), [each.name for each in self.program.nodes[start:end]]
+        piece, names = self.program.piece(start, end), [node.name for node in self.program.nodes[start:end]]
         name = f"{names[0]}..{names[-1]}" if len(names) > 1 else "".join(names)
         return SegmentSpec(name=name, inputs=piece.inputs, outputs=piece.outputs, nodes=(start, end), steady=True)
 
     def opened(self, blueprint: Blueprint) -> OpenPieces:
-        segments = {each: ProgramSegment(self.program, each) for each in blueprint.segments}
+        segments = {spec: ProgramSegment(self.program, spec) for spec in blueprint.segments}
         return OpenPieces(self.device, blueprint, segments, self.weights)
 
 
 def _spec(tensor: ProgramTensor) -> TensorSpec:
-    shape = tuple(each if isinstance(each, int) else -1 for each in tensor.shape)
+    shape = tuple(size if isinstance(size, int) else -1 for size in tensor.shape)
     return TensorSpec(tensor.name, DATATYPES[tensor.dtype], shape)

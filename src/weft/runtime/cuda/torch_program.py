@@ -1,7 +1,7 @@
-"""Programs of ``torch.export``: what one takes and gives, and its nodes, run piece by piece on a device.
+"""Programs of ``torch.export``: their inputs and outputs, and their nodes, run piece by piece on a device.
 
-A piece is the nodes between two cuts. What crosses a cut are tensors; sizes that earlier nodes worked out are read off
-the tensors that a piece takes, or worked out again.
+A piece is the nodes between two cuts. Tensors cross a cut; sizes that earlier nodes computed are read from the shapes
+of tensors that the piece takes, or computed again.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ DATATYPES = {
     torch.float32: "FP32", torch.float16: "FP16", torch.float64: "FP64", torch.bool: "BOOL", torch.uint8: "UINT8",
     torch.int8: "INT8", torch.int16: "INT16", torch.int32: "INT32", torch.int64: "INT64",
 }  # fmt: skip
-"""Types of tensors that clients send and get, as the protocol names them."""
+"""Types of tensors that clients send and receive -> the protocol's names."""
 _CHECKS = frozenset(
     ("_assert_scalar", "_assert_tensor_metadata", "_guards_fn", "sym_constrain_range", "sym_constrain_range_for_size")
 )
-"""Nodes that only look."""
+"""Nodes that only check values."""
 UNBOUNDED = 1 << 30
-"""Programs that take any number of rows say a larger one."""
+"""Upper bound from which a program counts as taking any number of rows."""
 _CONVOLUTIONS = frozenset(("conv2d", "convolution", "conv_transpose2d"))
 
 
@@ -41,13 +41,13 @@ class ProgramTensor(NamedTuple):
     name: str
     dtype: Any
     shape: tuple[int | str, ...]
-    """A name where a size is free."""
+    """Sizes; a name where a size is free."""
     node: str
-    """What the program calls it."""
+    """Its name in the program."""
 
 
 class NodeStep(NamedTuple):
-    """A node, and what nobody needs after it."""
+    """A node, and the values that are not needed after it."""
 
     node: Any
     forget: tuple[str, ...]
@@ -60,16 +60,16 @@ class ProgramPiece(NamedTuple):
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     sizes: Mapping[str, tuple[str, int]]
-    """Sizes that were worked out before it -> the input, and which of its sizes, that tell the same."""
+    """Sizes that earlier nodes computed -> the input, and the axis, with the same size."""
     last: bool
 
 
 class NoCut(Exception):
-    """A program cannot be cut somewhere; says why."""
+    """A program cannot be cut somewhere; the text says why."""
 
 
 def read_program(path: Path) -> Any:
-    """The program in a file, which may run code of its own."""
+    """Read the program in a file. Loading may run code of the file."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of torch, about what it does itself
@@ -83,37 +83,39 @@ def read_program(path: Path) -> Any:
 
 
 class TorchProgram:
-    """A program on a device, in some precision; None: as it is."""
+    """A program on a device, in a precision; None: as it is."""
 
     def __init__(self, exported: Any, device: str, dtype: Any = None) -> None:
         self._exported = exported
         self.device, self.dtype = torch.device(device), dtype
         self.inputs, self.outputs = _inputs(exported), _outputs(exported)
-        self._given = {each.node: each for each in self.inputs}
+        self._given = {tensor.node: tensor for tensor in self.inputs}
         self.weights: dict[str, Any] = _weights(exported)
-        """By the names of nodes; whoever runs it puts them where they shall be."""
+        """By the names of nodes; the caller moves them to the device (``hold``)."""
         self._constants = _constants(exported)
-        nodes = [each for each in exported.graph.nodes if each.op in ("call_function", "get_attr")]
-        nodes = [each for each in nodes if not _is_check(each)]
+        nodes = [node for node in exported.graph.nodes if node.op in ("call_function", "get_attr")]
+        nodes = [node for node in nodes if not _is_check(node)]
         self._fixed = _fixed(nodes, {*self.weights, *self._constants})
-        self.nodes: list[Node] = [each for each in nodes if each.name not in self._fixed]
-        self._ended = next(each for each in exported.graph.nodes if each.op == "output")
-        self._position = {each.name: at for at, each in enumerate(self.nodes)}
-        ends = [(each.name, at) for at, node in enumerate((*self.nodes, self._ended)) for each in node.all_input_nodes]
+        self.nodes: list[Node] = [node for node in nodes if node.name not in self._fixed]
+        self._ended = next(node for node in exported.graph.nodes if node.op == "output")
+        self._position = {node.name: at for at, node in enumerate(self.nodes)}
+        ends = [
+            (source.name, at) for at, node in enumerate((*self.nodes, self._ended)) for source in node.all_input_nodes
+        ]
         self._last_use = dict(ends)
-        """Node -> the last one that reads it; the end is behind all."""
+        """Node -> the index of the last node that reads it; the output counts as one after the last."""
         self.channels_last: frozenset[str] = frozenset()
-        """Tensors whose channels lie last in memory, as they were last seen."""
+        """Tensors whose channels come last in memory, as of the last observed run."""
         self._held: dict[str, Any] = {}
 
     @property
     def half(self) -> bool:
         """Whether most of its weights have 16 bits."""
-        halves = [self._cast_to(each).itemsize == 2 for each in self.weights.values()]
+        halves = [self._cast_to(weight).itemsize == 2 for weight in self.weights.values()]
         return bool(2 * sum(halves) > len(halves))
 
     def cast(self, tensor: Any) -> Any:
-        """A tensor in the program's precision."""
+        """Convert a tensor to the program's precision."""
         return tensor.to(self._cast_to(tensor))
 
     def _cast_to(self, tensor: Any) -> Any:
@@ -121,20 +123,20 @@ class TorchProgram:
 
     def spatial(self) -> frozenset[str]:
         """Weights of two-dimensional convolutions."""
-        users = [each for each in self.nodes if _called(each) in _CONVOLUTIONS]
-        names = {each.args[1].name for each in users if isinstance(each.args[1], Node)}
+        users = [node for node in self.nodes if _called(node) in _CONVOLUTIONS]
+        names = {node.args[1].name for node in users if isinstance(node.args[1], Node)}
         return frozenset(name for name in names & self.weights.keys() if self.weights[name].dim() == 4)
 
     def most_rows(self) -> int | None:
-        """How many rows it was exported for; None: any number."""
-        first = {each.shape[0] for each in self.inputs if each.shape}
+        """The number of rows that it was exported for; None: any number."""
+        first = {tensor.shape[0] for tensor in self.inputs if tensor.shape}
         limits = self._exported.range_constraints
-        uppers = [each.upper for name, each in limits.items() if str(name) in first]
-        return min((int(each) for each in uppers if each.is_finite and each < UNBOUNDED), default=None)
+        uppers = [allowed.upper for name, allowed in limits.items() if str(name) in first]
+        return min((int(upper) for upper in uppers if upper.is_finite and upper < UNBOUNDED), default=None)
 
     def hold(self, weights: Mapping[str, Any]) -> None:
-        """Run with these weights from now on, and with what follows from them alone."""
-        self._held = {**{name: _moved(each, self.device) for name, each in self._constants.items()}, **weights}
+        """Use these weights from now on; values that follow from them alone are computed once here."""
+        self._held = {**{name: _moved(constant, self.device) for name, constant in self._constants.items()}, **weights}
         with torch.inference_mode():
             for node in self._fixed.values():
                 self._held[node.name] = self._value(node, {})
@@ -142,19 +144,19 @@ class TorchProgram:
     # Cutting
 
     def piece(self, start: int, end: int) -> ProgramPiece:
-        """The nodes from one cut to another; ``NoCut`` where what crosses the first is more than tensors."""
+        """The nodes between two cuts; raises ``NoCut`` if more than tensors crosses the first."""
         nodes, last = self.nodes[start:end], end == len(self.nodes)
-        read = [each for node in (*nodes, *((self._ended,) if last else ())) for each in node.all_input_nodes]
-        needed = dict.fromkeys(each for each in read if not self._made_in(each, start, end))
-        tensors = [each for each in needed if _is_tensor(each)]
+        read = [source for node in (*nodes, *((self._ended,) if last else ())) for source in node.all_input_nodes]
+        needed = dict.fromkeys(source for source in read if not self._made_in(source, start, end))
+        tensors = [source for source in needed if _is_tensor(source)]
         sizes: dict[str, tuple[str, int]] = {}
         before: dict[str, Node] = {}
-        for each in needed:
-            if not _is_tensor(each):
-                self._find(each, tensors, sizes, before)
-        inputs = dict.fromkeys((*(each.name for each in tensors), *(name for name, _ in sizes.values())))
-        outputs = tuple(each.name for each in self.outputs) if last else tuple(self._leaving(start, end))
-        kept = {each.node for each in self.outputs} if last else set(outputs)
+        for value in needed:
+            if not _is_tensor(value):
+                self._find(value, tensors, sizes, before)
+        inputs = dict.fromkeys((*(tensor.name for tensor in tensors), *(name for name, _ in sizes.values())))
+        outputs = tuple(output.name for output in self.outputs) if last else tuple(self._leaving(start, end))
+        kept = {output.node for output in self.outputs} if last else set(outputs)
         return ProgramPiece(_steps([*before.values(), *nodes], kept), tuple(inputs), outputs, sizes, last)
 
     def _made_in(self, node: Node, start: int, end: int) -> bool:
@@ -164,35 +166,35 @@ class TorchProgram:
     def _find(
         self, size: Node, tensors: Sequence[Node], sizes: dict[str, tuple[str, int]], before: dict[str, Node]
     ) -> None:
-        """Tell a size by a tensor that is there, or by one that clients send, or work it out once more."""
+        """Express a size by the shape of a tensor in *tensors* or of an input, or else plan to compute it again."""
         if size.name in sizes or size.name in before:
             return
         if not _is_size(size):
             raise NoCut(f"{size.name} is no tensor")
         wanted = str(size.meta["val"])
-        known = [(each.name, each.meta["val"].shape) for each in tensors]
-        known += [(each.node, each.shape) for each in self.inputs]
+        known = [(tensor.name, tensor.meta["val"].shape) for tensor in tensors]
+        known += [(tensor.node, tensor.shape) for tensor in self.inputs]
         for name, shape in known:
-            for at, each in enumerate(shape):
-                if str(each) == wanted:
+            for at, dimension in enumerate(shape):
+                if str(dimension) == wanted:
                     sizes[size.name] = (name, at)
                     return
         if not all(map(_is_size, size.all_input_nodes)) or not size.all_input_nodes:
             raise NoCut(f"{size.name} cannot be told from what crosses")
-        for each in size.all_input_nodes:
-            self._find(each, tensors, sizes, before)
+        for dimension in size.all_input_nodes:
+            self._find(dimension, tensors, sizes, before)
         before[size.name] = size
 
     def _leaving(self, start: int, end: int) -> list[str]:
-        """What is made here and needed later; sizes are found again."""
-        found = []
+        """Tensors that are computed here and read later; sizes are recovered from shapes."""
+        leaving = []
         for node in self.nodes[start:end]:
             if _is_size(node) or self._last_use.get(node.name, -1) < end:
                 continue
             if not _is_tensor(node):
                 raise NoCut(f"{node.name} is no tensor")
-            found.append(node.name)
-        return found
+            leaving.append(node.name)
+        return leaving
 
     def crossing(self, sizes_bytes: Mapping[str, int]) -> list[int | None]:
         """For each cut, the two ends included, the bytes that cross it; None where it cannot be cut."""
@@ -201,7 +203,10 @@ class TorchProgram:
             change[at + 1] += sizes_bytes.get(node.name, 0)
             change[max(at, self._last_use.get(node.name, at)) + 1] -= sizes_bytes.get(node.name, 0)
         sums, last = list(accumulate(change))[:-1], len(self.nodes)
-        return [each if cut in (0, last) or self._can_cut(cut) else None for cut, each in enumerate(sums)]
+        return [
+            crossing_bytes if cut in (0, last) or self._can_cut(cut) else None
+            for cut, crossing_bytes in enumerate(sums)
+        ]
 
     def _can_cut(self, cut: int) -> bool:
         if _is_size(self.nodes[cut - 1]):  # which goes with what reads it
@@ -216,7 +221,7 @@ class TorchProgram:
     # Running
 
     def run(self, piece: ProgramPiece, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What a piece makes of what it takes, by name."""
+        """Run a piece on these values; returns its outputs by name."""
         env = {name: self.cast(values[name]) if name in self._given else values[name] for name in piece.inputs}
         env |= {name: env[source].shape[at] for name, (source, at) in piece.sizes.items()}
         for node, forget in piece.steps:
@@ -225,9 +230,9 @@ class TorchProgram:
                 env.pop(name, None)
         if not piece.last:
             return {name: env[name] for name in piece.outputs}
-        return {each.name: self._found(each.node, env).to(each.dtype) for each in self.outputs}
+        return {output.name: self._value_of(output.node, env).to(output.dtype) for output in self.outputs}
 
-    def _found(self, name: str, env: Mapping[str, Any]) -> Any:
+    def _value_of(self, name: str, env: Mapping[str, Any]) -> Any:
         return env[name] if name in env else self._held[name]
 
     def _value(self, node: Node, env: Mapping[str, Any]) -> Any:
@@ -236,7 +241,7 @@ class TorchProgram:
 
         def leaf(value: Any) -> Any:
             if isinstance(value, Node):
-                return self._found(value.name, env)
+                return self._value_of(value.name, env)
             if isinstance(value, torch.device):
                 return self.device
             wide = self.dtype is not None and isinstance(value, torch.dtype) and value.is_floating_point
@@ -246,39 +251,39 @@ class TorchProgram:
         return target(*map_aggregate(node.args, leaf), **map_aggregate(node.kwargs, leaf))
 
     def observed(self, values: Mapping[str, Any]) -> tuple[dict[str, int], list[float]]:
-        """Bytes of all tensors, by name, and roughly what each node takes; and see how channels lie."""
-        env: dict[str, Any] = {name: self.cast(each) for name, each in values.items()}
+        """Run once: bytes of all tensors, by name, and estimated seconds of each node; also notes memory layouts."""
+        env: dict[str, Any] = {name: self.cast(value) for name, value in values.items()}
         guesses, last = [], set()
         for node in self.nodes:
-            made = env[node.name] = self._value(node, env)
-            read = [self._found(each.name, env) for each in node.all_input_nodes]
-            guesses.append(guess_s(sum(map(_bytes, (made, *read))), _products(node, made, read)))
-            if isinstance(made, torch.Tensor) and made.dim() == 4 and not made.is_contiguous():
-                last |= {node.name} if made.is_contiguous(memory_format=torch.channels_last) else set()
+            result = env[node.name] = self._value(node, env)
+            read = [self._value_of(source.name, env) for source in node.all_input_nodes]
+            guesses.append(guess_s(sum(map(_bytes, (result, *read))), _products(node, result, read)))
+            if isinstance(result, torch.Tensor) and result.dim() == 4 and not result.is_contiguous():
+                last |= {node.name} if result.is_contiguous(memory_format=torch.channels_last) else set()
         self.channels_last = frozenset(last)
         return {node.name: _bytes(env[node.name]) for node in self.nodes}, guesses
 
 
 def _without_writing(exported: Any) -> Any:
-    """The program with operators that make something new in the place of those that write over what they take."""
-    calls = [each.target for each in exported.graph.nodes if each.op == "call_function"]
-    if any(getattr(each, "_schema", None) is not None and each._schema.is_mutable for each in calls):
+    """The program with in-place operators replaced by ones that return new tensors."""
+    calls = [node.target for node in exported.graph.nodes if node.op == "call_function"]
+    if any(getattr(call, "_schema", None) is not None and call._schema.is_mutable for call in calls):
         exported = exported.run_decompositions({})
-    for each in exported.graph_signature.output_specs:
-        if each.kind.name != "USER_OUTPUT":
-            raise ModelError(f"it changes {each.target!r}, which it keeps; export it after eval(), without such state")
+    for spec in exported.graph_signature.output_specs:
+        if spec.kind.name != "USER_OUTPUT":
+            raise ModelError(f"it changes {spec.target!r}, which it keeps; export it after eval(), without such state")
     return exported
 
 
 def _inputs(exported: Any) -> tuple[ProgramTensor, ...]:
-    named = {each.name: each for each in exported.graph.nodes if each.op == "placeholder"}
-    found = []
-    for each in exported.graph_signature.input_specs:
-        if each.kind.name == "USER_INPUT" and not hasattr(each.arg, "value"):
-            found.append(_described(each.arg.name, named[each.arg.name], "input"))
-    if not found:
+    named = {node.name: node for node in exported.graph.nodes if node.op == "placeholder"}
+    inputs = []
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind.name == "USER_INPUT" and not hasattr(spec.arg, "value"):
+            inputs.append(_described(spec.arg.name, named[spec.arg.name], "input"))
+    if not inputs:
         raise ModelError("it takes no tensors")
-    return tuple(found)
+    return tuple(inputs)
 
 
 def _described(name: str, node: Node, kind: str) -> ProgramTensor:
@@ -286,66 +291,66 @@ def _described(name: str, node: Node, kind: str) -> ProgramTensor:
     if not isinstance(value, torch.Tensor) or value.dtype not in DATATYPES:
         what = str(value.dtype) if isinstance(value, torch.Tensor) else type(value).__name__
         raise ModelError(f"its {kind} {name!r} is {what}; export it with tensors of {', '.join(DATATYPES.values())}")
-    shape = tuple(each if isinstance(each, int) else str(each) for each in value.shape)
+    shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
     return ProgramTensor(name, value.dtype, shape, node.name)
 
 
 def _outputs(exported: Any) -> tuple[ProgramTensor, ...]:
-    """What it gives, by the keys of a mapping, or counted."""
-    ended = next(each for each in exported.graph.nodes if each.op == "output")
-    taken = {each.name for each in exported.graph.nodes}
-    found = []
+    """Its outputs, named by the keys of the mapping it returns, else numbered."""
+    ended = next(candidate for candidate in exported.graph.nodes if candidate.op == "output")
+    taken = {named.name for named in exported.graph.nodes}
+    outputs = []
     for name, node in zip(_output_names(exported, len(ended.args[0])), ended.args[0], strict=True):
         while name in taken and name != ended.name:
             name += "_"
         taken.add(name)
         if not isinstance(node, Node):
             raise ModelError(f"its output {name!r} is {node!r}; export it so that it gives tensors")
-        found.append(_described(name, node, "output"))
-    return tuple(found)
+        outputs.append(_described(name, node, "output"))
+    return tuple(outputs)
 
 
 def _output_names(exported: Any, count: int) -> list[str]:
     spec = exported.call_spec.out_spec
     tree = tree_unflatten(list(range(count)), spec) if spec is not None else None
-    if isinstance(tree, Mapping) and all(isinstance(each, int) for each in tree.values()):
+    if isinstance(tree, Mapping) and all(isinstance(position, int) for position in tree.values()):
         return [str(key) for key, _ in sorted(tree.items(), key=lambda item: item[1])]
     return ["output"] if count == 1 else [f"output_{at}" for at in range(count)]
 
 
 def _weights(exported: Any) -> dict[str, Any]:
-    """Parameters and buffers; where a name occurs twice, once."""
+    """Parameters and buffers; a tensor with several names occurs once."""
     signature = exported.graph_signature
     sources = {**exported.constants, **exported.state_dict}
     kinds = ("PARAMETER", "BUFFER", "CONSTANT_TENSOR")
-    wanted = {each.arg.name: each.target for each in signature.input_specs if each.kind.name in kinds}
+    wanted = {spec.arg.name: spec.target for spec in signature.input_specs if spec.kind.name in kinds}
     return {name: sources[target].detach() for name, target in wanted.items()}
 
 
 def _constants(exported: Any) -> dict[str, Any]:
-    """Arguments that are no tensors, as they were when it was exported."""
-    found = {}
-    for each in exported.graph_signature.input_specs:
-        if each.kind.name == "USER_INPUT" and hasattr(each.arg, "value"):
-            found[each.arg.name] = each.arg.value
-        elif each.kind.name == "CUSTOM_OBJ":
-            raise ModelError(f"it needs an object of its own, {each.target!r}, which cannot be served")
-    return found
+    """Arguments that are not tensors, with their values at the export."""
+    constants = {}
+    for spec in exported.graph_signature.input_specs:
+        if spec.kind.name == "USER_INPUT" and hasattr(spec.arg, "value"):
+            constants[spec.arg.name] = spec.arg.value
+        elif spec.kind.name == "CUSTOM_OBJ":
+            raise ModelError(f"it needs an object of its own, {spec.target!r}, which cannot be served")
+    return constants
 
 
 def _fixed(nodes: Iterable[Node], held: set[str]) -> dict[str, Node]:
     """Nodes whose values are the same in every run."""
-    found: dict[str, Node] = {}
+    fixed: dict[str, Node] = {}
     for node in nodes:
         random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-        if not random and all(each.name in held or each.name in found for each in node.all_input_nodes):
-            found[node.name] = node
-    return found
+        if not random and all(source.name in held or source.name in fixed for source in node.all_input_nodes):
+            fixed[node.name] = node
+    return fixed
 
 
 def _steps(nodes: Sequence[Node], kept: set[str]) -> tuple[NodeStep, ...]:
-    """Nodes in order, each with what none after it reads."""
-    last = {each.name: at for at, node in enumerate(nodes) for each in (node, *node.all_input_nodes)}
+    """Nodes in order, each with the values that no later node reads."""
+    last = {source.name: at for at, node in enumerate(nodes) for source in (node, *node.all_input_nodes)}
     forget: dict[int, list[str]] = {}
     for name, at in last.items():
         if name not in kept:
@@ -379,14 +384,14 @@ def _bytes(value: Any) -> int:
     return sum(map(_bytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
-def _products(node: Node, made: Any, read: Sequence[Any]) -> float:
-    """How many products of numbers it forms: what it makes, times what each of that is a sum of."""
-    called, tensors = _called(node), [each for each in read if isinstance(each, torch.Tensor)]
-    if not isinstance(made, torch.Tensor) or len(tensors) < 2:
+def _products(node: Node, result: Any, read: Sequence[Any]) -> float:
+    """Multiplications of a node: output elements times the terms of each."""
+    called, tensors = _called(node), [value for value in read if isinstance(value, torch.Tensor)]
+    if not isinstance(result, torch.Tensor) or len(tensors) < 2:
         return 0.0
     if called in _CONVOLUTIONS:
-        return float(made.numel() * tensors[1][0].numel())
+        return float(result.numel() * tensors[1][0].numel())
     if called in ("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "scaled_dot_product_attention"):
-        wide = max(each.shape[-1] for each in tensors)
-        return float(made.numel() * wide)
+        wide = max(tensor.shape[-1] for tensor in tensors)
+        return float(result.numel() * wide)
     return 0.0

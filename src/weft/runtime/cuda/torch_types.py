@@ -1,4 +1,4 @@
-"""Types of numbers as torch has them and as ONNX numbers them, and memory of numpy as torch's."""
+"""torch's types of numbers by ONNX's, and numpy arrays as tensors of torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NUMBERED = {kind: int(number) for number, kind in TYPES.items()}
 
 
 def as_torch(tensor: Any) -> Any:
-    """An array of numpy over the same memory; a tensor of torch's own as it is."""
+    """A numpy array as a tensor over the same memory; a tensor of torch is returned as it is."""
     if not isinstance(tensor, np.ndarray):
         return tensor
     if tensor.dtype.name == "bfloat16":  # numpy has it from another package, which torch does not know

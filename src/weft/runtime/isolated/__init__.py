@@ -1,10 +1,10 @@
 """Models in worker processes: whatever a model does to its process, the server and other models go on.
 
-``backend`` is what the server sees, ``group`` a worker with its spare and the models they have, ``process`` the
-server's side of one worker. ``worker`` is the process itself, forked from the ``template`` that ``spawning`` keeps, and
-``confinement`` what it gives up before it opens a model. What they say to each other is in ``packets`` and
-``model_description``; large tensors lie in ``memory`` that both see. ``lane`` has the server's end of a lane's line.
-``engine`` is what a worker runs models with, and ``engines`` finds it by the name of a device.
+``backend`` implements the backend protocol, ``group`` manages a worker with its spare and their models, ``process`` is
+the server's side of one worker and ``lane`` that of its lanes. ``worker`` and ``worker_lane`` run in the worker
+process, which ``spawning`` forks from a template and ``confinement`` restricts. ``packets`` and ``model_description``
+are the protocol between them; large tensors travel in shared memory. ``engine`` declares what a worker runs models
+with. ``residency`` decides which models are evicted from a device's memory. ``device`` is the backend of GPUs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""ONNX Runtime on the CPU, in threads of the server or in worker processes, as each model is to have it; or a device.
+"""ONNX Runtime on the CPU, in threads of the server or in worker processes as each model's options say; or a device.
 
-A device is worked by a process of its own that has all models: a fault there is the end of that process alone.
+A device has one worker process with all models, so that a fault there ends only that process.
 """
 
 from __future__ import annotations
@@ -32,34 +32,34 @@ class WatchedRun(Protocol):
 
     over: bool
 
-    def urge(self) -> None:
-        """Tell it to stop, once more."""
+    def request_stop(self) -> None:
+        """Ask it to stop, once more."""
         ...
 
     def kill(self, why: str) -> None:
-        """End whatever computes it."""
+        """Kill the process that computes it."""
         ...
 
 
 class KillTimer:
-    """One thread, started with the first step that it is to watch."""
+    """Kills steps that do not stop within a grace period of *kill_s*; one thread, started with the first such step."""
 
     def __init__(self, kill_s: float) -> None:
         self._kill_s = kill_s
         self._due: list[tuple[float, int, WatchedRun, bool]] = []
         self._numbers = itertools.count()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards _due, _closed and _thread; notified when one of them changes
         self._closed = False
         self._thread: threading.Thread | None = None
 
     def watch(self, run: WatchedRun) -> None:
-        """Have a step killed that has not ended in time."""
+        """Start the grace period of a step that was asked to stop."""
         with self._changed:
             if self._closed:
                 return
             self._put(run, last=False)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="watchman", daemon=True)
+                self._thread = threading.Thread(target=self._serve, name="kill timer", daemon=True)
                 self._thread.start()
             self._changed.notify()
 
@@ -71,7 +71,7 @@ class KillTimer:
             self._thread.join()
 
     def _put(self, run: WatchedRun, *, last: bool) -> None:
-        """Look at it half-way, for the word may have come a moment too early, and at the end."""
+        """Schedule a look at the run: half-way, to repeat a stop that arrived before its step, and at the end."""
         heapq.heappush(self._due, (time.monotonic() + self._kill_s / 2, next(self._numbers), run, last))
 
     def _serve(self) -> None:
@@ -82,12 +82,12 @@ class KillTimer:
             if last:
                 run.kill(f"a step was told to stop and had not {self._kill_s:g} s later")
             else:
-                run.urge()
+                run.request_stop()
                 with self._changed:
                     self._put(run, last=True)
 
     def _next(self) -> tuple[WatchedRun, bool] | None:
-        """Wait for the next one to look at; None at the end."""
+        """Wait for the next run to look at; None after ``close``."""
         with self._changed:
             while not self._closed:
                 rest_s = self._due[0][0] - time.monotonic() if self._due else None
@@ -111,13 +111,15 @@ class IsolatingBackend(BackendDefaults):
         self.name, self.platform, self.inline = inner.name, inner.platform, inner.inline
         self.memory_bytes = inner.memory_bytes
         self.now = inner.now
-        self._watchman = KillTimer(self.limits.kill_s)
+        self._kill_timer = KillTimer(self.limits.kill_s)
         self._spawner = ThreadPoolExecutor(1, "spawner")
-        self._spawner.submit(int)  # its thread, and so all workers, are as urgent as whoever makes this
+        # This thread pool starts its thread now: workers inherit the priority of the thread that creates the backend.
+        self._spawner.submit(int)
         self._template = Template(engine)
-        self._carrier = ThreadPoolExecutor(1, "carrier")
-        self._ear: SocketReader | None = None
+        self._carrier = ThreadPoolExecutor(1, "carrier")  # a thread pool that copies large tensors of steps and reports
+        self._socket_reader: SocketReader | None = None
         self._numbers = itertools.count(1)
+        # Guards _groups, _users and _past: models are opened and closed on several threads.
         self._lock = threading.Lock()
         self._groups: dict[str, WorkerGroup] = {}
         self._users: dict[WorkerGroup, int] = {}
@@ -151,16 +153,16 @@ class IsolatingBackend(BackendDefaults):
         return IsolatedModel(group, kept, breaker, self._closed)
 
     def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:
-        self._ear = self._ear or SocketReader()
-        return IsolatingLane(index, self.now, self._ear, own_core(index, pin=pin), self._inner.scratch)
+        self._socket_reader = self._socket_reader or SocketReader()
+        return IsolatingLane(index, self.now, self._socket_reader, own_core(index, pin=pin), self._inner.scratch)
 
     @property
     def scratch_bytes(self) -> int:
-        """What runs have left in the arena of this process."""
+        """Bytes that runs have left in ONNX Runtime's arena of this process."""
         return self._inner.scratch_bytes
 
     def counts(self) -> WorkerCounts:
-        """How often workers died, and were started again."""
+        """Deaths and restarts of workers, including those of groups that have ended."""
         with self._lock:
             all_of_them = [self._past, *(group.counts for group in self._users)]
         return WorkerCounts(*map(sum, zip(*all_of_them, strict=True)))
@@ -177,19 +179,21 @@ class IsolatingBackend(BackendDefaults):
             groups = list(self._users)
         for group in groups:
             group.close()
-        self._watchman.close()
+        self._kill_timer.close()
         self._spawner.shutdown()
         self._template.close()
         self._carrier.shutdown()
-        if self._ear:
-            self._ear.close()
+        if self._socket_reader:
+            self._socket_reader.close()
 
     def _joined(self, name: str, cache: Path | None) -> WorkerGroup:
         with self._lock:
             group = self._groups.get(name)
             if group is None:
-                hands = GroupResources(self.now, self._spawner, self._template, self._carrier, self._watchman.watch)
-                group = self._groups[name] = WorkerGroup(name, self.limits, hands, cache, self.kept_as)
+                resources = GroupResources(
+                    self.now, self._spawner, self._template, self._carrier, self._kill_timer.watch
+                )
+                group = self._groups[name] = WorkerGroup(name, self.limits, resources, cache, self.kept_as)
             self._users[group] = self._users.get(group, 0) + 1
             return group
 

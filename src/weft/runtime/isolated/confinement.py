@@ -1,7 +1,7 @@
-"""What a worker gives up before it opens a model: memory, files, the network, and its life after the server's.
+"""Confinement of a worker before it opens a model: limits of memory, files and network, and exit with the server.
 
-Each of these is a request to the system, which may have no such thing or not allow it; then the worker goes on without
-and says so. A worker has one thread when it does this, and those it starts later have no more than that one.
+The system may not support or not allow some of it; then the worker goes on without, and reports that. A worker has one
+thread when it does this; threads that it starts later inherit the restrictions.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 """Landlock's system calls, which have the same numbers on every machine."""
 _RUN, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
 _FILE_RIGHTS = 0b1100000000000111
-"""Those of a file: to run, write, read and truncate it, and ioctl."""
+"""Landlock's rights that apply to files: run, write, read, truncate and ioctl."""
 _RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 """Landlock's version -> how many rights over files it knows; 16 from the fifth on."""
 _NET_FROM, _SCOPES_FROM = 4, 6
 
 OOM_SCORE = 500
-"""Of all processes that the system may kill for their memory, a worker goes before its server."""
+"""Added to the worker's score when the system is out of memory, so that it kills a worker before the server."""
 
 SYSTEM_FILES = (
     "/proc/cpuinfo", "/proc/meminfo", "/proc/self", "/sys/devices/system", "/dev/null", "/dev/urandom", "/dev/zero",
 )  # fmt: skip
-"""What Python and ONNX Runtime look at."""
+"""Files of the system that Python and ONNX Runtime read."""
 LIBRARIES = ("/usr/lib", "/usr/lib64", "/usr/local/lib", "/lib", "/lib64", "/etc/ld.so.cache")
 
 
 @dataclass(frozen=True, slots=True)
 class Confinement:
-    """What a worker may have."""
+    """What a worker may use."""
 
     server: int
-    """The process it ends with."""
+    """Process number of its parent; the worker is killed when that ends."""
     memory_bytes: int | None
     open_files: int
     readable: tuple[str, ...]
@@ -53,18 +53,18 @@ class Confinement:
     device: tuple[str, ...] = ()
     """Files of an accelerator."""
     programs: tuple[str, ...] = ()
-    """Files and folders of programs that it may run; they have no more than it has."""
+    """Files and folders of programs that it may run; they inherit its restrictions."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What of it could be had."""
+    """Which restrictions are in force, and which the system refused."""
 
     done: list[str] = field(default_factory=list)
     lacking: list[str] = field(default_factory=list)
 
     def attempt(self, what: str, action: Callable[[], str | None]) -> None:
-        """Do it, and note whether that worked; what it returns is said instead of *what*."""
+        """Run *action* and note whether it worked, under *what* or the text that it returns."""
         try:
             self.done.append(action() or what)
         except (OSError, ValueError, AttributeError) as error:
@@ -72,7 +72,7 @@ class Outcome:
 
 
 def confine(wanted: Confinement) -> Outcome:
-    """Give up all that was not granted, as far as the system lets us."""
+    """Give up everything that *wanted* does not grant, as far as the system supports it."""
     outcome = Outcome()
     outcome.attempt("ends with the server", lambda: end_with(wanted.server))
     outcome.attempt("first to be killed for memory", _volunteer)
@@ -101,19 +101,19 @@ def _checked(result: int) -> int:
 
 
 def end_with(server: int) -> None:
-    """Be killed when the thread ends whose child this process is."""
+    """Have the kernel kill this process when the parent's thread that started it ends."""
     _checked(_libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
-    if os.getppid() != server:  # it has died before we asked
+    if os.getppid() != server:  # the server died before the request above
         os._exit(1)
 
 
 def inherit_orphans() -> None:
-    """Have processes whose parents are gone, if those descend from this one."""
+    """Become the parent of descendants whose own parents exit (a subreaper)."""
     _checked(_libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def call_yourself(name: str) -> None:
-    """Have this process shown under a name of at most 15 letters."""
+    """Set the name of this process, at most 15 letters."""
     _checked(_libc().prctl(_PR_SET_NAME, name.encode(), 0, 0, 0))
 
 
@@ -128,7 +128,7 @@ def _limit(kind: int, most: int) -> None:
 
 
 def _leave_network() -> None:
-    """A network of its own, in which there is nothing; who is not root needs users of its own for that."""
+    """Enter an empty network namespace; a process that is not root needs a user namespace for that."""
     user, group = os.getuid(), os.getgid()
     if _libc().unshare(_CLONE_NEWNET) == 0:
         return
@@ -148,7 +148,7 @@ class _Beneath(ctypes.Structure):
 
 
 def _see_only(readable: Iterable[str], writable: Iterable[str], programs: Iterable[str]) -> str:
-    """Landlock: no file and no program but these from now on, no TCP, and no signal to other processes."""
+    """Restrict this process with Landlock to these files and programs, without TCP and signals to other processes."""
     libc = _libc()
     version = _checked(libc.syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), 1))
     rights = (1 << _RIGHTS.get(version, 16)) - 1
@@ -170,7 +170,7 @@ def _see_only(readable: Iterable[str], writable: Iterable[str], programs: Iterab
 
 
 def _allow(rules: int, path: str, rights: int) -> None:
-    """Grant rights over a file, or all that is beneath a folder; what is not there needs none."""
+    """Grant rights over a file, or everything beneath a folder; a missing path needs none."""
     try:
         folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
@@ -184,5 +184,5 @@ def _allow(rules: int, path: str, rights: int) -> None:
 
 
 def python_files() -> list[str]:
-    """Where modules are that may be imported later."""
+    """Folders of modules that may be imported later."""
     return [path for path in dict.fromkeys([*sys.path, sys.prefix, sys.base_prefix]) if os.path.isabs(path)]

@@ -1,6 +1,6 @@
-"""A GPU as a backend: one worker process that has all models, and lanes that take steps ahead.
+"""GPUs as a backend: one worker process per GPU with all models, and lanes that queue steps.
 
-It has one lane, or, where a policy chooses, one for every share of it; those have the worker's memory in common.
+A GPU has one lane or, if a policy chooses lanes, one for every share; these have the worker's memory in common.
 """
 
 from __future__ import annotations
@@ -42,27 +42,27 @@ from weft.runtime.own_folder import make_folder, remove
 log = logging.getLogger("weft.workers")
 
 PIECE_BYTES = 4 << 20
-"""So many bytes are written to a client's region at a time."""
+"""Bytes written to a client's region at a time: bounds the copy that is held for a large answer."""
 
 
 class GpuLane(IsolatingLane):
-    """The lane of a device."""
+    """A lane of a GPU."""
 
     def __init__(
-        self, backend: DeviceBackend, index: int, ear: SocketReader, core: int | None, scratch: ScratchMemory
+        self, backend: DeviceBackend, index: int, socket_reader: SocketReader, core: int | None, scratch: ScratchMemory
     ) -> None:
-        super().__init__(index, backend.now, ear, core, scratch, ahead=DEVICE_AHEAD)
+        super().__init__(index, backend.now, socket_reader, core, scratch, ahead=DEVICE_AHEAD)
         self._backend = backend
 
     @property
     def able(self) -> bool:
-        """Whether its worker is there, or none was needed yet."""
+        """Whether its worker is alive, or was not needed yet."""
         group = self._backend.group
         return group is None or group.able
 
 
 class DeviceBackend(IsolatingBackend):
-    """Opens every model in the worker of a device; an error of the device ends that, and another one is started."""
+    """Opens every model in the worker of a device; an error of the device ends that worker, and another one starts."""
 
     grain_s: float | None = DEVICE_GRAIN_S
 
@@ -76,10 +76,10 @@ class DeviceBackend(IsolatingBackend):
         kept_as: str | None = None,
         number: int | None = None,
     ) -> None:
-        """memory_bytes: what models may hold of the device's memory together.
+        """memory_bytes: how much of the device's memory all models may hold.
 
-        label: by which it is known, where a machine's settings name the device twice. kept_as: its part of the cache.
-        number: by which clients name its memory; None: they cannot share it.
+        label: its name in metrics; differs from *device* if the settings name the device twice. kept_as: its part of
+        the cache. number: the device id in clients' shared-memory requests; None: they cannot share its memory.
         """
         own = dataclasses.replace(limits, spare=False, device_memory_bytes=memory_bytes)
         super().__init__(CpuBackend(), own, device)
@@ -88,7 +88,7 @@ class DeviceBackend(IsolatingBackend):
         self.labels = (self.label,)
         self.region_devices = frozenset() if number is None else frozenset([number])
         self.inline, self.memory_bytes = False, memory_bytes
-        self._asker = ThreadPoolExecutor(1, "asker")
+        self._asker = ThreadPoolExecutor(1, "asker")  # a thread pool for calls that must not block the event loop
         self._asking, self._used_bytes = False, 0
         self._told_uncut = False
 
@@ -102,8 +102,9 @@ class DeviceBackend(IsolatingBackend):
         learn: bool = True,
     ) -> LoadedModel:
         here = dataclasses.replace(options, isolation=self.label, rests=self.memory_bytes is not None)
+        # A file of such a kind may reuse weights that another model has on the device: the worker opens it first, and
+        # learns it only if it cannot.
         learn = learn and not (path.is_file() and kind_of(path, self._kind).about.get("takes_over"))
-        # such a file may find on the device what another one has there: the worker is asked before it is learned
         model = super().open(path, here, cache, say, learn=learn)
         if model.shares and not model.shares.cuts.cuts and not self._told_uncut:
             self._told_uncut = True
@@ -112,16 +113,16 @@ class DeviceBackend(IsolatingBackend):
         return model
 
     def lane(self, index: int, *, pin: bool = False) -> GpuLane:
-        self._ear = self._ear or SocketReader()
-        return GpuLane(self, index, self._ear, own_core(index, pin=pin), self._inner.scratch)
+        self._socket_reader = self._socket_reader or SocketReader()
+        return GpuLane(self, index, self._socket_reader, own_core(index, pin=pin), self._inner.scratch)
 
     @property
     def group(self) -> WorkerGroup | None:
-        """Its worker; none before the first model."""
+        """The group of its worker; None before the first model."""
         return self._groups.get(self.label)
 
     def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
-        """``WorkerStarting`` if there is no worker, or it dies meanwhile: what is written here is not tried again."""
+        """Raises ``WorkerStarting`` if there is no worker or it dies meanwhile: a write is not retried here."""
         group = self.group
         worker = group.worker if group is not None else None
         if worker is None:
@@ -136,7 +137,7 @@ class DeviceBackend(IsolatingBackend):
 
     @property
     def used_bytes(self) -> dict[str, int]:
-        """What of the device's memory is in use, as it was when this was last asked."""
+        """Device memory in use, as of the last call, which also starts an update: the event loop must not wait."""
         if not self._asking:
             self._asking = True
             self._asker.submit(self._ask)
@@ -144,7 +145,7 @@ class DeviceBackend(IsolatingBackend):
 
     @property
     def returns(self) -> dict[str, int]:
-        """How often a model came back to the device's memory, since its worker was started."""
+        """How often an evicted model was brought back to the device's memory since its worker started."""
         group = self.group
         worker = group.worker if group is not None else None
         return {self.label: worker.residency.returns if worker is not None else 0}
@@ -176,9 +177,9 @@ class SeveralDevices(BackendDefaults):
         *,
         numbers: Sequence[int | None] | None = None,
     ) -> None:
-        """memory_bytes: what models may hold of each device's memory together.
+        """memory_bytes: how much of each device's memory all models may hold.
 
-        numbers: by which clients name the memory of each (``DeviceBackend``).
+        numbers: the device ids in clients' shared-memory requests (``DeviceBackend``).
         """
         self.labels, together = _labels(names), ",".join(names)
         self._numbers = numbers or [None] * len(names)
@@ -214,7 +215,7 @@ class SeveralDevices(BackendDefaults):
         return SpreadModel(models, self.labels)
 
     def _temporary(self) -> Path:
-        """Where models are kept for this time only, for all devices."""
+        """A temporary cache that all devices share."""
         if self._folder is None:
             self._folder = make_folder()
         return self._folder
@@ -223,27 +224,27 @@ class SeveralDevices(BackendDefaults):
         return self._each[index].lane(index, pin=pin)
 
     def write_region(self, lender: Lender, offset: int, data: memoryview) -> None:
-        """Have it written by the device that has the region, or else by the first."""
+        """Write by the worker of the device that has the region, else by the first."""
         number = lender.terms.device
         self._each[self._numbers.index(number) if number in self._numbers else 0].write_region(lender, offset, data)
 
     @property
     def scratch_bytes(self) -> int:
-        """What runs have left in the arena of this process."""
+        """Bytes that runs have left in ONNX Runtime's arena of this process."""
         return self._each[0].scratch_bytes
 
     @property
     def used_bytes(self) -> dict[str, int]:
-        """What of each device's memory is in use, as it was when this was last asked."""
+        """Memory in use on each device, as of the last call."""
         return {label: used for backend in self._each for label, used in backend.used_bytes.items()}
 
     @property
     def returns(self) -> dict[str, int]:
-        """How often a model came back to each device's memory."""
+        """How often an evicted model was brought back to each device's memory."""
         return {label: count for backend in self._each for label, count in backend.returns.items()}
 
     def counts(self) -> WorkerCounts:
-        """How often workers died, and were started again."""
+        """Deaths and restarts of all workers."""
         return WorkerCounts(*map(sum, zip(*(backend.counts() for backend in self._each), strict=True)))
 
     def groups(self) -> dict[str, WorkerGroup]:
@@ -259,25 +260,25 @@ class SeveralDevices(BackendDefaults):
 
 @dataclass(frozen=True)
 class SpreadResidency(ModelResidency):
-    """What a model holds of each of several devices' memory: as much as of the first."""
+    """Device memory of a model on several devices; the amounts are those of the first."""
 
     devices: Sequence[ModelResidency] = ()
 
     @property
     def away_s(self) -> float:
-        """How long it takes to be there, on the device that has it soonest."""
+        """The shortest time to bring it back on any of the devices."""
         return min(device.away_s for device in self.devices)
 
 
 class SpreadModel:
-    """A model on several devices; a step runs on that of its lane."""
+    """A model that is open on several devices; a step runs on the device of its lane."""
 
     def __init__(self, models: Sequence[LoadedModel], labels: Sequence[str]) -> None:
         self._models, first = models, models[0]
         self.remarks = (*first.remarks, f"runs on each of {', '.join(labels)}")
         for model in models[1:]:
             if isinstance(model, IsolatedModel) and isinstance(first, IsolatedModel):
-                model.breaker = first.breaker  # what kills one device's worker would kill the next
+                model.breaker = first.breaker  # one for all: inputs that kill one device's worker would kill the next
         devices = [model.residency or ModelResidency() for model in models]
         held = devices[0]
         self.residency = SpreadResidency(held.memory_bytes, held.moving_bytes, held.return_s, devices)
@@ -286,7 +287,7 @@ class SpreadModel:
         return getattr(self._models[0], name)
 
     def prepare(self, rows: int) -> None:
-        """Have what batches of so many rows need on all devices."""
+        """Prepare for batches of *rows* rows on all devices."""
         for model in self._models:
             model.prepare(rows)
 
@@ -300,13 +301,13 @@ class SpreadModel:
 
 
 def _labels(names: Sequence[str]) -> tuple[str, ...]:
-    """The devices by names that differ: one that is named again is told apart."""
+    """Distinct labels for the devices: a name that occurs again gets a number."""
     before = [list(names[:at]).count(name) for at, name in enumerate(names)]
     return tuple(f"{name}#{count + 1}" if count else name for name, count in zip(names, before, strict=True))
 
 
 def _check_alike(path: Path, labels: Sequence[str], models: Sequence[LoadedModel]) -> None:
-    """Refuse a model that the last device cuts otherwise than the first: there is one plan of its segments."""
+    """Refuse a model that the last device cuts differently from the first: the scheduler has one list of segments."""
     first, last = models[0], models[-1]
     if (first.segments, first.batching.max_batch, first.exits) != (last.segments, last.batching.max_batch, last.exits):
         raise ModelError(

@@ -1,9 +1,9 @@
 """A worker, its spare, and the models they both have.
 
 The spare is a second process with the same models open, from the cache of the first. When the worker dies the spare
-takes its place at once, and another spare is made ready beside. A group that has neither for a moment says so, and
-whoever wants a step tries again. Folders are granted to a process when it starts, so a model from another folder means
-another process.
+takes its place at once, and another spare is started in the background. A group that has neither for a moment raises
+``WorkerDied``, and the caller retries the step. Folders are granted to a process when it starts, so a model in another
+folder needs another process.
 """
 
 from __future__ import annotations
@@ -29,33 +29,35 @@ from weft.runtime.external import external_files
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.limits import WorkerCounts, WorkerLimits
 from weft.runtime.isolated.model_description import ModelDescription
-from weft.runtime.isolated.process import Charged, WorkerProcess, WorkerRun
+from weft.runtime.isolated.process import WorkerModel, WorkerProcess, WorkerRun
 from weft.runtime.isolated.spawning import Template
 from weft.runtime.own_folder import make_folder, remove
 
 log = logging.getLogger("weft.workers")
 
 STARTING_S = 0.05
-"""When a step is worth another try, if no worker is there yet."""
+"""Seconds until a step is retried if no worker is there yet."""
 
 MOST_FAILURES = 5
-"""Workers in a row that could not be made ready, after which requests are told so."""
+"""Failed starts in a row after which requests are refused (503) instead of waiting for a worker."""
 
 LONGEST_PAUSE_S = 5.0
-"""How long after a worker that could not be made ready the next one is tried."""
+"""Longest pause in seconds between failed starts; the pause doubles up to it, so that a broken start costs little."""
 
 MOST_REOPENINGS = 2
-"""A model that so many new workers in a row died of, or failed at, is left out of the next one."""
+"""New workers in a row that may die of a model, or fail to open it, before the next worker starts without the model."""
 
 RETIRING_S = 10.0
-"""How long a worker may go on with what it runs when another one has taken its place."""
+"""Grace period in seconds for the running steps of a worker that was replaced; longer steps are retried in the new one.
+"""
 
 GRACE_S = 300.0
-"""How much longer than it may a model may be learned before its process is killed: an operator may not look up."""
+"""Grace period in seconds after ``learn_s`` before the learning process is killed; a running operator cannot be
+interrupted."""
 
 
 class GroupResources(NamedTuple):
-    """What all workers of a backend share: its clock, and threads."""
+    """What all workers of a backend share: its clock and its thread pools."""
 
     now: Callable[[], int]
     spawner: Executor
@@ -65,14 +67,14 @@ class GroupResources(NamedTuple):
 
 
 class ModelFile(NamedTuple):
-    """A model as it was opened, to be opened in another process as the same."""
+    """A model file and its options, to open the same model in another process."""
 
     number: int
     path: Path
     options: LoadOptions
     learn: bool
     signature: tuple[tuple[str, int, int, int], ...]
-    """The files it was made of, and what changes when they do."""
+    """State of its files (``signature``); a model whose files have changed is not opened again."""
 
     def changed(self) -> bool:
         try:
@@ -83,40 +85,41 @@ class ModelFile(NamedTuple):
 
 @dataclass(eq=False)
 class KeptModel:
-    """A model of a group, in whichever processes."""
+    """A model that a group has open, in one process or several."""
 
     file: ModelFile
     description: ModelDescription
     rows: set[int]
     """Batch sizes that were prepared."""
     lost: str = ""
-    """Why it cannot be had any more."""
+    """Why it can no longer be opened; empty if it can."""
     failures: int = 0
-    """New workers in a row that it could not be opened in."""
+    """New workers in a row in which it could not be opened."""
 
 
 class WorkerGroup:
     """The workers of one group of models."""
 
     def __init__(
-        self, name: str, limits: WorkerLimits, hands: GroupResources, cache: Path | None, kept_as: str | None = None
+        self, name: str, limits: WorkerLimits, resources: GroupResources, cache: Path | None, kept_as: str | None = None
     ) -> None:
         """kept_as: the name of its part of the cache, where that is not its own."""
-        self.name, self.limits, self._hands = name, limits, hands
-        self.now = hands.now
+        self.name, self.limits, self._resources = name, limits, resources
+        self.now = resources.now
         self.counts = WorkerCounts(0, 0)
         self.worker: WorkerProcess | None = None
         self.spare: WorkerProcess | None = None
         self.lost = ""
-        """Why no worker could be started the last times."""
+        """Why the last ``MOST_FAILURES`` workers could not be started; empty otherwise."""
         self._kept: dict[int, KeptModel] = {}
+        # Guards worker, spare, counts, _kept, _building and _keeper; held only for assignments, never during a call.
         self._lock = threading.Lock()
         self._preparing = threading.RLock()
-        """Held while models are opened."""
+        """Held while models are opened, which takes long: one at a time, so that worker and spare get the same ones."""
         self._keeper: threading.Thread | None = None
         self._closed = threading.Event()
         self._building: set[WorkerProcess] = set()
-        """Processes that have no place yet, or never had, or not any more."""
+        """Processes that are neither worker nor spare: being started, learning, or retiring."""
         self.folder, self._temporary = own_folder(kept_as or name, cache)
         self._scratch = _scratch_in(self.folder)
 
@@ -125,9 +128,9 @@ class WorkerGroup:
     def open(self, file: ModelFile) -> KeptModel:
         """Open a model in the worker; the spare follows. ``ModelError`` if it cannot be opened.
 
-        One that is to be learned is learned in a process of its own, whose end concerns nobody; the worker then finds
-        it in the cache. So nobody waits for that, and what a model does when it is tried out hurts no request. One
-        that cannot be had otherwise is learned in any case.
+        A model that must be learned is learned in a separate process, and the worker then finds it in the cache. So no
+        request waits for that, and a crash of the learning process hurts no request. If the cache has no such model
+        and no other version can be served, it is learned in any case.
         """
         if not file.learn:
             with suppress(NotLearned):
@@ -139,7 +142,7 @@ class WorkerGroup:
             return self._open_in_worker(file._replace(learn=True))
 
     def _open_in_worker(self, file: ModelFile) -> KeptModel:
-        """``NotLearned`` if it would have to be tried out there, and may not."""
+        """Open it in the worker; raises ``NotLearned`` if it would have to be measured there and ``learn`` is false."""
         with self._preparing:
             self.lost = ""
             try:
@@ -154,25 +157,25 @@ class WorkerGroup:
         return kept
 
     def _opened_somewhere(self, file: ModelFile) -> tuple[WorkerProcess, ModelDescription]:
-        """Where a worker dies meanwhile, another one tries: it may have been killed for something else."""
-        worker = self._fit(file.path)
+        """Open it in a worker, with one retry if the worker dies: it may have died of something else."""
+        worker = self._worker_with_access(file.path)
         try:
             return worker, self._opened(worker, file)
         except WorkerDied as error:
             if self._closed.is_set():
                 raise
             log.warning("a worker of %s died while it opened a model, which is tried once more: %s", self.name, error)
-        worker = self._fit(file.path)
+        worker = self._worker_with_access(file.path)
         return worker, self._opened(worker, file)
 
     def prepare(self, kept: KeptModel, rows: int) -> None:
-        """Have what batches of so many rows need in all processes that have the model."""
+        """Prepare for batches of *rows* rows in all processes that have the model."""
         kept.rows.add(rows)
         for process in self._processes():
             if kept.file.number in process.opened:
                 try:
                     process.call("prepare", kept.file.number, rows)
-                except WorkerDied as error:  # whoever takes its place prepares as much
+                except WorkerDied as error:  # the worker that takes its place prepares as much
                     log.debug("batches of %d rows went with their worker: %s", rows, error)
 
     def forget(self, number: int) -> None:
@@ -194,15 +197,15 @@ class WorkerGroup:
 
     @property
     def able(self) -> bool:
-        """Whether a worker is there."""
+        """Whether it has a living worker."""
         worker = self.worker
         return worker is not None and worker.alive
 
-    def charge(self, number: int) -> WorkerProcess:
+    def worker_for(self, number: int) -> WorkerProcess:
         """The worker that has a model.
 
-        ``WorkerDied`` says when to ask again, ``WorkerStarting`` that several starts have failed and the client is to
-        come again, ``Failed`` that the model cannot be had.
+        Raises ``WorkerDied`` with the delay of a retry, ``WorkerStarting`` if several starts have failed (the client
+        gets 503 with ``Retry-After``), or ``Failed`` if the model cannot be opened again.
         """
         worker, kept = self.worker, self._kept.get(number)
         if worker is not None and number in worker.opened:
@@ -219,10 +222,10 @@ class WorkerGroup:
     def _processes(self) -> list[WorkerProcess]:
         return [process for process in (self.worker, self.spare) if process is not None and process.alive]
 
-    def _fit(self, path: Path) -> WorkerProcess:
-        """A worker that may read a model's folder: the one there is, or another one with all the models."""
+    def _worker_with_access(self, path: Path) -> WorkerProcess:
+        """A worker that may read a model's folder: the present one, or a new one with all models, which replaces it."""
         worker = self.worker
-        if worker is not None and worker.alive and _lie_in(_folders(path), worker.readable):
+        if worker is not None and worker.alive and _may_read(_folders(path), worker.readable):
             return worker
         fresh = self._started([path])
         with self._lock:
@@ -234,13 +237,13 @@ class WorkerGroup:
                 self._building.update(old)
         if not fit:
             self._abandon(fresh)
-            raise fresh.lost()
+            raise fresh.death_error()
         for process in old:
             self._retire(process)
         return fresh
 
     def _retire(self, process: WorkerProcess) -> None:
-        """Close a process when what it runs has ended, or has had its time."""
+        """Close a process when its steps have ended, at the latest after ``RETIRING_S``."""
 
         def see_out() -> None:
             process.await_idle(RETIRING_S)
@@ -248,16 +251,16 @@ class WorkerGroup:
 
         try:
             thread = threading.Thread(target=see_out, name=f"end of worker {process.pid}", daemon=True)
-            self._hands.spawner.submit(thread.start).result()
+            self._resources.spawner.submit(thread.start).result()
         except RuntimeError:  # there are too many threads, or the server ends
             self._abandon(process)
 
     def _learn(self, file: ModelFile) -> None:
-        """Have a model in the cache in full."""
+        """Cut, measure and cache a model in a process of its own."""
         try:
-            process = self._made([file.path])
+            process = self._new_process([file.path])
             try:
-                _give_way(process)
+                _lower_priority(process)
                 with _killed_after(process, file.options.learn_s):
                     self._opened(process, file)
             finally:
@@ -266,8 +269,8 @@ class WorkerGroup:
             raise ModelError(f"{file.path}: cannot be cut and measured: {error}") from error
 
     def _started(self, more: Iterable[Path] = ()) -> WorkerProcess:
-        """A new process with all models open; whoever gives it a place takes it out of those that are built."""
-        process = self._made([*more, *(kept.file.path for kept in self._models())])
+        """A new process with all models open; the caller that gives it a place removes it from ``_building``."""
+        process = self._new_process([*more, *(kept.file.path for kept in self._models())])
         try:
             self._complete(process)
         except BaseException:
@@ -275,7 +278,7 @@ class WorkerGroup:
             raise
         return process
 
-    def _made(self, files: Iterable[Path]) -> WorkerProcess:
+    def _new_process(self, files: Iterable[Path]) -> WorkerProcess:
         """A new process that may read the folders of these files."""
         if self._closed.is_set():
             raise WorkerDied("the server ends")
@@ -293,7 +296,7 @@ class WorkerGroup:
         return process
 
     def _abandon(self, process: WorkerProcess) -> None:
-        """End a process that has no place."""
+        """Close a process that is neither worker nor spare."""
         process.close()
         with self._lock:
             self._building.discard(process)
@@ -301,8 +304,8 @@ class WorkerGroup:
     def _spawned(self, files: Iterable[Path]) -> WorkerProcess:
         folders = frozenset(self.limits.folders).union(*map(_folders, files))
         writable = (str(self.folder), str(self._scratch))
-        hands = self._hands
-        engine, limits = hands.template.engine, self.limits
+        resources = self._resources
+        engine, limits = resources.template.engine, self.limits
         kind = engine_kind(engine)
         read, device = kind.files(engine)
         granted = ((*sorted(folders), *read), writable, device, kind.programs(engine))
@@ -312,11 +315,11 @@ class WorkerGroup:
             wanted,
             str(self._scratch),
             limits.device_memory_bytes,
-            now=hands.now,
-            spawner=hands.spawner,
-            fork=hands.template.fork,
-            carrier=hands.carrier,
-            watch=hands.watch,
+            now=resources.now,
+            spawner=resources.spawner,
+            fork=resources.template.fork,
+            carrier=resources.carrier,
+            watch=resources.watch,
             died=self._died,
         )
 
@@ -325,7 +328,7 @@ class WorkerGroup:
             return list(self._kept.values())
 
     def _complete(self, process: WorkerProcess) -> None:
-        """Open what it lacks; a model that new workers do not survive is left out, and the others are there."""
+        """Open the models that a process lacks; a model that new workers do not survive is given up."""
         serves = process is self.worker
         for kept in self._models():
             if kept.file.number in process.opened or kept.lost:
@@ -350,7 +353,7 @@ class WorkerGroup:
             log.warning("%s: %s", kept.file.path, kept.lost)
 
     def _reopen(self, process: WorkerProcess, kept: KeptModel) -> None:
-        """Open a model as it was before; one that was not learned then is not taken from the cache now."""
+        """Open a model as it was before; one that was not learned then must not be taken from the cache now."""
         number, described = kept.file.number, kept.description
         if kept.file.changed():
             kept.lost = "its files have changed since it was loaded, and its worker died; load it again"
@@ -382,8 +385,11 @@ class WorkerGroup:
 
     # Deaths
 
-    def _died(self, process: WorkerProcess, models: set[Charged]) -> None:
-        """A process has died, and these models ran on it; called on the thread that saw it."""
+    def _died(self, process: WorkerProcess, models: set[WorkerModel]) -> None:
+        """Let the spare take over from a dead worker, and count the death for these models' circuit breakers.
+
+        Called on the thread that reads the process's packets.
+        """
         with self._lock:
             self.counts = self.counts._replace(deaths=self.counts.deaths + 1)
             if process is self.worker:
@@ -397,13 +403,13 @@ class WorkerGroup:
         self._keep()
 
     def _keep(self) -> None:
-        """Have a thread see that worker and spare are there."""
+        """Start a thread that restores worker and spare, unless one runs."""
         with self._lock:
             if self._keeper is None and not self._closed.is_set():
                 keeper = threading.Thread(target=self._restore, name=f"keeper of {self.name}", daemon=True)
                 try:
-                    self._hands.spawner.submit(keeper.start).result()  # threads are as gentle as who starts them
-                except RuntimeError as error:  # there are too many threads; whoever wants a step asks again
+                    self._resources.spawner.submit(keeper.start).result()  # a thread inherits its starter's priority
+                except RuntimeError as error:  # there are too many threads; the next step tries again
                     log.warning("nobody can restore the workers of %s now: %s", self.name, error)
                     return
                 self._keeper = keeper
@@ -416,7 +422,7 @@ class WorkerGroup:
                     if not self._step_of_keeper():
                         return
                 failures = 0
-            except Exception as error:  # a process that cannot be made ready; the next may be
+            except Exception as error:  # retry with a pause: the next process may start
                 failures += 1
                 log.warning("a worker of %s could not be made ready: %s", self.name, error)
                 if failures >= MOST_FAILURES:
@@ -424,7 +430,7 @@ class WorkerGroup:
                 self._closed.wait(min(LONGEST_PAUSE_S, 0.1 * 2 ** min(failures, 10)))
 
     def _step_of_keeper(self) -> bool:
-        """Do one thing that is missing; False, and the thread ends, where nothing is."""
+        """Start or complete one process; returns False if nothing is missing, and then the thread ends."""
         with self._lock:
             worker, spare = self.worker, self.spare
             wanted = {number for number, kept in self._kept.items() if not kept.lost}
@@ -440,9 +446,9 @@ class WorkerGroup:
         return True
 
     def _mend(self, process: WorkerProcess) -> None:
-        """Open in a process what it lacks; one that may not read it is replaced."""
+        """Open the models that a process lacks; a spare that may not read their folders is replaced."""
         folders = frozenset[str]().union(*(_folders(kept.file.path) for kept in self._models()))
-        if _lie_in(folders, process.readable) or process is self.worker:
+        if _may_read(folders, process.readable) or process is self.worker:
             self._complete(process)
             return
         with self._lock:
@@ -466,13 +472,13 @@ class WorkerGroup:
             unwanted.close()
 
     def _admit_failure(self, error: Exception) -> None:
-        """Let requests wait no more, for there may be no worker for long."""
+        """Refuse requests from now on: there may be no worker for long."""
         with self._lock:
             if self.worker is None:
                 self.lost = f"its worker cannot be started again: {error}; that is tried every {LONGEST_PAUSE_S:g} s"
 
     def close(self) -> None:
-        """End all processes, and take away what they left."""
+        """Close all processes and remove their temporary files."""
         self._closed.set()
         with self._lock:
             processes = [*self._building, *(process for process in (self.worker, self.spare) if process is not None)]
@@ -486,7 +492,7 @@ class WorkerGroup:
 
 
 def signature(path: Path) -> tuple[tuple[str, int, int, int], ...]:
-    """What changes when the files of a model do."""
+    """Name, inode, size and time of a model's files: changes when the files do."""
     states = []
     for file in (path, *external_files(path)):
         state = file.stat()
@@ -495,17 +501,17 @@ def signature(path: Path) -> tuple[tuple[str, int, int, int], ...]:
 
 
 def _folders(path: Path) -> frozenset[str]:
-    """Where the files of a model are, links followed; its weights lie beside it."""
+    """The folders of a model's files, with and without following links; its weights lie beside it."""
     return frozenset(str(file.parent) for file in (path.absolute(), path.resolve()))
 
 
-def _lie_in(folders: Iterable[str], readable: frozenset[str]) -> bool:
-    """Whether all of these folders may be read."""
+def _may_read(folders: Iterable[str], readable: frozenset[str]) -> bool:
+    """Whether all of these folders, or parents of them, are in *readable*."""
     return all(any(str(parent) in readable for parent in (Path(folder), *Path(folder).parents)) for folder in folders)
 
 
 def own_folder(name: str, cache: Path | None) -> tuple[Path, bool]:
-    """A folder that no other group writes to, and whether it is for this time only."""
+    """A folder that no other group writes to, and whether it is temporary."""
     if cache is not None:
         folder = cache.absolute() / f"worker-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
         try:
@@ -517,7 +523,7 @@ def own_folder(name: str, cache: Path | None) -> tuple[Path, bool]:
 
 
 def _scratch_in(folder: Path) -> Path:
-    """Where workers put what they need for a while: elsewhere if nothing can be written to their cache."""
+    """A temporary folder for workers: in their cache, or elsewhere if that is not writable."""
     try:
         return make_folder(".building-", folder)
     except OSError as error:
@@ -525,15 +531,15 @@ def _scratch_in(folder: Path) -> Path:
         return make_folder()
 
 
-def _give_way(process: WorkerProcess) -> None:
-    """Have a process that has one thread yet be as gentle as this thread, and so those that it starts."""
+def _lower_priority(process: WorkerProcess) -> None:
+    """Give a process the priority of this thread; it has one thread yet, and later ones inherit from it."""
     with suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, process.pid, os.getpriority(os.PRIO_PROCESS, 0))
 
 
 @contextmanager
 def _killed_after(process: WorkerProcess, limit_s: float | None) -> Iterator[None]:
-    """Kill a process that goes on long after it should have stopped by itself."""
+    """Kill a process that has not stopped ``GRACE_S`` after its limit."""
     if limit_s is None:
         yield
         return

@@ -13,15 +13,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from weft.runtime.isolated import packets
-from weft.runtime.isolated.packets import Garbled, Laid, Line
+from weft.runtime.isolated.packets import Garbled, Line, TensorLayout
 from weft.runtime.onnxruntime_cpu.lane import CpuLane, ScratchMemory
 
 
 class SocketReader:
-    """Calls back, on one thread, when something can be read from a line: on the event loop that opened the lanes.
+    """Calls back when a report can be read from a line, on the event loop of the thread that opened the lanes.
 
-    So the end of a step wakes the thread that has been waiting for it, and no other. Where no loop runs, a thread of
-    its own runs one.
+    So the end of a step wakes the thread that waits for it, and no other. If no loop runs, a new thread runs one.
     """
 
     def __init__(self) -> None:
@@ -30,20 +29,20 @@ class SocketReader:
             self._loop = asyncio.get_running_loop()
         except RuntimeError:
             self._loop = asyncio.new_event_loop()
-            self._own = threading.Thread(target=self._loop.run_forever, name="ear", daemon=True)
+            self._own = threading.Thread(target=self._loop.run_forever, name="socket reader", daemon=True)
             self._own.start()
 
-    def listen(self, line: Line, hear: Callable[[], bool]) -> None:
-        """Have *hear* called whenever something was said, until it returns False; from any thread."""
+    def add(self, line: Line, read_report: Callable[[], bool]) -> None:
+        """Call *read_report* whenever a line is readable, until it returns False. May be called on any thread."""
 
-        def heard() -> None:
-            if not hear():
+        def on_readable() -> None:
+            if not read_report():
                 self._loop.remove_reader(line.file)
 
-        self._loop.call_soon_threadsafe(self._loop.add_reader, line.file, heard)
+        self._loop.call_soon_threadsafe(self._loop.add_reader, line.file, on_readable)
 
-    def part(self, line: Line) -> None:
-        """Listen no more, and close it; from any thread."""
+    def remove(self, line: Line) -> None:
+        """Stop watching a line, and close it. May be called on any thread."""
         try:
             self._loop.call_soon_threadsafe(self._end, line)
         except RuntimeError:  # the loop has ended
@@ -55,7 +54,7 @@ class SocketReader:
             line.close()
 
     def close(self) -> None:
-        """End the thread, if there is one, and close what it was to close."""
+        """Stop and join the thread, if one was started."""
         if self._own:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._own.join()
@@ -64,57 +63,63 @@ class SocketReader:
 
 
 TEXT_WEIGHT = 64
-"""How much longer than others bytes of texts take to be read."""
+"""Decoding a byte of text takes about this many times as long as copying a byte of numbers."""
 
 
 class StepReport(NamedTuple):
-    """What a lane says of a step that has ended; nothing of it is sure."""
+    """A lane's report of a step that has ended. It comes from a worker that may be compromised: check every field."""
 
     number: int
     began: int
     ended: int
     outputs: Any
-    """The number of what is kept there and the descriptions of tensors, for each part."""
+    """For each part of the batch: the number of the values that the worker keeps, and the descriptions of answers."""
     problem: Any
     source: Any
     """Where the tensors are; it holds until the next step, or the next report if they came in the packet."""
     weight: int
-    """How long it takes to read, in bytes that are copied."""
+    """Estimated cost of reading it, in bytes of numbers."""
 
     def lasting(self) -> StepReport:
-        """The same, where the next report does not write over it."""
+        """The same report, in memory that the next report does not overwrite."""
         return self if self.weight else self._replace(source=bytes(self.source))
 
 
 class LaneLine:
-    """One end of it; steps and reports have as many places in memory as steps may be under way, in turn."""
+    """The server's end of the connection to a worker's lane.
 
-    def __init__(self, line: Line, ear: SocketReader, places: int = 1, kept_bytes: int = packets.KEPT_BYTES) -> None:
-        self.line, self.ear = line, ear
-        self.hearing = threading.Lock()
-        """Held by whoever hears: the ear, who waits for a step at the end, and who sees the worker to its end."""
-        self.beside: set[int] = set()
+    Large tensors travel in shared memory; there is one buffer for each step that may be under way, used in turn.
+    """
+
+    def __init__(
+        self, line: Line, socket_reader: SocketReader, places: int = 1, kept_bytes: int = packets.KEPT_BYTES
+    ) -> None:
+        self.line, self.socket_reader = line, socket_reader
+        self.reading = threading.Lock()
+        """Held while reports are read, so that they are handled in order. Readers are the socket reader, the thread
+        that waits for the end of a step, and the one that handles the worker's death."""
+        self.handed_over: set[int] = set()
         """Steps whose reports are being read on another thread; later ones wait behind them."""
         self._places, self._kept_bytes, self._sent = places, kept_bytes, 0
         self._outward: dict[int, packets.TensorMemory] = {}
         self._inward: dict[int, packets.TensorMemory] = {}
 
-    def send(self, head: list[Any], laid: Laid, lent: Sequence[int] = ()) -> None:
-        """Send a step; large tensors go into the memory, which is passed on if it is new, before the files *lent*."""
+    def send(self, head: list[Any], layout: TensorLayout, lent: Sequence[int] = ()) -> None:
+        """Send a step. Large tensors go into shared memory; its file, if it is new, is sent before the files *lent*."""
         place = self._sent % self._places
         self._sent += 1
-        if laid.size <= packets.INLINE_BYTES:
+        if layout.size <= packets.INLINE_BYTES:
             head += (place, len(lent))
-            self.line.send(head, laid.in_a_row(), lent, wait=False)
+            self.line.send(head, layout.padded_pieces(), lent, wait=False)
             return
         files: list[int] = []
         memory = self._outward.get(place)
-        if memory is None or memory.size < laid.size:
-            memory, file = packets.create_memory(laid.size, self._kept_bytes)
+        if memory is None or memory.size < layout.size:
+            memory, file = packets.create_memory(layout.size, self._kept_bytes)
             self._outward[place] = memory
             files.append(file)
         try:
-            memory.write(laid.pieces)
+            memory.write(layout.pieces)
             self.line.send([*head, place, len(files) + len(lent)], files=[*files, *lent], wait=False)
         except BaseException:
             if files:  # the other side does not have it
@@ -125,8 +130,8 @@ class LaneLine:
             if memory.size > self._kept_bytes:
                 self._outward.pop(place, None)
 
-    def hear(self) -> StepReport:
-        """What was said, without waiting for it: BlockingIOError if nothing was, EOFError if nothing ever will be."""
+    def receive_report(self) -> StepReport:
+        """The next report, without waiting: BlockingIOError if there is none, EOFError if the worker is gone."""
         head, tensors, files = self.line.receive(wait=False)
         try:
             kind, number, began, ended, outputs, shared, problem = head
@@ -137,10 +142,10 @@ class LaneLine:
             return StepReport(number, began, ended, outputs, problem, self._seen(shared, files), _weight(outputs))
         finally:
             if files:
-                packets.close_all(files)  # those that nobody took
+                packets.close_all(files)  # those that no report took over
 
     def _seen(self, place: int, files: list[int]) -> Any:
-        """What a report has in the memory of a place, which may come with it."""
+        """The shared memory of a place, whose file comes with the report if it is new."""
         if files:
             self._inward[place] = packets.map_memory(files.pop())
         memory = self._inward.get(place)
@@ -157,39 +162,39 @@ def _weight(outputs: Any) -> int:
 
 
 AHEAD_KEPT_BYTES = 256 << 20
-"""How much memory for tensors is kept on a lane of a device, which is registered with its driver."""
+"""Bytes of shared memory that a lane of a device keeps: mapping and registering it with the driver is slow."""
 
 
 class RunElsewhere(Protocol):
-    """A step of this lane that a worker computes."""
+    """A step of this lane that runs in a worker."""
 
     def await_end(self, patience_s: float | None) -> bool:
-        """Return when it has ended, or after so long: False."""
+        """Wait up to *patience_s* seconds for its end; False after a timeout."""
         ...
 
     def give_way(self) -> None:
-        """Let others go first."""
+        """Lower the priority of its thread."""
         ...
 
 
 class IsolatingLane(CpuLane):
-    """A lane by its number, which every worker has, too."""
+    """A lane of the server that also stands for the lane of the same number in every worker."""
 
     def __init__(
         self,
         index: int,
         now: Callable[[], int],
-        ear: SocketReader,
+        socket_reader: SocketReader,
         core: int | None = None,
         scratch: ScratchMemory | None = None,
         ahead: int = 0,
     ) -> None:
-        """ahead: how many steps its workers take besides the one that they run."""
+        """ahead: how many steps its workers accept while they run one."""
         super().__init__(index, now, core, scratch)
-        self.index, self.ear, self.core, self.ahead, self.apart = index, ear, core, ahead, ahead > 0
+        self.index, self.socket_reader, self.core, self.ahead, self.apart = index, socket_reader, core, ahead, ahead > 0
         self.kept_bytes = AHEAD_KEPT_BYTES if ahead else packets.KEPT_BYTES
         self.run: RunElsewhere | None = None
-        """The last one."""
+        """The last step that was sent to a worker."""
         self.carried: set[int] = set()
         """Steps whose tensors are being copied on another thread; later ones wait behind them."""
 

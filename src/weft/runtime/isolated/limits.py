@@ -1,4 +1,4 @@
-"""What workers may have, and what is done when they die."""
+"""Limits of worker processes, and counters of their deaths and restarts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class WorkerLimits:
     memory_bytes: int | None = None
     open_files: int = 1024
     kill_s: float = 0.5
-    """How long a step may take to end that was told to stop."""
+    """Grace period of a step that was asked to stop, in seconds; then its worker is killed."""
     spare: bool = True
     """Whether a second process stands by."""
     endurance: Endurance = field(default_factory=Endurance)
@@ -26,7 +26,7 @@ class WorkerLimits:
 
 
 class WorkerCounts(NamedTuple):
-    """What became of workers."""
+    """How many workers died and were restarted."""
 
     deaths: int
     restarts: int

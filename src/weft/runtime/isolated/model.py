@@ -1,4 +1,4 @@
-"""A model in a worker, as the server runs it."""
+"""A model whose steps run in worker processes: the server's ``LoadedModel``."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from weft.runtime.tensors import DATATYPES
 
 
 class _Ended(StepDefaults):
-    """A step that ended when it was started."""
+    """A step that failed when it was started."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerResidency(ModelResidency):
-    """What a model in a group of workers holds, and whether it is in the device's memory now."""
+    """Device memory of a model in a worker, and whether it is evicted now."""
 
     group: WorkerGroup
     number: int
@@ -44,7 +44,7 @@ class IsolatedModel:
         self.group, self._kept, self._closed = group, kept, closed
         self.number, self.breaker = kept.file.number, breaker
         self.inputs, self.outputs, self.segments = described.inputs, described.outputs, described.segments
-        # none of its segments runs on the event loop, but those that are steady in the worker can be foreseen
+        # No segment runs on the event loop, but the times of those that are steady in the worker can be relied on.
         unsteady = (False,) * len(described.segments)
         self.timing = replace(described.timing, steady=unsteady, foreseen=described.timing.steady)
         self.batching, self.borrows = described.batching, described.borrows
@@ -55,23 +55,23 @@ class IsolatedModel:
         )
         self.remarks = (*described.remarks, f"runs in a worker process ({group.name})")
         self._last = len(described.segments) - 1
-        self._told = {spec.segment: spec.output for spec in described.exits.specs} if described.exits else {}
+        self._exit_outputs = {spec.segment: spec.output for spec in described.exits.specs} if described.exits else {}
         self._kinds = {spec.name: DATATYPES[spec.datatype] for spec in described.outputs}
 
     def prepare(self, rows: int) -> None:
-        """Have what batches of so many rows need there, in the worker and in its spare."""
+        """Prepare for batches of *rows* rows, in the worker and in its spare."""
         self.group.prepare(self._kept, rows)
 
     def start(self, step: Step, lane: DeviceLane, ended: Ended, *, here: bool = False) -> StartedStep:
-        """Run a step on the worker in charge; values that another one held are gone with it."""
+        """Send a step to the present worker; it fails if its values were in one that has died."""
         assert isinstance(lane, IsolatingLane) and not here
         try:
             if step.segment == 0 and self.breaker.state == "open":
                 self.breaker.refuse()
-            worker = self.group.charge(self.number)
+            worker = self.group.worker_for(self.number)
             for part in step.parts if step.segment else ():
                 if isinstance(part.values, HeldValues) and part.values.worker is not worker:
-                    raise part.values.worker.lost()
+                    raise part.values.worker.death_error()
         except RequestError as error:
             now = self.group.now()
             ended(StepEnd(now, now, error=error))
@@ -79,16 +79,16 @@ class IsolatedModel:
         return worker.begin(lane, self, step, ended)
 
     def onward(self, step: Step) -> int:
-        """How many values the next step can be started with before this one has ended; none at exits and at the end."""
+        """How many values the next step can be queued with before this one has ended; none at exits and at the end."""
         segment = step.segment
-        if segment == self._last or segment in self._told:
+        if segment == self._last or segment in self._exit_outputs:
             return 0
         return 1 if segment == 0 or self.batching.mergeable else len(step.parts)
 
     def check(self, segment: int, rows: int, outputs: Sequence[StepOutput]) -> None:
-        """What a worker says a segment gave must be able to; ``Garbled`` if not."""
-        last, exits = segment == self._last, segment in self._told
-        wanted = self._kinds if last else {self._told[segment]: None} if exits else {}
+        """Raise ``Garbled`` if a worker reports outputs that a segment cannot have."""
+        last, exits = segment == self._last, segment in self._exit_outputs
+        wanted = self._kinds if last else {self._exit_outputs[segment]: None} if exits else {}
         for _, answers in outputs:
             if answers.keys() != wanted.keys():
                 raise Garbled(f"answers {sorted(answers)} where {sorted(wanted)} were due")
@@ -99,13 +99,13 @@ class IsolatedModel:
                     raise Garbled(f"exit {name!r} is {answer.dtype} of shape {answer.shape} for {rows} rows")
         if not outputs:
             raise Garbled("a step without a result")
-        if last or exits:  # what comes later may be what kills
+        if last or exits:  # earlier segments prove nothing: a later one may be the one that kills the worker
             self.breaker.lived()
 
     def failed(self) -> None:
-        """Its worker said what was wrong with a step."""
+        """Count a step that failed without a death of its worker."""
         self.breaker.answered()
 
     def close(self) -> None:
-        """Give its memory back; the workers go with their last model."""
+        """Close it in its workers, which end with their last model."""
         self._closed(self)

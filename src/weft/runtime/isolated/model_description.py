@@ -1,4 +1,4 @@
-"""What a worker tells of a model it has opened, and of what went wrong: checked, for a model may lie."""
+"""The description of a model that a worker sends to the server, and errors. Checked: a hostile model may forge it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from weft.runtime.facets import Batching, ModelExits, ModelResidency, ModelShare
 from weft.runtime.tensors import DATATYPES, TensorSpec
 
 LARGEST_BATCH, LARGEST_BYTES = 1 << 16, 1 << 60
+"""Larger numbers are refused: no model has them, and they would overflow what is computed with them."""
 LONGEST_TEXT = 2000
+"""Characters of an error's text that are sent and logged; a worker must not fill the server's memory or logs."""
 KINDS = {kind.__name__: kind for kind in (BadRequest, ModelError, NotLearned, UnfitInputs, MemoryError, ValueError)}
 """Errors that are the same on both sides; all others are a RuntimeError here."""
 
@@ -71,18 +73,18 @@ class ModelDescription(BaseModel):
 
 
 def description(model: LoadedModel) -> ModelDescription:
-    """What is to be told of a model."""
+    """The facts of a model that a worker reports to its server."""
     members = {name: getattr(model, name) for name in ModelDescription.model_fields}
     return ModelDescription.model_validate({name: member for name, member in members.items() if member is not None})
 
 
-def told(error: BaseException) -> Problem:
-    """An error as it travels."""
+def encode_error(error: BaseException) -> Problem:
+    """An error as it is sent: the name of its class and its text."""
     return type(error).__name__, str(error)[:LONGEST_TEXT]
 
 
-def heard(problem: Any) -> Exception:
-    """What a problem is here."""
+def decode_error(problem: Any) -> Exception:
+    """The exception that an encoded error stands for; a class that may not travel becomes a RuntimeError."""
     kind, text = problem
     said = "".join(character if character.isprintable() else " " for character in str(text)[:LONGEST_TEXT])
     known = KINDS.get(kind)

@@ -1,7 +1,7 @@
 """Packets between a server and a worker: a head in JSON, and behind it the bytes of tensors, unless they are many.
 
-Nothing is unpickled. What comes from a worker is only ever numbers, texts and arrays of known types, and whoever reads
-a packet that is none raises ``Garbled``.
+Nothing is unpickled. What comes from a worker is only ever numbers, texts and arrays of known types; reading a
+malformed packet raises ``Garbled``.
 """
 
 from __future__ import annotations
@@ -23,58 +23,60 @@ from weft.runtime.client_memory import Lender, LentTensor
 from weft.runtime.tensors import DATATYPES, Array
 
 INLINE_BYTES = 32 << 10
-"""Tensors of a step that have no more bytes together travel in the packet."""
+"""Tensors of a step with up to this many bytes travel in the packet; above, shared memory saves the copies."""
 
 LARGEST_PACKET = 128 << 10
-"""Longer ones travel in a file of their own."""
+"""Bytes of a packet on the socket; longer ones travel in shared memory. Four must fit into the socket's buffer."""
 
 LARGEST_HEAD = 16 << 20
-"""Nobody has to read longer ones."""
+"""Bytes of the longest head that is read; a worker that runs hostile models must not make the server allocate more."""
 
 MOST_FILES = 18
-"""With one packet: of regions that are new to a worker, and two more."""
+"""File descriptors with one packet: of regions that are new to a worker, of memory for tensors, of a long packet."""
 DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 _FILES_BYTES = socket.CMSG_SPACE(MOST_FILES * array.array("i").itemsize) if hasattr(socket, "CMSG_SPACE") else 0
 _HEAD = 4
-"""Bytes that tell how long the head is."""
+"""Bytes of the length of the head, at the start of a packet."""
 _ELSEWHERE = (1 << 8 * _HEAD) - 1
-"""Stands there in a packet that tells how long the one is that lies in a file."""
+"""Stands for the length of the head in a packet whose contents are in a file."""
 
 
 ALIGNED = 64
-"""Tensors begin at multiples of this."""
+"""Tensors begin at multiples of this many bytes, a cache line, so that kernels may use aligned loads."""
 
 KEPT_BYTES = 16 << 20
-"""A larger memory goes with the step it was made for."""
+"""Bytes up to which shared memory is kept for the next step; larger memory is unmapped after its step."""
 
 LEAST_BYTES = 1 << 20
+"""Bytes of the smallest shared memory; smaller ones would soon be replaced by larger ones, which costs a mapping."""
 LARGEST_BYTES = 1 << 40
+"""Bytes of the largest shared memory that is accepted from the other side; a forged size must not exhaust addresses."""
 
 
 class UnfitMemory(ValueError):
-    """What the other side sent cannot be memory for tensors."""
+    """A file of the other side that cannot be shared memory: wrong size, or not sealed."""
 
 
 def align(size: int) -> int:
-    """The next place at which a tensor may begin."""
+    """Round *size* up to a multiple of ``ALIGNED``."""
     return (size + ALIGNED - 1) & -ALIGNED
 
 
 class TensorMemory:
-    """A mapped file without a name, which neither side can make shorter under the other."""
+    """Shared memory: a mapped anonymous file, sealed so that neither side can truncate it under the other."""
 
     def __init__(self, file: int, size: int) -> None:
         self.size = size
         self.bytes: Any = np.frombuffer(mmap.mmap(file, size), np.uint8)
 
     def write(self, pieces: Iterable[tuple[int, Array]]) -> None:
-        """Put arrays, each in one piece, at their places."""
+        """Copy contiguous arrays to their offsets."""
         for place, piece in pieces:
             self.bytes[place : place + piece.nbytes] = piece.reshape(-1).view(np.uint8)
 
 
 def create_memory(needed: int, kept_bytes: int = KEPT_BYTES) -> tuple[TensorMemory, int]:
-    """New memory, and the file that the other side is to be given; whoever asked closes that."""
+    """New memory, and its file for the other side, which the caller closes after sending it."""
     size = max(LEAST_BYTES, 1 << (needed - 1).bit_length()) if needed <= kept_bytes else needed
     file = os.memfd_create("weft", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
@@ -87,7 +89,7 @@ def create_memory(needed: int, kept_bytes: int = KEPT_BYTES) -> tuple[TensorMemo
 
 
 def map_memory(file: int) -> TensorMemory:
-    """Memory that the other side made; the file is closed. What could shrink is not mapped: that would be a SIGBUS."""
+    """Map memory of the other side and close its file. One that could shrink is refused: reads could end in SIGBUS."""
     try:
         size = os.fstat(file).st_size
         if not fcntl.fcntl(file, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK or not 0 < size <= LARGEST_BYTES:
@@ -100,11 +102,11 @@ def map_memory(file: int) -> TensorMemory:
 
 
 class Garbled(Exception):
-    """The other side sent what cannot be read."""
+    """A malformed packet from the other side."""
 
 
 class Packet(NamedTuple):
-    """What was received; the bytes hold until the next one is."""
+    """A received packet; *tensors* is valid until the next one is received."""
 
     head: list[Any]
     tensors: Any
@@ -112,7 +114,7 @@ class Packet(NamedTuple):
 
 
 class Line:
-    """One end of a connection that keeps packets apart; any thread may send, one receives."""
+    """One end of a connection that preserves packet boundaries. Any thread may send, one at a time may receive."""
 
     def __init__(self, end: socket.socket) -> None:
         self._socket = end
@@ -124,7 +126,7 @@ class Line:
         return self._socket.fileno()
 
     def send(self, head: Sequence[Any], pieces: Sequence[Any] = (), files: Sequence[int] = (), *, wait: bool) -> None:
-        """Send a packet; OSError if the other side is gone or, unless it may *wait*, does not listen."""
+        """Send a packet; OSError if the other side is gone, or without *wait* if its buffer is full."""
         text = orjson.dumps(head)
         packet = b"".join([len(text).to_bytes(_HEAD, "little"), text, *pieces])
         if len(packet) <= LARGEST_PACKET:
@@ -146,7 +148,7 @@ class Line:
         self._socket.sendmsg([packet], rights, 0 if wait else socket.MSG_DONTWAIT)
 
     def receive(self, *, wait: bool = True) -> Packet:
-        """The next packet; EOFError when the other side is gone, BlockingIOError if nobody waits and there is none."""
+        """The next packet; EOFError when the other side is gone, BlockingIOError without *wait* if there is none."""
         flags = 0 if wait else socket.MSG_DONTWAIT
         size, rights, _, _ = self._socket.recvmsg_into(self._buffers, _FILES_BYTES, flags)
         if not size:
@@ -170,13 +172,13 @@ class Line:
 
 
 def close_all(files: Iterable[int]) -> None:
-    """Close files that nobody wants."""
+    """Close files that came with a packet and are not needed."""
     for file in files:
         os.close(file)
 
 
 def pair() -> tuple[Line, socket.socket]:
-    """A line, and its other end."""
+    """A line, and the socket at its other end."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ours, theirs):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * LARGEST_PACKET)
@@ -205,8 +207,8 @@ def _elsewhere(packet: memoryview, length: int, files: list[int]) -> tuple[memor
 # Tensors
 
 
-class Laid:
-    """Tensors that were described, and where the bytes of each go."""
+class TensorLayout:
+    """The layout of described tensors: where the bytes of each go."""
 
     __slots__ = ("lenders", "pieces", "size")
 
@@ -217,14 +219,14 @@ class Laid:
         """The regions of those that are lent."""
 
     def add(self, piece: Any) -> int:
-        """Where an array that lies in one piece goes."""
+        """Add a contiguous array; returns its offset."""
         place = align(self.size) if self.size else 0
         self.pieces.append((place, piece))
         self.size = place + piece.nbytes
         return place
 
-    def in_a_row(self) -> list[Any]:
-        """The pieces one behind another, with what lies between them."""
+    def padded_pieces(self) -> list[Any]:
+        """The pieces in order, with padding between them."""
         if len(self.pieces) == 1:
             return [self.pieces[0][1]]
         pieces, at = [], 0
@@ -236,8 +238,8 @@ class Laid:
         return pieces
 
 
-def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequence[int], Any, int]]:
-    """Name, type, shape, place and bytes of each tensor; the bytes are added to *laid*.
+def describe(values: Mapping[str, Any], layout: TensorLayout) -> list[tuple[str, str, Sequence[int], Any, int]]:
+    """Name, type, shape, place and bytes of each tensor; the bytes are added to *layout*.
 
     One that is lent has the number of its region and its place there.
     """
@@ -245,13 +247,13 @@ def describe(values: Mapping[str, Any], laid: Laid) -> list[tuple[str, str, Sequ
     for name, value in values.items():
         kind = DATATYPE_OF[value.dtype]
         if isinstance(value, LentTensor):
-            laid.lenders.append(value.lender)
+            layout.lenders.append(value.lender)
             described.append((name, kind, value.shape, (value.lender.terms.number, value.offset), value.nbytes))
             continue
         piece = value if value.flags.c_contiguous else value.copy()
         if kind == "BYTES":
             piece = _texts(value)
-        described.append((name, kind, value.shape, laid.add(piece), piece.nbytes))
+        described.append((name, kind, value.shape, layout.add(piece), piece.nbytes))
     return described
 
 

@@ -1,8 +1,8 @@
 """The server's side of one worker: the process, its lines, what runs there, and its death.
 
-Steps are sent on the thread that starts them; the lanes' ``SocketReader`` reads their ends. A thread reads everything
-else and sees the process to its end. A worker that sends what cannot be read, or takes no more work, is killed as if it
-had died.
+Steps are sent on the thread that starts them; the lanes' ``SocketReader`` reads their reports. Another thread reads
+everything else and waits for the process to exit. A worker that sends malformed packets, or accepts no more work, is
+killed.
 """
 
 from __future__ import annotations
@@ -28,63 +28,64 @@ from weft.runtime.client_memory import Lender, LentTensor
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.confinement import Confinement
 from weft.runtime.isolated.lane import IsolatingLane, LaneLine, StepReport
-from weft.runtime.isolated.model_description import heard
-from weft.runtime.isolated.packets import Garbled, Laid, Packet
+from weft.runtime.isolated.model_description import decode_error
+from weft.runtime.isolated.packets import Garbled, Packet, TensorLayout
 from weft.runtime.isolated.residency import Residency
 from weft.runtime.isolated.spawning import Child, ended_by
 
 log = logging.getLogger("weft.workers")
 
 PATIENCE_S = 2.0
-"""How long a process that was told to end may take."""
+"""Grace period in seconds of a worker that was asked to exit; then it is killed."""
 
 SOON_S = 0.002
-"""When a step that a worker did not have to do with its death may be tried again: another one is in charge then."""
+"""Delay in seconds before the retry of a step that is not suspected of the worker's death; the spare has taken over by
+then."""
 
 CARRIED_BYTES = 1 << 20
-"""Larger tensors are copied on a thread beside, or the event loop would wait for it."""
+"""Tensors of more bytes are copied on the carrier thread; copying them would block the event loop for over 0.1 ms."""
 
 MOST_LENT = packets.MOST_FILES - 2
-"""So many regions of clients that are files a worker can be given with one step."""
+"""Regions of clients (files) that one step can pass to a worker; a packet carries two more descriptors."""
 
 MOST_BORROWED = 200
-"""So many regions of clients a worker has open; each takes two of its files, of which there are limits."""
+"""Regions of clients that a worker has open; each takes two file descriptors, of which it has 1024 by default."""
 
 UNBOUNDED_BYTES = 1 << 62
-"""The memory of a device where nobody says how much of it may be used."""
+"""The memory budget of a device for which no limit is set."""
 
 PARTS_BITS = 20
-"""A batch has fewer than two to the power of this parts."""
+"""Bits for the number of a part in the number of its values: a batch has fewer than 2 ** 20 parts."""
 
 LOOK_S = 0.01
-"""How often who waits for a step looks whether it has ended."""
+"""Seconds between looks of a thread that waits for a step while another thread may read its end."""
 
 
-class Charged(Protocol):
-    """A model, as far as a worker looks at it."""
+class WorkerModel(Protocol):
+    """The members of a model that ``WorkerProcess`` uses."""
 
     number: int
 
     @property
     def breaker(self) -> Breaker | None:
-        """Who hears that its worker died; None: nobody counts."""
+        """The circuit breaker that counts deaths of its worker; None: they are not counted."""
         ...
 
     def onward(self, step: Step) -> int:
-        """How many values a step leaves that the next one can be started with before it has ended; 0: none."""
+        """How many values a step leaves with which the next step can be queued before this one has ended; 0: none."""
         ...
 
     def check(self, segment: int, rows: int, outputs: Sequence[StepOutput]) -> None:
-        """``Garbled`` if that cannot be what a segment gives."""
+        """Raise ``Garbled`` if a segment cannot have these outputs."""
         ...
 
     def failed(self) -> None:
-        """A step of it ended with an error."""
+        """Count a step that ended with an error."""
         ...
 
 
 class HeldValues:
-    """Values in the memory of a worker; they are freed with this."""
+    """Handle of values in the memory of a worker; they are freed when the handle is garbage."""
 
     __slots__ = ("model", "number", "worker")
 
@@ -101,28 +102,28 @@ _NO_STEP = Step(0, (), 0)
 
 
 class WorkerRun:
-    """A step that a worker was given."""
+    """A step that was sent to a worker."""
 
     __slots__ = (
         "_ended", "began", "keep", "lane", "leaving", "model", "moves", "number", "onward", "over", "step", "worker",
     )  # fmt: skip
-    error: Exception | None = None  # only its end tells
+    error: Exception | None = None  # known only at its end
 
     def __init__(
-        self, worker: WorkerProcess, number: int, lane: IsolatingLane, model: Charged, step: Step, ended: Ended
+        self, worker: WorkerProcess, number: int, lane: IsolatingLane, model: WorkerModel, step: Step, ended: Ended
     ) -> None:
         self.worker, self.number, self.lane, self.model, self.step = worker, number, lane, model, step
         self._ended: Ended | None = ended
         self.began = worker.now()
         self.over = False
         self.leaving: list[int] | None = None
-        """Models that leave the device before it, where its own has to come back; None where it was there."""
+        """Models that are evicted from the device before it, if its own model must come back; None if it was there."""
         self.moves = model.number in worker.residency.movable
-        """Whether its model is one of those that may leave a device."""
+        """Whether its model may be evicted from a device."""
         if self.moves:
             worker.residency.begin(model.number)
         self.keep = number << PARTS_BITS
-        """The first of the numbers under which the worker keeps what it leaves, one for each part."""
+        """The first of the numbers under which the worker keeps its results, one for each part."""
         self.onward: list[StepOutput] | None = None
         if lane.ahead:
             promised = range(self.keep, self.keep + model.onward(step))
@@ -134,22 +135,22 @@ class WorkerRun:
 
     def give_way(self) -> None:
         if not self.over:
-            self.worker.tell(["give_way", self.number])
+            self.worker.notify(["give_way", self.number])
 
-    def urge(self) -> None:
-        """Tell it to stop."""
-        self.worker.tell(["halt", self.number])
+    def request_stop(self) -> None:
+        """Ask the worker to stop it."""
+        self.worker.notify(["halt", self.number])
 
     def kill(self, why: str) -> None:
-        """End the worker because of it."""
+        """Kill the worker because of this step."""
         self.worker.kill(why, self)
 
     def end(self, end: StepEnd) -> None:
-        """Tell of its end, once."""
+        """Call back with its end; further calls do nothing."""
         ended, self._ended = self._ended, None
         if ended is None:
             return
-        self.step, self.onward = _NO_STEP, None  # whoever hears of the end may free its values
+        self.step, self.onward = _NO_STEP, None  # the callback may free its values
         if self.moves:
             self.worker.residency.end(self.model.number)
         try:
@@ -159,7 +160,7 @@ class WorkerRun:
         self.over = True
 
     def await_end(self, patience_s: float | None) -> bool:
-        """Return when it has ended, or after so long: False. Whoever waits here listens, too."""
+        """Wait up to *patience_s* seconds for the end, reading reports meanwhile; False after a timeout."""
         return self.over or self.worker.listen_until(self, patience_s)
 
     def fail(self, error: Exception) -> None:
@@ -183,17 +184,19 @@ class WorkerProcess:
         fork: Callable[[int, Confinement, str], Child],
         carrier: Executor,
         watch: Callable[[WorkerRun], None],
-        died: Callable[[WorkerProcess, set[Charged]], None],
+        died: Callable[[WorkerProcess, set[WorkerModel]], None],
     ) -> None:
         """*fork*: starts the process, on the *spawner*'s one thread."""
         self.name, self.now, self.number = name, now, next(self._numbers)
         self.readable = frozenset(confinement.readable)
         self.opened: set[int] = set()
-        """Numbers of the models it has."""
+        """Numbers of the models that it has open."""
         self.death = ""
-        """How it died."""
+        """The cause of its death; empty while it lives."""
         self.residency = Residency(UNBOUNDED_BYTES if device_memory_bytes is None else device_memory_bytes)
         self._carrier, self._watch, self._died = carrier, watch, died
+        # Guards _runs, _calls and death: a step or call is either registered before the death, and failed by it, or
+        # sees the death. Steps start on any thread, their ends are read on another.
         self._lock = threading.Lock()
         self._keys = itertools.count(1)
         self._runs: dict[int, WorkerRun] = {}
@@ -201,12 +204,12 @@ class WorkerProcess:
         self._lanes: dict[int, LaneLine] = {}
         self._freed: deque[int] = deque()
         self._lent: set[int] = set()
-        """Numbers of the regions it knows."""
+        """Numbers of the clients' regions that it has open."""
         self._hello: Future[None] = Future()
         self._closing, self._why = False, ""
         self._blamed: WorkerRun | None = None
         self._idle: threading.Event | None = None
-        """Set when nothing runs any more, for who waits for that."""
+        """Set when nothing runs any more; the thread that drains the worker waits for it."""
         self._line, theirs = packets.pair()
         try:
             self.process = spawner.submit(fork, theirs.fileno(), confinement, scratch).result()
@@ -214,8 +217,8 @@ class WorkerProcess:
             theirs.close()
         self._reader = threading.Thread(target=self._read, name=f"worker-{self.number}", daemon=True)
         try:
-            spawner.submit(self._reader.start).result()  # threads are as gentle as who starts them
-        except RuntimeError:  # there are too many threads; nobody would see it to its end
+            spawner.submit(self._reader.start).result()  # a thread inherits its starter's priority
+        except RuntimeError:  # there are too many threads; without a reader its death would not be noticed
             self.process.kill()
             self.process.wait()
             self._line.close()
@@ -230,52 +233,52 @@ class WorkerProcess:
         return not self.death
 
     def await_ready(self) -> None:
-        """Return when it can be given work; ``WorkerDied`` if it never can."""
+        """Wait until it accepts work; raises ``WorkerDied`` if it dies before."""
         self._hello.result()
 
     def await_idle(self, patience_s: float) -> None:
-        """Return when nothing runs there, or after so long; for one that is given nothing more."""
+        """Wait up to *patience_s* seconds until nothing runs there. Only for a worker that gets no more steps."""
         self._idle = threading.Event()
         if self._runs:
             self._idle.wait(patience_s)
 
     # Steps
 
-    def begin(self, lane: IsolatingLane, model: Charged, step: Step, ended: Ended) -> WorkerRun:
-        """Have a step computed."""
+    def begin(self, lane: IsolatingLane, model: WorkerModel, step: Step, ended: Ended) -> WorkerRun:
+        """Start a step; *ended* is called with its end, on another thread or before this returns."""
         run = WorkerRun(self, next(self._keys), lane, model, step, ended)
         lane.run = run
         with self._lock:
             if not self.death:
                 self._runs[run.number] = run
         if self.death:
-            run.fail(self.lost())
+            run.fail(self.death_error())
             return run
         try:
-            laid, parts = _laid_out(step)
-            if laid.lenders and self._read_what_is_too_much(step, laid.lenders):
-                laid, parts = _laid_out(step)
+            layout, parts = _describe_parts(step)
+            if layout.lenders and self._read_what_is_too_much(step, layout.lenders):
+                layout, parts = _describe_parts(step)
         except Exception as error:  # an array of no known type, a region that was cut off
             self._take(run.number)
             run.fail(error)
             return run
-        if laid.size > CARRIED_BYTES or lane.carried:
+        if layout.size > CARRIED_BYTES or lane.carried:
             lane.carried.add(run.number)
-            self._carrier.submit(self._carry, run, parts, laid)
+            self._carrier.submit(self._carry, run, parts, layout)
         else:
-            self._send(run, parts, laid)
+            self._send(run, parts, layout)
         return run
 
-    def _carry(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
+    def _carry(self, run: WorkerRun, parts: list[Any], layout: TensorLayout) -> None:
         try:
-            self._send(run, parts, laid)
+            self._send(run, parts, layout)
         finally:
             run.lane.carried.discard(run.number)
 
-    def _send(self, run: WorkerRun, parts: list[Any], laid: Laid) -> None:
-        shared = laid.size > packets.INLINE_BYTES
+    def _send(self, run: WorkerRun, parts: list[Any], layout: TensorLayout) -> None:
+        shared = layout.size > packets.INLINE_BYTES
         step, model = run.step, run.model.number
-        lenders = self._unknown(laid.lenders) if laid.lenders else ()
+        lenders = self._unknown(layout.lenders) if layout.lenders else ()
         terms = [tuple(lender.terms) for lender in lenders] if lenders else ()
         files = [lender.file for lender in lenders if lender.file is not None] if lenders else ()
         freed: Sequence[int] = ()
@@ -285,15 +288,15 @@ class WorkerProcess:
             freed = self._to_free() if self._freed else ()
             head = ["run", run.number, model, step.segment, parts, step.rows, shared, freed]
             head += (run.keep, run.onward is not None, terms, run.leaving)
-            self._lane(run.lane).send(head, laid, files)
+            self._lane(run.lane).send(head, layout, files)
             if lenders:
                 self.lend(lenders)
         except ConnectionError:
-            self.process.kill()  # it is gone; how it ended is seen where it is buried
+            self.process.kill()  # it is gone; _handle_death finds out why
         except BlockingIOError as error:
             if not self.death:
                 self.kill(f"it takes no more work: {error}")
-        except Exception as error:  # nobody shall wait for what was not sent
+        except Exception as error:  # a step that was not sent will not end by itself
             if run.leaving is not None:
                 self.residency.unsent(run.model.number, run.leaving)
             self._freed.extend(freed)
@@ -303,12 +306,15 @@ class WorkerProcess:
     # Regions of clients
 
     def _unknown(self, lenders: Sequence[Lender]) -> list[Lender]:
-        """The regions that it has not heard of, each once."""
+        """The regions that it has not opened yet, each once."""
         unknown = (lender for lender in lenders if lender.terms.number not in self._lent)
         return list({lender.terms.number: lender for lender in unknown}.values())
 
     def _read_what_is_too_much(self, step: Step, lenders: Sequence[Lender]) -> bool:
-        """Read here what lies in more files than it can be given with one step, or have open; whether anything does."""
+        """Copy tensors from clients' regions here if the step has more files than a packet, or a worker, can take.
+
+        Returns whether it did.
+        """
         new = sum(lender.file is not None for lender in self._unknown(lenders))
         if new <= MOST_LENT and new + len(self._lent) <= MOST_BORROWED:
             return False
@@ -319,7 +325,7 @@ class WorkerProcess:
         return True
 
     def lend(self, lenders: Sequence[Lender]) -> None:
-        """It knows these regions now, until nobody else does."""
+        """Note that the worker has these regions open; it closes them when their lenders are garbage."""
         for lender in lenders:
             if lender.terms.number in self._lent:
                 continue
@@ -327,12 +333,12 @@ class WorkerProcess:
             weakref.finalize(lender, _take_back, weakref.ref(self), lender.terms.number).atexit = False
 
     def take_back(self, number: int) -> None:
-        """Have it let go of a region."""
+        """Let the worker close a region."""
         self._lent.discard(number)
-        self.tell(["take_back", number])
+        self.notify(["take_back", number])
 
     def _lane(self, lane: IsolatingLane) -> LaneLine:
-        """The line to a lane, opened when it is first used."""
+        """The connection to a lane, opened when it is first used."""
         connection = self._lanes.get(lane.index)
         if connection is None:
             line, theirs = packets.pair()
@@ -343,10 +349,10 @@ class WorkerProcess:
                 line.close()
                 raise
             places = 1 + MOST_AHEAD if lane.ahead else 1
-            connection = self._lanes[lane.index] = LaneLine(line, lane.ear, places, lane.kept_bytes)
-            lane.ear.listen(line, partial(self._heard, connection))
-            if self.death:  # it has been buried, and this line was not there yet
-                lane.ear.part(line)
+            connection = self._lanes[lane.index] = LaneLine(line, lane.socket_reader, places, lane.kept_bytes)
+            lane.socket_reader.add(line, partial(self._read_report, connection))
+            if self.death:  # _handle_death ran before this line was in _lanes
+                lane.socket_reader.remove(line)
         return connection
 
     def _take(self, number: int) -> WorkerRun | None:
@@ -354,12 +360,12 @@ class WorkerProcess:
             return self._runs.pop(number, None)
 
     def halt(self, run: WorkerRun) -> None:
-        """Tell a step to stop, and see that it does."""
-        run.urge()
+        """Ask a step to stop, and start its grace period."""
+        run.request_stop()
         self._watch(run)
 
     def free(self, number: int) -> None:
-        """Nobody needs these values any more; it hears so with the next step, or now if there is none."""
+        """Let the worker free these values, with the next step or at once if none is running."""
         self._freed.append(number)
         if not self._runs:
             self._flush()
@@ -373,15 +379,15 @@ class WorkerProcess:
 
     def _flush(self) -> None:
         if self._freed:
-            self.tell(["free", self._to_free()])
+            self.notify(["free", self._to_free()])
 
-    def tell(self, head: list[Any]) -> None:
-        """Send what needs no answer."""
-        with contextlib.suppress(OSError):  # it is gone, or so busy that a step which it shall stop is killed soon
+    def notify(self, head: list[Any]) -> None:
+        """Send a message that needs no answer."""
+        with contextlib.suppress(OSError):  # it is gone, or so busy that a step which must stop is killed soon
             self._line.send(head, wait=False)
 
-    def lost(self, suspects: int = 0) -> WorkerDied:
-        """What is said of a step that went with it."""
+    def death_error(self, suspects: int = 0) -> WorkerDied:
+        """The error of a step that was lost with this worker; *suspects*: steps that may have caused the death."""
         again_s = 0.0 if suspects else SOON_S
         death = self.death or "another one has taken its place"
         return WorkerDied(f"the worker that computed it died: {death}", suspects=suspects, again_s=again_s)
@@ -389,18 +395,18 @@ class WorkerProcess:
     # Calls
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Have something done that may take long, and wait for it."""
+        """Call a method of the worker and wait for its result; raises what the method raised, or ``WorkerDied``."""
         future: Future[Any] = Future()
         with self._lock:
             key = next(self._keys)
             if not self.death:
                 self._calls[key] = future
         if self.death:
-            raise self.lost()
+            raise self.death_error()
         try:
             self._line.send(["call", key, method, arguments], wait=True)
         except ConnectionError:
-            self.process.kill()  # it is gone; how it ended is seen where it is buried
+            self.process.kill()  # it is gone; _handle_death finds out why
         except OSError as error:
             self.kill(f"it takes no more calls: {reason_of(error)}")
         return future.result()
@@ -408,14 +414,14 @@ class WorkerProcess:
     # Its end
 
     def kill(self, why: str, blamed: WorkerRun | None = None) -> None:
-        """End it at once; *blamed*: the step that is why."""
+        """Kill it; *blamed*: the step that is the reason."""
         self._why, self._blamed = self._why or why, self._blamed or blamed
         self.process.kill()
 
     def close(self) -> None:
-        """End it, whatever it does."""
+        """Ask it to exit, and kill it after ``PATIENCE_S``."""
         self._closing = True
-        self.tell(["bye"])
+        self.notify(["bye"])
         self._reader.join(PATIENCE_S)
         if self._reader.is_alive():
             self.process.kill()
@@ -424,17 +430,17 @@ class WorkerProcess:
     def _read(self) -> None:
         try:
             while True:
-                self._hear(self._line.receive())
+                self._handle_packet(self._line.receive())
         except (EOFError, OSError):
-            pass  # it is gone, which is told below
-        except Exception as error:  # whatever it sent, it cannot be trusted any more
+            pass  # it is gone; reported below
+        except Exception as error:  # a worker that sends malformed packets cannot be trusted
             self._why = self._why or f"it sent what cannot be read ({error})"
         self.process.kill()
-        self._bury(self.process.wait())
+        self._handle_death(self.process.wait())
 
-    def _bury(self, code: int) -> None:
-        """Everything that ran there ends, after whoever keeps the worker has heard of it."""
-        for lane in list(self._lanes.values()):  # what it finished is not lost
+    def _handle_death(self, code: int) -> None:
+        """End everything that ran there, after the group has been notified of the death."""
+        for lane in list(self._lanes.values()):  # reports that it sent before its death still count
             while self._listen(lane, 0.0):
                 pass
         with self._lock:
@@ -445,28 +451,28 @@ class WorkerProcess:
         if self._closing:
             blamed = []
         else:
-            self._tell_of_death({run.model for run in blamed})
+            self._notify_death({run.model for run in blamed})
         for run in runs:
-            run.fail(self.lost(len(blamed) if run in blamed else 0))
+            run.fail(self.death_error(len(blamed) if run in blamed else 0))
         for future in [self._hello, *calls]:
             if not future.done():
-                future.set_exception(self.lost())
+                future.set_exception(self.death_error())
         if self._idle:
             self._idle.set()
         self._line.close()
         for lane in list(self._lanes.values()):
-            lane.ear.part(lane.line)
+            lane.socket_reader.remove(lane.line)
 
-    def _tell_of_death(self, models: set[Charged]) -> None:
-        """Whatever becomes of that, everything that waits for this worker is answered."""
+    def _notify_death(self, models: set[WorkerModel]) -> None:
+        """Notify the group; its errors are logged, because steps and calls that wait must be failed in any case."""
         try:
             self._died(self, models)
         except Exception:
             log.exception("the death of worker %d could not be told", self.pid)
 
-    # What it says
+    # Its reports
 
-    def _hear(self, packet: Packet) -> None:
+    def _handle_packet(self, packet: Packet) -> None:
         packets.close_all(packet.files)
         kind, *rest = packet.head
         if packet.files:
@@ -479,36 +485,36 @@ class WorkerProcess:
             raise Garbled(f"{kind!r} is nothing a worker says")
 
     def listen_until(self, run: WorkerRun, patience_s: float | None) -> bool:
-        """Hear what is said of a step until it has ended; False if it has not in time."""
+        """Read reports of a step's lane until the step has ended; False after a timeout."""
         end_s = None if patience_s is None else time.monotonic() + patience_s
         while not run.over:
             if end_s is not None and time.monotonic() > end_s:
                 return False
             lane = self._lanes.get(run.lane.index)
             if lane is None or not self._listen(lane, LOOK_S):
-                time.sleep(LOOK_S)  # its inputs are being copied, or the worker is seen to its end
+                time.sleep(LOOK_S)  # its inputs are being copied, or the worker's death is being handled
         return True
 
     def _listen(self, lane: LaneLine, patience_s: float) -> bool:
-        """Wait so long for what a lane says; False if it says nothing."""
+        """Wait up to *patience_s* seconds for a report of a lane and handle it; False if there was none."""
         file, poll = lane.line.file, select.poll()
         if file < 0:
             return False
         poll.register(file, select.POLLIN)
-        return bool(poll.poll(patience_s * 1e3)) and self._heard(lane)
+        return bool(poll.poll(patience_s * 1e3)) and self._read_report(lane)
 
-    def _heard(self, lane: LaneLine) -> bool:
-        """Hear what a lane says, if it says something; False if it never will again."""
-        with lane.hearing:
+    def _read_report(self, lane: LaneLine) -> bool:
+        """Handle the next report of a lane, if there is one; False if there will be none any more."""
+        with lane.reading:
             try:
-                report = lane.hear()
-                if report.weight > CARRIED_BYTES or lane.beside:
-                    lane.beside.add(report.number)
-                    self._carrier.submit(self._finish_beside, lane, report.lasting())
+                report = lane.receive_report()
+                if report.weight > CARRIED_BYTES or lane.handed_over:
+                    lane.handed_over.add(report.number)
+                    self._carrier.submit(self._finish_on_carrier, lane, report.lasting())
                 else:
                     self._finish(report)
             except BlockingIOError:
-                return True  # somebody else heard it
+                return True  # another thread has read it
             except (EOFError, OSError):
                 self.process.kill()  # it is gone, or as good as that
                 return False
@@ -517,24 +523,24 @@ class WorkerProcess:
                 return False
             return True
 
-    def _finish_beside(self, lane: LaneLine, report: StepReport) -> None:
+    def _finish_on_carrier(self, lane: LaneLine, report: StepReport) -> None:
         try:
             self._finish(report)
         except Exception as error:
             self._distrust(error)
         finally:
-            lane.beside.discard(report.number)
+            lane.handed_over.discard(report.number)
 
     def _distrust(self, error: Exception) -> None:
-        """Whatever it sent, it can be trusted no more."""
+        """Kill it: a worker that sent a malformed report cannot be trusted."""
         self.kill(f"it sent what cannot be read ({error})")
 
     def _finish(self, report: StepReport) -> None:
-        """A step has ended."""
+        """Handle the end of a step."""
         run = self._take(report.number)
         if run is None:
             if self.death:
-                return  # it was said to have gone with the worker
+                return  # it has already failed with the worker
             raise Garbled(f"step {report.number} does not run")
         try:
             end = self._read_end(run, report)
@@ -550,13 +556,13 @@ class WorkerProcess:
                 self._flush()
 
     def _read_end(self, run: WorkerRun, report: StepReport) -> StepEnd:
-        """The end of a step; its times are ours where the worker's cannot be."""
+        """The end of a step. Impossible times of the worker are clamped to the server's."""
         began, ended, now = report.began, report.ended, self.now()
         if not (type(began) is type(ended) is int and run.began <= began <= ended <= now):
             ended = min(max(run.began, int(ended)), now)
             began = min(max(run.began, int(began)), ended)
         if report.problem is not None:
-            error = heard(report.problem)
+            error = decode_error(report.problem)
             if run.leaving is not None:
                 self.residency.failed(run.model.number, run.leaving)
             run.model.failed()
@@ -579,7 +585,7 @@ class WorkerProcess:
         if problem is None:
             future.set_result(result)
         else:
-            future.set_exception(heard(problem))
+            future.set_exception(decode_error(problem))
 
     def _greet(self, done: list[str], lacking: list[str]) -> None:
         log.info("worker %d of %s has %s", self.pid, self.name, ", ".join(map(str, done)))
@@ -594,11 +600,11 @@ def _take_back(worker: weakref.ref[WorkerProcess], number: int) -> None:
         process.take_back(number)
 
 
-def _laid_out(step: Step) -> tuple[Laid, list[Any]]:
+def _describe_parts(step: Step) -> tuple[TensorLayout, list[Any]]:
     """The parts of a batch as they travel: their tensors, or the number of what the worker holds."""
-    laid, parts = Laid(), []
+    layout, parts = TensorLayout(), []
     for values, rows in step.parts:
         held = isinstance(values, HeldValues)
-        described = None if held else packets.describe(values, laid)
+        described = None if held else packets.describe(values, layout)
         parts.append((values.number if held else 0, None if rows is None else list(rows), described))
-    return laid, parts
+    return layout, parts

@@ -1,8 +1,8 @@
-"""Which models of a worker are in the device's memory: for one that has left, others leave that were used before them.
+"""Eviction: which models of a worker are in the device's memory. Least recently used models make room for others.
 
-What a model always holds there is counted as well. One of which something is under way stays; as long as another one
-waits for its room, it begins no more. Steps on different lanes are not started in the order in which they were sent: a
-model that leaves with one comes back on another lane when that has ended.
+Memory that a model always holds is counted as well. A model with steps or values under way is not evicted; while
+another model waits for its room, it starts no new batches. Steps on different lanes do not start in the order in which
+they were sent: a model that is evicted by a step of one lane returns by another lane only when that step has ended.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import NamedTuple
 from weft.base.errors import Failed, WorkerDied
 
 AGAIN_S = 0.005
-"""When a step is worth another try, if all that is there is being computed."""
+"""Seconds until a step is retried if no model can be evicted: about one short segment."""
 CLAIM_S = 0.1
-"""How long others begin no more for a model that waits for room, and has not asked again."""
+"""Seconds after which the claim of a model that waits for room expires, in case its request was cancelled."""
 
 
 class _Model(NamedTuple):
@@ -32,31 +32,33 @@ class Residency:
     """The models of one worker, by number; called on any thread."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._most, self._lock = most_bytes, threading.RLock()  # values may be freed on any thread, at any time
+        # The lock guards all fields. It is reentrant: the garbage collector may free values, and so call ``end``, while
+        # the same thread holds it.
+        self._most, self._lock = most_bytes, threading.RLock()
         self._models: dict[int, _Model] = {}
         self.movable: set[int] = set()
-        """Those that can leave; nothing has to be known of others."""
+        """Models that can be evicted; others are always there."""
         self._there: OrderedDict[int, None] = OrderedDict()
-        """Those that are there, the one used least recently first."""
+        """Models in memory, the least recently used first."""
         self._unsure: set[int] = set()
-        """Those that may not have come back."""
+        """Models whose return failed or was not confirmed; their next step brings them back again."""
         self._leaving_on: dict[int, int] = {}
-        """Those that leave with a step which has not ended, and its lane."""
+        """Model that is being evicted -> the lane of the step that evicts it."""
         self._under_way: Counter[int] = Counter()
         self._claim, self._claimed_until_s = 0, 0.0
-        """Which model waits for room."""
+        """The model that waits for room, and when its claim expires."""
         self.returns = 0
-        """How often one has come back."""
+        """How often a model was brought back, for the metrics."""
 
     def add(self, number: int, moving: int, staying: int) -> None:
-        """A model was opened, and has left; one without moving bytes stays for good."""
+        """Add a model that was opened and evicted; one without *moving* bytes always stays."""
         with self._lock:
             self._models[number] = _Model(moving, staying)
             if moving:
                 self.movable.add(number)
 
     def remove(self, number: int) -> None:
-        """A model was closed."""
+        """Remove a model that was closed."""
         with self._lock:
             self._models.pop(number, None)
             self.movable.discard(number)
@@ -68,22 +70,22 @@ class Residency:
         return number not in self.movable or number in self._there
 
     def begin(self, number: int) -> None:
-        """A step of a model is under way, or values of one of its batches are kept."""
+        """Count a step that was sent, or values of a batch that are kept: the model cannot be evicted."""
         if number in self.movable:
             with self._lock:
                 self._under_way[number] += 1
 
     def end(self, number: int) -> None:
-        """They are not any more."""
+        """Undo one ``begin``."""
         if number in self.movable:
             with self._lock:
                 self._under_way[number] -= 1
 
     def bring(self, number: int, *, begins: bool = True, lane: int = 0) -> list[int] | None:
-        """Those that leave before a model comes back for a step on a lane; None where it is there.
+        """Choose the models to evict before a model returns for a step on a lane; None if it is there.
 
         begins: the step is the first of its batch.
-        ``WorkerDied`` says when to ask again, if others are needed, and ``Failed`` that it never fits.
+        Raises ``WorkerDied`` with the delay of a retry if the others are in use, ``Failed`` if it can never fit.
         """
         if number not in self.movable:
             return None
@@ -110,7 +112,7 @@ class Residency:
             return leaving
 
     def _used(self, number: int, begins: bool) -> list[int] | None:
-        """A model that is there is used."""
+        """Mark a model that is there as used just now; what ``bring`` returns for it."""
         if number not in self._there:
             return None
         if begins and self._claim != number and time.monotonic() < self._claimed_until_s:
@@ -119,7 +121,11 @@ class Residency:
         return [] if number in self._unsure else None
 
     def _leaving(self, number: int, lacking: int) -> list[int]:
-        """Who makes room for a model; the first one that finds none waits, and others begin no more until it has."""
+        """Choose least recently used models to evict for *lacking* bytes.
+
+        If all others are being computed, the first model that lacks room claims it: other models start no new steps
+        until it has run, or the claim expires. Raises ``WorkerDied`` with the time of a retry.
+        """
         leaving: list[int] = []
         for other in self._there:
             if lacking <= 0:
@@ -141,7 +147,7 @@ class Residency:
             self._leaving_on.pop(other, None)
 
     def unsent(self, number: int, leaving: list[int]) -> None:
-        """The worker was not told of what should move."""
+        """Undo ``bring`` for a step that could not be sent."""
         with self._lock:
             self._left(leaving)
             if number not in self._unsure:
@@ -152,13 +158,13 @@ class Residency:
                     self._there.move_to_end(other, last=False)
 
     def came(self, number: int, leaving: Sequence[int] = ()) -> None:
-        """A step that had a model come back, and others leave, was computed."""
+        """Confirm the moves of a step that was computed."""
         with self._lock:
             self._left(leaving)
             self._unsure.discard(number)
 
     def failed(self, number: int, leaving: Sequence[int] = ()) -> None:
-        """It is not known whether a model came back; it counts as there, and the next steps have it come back again."""
+        """Note that a step with moves failed: the model counts as there, and the next steps bring it back again."""
         with self._lock:
             self._left(leaving)
             if number in self._there:

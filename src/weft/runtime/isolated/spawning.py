@@ -36,24 +36,26 @@ class Child(Protocol):
     pid: int
 
     def kill(self) -> None:
-        """End it, if it has not ended."""
+        """Kill it, if it has not exited."""
         ...
 
     def wait(self) -> int:
-        """Its exit code, or the signal that ended it, below zero."""
+        """Wait for it; returns its exit code, or the negated number of the signal that ended it."""
         ...
 
 
 class ForkedChild:
-    """A process that another one forked, and we inherited."""
+    """A process that the template forked and this process inherited as its subreaper."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
+        # Held from the end of the process until its status is collected: after that the kernel may reuse its number,
+        # and kill must not hit another process.
         self._lock = threading.Lock()
         self._ended = False
 
     def kill(self) -> None:
-        with self._lock:  # once it is waited for, its number may be another's
+        with self._lock:
             if not self._ended:
                 os.kill(self.pid, signal.SIGKILL)
 
@@ -64,16 +66,17 @@ class ForkedChild:
             with self._lock:
                 self._ended = True
                 _, status = os.waitpid(self.pid, 0)
-        except ChildProcessError:  # somebody else has waited for it, and knows
+        except ChildProcessError:  # another waitpid has collected its status
             self._ended = True
             return 1
         return os.waitstatus_to_exitcode(status)
 
 
 class Template:
-    """The process that workers are forked from; started when it is needed, and again should it have died.
+    """The process that workers are forked from, started on first use and again if it has died.
 
-    All of this happens on one thread, which lives as long as the server: its end would be the template's.
+    All of its methods are called on one thread that lives as long as the server: the kernel ends the template with the
+    thread that started it.
     """
 
     def __init__(self, engine: str = CPU) -> None:
@@ -83,10 +86,10 @@ class Template:
         self._line: Line | None = None
 
     def fork(self, file: int, confinement: Confinement, scratch: str) -> Child:
-        """A worker's process with one end of a line, in a folder of its own."""
+        """Fork a worker that gets one end of a line; with one retry, because the template may have died since."""
         try:
             return self._forked(file, confinement, scratch)
-        except (OSError, EOFError):  # it has died, and nothing is lost with it
+        except (OSError, EOFError):  # it has died; it has no state, so a new one does as well
             self.close()
         try:
             return self._forked(file, confinement, scratch)
@@ -124,7 +127,7 @@ class Template:
         return self._line
 
     def close(self) -> None:
-        """End it; the workers go on."""
+        """Kill the template; workers go on."""
         if self._line:
             self._line.close()
         if self._process:

@@ -1,7 +1,8 @@
-"""The process: models on an engine, lanes, and what batches hold between segments.
+"""The worker process: models on an engine, lanes, and the values of batches between segments.
 
-Every lane has a line of its own, on which its thread waits for steps, and says how they ended; so a step wakes one
-thread here and its end one thread there. Everything else is said on the first line. The process ends with that line.
+Every lane has a connection of its own, on which its thread waits for steps and reports their ends; so a step wakes one
+thread here and its end one thread of the server. All other messages use the first connection; the process exits when
+that is closed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from weft.runtime.client_memory import Borrowed, LendingTerms
 from weft.runtime.device_kinds import engine_kind
 from weft.runtime.isolated.confinement import Confinement, call_yourself, confine, end_with
 from weft.runtime.isolated.engine import WorkerEngine
-from weft.runtime.isolated.model_description import description, told
+from weft.runtime.isolated.model_description import description, encode_error
 from weft.runtime.isolated.packets import Line, Packet, close_all
 from weft.runtime.isolated.worker_lane import WorkerLane
 from weft.runtime.metadata import CPU
@@ -35,16 +36,17 @@ from weft.runtime.metadata import CPU
 log = logging.getLogger("weft.workers")
 
 NAME = "weft worker"
-"""What the system calls the process."""
+"""Name of the process in ``ps`` and ``top``."""
 
 SWITCH_S = 0.0005
-"""How long a Python thread may hold the global lock while another waits."""
+"""Seconds that a Python thread may hold the global lock while another waits; the default, 5 ms, would delay steps."""
 
 
 def work(file: int, confinement: Confinement, engine: str = CPU) -> None:
-    """Serve the process at the other end of a line, until it is gone."""
+    """Serve the process at the other end of a line, until that is gone."""
     call_yourself(NAME)
-    for number in (signal.SIGINT, signal.SIGTERM):  # whoever ends the server ends us
+    # The server ends its workers after draining; Ctrl-C, which reaches all processes of a terminal, must not.
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(SWITCH_S)
     outcome = confine(confinement)
@@ -54,7 +56,7 @@ def work(file: int, confinement: Confinement, engine: str = CPU) -> None:
 
 
 class _Unborrowed:
-    """A region that could not be had: every step that needs it hears why."""
+    """A region that could not be opened: every step that needs it fails with the reason."""
 
     def __init__(self, error: BadRequest) -> None:
         self._error = error
@@ -66,31 +68,32 @@ class _Unborrowed:
         raise self._error
 
     def close(self) -> None:
-        """Nothing was opened."""
+        """Do nothing: no region was opened."""
 
 
 class ModelWorker:
-    """Runs models for the process at the other end."""
+    """Runs models for the server."""
 
     def __init__(self, line: Line, engine: WorkerEngine) -> None:
         self.line, self.engine = line, engine
         self.models: dict[int, LoadedModel] = {}
         self.values: dict[int, Any] = {}
-        """What batches hold, by number; an error where the step failed that was to make it."""
+        """Values of batches, by number; the error instead where the step that should produce them failed."""
         self.regions: dict[int, Borrowed] = {}
-        """Memory that clients share, by the numbers of the server."""
+        """Regions of memory that clients share, by the server's numbers."""
         self._lanes: dict[int, WorkerLane] = {}
         self._slow, self._writer = ThreadPoolExecutor(1, "calls"), ThreadPoolExecutor(1, "writes")
+        # Guards the check and insertion in regions: several threads open them, and each must be opened once.
         self._borrowing = threading.Lock()
 
     def serve(self) -> None:
         try:
             while True:
-                self._hear(self.line.receive())
+                self._handle_packet(self.line.receive())
         except (EOFError, OSError):
             os._exit(0)
 
-    def _hear(self, packet: Packet) -> None:
+    def _handle_packet(self, packet: Packet) -> None:
         kind, *rest = packet.head
         if kind == "halt":
             for lane in list(self._lanes.values()):
@@ -105,8 +108,9 @@ class ModelWorker:
         elif kind == "lane":
             self._open_lane(*rest, file=packet.files[0])
         elif kind == "call":
-            hands = self._writer if rest[1] == "write" else self._slow
-            hands.submit(self._answer, *rest)
+            # Two thread pools: a client waits for writes, and they must not queue behind the opening of a model.
+            pool = self._writer if rest[1] == "write" else self._slow
+            pool.submit(self._answer, *rest)
         elif kind == "bye":
             os._exit(0)
 
@@ -119,7 +123,7 @@ class ModelWorker:
             self.values.pop(number, None)
 
     def kept(self, number: int) -> Any:
-        """The values of this number; whatever the step failed with that was to make them."""
+        """The values of this number; raises the error of the step that should have produced them."""
         values = self.values[number]
         if isinstance(values, Exception):
             raise values
@@ -162,35 +166,36 @@ class ModelWorker:
         except OSError:
             os._exit(0)
         except Exception as error:
-            self.line.send(["reply", key, None, told(error)], wait=True)
+            self.line.send(["reply", key, None, encode_error(error)], wait=True)
 
     def _write(self, terms: list[Any], offset: int, data: str) -> None:
-        """Put bytes, which travel as Base64, into a region of a GPU's memory."""
+        """Write Base64-encoded bytes into a region of a GPU's memory."""
         region = LendingTerms(*terms)
         self.borrow(region, None)
         self.regions[region.number].write(b64decode(data), offset)
 
     def _open(self, number: int, path: str, options: dict[str, Any], cache: str, learn: bool) -> str:
-        """Open a model, from the *cache* if one is named; ``NotLearned`` where it had to be learned and shall not."""
+        """Open a model, from the *cache* if one is named; ``NotLearned`` if it is not there and *learn* is false."""
         shapes = {name: tuple(shape) for name, shape in options["shapes"].items()}
         chosen = LoadOptions(**{**options, "shapes": shapes, "exits": tuple(options["exits"])})
         self.models[number] = model = self.engine.open(Path(path), chosen, Path(cache) if cache else None, learn=learn)
         gc.collect()
-        gc.freeze()  # what is loaded now stays; looking through it again and again would cost every step
+        gc.freeze()  # objects of a loaded model stay; without this, each collection would scan them and delay steps
         return description(model).model_dump_json()
 
 
 _LOOK_S = 0.0002
+"""Seconds between looks whether the server has become the parent: a start waits this long at most, without spinning."""
 
 
 def main() -> None:
-    """Fork whenever the process at the other end of the line asks, until it is gone."""
+    """Run the template: fork a worker for each request of the server, until that is gone."""
     server = os.getppid()
     end_with(server)
     line, engine = Line(socket.socket(fileno=int(sys.argv[1]))), sys.argv[2]
     engine_kind(engine).warm_up(engine)
     gc.collect()
-    gc.freeze()  # collecting garbage would write to every page that all of them share
+    gc.freeze()  # a collection would write to, and so copy, every page that workers share with the template
     try:
         while True:
             packet = line.receive()
@@ -201,7 +206,7 @@ def main() -> None:
 
 
 def _forked(line: Line, packet: Packet, engine: str) -> int:
-    """The number of a new worker, on the line that came."""
+    """Fork a worker through a process in between, so that the server inherits it; returns its process number."""
     here, there = os.pipe()
     between = os.fork()
     if not between:
@@ -222,7 +227,7 @@ def _forked(line: Line, packet: Packet, engine: str) -> int:
 
 
 def _become_worker(file: int, engine: str, wanted: dict[str, Any], scratch: str) -> None:
-    """Work in a session of its own, and never return."""
+    """Serve as a worker in a new session; never returns."""
     code = 1
     try:
         os.setsid()

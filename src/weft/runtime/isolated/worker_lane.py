@@ -1,8 +1,8 @@
-"""A lane of a worker: takes the steps that come on its line, has the engine run them, and says how they ended.
+"""A lane of a worker: receives steps on its connection, runs them on the engine, and reports their ends.
 
-An engine that takes a step ahead has two in hand at a time. So there are as many places for tensors in memory as steps
-may be under way, in turn, and what a step leaves is kept under a number that the server chose when it sent it: the next
-one can name it before it is there.
+An engine that queues a step has two in hand at a time. So there are as many buffers for tensors as steps may be under
+way, used in turn. The values that a step leaves are kept under a number that the server chose when it sent the step, so
+that the next step can refer to them before they exist.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from weft.runtime.backend import BatchPart, LoadedModel, Step, StepEnd
 from weft.runtime.client_memory import Borrowed, LendingTerms
 from weft.runtime.isolated import packets
 from weft.runtime.isolated.engine import WorkerEngine
-from weft.runtime.isolated.model_description import told
-from weft.runtime.isolated.packets import Laid, Line, Packet
+from weft.runtime.isolated.model_description import encode_error
+from weft.runtime.isolated.packets import Line, Packet, TensorLayout
 from weft.runtime.tensors import DATATYPES
 from weft.runtime.urgency import give_way
 
 
 class LaneHost(Protocol):
-    """The worker, as its lanes see it."""
+    """The members of a worker that its lanes use."""
 
     engine: WorkerEngine
     models: dict[int, LoadedModel]
@@ -33,7 +33,7 @@ class LaneHost(Protocol):
     regions: dict[int, Borrowed]
 
     def free(self, numbers: list[int]) -> None:
-        """Nobody needs these values any more."""
+        """Free the values of these numbers."""
         ...
 
     def kept(self, number: int) -> Any:
@@ -41,26 +41,26 @@ class LaneHost(Protocol):
         ...
 
     def borrow(self, terms: LendingTerms, file: int | None) -> None:
-        """Steps will have tensors in this region; the file is the worker's."""
+        """Open a region that steps have tensors in; takes over *file*."""
         ...
 
 
 class _Order(NamedTuple):
-    """Which step it is, where its tensors go, and under which numbers what it leaves is kept."""
+    """A step: its number, the buffer of its tensors, and the numbers under which its values are kept."""
 
     run: int
     place: int
     keep: int
     onward: bool
-    """Whether the next step may name them before this one has ended."""
+    """Whether the next step may refer to its values before this one has ended."""
     numbers: int
-    """How many there are."""
+    """How many numbers, from ``keep`` on."""
     borrowed: frozenset[int] = frozenset()
-    """The arrays of this step that lie in memory which a later one writes over."""
+    """The ids of arrays of this step in memory that a later step overwrites."""
 
 
 class WorkerLane:
-    """Serves one line."""
+    """Serves the connection of one lane, on a thread of its own."""
 
     def __init__(self, worker: LaneHost, index: int, line: Line, core: int | None) -> None:
         self._worker, self._index, self._line, self._core = worker, index, line, core
@@ -73,16 +73,16 @@ class WorkerLane:
         self._thread: threading.Thread | None = None
 
     def begin(self) -> None:
-        """Serve on a thread, and if there is one, from when that has ended what it runs."""
+        """Start a thread that serves; it waits until the present thread, if there is one, has ended its step."""
         self._thread = threading.Thread(
             target=self._serve, args=[self._thread], name=f"line-{self._index}", daemon=True
         )
         self._thread.start()
 
     def give_way(self, run: int) -> None:
-        """Let others go first with this step; later ones run on another thread, for this one cannot be hurried again.
+        """Lower the priority of the thread of this step; later steps run on a new thread, since priority cannot rise.
 
-        Called on a thread that is as urgent as that one is to be.
+        The new thread inherits the priority of the calling thread.
         """
         if run == self._current and self._thread:
             give_way(self._thread)
@@ -109,7 +109,7 @@ class WorkerLane:
             os._exit(0)
 
     def halt(self, run: int) -> None:
-        """Stop a step between two of its nodes; one that has not come yet is not begun."""
+        """Stop a step between two of its nodes; a step that has not arrived yet will not be started."""
         self._halted = run
         if run == self._current:
             self._lane.stop(self._steps)
@@ -149,12 +149,12 @@ class WorkerLane:
                 self._drop_large(place)
 
     def _move(self, leaving: list[int], coming: int) -> None:
-        """Let models leave that were not closed meanwhile, and have one come back."""
+        """Evict models that were not closed meanwhile, and bring one back."""
         models = self._worker.models
         self._lane.move([models[other] for other in leaving if other in models], models[coming])
 
     def _take_files(self, place: int, lent: list[LendingTerms], files: list[int]) -> None:
-        """New memory for tensors, if there is some, then regions that are lent."""
+        """Take over the files of a packet: first new memory for tensors, if any, then regions that are lent."""
         lent_files = sum(terms.kind == "file" for terms in lent)
         if len(files) > lent_files:
             self._take_memory(place, files.pop(0))
@@ -176,7 +176,7 @@ class WorkerLane:
             self._drop_memory(place)
 
     def _parts(self, parts: list[Any], packet: Packet, place: int | None) -> list[BatchPart]:
-        """The parts of a batch: arrays that came, or what is kept here under a number."""
+        """The parts of a batch: arrays from the packet, or values that are kept here."""
         source = packet.tensors if place is None else self._inward[place].bytes
         batch = []
         for number, rows, tensors in parts:
@@ -185,7 +185,7 @@ class WorkerLane:
         return batch
 
     def _restored(self, tensors: list[Any], source: Any, *, copied: bool) -> dict[str, Any]:
-        """Arrays that came, and tensors in regions, in the order in which they were told of."""
+        """Arrays from the packet and tensors in regions, in the order of their descriptions."""
         regions = self._worker.regions
         here = [tensor for tensor in tensors if not isinstance(tensor[3], list)] if regions else tensors
         restored = packets.restore(here, source, copied=copied)
@@ -199,35 +199,35 @@ class WorkerLane:
         return {tensor[0]: lent[tensor[0]] if tensor[0] in lent else restored[tensor[0]] for tensor in tensors}
 
     def _keep(self, order: _Order, at: int, values: Any) -> None:
-        """Keep what a step leaves, which may still be under way: in memory of its own, for it outlives the step."""
+        """Keep values of a step, which may still be running; arrays in reused memory are copied."""
         if values:
             self._worker.values[order.keep + at] = _owned(values, order.borrowed)
 
     def _break_promise(self, order: _Order, error: Exception | None) -> None:
-        """What was sent ahead on what a step was to leave fails as it did."""
+        """Store the error in place of the values, so that queued steps that need them fail with it."""
         why = error or RuntimeError("the step before it left nothing")
         self._worker.values.update(dict.fromkeys(range(order.keep, order.keep + order.numbers), why))
 
     def _fail(self, order: _Order, end: StepEnd) -> None:
-        """A step was not started."""
+        """Report a step that was not started."""
         if order.onward:
             self._break_promise(order, end.error)
         self._over(order, end)
 
     def _over(self, order: _Order, end: StepEnd) -> None:
-        """Tell that a step has ended, with what clients are told, and keep the rest."""
-        laid, outputs = Laid(), []
+        """Report the end of a step with its answers, and keep its values."""
+        layout, outputs = TensorLayout(), []
         for at, output in enumerate(end.outputs):
             if output.values and not order.onward:
                 self._keep(order, at, output.values)
-            outputs.append((order.keep + at if output.values else 0, packets.describe(output.answers, laid)))
-        problem = told(end.error) if end.error else None
+            outputs.append((order.keep + at if output.values else 0, packets.describe(output.answers, layout)))
+        problem = encode_error(end.error) if end.error else None
         head = ["over", order.run, end.began, end.ended, outputs, 0, problem]
-        if laid.size <= packets.INLINE_BYTES:
-            self._line.send(head, laid.in_a_row(), wait=True)
+        if layout.size <= packets.INLINE_BYTES:
+            self._line.send(head, layout.padded_pieces(), wait=True)
             return
         head[5] = order.place + 1
-        files = self._lay_out(laid, order.place)
+        files = self._lay_out(layout, order.place)
         try:
             self._line.send(head, files=files, wait=True)
         finally:
@@ -235,20 +235,20 @@ class WorkerLane:
             if self._outward[order.place].size > self._engine.kept_bytes:
                 del self._outward[order.place]
 
-    def _lay_out(self, laid: Laid, place: int) -> list[int]:
-        """Put tensors where the server sees them; what it has to be given for that, if the memory is new."""
+    def _lay_out(self, layout: TensorLayout, place: int) -> list[int]:
+        """Write tensors to shared memory; returns its file for the server if the memory is new."""
         files: list[int] = []
         memory = self._outward.get(place)
-        if memory is None or memory.size < laid.size:
-            memory, file = packets.create_memory(laid.size, self._engine.kept_bytes)
+        if memory is None or memory.size < layout.size:
+            memory, file = packets.create_memory(layout.size, self._engine.kept_bytes)
             self._outward[place] = memory
             files.append(file)
-        memory.write(laid.pieces)
+        memory.write(layout.pieces)
         return files
 
 
 def _owned(values: Any, borrowed: frozenset[int]) -> Any:
-    """Values of which no array lies in memory that is written over; those of a device never do."""
+    """Copy arrays that lie in reused memory; values of a device never do."""
     if not isinstance(values, dict):
         return values
     return {name: array.copy() if id(array) in borrowed else array for name, array in values.items()}

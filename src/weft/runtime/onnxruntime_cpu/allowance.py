@@ -1,4 +1,4 @@
-"""Time limit for runs with generated inputs: running ones are stopped at its end, and no further one begins."""
+"""Timeout of learning (``learn_s``): runs with generated inputs are stopped at its end, and no further one begins."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class CpuModel(BlueprintModel):
         return int(max(sizes, default=1))
 
     def prepare(self, rows: int) -> None:
-        """Run generated samples once: ONNX Runtime plans the memory for a new shape in its first run."""
+        """Warm up with generated samples: ONNX Runtime plans the memory for a new shape in its first run."""
         shapes = self.timing.warm_shapes
         if rows in self._seen or shapes is None:
             return

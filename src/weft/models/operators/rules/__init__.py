@@ -1,1 +1,1 @@
-"""Rules that entries of the table name: costs, shapes of outputs, rows that depend on each other, meanings in torch."""
+"""Rules that entries of the table name: costs, shapes of outputs, dependence of rows, meanings in torch."""

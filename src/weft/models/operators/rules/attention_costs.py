@@ -61,7 +61,7 @@ def ordered_attention(node: ImportedNode) -> list[LayerDraft]:
     widths = [weight.shape[-1] for weight in weights]
     core = _core(node, AttentionSizes(batch, heads, rows, rows, widths[0] // heads, widths[2] // heads))
     mapped = [_projection(node, data, weight, part) for weight, part in zip(weights, "qkv", strict=True)]
-    return [*(each for part in mapped for each in part), *core]
+    return [*(layer_draft for part in mapped for layer_draft in part), *core]
 
 
 def decoder_attention(node: ImportedNode) -> list[LayerDraft]:
@@ -79,7 +79,7 @@ def decoder_attention(node: ImportedNode) -> list[LayerDraft]:
 
 
 def packed_attention(node: ImportedNode) -> list[LayerDraft]:
-    """PackedAttention: tokens without padding; how many sequences of what length they were is the shape of an input."""
+    """PackedAttention: tokens without padding; the shape of an input tells the number of sequences and their length."""
     data, weight = need(node, 0), need(node, 1)
     batch, rows = _axes(need(node, 3), 2)
     heads = _head_count(node, "num_heads")
@@ -98,7 +98,7 @@ def packed_multi_head_attention(node: ImportedNode) -> list[LayerDraft]:
 
 
 def longformer_attention(node: ImportedNode, weight: int = 1, everywhere: int = 4) -> list[LayerDraft]:
-    """Each query meets the keys of a window; tokens that look everywhere have a projection of their own."""
+    """Each query meets the keys of a window; tokens with global attention have a projection of their own."""
     data = need(node, 0)
     batch, rows, width = _axes(data, 3)
     heads = _head_count(node, "num_heads")
@@ -151,14 +151,14 @@ def _selected(node: ImportedNode, keys: int) -> list[LayerDraft]:
 
 
 def _projection(node: ImportedNode, data: Tensor, weight: Tensor, part: str) -> list[LayerDraft]:
-    """Rows of *data* through a matrix, before the attention proper; nothing is handed out yet."""
+    """Rows of *data* through a matrix, before the attention itself; writes no output yet."""
     k, n = _axes(weight, 2)
     gemm = sized_gemm(data.elements // max(1, k), k, n)
     if gemm is None:
         return []
     kind, bare = "gemm" if weight.constant else "matmul", ImportedNode(node.name, node.op, (data,), (), node.attributes)
-    made = draft(bare, kind, gemm=gemm, weight=weight, trained=(weight,), output_elements=gemm.m * n)
-    return [replace(made, layer=replace(made.layer, name=f"{node.name}/{part}"))]
+    projection = draft(bare, kind, gemm=gemm, weight=weight, trained=(weight,), output_elements=gemm.m * n)
+    return [replace(projection, layer=replace(projection.layer, name=f"{node.name}/{part}"))]
 
 
 def _axes(tensor: Tensor, count: int) -> tuple[int, ...]:
@@ -168,7 +168,7 @@ def _axes(tensor: Tensor, count: int) -> tuple[int, ...]:
 
 
 def _flag(node: ImportedNode, place: int) -> bool:
-    """Whether a flag is set that the graph fixes; one that a query brings counts as not set."""
+    """Whether a constant flag is set; one that comes with the request counts as not set."""
     value = need(node, place).value
     return value is not None and bool(value.all())
 
@@ -176,7 +176,7 @@ def _flag(node: ImportedNode, place: int) -> bool:
 def projected(
     node: ImportedNode, past: int, q_heads: str = "num_heads", kv_heads: str = "kv_num_heads"
 ) -> list[LayerDraft]:
-    """Queries, keys and values arrive projected, heads side by side or as an axis of their own.
+    """Attention over projected queries, keys and values, with heads side by side or as an axis of their own.
 
     *past* is the place of the cached keys; *q_heads* and *kv_heads* are the attributes that count heads.
     """

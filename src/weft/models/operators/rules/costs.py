@@ -1,6 +1,6 @@
-"""Cost rules that many operators share: what a node becomes where it forms no product.
+"""Cost rules that many operators share, for nodes without products.
 
-A cost rule makes the layers of a node. Those of products are in ``product_costs``, ``packed_costs`` and
+A cost rule returns the layers of a node. Those of products are in ``product_costs``, ``packed_costs`` and
 ``attention_costs``.
 """
 
@@ -29,7 +29,7 @@ def free(node: ImportedNode) -> list[LayerDraft]:
 
 
 def prelu(node: ImportedNode) -> list[LayerDraft]:
-    """A slope is learned even when all channels share a single one."""
+    """A learned slope, even if all channels share a single one."""
     return [draft(node, "elementwise", trained=node.inputs[1:])]
 
 

@@ -1,4 +1,4 @@
-"""Rules for output shapes of attention, recurrence, embeddings and what stands around them."""
+"""Rules for output shapes of attention, recurrence, embeddings and related operators."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def attention(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 
 def attention_cache(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    """Keys and values of com.microsoft Attention: those of the past, then as many as there are rows."""
+    """Keys and values of com.microsoft Attention: the cached positions, then one for each row."""
     data, right, past = shape_of(inputs, 0), shape_of(inputs, 1), shape_of(inputs, 4)
     heads = attributes.integer("num_heads", 1)
     if data is None or len(data) != 3 or right is None or heads < 1:
@@ -24,7 +24,7 @@ def attention_cache(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 
 def projected(kv_heads: str) -> ShapeRule:
-    """The context of attention over projected queries: as many rows as queries, as wide as the values of all heads."""
+    """The context of attention over projected queries: a row for each query, as wide as the values of all heads."""
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
         query, value = shape_of(inputs, 0), shape_of(inputs, 2)
@@ -47,7 +47,7 @@ def projected(kv_heads: str) -> ShapeRule:
 
 
 def key_cache(key: int, past: int, kv_heads: str) -> ShapeRule:
-    """The keys (or values) that attention hands out: batch, heads, positions of the past and new ones, width."""
+    """The keys (or values) that attention returns: batch, heads, cached and new positions, width."""
 
     def rule(inputs: Inputs, attributes: Attributes) -> Shape | None:
         new, earlier = shape_of(inputs, key), shape_of(inputs, past)
@@ -63,7 +63,7 @@ def key_cache(key: int, past: int, kv_heads: str) -> ShapeRule:
 
 
 def normed(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    """A mean or deviation: one for each row."""
+    """A mean or deviation for each row."""
     shape = shape_of(inputs, 0)
     return (*shape[:-1], 1) if shape else None
 
@@ -125,7 +125,7 @@ def delta_net(inputs: Inputs, attributes: Attributes) -> Shape | None:
 
 
 def recurrent_sequence(inputs: Inputs, attributes: Attributes) -> Shape | None:
-    """What a recurrent layer writes step by step."""
+    """The output of a recurrent layer for every step."""
     data, state = shape_of(inputs, 0), recurrent_state(inputs, attributes)
     return (data[0], *state) if data and state else None
 

@@ -1,10 +1,10 @@
-"""What operators compute, as functions of torch: ``Meaning``, ``TorchNode`` and the meanings of general use.
+"""The meanings of operators as functions of torch: ``Meaning``, ``TorchNode`` and the meanings of general use.
 
 Torch is never imported here: a meaning receives it with the node's attributes (``TorchNode``), then the node's inputs:
 tensors, None for those left out, and tuples of numbers for the inputs that the entry lists as numbers. It returns one
-tensor, or a tuple of as many as the node has outputs. Meanings hold for inference, from operator set 11 on, and for
-tensors of the types in ``DTYPES``. One that meets attributes it has no counterpart for raises ``ModelError``, and the
-node is left to ONNX Runtime.
+tensor, or a tuple of as many as the node has outputs. Meanings hold for inference, from opset 11 on, and for tensors of
+the types in ``DTYPES``. For attributes without a counterpart in torch they raise ``ModelError``, and the node is left
+to ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from typing import Any, TypeAlias
 from weft.base.errors import ModelError
 
 TorchTensor: TypeAlias = Any
-"""torch.Tensor, whose types are not followed."""
+"""torch.Tensor; torch is not imported, so its types are not checked."""
 Meaning = Callable[..., Any]
 Numbers = tuple[Any, ...]
 
 NEWEST = 25
-"""The operator set that a node without a version is taken to be of."""
+"""The opset assumed for a node without a version."""
 
 DTYPES = {
     1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64",
     16: "bfloat16",
 }  # fmt: skip
-"""Number of a type in ONNX -> its name in torch, of the types that torch computes with."""
+"""ONNX's number of a type -> its name in torch, for the types that torch computes with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +50,9 @@ class TorchNode:
         return self.attributes.get(name, default)
 
     def numbers(self, name: str, given: Numbers | None) -> Numbers | None:
-        """What newer versions take as an input and older ones as an attribute; None where neither is there."""
-        found = self.get(name) if given is None else given
-        return None if found is None else tuple(found)
+        """Numbers that newer versions take as an input and older ones as an attribute; None if neither is there."""
+        values = self.get(name) if given is None else given
+        return None if values is None else tuple(values)
 
     def dtype(self, number: int) -> Any:
         if number not in DTYPES:
@@ -60,7 +60,7 @@ class TorchNode:
         return getattr(self.torch, DTYPES[number])
 
     def refuse(self, condition: Any, what: str) -> None:
-        """Raise where *condition* holds: the meaning does not cover *what*."""
+        """Raise ``ModelError`` if *condition* holds: the meaning does not cover *what*."""
         if condition:
             raise ModelError(f"{what} has no counterpart in torch; run it as ONNX")
 
@@ -107,8 +107,8 @@ def clip(t: TorchNode, x: TorchTensor, low: Numbers | None = None, high: Numbers
 
 def is_infinite(t: TorchNode, x: TorchTensor) -> TorchTensor:
     sides = [side for side in ("positive", "negative") if t.get(f"detect_{side}", 1)]
-    found = [getattr(t.torch, f"is{side[:3]}inf")(x) for side in sides]
-    return reduce(t.torch.logical_or, found) if found else t.torch.zeros_like(x, dtype=t.torch.bool)
+    matches = [getattr(t.torch, f"is{side[:3]}inf")(x) for side in sides]
+    return reduce(t.torch.logical_or, matches) if matches else t.torch.zeros_like(x, dtype=t.torch.bool)
 
 
 def hard_sigmoid(t: TorchNode, x: TorchTensor) -> TorchTensor:
@@ -152,7 +152,7 @@ def activated(t: TorchNode, x: TorchTensor) -> TorchTensor:
 def quantize(t: TorchNode, x: TorchTensor, scale: TorchTensor, zero: TorchTensor = None) -> TorchTensor:
     t.refuse(t.get("block_size", 0) or t.get("output_dtype", 0), "quantising by blocks, or to a type by its number")
     dtype = t.torch.uint8 if zero is None else zero.dtype
-    scale, zero = (_by_axis(t, x, each) for each in (scale, zero))
+    scale, zero = (_by_axis(t, x, values) for values in (scale, zero))
     levels = t.torch.round(x / scale) + (0 if zero is None else zero)
     limits = t.torch.iinfo(dtype)
     return t.torch.clamp(levels, limits.min, limits.max).to(dtype)
@@ -161,7 +161,7 @@ def quantize(t: TorchNode, x: TorchTensor, scale: TorchTensor, zero: TorchTensor
 def dequantize(t: TorchNode, x: TorchTensor, scale: TorchTensor, zero: TorchTensor = None) -> TorchTensor:
     t.refuse(t.get("block_size", 0), "quantising by blocks")
     dtype = scale.dtype
-    scale, zero = (_by_axis(t, x, each) for each in (scale, zero))
+    scale, zero = (_by_axis(t, x, values) for values in (scale, zero))
     return (x.to(t.torch.int32) - (0 if zero is None else zero.to(t.torch.int32))).to(dtype) * scale
 
 
@@ -223,7 +223,7 @@ def extreme(name: str) -> Meaning:
 
 
 def top_k(t: TorchNode, x: TorchTensor, k: Numbers) -> tuple[TorchTensor, ...]:
-    """Sorted, not selected: of equal values ONNX takes the first."""
+    """Sorts instead of selecting: of equal values ONNX takes the first."""
     axis = t.get("axis", -1)
     values, places = t.torch.sort(x, dim=axis, descending=bool(t.get("largest", 1)), stable=True)
     return values.narrow(axis, 0, k[0]), places.narrow(axis, 0, k[0])
@@ -244,7 +244,7 @@ def cumulated(name: str, neutral: int) -> Meaning:
 
 
 def softmax(name: str) -> Meaning:
-    """``softmax`` or ``log_softmax``: before operator set 13 over all axes from one to the last."""
+    """``softmax`` or ``log_softmax``: before opset 13 over all axes from one to the last."""
 
     def meaning(t: TorchNode, x: TorchTensor) -> TorchTensor:
         function = getattr(t.torch, name)
@@ -279,7 +279,7 @@ def instance_norm(t: TorchNode, x: TorchTensor, scale: TorchTensor, bias: TorchT
 def layer_norm(t: TorchNode, x: TorchTensor, scale: TorchTensor, bias: TorchTensor = None) -> Any:
     axes = list(range(t.get("axis", -1) % x.dim(), x.dim()))
     sizes, epsilon = [x.shape[axis] for axis in axes], t.get("epsilon", 1e-5)
-    whole = [each for each in (scale, bias) if each is not None and list(each.shape) != sizes]
+    whole = [values for values in (scale, bias) if values is not None and list(values.shape) != sizes]
     result = t.nn.layer_norm(x, sizes, *((None, None) if whole else (scale, bias)), epsilon)
     result = result * scale + (0 if bias is None else bias) if whole else result
     if t.outputs == 1:
@@ -356,8 +356,8 @@ def matmul_integer(t: TorchNode, a: TorchTensor, b: TorchTensor, *zeros: TorchTe
     if zero_a is not None and zero_a.dim() == 1:
         zero_a = zero_a.unsqueeze(-1)
     a, b = (
-        each.to(t.torch.int32) - (0 if zero is None else zero.to(t.torch.int32))
-        for each, zero in ((a, zero_a), (b, zero_b))
+        matrix.to(t.torch.int32) - (0 if zero is None else zero.to(t.torch.int32))
+        for matrix, zero in ((a, zero_a), (b, zero_b))
     )
     return t.torch.matmul(a, b)
 
@@ -435,7 +435,7 @@ def slice_(
     axes: Numbers | None = None,
     steps: Numbers | None = None,
 ) -> TorchTensor:
-    """Backwards by turning the axis around, since torch's slices go forward only."""
+    """Flips axes with negative steps, since torch's slices only go forward."""
     index = [slice(None)] * x.dim()
     for start, end, axis, step in zip(
         starts, ends, axes or range(len(starts)), steps or (1,) * len(starts), strict=True
@@ -468,7 +468,7 @@ def pad(
 
 
 def _source(place: int, size: int, mode: str) -> int:
-    """The place within an axis whose element is copied to *place* outside."""
+    """The index within an axis whose element is copied to the padding at *place*."""
     if mode == "edge":
         return min(max(place, 0), size - 1)
     if mode == "wrap":
@@ -519,7 +519,7 @@ def scatter_nd(t: TorchNode, x: TorchTensor, index: TorchTensor, updates: TorchT
 
 
 def _from_zero(t: TorchNode, index: TorchTensor, size: int) -> TorchTensor:
-    """Indices that count from the front, as int64."""
+    """Indices as int64, with negative ones counted from the front."""
     index = index.to(t.torch.int64)
     return t.torch.where(index < 0, index + size, index)
 

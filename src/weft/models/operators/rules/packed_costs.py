@@ -1,6 +1,6 @@
-"""Operators of ONNX Runtime that multiply: packed and quantised weights, experts, convolutions with a state.
+"""Costs of ONNX Runtime's operators that multiply: packed and quantised weights, experts, convolutions with a state.
 
-Their inputs are told by the schemas ONNX Runtime registers and by its ContribOperators.md.
+Their inputs are as in the schemas that ONNX Runtime registers and in its ContribOperators.md.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ def chained(drafts: Sequence[LayerDraft]) -> list[LayerDraft]:
     """The layers of one operator: the first reads what it reads, the last writes what it writes."""
     last = len(drafts) - 1
     return [
-        replace(each, reads=each.reads if not place else (), writes=each.writes if place == last else ())
-        for place, each in enumerate(drafts)
+        replace(
+            layer_draft,
+            reads=layer_draft.reads if not place else (),
+            writes=layer_draft.writes if place == last else (),
+        )
+        for place, layer_draft in enumerate(drafts)
     ]
 
 
@@ -30,7 +34,7 @@ def named(draft: LayerDraft, part: str) -> LayerDraft:
 
 
 def packed(node: ImportedNode, k: int, n: int, bits: int, place: int = 1) -> list[LayerDraft]:
-    """A product with weights packed below a byte: the true sizes are told, the stored tensor is only bytes."""
+    """A product with weights packed below a byte: attributes have the true sizes, the stored tensor is only bytes."""
     data, stored = need(node, 0), need(node, place)
     gemm = sized_gemm(data.elements // max(k, 1), k, n)
     weight = Tensor((k, n), stored.dtype, bits, constant=True, stored=(Stored(k * n, stored.dtype),))
@@ -62,7 +66,7 @@ def matmul_floats(node: ImportedNode, bits: int) -> list[LayerDraft]:
 
 
 def nbits_mlp(node: ImportedNode) -> list[LayerDraft]:
-    """A gate and what it gates, side by side."""
+    """A gate and the values it gates, side by side."""
     k, n, bits = (node.attributes.integer(name, 1) for name in ("K", "N", "bits"))
     return packed(node, k, 2 * n, bits, place=3)
 
@@ -131,7 +135,7 @@ def qlinear_conv(node: ImportedNode) -> list[LayerDraft]:
 
 
 def causal_conv(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
-    """One window per position and channel; positions are whatever is not channels."""
+    """One window per position and channel; positions are all axes but the channels."""
     data, weight = need(node, 0), need(node, 1)
     if len(weight.shape) < 3:
         raise ModelError(f"a convolution weight has at least 3 axes, not {len(weight.shape)}")

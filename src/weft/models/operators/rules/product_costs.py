@@ -1,7 +1,7 @@
-"""Operators that multiply matrices, as GEMMs: convolutions, products, recurrent cells, attention.
+"""Costs of operators that multiply matrices, as GEMMs: convolutions, products, recurrent cells.
 
-The constant operand is the weight and takes the place of the right matrix (k x n) whichever side it
-stands on in the file, so that ``m`` always counts the rows of activations that meet the weight.
+The constant operand is the weight and takes the place of the right matrix (k x n) whichever side it stands on in the
+file, so that ``m`` always counts the rows of activations that meet the weight.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def conv_transpose(node: ImportedNode, bias: int = 2) -> list[LayerDraft]:
 def gemm(node: ImportedNode, b: int = 1, c: int = 2) -> list[LayerDraft]:
     """A product, either side transposed where an attribute says so; *b* and *c* are the places of matrix and bias."""
     left, right = need(node, 0), need(node, b)
-    a_shape, b_shape = (operand(each.shape, node.attributes, side) for each, side in ((left, "A"), (right, "B")))
+    a_shape, b_shape = (operand(tensor.shape, node.attributes, side) for tensor, side in ((left, "A"), (right, "B")))
     return _product(node, (left, a_shape), (right, b_shape), (node.input(c),))
 
 
@@ -83,7 +83,7 @@ def distances(node: ImportedNode) -> list[LayerDraft]:
 
 def einsum(node: ImportedNode) -> list[LayerDraft]:
     """Letters in both operands and the result are groups, in both but not the result are summed over."""
-    operands = [each for each in node.inputs if each is not None]
+    operands = [tensor for tensor in node.inputs if tensor is not None]
     inputs, output = _letters(node.attributes.text("equation"), operands)
     if len(operands) != 2:
         return [draft(node, "elementwise")]
@@ -164,7 +164,7 @@ def _weighted(
 
 
 def _agree(here: int, there: int, what: str, a: Tensor, b: Tensor) -> None:
-    """Refuse sizes that contradict each other, unless one of them was a guess of ours."""
+    """Refuse sizes that contradict each other, unless one of them was guessed."""
     if here != there and a.exact and b.exact:
         raise ModelError(f"{what} differ: {here} in {_times(a.shape)}, {there} in {_times(b.shape)}")
 
@@ -181,11 +181,11 @@ def _letters(equation: str, operands: Sequence[Tensor]) -> tuple[list[str], str]
         raise ModelError(f"the equation {equation!r} does not fit {len(operands)} operands")
     spare = [chr(code) for code in range(0x3B1, 0x3B1 + 64)]
     visible = [len(term.replace("...", "")) for term in terms]
-    hidden = [len(each.shape) - seen for seen, each in zip(visible, operands, strict=True)]
+    hidden = [len(tensor.shape) - seen for seen, tensor in zip(visible, operands, strict=True)]
     if any(extra < 0 or (extra and "..." not in term) for term, extra in zip(terms, hidden, strict=True)):
         raise ModelError(f"the equation {equation!r} does not fit the ranks of its operands")
     # Hidden axes align at the right, as broadcasting does, so the last letters are shared.
     expanded = [term.replace("...", "".join(spare[64 - n :])) for term, n in zip(terms, hidden, strict=True)]
     dots = "".join(spare[64 - max(hidden) :])
-    once = sorted(each for each, times in Counter(left).items() if times == 1 and each.isalpha())
+    once = sorted(letter for letter, times in Counter(left).items() if times == 1 and letter.isalpha())
     return expanded, right.replace("...", dots) if arrow else dots + "".join(once)

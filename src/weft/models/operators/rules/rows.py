@@ -1,10 +1,10 @@
-"""Row rules: which rows of a batch the outputs of a node depend on, given those its inputs depend on.
+"""Row rules: which rows of a batch the outputs of a node depend on, given those that its inputs depend on.
 
-Rows are followed as *owners* (``owners``): the sample that each element of a tensor belongs to. A rule maps the owners
-of a node's inputs to the owners of its outputs and raises ``Mixed`` where an element would depend on two samples.
-There are six kinds: element by element; elements moved by numbers that belong to no sample (the operator itself is run
-on the owners); all elements along certain axes taken together; products and convolutions, which sum over one axis of
-each side; rows kept apart along one axis; and values picked by indices that samples bring.
+Rows are followed as *owners* (``Owners``): the sample that each element of a tensor belongs to. A rule maps the
+owners of a node's inputs to the owners of its outputs and raises ``Mixed`` where an element would depend on two
+samples. There are six kinds: element by element; elements moved by indices that belong to no sample (the operator
+itself is run on the owners); all elements along certain axes combined; products and convolutions, which sum over one
+axis of each side; rows kept apart along one axis; and values picked by indices that samples bring.
 """
 
 from __future__ import annotations
@@ -14,34 +14,84 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.models.onnx_graph import Array, Attributes, OnnxNode, copied, make_node
-from weft.models.operators.rules.row_ownership import (
-    Mixed,
-    Owners,
-    Shape,
-    along,
-    collapsed,
-    joined,
-    shrunk,
-)
+
+Owners = npt.NDArray[np.int32]
+"""The sample of each element of a tensor: whole numbers in an array of its rank, of size 1 along axes on which they do
+not change. 0 means no sample, and samples count from 1. None in place of an array: the tensor belongs to no sample."""
+Shape = tuple[int, ...]
+
+
+class Mixed(Exception):
+    """An element would belong to several samples; the text may say why."""
+
+
+def joined(*parts: Owners | None) -> Owners | None:
+    """Owners of elements that are computed from one element of each part, the shapes broadcast."""
+    owners: Owners | None = None
+    for part in parts:
+        if owners is not None and part is not None:
+            try:
+                clash = (owners != part) & (owners != 0) & (part != 0)
+            except ValueError as error:
+                raise Mixed from error
+            if np.any(clash):
+                raise Mixed
+            owners = np.maximum(owners, part)
+        elif part is not None:
+            owners = part
+    return owners
+
+
+def collapsed(owners: Owners, axes: Iterable[int]) -> Owners:
+    """Owners of elements that are computed from all elements along these *axes*, which stay, of size 1."""
+    places = tuple(axes)
+    if any(not -owners.ndim <= axis < owners.ndim for axis in places):
+        raise Mixed
+    places = tuple({axis % owners.ndim for axis in places})
+    largest: Any = owners.max(axis=places, keepdims=True, initial=0)
+    if np.any((owners != 0) & (owners != largest)):
+        raise Mixed
+    return np.asarray(largest, np.int32)
+
+
+def shrunk(owners: Owners) -> Owners | None:
+    """The same owners, of size 1 along axes on which nothing changes; None if no element belongs to a sample."""
+    if not owners.any():
+        return None
+    for axis in range(owners.ndim):
+        first = owners.take([0], axis)
+        if np.array_equal(np.broadcast_to(first, owners.shape), owners):
+            owners = first
+    return owners
+
+
+def along(axis: int, rank: int, owners: Owners) -> Owners:
+    """Reshape a vector of *owners* so that it lies along one axis of a tensor."""
+    return owners.reshape([-1 if place == axis % rank else 1 for place in range(rank)])
+
+
+def numbered(first: int, rows: int, rank: int) -> Owners:
+    """Owners of *rows* consecutive samples, one row each, along the first axis."""
+    return along(0, rank, np.arange(first, first + rows, dtype=np.int32))
 
 
 @dataclass(frozen=True, slots=True)
 class RowCase:
-    """A node in a run, with all that its rule may ask for."""
+    """A node of a graph whose rows are followed, with everything its rule may read."""
 
     node: OnnxNode
     version: int
-    """The version of the standard operators."""
+    """The opset of the standard."""
     owners: Sequence[Owners | None]
     shapes: Sequence[Shape | None]
-    made: Sequence[Shape | None]
-    """The shapes of its outputs."""
+    output_shapes: Sequence[Shape | None]
     value: Callable[[int], Array]
-    """What an input holds that is nobody's."""
+    """Returns the values of an input, by its position, that belongs to no sample."""
     compute: Callable[[OnnxNode, Mapping[int, Array]], Sequence[Array]]
-    """What a node makes of these inputs."""
+    """Runs a node on these inputs."""
 
     @property
     def attributes(self) -> Attributes:
@@ -54,10 +104,10 @@ class RowCase:
         return self.owners[place] if place < len(self.owners) else None
 
     def shape(self, place: int) -> Shape:
-        found = self.shapes[place] if place < len(self.shapes) else None
-        if found is None:
+        shape = self.shapes[place] if place < len(self.shapes) else None
+        if shape is None:
             raise Mixed
-        return found
+        return shape
 
     def rank(self, place: int = 0) -> int:
         return len(self.shape(place))
@@ -67,14 +117,14 @@ class RowCase:
         return tuple(map(int, np.ravel(self.value(place)).tolist())) if self.given(place) else None
 
     def only(self, places: Iterable[int]) -> None:
-        """All other inputs must be nobody's."""
-        if any(each is not None and place not in places for place, each in enumerate(self.owners)):
+        """Raise ``Mixed`` if any other input belongs to samples."""
+        if any(owners is not None and place not in places for place, owners in enumerate(self.owners)):
             raise Mixed
 
 
-Made = Owners | None | Sequence[Owners | None]
+OutputOwners = Owners | None | Sequence[Owners | None]
 """The owners of all outputs alike, or a list with those of each."""
-Follow = Callable[[RowCase], Made]
+Follow = Callable[[RowCase], OutputOwners]
 
 
 class RowRule(NamedTuple):
@@ -82,50 +132,50 @@ class RowRule(NamedTuple):
 
     follow: Follow
     reads: tuple[int, ...] = ()
-    """Inputs whose values *follow* wants to know."""
+    """Inputs whose values *follow* reads."""
     by_numbers: bool = False
-    """Whether elements are moved by those values, which may be right for some sizes only."""
+    """Whether those values move elements, which may be correct for some batch sizes only."""
 
 
 # Element by element
 
 
-def _broadcast(case: RowCase, *parts: Owners | None) -> Made:
-    """Whom the output belongs to; axes that parts lack stand before theirs."""
-    found, shape = joined(*parts), case.made[0]
-    if found is None or shape is None or len(shape) < found.ndim:
-        return found
-    return found.reshape((1,) * (len(shape) - found.ndim) + found.shape)
+def _broadcast(case: RowCase, *parts: Owners | None) -> OutputOwners:
+    """Owners of an output that is broadcast from *parts*; axes that parts lack stand before theirs."""
+    owners, shape = joined(*parts), case.output_shapes[0]
+    if owners is None or shape is None or len(shape) < owners.ndim:
+        return owners
+    return owners.reshape((1,) * (len(shape) - owners.ndim) + owners.shape)
 
 
-def _elementwise(case: RowCase) -> Made:
+def _elementwise(case: RowCase) -> OutputOwners:
     return _broadcast(case, *case.owners)
 
 
 def _of(*places: int) -> Follow:
-    """Element by element of these inputs; the others are numbers for all."""
+    """Element by element of these inputs; the others are parameters of no sample."""
 
-    def rule(case: RowCase) -> Made:
+    def rule(case: RowCase) -> OutputOwners:
         case.only(places)
         return _broadcast(case, *(case.owner(place) for place in places))
 
     return rule
 
 
-def _batch_norm(case: RowCase) -> Made:
+def _batch_norm(case: RowCase) -> OutputOwners:
     if case.attributes.integer("training_mode", 0) or len([*filter(None, case.node.output)]) > 1:
         raise Mixed
     return _of(0)(case)
 
 
-def _dropout(case: RowCase) -> Made:
+def _dropout(case: RowCase) -> OutputOwners:
     case.only([0])
     if case.given(2) and np.any(case.value(2)):
         raise Mixed
     return case.owner(0)
 
 
-def _one_hot(case: RowCase) -> Made:
+def _one_hot(case: RowCase) -> OutputOwners:
     case.only([0])
     owners, axis = case.owner(0), case.attributes.integer("axis", -1)
     return None if owners is None else np.expand_dims(owners, axis)
@@ -135,14 +185,14 @@ def _one_hot(case: RowCase) -> Made:
 
 
 def _moved(*places: int) -> Follow:
-    """Run on the owners themselves; no places: all inputs hold elements that are moved."""
+    """Run the operator on the owners themselves; no places: all inputs hold elements that are moved."""
 
-    def rule(case: RowCase) -> Made:
+    def rule(case: RowCase) -> OutputOwners:
         moving = places or range(len(case.owners))
         case.only(moving)
         feed = {place: _spread(case, place) for place in moving if case.given(place)}
-        made = case.compute(_plain(case.node), feed)
-        return [shrunk(np.asarray(each).astype(np.int32)) for each in made]
+        outputs = case.compute(_plain(case.node), feed)
+        return [shrunk(np.asarray(output).astype(np.int32)) for output in outputs]
 
     return rule
 
@@ -153,10 +203,10 @@ def _spread(case: RowCase, place: int) -> Array:
 
 
 def _plain(node: OnnxNode) -> OnnxNode:
-    """The node without the value that it fills gaps with, which is nobody's."""
+    """The node without the value that it fills gaps with, which belongs to no sample."""
     plain = copied(node)
     if node.op_type == "Pad":
-        kept = [each for each in node.attribute if each.name != "value"]
+        kept = [attribute for attribute in node.attribute if attribute.name != "value"]
         del plain.attribute[:]
         plain.attribute.extend(kept)
         if len(plain.input) > 2:
@@ -164,17 +214,17 @@ def _plain(node: OnnxNode) -> OnnxNode:
     return plain
 
 
-def _reshaped(case: RowCase) -> Made:
-    """To another shape; the same elements in their order."""
-    owners, made = case.owner(0), case.made[0]
+def _reshaped(case: RowCase) -> OutputOwners:
+    """The same elements in their order, in another shape."""
+    owners, output_shape = case.owner(0), case.output_shapes[0]
     case.only([0])
-    if owners is None or made is None:
+    if owners is None or output_shape is None:
         raise Mixed
-    return shrunk(np.broadcast_to(owners, case.shape(0)).reshape(made))
+    return shrunk(np.broadcast_to(owners, case.shape(0)).reshape(output_shape))
 
 
-def _picked(case: RowCase) -> Made:
-    """Values are picked along an axis: by numbers that are nobody's, or within samples, by their own."""
+def _picked(case: RowCase) -> OutputOwners:
+    """Values are picked along an axis: by indices that belong to no sample, or within a sample by its own."""
     if case.owner(1) is None:
         return _moved(0)(case)
     axis = case.attributes.integer("axis", 0) % max(1, case.rank())
@@ -187,7 +237,7 @@ def _picked(case: RowCase) -> Made:
     return _broadcast(case, data, chosen)
 
 
-def _picked_elements(case: RowCase) -> Made:
+def _picked_elements(case: RowCase) -> OutputOwners:
     if case.owner(1) is None:
         return _moved(0)(case)
     data, axis = case.owner(0), case.attributes.integer("axis", 0)
@@ -197,50 +247,50 @@ def _picked_elements(case: RowCase) -> Made:
     return joined(None if data is None else collapsed(data, [axis]), case.owner(1))
 
 
-def _picked_slices(case: RowCase) -> Made:
+def _picked_slices(case: RowCase) -> OutputOwners:
     chosen = case.owner(1)
     if chosen is None:
         return _moved(0)(case)
     case.only([1])
-    made = case.made[0]
-    if made is None:
+    output_shape = case.output_shapes[0]
+    if output_shape is None:
         raise Mixed
     chosen = collapsed(chosen, [-1])[..., 0]
-    return chosen.reshape(*chosen.shape, *(1,) * (len(made) - chosen.ndim))
+    return chosen.reshape(*chosen.shape, *(1,) * (len(output_shape) - chosen.ndim))
 
 
-def _scattered(case: RowCase) -> Made:
-    """Values are put in places that are nobody's numbers, each place once."""
+def _scattered(case: RowCase) -> OutputOwners:
+    """Values are written to positions that belong to no sample, each position once."""
     if case.attributes.text("reduction") not in ("", "none"):
         raise Mixed
     return _moved(0, 2)(case)
 
 
-def _joined_quantised(case: RowCase) -> Made:
+def _joined_quantised(case: RowCase) -> OutputOwners:
     """A Concat whose parts each come with a scale and a zero point."""
     places = range(2, len(case.owners), 3)
     case.only(places)
     parts = [case.node.input[place] for place in places]
     node = make_node("Concat", parts, case.node.output, axis=case.attributes.integer("axis", 0))
-    made = case.compute(node, {number: _spread(case, place) for number, place in enumerate(places)})
-    return [shrunk(np.asarray(each).astype(np.int32)) for each in made]
+    outputs = case.compute(node, {number: _spread(case, place) for number, place in enumerate(places)})
+    return [shrunk(np.asarray(output).astype(np.int32)) for output in outputs]
 
 
 # All along axes
 
 
 def _lines(axes: Callable[[RowCase], Iterable[int]], *places: int) -> Follow:
-    """All elements along these axes are taken together; axes may be gone afterwards."""
+    """All elements along these axes are combined; the output may lack the axes."""
 
-    def rule(case: RowCase) -> Made:
+    def rule(case: RowCase) -> OutputOwners:
         taken = places or (0,)
         case.only(taken)
         owners = joined(*(case.owner(place) for place in taken))
         if owners is None:
             return None
         over = [axis % owners.ndim for axis in axes(case)] if owners.ndim else []
-        found = collapsed(owners, over)
-        return [_fitted(found, over, shape) for shape in case.made]
+        owners_left = collapsed(owners, over)
+        return [_fitted(owners_left, over, shape) for shape in case.output_shapes]
 
     return rule
 
@@ -289,32 +339,32 @@ def _last_two(case: RowCase) -> Iterable[int]:
 
 
 def _transformed(case: RowCase) -> Iterable[int]:
-    """A Fourier transform's axis, and that of the two parts of complex numbers."""
+    """The axis of a Fourier transform, and that of the two parts of complex numbers."""
     given = case.numbers(2) if case.version >= 20 else None
     return (*(given or (case.attributes.integer("axis", 1 if case.version < 20 else -2),)), -1)
 
 
 def _resized(case: RowCase) -> Iterable[int]:
-    """Those along which the size changes, or the scale is not 1."""
+    """The axes along which the size changes, or the scale is not 1."""
     text, axes = case.attributes.text, case.attributes.integers("axes", range(case.rank()))
-    if text("coordinate_transformation_mode") == "tf_crop_and_resize" or case.made[0] is None:
+    if text("coordinate_transformation_mode") == "tf_crop_and_resize" or case.output_shapes[0] is None:
         return range(case.rank())
     if text("keep_aspect_ratio_policy") not in ("", "stretch"):
         return axes
     place = 1 if case.node.op_type == "Upsample" or case.version < 11 else 2
-    scales = [each.floats for each in case.node.attribute if each.name == "scales"] or [[]]
+    scales = [attribute.floats for attribute in case.node.attribute if attribute.name == "scales"] or [[]]
     given = np.ravel(case.value(place)).tolist() if case.given(place) else scales[0]
     scaled = [axis for axis, scale in zip(axes, given, strict=False) if scale != 1]
-    return {*scaled, *(axis for axis, size in enumerate(case.shape(0)) if size != case.made[0][axis])}
+    return {*scaled, *(axis for axis, size in enumerate(case.shape(0)) if size != case.output_shapes[0][axis])}
 
 
 # Products and convolutions
 
 
 def _product(left: int = 0, right: int = 1, added: int = -1) -> Follow:
-    """The rule of a product of matrices: the axis that is summed over is that of no sample."""
+    """The rule of a product of matrices: the summed axis must belong to no sample."""
 
-    def rule(case: RowCase) -> Made:
+    def rule(case: RowCase) -> OutputOwners:
         case.only([left, right, added])
         attributes = case.attributes
         if attributes.integer("transBatchA", 0) or attributes.integer("transBatchB", 0):
@@ -322,15 +372,15 @@ def _product(left: int = 0, right: int = 1, added: int = -1) -> Follow:
         rows = _side(case, left, bool(attributes.integer("transA", 0)), -1)
         columns = _side(case, right, bool(attributes.integer("transB", 0)), -2)
         gone = [axis for axis, place in ((-2, left), (-1, right)) if case.rank(place) == 1]
-        found = joined(rows, columns)
-        found = found if found is None else np.squeeze(found, tuple(gone))
-        return _broadcast(case, found, case.owner(added) if added >= 0 else None)
+        owners = joined(rows, columns)
+        owners = owners if owners is None else np.squeeze(owners, tuple(gone))
+        return _broadcast(case, owners, case.owner(added) if added >= 0 else None)
 
     return rule
 
 
 def _side(case: RowCase, place: int, flipped: bool, summed: int) -> Owners | None:
-    """The owners of a matrix, or of several, once the axis is gone that is summed over."""
+    """The owners of one or several matrices after the summed axis is gone."""
     owners = case.owner(place)
     if owners is None:
         return None
@@ -341,57 +391,62 @@ def _side(case: RowCase, place: int, flipped: bool, summed: int) -> Owners | Non
     return collapsed(owners, [summed])
 
 
-def _einsum(case: RowCase) -> Made:
-    taken, arrow, made = case.attributes.text("equation").replace(" ", "").partition("->")
+def _einsum(case: RowCase) -> OutputOwners:
+    taken, arrow, result = case.attributes.text("equation").replace(" ", "").partition("->")
     terms = taken.split(",")
     if "." in taken or any(len(set(term)) < len(term) for term in terms):
         raise Mixed
     if not arrow:
-        made = "".join(sorted(letter for letter in set(taken) - {","} if taken.count(letter) == 1))
-    return joined(*(_term(case.owner(place), term, made) for place, term in enumerate(terms)))
+        result = "".join(sorted(letter for letter in set(taken) - {","} if taken.count(letter) == 1))
+    return joined(*(_term(case.owner(place), term, result) for place, term in enumerate(terms)))
 
 
-def _term(owners: Owners | None, term: str, made: str) -> Owners | None:
+def _term(owners: Owners | None, term: str, result: str) -> Owners | None:
     if owners is None:
         return None
-    left = collapsed(owners, [axis for axis, letter in enumerate(term) if letter not in made])
-    kept = [term.index(letter) for letter in made if letter in term]
+    left = collapsed(owners, [axis for axis, letter in enumerate(term) if letter not in result])
+    kept = [term.index(letter) for letter in result if letter in term]
     gone = [axis for axis in range(owners.ndim) if axis not in kept]
     ordered = left.transpose(*kept, *gone).reshape([left.shape[axis] for axis in kept])
-    return ordered[tuple(slice(None) if letter in term else np.newaxis for letter in made)]
+    return ordered[tuple(slice(None) if letter in term else np.newaxis for letter in result)]
 
 
-def _convolution(case: RowCase) -> Made:
-    """Positions and channels are summed over; samples beside each other as channels are kept apart by groups."""
+def _convolution(case: RowCase) -> OutputOwners:
+    """Positions and channels are summed over; groups keep samples apart that are beside each other as channels."""
     fused = case.node.op_type == "FusedConv"
     case.only([0, 3] if fused else [0])
     owners, groups = case.owner(0), case.attributes.integer("group", 1)
-    made = case.made[0]
-    if owners is None or made is None:
+    output_shape = case.output_shapes[0]
+    if owners is None or output_shape is None:
         raise Mixed
     owners = collapsed(owners, range(1 if case.attributes.integer("channels_last", 0) else 2, owners.ndim))
     if owners.shape[1] > 1:
-        each = collapsed(owners.reshape(owners.shape[0], groups, -1), [2])[..., 0]
-        owners = np.repeat(each, made[1] // groups, axis=1).reshape(owners.shape[0], -1, *(1,) * (owners.ndim - 2))
+        by_group = collapsed(owners.reshape(owners.shape[0], groups, -1), [2])[..., 0]
+        owners = np.repeat(by_group, output_shape[1] // groups, axis=1).reshape(
+            owners.shape[0], -1, *(1,) * (owners.ndim - 2)
+        )
     return joined(owners, case.owner(3) if fused else None)
 
 
 # Rows along one axis
 
 
-def _rows(taken: Mapping[int, int] | None = None, made: Sequence[int] = ()) -> Follow:
-    """Rows lie along one axis of each input, and of each output, and are kept apart; the first axis if nothing is said.
+def _rows(taken: Mapping[int, int] | None = None, output_axes: Sequence[int] = ()) -> Follow:
+    """Rows along one axis of each input and output are kept apart; by default the first axis.
 
-    taken: input -> axis; all others must be nobody's.
+    taken: input -> axis; all other inputs must belong to no sample.
     """
 
-    def rule(case: RowCase) -> Made:
+    def rule(case: RowCase) -> OutputOwners:
         if taken is not None:
             case.only(taken)
-        found = joined(*(_in_a_row(case, place, taken) for place in range(len(case.owners))))
-        if found is None:
+        owners = joined(*(_in_a_row(case, place, taken) for place in range(len(case.owners))))
+        if owners is None:
             raise Mixed
-        return [_placed(found, shape, made[index] if index < len(made) else 0) for index, shape in enumerate(case.made)]
+        return [
+            _placed(owners, shape, output_axes[index] if index < len(output_axes) else 0)
+            for index, shape in enumerate(case.output_shapes)
+        ]
 
     return rule
 
@@ -408,32 +463,32 @@ def _in_a_row(case: RowCase, place: int, axes: Mapping[int, int] | None) -> Owne
         return None
     if owners.ndim <= axis:
         raise Mixed
-    return collapsed(owners, [each for each in range(owners.ndim) if each != axis]).ravel()
+    return collapsed(owners, [other for other in range(owners.ndim) if other != axis]).ravel()
 
 
-def _recurrent(case: RowCase) -> Made:
+def _recurrent(case: RowCase) -> OutputOwners:
     if case.attributes.integer("layout", 0):
         raise Mixed
-    made = [axis for axis, name in zip((2, 1, 1), case.node.output, strict=False) if name]
-    return _rows({0: 1, 4: 0, 5: 1, 6: 1}, made)(case)
+    output_axes = [axis for axis, name in zip((2, 1, 1), case.node.output, strict=False) if name]
+    return _rows({0: 1, 4: 0, 5: 1, 6: 1}, output_axes)(case)
 
 
-def _attention(case: RowCase) -> Made:
-    """The standard's mask may leave out the axis of the samples."""
+def _attention(case: RowCase) -> OutputOwners:
+    """The standard's mask may lack the axis of the samples."""
     mask = case.owner(3)
     if not case.node.domain and mask is not None and mask.ndim < 4:
         raise Mixed
     return _rows()(case)
 
 
-def _tables(case: RowCase) -> Made:
-    """Those of classical learning take rows of features; a single row may leave out its axis."""
+def _tables(case: RowCase) -> OutputOwners:
+    """Operators of classical learning take rows of features; a single row may lack its axis."""
     if case.rank() < 2:
         raise Mixed
     return _rows({0: 0})(case)
 
 
-def _reversed(case: RowCase) -> Made:
+def _reversed(case: RowCase) -> OutputOwners:
     if case.owner(1) is None:
         return _moved(0)(case)
     case.only([0, 1])
@@ -443,19 +498,19 @@ def _reversed(case: RowCase) -> Made:
     return joined(None if owners is None else collapsed(owners, [time]), along(batch, case.rank(), lengths.ravel()))
 
 
-def _constant(case: RowCase) -> Made:
+def _constant(case: RowCase) -> OutputOwners:
     """The output depends on shapes only."""
     return None
 
 
-def _whole(case: RowCase) -> Made:
+def _whole(case: RowCase) -> OutputOwners:
     raise Mixed("looks at all rows at once")
 
 
 # The rules that entries name
 
 
-def of(*places: int) -> RowRule:
+def elementwise_of(*places: int) -> RowRule:
     """Element by element of these inputs; the others are parameters."""
     return RowRule(_of(*places))
 
@@ -466,22 +521,25 @@ def moved(*places: int, by: tuple[int, ...] = ()) -> RowRule:
 
 
 def along_axis(default: int, *places: int) -> RowRule:
-    """Elements along the attribute ``axis`` are taken together."""
+    """Elements along the attribute ``axis`` are combined."""
     return RowRule(_lines(_axis(default), *places))
 
 
 def from_axis(first: int) -> RowRule:
-    """Elements along all axes from *first* on are taken together."""
+    """Elements along all axes from *first* on are combined."""
     return RowRule(_lines(_from(first)))
 
 
 def matrices(left: int = 0, right: int = 1, added: int = -1) -> RowRule:
-    """A product of matrices: these are the inputs that are multiplied and added."""
+    """A product of matrices; the arguments are the inputs that are multiplied and added."""
     return RowRule(_product(left, right, added))
 
 
 def kept_apart(*places: int) -> RowRule:
-    """Rows lie along the first axis of these inputs (none named: of all) and of all outputs; others are parameters."""
+    """Rows along the first axis of these inputs (none given: of all) and of all outputs are kept apart.
+
+    Other inputs are parameters.
+    """
     return RowRule(_rows(dict.fromkeys(places, 0) if places else None))
 
 
@@ -516,12 +574,12 @@ whole = RowRule(_whole)
 
 
 def owners_after(rule: RowRule | None, case: RowCase) -> list[Owners | None]:
-    """The owners of each output of a node; ``Mixed`` where an element has several, or no rule can tell."""
+    """The owners of each output of a node; ``Mixed`` if an element has several, or there is no rule."""
     if rule is None:
         raise Mixed("is not known to keep rows apart")
-    made: Any = rule.follow(case)
-    outputs = list(made) if isinstance(made, list) else [made] * len(case.made)
-    for owners, shape in zip(outputs, case.made, strict=True):
+    followed: Any = rule.follow(case)
+    outputs = list(followed) if isinstance(followed, list) else [followed] * len(case.output_shapes)
+    for owners, shape in zip(outputs, case.output_shapes, strict=True):
         if owners is not None and (shape is None or not _fits(owners.shape, shape)):
             raise Mixed("is not known to keep rows apart")
     return outputs

@@ -1,4 +1,4 @@
-"""Torch meanings of what works on sequences: recurrent cells and attention."""
+"""Torch meanings of operators on sequences: recurrent cells and attention."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from weft.models.operators.rules.meanings import Meaning, TorchNode, TorchTensor
 
 
 def recurrent(name: str, gates: Sequence[int]) -> Meaning:
-    """``lstm``, ``gru``, ``rnn_tanh`` of torch, whose gates come in another order.
+    """``lstm``, ``gru`` or ``rnn_tanh`` of torch, whose gates have another order.
 
-    gates: for each of torch's gates its place among ONNX's.
+    gates: for each of torch's gates its index among ONNX's.
     """
 
     def meaning(
@@ -65,14 +65,14 @@ def attention(t: TorchNode, q: TorchTensor, k: TorchTensor, v: TorchTensor, *oth
     mask = others[0] if others else None
     t.refuse(set(t.attributes) - _ATTENTION, "attention within a window, or with other attributes")
     t.refuse(
-        t.outputs > 1 or any(each is not None for each in others[1:]) or t.get("softcap", 0.0),
+        t.outputs > 1 or any(other is not None for other in others[1:]) or t.get("softcap", 0.0),
         "attention with a cache, a cap or its scores given out",
     )
     t.refuse(mask is not None and t.get("is_causal", 0), "attention with a mask that is causal too")
     joined = q.dim() == 3
     if joined:
         q = _by_head(q, t.get("q_num_heads"))
-        k, v = (_by_head(each, t.get("kv_num_heads")) for each in (k, v))
+        k, v = (_by_head(tensor, t.get("kv_num_heads")) for tensor in (k, v))
     return _attended(t, q, k, v, mask, joined)
 
 
@@ -81,20 +81,20 @@ def multi_head_attention(t: TorchNode, q: TorchTensor, k: Any = None, v: Any = N
     bias = others[0] if others else None
     t.refuse(
         k is None or v is None or q.dim() != 3 or k.dim() != 3 or v.dim() != 3 or t.outputs > 1
-        or any(each is not None for each in others[1:]) or t.get("unidirectional", 0),
+        or any(other is not None for other in others[1:]) or t.get("unidirectional", 0),
         "attention with a mask, a cache or packed inputs",
     )  # fmt: skip
     if bias is not None:
         parts = bias.split([q.shape[-1], q.shape[-1], v.shape[-1]])
-        q, k, v = (each + part for each, part in zip((q, k, v), parts, strict=True))
-    q, k, v = (_by_head(each, t.get("num_heads")) for each in (q, k, v))
+        q, k, v = (tensor + part for tensor, part in zip((q, k, v), parts, strict=True))
+    q, k, v = (_by_head(tensor, t.get("num_heads")) for tensor in (q, k, v))
     return _attended(t, q, k, v, None, True)
 
 
 def packed_attention(t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: Any = None, *others: Any) -> TorchTensor:
     """com.microsoft Attention: one weight projects to queries, keys and values."""
     t.refuse(
-        t.outputs > 1 or any(each is not None for each in others) or t.get("do_rotary", 0),
+        t.outputs > 1 or any(other is not None for other in others) or t.get("do_rotary", 0),
         "attention with a mask, a cache or rotary positions",
     )
     sizes = list(t.get("qkv_hidden_sizes") or [weight.shape[1] // 3] * 3)

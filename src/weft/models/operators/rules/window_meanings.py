@@ -1,4 +1,4 @@
-"""Torch meanings of what slides a window over an image, and of resizing one."""
+"""Torch meanings of operators that slide a window over an image, and of resizing."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fused_conv(
 
 
 def conv_transpose(t: TorchNode, x: TorchTensor, weight: TorchTensor, bias: TorchTensor = None) -> TorchTensor:
-    """All that the windows write, then cropped: torch pads both ends of an axis alike."""
+    """The sum of all windows, then cropped: torch pads both ends of an axis alike."""
     t.refuse(t.get("auto_pad", "NOTSET") not in ("NOTSET", "") or t.get("output_shape"), "padding by output shape")
     window = _window(t, x, weight.shape[2:])
     function = getattr(t.nn, f"conv_transpose{len(window.kernel)}d")
@@ -106,7 +106,7 @@ def _window(t: TorchNode, x: TorchTensor, kernel: Sequence[int]) -> WindowPlan:
 def _padded(
     t: TorchNode, x: TorchTensor, window: WindowPlan, fill: float, *, half: bool = False
 ) -> tuple[TorchTensor, list[int]]:
-    """*x* with pads that torch's own padding cannot say, and the padding that is left to say.
+    """*x* with the padding that torch's function cannot express, and the rest of the padding for that function.
 
     half: torch refuses padding of more than half a window.
     """
@@ -121,7 +121,7 @@ def _padded(
 
 
 class Taps(NamedTuple):
-    """Along one axis: the places that each output element is made of, and how much of each."""
+    """Along one axis: the input positions that each output element is computed from, and their weights."""
 
     places: list[list[int]]
     shares: list[list[float]]
@@ -134,7 +134,7 @@ def resize(
     scales: Numbers | None = None,
     sizes: Numbers | None = None,
 ) -> TorchTensor:
-    """Axis by axis, as a sum of picked elements; the positions follow from numbers alone."""
+    """Resize axis by axis, as a weighted sum of selected elements; the positions follow from numbers alone."""
     t.refuse(
         t.get("antialias", 0)
         or t.get("keep_aspect_ratio_policy", "stretch") != "stretch"
@@ -201,7 +201,7 @@ def _cubic(distance: float, a: float) -> float:
 
 
 def _position(t: TorchNode, place: int, size: int, length: int, scale: float) -> float:
-    """Where in the input an element of the output lies."""
+    """The position in the input of an element of the output."""
     match t.get("coordinate_transformation_mode", "half_pixel"):
         case "asymmetric":
             return place / scale
