@@ -2,7 +2,7 @@
 
 A kernel takes the longer of its arithmetic (at the share of the peak that large products reach) and its memory traffic,
 and a fixed cost. Additions and activations ride on the kernel before them, and a concatenation is written in place by
-those who feed it. Against the ten networks of HaX-CoNN's Table 5 this is 5 to 14 % off in the mean with fitted
+the kernels that feed it. Against the ten networks of HaX-CoNN's Table 5 this is 5 to 14 % off in the mean with fitted
 constants; an efficiency that falls with the size of a product did not come nearer and was left out.
 """
 
@@ -56,7 +56,7 @@ def estimate(model: Model, soc: Soc, *, batch: int = 1, max_groups: int | None =
 def _estimated(model: Model, soc: Soc, batch: int) -> SocProfile:
     groups = group_layers(model, max_groups=MAX_STEPS)
     names = distinct([readable(group.name) for group in groups])
-    made = [_profiled(name, group, model, soc, batch) for name, group in zip(names, groups, strict=True)]
+    profile_groups = [_profiled(name, group, model, soc, batch) for name, group in zip(names, groups, strict=True)]
     name = readable(model.name)
     return SocProfile(
         model=name,
@@ -64,21 +64,21 @@ def _estimated(model: Model, soc: Soc, batch: int) -> SocProfile:
         origin="estimated",
         source=f"roofline of {name} at batch {batch} from the description of {soc.name}",
         precision=f"{soc.element_bits} bits",
-        groups=tuple(made),
+        groups=tuple(profile_groups),
     )
 
 
 def kernels(layers: tuple[Layer, ...], *, batch: int, element_bits: int) -> list[Kernel]:
     """What a compiler makes of *layers*."""
-    made: list[Kernel] = []
+    fused: list[Kernel] = []
     before: Layer | None = None
     for layer in layers:
-        if made and before is not None and follows(layer, before):
-            made[-1] = _with_follower(made[-1], layer, before, batch, element_bits)
+        if fused and before is not None and follows(layer, before):
+            fused[-1] = _with_follower(fused[-1], layer, before, batch, element_bits)
         else:
-            made.append(_kernel(layer, batch, element_bits))
+            fused.append(_kernel(layer, batch, element_bits))
         before = layer
-    return made
+    return fused
 
 
 def move_s(group: LayerGroup, soc: Soc, *, batch: int = 1) -> float:

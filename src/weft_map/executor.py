@@ -3,7 +3,7 @@
 Time stops at events: a move or a step ends, a planned start comes. Between two of them every running step
 progresses at 1/slow-down, which depends on its own demand and on the sum of the others'; so nothing is stepped and
 nothing is rounded but floats. Events closer than ``SAME`` count as one, and a start planned within ``NEARLY`` of an
-event happens at it, because plans carry the rounding of whoever made them.
+event happens at it, because plans contain rounding errors of their planner.
 
 A step that is submitted moves to its unit at once. When it is there and its planned start has come it stands in line;
 the line of a unit is served in order of arrival, at one instant in the order of the tasks. A task's last step takes it
@@ -106,7 +106,7 @@ class SimulatedSoc:
         return ticks(self._now_s)
 
     def ready(self) -> DeviceClocks:
-        """Any number of steps may be under way: those who find no free unit stand in line."""
+        """Any number of steps may be in flight: those without a free unit wait in its queue."""
         return DeviceClocks.at(self.now())
 
     def held(self) -> tuple[LaneState, ...]:

@@ -23,6 +23,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 Objective = Literal["latency", "throughput"]
+# Cap on times in profiles. Up to it the errors of float64 stay below a nanosecond; larger values are typing errors.
 MAX_SECONDS = 1e6
 MAX_STEPS = 4096
 """Groups of a task times its repeats."""
@@ -179,7 +180,7 @@ def _check_moves(task: Task, soc: Soc) -> None:
     stretch: list[Group] = []
     for group in task.groups:
         stretch.append(group)
-        if any(all(unit in each.costs for each in stretch) for unit in units):
+        if any(all(unit in other.costs for other in stretch) for unit in units):
             if group.leave:
                 stretch = []
             continue

@@ -21,7 +21,9 @@ from weft_map.problem import MAX_SECONDS, MAX_STEPS, Group, Task, UnitCost
 
 Origin = Literal["measured", "derived", "estimated"]
 
-MAX_FILE_BYTES = 32 << 20
+MAX_FILE_BYTES = 32 << 20  # far above any profile; a larger file is refused before it is read into memory
+# Names are cut to this when profiles are made (four times as long ones are read): TensorRT's kernels are called after
+# all their layers, and names stand in tables.
 MAX_NAME = 400
 
 Name = Annotated[str, Field(min_length=1, max_length=4 * MAX_NAME), AfterValidator(printable)]
@@ -36,7 +38,7 @@ def _tuple(value: Any) -> Any:
 
 def _ascending(layers: tuple[str, ...] | str) -> tuple[str, ...] | str:
     numbers = layers.split("-") if isinstance(layers, str) else []
-    if len(numbers) == 2 and all(each.isdecimal() for each in numbers) and int(numbers[0]) > int(numbers[1]):
+    if len(numbers) == 2 and all(number.isdecimal() for number in numbers) and int(numbers[0]) > int(numbers[1]):
         raise ValueError("the first layer must not come after the last")
     return layers
 
@@ -193,7 +195,7 @@ def readable(name: str) -> str:
 
 def distinct(names: Sequence[str]) -> list[str]:
     """*names* with a number behind each that came before."""
-    taken, seen, made = set(names), set[str](), []
+    taken, seen, unique = set(names), set[str](), []
     numbers: dict[str, int] = {}
     for name in names:
         fresh = name
@@ -201,8 +203,8 @@ def distinct(names: Sequence[str]) -> list[str]:
             numbers[name] = numbers.get(name, 1) + 1
             fresh = f"{name} #{numbers[name]}"
         seen.add(fresh)
-        made.append(fresh)
-    return made
+        unique.append(fresh)
+    return unique
 
 
 # Fewer groups

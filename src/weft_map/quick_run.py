@@ -20,7 +20,7 @@ from weft_map.search import rules
 from weft_map.simulator import simulate
 
 MOST_STEPS = 200
-"""All tasks together may have so many for delays to be tried."""
+"""Cap on the steps of all tasks up to which delays are tried: every trial simulates all of them."""
 LONGEST, SHORTEST = 1 / 8, 1 / 4096
 """Strides of the pattern search, as shares of the makespan."""
 

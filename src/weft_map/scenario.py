@@ -26,7 +26,7 @@ from weft_map.profiles import Origin, SocProfile, merge_groups
 from weft_map.solver import Improvement, Options, Solution, solve
 
 ESTIMATED_GROUPS = 16
-"""An estimated profile is merged to so many groups, unless the scenario says how many it wants."""
+"""Groups that an estimated profile is merged to by default; the time of the search grows fast with them."""
 GROUPS_SHOWN = f"{ESTIMATED_GROUPS} for an estimate, else as in the profile"
 
 Name = Annotated[str, Field(min_length=1, max_length=1600), AfterValidator(printable)]
@@ -199,11 +199,11 @@ def prepare_phases(scenario: Scenario) -> list[MappingCase]:
 
 def find_profiles(scenario: Scenario, soc: Soc) -> dict[str, SocProfile]:
     """A profile for each task."""
-    found: list[tuple[ScenarioTask, SocProfile]] = []
+    profiled: list[tuple[ScenarioTask, SocProfile]] = []
     for task in scenario.task:
-        same = (profile for other, profile in found if (other.model, other.shapes) == (task.model, task.shapes))
-        found.append((task, next(same, None) or _find(scenario, soc, task)))
-    return {name: profile for name, (_, profile) in zip(scenario.names, found, strict=True)}
+        same = (profile for other, profile in profiled if (other.model, other.shapes) == (task.model, task.shapes))
+        profiled.append((task, next(same, None) or _find(scenario, soc, task)))
+    return {name: profile for name, (_, profile) in zip(scenario.names, profiled, strict=True)}
 
 
 def _find(scenario: Scenario, soc: Soc, task: ScenarioTask) -> SocProfile:
@@ -229,8 +229,8 @@ def _case(scenario: Scenario, soc: Soc, profiles: Mapping[str, SocProfile], name
     for name in names:
         if name not in tasks:
             raise WorkloadError("a phase names an " + unknown_name("task", name, tasks))
-    made = [profiles[name].task(name, after=tasks[name].after, repeats=tasks[name].repeats) for name in names]
-    return MappingCase(Problem(soc, tuple(made)), scenario.options, {name: profiles[name] for name in names})
+    group_tasks = [profiles[name].task(name, after=tasks[name].after, repeats=tasks[name].repeats) for name in names]
+    return MappingCase(Problem(soc, tuple(group_tasks)), scenario.options, {name: profiles[name] for name in names})
 
 
 def map_models(

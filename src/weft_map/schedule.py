@@ -55,7 +55,7 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a schedule comes to on its SoC."""
+    """The simulated run of a schedule on its SoC: when every step ran, and how fast."""
 
     problem: Problem
     schedule: Schedule

@@ -27,6 +27,7 @@ from weft_map.problem import Ints, Objective, Problem, Tables
 from weft_map.schedule import Schedule
 
 FIRST_STATES = 1 << 14
+"""States of the first allocation, some MB; it doubles when it is full."""
 MOST_STATES = 1 << 23
 """States kept at most: about a gigabyte. A search that needs more ends with a gap."""
 DIVE_STATES = 1 << 12

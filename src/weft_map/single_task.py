@@ -12,7 +12,7 @@ from weft_map.problem import Floats, Problem
 
 
 def shortest(problem: Problem, task: int, max_switches: int | None = None) -> tuple[float, tuple[int, ...]]:
-    """How long a task takes at least, and on which units, if nobody else is there."""
+    """The least duration of a task without other tasks, and the units it takes."""
     tables, steps = problem.tables, int(problem.tables.steps[task])
     ways_s = tables.move[task, :steps] + tables.time[task, :steps, None]
     return _cheapest(problem, task, ways_s, tables.leave[task], max_switches)

@@ -236,7 +236,7 @@ class _SolverRun:
         if outcome.value(self._options.objective) <= self._value + (1e-6 + self._options.ties) * abs(self._value):
             return outcome
         others = [simulate(self._problem, given) for given in self._proposed]
-        return min([outcome, *others], key=lambda each: each.value(self._options.objective))
+        return min([outcome, *others], key=lambda other: other.value(self._options.objective))
 
     def _small_proof(self, search: Search, first_s: float | None) -> _Verdict | None:
         """Dive for a first good schedule; a small problem is proved right here, with simple bounds."""
@@ -313,7 +313,7 @@ class _SolverRun:
         return kept
 
     def _worth(self, schedule: Schedule) -> float:
-        """What a proposed schedule comes to; one that keeps to the limits may become our own."""
+        """The value of a proposed schedule; one that keeps to the limits is offered as a solution."""
         ended = ends_s(self._problem, schedule)
         value = worth(self._problem, ended, self._options.objective)
         if self._keeps(schedule):
@@ -364,10 +364,10 @@ class _SolverRun:
             return
         self._value, self._schedule = value, schedule
         sign = -1 if self._options.objective == "throughput" else 1
-        found = Improvement(self._seconds, sign * value, sign * min(self._bound, value), schedule)
-        self._improvements.append(found)
+        improvement = Improvement(self._seconds, sign * value, sign * min(self._bound, value), schedule)
+        self._improvements.append(improvement)
         if self._tell:
-            self._tell(found)
+            self._tell(improvement)
 
     def _certificate(self, verdict: _Verdict, outcome: Outcome) -> Certificate:
         sign = -1 if self._options.objective == "throughput" else 1

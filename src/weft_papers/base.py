@@ -1,4 +1,4 @@
-"""What a reproduced paper comes to: rows that set our number beside the published one, tables and pictures.
+"""The result of a reproduced paper: rows that set our number beside the published one, tables and pictures.
 
 The published numbers are data (``data/<paper>.json``), each with the sentence that states it; what a
 paper only draws is not in there, and is called "not printed".
@@ -151,8 +151,8 @@ def published(paper: str) -> Paper:
 
 def printed_data(paper: str) -> dict[str, Any]:
     """All that the file of a paper's printed numbers holds."""
-    found: dict[str, Any] = json.loads((resources.files("weft_papers") / "data" / f"{paper}.json").read_text("utf-8"))
-    return found
+    numbers: dict[str, Any] = json.loads((resources.files("weft_papers") / "data" / f"{paper}.json").read_text("utf-8"))
+    return numbers
 
 
 def beside(ours: float, paper: float, why: str) -> str:

@@ -99,7 +99,7 @@ def run(planner: Planner, scenario: Scenario, on_frame: Callable[[Frame], None] 
 
 def test_it_finds_what_the_solver_finds_and_says_so_on_the_way(planner: Planner) -> None:
     planner.plan(problem_of(VGG), Options())
-    *better, last = [news.found for news in all_news(planner)]
+    *better, last = [news.report for news in all_news(planner)]
     there = solve(problem_of(VGG))
     assert last.kind == "ended" and last.proved
     assert last.schedule == there.schedule and last.value == pytest.approx(there.certificate.value, rel=1e-9)
@@ -113,8 +113,8 @@ def test_a_new_problem_replaces_the_one_being_searched(planner: Planner) -> None
     planner.wait()
     newer = planner.plan(problem_of(ALEX), Options())
     said = all_news(planner)
-    assert {news.found.job for news in said} == {newer}
-    assert said[-1].found.value == pytest.approx(solve(problem_of(ALEX)).certificate.value, rel=1e-9)
+    assert {news.report.job for news in said} == {newer}
+    assert said[-1].report.value == pytest.approx(solve(problem_of(ALEX)).certificate.value, rel=1e-9)
 
 
 def test_many_changes_in_a_row_end_with_the_last_one(planner: Planner) -> None:
@@ -122,8 +122,8 @@ def test_many_changes_in_a_row_end_with_the_last_one(planner: Planner) -> None:
         planner.plan(problem_of(VGG), Options())
         last = planner.plan(problem_of(ALEX), Options())
     said = all_news(planner)
-    assert said[-1].found.job == last and said[-1].found.proved
-    assert LOST not in {news.found.kind for news in said}
+    assert said[-1].report.job == last and said[-1].report.proved
+    assert LOST not in {news.report.kind for news in said}
 
 
 def test_a_request_that_cannot_be_met_is_news_and_not_the_end(planner: Planner) -> None:
@@ -164,10 +164,10 @@ def test_throughput_comes_with_its_latency(planner: Planner) -> None:
     problem = problem_of(ALEX)
     planner.plan(problem, Options(objective="throughput"))
     for news in all_news(planner):
-        assert news.found.schedule is not None
-        outcome = simulate(problem, news.found.schedule)
-        assert news.found.makespan_s == pytest.approx(outcome.makespan_s)
-        assert news.found.value == pytest.approx(outcome.throughput)
+        assert news.report.schedule is not None
+        outcome = simulate(problem, news.report.schedule)
+        assert news.report.makespan_s == pytest.approx(outcome.makespan_s)
+        assert news.report.value == pytest.approx(outcome.throughput)
 
 
 def test_no_process_is_left_behind() -> None:
@@ -193,8 +193,8 @@ def test_a_process_that_keeps_dying_is_given_up_until_the_next_problem(
             os.kill(made.process_id, signal.SIGKILL)
             made.wait()
             said = made.news()
-            assert {news.found.kind for news in said} == {LOST}
-        assert "died 4 times" in said[-1].found.message
+            assert {news.report.kind for news in said} == {LOST}
+        assert "died 4 times" in said[-1].report.message
         assert not made.searching
         monkeypatch.undo()
         made.plan(problem_of(ALEX), Options())
@@ -396,7 +396,7 @@ class Patient:
         return self._planner.plan(problem, replace(options, time_limit_s=PATIENCE_S))
 
     def news(self) -> list[News]:
-        return [news for news in self._planner.news() if news.found.kind == "better"]
+        return [news for news in self._planner.news() if news.report.kind == "better"]
 
 
 def test_what_cannot_be_met_is_refused_before_anything_runs(planner: Planner) -> None:

@@ -137,7 +137,7 @@ def _lose(served, state, stream, arrival):
 
 @part
 def _lose_arrivals(machine, until, served, state, tables, requests):
-    """What comes to a machine that is down is lost."""
+    """Requests that arrive at a machine that is down are lost."""
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):
         for i in range(requests.known[stream, HEAD], requests.known[stream, LENGTH]):
             arrival = requests.by_stream[i]
@@ -168,8 +168,8 @@ def _learn(how, cluster, period):
         for machine in range(cluster.reports.shape[1]):
             report = cluster.reports[newest % ring, machine]
             array, channel, waiting = report[WORK_ARRAY], report[WORK_CHANNEL], report[WAITING]
-            for each in range(newest, period):
-                sent = cluster.sent[gate, each % ring, machine]
+            for index in range(newest, period):
+                sent = cluster.sent[gate, index % ring, machine]
                 array = carried(array, sent[WORK_ARRAY] * how.gates, how.period)
                 channel = carried(channel, sent[WORK_CHANNEL] * how.gates, how.period)
             ahead = cluster.ahead[gate, machine]
@@ -243,9 +243,9 @@ def _by_share(tables, up, first, count, draw):
     while place < count - 1 and tables.until[first + place] <= draw:
         place += 1
     for step in range(count):
-        each = (place + step) % count
-        if up[tables.machine[tables.stream[first + each]], UP] == 1:
-            return each
+        index = (place + step) % count
+        if up[tables.machine[tables.stream[first + index]], UP] == 1:
+            return index
     return place
 
 

@@ -13,7 +13,7 @@ from weft_cluster.placing.bound import placing_bound
 from weft_cluster.placing.change import PlacementChange, difference
 from weft_cluster.placing.demand import Demand
 from weft_cluster.placing.filling import Filling
-from weft_cluster.placing.judging import OnTimeJudge
+from weft_cluster.placing.judging import OTHER_SEEDS, OnTimeJudge
 from weft_cluster.placing.machines import Machines
 from weft_cluster.placing.needs import demands_of
 from weft_cluster.placing.placement import Placement
@@ -21,8 +21,6 @@ from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.placing.refusals import check_each_fits
 from weft_cluster.placing.settling import HYSTERESIS, adapted
 from weft_cluster.placing.summary import make_placement
-
-OTHER_SEEDS = 1000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +80,7 @@ def _without(problem: PlacingProblem, lost: Sequence[str]) -> PlacingProblem:
 
 
 def _value(filling: Filling, before: Placement, judge: OnTimeJudge | None) -> float:
-    """What the objective of the placement comes to now."""
+    """The value of the placement's objective under the new problem."""
     problem, used = filling.problem, np.flatnonzero(filling.used).tolist()
     if before.objective == "machines":
         return float(len(used))

@@ -1,4 +1,4 @@
-"""AlpaServe's replication (Li et al., OSDI 2023): a judge says who is served badly, and that model gets a replica.
+"""AlpaServe's replication (Li et al., OSDI 2023): a judge names the model that is served worst; it gets a replica.
 
 The published judge is a simulator; any function will do that tells the share of each model's requests that are on
 time. Requests spread evenly over replicas meanwhile, and in the end as the machines are least crowded. Models are not
@@ -21,13 +21,13 @@ OnTime = Callable[[Filling], Floats]
 
 def fluid(filling: Filling) -> Floats:
     """As if requests were a liquid: a machine that is asked for more than its cap serves a part of everything."""
-    problem, found = filling.problem, np.zeros(len(filling.problem.demands))
+    problem, served = filling.problem, np.zeros(len(filling.problem.demands))
     caps = problem.cap[problem.kind_of]
     for machine, models in enumerate(filling.shares):
         kept = min(1.0, caps[machine] / max(filling.loads[machine].max(), 1e-12))
         for model, share in models.items():
-            found[model] += kept * share
-    return found
+            served[model] += kept * share
+    return served
 
 
 def greedy(problem: PlacingProblem, on_time_of: OnTime = fluid) -> Filling:

@@ -39,13 +39,13 @@ def pieces(problem: PlacingProblem, wanted: PlacingBound | None = None) -> list[
     smallest = np.where(runs, sizes, np.inf).min(axis=0)
     choices = problem.allowed.sum(axis=0)
     free = choices >= choices.max(initial=0)
-    found = []
+    sized = []
     for piece, kind in _parts(problem, wanted):
         model, share, among = piece
         size = share * (smallest[model] if kind is None else sizes[kind, model])
         count = max(math.ceil(size / LARGEST_PIECE) if size > 1 else 1, 1 if among else problem.demands[model].replicas)
-        found += [(bool(free[model]), -size / count, Piece(model, share / count, among))] * count
-    return [piece for _, _, piece in sorted(found, key=lambda each: each[:2])]
+        sized += [(bool(free[model]), -size / count, Piece(model, share / count, among))] * count
+    return [piece for _, _, piece in sorted(sized, key=lambda entry: entry[:2])]
 
 
 def _parts(problem: PlacingProblem, wanted: PlacingBound | None) -> Iterator[tuple[Piece, int | None]]:

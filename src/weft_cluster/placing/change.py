@@ -84,7 +84,7 @@ def difference(before: Placement, after: Placement, problem: PlacingProblem) -> 
 
 def _copies(placement: Placement) -> dict[tuple[str, str], float]:
     """(machine, model) -> requests per second that go there."""
-    return {(machine.name, each.model): each.rate for machine in placement.machines for each in machine.models}
+    return {(machine.name, placed.model): placed.rate for machine in placement.machines for placed in machine.models}
 
 
 def in_order(copies: Iterable[tuple[str, str, float]], problem: PlacingProblem) -> list[WeightLoad]:
@@ -100,7 +100,7 @@ def in_order(copies: Iterable[tuple[str, str, float]], problem: PlacingProblem) 
         todo.append((machine, model, rate, size, size / problem.kinds[kinds[machine]].load_bytes_per_s))
     ready: dict[str, float] = {}
     loads = []
-    for machine, model, rate, size, seconds in sorted(todo, key=lambda each: (-each[2] / max(each[4], 1e-9), each[:2])):
+    for machine, model, rate, size, seconds in sorted(todo, key=lambda load: (-load[2] / max(load[4], 1e-9), load[:2])):
         ready[machine] = ready.get(machine, 0.0) + seconds
         loads.append(
             WeightLoad(model=model, machine=machine, bytes=size, seconds=seconds, ready_s=ready[machine], rate=rate)

@@ -22,13 +22,13 @@ Refine = Callable[[Filling], Filling | None]
 def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambda filling: filling) -> Filling | None:
     """The first filling that carries all and can be refined; None: not with all machines."""
     levels = _Levels(problem, objective)
-    found: dict[int, Filling | None] = {}
+    fillings: dict[int, Filling | None] = {}
 
     def good(level: int) -> bool:
-        if level not in found:
+        if level not in fillings:
             filling, left = pack(problem, *levels[level])
-            found[level] = None if left else refine(filling)
-        return found[level] is not None
+            fillings[level] = None if left else refine(filling)
+        return fillings[level] is not None
 
     low, high = -1, 0
     near = max(1, int(PRECISION * levels[0][0].sum()))
@@ -40,7 +40,7 @@ def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambd
     while high - low > near:
         middle = (low + high) // 2
         low, high = (low, middle) if good(middle) else (middle, high)
-    return found[high]
+    return fillings[high]
 
 
 class _Levels:

@@ -1,6 +1,6 @@
 """A placement in the making: what is on every machine, and how much more of a model each could take.
 
-``broken_limits`` says in sentences which limits one exceeds: the test that all who place are held to.
+``broken_limits`` names the limits that one exceeds, in sentences; every placement method is tested with it.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Filling:
         return sorted(self._homes.get(model, ()))
 
     def replicas(self, model: int) -> int:
-        """On how many machines the model is, or in how many zones where its replicas shall be that far apart."""
+        """Return the number of machines that have the model; of zones, if its replicas must be in different zones."""
         machines = self.where(model)
         apart = self.problem.demands[model].apart == "zone"
         return len(set(self.problem.zone_of[machines].tolist())) if apart else len(machines)
@@ -96,11 +96,11 @@ class Filling:
 
     def served(self) -> Floats:
         """(model): the share of its requests that go anywhere."""
-        found = np.zeros(len(self.problem.demands))
+        served_shares = np.zeros(len(self.problem.demands))
         for models in self.shares:
             for model, share in models.items():
-                found[model] += share
-        return found
+                served_shares[model] += share
+        return served_shares
 
 
 def broken_limits(filling: Filling) -> Iterator[str]:

@@ -20,7 +20,8 @@ Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
-GIB = 2**30
+GIB = 2**30  # files give memory in GiB
+# Cap on machines in a file: a typing error in `count` must not fill the memory. Benchmarks place up to 10,000.
 MOST_MACHINES = 100_000
 
 
@@ -141,7 +142,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
                 raise ValueError(unknown_name("kind", group.kind, self.kinds))
         if sum(group.count for group in self.machine) > MOST_MACHINES:
             raise ValueError(f"more than {MOST_MACHINES} machines")
-        names = [each.name for each in self.each]
+        names = [machine.name for machine in self.all_machines]
         if (
             twice := next((name for name in names if names.count(name) > 1), None)
             if len(set(names)) < len(names)
@@ -165,19 +166,19 @@ class Machines(BaseModel, extra="forbid", frozen=True):
             raise ValueError(f"models.{model}: replicas = {rule.replicas} in {len(places)} {rule.apart}s; add some")
 
     @cached_property
-    def each(self) -> tuple[ClusterMachine, ...]:
+    def all_machines(self) -> tuple[ClusterMachine, ...]:
         """Every machine, in the order of the file; those of a group that is not named are numbered by kind."""
-        found: list[ClusterMachine] = []
+        machines: list[ClusterMachine] = []
         used: dict[str, int] = {}
         for group in self.machine:
             if group.name is not None and group.count == 1:
-                found.append(ClusterMachine(group.name, group.kind, group.zone))
+                machines.append(ClusterMachine(group.name, group.kind, group.zone))
                 continue
             stem = group.name or group.kind
             for _ in range(group.count):
                 used[stem] = used.get(stem, 0) + 1
-                found.append(ClusterMachine(f"{stem}-{used[stem]}", group.kind, group.zone))
-        return tuple(found)
+                machines.append(ClusterMachine(f"{stem}-{used[stem]}", group.kind, group.zone))
+        return tuple(machines)
 
     @property
     def zones(self) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ class ShareMove(NamedTuple):
 
 
 def improve(filling: Filling, judge: OnTimeJudge, target: float, trials: int) -> None:
-    """Relieve the machines that are below the target, worst first, as long as that helps; at most so many trials."""
+    """Relieve the machines that are below the target, worst first, as long as that helps; at most *trials* times."""
     rates = {machine: judge.attainment(filling, [machine]) for machine in np.flatnonzero(filling.used).tolist()}
     stuck: set[int] = set()
     while trials > 0:

@@ -25,7 +25,7 @@ from weft.workloads.requests import Stream, Workload
 from weft_cluster.placing.demand import Demand, Need
 from weft_cluster.placing.machines import MachineKind, Machines, StatedNeed
 
-MIB = 2**20
+MIB = 2**20  # files give weights and activations in MiB
 
 
 def demands_of(
@@ -35,17 +35,17 @@ def demands_of(
 
     measured: kind -> its device, where that is at hand and in no file.
     """
-    found: dict[str, Demand] = {}
+    by_model: dict[str, Demand] = {}
     devices = {name: measured.get(name) or _device(kind, machines.folder) for name, kind in machines.kinds.items()}
     for index in range(len(workload.stream)):
         demand = _demand(workload, index, machines, devices)
-        before = found.get(demand.model)
-        found[demand.model] = demand if before is None else _together(before, demand)
+        before = by_model.get(demand.model)
+        by_model[demand.model] = demand if before is None else _together(before, demand)
     for model in machines.models:
-        if model not in found:
-            known = ", ".join(list(found)[:5])
+        if model not in by_model:
+            known = ", ".join(list(by_model)[:5])
             raise PlacingError(f"models.{model}: no stream of the workload asks for it; they ask for {known}")
-    return tuple(found.values())
+    return tuple(by_model.values())
 
 
 def _together(one: Demand, other: Demand) -> Demand:
@@ -138,7 +138,7 @@ def _priced(alone: Workload, device: Device, kind: MachineKind) -> Need:
     """One request of a workload's only stream on a device."""
     case = prepare(alone, device)
     program, tick_s = case.setting.programs[0], case.clock.tick_s
-    work = [each * tick_s for each in program.work]
+    work = [ticks * tick_s for ticks in program.work]
     if isinstance(device, Npu):
         return Need(
             program.total_compute * tick_s,

@@ -46,13 +46,13 @@ def pack_evenly(
 
 def most_load(problem: PlacingProblem, bound: PlacingBound) -> tuple[float, Filling]:
     """The largest multiple of the rates that was found to fit, and its filling; 0 where not all models fit."""
-    best, found = 0.0, Filling(problem)
+    best, largest = 0.0, Filling(problem)
     opened = np.ones(len(problem.machines), np.bool_)
     for scale in SCALES:
         packed, left = pack_evenly(replace(problem, cap=problem.cap / (scale * bound.value)), opened, bound)
         times, filling = reshare_for_load(Filling(problem, packed.shares))
         if not left:
             times = max(times, scale * bound.value)
-        if times > best or not found.used.any():
-            best, found = times, filling
-    return best, found
+        if times > best or not largest.used.any():
+            best, largest = times, filling
+    return best, largest

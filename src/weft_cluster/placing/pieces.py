@@ -16,9 +16,12 @@ import numpy as np
 from weft.devices.costs.program import Clock, Program
 from weft_cluster.placing.demand import Need
 
+# Cap on segments per request. More: simulations take longer in proportion. Fewer: segments are longer than on the real
+# machine, and urgent requests wait longer for them.
 MOST_SEGMENTS = 32
 LONGEST_S = 600.0
-"""More than this nobody waits for, in a simulation."""
+"""Cap on the slack of a simulated request: files allow deadlines whose nanoseconds do not fit into 64 bits, and no
+simulation runs that long."""
 AHEAD = 2
 """How many of its longest pieces a machine is given ahead."""
 

@@ -1,4 +1,4 @@
-"""A placement: which models are on which machine, at which share of their requests, and what that comes to.
+"""A placement: which models are on which machine, at which share of their requests, and the loads that result.
 
 ``placement.json`` of a placement folder holds one (docs/formats.md). Nothing here decides anything.
 """
@@ -104,7 +104,7 @@ class Placement(Shown, BaseModel, extra="forbid", frozen=True):
     """Those that have none."""
     unserved: tuple[UnservedModel, ...] = ()
     value: NotNegative
-    """What it comes to: machines, times the asked rates, share on time, or price."""
+    """Value of the objective: machines, multiple of the workload's rates, share on time, or price."""
     bound: NotNegative
     """What no placement can do better than."""
     bound_by: Name = "load"
@@ -129,11 +129,16 @@ class Placement(Shown, BaseModel, extra="forbid", frozen=True):
     @property
     def models(self) -> tuple[str, ...]:
         """Every model that is placed, once."""
-        return tuple(dict.fromkeys(each.model for machine in self.machines for each in machine.models))
+        return tuple(dict.fromkeys(placed.model for machine in self.machines for placed in machine.models))
 
     def where(self, model: str) -> dict[str, float]:
         """Machine -> the share of a model's requests that goes there."""
-        return {machine.name: each.share for machine in self.machines for each in machine.models if each.model == model}
+        return {
+            machine.name: placed.share
+            for machine in self.machines
+            for placed in machine.models
+            if placed.model == model
+        }
 
 
 def read_placement(path: str | Path) -> Placement:

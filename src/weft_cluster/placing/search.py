@@ -26,7 +26,7 @@ SAMPLE = 50
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """A filling, what it comes to, and what nothing can exceed."""
+    """A filling, its value, and a bound that no filling exceeds."""
 
     filling: Filling
     value: float
@@ -48,14 +48,14 @@ def search(problem: PlacingProblem, objective: Objective, target: float | None, 
 def _few_machines(problem: PlacingProblem, objective: Objective, target: float | None, seed: int) -> Found:
     bound = placing_bound(problem, objective)
     carrying = fewest(problem, objective)
-    found = carrying if target is None or carrying is None else fewest(problem, objective, _OnTime(target, seed))
-    if found is None:  # all machines are needed, and are not enough
-        found, _ = pack(problem, np.ones(len(problem.machines), np.bool_))
+    filling = carrying if target is None or carrying is None else fewest(problem, objective, _OnTime(target, seed))
+    if filling is None:  # all machines are needed, and are not enough
+        filling, _ = pack(problem, np.ones(len(problem.machines), np.bool_))
         if target is not None:
-            improve(found, OnTimeJudge(seed), target, TRIALS * len(problem.machines))
+            improve(filling, OnTimeJudge(seed), target, TRIALS * len(problem.machines))
     prices = [problem.kinds[machine.kind].price for machine in problem.machines]
-    value = float(found.used.sum() if objective == "machines" else np.array(prices) @ found.used)
-    return Found(found, value, bound, 0 if carrying is None else int(carrying.used.sum()))
+    value = float(filling.used.sum() if objective == "machines" else np.array(prices) @ filling.used)
+    return Found(filling, value, bound, 0 if carrying is None else int(carrying.used.sum()))
 
 
 class _OnTime:

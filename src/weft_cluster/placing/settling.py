@@ -51,10 +51,10 @@ def carried_over(problem: PlacingProblem, before: Placement) -> tuple[Filling, l
     models = {demand.model: number for number, demand in enumerate(problem.demands)}
     filling = Filling(problem)
     for was in before.machines:
-        for each in was.models if was.name in machines else ():
-            machine, model = machines[was.name], models.get(each.model)
+        for placed in was.models if was.name in machines else ():
+            machine, model = machines[was.name], models.get(placed.model)
             if model is not None and filling.could_join(model)[machine]:
-                filling.add(machine, model, each.share)
+                filling.add(machine, model, placed.share)
     for model, demand in enumerate(problem.demands):
         homes = filling.where(model)
         if homes and len(homes) < demand.replicas:  # a replica more is asked for: it gets its part of the requests
@@ -120,7 +120,7 @@ class _Settling:
             self.filling.shares[machine],
             self.filling.problem.kind_of[machine],
         )
-        found = []
+        options = []
         for model, share in shares.items():
             needed = min(self._excess(machine, model), share)
             rooms = rooms_apart(self.filling, model)
@@ -128,8 +128,8 @@ class _Settling:
             part = share if (rooms * self.filling.used).max() >= share - ROUNDING else needed
             suffices, fits = self._excess(machine, model) <= share, rooms.max() >= part - ROUNDING
             load = float(problem.rows[kind, :, model].max()) * share
-            found.append(((not suffices, not fits, problem.bytes[kind, model] if suffices else -load), model, part))
-        return min(found)[1:]
+            options.append(((not suffices, not fits, problem.bytes[kind, model] if suffices else -load), model, part))
+        return min(options)[1:]
 
     def settle(self, pieces: list[Piece]) -> list[Piece]:
         """Give pieces a place, largest first; what found none."""

@@ -1,4 +1,4 @@
-"""What a filling comes to: the value that is written, read and shown (``placement``), and the way back."""
+"""From a filling to the placement that is written, read and shown (``placement``), and back."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def _machine(filling: Filling, machine: int, judge: OnTimeJudge | None) -> Place
     return PlacedMachine(
         **problem.machines[machine]._asdict(),
         models=models,
-        compute=sum(each.compute for each in models),
-        bandwidth=sum(each.bandwidth for each in models),
-        other=sum(each.other for each in models),
+        compute=sum(placed.compute for placed in models),
+        bandwidth=sum(placed.bandwidth for placed in models),
+        other=sum(placed.other for placed in models),
         overlap=problem.kinds[problem.machines[machine].kind].overlap,
         busy=float(filling.loads[machine].max()),
         busy_cap=float(problem.cap[kind]),
-        memory_bytes=sum(each.memory_bytes for each in models),
+        memory_bytes=sum(placed.memory_bytes for placed in models),
         memory_limit_bytes=int(problem.room_bytes[kind]),
         limit=limit,
         limited_by=problem.demands[who].model,
@@ -87,7 +87,7 @@ def _limit(filling: Filling, machine: int) -> tuple[Limit, int]:
         "bandwidth": (parts * problem.rows[kind, 1, numbers] / problem.cap[kind]).tolist(),
         "memory": (problem.bytes[kind, numbers] / problem.room_bytes[kind]).tolist(),
     }
-    used = {key: sum(each) for key, each in takes.items()}
+    used = {key: sum(by_model) for key, by_model in takes.items()}
     waits = [_waiting(problem, kind, one, numbers) for one in numbers]
     used["deadline"], takes["deadline"] = max(waits), waits
     limit = max(used, key=lambda key: used[key])
@@ -108,15 +108,15 @@ def filled(placement: Placement, problem: PlacingProblem) -> Filling:
     """A placement on a problem's machines again, whether it keeps to the limits or not (``checking``)."""
     machines = {machine.name: number for number, machine in enumerate(problem.machines)}
     models = {demand.model: number for number, demand in enumerate(problem.demands)}
-    found = Filling(problem)
+    filling = Filling(problem)
     for machine in placement.machines:
         if machine.name not in machines:
             raise PlacingError(f"the placement has models on it: {unknown_name('machine', machine.name, machines)}")
-        for each in machine.models:
-            if each.model not in models:
-                raise PlacingError(f"{machine.name} has it placed: {unknown_name('model', each.model, models)}")
-            found.add(machines[machine.name], models[each.model], each.share)
-    return found
+        for placed in machine.models:
+            if placed.model not in models:
+                raise PlacingError(f"{machine.name} has it placed: {unknown_name('model', placed.model, models)}")
+            filling.add(machines[machine.name], models[placed.model], placed.share)
+    return filling
 
 
 def make_placement(

@@ -27,22 +27,22 @@ class ServerLoad(NamedTuple):
 
 
 def predicted(machine: PlacedMachine, rates: Mapping[str, float], refused: Mapping[str, float]) -> ServerLoad:
-    """The loads of a machine whose models answer so many requests per second, had it got those that gates refused."""
+    """The loads of a machine at the *rates* that it serves plus those that gates *refused*, in requests per second."""
     compute = bandwidth = other = 0.0
-    for each in machine.models:
-        asked = rates.get(each.model, 0.0) + refused.get(each.model, 0.0)
-        times = asked / each.rate if each.rate else 0.0
+    for placed in machine.models:
+        asked = rates.get(placed.model, 0.0) + refused.get(placed.model, 0.0)
+        times = asked / placed.rate if placed.rate else 0.0
         compute, bandwidth, other = (
-            compute + times * each.compute,
-            bandwidth + times * each.bandwidth,
-            other + times * each.other,
+            compute + times * placed.compute,
+            bandwidth + times * placed.bandwidth,
+            other + times * placed.other,
         )
     beside = 1 - machine.overlap
     return ServerLoad(compute + beside * bandwidth + other, bandwidth + beside * compute + other)
 
 
 def needed(loads: Sequence[ServerLoad], cap: float) -> int:
-    """How many servers keep all below the cap that so many have now; one at least."""
+    """Return the number of servers, at least one, that keeps the total of *loads* below the cap of each."""
     if not loads:
         return 1
     asked = max(sum(load.compute for load in loads), sum(load.bandwidth for load in loads))
@@ -60,13 +60,13 @@ class UtilisationPolicy:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         compute, bandwidth = (_last(context.raw_metrics or {}, name) for name in (COMPUTE, BANDWIDTH))
-        loads = [ServerLoad(compute[each], bandwidth.get(each, 0.0)) for each in compute]
+        loads = [ServerLoad(compute[replica], bandwidth.get(replica, 0.0)) for replica in compute]
         if len(loads) < context.current_num_replicas:  # some have not said anything yet
             return context.target_num_replicas, {}
         least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         return min(most, max(least, needed(loads, self._cap))), {}
 
 
-def _last(told: Mapping[str, Any], name: str) -> dict[Any, float]:
+def _last(metrics: Mapping[str, Any], name: str) -> dict[Any, float]:
     """What each server said last; its rates are those of ten seconds, and need no further mean."""
-    return {replica: series[-1].value for replica, series in told.get(name, {}).items() if series}
+    return {replica: series[-1].value for replica, series in metrics.get(name, {}).items() if series}

@@ -81,24 +81,35 @@ class Cluster:
 def placed(placement: Placement, kinds: Mapping[str, MachineKind], demands: Sequence[Demand]) -> Cluster:
     """The cluster that a placement describes. Requests that it leaves unserved are not sent."""
     known = {demand.model: demand for demand in demands}
-    nodes = tuple(Node(each.name, each.zone, kinds[each.kind].overlap) for each in placement.machines)
+    nodes = tuple(Node(node.name, node.zone, kinds[node.kind].overlap) for node in placement.machines)
     placement_models = placement.models
     models = {model: number for number, model in enumerate(placement_models)}
     served = dict.fromkeys(models, 0.0)
-    found = []
+    replicas = []
     for number, machine in enumerate(placement.machines):
-        for each in machine.models:
-            if each.model not in known:
-                raise PlacingError(f"{machine.name} has it placed: {unknown_name('model', each.model, known)}")
-            if machine.kind not in known[each.model].needs:
-                raise PlacingError(f"{each.model} is placed on {machine.name}, and nothing says what it takes there")
-            served[each.model] += each.share
-            found.append(NodeModel(number, models[each.model], each.share, known[each.model].needs[machine.kind]))
+        for placement_model in machine.models:
+            if placement_model.model not in known:
+                raise PlacingError(
+                    f"{machine.name} has it placed: {unknown_name('model', placement_model.model, known)}"
+                )
+            if machine.kind not in known[placement_model.model].needs:
+                raise PlacingError(
+                    f"{placement_model.model} is placed on {machine.name}, and nothing says what it takes there"
+                )
+            served[placement_model.model] += placement_model.share
+            replicas.append(
+                NodeModel(
+                    number,
+                    models[placement_model.model],
+                    placement_model.share,
+                    known[placement_model.model].needs[machine.kind],
+                )
+            )
     return Cluster(
         nodes,
         tuple(models),
         np.array([known[model].rate * min(1.0, served[model]) for model in models]),
         np.array([known[model].cv for model in models]),
         np.array([known[model].deadline_s for model in models]),
-        tuple(each._replace(share=each.share / served[placement_models[each.model]]) for each in found),
+        tuple(replica._replace(share=replica.share / served[placement_models[replica.model]]) for replica in replicas),
     )

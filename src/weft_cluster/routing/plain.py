@@ -24,7 +24,7 @@ def serve(lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[Tic
     """Run a cluster until all requests are answered."""
     machines = [_Machine(lowered, node, setting.late) for node in range(len(lowered.policies))]
     gates = [_Gate(lowered, setting, len(machines)) for _ in range(setting.gates)]
-    requests = enumerate((*each, draws) for block in blocks for *each, draws in zip(*block, strict=True))
+    requests = enumerate((*request, draws) for block in blocks for *request, draws in zip(*block, strict=True))
     waiting = next(requests, None)
     reports = [[machine.report(0) for machine in machines]]
     routed: list[int] = []
@@ -154,7 +154,7 @@ class _Machine:
 
     def finish(self) -> None:
         """Write down what the engine has done."""
-        self.endings += [(self._first + each.stream, each.arrival, each.end) for each in self._feed.answers]
+        self.endings += [(self._first + request.stream, request.arrival, request.end) for request in self._feed.answers]
         self.computed += sum(head.compute for head, _ in self._executor.log)
 
     @property

@@ -1,8 +1,8 @@
 """Which machine a request goes to: pure functions of estimates, a request and the time.
 
 An estimate is what a machine said of itself some time ago, carried on by what was sent there since (``Estimate.sent``,
-``Estimate.carried``). Whoever keeps estimates, a gate of a cluster or its simulation, calls a router with them; no
-router keeps anything. The rules are in ``kernels.routing_rules``, so that the compiled cluster goes by the same ones.
+``Estimate.carried``). A gate of a cluster, or its simulation, keeps estimates and calls a router with them; routers
+have no state. The rules are in ``kernels.routing_rules``, so that the compiled cluster follows the same ones.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
     up: bool = True
     as_of: int = 0
     in_flight: int = 0
-    """Requests that were sent there and are not answered, as who sends them knows without a report."""
+    """Requests sent there and not answered yet; the sender counts them, without a report."""
 
     def sent(self, replica: Replica, now: int, gates: int = 1) -> Estimate:
         """The estimate after a request went there; each of several gates takes the others to do as it does."""
@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
         )
 
     def carried(self, compute: int, fetch: int, passed: int) -> Estimate:
-        """The estimate *passed* ticks later, in which so much work was sent."""
+        """The estimate *passed* ticks later, after *compute* and *fetch* ticks of work were sent."""
         return self._replace(
             array=rules.carried(self.array, compute, passed),
             channel=rules.carried(self.channel, fetch, passed),
@@ -87,21 +87,21 @@ def slack(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> in
 def two_choices(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
     """Of two replicas that are drawn, the one where fewer requests were (Mitzenmacher's power of two choices)."""
     place, other = _two(estimates, request)
-    here, there = (estimates[request.replicas[each].machine].waiting for each in (place, other))
+    here, there = (estimates[request.replicas[index].machine].waiting for index in (place, other))
     return other if there < here else place
 
 
 def two_in_flight(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
     """Of two replicas that are drawn, the one with fewer requests in flight, as proxies balance load."""
     place, other = _two(estimates, request)
-    here, there = (estimates[request.replicas[each].machine].in_flight for each in (place, other))
+    here, there = (estimates[request.replicas[index].machine].in_flight for index in (place, other))
     return other if there < here else place
 
 
 def two_aged(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
     """Of two replicas that are drawn, the one where it is expected to be answered first."""
     place, other = _two(estimates, request)
-    here, there = (expected(estimates, request.replicas[each], now) for each in (place, other))
+    here, there = (expected(estimates, request.replicas[index], now) for index in (place, other))
     return other if there < here else place
 
 
@@ -150,7 +150,7 @@ def _by_share(estimates: Sequence[Estimate], request: RoutedRequest, draw: float
     replicas, count = request.replicas, len(request.replicas)
     place = next((place for place in range(count - 1) if replicas[place].until > draw), count - 1)
     order = [(place + step) % count for step in range(count)]
-    return next((each for each in order if estimates[replicas[each].machine].up), place)
+    return next((index for index in order if estimates[replicas[index].machine].up), place)
 
 
 def _two(estimates: Sequence[Estimate], request: RoutedRequest) -> tuple[int, int]:

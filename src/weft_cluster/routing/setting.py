@@ -1,4 +1,4 @@
-"""How a cluster is run: who routes by what knowledge, how far machines are, and which are slow or fail when."""
+"""Settings of a simulated cluster: router and its knowledge, network distances, slow machines, failures."""
 
 from __future__ import annotations
 

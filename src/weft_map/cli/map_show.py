@@ -40,7 +40,7 @@ WORTH_SAYING = 5e-4
 
 
 def solve_shown(case: MappingCase) -> Solution:
-    """Search, and say how far it is where somebody watches."""
+    """Search, with a progress bar on a terminal."""
     from weft_map.solver import load_kernels, solve
 
     with progress_bar("loading kernels (the first use compiles them)"):
@@ -64,10 +64,11 @@ def beside_z3(case: MappingCase, solution: Solution) -> Solution:
 
 
 def _teller(advance: Advance, objective: Objective) -> Callable[[Improvement], None]:
-    def tell(found: Improvement) -> None:
-        known = isfinite(found.bound) and found.bound != 0
-        gap = f", at most {abs(found.value / found.bound - 1):.1%} from the best" if known else ""
-        advance(f"{_value(found.value, objective)} by {found.schedule.made_by} after {found.seconds:.2f} s{gap}")
+    def tell(improvement: Improvement) -> None:
+        known = isfinite(improvement.bound) and improvement.bound != 0
+        gap = f", at most {abs(improvement.value / improvement.bound - 1):.1%} from the best" if known else ""
+        value = _value(improvement.value, objective)
+        advance(f"{value} by {improvement.schedule.made_by} after {improvement.seconds:.2f} s{gap}")
 
     return tell
 

@@ -1,7 +1,7 @@
 """What happens on a SoC between decisions, compiled: time passes until a step or a move ends.
 
 The phase of every task is one number (step, unit, phase, packed); beside it stands how much of its move or of its step
-is left. ``advance`` goes to the next event, ``follow`` runs a whole mapping in which nobody waits without need.
+is left. ``advance`` goes to the next event, ``follow`` runs a whole mapping in which no step waits without need.
 The plain twin is ``weft_map.simulator``.
 """
 

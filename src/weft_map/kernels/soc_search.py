@@ -205,7 +205,7 @@ def _turn(work, task):
 
 @untyped_called
 def _has_room(tables, states, state, work, room):
-    """Whether so much room holds every combination that can be."""
+    """Whether *room* entries hold every combination that can be."""
     most = 1.0
     for n in range(len(work.options)):
         most *= work.options[n]

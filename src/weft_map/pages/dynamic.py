@@ -95,8 +95,8 @@ def _draw_close(axes: Axes, log: DynamicLog, number: int) -> None:
     if frames:
         axes.step([*starts, last_ms], [*latencies, latencies[-1]], where="post", color=OURS, linewidth=1.6)
     its = [update for update in log.updates if update.phase == number]
-    found = [max(FIRST_MS, 1e3 * update.found_s) for update in its]
-    axes.scatter(found, [1e3 * update.latency_s for update in its], marker="*", s=60, color=STAR, zorder=3)
+    arrivals = [max(FIRST_MS, 1e3 * update.found_s) for update in its]
+    axes.scatter(arrivals, [1e3 * update.latency_s for update in its], marker="*", s=60, color=STAR, zorder=3)
     if phase.oracle_latency_s is not None:
         axes.axhline(1e3 * phase.oracle_latency_s, color=ORACLE, linestyle="--", linewidth=1.2)
     if phase.proved_s:

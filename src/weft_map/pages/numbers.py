@@ -106,7 +106,7 @@ class MappingReport:
     contention_s: float
     idle_s: float
     contended_share: float
-    """The share of the makespan in which somebody is slowed down."""
+    """The share of the makespan in which contention slows some step down."""
     moves: int
     moving_s: float
     waiting_s: float
@@ -161,14 +161,14 @@ def steps_of(outcome: Outcome) -> tuple[RanStep, ...]:
     for piece in outcome.pieces:
         pieces[piece.task, piece.step].append(piece)
     moves = {(move.task, move.step): move for move in outcome.moves}
-    found: list[RanStep] = []
+    steps: list[RanStep] = []
     for (task, step), row in sorted(pieces.items()):
-        free_s = found[-1].end_s if step else _began_s(outcome, task)
+        free_s = steps[-1].end_s if step else _began_s(outcome, task)
         ready_s = moves[task, step].end_s if (task, step) in moves else free_s
         first, work_s = row[0], float(outcome.problem.tables.time[task, step, row[0].unit])
         span = first.start_s, row[-1].end_s
-        found.append(RanStep(task, step, first.unit, first.instance, free_s, ready_s, *span, work_s, tuple(row)))
-    return tuple(found)
+        steps.append(RanStep(task, step, first.unit, first.instance, free_s, ready_s, *span, work_s, tuple(row)))
+    return tuple(steps)
 
 
 def demand_of(outcome: Outcome) -> MemoryDemand:
@@ -249,14 +249,14 @@ def _task(outcome: Outcome, task: int, steps: list[RanStep]) -> TaskReport:
 
 
 def _units(outcome: Outcome) -> tuple[UnitReport, ...]:
-    found = []
+    units = []
     for unit, instance in lanes_of(outcome.problem):
         mine = [piece for piece in outcome.pieces if (piece.unit, piece.instance) == (unit, instance)]
         busy_s = sum((piece.end_s - piece.start_s for piece in mine), 0.0)
         work_s = sum(((piece.end_s - piece.start_s) / piece.slow_down for piece in mine), 0.0)
         idle_s, share = max(0.0, outcome.makespan_s - busy_s), _share(busy_s, outcome.makespan_s)
-        found.append(UnitReport(lane_name(outcome.problem, unit, instance), busy_s, idle_s, share, busy_s - work_s))
-    return tuple(found)
+        units.append(UnitReport(lane_name(outcome.problem, unit, instance), busy_s, idle_s, share, busy_s - work_s))
+    return tuple(units)
 
 
 def _share(part: float, whole: float) -> float:

@@ -47,8 +47,8 @@ def write_mapping_page(
     objective: by what they are compared; notes: what produced them, listed at the end; certificate: what is proved of
     the first schedule (``proved``, ``bound`` and ``gap`` stand on top).
     """
-    told = {"notes": json_ready(notes or {}), "certificate": json_ready(certificate or {})}
-    write_page(path, "mapping.html", {**page_data(outcomes, objective, title), **told}, "weft_map.pages")
+    extras = {"notes": json_ready(notes or {}), "certificate": json_ready(certificate or {})}
+    write_page(path, "mapping.html", {**page_data(outcomes, objective, title), **extras}, "weft_map.pages")
 
 
 def page_data(
@@ -115,12 +115,12 @@ def _reasons(first: MappingReport, rival: MappingReport) -> list[str]:
         (first.contention_s - rival.contention_s, "lost to contention"),
         (first.idle_s - rival.idle_s, "idle"),
     ]
-    told = [
+    differences = [
         f"{_time(abs(change_s) / units)} {'more' if change_s > 0 else 'less'} {what}"
         for change_s, what in parts
         if abs(change_s) / units > WORTH_SAYING * first.makespan_s
     ]
-    return [f"Compared with that, an average unit has {', '.join(told)}."] if told else []
+    return [f"Compared with that, an average unit has {', '.join(differences)}."] if differences else []
 
 
 def _name(report: MappingReport) -> str:

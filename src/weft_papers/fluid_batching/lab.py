@@ -35,7 +35,7 @@ SEEDS = (1000, 1001, 1002)
 
 Change = tuple[str, str | float]
 Task = TypeVar("Task")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class BatchScheduler(NamedTuple):
@@ -208,17 +208,19 @@ class Bench:
         wanted = list(dict.fromkeys(points))
         new = [point for point in wanted if point not in self._known]
         tasks = [(point, point.device) for point in new]
-        self._known.update(zip(new, self.each(_served, tasks, tick), strict=True))
+        self._known.update(zip(new, self.run_all(_served, tasks, tick), strict=True))
         return {point: self._known[point] for point in wanted}
 
-    def each(self, function: Callable[[Task], Found], tasks: Sequence[Task], tick: Tick | None = None) -> list[Found]:
+    def run_all(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task], tick: Tick | None = None
+    ) -> list[Result]:
         """What a function gives for every task, in their order."""
-        found = []
+        results = []
         for result in map(function, tasks) if self.processes == 1 else self._workers.each(function, tasks):
-            found.append(result)
+            results.append(result)
             if tick:
-                tick(len(found), len(tasks))
-        return found
+                tick(len(results), len(tasks))
+        return results
 
 
 def _served(task: tuple[RunPoint, TiledNpu]) -> RunMeans:

@@ -54,7 +54,7 @@ class Experiment:
         return paper[f"t6_{self.number}_{column}_{'fps' if self.streams else 'ms'}"].value
 
     def window_ms(self, paper: Paper, column: str) -> float:
-        """The printed latency; of a stream, what its frame rate comes to."""
+        """The printed latency; of a stream, the time per frame that its printed frame rate means."""
         value = self.printed(paper, column)
         return 1e3 / value if self.streams else value
 

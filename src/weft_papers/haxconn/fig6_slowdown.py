@@ -57,8 +57,8 @@ def meet(lab: Laboratory, partners: Sequence[str] = PARTNERS, tick: Tick | None 
         for scaled in (False, True)
         for partner in partners
     }
-    found = lab.find(cases.values(), tick)
-    return [Meeting(partner, scaled, _naive(one), found[one].outcome) for (partner, scaled), one in cases.items()]
+    optima = lab.find(cases.values(), tick)
+    return [Meeting(partner, scaled, _naive(one), optima[one].outcome) for (partner, scaled), one in cases.items()]
 
 
 def _naive(one: SocCase) -> Outcome:
@@ -86,7 +86,7 @@ def figure_6(paper: Paper, out: Path, meetings: Sequence[Meeting], fitted: float
         )
         quantity = f"contention of GoogLeNet saved at most, {what}"
         rows.append(Row(FIGURE, quantity, paper["contention_less"].value, most.less, "%", why))
-    return Exhibit(tuple(rows), (_table(meetings, fitted),), (_drawn(out, meetings, fitted),))
+    return Exhibit(tuple(rows), (_table(meetings, fitted),), (_picture(out, meetings, fitted),))
 
 
 def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
@@ -110,7 +110,7 @@ def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
     )
 
 
-def _drawn(out: Path, meetings: Sequence[Meeting], fitted: float) -> Figure:
+def _picture(out: Path, meetings: Sequence[Meeting], fitted: float) -> Figure:
     proved = f"{OURS}, proved"
     y = Axis(label="slow-down of GoogLeNet", low=0.95, high=1.05 * max(one.slow_down(one.naive) for one in meetings))
     panels = []

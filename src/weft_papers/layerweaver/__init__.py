@@ -13,7 +13,7 @@ from weft_papers.layerweaver import fig14_pairs, fig17_timelines, fig19_scaling,
 from weft_papers.layerweaver.lab import MODELS, PAIRS, Scene, aimt_options, scenes
 
 PAPER = "layerweaver"
-LEAST_QUERIES = 8
+LEAST_QUERIES = 8  # below, filling and draining the pipeline dominates the throughput
 
 
 def reproduce(

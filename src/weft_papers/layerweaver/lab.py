@@ -38,7 +38,7 @@ FOURS: tuple[Models, ...] = tuple(
 )
 """Two compute-intensive and two memory-intensive models each (section IV-C)."""
 
-ROOM_MIB = 2.0**16
+ROOM_MIB = 2.0**16  # an activation buffer larger than any models need
 CUT_PAIRS: tuple[Models, ...] = tuple(product(COMPUTE, ENCODERS))
 """The twelve of a CNN and an encoder, whose layers are large against a small buffer."""
 

@@ -77,7 +77,7 @@ def _ridge_rows(paper: Paper) -> tuple[Row, ...]:
 
 
 def _side_rows(grid: dict[str, list[float]], seq_len: int) -> tuple[Row, ...]:
-    """The one statement of the text that can be counted: who lies above the line of the memory-centric NPU."""
+    """The one statement of the text that can be counted: networks above the ridge of the memory-centric NPU."""
     ridge = device("tpuv3-like").ridge_ops_per_byte
     rows = []
     for batch, theirs in ((1, 0), (16, 3)):

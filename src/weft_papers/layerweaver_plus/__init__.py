@@ -22,8 +22,8 @@ from weft_papers.layerweaver_plus.lab import (
 
 PAPER = "layerweaver-plus"
 COST = "pipelined"
-QUERIES_PER_S = 15
-LEAST_QUERIES = 8
+QUERIES_PER_S = 15  # turns the option --queries into simulated seconds: 60 are 4 s
+LEAST_QUERIES = 8  # below, a run has too few requests to tell 1 % of violations
 
 
 def reproduce(

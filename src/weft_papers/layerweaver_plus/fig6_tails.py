@@ -35,7 +35,7 @@ from weft_papers.layerweaver_plus.lab import (
 
 FIGURE = "Fig. V.6"
 SHOWN = (BASELINE, WOVEN, PLUS, OURS)
-HALF = 0.5
+HALF = 0.5  # share of missed deadlines at which the baseline counts as broken; the paper names no number
 PANELS = (("a", ("RN", "BB"), ("rate_rn", "rate_bb")), ("b", ("MN", "BL"), ("rate_mn", "rate_bl")))
 
 LINES: dict[Scheduler, tuple[Dash, float]] = {
@@ -153,16 +153,16 @@ def _threshold(broken: Callable[[float], bool], start: float) -> float:
     return high
 
 
-def figure_6(paper: Paper, out: Path, found: Sequence[TailPanel]) -> Exhibit:
-    rows = tuple(row for panel in found for row in _rows(paper, panel))
+def figure_6(paper: Paper, out: Path, result: Sequence[TailPanel]) -> Exhibit:
+    rows = tuple(row for panel in result for row in _rows(paper, panel))
     drawn = (
-        _drawn(out, [panel.broken for panel in found], "figV6-tails"),
-        _drawn(out, [panel.borne for panel in found], "figV6-tails-borne"),
+        _picture(out, [panel.broken for panel in result], "figV6-tails"),
+        _picture(out, [panel.borne for panel in result], "figV6-tails-borne"),
     )
-    return Exhibit(rows, tuple(_table(panel) for panel in found), drawn)
+    return Exhibit(rows, tuple(_table(panel) for panel in result), drawn)
 
 
-def _drawn(out: Path, loads: Sequence[Load], name: str) -> Figure:
+def _picture(out: Path, loads: Sequence[Load], name: str) -> Figure:
     panels = [
         Panel(
             _marks(load, stream), f"({letter}) {load.scene.pair[stream]}, {_offered(load, stream):.0f} requests/s",

@@ -138,13 +138,13 @@ Answers = dict[tuple[StreamPair, Scheduler], Sustained]
 def ask(scenes: Sequence[StreamPair], schedulers: Sequence[Scheduler], tick: Tick | None = None) -> Answers:
     """Search every scene under every scheduler, on all cores; the same search is made once."""
     wanted = list(dict.fromkeys(product(scenes, schedulers)))
-    found = sustain_all(
+    loads = sustain_all(
         [question(scene, scheduler) for scene, scheduler in wanted],
         device(DEVICE),
         processes=os.cpu_count() or 1,
         progress=tick,
     )
-    return dict(zip(wanted, found, strict=True))
+    return dict(zip(wanted, loads, strict=True))
 
 
 def served(scene: StreamPair, rate: float, scheduler: Scheduler) -> tuple[RequestRun, ...]:

@@ -74,23 +74,23 @@ class SearchJob(NamedTuple):
 
 def jobs(net: str) -> list[SearchJob]:
     """All searches of a network, those that the tables need first."""
-    found = [SearchJob(method, margin) for margin in MARGINS for method in (OURS, RISTRETTO, RELAXED, STRIPES)]
-    found += [SearchJob(method, margin, COVERING) for margin in MARGINS for method in (RISTRETTO, RELAXED)]
-    found += [SearchJob(SERIAL, SERIAL_MARGIN), SearchJob(SERIAL, SERIAL_MARGIN, MACS)]
-    found += [SearchJob(FAITHFUL, margin) for margin in MARGINS]
-    found += [SearchJob(BIAS_RULE, margin, rule) for margin in MARGINS for rule in RULES]
-    found += [
+    searches = [SearchJob(method, margin) for margin in MARGINS for method in (OURS, RISTRETTO, RELAXED, STRIPES)]
+    searches += [SearchJob(method, margin, COVERING) for margin in MARGINS for method in (RISTRETTO, RELAXED)]
+    searches += [SearchJob(SERIAL, SERIAL_MARGIN), SearchJob(SERIAL, SERIAL_MARGIN, MACS)]
+    searches += [SearchJob(FAITHFUL, margin) for margin in MARGINS]
+    searches += [SearchJob(BIAS_RULE, margin, rule) for margin in MARGINS for rule in RULES]
+    searches += [
         SearchJob(method, margin)
         for margin in MARGINS
         for method in (RESTRICTED, EXHAUSTIVE)
         if (net, margin) in ENUMERATED
     ]
-    found += [SearchJob(WHOLE, SERIAL_MARGIN), *(SearchJob(BOTH, margin) for margin in MARGINS)]
+    searches += [SearchJob(WHOLE, SERIAL_MARGIN), *(SearchJob(BOTH, margin) for margin in MARGINS)]
     if net in VARIED:
-        found += [SearchJob(OURS, margin) for margin in MORE_MARGINS]
-        found += [SearchJob(SMALL, SERIAL_MARGIN, share) for share in SHARES]
-        found += [SearchJob(START, SERIAL_MARGIN, shift) for shift in STARTS]
-    return found
+        searches += [SearchJob(OURS, margin) for margin in MORE_MARGINS]
+        searches += [SearchJob(SMALL, SERIAL_MARGIN, share) for share in SHARES]
+        searches += [SearchJob(START, SERIAL_MARGIN, shift) for shift in STARTS]
+    return searches
 
 
 def settings(network: Network, job: SearchJob) -> dict[str, Any]:
@@ -130,9 +130,10 @@ def sixteen_bits(network: Network) -> Configuration:
 
 
 def started(network: Network, shift: float) -> Network:
-    """Every bias begins *shift* higher: as if all values were so many times half as large."""
+    """Start the search with every bias *shift* higher, as if all values were multiplied by ``2 ** -shift``."""
     by = 2.0**-shift
     targets = [
-        replace(each, weight_max=each.weight_max * by, input_max=each.input_max * by) for each in network.targets
+        replace(target, weight_max=target.weight_max * by, input_max=target.input_max * by)
+        for target in network.targets
     ]
     return replace(network, targets=tuple(targets))

@@ -9,7 +9,7 @@ from weft.reports.exhibits import DASHED, Axis, Curve, Panel
 from weft_papers.mts.lab import COLOURS, LABELS, MARKS
 from weft_papers.mts.recorded import IN_GROUPS, CountSweep
 
-MB = 1e6
+MB = 1e6  # the paper's unit: decimal megabytes
 THIN = {"eager": ":", "grouped-eager": ":", "batch": DASHED, "mts": DASHED}
 """Lines that are references."""
 UNSTORED = ("eager", "grouped-eager", "batch")
@@ -37,8 +37,8 @@ def tasks_axis(tasks: Sequence[int]) -> Axis:
 
 def of_ways(sweep: CountSweep, ways: Sequence[str], value: Callable[[str, int], float]) -> dict[str, dict[int, float]]:
     """A value of each way, where it was measured."""
-    found = {way: {tasks: value(way, tasks) for tasks in sweep.tasks if sweep.has(way, tasks)} for way in ways}
-    return {way: points for way, points in found.items() if points}
+    curves = {way: {tasks: value(way, tasks) for tasks in sweep.tasks if sweep.has(way, tasks)} for way in ways}
+    return {way: points for way, points in curves.items() if points}
 
 
 def stored_ways(sweep: CountSweep) -> list[str]:

@@ -31,8 +31,8 @@ def like_with_like(problem: PlacingProblem) -> Filling:
     for pool in (computing, ~computing):
         free = np.flatnonzero(~filling.used)
         models = np.flatnonzero(pool & problem.allowed[free].any(axis=0))
-        found = _packed(problem.section(free.tolist(), models.tolist())) if len(models) else Filling(problem)
-        for machine, shares in zip(free.tolist(), found.shares, strict=False):
+        packed = _packed(problem.section(free.tolist(), models.tolist())) if len(models) else Filling(problem)
+        for machine, shares in zip(free.tolist(), packed.shares, strict=False):
             for model, share in shares.items():
                 filling.add(machine, int(models[model]), share)
     return filling
@@ -40,8 +40,8 @@ def like_with_like(problem: PlacingProblem) -> Filling:
 
 def _packed(problem: PlacingProblem) -> Filling:
     """On as few machines as we would need; on all of them, as far as they go, where these are not enough."""
-    found = fewest(problem, "machines")
-    return found if found is not None else pack(problem, np.ones(len(problem.machines), np.bool_))[0]
+    filling = fewest(problem, "machines")
+    return filling if filling is not None else pack(problem, np.ones(len(problem.machines), np.bool_))[0]
 
 
 def round_robin(problem: PlacingProblem) -> Filling:

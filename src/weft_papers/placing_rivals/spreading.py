@@ -16,7 +16,7 @@ from weft_cluster.placing.problem import Bools, Floats, PlacingProblem
 from weft_cluster.placing.resharing import ALL_SERVED
 
 Rival = Callable[[PlacingProblem], Filling]
-"""Who places models."""
+"""A method that places models on machines."""
 
 
 def serial_loads(problem: PlacingProblem) -> Floats:
@@ -51,9 +51,9 @@ def on_fewest(method: Rival) -> Rival:
         best = method(problem)
         while low < high:
             middle = (low + high) // 2
-            found = method(problem.section(range(middle), range(len(problem.demands))))
-            if serves_all(found):
-                best, high = found, middle
+            filling = method(problem.section(range(middle), range(len(problem.demands))))
+            if serves_all(filling):
+                best, high = filling, middle
             else:
                 low = middle + 1
         return Filling(problem, best.shares + [{} for _ in problem.machines[len(best.shares) :]])
