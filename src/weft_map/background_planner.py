@@ -1,4 +1,4 @@
-"""A solver beside the running system: one process on one core that searches while schedules are in use.
+"""The background planner: a process on one core that searches for better schedules while others are in use.
 
 ``Planner.plan`` gives it a problem and returns at once; ``news`` says what it has found since. A new problem replaces
 the last one. A process that dies is noticed, said so, and replaced a few times for each problem; it ends with the
@@ -31,7 +31,7 @@ LOST = "lost"
 
 
 class News(NamedTuple):
-    """Something the planner's process said, and when it arrived."""
+    """A report of the planner's process, and when it arrived."""
 
     at_s: float
     report: PlanReport
@@ -47,10 +47,10 @@ class Planner:
         self._changed = Condition()  # protects the attributes below; notified when news arrive
         self._news: deque[News] = deque()
         self._job: PlanJob | None = None
-        """What is searched for; None once it has ended."""
+        """The problem that is searched; None once the search has ended."""
         self._number = 0
         self._ready = False
-        """Whether the process reads what it is sent."""
+        """Whether the process has started and reads jobs."""
         self.restarts = 0
         """How often the process was started again for the present problem."""
         self._start()
@@ -68,7 +68,7 @@ class Planner:
         return self._number
 
     def news(self) -> list[News]:
-        """What was said about the present problem since the last time, in order; a dead process is replaced."""
+        """Return the reports about the present problem since the last call, in order; restart a dead process."""
         with self._changed:
             said, self._news = list(self._news), deque()
             kinds = {item.report.kind for item in said}
@@ -94,7 +94,7 @@ class Planner:
 
     @property
     def searching(self) -> bool:
-        """Whether there is more to come, as far as news() has said."""
+        """Whether the search goes on, by the reports that ``news`` has returned."""
         return self._job is not None
 
     @property
@@ -157,7 +157,7 @@ class Planner:
             self._jobs.put(self._job)
 
     def _replace(self) -> list[News]:
-        """Start another process, unless that was tried often enough; says so then."""
+        """Restart the process, up to a number of times per problem; return a report of it."""
         self.restarts += 1
         if not self._given_up:
             self._start()

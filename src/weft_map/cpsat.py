@@ -1,4 +1,4 @@
-"""The problem without contention, solved by CP-SAT (ortools): a lower bound for the real one, and a place to start.
+"""The problem without contention, solved by CP-SAT (ortools): a lower bound for the real one, and a first schedule.
 
 Contention only makes steps longer, and a step that ends early delays no other: shrink every step of a contended
 schedule to its time alone and what is left is a schedule without contention. So no schedule, event-aligned or
@@ -47,7 +47,7 @@ class BlindResult:
     bound_s: float
     """No schedule, with or without contention, has a smaller value."""
     proved: bool
-    """Whether nothing better is left to find; value and bound then differ by rounding only."""
+    """Whether the schedule is proved optimal; value and bound then differ by rounding only."""
 
 
 def contention_free(

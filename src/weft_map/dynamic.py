@@ -103,11 +103,11 @@ class PhaseLog:
     near_s: float | None
     """How long it went on before a schedule within 2 % of the oracle came; 0 where the first one is."""
     proved_s: float | None
-    """How long it took until it was proved that nothing is better."""
+    """Seconds until the proof of optimality."""
 
 
 class LoopEvent(NamedTuple):
-    """Something that went wrong, and what the loop did about it."""
+    """A failure of the planner, and how the loop went on."""
 
     at_s: float
     phase: int
@@ -158,7 +158,7 @@ class _BestKnown:
     bound: float
     proved: bool = False
     fair: bool = True
-    """Whether the schedule is within the limits. Naive ones may not be; what a search finds is."""
+    """Whether the schedule is within the limits. Naive schedules may not be; those of a search are."""
 
     def better(self, value: float) -> bool:
         """Whether *value*, of a schedule within the limits, is better than what is known."""
@@ -175,7 +175,7 @@ class _BestKnown:
         return abs(self.value - self.bound) / abs(self.bound) if known else None
 
     def sharpen(self, bound: float) -> None:
-        """Take a bound that says more."""
+        """Take a bound if it is tighter."""
         self.bound = (max if self.case.options.objective == "latency" else min)(self.bound, bound)
 
 
@@ -317,7 +317,7 @@ class _Loop:
         return {key: known_best for key, known_best in best.items() if known_best.fair}
 
     def _oracle(self, known: _BestKnown) -> _BestKnown:
-        """The best of what is known and what a search without haste finds."""
+        """The best schedule known, after a search with its full time limit."""
         try:
             solved = _solved(known.case)
         except WeftError as error:  # the frames ran; their log is worth having without it

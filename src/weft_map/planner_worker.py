@@ -31,7 +31,7 @@ class PlanJob(NamedTuple):
 
 
 class PlanReport(NamedTuple):
-    """What the worker says about a job."""
+    """A report of the worker about a job."""
 
     job: int
     kind: str

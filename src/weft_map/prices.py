@@ -1,4 +1,4 @@
-"""Lower bounds for the search: prices of activities such that whatever goes on at once costs at most 1 a second.
+"""Lower bounds for the search: prices such that any activities that can run at once cost at most 1 per second.
 
 Then what a task still has to do costs at least its cheapest priced way to the end, and all tasks together need at
 least the sum of these. Simple sets follow from weights of the units. The best set is a linear programme over
@@ -27,12 +27,12 @@ WEIGHTS = 8
 
 
 class PriceSet(NamedTuple):
-    """One set of prices: what a second of each activity costs."""
+    """One set of prices: the cost of a second of each activity."""
 
     run: Floats
     """What running a step costs: [task, step, unit]."""
     move: Floats
-    """What a task on its way between units costs: [task]."""
+    """Cost of a second in which a task moves between units: [task]."""
 
 
 def simple_sets(tables: Tables) -> list[PriceSet]:
@@ -224,7 +224,7 @@ def _movers(ordered: Sequence[Sequence[bool]], at_work: Sequence[int]) -> list[t
 
 
 def _speed(soc: Soc, tables: Tables, kinds: Sequence[StepKind], kind: int, running: Sequence[int]) -> float:
-    """The most a kind gets done per second beside the others: they draw as little as they can."""
+    """The highest speed of a kind next to the others, if those demand as little bandwidth as they can."""
     others = sum(kinds[k].least_gb_s for k in running if k != kind)
     task, unit, steps, _ = kinds[kind]
     return max(1 / soc.slow_down(unit, float(tables.demand[task, i, unit]), others) for i in steps)

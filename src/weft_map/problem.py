@@ -1,4 +1,4 @@
-"""What is to be mapped: models as chains of groups, and what each group costs on each unit of a SoC.
+"""The mapping problem: models as chains of groups, and the cost of each group on each unit of a SoC.
 
 A ``Group`` is the smallest piece that is placed: layers that stay together. A ``Task`` is one model to be run, once
 or several times in a row, perhaps after others. ``Problem.tables`` lays all of it out as arrays for the
@@ -37,7 +37,7 @@ class UnitCost:
 
     time_s: float
     demand_gb_s: float
-    """Memory traffic it asks for while it runs, in 10^9 bytes per second."""
+    """Memory traffic that it demands while it runs, in 10^9 bytes per second."""
     in_s: float = 0.0
     """What passes before the group, if the group before ran on another unit."""
     out_s: float = 0.0
@@ -70,7 +70,7 @@ class Task:
     name: str
     groups: tuple[Group, ...]
     after: tuple[str, ...] = ()
-    """Tasks whose end this one waits for."""
+    """Tasks that must end before this one begins."""
     repeats: int = 1
     """Runs in a row; each begins where it likes."""
     entry_s: Mapping[str, float] | None = None

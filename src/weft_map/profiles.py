@@ -1,4 +1,4 @@
-"""Profiles for mapping: what each group of a model costs on each unit of a SoC, as values and as files.
+"""Profiles for mapping: the cost of each group of a model on each unit of a SoC, as values and as files.
 
 A profile says where its numbers come from (``origin``): *measured* on the device, *derived* from published totals
 and the network's structure, or *estimated* from the network and the SoC's description alone. ``finding`` prefers
@@ -51,7 +51,7 @@ class ProfileCost(BaseModel, extra="forbid", frozen=True, strict=True):
 
     time_s: Amount
     demand_gb_s: Amount
-    """Memory traffic it asks for while it runs."""
+    """Memory traffic that it demands while it runs."""
     in_s: Amount = 0.0
     """What passes before the group, if the group before ran on another unit."""
     out_s: Amount = 0.0
@@ -122,7 +122,7 @@ class SocProfile(BaseModel, extra="forbid", frozen=True, strict=True):
         return sum(group.costs[unit].time_s for group in self.groups)
 
     def task(self, name: str | None = None, *, after: Sequence[str] = (), repeats: int = 1) -> Task:
-        """The model as something to be mapped, under its own name unless another is given."""
+        """Return the model as a task, under its own name unless another is given."""
         groups = tuple(_group(group) for group in self.groups)
         entry, exit_ = dict(self.entry_s) or None, dict(self.exit_s) or None
         return Task(name or self.model, groups, tuple(after), repeats, entry, exit_)

@@ -100,7 +100,7 @@ def _passable(problem: Problem, task: int) -> list[list[bool]]:
 
 @dataclass(frozen=True)
 class Planned(Policy):
-    """Sends every step where a schedule says, to start no earlier than it says."""
+    """A policy that starts every step on the unit of a schedule, and not before its planned start."""
 
     problem: Problem
     schedule: Schedule

@@ -19,7 +19,7 @@ def shortest(problem: Problem, task: int, max_switches: int | None = None) -> tu
 
 
 def least_energy_j(problem: Problem, task: int, max_switches: int | None = None) -> float:
-    """What a task takes at least, however long that takes; infinite if it needs more switches."""
+    """The least energy of a task, at any duration; infinite if it needs more switches."""
     tables, steps = problem.tables, int(problem.tables.steps[task])
     ways_j = np.where(np.isinf(tables.move[task, :steps]), np.inf, tables.energy[task, :steps, None])
     return _cheapest(problem, task, ways_j, np.zeros(len(problem.units)), max_switches)[0]

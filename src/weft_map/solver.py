@@ -63,19 +63,19 @@ class Improvement(NamedTuple):
     value: float
     """Makespan in seconds, or runs per second."""
     bound: float
-    """What no schedule beats, as far as known then."""
+    """The bound at that time: no schedule is better."""
     schedule: Schedule
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is known about a schedule's value."""
+    """The certificate of a schedule: its value, a bound, and what the proof assumes."""
 
     objective: Objective
     schedules: str
     """The class of schedules the claim is about."""
     assumes: str
-    """What the proof takes for granted; empty: nothing."""
+    """Assumptions of the proof; empty: none."""
     proved: bool
     value: float
     """Makespan in seconds, or runs per second."""
@@ -105,7 +105,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The best schedule found, what it beats, and how sure that is."""
+    """The best schedule found, the baselines, and its certificate."""
 
     outcome: Outcome
     baselines: Mapping[str, Outcome]
@@ -141,11 +141,11 @@ class Options:
     seed: int = 0
     """Seeds the dives that misjudge states a little; the rest of the search has nothing random."""
     cp_sat: bool = False
-    """Ask CP-SAT first, which knows no contention: its plan is one more start, its bound one more bound."""
+    """Run CP-SAT first, without contention: its plan is another first schedule, its bound another bound."""
     ties: float = 1e-9
     """Of schedules whose latencies differ by less than this share, the one with the most throughput is taken."""
     strict: bool = False
-    """Go on until the proof assumes nothing, however long that takes; else only where it is soon done."""
+    """Search until the proof holds without assumptions, however long that takes; otherwise only if it is quick."""
 
 
 def solve(

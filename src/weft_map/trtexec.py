@@ -50,7 +50,7 @@ _ADDED = re.compile(
 """Kernels that TensorRT adds to a network: copies and changes of shape."""
 _BLOB = "ForeignNode["
 _JOINTS = re.compile(r"\s\+\s|\s\|\|\s|,\s|PWN\(|[()]")
-"""What stands between the names of layers that run as one kernel, or side by side as one."""
+"""Separators between the names of layers that run as one kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +263,7 @@ def _spans(placed: Sequence[_Placed], count: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What all units have, to tell which of them run a group and what it costs there."""
+    """The kernels of all units, from which the units and costs of a group follow."""
 
     names: Mapping[str, frozenset[str]]
     """Unit -> every layer in its file."""
@@ -306,7 +306,7 @@ class _Side:
         return ProfileGroup(name=title, layers=tuple(map(readable, inner)), costs=costs)
 
     def _able(self, run: Sequence[_Placed]) -> list[str]:
-        """The units that run something of every kernel which any of them has here."""
+        """The units with a part of every kernel that any unit has in this run of groups."""
         known = [kernel for kernel in run if not kernel.entry.layers.isdisjoint(self.line.places)]
         here = [unit for unit in self.names if any(kernel.unit == unit for kernel in run)]
         able = [u for u in here if all(not kernel.entry.layers.isdisjoint(self.names[u]) for kernel in known)]

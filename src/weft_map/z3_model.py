@@ -37,7 +37,7 @@ class Z3Result:
     """What Z3 found in its time."""
 
     schedule: Schedule | None
-    """It has planned starts; None if nothing was found in time."""
+    """The schedule, with planned starts; None if none was found in time."""
     makespan_s: float
     """Its makespan in the model; infinite if there is no schedule."""
     proved: bool
@@ -201,7 +201,7 @@ class _Z3Model:
             self._solver.add(self._makespan >= self._z3.Sum([self._z3.RealVal(0), *busy]))
 
     def _contend(self) -> None:
-        """One step at a time on a unit; every step as long as those beside it make it."""
+        """One step at a time per unit; the duration of a step depends on the steps that run at the same time."""
         z3 = self._z3
         beside: dict[tuple[int, int], list[tuple[_Z3Step, Any]]] = {}
         for one, other in self._meetings():

@@ -1,4 +1,4 @@
-"""``weft cluster``: a placement under simulated requests, routed in one way or several; and how a real one stands."""
+"""``weft cluster``: simulate a placement behind one or several routers; and show the state of a real cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a cluster stands: asked of a gate, and as a table."""
+"""The state of a real cluster: fetched from a gate, and as a table."""
 
 from __future__ import annotations
 

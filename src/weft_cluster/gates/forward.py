@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft.gate")
 
 MACHINE = "Weft-Machine"
-"""The header of an answer that says where it was computed."""
+"""Response header with the machine that computed the answer."""
 LATE_S = 0.02
 """How long after its deadline a strict request waits for its server's own word."""
 
@@ -142,7 +142,7 @@ class Forward:
         return request_bytes(link.target, method, path, key=link.key, head=head, body=exchange.body)
 
     def sent(self, number: int, now_s: float) -> None:
-        """It left; what it costs was counted when it was sent off."""
+        """Called when the request has been written. It was counted before, when it was given to the connection pool."""
 
     def answered(self, number: int, answer: Answer, now_s: float) -> None:
         link, now = self._ended()

@@ -55,14 +55,14 @@ EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_po
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSettings:
-    """How a gate sends requests on; how it is asked is a ``ServerConfig``."""
+    """Settings of a gate towards its servers; those towards clients are a ``ServerConfig``."""
 
     router: str = "slack"
     """One of ``cluster.router.ROUTERS``."""
     gates: int = 1
     """How many gates divide the requests."""
     tries: int = 2
-    """Servers that may be asked for a result, one after another; 1: what is refused or lost is not tried again."""
+    """Most attempts per request, each at another server; 1: no retries."""
     key: str | None = None
     """What the servers want."""
     context: ssl.SSLContext | None = None
@@ -77,7 +77,7 @@ class Gate:
     """A gate on the running event loop."""
 
     def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = USUAL_SETTINGS) -> None:
-        """models: those that it is not ready without."""
+        """models: the gate is ready only if all of these have a server."""
         self.config, self.settings = face, settings
         self.board = RoutingBoard(models, router=settings.router, gates=settings.gates)
         self.tries = settings.tries
@@ -192,7 +192,7 @@ class Gate:
         Forward(self, exchange, model).go()
 
     def _due(self, exchange: HttpExchange, model: str) -> RequestDue:
-        """When it is due, as far as can be seen from here: of large or packed JSON only its server knows."""
+        """The deadline of a request, if the gate can see it: large or compressed JSON is parsed only by the server."""
         headers = exchange.headers
         length = header_length(headers)
         large = (len(exchange.body) if length is None else length) > PEEKED_BYTES

@@ -150,7 +150,7 @@ def _lose_arrivals(machine, until, served, state, tables, requests):
 
 @inlined
 def _restart(state, machine):
-    """A device that was given nothing yet."""
+    """Reset a device to idle."""
     clocks = state.clocks[machine]
     clocks[ARRAY] = clocks[FETCHED] = clocks[ISSUES] = clocks[POINTER] = 0
     state.before[machine, 0], state.peak[machine, 0] = 0, NEVER
@@ -161,7 +161,7 @@ def _restart(state, machine):
 
 @part
 def _learn(how, cluster, period):
-    """What gates know at the start of a period: the newest report they have, carried on by what they sent since."""
+    """Estimates of gates at the start of a period: the newest report, plus what they sent since."""
     ring, now = how.lag + 1, period * how.period
     newest = max(0, period - how.lag)
     for gate in range(how.gates):
@@ -238,7 +238,7 @@ def _earliest(tables, cluster, up, first, count, gate, turn, now):
 
 @part
 def _by_share(tables, up, first, count, draw):
-    """The place whose share a draw falls into, or the next that runs."""
+    """The replica whose share contains a random draw, or the next one that is up."""
     place = 0
     while place < count - 1 and tables.until[first + place] <= draw:
         place += 1
@@ -329,7 +329,7 @@ def _serve(machine, until, models, terms, served, state, log, heads, tables, req
 
 @part
 def _report(machine, now, state, terms, models, tables, how, cluster, period):
-    """What a machine says of itself at the start of a period: the work before a request that is on time."""
+    """Report of a machine at the start of a period: the work ahead of a new request that is on time."""
     clocks, report = state.clocks[machine], cluster.reports[period % (how.lag + 1), machine]
     array, channel, waiting = max(0, clocks[ARRAY] - now), max(0, clocks[CHANNEL] - now), 0
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):

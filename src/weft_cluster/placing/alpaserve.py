@@ -20,7 +20,7 @@ OnTime = Callable[[Filling], Floats]
 
 
 def fluid(filling: Filling) -> Floats:
-    """As if requests were a liquid: a machine that is asked for more than its cap serves a part of everything."""
+    """Fluid approximation: an overloaded machine serves an equal part of the requests of each of its models."""
     problem, served = filling.problem, np.zeros(len(filling.problem.demands))
     caps = problem.cap[problem.kind_of]
     for machine, models in enumerate(filling.shares):
@@ -48,7 +48,7 @@ def greedy(problem: PlacingProblem, on_time_of: OnTime = fluid) -> Filling:
 
 
 def lacking(filling: Filling, on_time: Floats) -> list[int]:
-    """Models that a replica more might help, or that are asked to have one more."""
+    """Models with late requests that another replica might help, or with fewer replicas than required."""
     demands = enumerate(filling.problem.demands)
     return [m for m, demand in demands if on_time[m] < ALL_SERVED or len(filling.where(m)) < demand.replicas]
 

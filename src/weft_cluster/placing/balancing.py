@@ -26,11 +26,11 @@ class Piece(NamedTuple):
     model: int
     share: float
     among: tuple[int, ...] = ()
-    """The machines that it is meant for; empty: any."""
+    """The machines that it may go to; empty: any."""
 
 
 def pieces(problem: PlacingProblem, wanted: PlacingBound | None = None) -> list[Piece]:
-    """All models: those with few places to go first, then large ones; in several pieces what needs several machines.
+    """Order all models: those with few possible machines first, then large ones; divide what needs several machines.
 
     wanted: among which machines they are best divided.
     """
@@ -96,7 +96,7 @@ def divide(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
 
 
 def rooms_apart(filling: Filling, model: int) -> Floats:
-    """(machine): what it could take of the model; replicas keep apart until there are enough of them."""
+    """(machine): the share of the model that it could take; replicas keep apart until there are enough of them."""
     rooms, demand = filling.room(model), filling.problem.demands[model]
     if 0 < filling.replicas(model) < demand.replicas:
         there, zones = filling.where(model), filling.problem.zone_of
@@ -105,7 +105,8 @@ def rooms_apart(filling: Filling, model: int) -> Floats:
 
 
 def _best(filling: Filling, piece: Piece, fits: Bools) -> int:
-    """The machine whose loads grow least, counted steeply: what fills one resource goes where the other is full."""
+    """The machine where the sum of steep powers of the loads grows least, so that models of one resource join those of
+    the other."""
     problem = filling.problem
     where = np.flatnonzero(fits)
     kinds = problem.kind_of[where]

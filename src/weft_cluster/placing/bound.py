@@ -18,7 +18,7 @@ from weft_cluster.placing.placement import Objective
 from weft_cluster.placing.problem import PlacingProblem
 
 ALMOST = 1e-6
-"""What a solution of the programme may be off by."""
+"""Tolerance of the linear programme's solutions."""
 ALMOST_FULL = 0.9
 """Where neither loads nor memory are used up so far, it is copies that need machines of their own."""
 MIB = 2**20  # bytes are counted in MiB in the programme, so that its coefficients are of similar size
@@ -26,7 +26,7 @@ MIB = 2**20  # bytes are counted in MiB in the programme, so that its coefficien
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacingBound:
-    """The best that could be, in the unit of its objective, and what stands in the way of better."""
+    """A bound on the objective's value, and the resource that limits it."""
 
     value: float
     by: str
@@ -86,7 +86,7 @@ class _Programme:
         return [self._limit(size, place) for size in sizes]
 
     def _add_models(self, limits: list[list[Any]]) -> None:
-        """Every model is served: whole, as far as can be (attainment), or many times over (load)."""
+        """Constraints that every model is served: fully, partly (attainment), or a multiple of its rate (load)."""
         problem, solver, goal = self._problem, self._solver, self._solver.Objective()
         whole = sum(demand.rate for demand in problem.demands)
         times = solver.NumVar(0, solver.infinity(), "")
@@ -142,7 +142,7 @@ class _Programme:
         return tuple(float(n.solution_value()) for n in self._n)
 
     def tightest(self) -> str:
-        """What is used up most of what the opened machines have."""
+        """The resource that the opened machines have least left of."""
         used, there = {"load": 0.0, "memory": 0.0}, {"load": 0.0, "memory": 0.0}
         for place, group in enumerate(self.groups):
             kind, n, shares = group.kind, self.opened[place], self.shares[place]
@@ -171,7 +171,7 @@ class AlikeMachines:
 
 
 def alike_machines(problem: PlacingProblem) -> tuple[AlikeMachines, ...]:
-    """All machines, in groups of those that are alike."""
+    """Group all machines that are alike."""
     pinned = {demand.machine for demand in problem.demands}
     numbers: dict[tuple[str, str, str], list[int]] = {}
     for number, machine in enumerate(problem.machines):

@@ -1,4 +1,4 @@
-"""From one placement to another: what is loaded where, in which order, what may go, and what that costs.
+"""The change from one placement to another: models to load, in which order, models to drop, and the time it takes.
 
 Only weights that a machine does not have yet take time; sending requests elsewhere and dropping a model are free.
 Machines load at the same time, each one model after another.
@@ -18,7 +18,7 @@ from weft_cluster.placing.placement import Bytes, Name, NotNegative, Placement
 from weft_cluster.placing.problem import PlacingProblem
 
 CHANGE_FILE = "change.json"
-"""What a change is called in a placement folder."""
+"""File name of a change in a placement folder."""
 
 
 class WeightLoad(BaseModel, extra="forbid", frozen=True):
@@ -28,9 +28,9 @@ class WeightLoad(BaseModel, extra="forbid", frozen=True):
     machine: Name
     bytes: Bytes
     seconds: NotNegative
-    """What loading takes by itself..."""
+    """Duration of the load alone..."""
     ready_s: NotNegative
-    """... and when it is done, with all that its machine loads before."""
+    """... and its end, after the loads before it on the same machine."""
     rate: NotNegative
     """Requests per second that go there then."""
 
@@ -43,7 +43,7 @@ class WeightDrop(BaseModel, extra="forbid", frozen=True):
 
 
 class PlacementChange(BaseModel, extra="forbid", frozen=True):
-    """All that has to be done; ``change.json`` holds one (docs/formats.md)."""
+    """All loads and drops of a change; ``change.json`` holds one (docs/formats.md)."""
 
     format: Literal[1] = 1
     loads: tuple[WeightLoad, ...]

@@ -44,7 +44,7 @@ def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambd
 
 
 class _Levels:
-    """Ever more machines: at level 0 as many as the bound says, at each next one about one more."""
+    """Increasing sets of machines: at level 0 as many as the bound, at each further level about one more."""
 
     def __init__(self, problem: PlacingProblem, objective: Objective) -> None:
         self._problem, self._objective = problem, objective
@@ -52,7 +52,7 @@ class _Levels:
         self._known: dict[int, tuple[Bools, PlacingBound | None]] = {}
 
     def __getitem__(self, level: int) -> tuple[Bools, PlacingBound | None]:
-        """(machine): whether it is open; and the bound that says so."""
+        """(machine): whether it is open; and the bound by which it is."""
         if level not in self._known:
             self._known[level] = self._open(level)
         return self._known[level]

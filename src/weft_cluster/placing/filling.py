@@ -1,4 +1,4 @@
-"""A placement in the making: what is on every machine, and how much more of a model each could take.
+"""A placement under construction: the models on every machine, and how much more of a model each could take.
 
 ``broken_limits`` names the limits that one exceeds, in sentences; every placement method is tested with it.
 """
@@ -17,7 +17,7 @@ TOLERANCE = 1e-6
 
 
 class Filling:
-    """Shares of models on machines, and what they take there; every test looks at all machines at once."""
+    """Shares of models on machines, and the loads that result; checks are vectorised over all machines."""
 
     def __init__(self, problem: PlacingProblem, shares: Shares = ()) -> None:
         machines = len(problem.machines)
@@ -33,7 +33,7 @@ class Filling:
         self.tightest_s = np.full(machines, np.inf)
         """(machine): the least that one of its models can wait for."""
         self.open = np.ones(machines, np.bool_)
-        """(machine): whether something may be put there."""
+        """(machine): whether models may be placed there."""
         self._caps, self._room = problem.cap[problem.kind_of], problem.room_bytes[problem.kind_of]
         for machine, models in enumerate(shares):
             for model, share in models.items():
@@ -91,7 +91,7 @@ class Filling:
 
     @property
     def used(self) -> Bools:
-        """(machine): whether something is there."""
+        """(machine): whether it has a model."""
         return np.array([bool(models) for models in self.shares], np.bool_)
 
     def served(self) -> Floats:
@@ -104,7 +104,7 @@ class Filling:
 
 
 def broken_limits(filling: Filling) -> Iterator[str]:
-    """What a filling does that it may not; nothing where all is well. Requests that go nowhere are allowed."""
+    """Return a sentence for each limit that a filling breaks. Requests without a machine are allowed."""
     for machine in np.flatnonzero(filling.used).tolist():
         yield from _of_machine(filling, machine)
     served = filling.served()

@@ -33,7 +33,7 @@ OTHER_SEEDS = 1000
 
 @cache
 def _device() -> Npu:
-    """A device of the kind that is simulated; nothing of it is looked at."""
+    """A device, which a simulated case requires; none of its properties is used."""
     return load_npu("tpuv3-like")
 
 
@@ -82,7 +82,7 @@ class OnTimeJudge:
         return on_time / rates if rates else 1.0
 
     def share_on_time(self, filling: Filling) -> float:
-        """Share of all requests that are on time; those that go nowhere are not."""
+        """Share of all requests that are on time; requests without a machine count as late."""
         rates = np.array([demand.rate for demand in filling.problem.demands])
         served = min(1.0, float(filling.served() @ rates / rates.sum()))
         return served * self.attainment(filling, np.flatnonzero(filling.used).tolist())

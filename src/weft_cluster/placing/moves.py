@@ -92,7 +92,7 @@ def _load(filling: Filling, machine: int, model: int) -> float:
 
 
 def _swap(filling: Filling, model: int, machine: int, goal: int) -> tuple[ShareMove, ...]:
-    """The heaviest lighter model of the goal whose place would do; nothing where none is."""
+    """The exchange of a model with the heaviest lighter one on *goal* that fits; empty if there is none."""
     share = filling.shares[machine][model]
     if model in filling.shares[goal]:
         return ()

@@ -1,4 +1,4 @@
-"""Put all demands on a given set of machines, or say what is left; and the most load that machines carry."""
+"""Place all demands on a given set of machines, as far as they fit; and find the most load that machines carry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCALES = (1.0, 0.97, 0.93, 0.85, 0.7)
 
 
 def pack(problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None) -> tuple[Filling, list[Piece]]:
-    """All models on the opened machines, divided where they do not fit whole; and what is left.
+    """Place all models on the opened machines, divided if they do not fit whole; return the rest, too.
 
     wanted: among which machines models are best divided.
     """

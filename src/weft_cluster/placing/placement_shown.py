@@ -1,4 +1,4 @@
-"""A placement as a picture and tables: its machines, what goes nowhere, and what a change of it loads."""
+"""A placement as tables and sentences: its machines, unserved models, and the loads of a change."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def loads_table(change: PlacementChange, most: int | None = None) -> ResultTable:
-    """What is loaded where, in the order of being ready, up to *most* rows."""
+    """Loads in the order in which they end, up to *most* rows."""
     shown = change.loads[:most]
     left = len(change.loads) - len(shown)
     return ResultTable(

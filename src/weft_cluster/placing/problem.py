@@ -42,15 +42,15 @@ class PlacingProblem:
     memory: Floats
     """... keeps the memory channel busy..."""
     other: Floats
-    """... and takes of what overlaps with nothing."""
+    """... and time that overlaps with nothing."""
     rows: Floats
     """(kind, 2, model): the two loads by which machines are filled up to their cap."""
     bytes: Floats
     """Memory that the model holds wherever it is placed."""
     segment_s: Floats
-    """What a neighbour of the model may have to wait for."""
+    """The longest segment of the model; a request of another model may have to wait for it."""
     slack_s: Floats
-    """What the model itself can wait for: its deadline less its time alone."""
+    """The slack of the model: its deadline minus its time alone."""
     cap: Floats
     """(kind): how busy a machine may be."""
     room_bytes: Floats

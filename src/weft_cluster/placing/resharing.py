@@ -17,7 +17,7 @@ from weft_cluster.placing.problem import ROUNDING, Bools, Floats, PlacingProblem
 CANDIDATES = 4
 """How many more machines a model might go to."""
 ELSEWHERE = 1e-3
-"""What it costs to send requests to a machine that did not have the model, in machines."""
+"""Penalty for a machine that gets a new model, in machines."""
 LEAST_SHARE = 1e-7
 """Shares below are taken for rounding."""
 SMALL_SHARE = 0.01
@@ -37,7 +37,7 @@ CROWDING = ((0.5, 1.0), (0.25, 2.0), (0.15, 4.0), (0.1, 8.0), (np.inf, 1000.0))
 
 
 def reshare(filling: Filling) -> tuple[Filling, list[Piece]]:
-    """A filling with the same machines open that leaves as little as can be; and what it leaves."""
+    """Return a filling of the same open machines with the least unserved, and the unserved pieces."""
     left = _missing(filling)
     for _ in range(ROUNDS):
         programme = _SharesProgramme(filling)
@@ -131,7 +131,7 @@ class _SharesProgramme:
             self._goal.SetCoefficient(rest, size + 10 * ELSEWHERE)
 
     def serve_many_times(self) -> Any:
-        """Every model equally many times, and that as large as can be; the variable that says how many."""
+        """Maximise a common multiple of all models' rates; return its variable."""
         self._goal.Clear()
         self._goal.SetMaximization()
         times = self._solver.NumVar(0.0, self._solver.infinity(), "")

@@ -21,7 +21,7 @@ TRIALS = 1
 HOPELESS = 1.25
 """How many times as many late requests as the target allows are too many for moves to help."""
 SAMPLE = 50
-"""How many machines are judged first, since that often says enough."""
+"""Machines that are simulated first; if their late requests are far above the target, the others are not simulated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

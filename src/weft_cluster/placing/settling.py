@@ -1,4 +1,4 @@
-"""A placement adapted to new rates, models or machines, with as few weights loaded as can be.
+"""Adapt a placement to new rates, models or machines, with as few weights to load as possible.
 
 Everything stays where it is that may. A machine that is over its cap is relieved until it is below the cap by a margin
 (hysteresis), so that the next small change does not put it over it again: requests go to machines that have the model
@@ -65,7 +65,7 @@ def carried_over(problem: PlacingProblem, before: Placement) -> tuple[Filling, l
 
 
 def reduce_share(filling: Filling, machine: int, model: int, share: float) -> float:
-    """Take a share of a model off a machine, the model too if nothing remains; what was taken."""
+    """Remove a share of a model from a machine, and the model if nothing remains; return the removed piece."""
     there = filling.take(machine, model)
     if there - share <= NOTHING:
         return there
@@ -102,7 +102,7 @@ class _Settling:
             return float(np.where(over > 0, over / problem.rows[kind, :, model], 0.0).max())
 
     def _send(self, machine: int, model: int, share: float) -> None:
-        """Send requests to other machines that have the model, as far as these have room."""
+        """Move requests to other machines that have the model, as far as these have room."""
         rooms = self.filling.room(model)
         for home in self.filling.where(model):
             part = min(share, float(rooms[home]))
@@ -139,7 +139,7 @@ class _Settling:
         return [piece for piece in left if piece.share > NOTHING]
 
     def _placed(self, model: int, rest: float) -> Piece:
-        """Place a share: where its model is, on one machine in use, on an idle one, on several; what is left of it."""
+        """Place a share: on machines that have the model, one in use, an idle one, or several; return the rest."""
         rooms = rooms_apart(self.filling, model)
         for home in self.filling.where(model):
             rest -= self._put(home, model, min(rest, float(rooms[home])))
@@ -158,7 +158,7 @@ class _Settling:
         return int(where[order[0]])
 
     def _put(self, machine: int, model: int, share: float) -> float:
-        """Put a share somewhere, and note what is loaded for it; the share."""
+        """Add a share to a machine, and record the load of weights that it causes; return the share."""
         if share <= ROUNDING:
             return 0.0
         if model not in self.filling.shares[machine]:
@@ -170,7 +170,7 @@ class _Settling:
         return share
 
     def close_new_machines(self, inhabited: Bools) -> None:
-        """Do without machines that had nothing before, where models divided anew fit on the others."""
+        """Close newly used machines if dividing the models anew makes them fit on the others."""
         while (new := np.flatnonzero(self.filling.used & ~inhabited)).size:
             least = int(new[np.argmin(self.filling.loads[new].max(axis=1))])
             others = [{} if machine == least else models for machine, models in enumerate(self.filling.shares)]

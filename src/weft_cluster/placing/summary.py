@@ -18,12 +18,12 @@ ALL_BUT = 1e-6
 
 
 def placed_machines(filling: Filling, judge: OnTimeJudge | None = None) -> tuple[PlacedMachine, ...]:
-    """Every machine that has models, with what they take of it, and how they fare there where a judge says it."""
+    """Return every machine with models, its loads, and the simulated attainment of its models if there is a judge."""
     return tuple(_machine(filling, machine, judge) for machine in np.flatnonzero(filling.used).tolist())
 
 
 def idle_machines(filling: Filling) -> tuple[str, ...]:
-    """The names of those that have none."""
+    """Names of machines without models."""
     return tuple(filling.problem.machines[machine].name for machine in np.flatnonzero(~filling.used).tolist())
 
 
@@ -79,7 +79,7 @@ def _model(filling: Filling, machine: int, model: int, judge: OnTimeJudge | None
 
 
 def _limit(filling: Filling, machine: int) -> tuple[Limit, int]:
-    """What is nearest to its end on a machine, and the model that takes most of it."""
+    """The resource with the least left on a machine, and the model that uses most of it."""
     problem, shares, kind = filling.problem, filling.shares[machine], int(filling.problem.kind_of[machine])
     numbers, parts = list(shares), np.array(list(shares.values()))
     takes: dict[Limit, list[float]] = {
@@ -99,7 +99,7 @@ def _limit(filling: Filling, machine: int) -> tuple[Limit, int]:
 
 
 def _waiting(problem: PlacingProblem, kind: int, model: int, beside: list[int]) -> float:
-    """The longest segment of a model's neighbours, as a share of what it can wait for."""
+    """The longest segment of a model's neighbours, as a share of its slack."""
     longest = max((float(problem.segment_s[kind, other]) for other in beside if other != model), default=0.0)
     return longest / max(float(problem.slack_s[kind, model]), ROUNDING) if longest else 0.0
 
@@ -129,7 +129,7 @@ def make_placement(
     judge: OnTimeJudge | None = None,
     notes: Iterable[str] = (),
 ) -> Placement:
-    """The finished placement; *judge* says what is on time, where anybody does."""
+    """Return the finished placement; *judge*, if any, adds the simulated attainment."""
     return Placement(
         objective=objective,
         machines=placed_machines(filling, judge),

@@ -28,13 +28,13 @@ APPLICATION = "weft"
 
 @dataclass
 class LostNode:
-    """What became of a machine whose node was killed, in seconds since it was."""
+    """When a machine whose node was killed was noticed and replaced, in seconds after the kill."""
 
     machine: str
     after_s: float
     """When that was, since the run began."""
     noticed_s: float | None = None
-    """Its server was not asked any more."""
+    """Requests were no longer sent to its server."""
     back_s: float | None = None
     """Another one took requests in its place."""
 
@@ -62,7 +62,7 @@ class LocalCluster:
     """
 
     def __init__(self, nodes: int, **settings: Any) -> None:
-        """settings: those of ``RaySettings``."""
+        """settings: the fields of ``RaySettings``."""
         if find_spec("ray") is None:
             raise InputError("Ray is not installed; pip install 'weft[ray]'")
         self._nodes, self.settings = nodes, {"host": "127.0.0.1", "gate_actor": GATE_ACTOR, **settings}
@@ -133,7 +133,7 @@ class LocalCluster:
             time.sleep(0.2)
 
     def status(self) -> dict[str, Any]:
-        """How it stands, as a gate sees it, and where all gates are."""
+        """Return the state of the cluster as a gate sees it, and the URLs of all gates."""
         answer: dict[str, Any] = self._handle.status.remote().result()
         return answer
 
@@ -156,7 +156,7 @@ class LocalCluster:
         return answer[0]
 
     def lose_later(self, machine: str, after_s: float) -> LostNode:
-        """Kill a machine's node after a while, beside whatever else is done, and watch what becomes of it."""
+        """Kill a machine's node after *after_s* seconds, on a thread, and watch until its server is back."""
         lost = LostNode(machine, after_s)
 
         def kill_and_watch() -> None:
@@ -192,7 +192,7 @@ class LocalCluster:
 
 
 def _set_environment() -> None:
-    """A token for all nodes, unless there is one; nothing is reported to anybody."""
+    """Set Ray's environment: a token for all nodes unless there is one, and no usage reports."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

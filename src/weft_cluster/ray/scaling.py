@@ -1,4 +1,4 @@
-"""How many servers a machine of a placement needs: by what is asked of both its resources, not by what waits.
+"""Autoscaling: the number of servers of a machine, from the load of both its resources, not from queue lengths.
 
 A queue tells that it is too late. What requests take of the array and of the memory channel is known beforehand
 (``placing``), so the rate at which they come says how busy a server will be. ``needed`` is a pure function; ``policy``
@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 from weft_cluster.placing.placement import PlacedMachine
 
 COMPUTE, BANDWIDTH = "weft_compute", "weft_bandwidth"
-"""What a server's two predicted loads are called among its metrics."""
+"""Names of a server's two predicted loads among its metrics."""
 LOWER = 0.1
 """A server is given up only if the others stay so far below the cap, so that rates that waver add and remove none."""
 
 
 class ServerLoad(NamedTuple):
-    """What is asked of a server's resources, as shares of its time, with what does not overlap; above 1: too much."""
+    """Load of a server's resources, as shares of its time, with the time that does not overlap; above 1: overload."""
 
     compute: float
     bandwidth: float
@@ -68,5 +68,5 @@ class UtilisationPolicy:
 
 
 def _last(metrics: Mapping[str, Any], name: str) -> dict[Any, float]:
-    """What each server said last; its rates are those of ten seconds, and need no further mean."""
+    """The latest value of each server: its rates are averages of ten seconds already."""
     return {replica: series[-1].value for replica, series in metrics.get(name, {}).items() if series}

@@ -67,7 +67,7 @@ class RaySettings(BaseModel, extra="forbid", frozen=True):
     gate: ServerKeys = {}
     """The same for gates: api_key, keys_file, tls_cert, ..."""
     ca_file: str = ""
-    """Whose certificates servers have, where they are given some (``server.tls_cert``)."""
+    """CA file that signed the servers' certificates, if they have any (``server.tls_cert``)."""
 
 
 def parse_settings(raw: Mapping[str, Any]) -> RaySettings:
@@ -79,7 +79,7 @@ def parse_settings(raw: Mapping[str, Any]) -> RaySettings:
 
 
 def sources_of(machine: PlacedMachine, settings: RaySettings) -> list[str]:
-    """What a server of a machine serves: its own plan, or the files of its models, or models by their names."""
+    """Return the sources that a machine's server serves: its plan, or files of its models, or models by name."""
     folder = Path(settings.placement)
     folder = folder if folder.is_dir() else folder.parent
     if not settings.models and (folder / machine.name / PLAN_FILE).is_file():

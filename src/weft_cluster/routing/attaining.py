@@ -1,4 +1,5 @@
-"""The most requests on time behind a router: which requests are not taken, and copies that leave the router a choice.
+"""Placement for the most requests on time behind a router: leaves requests out, and adds copies for the router to
+choose.
 
 Where not everything can be on time, the dearest requests are left out first, as the bound's linear programme does, down
 to a load that is found by trying. The rest is spread evenly. Memory that is still free then gets copies of models, so
@@ -26,7 +27,7 @@ from weft_cluster.routing.setting import ClusterSetting
 from weft_cluster.routing.simulate import simulate_cluster
 
 LEVELS = (np.inf, 1.0, 0.9, 0.8, 0.7, 0.6, 0.5)
-"""How busy machines may be with what is taken; infinitely: everything is."""
+"""Loads of machines up to which requests are accepted; infinite: all are."""
 COPY_SHARE = 0.001
 """The share of a copy that is only there for the router to choose."""
 WARMUP_S = 1.0
@@ -60,7 +61,7 @@ def place_to_attain(problem: PlacingProblem, *, seed: int = 0, requests: int = R
 
 
 class Simulated(NamedTuple):
-    """What a run of the cluster came to."""
+    """Result of a simulated run of the cluster."""
 
     on_time: Floats
     """(model): the share of all its requests."""
@@ -88,7 +89,7 @@ class Attaining:
         return ours if min(leads) > 0 and sum(leads) > NOISE * len(leads) else plainest
 
     def confirmed(self, filling: Filling) -> float:
-        """What is on time with other arrivals than those that a filling was made by."""
+        """Share on time with arrivals of other seeds than those that the filling was made with."""
         return sum(self._again(filling)) / CONFIRMING
 
     def _again(self, filling: Filling) -> list[float]:
@@ -113,7 +114,8 @@ class Attaining:
         return Simulated(on_time, busy, float(self._rates @ on_time / self._rates.sum()))
 
     def _spread(self, level: float) -> Filling | None:
-        """What is taken at a level, evenly over all machines; None where a higher level takes no more."""
+        """Spread the requests that are accepted at a level over all machines; None if a higher level accepts no
+        more."""
         problem, kept = self.problem, np.ones(len(self._rates))
         if level < np.inf:
             bound = placing_bound(problem, "attainment", 1 / level)
@@ -144,7 +146,7 @@ class Attaining:
 
 
 def with_copies(filling: Filling) -> Filling:
-    """Free memory filled with copies: of those first that are busiest for their copies and their bytes."""
+    """Fill free memory with copies, first of models with the most load per copy and byte."""
     problem, copied = filling.problem, Filling(filling.problem, filling.shares)
     worth = problem.rows.max(axis=(0, 1)) / np.maximum(problem.bytes.max(axis=0), 1.0)
     open_to = {model for model in range(len(worth)) if copied.where(model)}

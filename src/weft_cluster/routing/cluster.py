@@ -23,7 +23,7 @@ class Node(NamedTuple):
     name: str
     zone: str
     overlap: float
-    """Share of the ideal overlap of computing and memory that it reaches."""
+    """Share of the ideal overlap of computing and memory that it reaches, 0 to 1."""
     speed: float = 1.0
     """How fast it really is, where it should be 1."""
 
@@ -36,12 +36,12 @@ class NodeModel(NamedTuple):
     share: float
     """Of the requests for the model that go anywhere."""
     need: Need
-    """What a request takes there at the speed that the machine should have."""
+    """Need of a request there at the machine's nominal speed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cluster:
-    """Machines with models, and how often these are asked for."""
+    """Machines with models, and the request rates of the models."""
 
     nodes: tuple[Node, ...]
     models: tuple[str, ...]
@@ -72,14 +72,14 @@ class Cluster:
         return replace(self, nodes=nodes)
 
     def asked(self, factor: float, cv: float | None = None) -> Cluster:
-        """The same, every model asked for *factor* times as often, and as unevenly as *cv* says."""
+        """Return the same cluster with *factor* times the rates, and arrivals of variation *cv*."""
         if not factor > 0:
             raise PlacingError(f"rate = {factor:g} must be above 0")
         return replace(self, rates=self.rates * factor, cv=self.cv if cv is None else np.full(len(self.cv), cv))
 
 
 def placed(placement: Placement, kinds: Mapping[str, MachineKind], demands: Sequence[Demand]) -> Cluster:
-    """The cluster that a placement describes. Requests that it leaves unserved are not sent."""
+    """Return the cluster that a placement describes. Requests that it leaves unserved are not sent."""
     known = {demand.model: demand for demand in demands}
     nodes = tuple(Node(node.name, node.zone, kinds[node.kind].overlap) for node in placement.machines)
     placement_models = placement.models

@@ -87,7 +87,7 @@ class _CompiledRun:
 
 
 def _static(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models, k.LoopTerms, k.LoopRules]:
-    """All machines' programs and terms one after another; what a rule says of one machine is in the tables."""
+    """All machines' programs and terms, concatenated; the tables have the rules of each machine."""
     programs = [program for policy in lowered.policies for program in policy.setting.programs]
     remaining = [rests for policy in lowered.policies for rests in estimates(policy)]
     policy = lowered.policies[0]

@@ -93,7 +93,7 @@ def _priced(cluster: Cluster, setting: ClusterSetting, placed: NodeModel) -> _Pr
 
 
 def _seen(node: int, need: Need, overlap: float, way_s: float) -> Replica:
-    """On an idle machine a request is expected to take what it takes alone."""
+    """The replica as gates see it: on an idle machine a request takes its time alone."""
     pieces = pieces_of(need, overlap)
     array, channel = pieces.segments * pieces.array, pieces.segments * pieces.channel
     return Replica(node, array, channel, CLOCK.ticks(way_s + need.alone_s) - max(array, channel))

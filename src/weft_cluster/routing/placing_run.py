@@ -23,7 +23,7 @@ OBJECTIVES: dict[str, str] = {
     "load": "the largest multiple of all rates that the machines carry",
     "attainment": "the most requests on time behind a router, on all machines",
 }
-"""What a placement may be best at."""
+"""Objectives of a placement."""
 TARGET = 0.99
 """Default share of requests that must be on time."""
 
@@ -71,7 +71,7 @@ def place(
 
 
 def _notes(result: Found, target: float | None) -> list[str]:
-    """What is to be said besides the numbers."""
+    """Notes for the reader, besides the numbers."""
     used, notes = int(result.filling.used.sum()), []
     if target is not None and 0 < result.carried < used:
         notes.append(

@@ -15,10 +15,10 @@ from weft_cluster.kernels import routing_rules as rules
 
 
 class Estimate(NamedTuple):
-    """What is known of a machine; times are ticks."""
+    """Estimate of a machine's queue; times are ticks."""
 
     array: int = 0
-    """Work for its array that stands before a new request that is on time..."""
+    """Work of its array ahead of a new request that is on time..."""
     channel: int = 0
     """... and for its memory channel."""
     waiting: int = 0
@@ -52,13 +52,13 @@ class Replica(NamedTuple):
     machine: int
     """Its place among the estimates."""
     compute: int
-    """What a request takes of the machine's array..."""
+    """Time of a request on the machine's array..."""
     fetch: int
     """... of its memory channel..."""
     besides: int = 0
     """... and on the way there and back."""
     until: float = 1.0
-    """Up to where its share of the model's requests reaches, those of the replicas before it included."""
+    """Cumulative share of the model's requests, up to and including this replica."""
 
 
 class RoutedRequest(NamedTuple):
@@ -127,7 +127,7 @@ ROUTERS: dict[str, Router] = {
 
 
 def check_router(name: str) -> None:
-    """InputError unless there is such a router."""
+    """Raise InputError unless there is a router of this name."""
     if name not in ROUTERS:
         raise InputError(unknown_name("router", name, ROUTERS))
 
@@ -146,7 +146,7 @@ def expected(estimates: Sequence[Estimate], replica: Replica, now: int) -> int:
 
 
 def _by_share(estimates: Sequence[Estimate], request: RoutedRequest, draw: float) -> int:
-    """The place whose share a draw falls into, or the next that runs."""
+    """The replica whose share contains a random draw, or the next one that is up."""
     replicas, count = request.replicas, len(request.replicas)
     place = next((place for place in range(count - 1) if replicas[place].until > draw), count - 1)
     order = [(place + step) % count for step in range(count)]

@@ -72,7 +72,7 @@ class ClusterRun:
         return float(np.nansum(self.latency_s * answered) / answered.sum()) if answered.sum() else None
 
     def as_dict(self) -> dict[str, Any]:
-        """What the JSON file says (docs/formats.md)."""
+        """Return the content of the JSON file (docs/formats.md)."""
         missed, latency = (
             self.missed_by_model,
             [None if np.isnan(seconds) else seconds for seconds in self.latency_s.tolist()],

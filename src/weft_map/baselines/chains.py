@@ -1,4 +1,4 @@
-"""A problem as the list schedulers see it: chains of stretches, in plain lists, and nothing of contention.
+"""A problem for list schedulers: chains of stretches, in plain lists, without contention.
 
 A *stretch* is groups that must stay on one unit (no leaving between them), so that a move between two stretches is
 always legal and no method can paint itself into a corner. Very long problems are seen as one run per task; the
@@ -122,7 +122,7 @@ def candidates(name: str, chains: ChainTimes, mappings: Iterable[Mapping]) -> tu
 
 
 def in_series(name: str, chains: ChainTimes, mapping: Mapping, objective: Objective) -> tuple[Schedule, ...]:
-    """For throughput: one model after the other where they share a unit, so that the first is through early.
+    """For throughput: planned starts that run models on a shared unit one after another, so that the first ends early.
 
     First come, first served interleaves such models group by group, which gives the same makespan but a later end of
     every run.

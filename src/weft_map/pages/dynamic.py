@@ -18,7 +18,7 @@ OURS, ORACLE, STAR = PALETTE[0], "#c98200", PALETTE[5]
 MOST_PANELS = 4
 """Phases that are drawn closely, the first ones."""
 FIRST_MS = 1.0
-"""Where the close view begins: no frame is shorter, and its time is told by powers of ten."""
+"""Start of the close view's logarithmic time axis; no frame is shorter."""
 
 
 def draw_dynamic(log: DynamicLog, path: Path | str) -> Figure:

@@ -30,7 +30,7 @@ from weft_map.schedule import Outcome, Transfer
 WORTH_SAYING = 0.005
 """Differences by a smaller share of the makespan are not put into words."""
 EQUAL = 5e-4
-"""Values closer than this, in parts, are said to be the same."""
+"""Relative difference below which values are called equal."""
 
 
 def write_mapping_page(
@@ -76,7 +76,7 @@ def page_data(
 
 
 def explain(outcomes: Sequence[Outcome], objective: Objective = "latency") -> list[str]:
-    """How the first schedule spends its time, and what it does better or worse than the best of the others."""
+    """Explain how the first schedule spends its time, and how it differs from the best of the others."""
     first = report_of(outcomes[0])
     if len(outcomes) == 1:
         return [_describe(first)]

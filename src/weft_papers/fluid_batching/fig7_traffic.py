@@ -58,7 +58,7 @@ class TrafficSweep:
     """Rates over which the text gives a mean gain of utilisation over SERIAL."""
     schedulers: Sequence[BatchScheduler] = DRAWN
     limited: Sequence[BatchScheduler] = LIMITED
-    """The schedulers whose largest load with at most 1 % violations is searched for."""
+    """The schedulers for which the largest load with at most 1 % violations is searched."""
     deadline_ms: float = 0.0
     samples: int = 0
     """How many samples each seed draws."""

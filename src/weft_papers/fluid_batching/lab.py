@@ -67,7 +67,7 @@ OURS = BatchScheduler("top-up", "top-up", "fluid", "demote")
 BALANCED = BatchScheduler("top-up, balanced", "top-up", "fluid", "demote", (("miss", 150), ("foresight", 0)))
 BASELINES = (SERIAL, *FC_ADAPTIVE, *R_ADAPTIVE, LAZY)
 DRAWN = (*BASELINES, PLAIN, FLUID, OURS, BALANCED)
-"""The schedulers of Fig. 7 to 9. None but ours knows what to do with those that are late."""
+"""The schedulers of Fig. 7 to 9. Only ours treats late samples in a special way."""
 
 COLOURS = {
     SERIAL: "#1f2933",
@@ -120,7 +120,7 @@ class RunPoint:
 
 
 class RunMeans(NamedTuple):
-    """What a run came to: means over the seeds."""
+    """Results of a run: means over the seeds."""
 
     mean_ms: float
     late: float
@@ -131,7 +131,7 @@ class RunMeans(NamedTuple):
     busy: float
     """Percent of the time the NPU computes."""
     efficiency: float
-    """Percent of its peak that it reaches while it computes."""
+    """Percent of the NPU's peak reached while it computes."""
     calls: float
     """Scheduler calls per sample."""
     apart: float
@@ -214,7 +214,7 @@ class Bench:
     def run_all(
         self, function: Callable[[Task], Result], tasks: Sequence[Task], tick: Tick | None = None
     ) -> list[Result]:
-        """What a function gives for every task, in their order."""
+        """Run a function for every task; return the results in order."""
         results = []
         for result in map(function, tasks) if self.processes == 1 else self._workers.each(function, tasks):
             results.append(result)

@@ -1,4 +1,4 @@
-"""What the paper does not print and we had to assume, each assumption varied on its own at the rows of Table II.
+"""Sensitivity: assumptions that the paper does not print, each varied on its own at the rows of Table II.
 
 Bandwidth, what a decision costs, what the heads compute, and how the text on the NPU is to be read.
 """
@@ -127,7 +127,7 @@ def decisions(
     costs_us: Sequence[int] = DECISIONS_US,
     spots: Sequence[Spot] = SPOTS,
 ) -> Exhibit:
-    """What a scheduler takes each time it is asked: LazyBatching is asked at every layer."""
+    """Time of one scheduler decision: LazyBatching decides at every layer."""
     study = RowStudy(paper, spots, (LAZY, LAZY_SAME, FLUID), costs_us, samples, _at_cost, {}).measure(bench, tick)
     title = "Cost of a decision: Table II over what a scheduler takes each time it is asked (dashed: printed)"
     picture = _picture(out, study, "sensitivity-decisions", title, "microseconds for a decision")
@@ -199,7 +199,7 @@ class Reading(NamedTuple):
     """The design printed for Inception-v3 on ZCU104."""
 
     def of(self, point: RunPoint) -> RunPoint | None:
-        """The point under this reading; None where it says nothing about that."""
+        """The point under this reading; None if the reading does not concern it."""
         if self.as_printed:
             return replace(point, preset=PRINTED) if point.spot == MISPRINTED else None
         return replace(point, changes=self.changes, head=self.head)

@@ -179,7 +179,7 @@ def _headlines(comparison: SchedulerComparison) -> list[Row]:
 
 
 def _ours_rows(comparison: SchedulerComparison) -> list[Row]:
-    """Our policy beside Fluid Batching's, on the same NPU and the same arrivals."""
+    """Our policy against Fluid Batching's, on the same NPU and the same arrivals."""
     rows = []
     for scheduler, field, what in (
         (OURS, "late", "violations"),

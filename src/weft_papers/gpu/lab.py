@@ -19,7 +19,7 @@ from weft.workloads.requests import Workload
 
 Rules = Mapping[str, dict[str, Option]]
 RuleResults = dict[str, dict[str, Any]]
-"""Rule -> what it came to."""
+"""Rule -> its results, by name."""
 
 TOGETHER = (
     ("resnet50-b32", "llm1b-b1"), ("encoder-b16", "llm7b-b1"), ("encoder-b64", "llm7b-b1"),
@@ -45,7 +45,7 @@ BESIDE = (("bertlarge-b1", "encoder-b16"), ("llm1b-b1", "resnet50-b32"), ("resne
 """Urgent model, and the one that never stops."""
 URGENT_LOADS = (0.1, 0.2, 0.4)
 FIVE = {"resnet50-b8": 5, "bertlarge-b1": 2, "llm1b-b1": 5, "resnet50-b1": 2, "encoder-b16": 10}
-"""Model -> when its requests are due, in times of what they take alone."""
+"""Model -> deadline of its requests, in multiples of their duration alone."""
 LOADS = (0.5, 0.65, 0.8, 0.95)
 ONE_FOR_ALL: Rules = {"fifo": {}, "edf": {}, "punctual": {}, "streams": {}, "slices": {}, "abreast": {}}
 WITHOUT, BARE = ("edf", "punctual"), "none ahead"
@@ -57,7 +57,7 @@ BESIDE_OF_ORION = {"resnet50-b32": 0.52, "mobilenet-b32": 0.23, "bertbase-b32": 
 SEEDS = (1, 2, 3)
 WARM_S = 0.05  # simulated time that does not count: queues fill within some lengths of the longest model
 FAR_MS = 1e5
-"""Due so late that it is no deadline."""
+"""A deadline that is never missed."""
 OURS, ALONE = "abreast", "alone"
 LATE = ("weave", "demote")
 """What may become of late requests: as the rule has it, or after all others."""
@@ -94,14 +94,14 @@ def run(
     late: str = "weave",
     device: Host | None = None,
 ) -> RequestReport:
-    """What streams come to under a rule, whose name may have more words than that of its policy."""
+    """Simulate streams under a rule; the first word of its name is the policy."""
     return simulate_requests(
         case_of(streams, seconds, device), rule.split()[0], late=late, options=options, seed=seed
     ).report
 
 
 def alone_s(model: str) -> float:
-    """How long a model takes with the GPU to itself."""
+    """The duration of a model alone on the GPU."""
     return h200().models[model].total_s(1)
 
 
@@ -131,7 +131,7 @@ def saturated(models: Sequence[str], seconds: float) -> RuleResults:
 
 
 def urgent(model: str, beside: str, load: float, seconds: float) -> RuleResults:
-    """p50 and p99 of an urgent model in times of its length, and the speed of the one beside it.
+    """p50 and p99 of an urgent model in multiples of its duration alone, and the speed of the other model.
 
     Late requests are served like others: some of those behind the p99 are late even on an idle GPU.
     """
@@ -178,7 +178,7 @@ def _missed(
 
 
 def orions(model: str, beside: str, seconds: float) -> RuleResults:
-    """p50 and p99 of Orion's urgent model, and the part of the best effort that was done, which comes evenly."""
+    """p50 and p99 of Orion's urgent model, and the share of the evenly arriving best-effort requests that were done."""
     asked, results = at_random(model, FIRST_OF_ORION[model], 2, priority=9), {}
     load = BESIDE_OF_ORION[beside]
     other = {**at_random(beside, load, 1), "arrival": "uniform", "deadline_ms": FAR_MS}

@@ -1,4 +1,4 @@
-"""How far the model of pairs is from those it was not fitted to, as they were measured on an H200."""
+"""The error of the contention model on pairs that it was not fitted to, measured on an H200."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that all have endless work: how much is done in all, and the least that one of them gets."""
+"""Models with endless work: the total work done, and the least share of any model."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def side_by_side(out: Path, seconds: float, records: Records, tick: Tick) -> Exh
 
 
 def best_rival(results: RuleResults) -> str:
-    """The rule that does most of those that are fair enough; of all, where none is."""
+    """The rule with the most work among the fair ones; among all if none is fair."""
     rivals = [rule for rule in results if rule != OURS]
     fair = [rule for rule in rivals if results[rule]["least of fair"] >= FAIR]
     return max(fair or rivals, key=lambda rule: float(results[rule]["sum"]))

@@ -17,9 +17,9 @@ from weft_papers.base import Tick
 from weft_papers.gpu.lab import RuleResults
 
 Rows = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Row -> rule -> what it came to."""
+"""Row -> rule -> its results."""
 KINDS = ("saturated/", "urgent/", "deadlines/", "orion/", "simulated ")
-"""The last: what the simulator says of measured rows, with the models as they were measured there."""
+"""Prefixes of rows. The last: simulations of measured rows, with the models as measured there."""
 
 
 class Records(NamedTuple):
@@ -30,7 +30,7 @@ class Records(NamedTuple):
 
 
 def read(measured: Path | None = None) -> Records:
-    """What is shipped; *measured*: a file instead of the shipped one."""
+    """Read the recorded results; *measured*: a file instead of the shipped one."""
     return Records(_rows("simulated.json"), _rows("measured.json", measured))
 
 
@@ -72,7 +72,7 @@ class LoadResults(NamedTuple):
 def sources(
     kind: str, loads: Sequence[str], simulate: Callable[[str], RuleResults], records: Records, tick: Tick
 ) -> list[LoadResults]:
-    """Simulate the loads, and look up what is recorded of their kind."""
+    """Simulate the loads, and look up recorded results of their kind."""
     now = {}
     for done, load in enumerate(loads):
         tick(done, len(loads))
@@ -82,7 +82,7 @@ def sources(
 
 
 def drawn(every: list[LoadResults]) -> list[LoadResults]:
-    """Those that pictures show: what is recorded, or what was run now where nothing is."""
+    """Return the sources that pictures show: recorded ones, or the present run if there are none."""
     return every[1:] or every
 
 

@@ -1,4 +1,4 @@
-"""An urgent model at random times beside one that never stops: its p99 over that on an idle GPU, and what is left."""
+"""An urgent model and one with endless work: the urgent one's p99 over that on an idle GPU, and the other's rate."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from weft_papers.gpu.sources import COLOURS, MEASURED, LoadResults, Records, Row
 
 FIGURE = "urgent beside heavy"
 TAIL, LEFT = 1.15, 0.97
-"""What was aimed at: p99 over that on an idle GPU, and the other's rate over what a rival leaves it that keeps this."""
+"""The goals: p99 over that on an idle GPU; the other's rate over that under the best rival with this p99."""
 WITHIN = 15.0
 """Percent by which the simulated p99 may be off."""
 SHOWN = ("priority", "priority-streams", "orion 100 us", "orion 400 us", "split 0 swapped", "reef", OURS)

@@ -1,4 +1,4 @@
-"""The ten experiments of Table 6: what runs in them, how their rows are to be read, and one fitted number.
+"""The ten experiments of Table 6: their networks, how their rows are read, and one fitted number.
 
 The paper prints totals of networks (Table 5) and results, not what it ran in between. ``EXPERIMENTS`` states the
 reading of each; ``fit_demand`` finds the memory demand under which its contention model gives its own GPU & DSA column.
@@ -32,7 +32,7 @@ class Experiment:
     remark: str
     """What the printed GPU-only number is made of."""
     note: str = ""
-    """What is to be said of the optimum."""
+    """A note on the optimum."""
     fits: bool = True
     """Whether the row helps to fit the demands."""
 

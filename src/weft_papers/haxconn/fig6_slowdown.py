@@ -24,7 +24,7 @@ PARTNERS = tuple(model for model in NETWORKS if model not in ("googlenet", "dens
 
 @dataclass(frozen=True)
 class Meeting:
-    """GoogLeNet beside another network, with the other's demands as shipped or scaled."""
+    """GoogLeNet with another network, whose demands are as shipped or scaled."""
 
     partner: str
     scaled: bool
@@ -37,13 +37,13 @@ class Meeting:
 
     @property
     def less(self) -> float:
-        """Percent of what is lost to contention that the best schedule saves."""
+        """The share of the loss to contention that the best schedule saves, in percent."""
         before, after = self.slow_down(self.naive) - 1, self.slow_down(self.best) - 1
         return 100 * (1 - after / before) if before > 0 else 0.0
 
 
 def case(partner: str, demand: float) -> SocCase:
-    """GoogLeNet as measured, as often as it fits beside the other."""
+    """GoogLeNet as measured, repeated for as long as the other network runs."""
     other, own = total_ms(partner, XAVIER, "dla"), total_ms("googlenet", XAVIER, "gpu", "measured")
     assert other is not None and own is not None
     googlenet = CaseNetwork("googlenet", max(1, round(other / own)), origin="measured")

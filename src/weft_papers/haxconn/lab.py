@@ -65,7 +65,7 @@ def chip(name: str) -> Soc:
 
 
 def profile(model: str, soc: str, origin: Origin | None = "derived") -> SocProfile:
-    """Derived unless said otherwise: only those add up to the paper's Table 5."""
+    """Origin of the profiles; only derived ones add up to the paper's Table 5."""
     return find_profile(model, chip(soc), origin=origin)
 
 

@@ -1,4 +1,4 @@
-"""Tables 2 and 5: what is published of single networks, what ships with weft, and what weft estimates by itself."""
+"""Tables 2 and 5: single networks as published, as shipped with weft, and as estimated by weft."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Table 7: what the solver costs. The paper measures how much it slows networks down; that takes the chip.
+"""Table 7: the cost of the solver. The paper measures how much it slows networks down; that needs the chip.
 
 What can be said without it: how long our solver keeps one core busy until the proof, for the same pairs. After that it
 is idle; nothing is said here about the memory traffic of the core meanwhile.
@@ -32,7 +32,7 @@ ESTIMATED_GROUPS = 16  # groups of an estimated profile; the time of the search 
 
 @dataclass(frozen=True)
 class SearchCost:
-    """The search for AlexNet beside another network."""
+    """The search for AlexNet with another network."""
 
     partner: str
     optimum: LeastMakespan

@@ -32,7 +32,7 @@ def reproduce(
 
 
 def _steps(paper: Paper, out: Path, settings: tuple[Scene, Scene], queries: int) -> list[Step]:
-    """What is run, in the paper's order; the panels of Fig. 14 to 16 are the same runs."""
+    """The steps in the paper's order; the panels of Fig. 14 to 16 share their runs."""
     (a, b), half = settings, max(LEAST_QUERIES, queries // 2)
     seq_len, cost = a.seq_len, a.cost
 

@@ -40,7 +40,7 @@ def intensity(scene: Scene, model: str) -> float:
 
 
 def figure_3(paper: Paper, out: Path, seq_len: int, cost: str) -> Exhibit:
-    """Arithmetic intensity over the batch size, against what the NPUs ask for."""
+    """Arithmetic intensity over the batch size, against the ridge points of the NPUs."""
     grid = {
         model: [intensity(Scene(device("tpuv3-like"), batch, seq_len, cost), model) for batch in BATCHES]
         for model in MODELS

@@ -1,4 +1,4 @@
-"""Layerweaver+ (Oh, dissertation, chapter V): Fig. V.5 to V.7 run again, and what they rest on varied."""
+"""Layerweaver+ (Oh, dissertation, chapter V): Fig. V.5 to V.7 reproduced, and their assumptions varied."""
 
 from __future__ import annotations
 

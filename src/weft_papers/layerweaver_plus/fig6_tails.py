@@ -1,4 +1,4 @@
-"""Fig. V.6: how late requests are, when the baseline cannot keep up.
+"""Fig. V.6: tail latency at loads that the baseline cannot sustain.
 
 The paper's rates do not load our device as they load theirs, so each pair is loaded, at the paper's ratio,
 until the baseline's worst stream misses half of its deadlines, and again as far as layerweaver+ keeps its 1 %;
@@ -44,12 +44,12 @@ LINES: dict[Scheduler, tuple[Dash, float]] = {
     PLUS: ("-", 1.8),
     OURS: ((0, (2, 2)), 1.8),
 }
-"""Styles that can be told apart where curves coincide."""
+"""Line styles that differ even where curves coincide."""
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What a scheduler made of a load, over all seeds."""
+    """Latencies and violations of a scheduler at a load, over all seeds."""
 
     runs: tuple[RequestRun, ...]
 

@@ -1,4 +1,4 @@
-"""What the chapter's experiments share: nine pairs, thirteen ratios, five schedulers, and one way to ask.
+"""Common to the chapter's experiments: nine pairs, thirteen ratios, five schedulers, the search for a sustainable load.
 
 A ratio is written as in the paper, memory-intensive to compute-intensive: 64:1 means sixty-four language
 requests for every vision request.
@@ -48,7 +48,7 @@ PLUS = Scheduler("layerweaver+", "layerweaver+", "demote")
 PRECISE = Scheduler("layerweaver+ precise", "layerweaver+", "demote", (("precise", True),))
 OURS = Scheduler("weft+", "weft+", "demote")
 SCHEDULERS = (BASELINE, WOVEN, PLUS, PRECISE, OURS)
-"""The first two do not know of deadlines, so being late changes nothing for them."""
+"""The schedulers. The first two ignore deadlines, so late requests are treated like others."""
 
 
 @dataclass(frozen=True)

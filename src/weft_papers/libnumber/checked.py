@@ -40,7 +40,7 @@ DEVIATIONS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One recorded configuration and what it scores here."""
+    """One recorded configuration and its score on this machine."""
 
     net: NetRecord
     run: ScoredRun | None

@@ -1,4 +1,4 @@
-"""Which searches are made of a network: every method at both margins, what they cost, and what was varied."""
+"""The searches of a network: every method at both margins, and the sensitivity studies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from weft_tune.platform import Platform, parse_platform
 from weft_tune.tuner import find_formats
 
 SERIAL_MARGIN = 0.01
-"""The margin of the comparison on bit-serial hardware, and of what is varied."""
+"""The margin of the comparison on bit-serial hardware, and of sensitivity studies."""
 MORE_MARGINS = (0.002, 0.005, 0.02, 0.03, 0.05, 0.1)
 SHARES = (0.05, 0.1, 0.3, 0.5)
 STARTS = (-1, 1)
@@ -65,7 +65,7 @@ MACS_OBJECTIVE = "sum(l.macs * l.input_bits for l in layers)"
 
 
 class SearchJob(NamedTuple):
-    """One search: a method, a margin and what is varied."""
+    """One search: a method, a margin and a variation."""
 
     method: str
     margin: float
@@ -94,7 +94,7 @@ def jobs(net: str) -> list[SearchJob]:
 
 
 def settings(network: Network, job: SearchJob) -> dict[str, Any]:
-    """What a way to search is called with, beside the margin."""
+    """Options of a search method, other than the margin."""
     ways: dict[str, dict[str, Any]] = {
         FAITHFUL: {"faithful": True},
         WHOLE: {"two_passes": False},

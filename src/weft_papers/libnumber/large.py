@@ -68,7 +68,7 @@ TINY_YOLO = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Large:
-    """A network whose formats are printed, and what they come to."""
+    """A network whose formats are printed, and their sizes and speeds."""
 
     title: str
     network: Network
@@ -176,7 +176,7 @@ def small_networks(record: SearchRecord) -> list[Large]:
 
 
 def printed_sizes(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
-    """What the chapter's own table says of its averages, and what the large networks would gain in speed."""
+    """Rows for the chapter's averages, recomputed from its own table, and for the speed-ups of the large networks."""
     large = large_networks()
     every = [*large, *small_networks(record)]
     return Exhibit((*_size_rows(paper, every), *_speed_rows(paper, large)), (_table(every), _speeds(large)),

@@ -26,7 +26,7 @@ Option = float | str | None
 
 @dataclass(frozen=True, slots=True)
 class ScoredRun:
-    """One search, or one configuration, and what it scored."""
+    """One search, or one configuration, and its scores."""
 
     method: str
     margin: float

@@ -1,4 +1,4 @@
-"""What Fig. 6, 7 and 9 have in common: the exact form beside every rival of today, and the table of recorded rows."""
+"""Common to Fig. 6, 7 and 9: our exact form against its rivals, and the table of recorded rows."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class FormStudy:
         return sorted({tasks for _, tasks in self.counts})
 
     def macs(self, form: str, tasks: int) -> float:
-        """The MACs over those of the models one by one."""
+        """MACs, relative to those of the models run one by one."""
         return self.counts[form, tasks].macs / self.counts["separate", tasks].macs
 
     def weights(self, form: str, tasks: int) -> float:

@@ -44,7 +44,7 @@ class Heat:
         return self.times[SEQUENTIAL].median_s / self.times[name].median_s
 
     def macs(self, name: str) -> float:
-        """The MACs over those of the models one by one."""
+        """MACs, relative to those of the models run one by one."""
         mine, alone = (sum(count(graph).macs for graph in self.graphs[way]) for way in (name, SEQUENTIAL))
         return mine / alone
 

@@ -17,10 +17,10 @@ from weft_papers.mts.recorded import IN_GROUPS, BenchRecord, CountSweep
 
 FIGURE = "Fig. 9"
 WIDTHS = (1.0, 1.5)
-"""The widths as parts of those at a pruning of .9: the second is one of .85."""
+"""Widths relative to those at a pruning of .9; the second corresponds to .85."""
 BATCHES = (1, 2, 3)
 CASES = {"widths": "vgg16", "batches": "resnet18"}
-"""What differs, and whose."""
+"""What differs between the models -> the network."""
 PARTS = {"widths": "a", "batches": "b"}
 
 

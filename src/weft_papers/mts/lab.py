@@ -1,4 +1,4 @@
-"""What the parts share: the paper's settings as recipes of models, ways to run them, and counts of lowered graphs.
+"""Common to all parts: the paper's settings as recipes of models, ways to run them, and counts of lowered graphs.
 
 Models come from the generator with the paper's pruning and sharing, weights drawn at random: neither counts nor times
 depend on their values. Classifiers share nothing; the paper's form has them in its matrix all the same, as equation 8

@@ -1,4 +1,4 @@
-"""How the pictures of this paper look: something over the number of tasks, a line for each way to run them."""
+"""Panels of this paper's pictures: a quantity over the number of tasks, with a line for each way to run them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MB = 1e6  # the paper's unit: decimal megabytes
 THIN = {"eager": ":", "grouped-eager": ":", "batch": DASHED, "mts": DASHED}
 """Lines that are references."""
 UNSTORED = ("eager", "grouped-eager", "batch")
-"""Ways that say nothing about memory."""
+"""Ways without a measurement of memory."""
 Series = Mapping[str, Mapping[int, float]]
 """Way -> tasks -> value."""
 

@@ -73,7 +73,7 @@ def _keep_apart(cp: Any, problem: PlacingProblem, machine: int, present: dict[tu
 
 
 def _aim(cp: Any, problem: PlacingProblem, present: dict[tuple[int, int], Any]) -> None:
-    """Every model's replicas, in parts of the rate it is asked; the worst counts most."""
+    """Objective: each model's capacity relative to its rate; the least counts most."""
     loads, served = serial_loads(problem), []
     for model, demand in enumerate(problem.demands):
         homes = [machine for machine in range(len(problem.machines)) if (machine, model) in present]

@@ -1,4 +1,4 @@
-"""What people do by habit: round robin by hand; one resource that adds up, and like models with like.
+"""Common practice: round robin by hand; packing by one resource; pools of similar models.
 
 The last two use our own search for the fewest machines, with as much freedom to divide models; only what they believe
 differs.
@@ -39,13 +39,14 @@ def like_with_like(problem: PlacingProblem) -> Filling:
 
 
 def _packed(problem: PlacingProblem) -> Filling:
-    """On as few machines as we would need; on all of them, as far as they go, where these are not enough."""
+    """Pack on as few machines as our method needs; on all of them, as far as they go, if they are not enough."""
     filling = fewest(problem, "machines")
     return filling if filling is not None else pack(problem, np.ones(len(problem.machines), np.bool_))[0]
 
 
 def round_robin(problem: PlacingProblem) -> Filling:
-    """Every model on the next machine that may have it, largest models first; those too large for one are cut."""
+    """Round robin: each model on the next allowed machine, largest models first; divide those too large for one
+    machine."""
     filling, turn = Filling(problem), 0
     for model, share in parts(problem, serial_loads(problem)):
         homes = np.flatnonzero(new_homes(filling, model))

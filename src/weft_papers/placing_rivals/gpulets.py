@@ -49,12 +49,12 @@ class Slices:
         return float(problem.compute[kind, model] / size + problem.memory[kind, model] + problem.other[kind, model])
 
     def knee(self, kind: int, model: int) -> float:
-        """The slice size beyond which the rate grows least for what it takes."""
+        """The knee of the rate over the slice size: where the rate is furthest above proportional."""
         whole = self.load(kind, model, 1.0)
         return max(self.sizes, key=lambda size: whole / self.load(kind, model, size) - size)
 
     def slower(self, kind: int, model: int, one: Slice) -> float:
-        """How many times as long a model takes in a slice beside the other one of its machine."""
+        """Slow-down of a model in a slice by the other slice of its machine."""
         own = float(self._dram[kind, model])
         others = [neighbour for neighbour in self.on[one.machine] if neighbour is not one]
         beside = [float(self._dram[kind, other]) for neighbour in others for other in neighbour.shares]

@@ -21,7 +21,7 @@ from weft_papers.placing_rivals.spreading import free_to_go, serial_loads
 
 @dataclass(slots=True)
 class _Cycle:
-    """What a machine repeats."""
+    """The duty cycle of a machine."""
 
     duty_s: float = np.inf
     rates: dict[int, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ def squishy(problem: PlacingProblem) -> Filling:
 
 
 def _seconds(problem: PlacingProblem) -> Floats:
-    """(kind, model): what a request takes."""
+    """(kind, model): seconds of a request."""
     rates = np.array([demand.rate for demand in problem.demands])
     return np.asarray(serial_loads(problem) / rates, np.float64)
 

@@ -1,4 +1,4 @@
-"""What rivals share: loads that add up, models in parts, and as few machines as suffice.
+"""Common to the rivals: additive loads, division of models, and the search for the fewest machines.
 
 All of them keep to memory, deadlines and rules as we do (``Filling.could_join``); they differ in what they believe
 about time, and in where they put things.
