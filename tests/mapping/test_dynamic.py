@@ -129,9 +129,9 @@ def test_many_changes_in_a_row_end_with_the_last_one(planner: Planner) -> None:
 def test_a_request_that_cannot_be_met_is_news_and_not_the_end(planner: Planner) -> None:
     planner.plan(problem_of(ALEX), Options(limits=TaskLimits(energy_budget_j=1.0)))
     (only,) = all_news(planner)
-    assert only.found.kind == "failed" and "energy" in only.found.message
+    assert only.report.kind == "failed" and "energy" in only.report.message
     planner.plan(problem_of(ALEX), Options())
-    assert all_news(planner)[-1].found.proved
+    assert all_news(planner)[-1].report.proved
 
 
 def test_an_error_nobody_thought_of_is_news_and_not_the_end(planner: Planner) -> None:
@@ -139,9 +139,9 @@ def test_an_error_nobody_thought_of_is_news_and_not_the_end(planner: Planner) ->
     for _ in range(MOST_RESTARTS + 2):
         planner.plan(problem_of(ALEX), Options(limits="no\nlimits"))  # type: ignore[arg-type]
         (only,) = all_news(planner)
-        assert only.found.kind == "failed" and only.found.message.startswith("AttributeError: 'str' object has no")
+        assert only.report.kind == "failed" and only.report.message.startswith("AttributeError: 'str' object has no")
     planner.plan(problem_of(ALEX), Options())
-    assert all_news(planner)[-1].found.proved
+    assert all_news(planner)[-1].report.proved
     assert planner.process_id == process_id
 
 
@@ -157,7 +157,7 @@ def test_nobody_waits_until_a_busy_process_has_read_its_problem(planner: Planner
     os.kill(planner.process_id, signal.SIGCONT)
     asking.join()
     assert not waited
-    assert all_news(planner)[-1].found.proved
+    assert all_news(planner)[-1].report.proved
 
 
 def test_throughput_comes_with_its_latency(planner: Planner) -> None:
@@ -199,7 +199,7 @@ def test_a_process_that_keeps_dying_is_given_up_until_the_next_problem(
         monkeypatch.undo()
         made.plan(problem_of(ALEX), Options())
         assert made.restarts == 0
-        assert all_news(made)[-1].found.proved
+        assert all_news(made)[-1].report.proved
 
 
 # The loop

@@ -18,9 +18,9 @@ import numpy as np
 from weft_cluster.placing.alpaserve import greedy
 from weft_cluster.placing.bound import placing_bound
 from weft_cluster.placing.filling import Filling
-from weft_cluster.placing.packing import most_load
 from weft_cluster.placing.placement import Placement
 from weft_cluster.placing.problem import Bools, Floats, PlacingProblem
+from weft_cluster.placing.search import most_load
 from weft_cluster.placing.summary import make_placement
 from weft_cluster.routing.cluster import placed
 from weft_cluster.routing.setting import ClusterSetting

@@ -13,7 +13,7 @@ from weft_cluster.placing.needs import demands_of
 from weft_cluster.placing.placement import Objective, Placement
 from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.placing.refusals import check_each_fits
-from weft_cluster.placing.search import Found, search
+from weft_cluster.placing.search import BoundedFilling, search
 from weft_cluster.placing.summary import make_placement
 from weft_cluster.routing.attaining import place_to_attain
 
@@ -70,7 +70,7 @@ def place(
     )
 
 
-def _notes(result: Found, target: float | None) -> list[str]:
+def _notes(result: BoundedFilling, target: float | None) -> list[str]:
     """Notes for the reader, besides the numbers."""
     used, notes = int(result.filling.used.sum()), []
     if target is not None and 0 < result.carried < used:

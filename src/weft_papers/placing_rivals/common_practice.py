@@ -10,11 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft_cluster.placing.fewest import fewest
 from weft_cluster.placing.filling import Filling
-from weft_cluster.placing.packing import pack
 from weft_cluster.placing.problem import Bools, PlacingProblem
 from weft_cluster.placing.resharing import new_homes
+from weft_cluster.placing.search import fewest, pack
 from weft_papers.placing_rivals.spreading import parts, serial_loads
 
 
