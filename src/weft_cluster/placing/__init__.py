@@ -7,5 +7,5 @@
   improves them; ``alpaserve.py`` is the greedy replication.
 - Output: ``filling.py`` (a placement under construction, with its limits), ``placement.py`` (the value), ``summary.py``
   (from one to the other), ``folder.py`` and ``placement_shown.py`` (files, tables).
-- Changes: ``adapting.py`` with ``settling.py``, and ``change.py`` (loads and drops).
+- Changes: ``adapting.py``, and ``change.py`` (loads and drops).
 """
