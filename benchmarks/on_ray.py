@@ -118,7 +118,7 @@ def used_s(pids: list[int]) -> float:
 
 def cost(cluster: LocalCluster, key: str) -> dict[str, Any]:
     pids = [cluster.gate_pid(), *(cluster.where(machine)[0] for machine in MACHINES)]
-    server = cluster.told()["servers"][0]["url"]
+    server = cluster.status()["servers"][0]["url"]
     ways = {"gate": (cluster.urls[0], None), "direct": (server, key)}
     rounds: dict[str, list[tuple[float, list[float]]]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
@@ -230,7 +230,7 @@ def missed(case: Case, seed: int) -> tuple[int, int]:
         with sleeping() as servers, ThreadPoolExecutor(case.gates) as pool:
             for thread in threads:
                 thread.know({url: machine for machine in placed.machines for url in servers[machine.name]})
-            while any(not each["up"] for thread in threads for each in thread.told()["servers"]):
+            while any(not each["up"] for thread in threads for each in thread.status()["servers"]):
                 time.sleep(0.05)
             numbers = range(case.gates)
             results = list(pool.map(lambda at: sent(urls[at], streams, SECONDS, 100 * seed + at), numbers))
@@ -270,11 +270,11 @@ def kills(cluster: LocalCluster, requests: int) -> dict[str, Any]:
             if done.wait(max(0.0, at - time.monotonic())):
                 return
             name = MACHINES[number % len(MACHINES)]
-            known = {each["url"] for each in cluster.told()["servers"] if each["machine"] == name}
+            known = {each["url"] for each in cluster.status()["servers"] if each["machine"] == name}
             os.kill(cluster.where(name)[0], signal.SIGKILL)
             began = time.monotonic()
             while not done.wait(0.05):
-                up = {each["url"] for each in cluster.told()["servers"] if each["machine"] == name and each["up"]}
+                up = {each["url"] for each in cluster.status()["servers"] if each["machine"] == name and each["up"]}
                 if up - known:
                     back.append(time.monotonic() - began)
                     break
@@ -285,7 +285,7 @@ def kills(cluster: LocalCluster, requests: int) -> dict[str, Any]:
     result = sent(cluster.urls[0], streams, seconds, 0, 0.0)
     done.set()
     killer.join()
-    told = cluster.told()
+    told = cluster.status()
     return {
         "requests": sum(each.figures.scheduled for each in result.streams),
         "answered": sum(each.figures.answered for each in result.streams),

@@ -25,10 +25,10 @@ from placing_mixes import MEMORY_GIB, MIXES, cluster, demands, mixed_problem
 
 from weft.base.jsonfile import write_json
 from weft_cluster.placing.bound import placing_bound
-from weft_cluster.placing.fewest import fewest
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.judging import OnTimeJudge
 from weft_cluster.placing.problem import PlacingProblem
+from weft_cluster.placing.search import fewest
 from weft_cluster.routing.placing_run import place
 from weft_papers.placing_rivals import RIVALS, Rival
 from weft_papers.placing_rivals.alpaserve import integer_programme

@@ -35,8 +35,8 @@ class PlansAcross:
         """Write a folder with the placement, and in it a folder for ``weft serve`` on each machine."""
 
         def write_plans(inside: Path) -> None:
-            for name, made in self.plans.items():
-                made.write(inside / name)
+            for name, plan in self.plans.items():
+                plan.write(inside / name)
 
         write_folder(self.placement, folder, write_plans)
 
@@ -69,8 +69,8 @@ def _measured(
     **asking: Any,
 ) -> Host:
     """This machine with as many lanes and threads as carry most of the workload."""
-    told = on_progress or (lambda progress: None)
-    asked, hosts = measured_for(workload, devices, seconds, cache, told, int8=int8, **asking)
+    report_progress = on_progress or (lambda progress: None)
+    asked, hosts = measured_for(workload, devices, seconds, cache, report_progress, int8=int8, **asking)
 
     def load(host: Host) -> float:
         return (
@@ -83,7 +83,7 @@ def _measured(
 
 def workload_of(machine: PlacedMachine, workload: Workload) -> Workload:
     """The part of a workload that goes to a machine."""
-    shares = {each.model: each.share for each in machine.models}
+    shares = {placed.model: placed.share for placed in machine.models}
     streams = tuple(
         stream.model_copy(update={"rate": rate and rate * shares[stream.served_name]})
         for stream, rate in zip(workload.stream, workload.rates, strict=True)

@@ -1,8 +1,8 @@
 """Mapping: which unit of a SoC runs which layers of several models, and when, contention at the memory included.
 
 ``map_models`` goes from names to a ``Solution``. Beneath it, a ``Problem`` is tasks of groups on a SoC, each group with
-its cost on every unit; ``solve`` finds the best ``Schedule`` and says how sure that is; ``simulate`` says what any
-schedule comes to.
+its cost on every unit; ``solve`` finds the best ``Schedule`` and a bound for it; ``simulate`` returns the ``Outcome``
+of any schedule.
 
 Its modules: ``grouping.py``, ``profiles.py``, ``estimate.py``, ``trtexec.py``, ``profile_by_name.py`` (what groups
 cost) lead to ``problem.py``; ``simulator.py``, ``executor.py``; ``prices.py``, ``search.py``, ``solver.py`` (the best

@@ -1,8 +1,8 @@
-"""A solver beside the running system: one process on one core that searches while schedules are in use.
+"""The background planner: a process on one core that searches for better schedules while others are in use.
 
 ``Planner.plan`` gives it a problem and returns at once; ``news`` says what it has found since. A new problem replaces
 the last one. A process that dies is noticed, said so, and replaced a few times for each problem; it ends with the
-planner. Threads write to it and read from it, so nobody waits for a process that is busy.
+planner. Threads write to it and read from it, so no caller waits for a process that is busy.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ LOST = "lost"
 
 
 class News(NamedTuple):
-    """Something the planner's process said, and when it arrived."""
+    """A report of the planner's process, and when it arrived."""
 
     at_s: float
-    found: PlanReport
+    report: PlanReport
 
 
 class Planner:
@@ -44,13 +44,13 @@ class Planner:
         """now: the clock that stamps news. core: where the process runs; the last one we may use if left out."""
         self._now = now
         self._core = _last_core() if core is None else core
-        self._changed = Condition()
+        self._changed = Condition()  # protects the attributes below; notified when news arrive
         self._news: deque[News] = deque()
         self._job: PlanJob | None = None
-        """What is searched for; None once it has ended."""
+        """The problem that is searched; None once the search has ended."""
         self._number = 0
         self._ready = False
-        """Whether the process reads what it is sent."""
+        """Whether the process has started and reads jobs."""
         self.restarts = 0
         """How often the process was started again for the present problem."""
         self._start()
@@ -60,7 +60,7 @@ class Planner:
         with self._changed:
             self._number += 1
             self._job = PlanJob(self._number, problem, options)
-            self._news = deque(each for each in self._news if each.found.kind == LOST)
+            self._news = deque(item for item in self._news if item.report.kind == LOST)
             if self._given_up:
                 self._start()
             self.restarts = 0
@@ -68,10 +68,10 @@ class Planner:
         return self._number
 
     def news(self) -> list[News]:
-        """What was said about the present problem since the last time, in order; a dead process is replaced."""
+        """Return the reports about the present problem since the last call, in order; restart a dead process."""
         with self._changed:
             said, self._news = list(self._news), deque()
-            kinds = {each.found.kind for each in said}
+            kinds = {item.report.kind for item in said}
             if kinds & {"ended", "failed"}:
                 self._job = None
             if LOST in kinds:
@@ -88,13 +88,13 @@ class Planner:
         self.plan(_small_problem(), Options())
         while self.searching:
             self.wait()
-            for _, found in self.news():
-                if found.kind == "failed" or (found.kind == LOST and not self.searching):
-                    raise WeftError(f"the planner cannot be started: {found.message}")
+            for _, report in self.news():
+                if report.kind == "failed" or (report.kind == LOST and not self.searching):
+                    raise WeftError(f"the planner cannot be started: {report.message}")
 
     @property
     def searching(self) -> bool:
-        """Whether there is more to come, as far as news() has said."""
+        """Whether the search goes on, by the reports that ``news`` has returned."""
         return self._job is not None
 
     @property
@@ -139,16 +139,16 @@ class Planner:
             self._ready = False
             self._put(PlanReport(self._number, LOST, message=message))
 
-    def _hear(self, found: PlanReport) -> None:
+    def _hear(self, report: PlanReport) -> None:
         with self._changed:
-            if found.kind == "ready":
+            if report.kind == "ready":
                 self._ready = True
                 self._hand_over()
-            elif found.job == self._number:
-                self._put(found)
+            elif report.job == self._number:
+                self._put(report)
 
-    def _put(self, found: PlanReport) -> None:
-        self._news.append(News(self._now(), found))
+    def _put(self, report: PlanReport) -> None:
+        self._news.append(News(self._now(), report))
         self._changed.notify_all()
 
     def _hand_over(self) -> None:
@@ -157,7 +157,7 @@ class Planner:
             self._jobs.put(self._job)
 
     def _replace(self) -> list[News]:
-        """Start another process, unless that was tried often enough; says so then."""
+        """Restart the process, up to a number of times per problem; return a report of it."""
         self.restarts += 1
         if not self._given_up:
             self._start()

@@ -1,6 +1,6 @@
-"""The problem without contention, solved by CP-SAT (ortools): a lower bound for the real one, and a place to start.
+"""The problem without contention, solved by CP-SAT (ortools): a lower bound for the real one, and a first schedule.
 
-Contention only makes steps longer, and a step that ends early hurts nobody: shrink every step of a contended
+Contention only makes steps longer, and a step that ends early delays no other: shrink every step of a contended
 schedule to its time alone and what is left is a schedule without contention. So no schedule, event-aligned or
 idling as it likes, beats the bound given here.
 
@@ -43,11 +43,11 @@ class BlindResult:
     schedule: Schedule
     """It has planned starts, as early as its order on each unit allows."""
     value_s: float
-    """What the schedule comes to without contention: its makespan; for throughput the negated runs per second."""
+    """Value of the schedule without contention: its makespan; for throughput the negated runs per second."""
     bound_s: float
     """No schedule, with or without contention, has a smaller value."""
     proved: bool
-    """Whether nothing better is left to find; value and bound then differ by rounding only."""
+    """Whether the schedule is proved optimal; value and bound then differ by rounding only."""
 
 
 def contention_free(
@@ -60,7 +60,7 @@ def contention_free(
     hint: Schedule | None = None,
     workers: int = 1,
 ) -> BlindResult:
-    """The best schedule if nobody slowed anybody.
+    """Find the best schedule without contention.
 
     *max_switches* caps the changes of unit between the groups of a run. *hint* is a schedule to start from. With one
     worker the result depends on the seed alone, except where the time limit cut the search short.
@@ -105,7 +105,7 @@ def placed(problem: Problem, units: Units, sequence: Sequence[int]) -> tuple[Sta
 
 
 def queued(problem: Problem, units: Units) -> list[int]:
-    """The order of tasks in which steps begin, without contention, if whoever can begin first does."""
+    """The order of tasks in which steps begin, without contention, if the earliest possible step starts first."""
     tables = problem.tables
     free = [[0.0] * int(count) for count in tables.instances]
     done, ready, finish = [0] * len(units), [0.0] * len(units), [inf] * len(units)
@@ -179,7 +179,7 @@ def _rate(task: Task, finish_s: float) -> float:
 
 
 class _CpModel:
-    """The constraints, in ticks: one unit per step, flows from unit to unit, starts, ends, and who is where."""
+    """The constraints, in ticks: one unit per step, flows between units, starts, ends, one step at a time per unit."""
 
     def __init__(self, cp: Any, problem: Problem, alone_s: Sequence[float], max_switches: int | None) -> None:
         self.cp = cp
@@ -239,12 +239,12 @@ class _CpModel:
                 steps.append((begin, end, self._depth(n), i, n))
         return units, [n for *_, n in sorted(steps)]
 
-    def bound(self, found: float, objective: Objective) -> float:
+    def bound(self, objective_value: float, objective: Objective) -> float:
         """What the solver and every task alone say together, a hair lowered for the arithmetic."""
         if objective == "latency":
-            return max(found * self._tick_s, *self._alone_s) * (1 - 1e-12)
+            return max(objective_value * self._tick_s, *self._alone_s) * (1 - 1e-12)
         most = sum(map(_rate, self._problem.tasks, self._alone_s))
-        return -min(found * self._best_rate / REWARD, most) * (1 + 1e-12)
+        return -min(objective_value * self._best_rate / REWARD, most) * (1 + 1e-12)
 
     def _ticks(self, seconds: float) -> int:
         return floor(seconds / self._tick_s)
@@ -289,7 +289,7 @@ class _CpModel:
         return sum(self._ticks(move[pair]) * flow for pair, flow in flows.items())
 
     def _cap(self, n: int, most: int) -> None:
-        """Allow at most so many switches in each run."""
+        """Allow at most *most* switches in each run."""
         between = len(self._problem.tasks[n].groups) - 1
         for begin in range(0, len(self._switches[n]), between or 1):
             self.cp.add(sum(self._switches[n][begin : begin + between]) <= most)

@@ -1,7 +1,7 @@
 """Models that come and go (D-HaX-CoNN): frames run on with the best naive schedule at once, and with better ones as a
 planner beside them finds these.
 
-``run_dynamic`` is the loop in real time: a frame takes the time its schedule comes to in the simulator. Phases of a
+``run_dynamic`` is the loop in real time: a frame takes the makespan of its schedule in the simulator. Phases of a
 scenario say which models run when. A phase that was there before begins with the best schedule known for it.
 """
 
@@ -103,11 +103,11 @@ class PhaseLog:
     near_s: float | None
     """How long it went on before a schedule within 2 % of the oracle came; 0 where the first one is."""
     proved_s: float | None
-    """How long it took until it was proved that nothing is better."""
+    """Seconds until the proof of optimality."""
 
 
 class LoopEvent(NamedTuple):
-    """Something that went wrong, and what the loop did about it."""
+    """A failure of the planner, and how the loop went on."""
 
     at_s: float
     phase: int
@@ -158,7 +158,7 @@ class _BestKnown:
     bound: float
     proved: bool = False
     fair: bool = True
-    """Whether the schedule is within the limits. Naive ones may not be; what a search finds is."""
+    """Whether the schedule is within the limits. Naive schedules may not be; those of a search are."""
 
     def better(self, value: float) -> bool:
         """Whether *value*, of a schedule within the limits, is better than what is known."""
@@ -175,7 +175,7 @@ class _BestKnown:
         return abs(self.value - self.bound) / abs(self.bound) if known else None
 
     def sharpen(self, bound: float) -> None:
-        """Take a bound that says more."""
+        """Take a bound if it is tighter."""
         self.bound = (max if self.case.options.objective == "latency" else min)(self.bound, bound)
 
 
@@ -232,7 +232,7 @@ def best_naive(problem: Problem, options: Options) -> tuple[Schedule, float, flo
     tried = [schedule for name in NAIVE for schedule in BASELINES[name](problem, options.objective)]
     ended = [ends_s(problem, schedule) for schedule in tried]
     unfair = [not keeps_to(problem, schedule, options.limits) for schedule in tried]
-    values = [worth(problem, each, options.objective) for each in ended]
+    values = [worth(problem, ends, options.objective) for ends in ended]
     best = min(range(len(tried)), key=lambda n: (unfair[n], values[n]))
     return tried[best], abs(values[best]), max(ended[best])
 
@@ -292,32 +292,32 @@ class _Loop:
     def _take(self, phase: _Phase, known: _BestKnown) -> None:
         """What the planner has found since the last frame."""
         for news in self._planner.news() if phase.job is not None else ():
-            found = news.found
-            if found.kind in (LOST, "failed"):
-                what = f"{found.message}; going on with schedule {phase.version} by {known.schedule.made_by}"
+            report = news.report
+            if report.kind in (LOST, "failed"):
+                what = f"{report.message}; going on with schedule {phase.version} by {known.schedule.made_by}"
                 self._events.append(LoopEvent(news.at_s - self._origin_s, phase.number, what))
-            elif found.job == phase.job:
+            elif report.job == phase.job:
                 self._learn(phase, known, news)
 
     def _learn(self, phase: _Phase, known: _BestKnown, news: News) -> None:
-        found, since_s = news.found, news.at_s - self._origin_s - phase.start_s
-        known.sharpen(found.bound)
-        if found.schedule is not None and known.better(found.value):
-            known.schedule, known.value, known.latency_s = found.schedule, found.value, found.makespan_s
+        report, since_s = news.report, news.at_s - self._origin_s - phase.start_s
+        known.sharpen(report.bound)
+        if report.schedule is not None and known.better(report.value):
+            known.schedule, known.value, known.latency_s = report.schedule, report.value, report.makespan_s
             known.fair = True
             phase.version += 1
-            numbers = since_s, None, found.value, found.makespan_s, known.gap
-            phase.updates.append(Update(phase.number, phase.version, *numbers, found.schedule.made_by))
-        if found.kind == "ended" and found.proved and known.fair:
+            numbers = since_s, None, report.value, report.makespan_s, known.gap
+            phase.updates.append(Update(phase.number, phase.version, *numbers, report.schedule.made_by))
+        if report.kind == "ended" and report.proved and known.fair:
             known.proved, known.bound, phase.proved_s = True, known.value, since_s
 
     def oracles(self) -> dict[int, _BestKnown]:
         """The best schedule of every case, within its limits, where there is one."""
-        found = {key: known if known.proved else self._oracle(known) for key, known in self.known.items()}
-        return {key: each for key, each in found.items() if each.fair}
+        best = {key: known if known.proved else self._oracle(known) for key, known in self.known.items()}
+        return {key: known_best for key, known_best in best.items() if known_best.fair}
 
     def _oracle(self, known: _BestKnown) -> _BestKnown:
-        """The best of what is known and what a search without haste finds."""
+        """The best schedule known, after a search with its full time limit."""
         try:
             solved = _solved(known.case)
         except WeftError as error:  # the frames ran; their log is worth having without it

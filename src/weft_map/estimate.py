@@ -1,8 +1,8 @@
-"""A profile from nothing but the network and the SoC's description: a roofline for every kernel on every unit.
+"""A profile estimated from the network and the SoC's description: a roofline for every kernel on every unit.
 
 A kernel takes the longer of its arithmetic (at the share of the peak that large products reach) and its memory traffic,
 and a fixed cost. Additions and activations ride on the kernel before them, and a concatenation is written in place by
-those who feed it. Against the ten networks of HaX-CoNN's Table 5 this is 5 to 14 % off in the mean with fitted
+the kernels that feed it. Against the ten networks of HaX-CoNN's Table 5 this is 5 to 14 % off in the mean with fitted
 constants; an efficiency that falls with the size of a product did not come nearer and was left out.
 """
 
@@ -30,7 +30,7 @@ class Kernel:
     moved_bytes: float
     """Weights, inputs and outputs, each once."""
     ops: frozenset[str]
-    """Operators and kinds of layers inside: what a unit may refuse."""
+    """Operators and kinds of layers inside; a unit may not support some."""
 
 
 def estimate(model: Model, soc: Soc, *, batch: int = 1, max_groups: int | None = None) -> SocProfile:
@@ -56,7 +56,7 @@ def estimate(model: Model, soc: Soc, *, batch: int = 1, max_groups: int | None =
 def _estimated(model: Model, soc: Soc, batch: int) -> SocProfile:
     groups = group_layers(model, max_groups=MAX_STEPS)
     names = distinct([readable(group.name) for group in groups])
-    made = [_profiled(name, group, model, soc, batch) for name, group in zip(names, groups, strict=True)]
+    profile_groups = [_profiled(name, group, model, soc, batch) for name, group in zip(names, groups, strict=True)]
     name = readable(model.name)
     return SocProfile(
         model=name,
@@ -64,25 +64,25 @@ def _estimated(model: Model, soc: Soc, batch: int) -> SocProfile:
         origin="estimated",
         source=f"roofline of {name} at batch {batch} from the description of {soc.name}",
         precision=f"{soc.element_bits} bits",
-        groups=tuple(made),
+        groups=tuple(profile_groups),
     )
 
 
 def kernels(layers: tuple[Layer, ...], *, batch: int, element_bits: int) -> list[Kernel]:
-    """What a compiler makes of *layers*."""
-    made: list[Kernel] = []
+    """Return the kernels that a compiler fuses *layers* into."""
+    fused: list[Kernel] = []
     before: Layer | None = None
     for layer in layers:
-        if made and before is not None and follows(layer, before):
-            made[-1] = _with_follower(made[-1], layer, before, batch, element_bits)
+        if fused and before is not None and follows(layer, before):
+            fused[-1] = _with_follower(fused[-1], layer, before, batch, element_bits)
         else:
-            made.append(_kernel(layer, batch, element_bits))
+            fused.append(_kernel(layer, batch, element_bits))
         before = layer
-    return made
+    return fused
 
 
 def move_s(group: LayerGroup, soc: Soc, *, batch: int = 1) -> float:
-    """What a move from any unit to any other takes after *group*: what crosses is written and read again."""
+    """The time of a move between units after *group*: the tensors that cross are written and read again."""
     bits = min(group.layers[-1].activation_bits, soc.element_bits)
     crossing_bytes = batch * group.output_elements * bits / 8
     return soc.transition_us * 1e-6 + crossing_bytes / (soc.bandwidth_gb_s * 1e9 / 2)
@@ -96,7 +96,7 @@ def _kernel(layer: Layer, batch: int, element_bits: int) -> Kernel:
 
 
 def _with_follower(kernel: Kernel, layer: Layer, before: Layer, batch: int, element_bits: int) -> Kernel:
-    """Its result is written instead of the kernel's; what it reads besides comes on top."""
+    """Fuse a layer into the kernel before it: its output replaces the kernel's, its other inputs are added."""
     beside = max(0, layer.input_elements - before.output_elements)
     moved = kernel.moved_bytes + batch * beside * min(layer.activation_bits, element_bits) / 8
     return Kernel(kernel.layer, kernel.macs, moved, kernel.ops | {layer.kind, layer.op})

@@ -3,7 +3,7 @@
 Time stops at events: a move or a step ends, a planned start comes. Between two of them every running step
 progresses at 1/slow-down, which depends on its own demand and on the sum of the others'; so nothing is stepped and
 nothing is rounded but floats. Events closer than ``SAME`` count as one, and a start planned within ``NEARLY`` of an
-event happens at it, because plans carry the rounding of whoever made them.
+event happens at it, because plans contain rounding errors of their planner.
 
 A step that is submitted moves to its unit at once. When it is there and its planned start has come it stands in line;
 the line of a unit is served in order of arrival, at one instant in the order of the tasks. A task's last step takes it
@@ -34,7 +34,7 @@ SAME = 1e-12
 NEARLY = 1e-9
 """How far before its planned start, in parts of the time, an event still is that start."""
 OUTSIDE = -1
-"""It stands in place of a unit where runs come from and go to."""
+"""Index in place of a unit for the outside, where runs begin and end."""
 
 
 def ticks(seconds: float) -> int:
@@ -56,12 +56,12 @@ class _Job:
     unit: int
     demand_gb_s: float
     work_s: float
-    """What is left of its stand-alone time."""
+    """The rest of its stand-alone time."""
     planned_s: float
     began_s: float
     """When it was submitted."""
     until_s: float
-    """When its move, or what runs of it, ends if nothing changes."""
+    """When its move or its running step ends at the present speeds."""
     there_s: float = inf
     """When it came to its unit."""
     came_s: float = inf
@@ -73,7 +73,7 @@ class _Job:
 
 
 class SimulatedSoc:
-    """Units that take as long as they are said to, and longer together."""
+    """Units whose steps take their profile's times, and longer under contention."""
 
     def __init__(self, problem: Problem, order: Sequence[int] | None = None) -> None:
         """order: tasks from the one that goes first to the last where two are ready for a unit at once."""
@@ -106,7 +106,7 @@ class SimulatedSoc:
         return ticks(self._now_s)
 
     def ready(self) -> DeviceClocks:
-        """Any number of steps may be under way: those who find no free unit stand in line."""
+        """Any number of steps may be in flight: those without a free unit wait in its queue."""
         return DeviceClocks.at(self.now())
 
     def held(self) -> tuple[LaneState, ...]:
@@ -124,7 +124,7 @@ class SimulatedSoc:
         raise AssertionError("a step is never stopped half-way")
 
     def rests(self) -> list[tuple[Candidate, int]]:
-        """What runs is not asked for here, for tasks are not refused."""
+        """Not used: tasks are never refused, so the running ones are not needed."""
         return []
 
     def submit(self, start: Start, batch: object = None) -> None:
@@ -156,7 +156,7 @@ class SimulatedSoc:
         return job.planned_s <= self._now_s * (1 + NEARLY) + seconds(1)
 
     def _serve(self) -> None:
-        """Start what stands in line and finds an instance."""
+        """Start queued steps whose unit has a free instance."""
         for job in self._waiting:
             if job.came_s == inf and self._due(job):
                 job.came_s = self._now_s
@@ -242,7 +242,7 @@ def _place(entry: RunInterval | Transfer) -> tuple[float, int, int]:
 
 
 def _sift(jobs: list[_Job], edge_s: float, ended: Callable[[_Job], None]) -> list[_Job]:
-    """Hand over those that end by then; returns the others."""
+    """Report the steps that end by then; return the others."""
     kept = [job for job in jobs if job.until_s > edge_s]
     for job in jobs:
         if job.until_s <= edge_s:

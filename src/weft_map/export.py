@@ -28,7 +28,7 @@ TRT_PRECISIONS = {16: "--fp16", 8: "--int8"}
 """Options of trtexec by the width of a SoC's values; without one the DLA is not used at all."""
 OTHERWISE = "or write the device list as .json or .csv"
 MOST_LAYERS = 100_000
-"""A group that gives its layers by number may have so many."""
+"""Cap on the layers of a group that gives them by number: a range in a file must not fill the memory."""
 
 
 class UnitSegment(NamedTuple):
@@ -59,23 +59,24 @@ class LayerDevice(NamedTuple):
 
 def segments(problem: Problem, schedule: Schedule) -> tuple[UnitSegment, ...]:
     """Every task's way through the units."""
-    found: list[UnitSegment] = []
+    stretches: list[UnitSegment] = []
     for task, units in enumerate(schedule.units):
         groups = len(problem.tasks[task].groups)
         for step, unit in enumerate(units):
             run, group = divmod(step, groups)
-            last = found[-1] if found else None
+            last = stretches[-1] if stretches else None
             if last and group and (last.task, last.run, last.unit) == (task, run, unit):
-                found[-1] = last._replace(last=group)
+                stretches[-1] = last._replace(last=group)
             else:
-                found.append(UnitSegment(task, run, unit, group, group))
-    return tuple(found)
+                stretches.append(UnitSegment(task, run, unit, group, group))
+    return tuple(stretches)
 
 
 def segment_line(problem: Problem, its: Sequence[UnitSegment]) -> str:
     """One run of one task, as "gpu 0-4 | dla 5-9"."""
     parts = [
-        f"{problem.units[each.unit]} {each.first}" + (f"-{each.last}" if each.last > each.first else "") for each in its
+        f"{problem.units[segment.unit]} {segment.first}" + (f"-{segment.last}" if segment.last > segment.first else "")
+        for segment in its
     ]
     return " | ".join(parts)
 
@@ -219,7 +220,7 @@ def solution_as_dict(case: MappingCase, solution: Solution) -> dict[str, Any]:
         "baselines": {name: outcome_as_dict(its, options.limits) for name, its in solution.baselines.items()},
         "best_baseline": solution.best_baseline,
         "gain": gain(case, solution),
-        "improvements": [improvement_as_dict(each) for each in solution.improvements],
+        "improvements": [improvement_as_dict(improvement) for improvement in solution.improvements],
         "certificate": {key: finite(value) for key, value in solution.certificate.as_dict().items()},
     }
 
@@ -239,7 +240,7 @@ def _task(case: MappingCase, n: int) -> dict[str, Any]:
 
 
 def outcome_as_dict(outcome: Outcome, limits: TaskLimits) -> dict[str, Any]:
-    """What a schedule does and what it comes to; units and tasks by name."""
+    """A schedule and its outcome, with units and tasks by name."""
     problem, schedule = outcome.problem, outcome.schedule
     names = [task.name for task in problem.tasks]
     known = all(cost.energy_j is not None for task in problem.tasks for g in task.groups for cost in g.costs.values())
@@ -260,12 +261,12 @@ def outcome_as_dict(outcome: Outcome, limits: TaskLimits) -> dict[str, Any]:
     }
 
 
-def improvement_as_dict(found: Improvement) -> dict[str, Any]:
+def improvement_as_dict(improvement: Improvement) -> dict[str, Any]:
     return {
-        "seconds": found.seconds,
-        "value": found.value,
-        "bound": finite(found.bound),
-        "made_by": found.schedule.made_by,
+        "seconds": improvement.seconds,
+        "value": improvement.value,
+        "bound": finite(improvement.bound),
+        "made_by": improvement.schedule.made_by,
     }
 
 

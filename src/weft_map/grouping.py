@@ -1,4 +1,4 @@
-"""Groups of layers that stay together: cut where one activation crosses, never inside what runs as one kernel.
+"""Groups of layers that stay together: cut where a single activation crosses, never inside a fused kernel.
 
 A compiler joins a product with the normalisation, addition, activation and pooling that follow it; going to another
 unit in between would undo that. The importer has joined what reads nothing but the product; here come what reads a
@@ -72,7 +72,7 @@ def _fewer(groups: list[LayerGroup], most: int) -> tuple[LayerGroup, ...]:
 
 
 def follows(layer: Layer, before: Layer) -> bool:
-    """Whether *layer* is done on the way out of *before*: one operation for each value that is written anyway."""
+    """Whether *layer* is fused into *before*: an elementwise operation on the values that it writes."""
     return layer.kind == "elementwise" and find(layer.op).fuses and layer.output_elements == before.output_elements
 
 

@@ -1,4 +1,4 @@
-"""What a schedule must keep to beyond the SoC itself, and whether any schedule can."""
+"""Limits of a schedule beyond the SoC's, and whether any schedule can keep them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from weft_map.switches import check_switches, most_switches
 
 @dataclass(frozen=True, slots=True)
 class TaskLimits:
-    """What is asked of every task, or of all together."""
+    """Limits per task, or for all tasks together."""
 
     max_switches: int | None = None
     """Changes of unit within a run."""

@@ -31,7 +31,7 @@ class PlanJob(NamedTuple):
 
 
 class PlanReport(NamedTuple):
-    """What the worker says about a job."""
+    """A report of the worker about a job."""
 
     job: int
     kind: str
@@ -47,8 +47,8 @@ class PlanReport(NamedTuple):
     """Why it failed, or what ended it."""
 
 
-class Superseded(BaseException):  # nobody on the way may take it for a failure
-    """A newer problem has come."""
+class Superseded(BaseException):  # not an Exception: handlers of failures on the way must not catch it
+    """Raised inside a search when a newer problem has come."""
 
 
 class Worker:
@@ -89,7 +89,7 @@ class Worker:
         try:
             self._running = job.number
             self.interrupted()
-            solution = solve(job.problem, job.options, lambda found: self._better(job, found))
+            solution = solve(job.problem, job.options, lambda improvement: self._better(job, improvement))
             self._running = None
         except Exception as error:  # whatever is wrong with this job: the next one may be fine
             self._running = None
@@ -99,12 +99,12 @@ class Worker:
         numbers = known.seconds, known.value, known.bound, solution.outcome.makespan_s
         self._tell(PlanReport(job.number, "ended", *numbers, solution.schedule, known.proved, known.ended))
 
-    def _better(self, job: PlanJob, found: Improvement) -> None:
+    def _better(self, job: PlanJob, improvement: Improvement) -> None:
         at_once = job.options.objective == "latency"
-        makespan_s = found.value if at_once else simulate(job.problem, found.schedule).makespan_s
-        numbers = found.seconds, found.value, found.bound, makespan_s
+        makespan_s = improvement.value if at_once else simulate(job.problem, improvement.schedule).makespan_s
+        numbers = improvement.seconds, improvement.value, improvement.bound, makespan_s
         self._running = None  # whole messages only: nothing interrupts while one is written
-        self._tell(PlanReport(job.number, "better", *numbers, found.schedule))
+        self._tell(PlanReport(job.number, "better", *numbers, improvement.schedule))
         self._running = job.number
         self.interrupted()
 

@@ -1,4 +1,4 @@
-"""Lower bounds for the search: prices of activities such that whatever goes on at once costs at most 1 a second.
+"""Lower bounds for the search: prices such that any activities that can run at once cost at most 1 per second.
 
 Then what a task still has to do costs at least its cheapest priced way to the end, and all tasks together need at
 least the sum of these. Simple sets follow from weights of the units. The best set is a linear programme over
@@ -20,18 +20,19 @@ from weft_map.kernels.soc_bound import ActivityPrices
 from weft_map.problem import Floats, Problem, Tables
 
 MOST_CONSTRAINTS = 2500
-"""The linear programme has so many at most; above it steps of like demand share a price."""
+"""Cap on the rows of the linear programme; above it steps of similar demand share a price. The time to solve it grows
+faster than its rows."""
 WEIGHTS = 8
 """Steps from 0 to 1 of a unit's weight in the simple sets."""
 
 
 class PriceSet(NamedTuple):
-    """One set of prices: what a second of each activity costs."""
+    """One set of prices: the cost of a second of each activity."""
 
     run: Floats
     """What running a step costs: [task, step, unit]."""
     move: Floats
-    """What a task on its way between units costs: [task]."""
+    """Cost of a second in which a task moves between units: [task]."""
 
 
 def simple_sets(tables: Tables) -> list[PriceSet]:
@@ -68,10 +69,10 @@ def _chains(waits: npt.NDArray[np.bool_]) -> list[list[int]]:
 
 
 def priced(tables: Tables, sets: Sequence[PriceSet], switches: int) -> ActivityPrices:
-    """The sets side by side, with the cheapest ways to the end that spend at most so many switches (-1: any)."""
+    """The sets side by side, with the cheapest ways to the end with at most *switches* switches (-1: any)."""
     tasks, steps, units = tables.time.shape
-    run = np.stack([each.run for each in sets], axis=-1)
-    move = np.stack([each.move for each in sets], axis=-1)
+    run = np.stack([price_set.run for price_set in sets], axis=-1)
+    move = np.stack([price_set.move for price_set in sets], axis=-1)
     spares = max(switches, 0) + 1
     togo = np.zeros((tasks, steps + 1, units + 1, spares, len(sets)))
     energy = np.zeros((tasks, steps + 1, units + 1))
@@ -112,7 +113,7 @@ def best_sets(problem: Problem) -> list[PriceSet]:
     None where even one price per task and unit would make too many rows."""
     if _count_together(problem.tables, 1) > MOST_CONSTRAINTS:
         return []
-    from ortools.linear_solver import pywraplp  # costs a twentieth of a second, and only those who search need it
+    from ortools.linear_solver import pywraplp  # importing takes 50 ms, and only a search needs it
 
     tables = problem.tables
     kinds = _kinds(tables)
@@ -133,8 +134,8 @@ def best_sets(problem: Problem) -> list[PriceSet]:
             for variable in ways[task][step]:
                 objective.SetCoefficient(variable, 1 / len(ways[task][step]))  # from whichever unit it comes
         if solver.Solve() == pywraplp.Solver.OPTIMAL:
-            found = np.array([max(0.0, variable.solution_value()) for variable in prices])
-            sets.append(_spread(tables, kinds, limits, found))
+            solution = np.array([max(0.0, variable.solution_value()) for variable in prices])
+            sets.append(_spread(tables, kinds, limits, solution))
     return sets
 
 
@@ -166,7 +167,7 @@ def _count_together(tables: Tables, most: int) -> int:
 
 
 def _limits(soc: Soc, tables: Tables, kinds: Sequence[StepKind]) -> Floats:
-    """A row for everything that can go on at once: what each kind gets done per second at most, and who is moving."""
+    """A row for everything that can run at once: the most work per second of each kind, and the tasks that move."""
     ordered = _closure(tables.waits).tolist()
     rows = []
     for running in _together(tables, kinds, ordered):
@@ -213,17 +214,17 @@ def _closure(waits: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
 
 def _movers(ordered: Sequence[Sequence[bool]], at_work: Sequence[int]) -> list[tuple[int, ...]]:
     """The largest sets of tasks that may be on their way while those are at work."""
-    found: list[tuple[int, ...]] = [()]
+    groups: list[tuple[int, ...]] = [()]
     for n in range(len(ordered)):
         if n in at_work or any(ordered[n][other] for other in at_work):
             continue
-        beside = {(*(other for other in group if not ordered[n][other]), n) for group in found}
-        found = [group for group in found if any(ordered[n][other] for other in group)] + sorted(beside)
-    return found
+        beside = {(*(other for other in group if not ordered[n][other]), n) for group in groups}
+        groups = [group for group in groups if any(ordered[n][other] for other in group)] + sorted(beside)
+    return groups
 
 
 def _speed(soc: Soc, tables: Tables, kinds: Sequence[StepKind], kind: int, running: Sequence[int]) -> float:
-    """The most a kind gets done per second beside the others: they draw as little as they can."""
+    """The highest speed of a kind next to the others, if those demand as little bandwidth as they can."""
     others = sum(kinds[k].least_gb_s for k in running if k != kind)
     task, unit, steps, _ = kinds[kind]
     return max(1 / soc.slow_down(unit, float(tables.demand[task, i, unit]), others) for i in steps)
@@ -241,7 +242,7 @@ def _add_ways(solver: Any, tables: Tables, kinds: Sequence[StepKind], prices: Se
     move = prices[len(kinds) :]
     price = {(kind.task, i, kind.unit): prices[k] for k, kind in enumerate(kinds) for i in kind.steps}
     units, endless = len(tables.instances), solver.infinity()
-    found: list[list[list[Any]]] = []
+    variables: list[list[list[Any]]] = []
     for n, steps in enumerate(tables.steps.tolist()):
         after = {u: solver.NumVar(-endless, endless, "") for u in range(units) if (n, steps - 1, u) in price}
         for u, variable in after.items():
@@ -259,8 +260,8 @@ def _add_ways(solver: Any, tables: Tables, kinds: Sequence[StepKind], prices: Se
                     _at_most(solver, before[u], [way, (price[n, i, v], tables.time[n, i, v]), (after[v], 1.0)])
             ways.append(list(before.values()))
             after = before
-        found.append(ways[::-1])
-    return found
+        variables.append(ways[::-1])
+    return variables
 
 
 def _at_most(solver: Any, variable: Any, terms: Sequence[tuple[Any, float]]) -> None:
@@ -271,10 +272,10 @@ def _at_most(solver: Any, variable: Any, terms: Sequence[tuple[Any, float]]) -> 
         limit.SetCoefficient(other, -float(factor))
 
 
-def _spread(tables: Tables, kinds: Sequence[StepKind], limits: Floats, found: Floats) -> PriceSet:
+def _spread(tables: Tables, kinds: Sequence[StepKind], limits: Floats, solution: Floats) -> PriceSet:
     """Prices of kinds as prices of steps, made a hair smaller where the solver's rounding broke a limit."""
-    found = found / max(1.0, float((limits @ found).max()))
+    solution = solution / max(1.0, float((limits @ solution).max()))
     prices = np.zeros(tables.time.shape)
-    for kind, price in zip(kinds, found[: len(kinds)].tolist(), strict=True):
+    for kind, price in zip(kinds, solution[: len(kinds)].tolist(), strict=True):
         prices[kind.task, list(kind.steps), kind.unit] = price
-    return PriceSet(prices, found[len(kinds) :])
+    return PriceSet(prices, solution[len(kinds) :])

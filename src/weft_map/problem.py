@@ -1,4 +1,4 @@
-"""What is to be mapped: models as chains of groups, and what each group costs on each unit of a SoC.
+"""The mapping problem: models as chains of groups, and the cost of each group on each unit of a SoC.
 
 A ``Group`` is the smallest piece that is placed: layers that stay together. A ``Task`` is one model to be run, once
 or several times in a row, perhaps after others. ``Problem.tables`` lays all of it out as arrays for the
@@ -23,6 +23,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 Objective = Literal["latency", "throughput"]
+# Cap on times in profiles. Up to it the errors of float64 stay below a nanosecond; larger values are typing errors.
 MAX_SECONDS = 1e6
 MAX_STEPS = 4096
 """Groups of a task times its repeats."""
@@ -36,7 +37,7 @@ class UnitCost:
 
     time_s: float
     demand_gb_s: float
-    """Memory traffic it asks for while it runs, in 10^9 bytes per second."""
+    """Memory traffic that it demands while it runs, in 10^9 bytes per second."""
     in_s: float = 0.0
     """What passes before the group, if the group before ran on another unit."""
     out_s: float = 0.0
@@ -69,7 +70,7 @@ class Task:
     name: str
     groups: tuple[Group, ...]
     after: tuple[str, ...] = ()
-    """Tasks whose end this one waits for."""
+    """Tasks that must end before this one begins."""
     repeats: int = 1
     """Runs in a row; each begins where it likes."""
     entry_s: Mapping[str, float] | None = None
@@ -179,7 +180,7 @@ def _check_moves(task: Task, soc: Soc) -> None:
     stretch: list[Group] = []
     for group in task.groups:
         stretch.append(group)
-        if any(all(unit in each.costs for each in stretch) for unit in units):
+        if any(all(unit in other.costs for other in stretch) for unit in units):
             if group.leave:
                 stretch = []
             continue

@@ -18,14 +18,14 @@ SHIPPED_ORIGINS: tuple[Origin, ...] = ("measured", "derived")
 
 def shipped_profiles(soc: str) -> dict[str, tuple[Origin, ...]]:
     """Model -> the origins of the profiles of it on *soc* that ship with the package, best first."""
-    found: dict[str, list[Origin]] = {}
-    folder = next((each for each in _data().iterdir() if each.name == soc and each.is_dir()), None)
+    origins: dict[str, list[Origin]] = {}
+    folder = next((child for child in _data().iterdir() if child.name == soc and child.is_dir()), None)
     names = [entry.name for entry in folder.iterdir()] if folder else []
     for origin in SHIPPED_ORIGINS:
         for name in sorted(names):
             if name.endswith(f".{origin}.json"):
-                found.setdefault(name.removesuffix(f".{origin}.json"), []).append(origin)
-    return {model: tuple(found[model]) for model in sorted(found)}
+                origins.setdefault(name.removesuffix(f".{origin}.json"), []).append(origin)
+    return {model: tuple(origins[model]) for model in sorted(origins)}
 
 
 def _data() -> Traversable:
@@ -80,7 +80,7 @@ def _by_name(
 ) -> SocProfile:
     origins = shipped_profiles(soc.name).get(model, ())
     # A profile is for one size of input; with shapes the caller asks for another.
-    wanted = next((each for each in origins if shapes is None and origin in (None, each)), None)
+    wanted = next((shipped for shipped in origins if shapes is None and origin in (None, shipped)), None)
     if wanted is not None:
         return _shipped(soc.name, model, wanted)
     if origin in SHIPPED_ORIGINS:

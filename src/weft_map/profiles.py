@@ -1,4 +1,4 @@
-"""Profiles for mapping: what each group of a model costs on each unit of a SoC, as values and as files.
+"""Profiles for mapping: the cost of each group of a model on each unit of a SoC, as values and as files.
 
 A profile says where its numbers come from (``origin``): *measured* on the device, *derived* from published totals
 and the network's structure, or *estimated* from the network and the SoC's description alone. ``finding`` prefers
@@ -21,7 +21,9 @@ from weft_map.problem import MAX_SECONDS, MAX_STEPS, Group, Task, UnitCost
 
 Origin = Literal["measured", "derived", "estimated"]
 
-MAX_FILE_BYTES = 32 << 20
+MAX_FILE_BYTES = 32 << 20  # far above any profile; a larger file is refused before it is read into memory
+# Names are cut to this when profiles are made (four times as long ones are read): TensorRT's kernels are called after
+# all their layers, and names stand in tables.
 MAX_NAME = 400
 
 Name = Annotated[str, Field(min_length=1, max_length=4 * MAX_NAME), AfterValidator(printable)]
@@ -36,7 +38,7 @@ def _tuple(value: Any) -> Any:
 
 def _ascending(layers: tuple[str, ...] | str) -> tuple[str, ...] | str:
     numbers = layers.split("-") if isinstance(layers, str) else []
-    if len(numbers) == 2 and all(each.isdecimal() for each in numbers) and int(numbers[0]) > int(numbers[1]):
+    if len(numbers) == 2 and all(number.isdecimal() for number in numbers) and int(numbers[0]) > int(numbers[1]):
         raise ValueError("the first layer must not come after the last")
     return layers
 
@@ -49,7 +51,7 @@ class ProfileCost(BaseModel, extra="forbid", frozen=True, strict=True):
 
     time_s: Amount
     demand_gb_s: Amount
-    """Memory traffic it asks for while it runs."""
+    """Memory traffic that it demands while it runs."""
     in_s: Amount = 0.0
     """What passes before the group, if the group before ran on another unit."""
     out_s: Amount = 0.0
@@ -120,7 +122,7 @@ class SocProfile(BaseModel, extra="forbid", frozen=True, strict=True):
         return sum(group.costs[unit].time_s for group in self.groups)
 
     def task(self, name: str | None = None, *, after: Sequence[str] = (), repeats: int = 1) -> Task:
-        """The model as something to be mapped, under its own name unless another is given."""
+        """Return the model as a task, under its own name unless another is given."""
         groups = tuple(_group(group) for group in self.groups)
         entry, exit_ = dict(self.entry_s) or None, dict(self.exit_s) or None
         return Task(name or self.model, groups, tuple(after), repeats, entry, exit_)
@@ -193,7 +195,7 @@ def readable(name: str) -> str:
 
 def distinct(names: Sequence[str]) -> list[str]:
     """*names* with a number behind each that came before."""
-    taken, seen, made = set(names), set[str](), []
+    taken, seen, unique = set(names), set[str](), []
     numbers: dict[str, int] = {}
     for name in names:
         fresh = name
@@ -201,8 +203,8 @@ def distinct(names: Sequence[str]) -> list[str]:
             numbers[name] = numbers.get(name, 1) + 1
             fresh = f"{name} #{numbers[name]}"
         seen.add(fresh)
-        made.append(fresh)
-    return made
+        unique.append(fresh)
+    return unique
 
 
 # Fewer groups

@@ -1,4 +1,4 @@
-"""Mappings run quickly, and delays of any length put into them.
+"""Fast simulation of mappings, and search for delays that improve them.
 
 ``run_mapping`` is the simulator's answer for a schedule without planned starts, compiled. ``idle_freely`` leaves the
 class of schedules that the search covers: it lets steps wait for any time at all, where that keeps them out of
@@ -20,7 +20,7 @@ from weft_map.search import rules
 from weft_map.simulator import simulate
 
 MOST_STEPS = 200
-"""All tasks together may have so many for delays to be tried."""
+"""Cap on the steps of all tasks up to which delays are tried: every trial simulates all of them."""
 LONGEST, SHORTEST = 1 / 8, 1 / 4096
 """Strides of the pattern search, as shares of the makespan."""
 
@@ -39,7 +39,7 @@ def ends_s(problem: Problem, schedule: Schedule) -> tuple[float, ...]:
 
 
 def idle_freely(outcome: Outcome, objective: Objective) -> Schedule:
-    """The schedule with better delays, or itself where none were found or the problem is too long to try."""
+    """Return the schedule with better delays; itself if none help or the problem has more than ``MOST_STEPS`` steps."""
     problem, schedule = outcome.problem, outcome.schedule
     if int(problem.tables.steps.sum()) > MOST_STEPS:
         return schedule
@@ -64,7 +64,7 @@ def idle_freely(outcome: Outcome, objective: Objective) -> Schedule:
 def _without_needless(
     problem: Problem, given: BoundRules, units: Ints, order: Ints, delays: Floats, best: float
 ) -> float:
-    """Take out delays that only said when a unit became free."""
+    """Remove delays during which the unit was busy anyway."""
     for place in np.argwhere(delays > 0):
         kept, delays[tuple(place)] = delays[tuple(place)], 0.0
         value = _value(problem, given, units, order, delays, np.zeros(len(order)))

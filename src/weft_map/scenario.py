@@ -1,4 +1,4 @@
-"""What a user wants mapped, as a TOML file or as the options of a command: a SoC, its tasks, and perhaps phases.
+"""A mapping scenario, as a TOML file or as options of a command: a SoC, its tasks, and perhaps phases.
 
 A scenario names models; ``prepare`` finds their profiles and makes the problem. Phases (``weft_map.dynamic``)
 say which of the tasks run when. ``map_models`` is all of it in one call.
@@ -26,7 +26,7 @@ from weft_map.profiles import Origin, SocProfile, merge_groups
 from weft_map.solver import Improvement, Options, Solution, solve
 
 ESTIMATED_GROUPS = 16
-"""An estimated profile is merged to so many groups, unless the scenario says how many it wants."""
+"""Groups that an estimated profile is merged to by default; the time of the search grows fast with them."""
 GROUPS_SHOWN = f"{ESTIMATED_GROUPS} for an estimate, else as in the profile"
 
 Name = Annotated[str, Field(min_length=1, max_length=1600), AfterValidator(printable)]
@@ -44,7 +44,7 @@ class ScenarioTask(BaseModel, extra="forbid", frozen=True, strict=True):
     name: Name | None = None
     """What the task is called; the model's name, with a number behind it where that is taken."""
     after: Names = ()
-    """Tasks whose end it waits for."""
+    """Tasks that must end before it begins."""
     repeats: Annotated[int, Field(ge=1, le=MAX_STEPS)] = 1
     """Runs in a row."""
     shapes: dict[Name, Shape] | None = None
@@ -60,7 +60,7 @@ class ScenarioPhase(BaseModel, extra="forbid", frozen=True, strict=True):
 
 
 class Scenario(BaseModel, extra="forbid", frozen=True, strict=True):
-    """What is to be mapped. The field names are the keys of the file."""
+    """A mapping scenario. The field names are the keys of the file."""
 
     soc: Name
     """A SoC that ships with weft, or a TOML file."""
@@ -88,7 +88,7 @@ class Scenario(BaseModel, extra="forbid", frozen=True, strict=True):
     ties: Annotated[float, Field(ge=0, le=0.1)] = 1e-4
     """Of schedules whose latencies differ by less than this share, the one with the most throughput is taken."""
     strict: Annotated[bool, how()] = False
-    """Go on until the proof takes nothing for granted."""
+    """Search until the proof holds without assumptions."""
     profiles: Annotated[Origin | None, what(metavar="KIND", shown="the best there are")] = None
     """Only measured, derived or estimated profiles."""
     max_groups: Annotated[Annotated[int, Field(ge=1, le=MAX_STEPS)] | None, what(shown=GROUPS_SHOWN)] = None
@@ -128,7 +128,7 @@ class Scenario(BaseModel, extra="forbid", frozen=True, strict=True):
         return tuple(names)
 
     def path(self, text: str) -> str:
-        """A file that the scenario names; anything else stays as it is."""
+        """Resolve a file name relative to the scenario; return other names unchanged."""
         is_file = text.endswith((".onnx", ".json", ".toml"))
         return str(Path(self.folder) / text) if is_file else text
 
@@ -199,11 +199,11 @@ def prepare_phases(scenario: Scenario) -> list[MappingCase]:
 
 def find_profiles(scenario: Scenario, soc: Soc) -> dict[str, SocProfile]:
     """A profile for each task."""
-    found: list[tuple[ScenarioTask, SocProfile]] = []
+    profiled: list[tuple[ScenarioTask, SocProfile]] = []
     for task in scenario.task:
-        same = (profile for other, profile in found if (other.model, other.shapes) == (task.model, task.shapes))
-        found.append((task, next(same, None) or _find(scenario, soc, task)))
-    return {name: profile for name, (_, profile) in zip(scenario.names, found, strict=True)}
+        same = (profile for other, profile in profiled if (other.model, other.shapes) == (task.model, task.shapes))
+        profiled.append((task, next(same, None) or _find(scenario, soc, task)))
+    return {name: profile for name, (_, profile) in zip(scenario.names, profiled, strict=True)}
 
 
 def _find(scenario: Scenario, soc: Soc, task: ScenarioTask) -> SocProfile:
@@ -218,7 +218,7 @@ def _find(scenario: Scenario, soc: Soc, task: ScenarioTask) -> SocProfile:
 
 
 def _advised(scenario: Scenario, task: ScenarioTask, error: ShapeNeeded) -> ShapeNeeded:
-    """The error with advice for where the task was asked for: in a scenario file, or by options."""
+    """Return the error with advice that fits the task's origin: a scenario file or options."""
     if scenario.folder:
         return error.advising(f'add shapes = {{ "{error.name}" = "{error.sizes}" }} to its [[task]]')
     return error.advising(f"pass --shape {task.model}:{error.name}={error.sizes}") if len(scenario.task) > 1 else error
@@ -229,8 +229,8 @@ def _case(scenario: Scenario, soc: Soc, profiles: Mapping[str, SocProfile], name
     for name in names:
         if name not in tasks:
             raise WorkloadError("a phase names an " + unknown_name("task", name, tasks))
-    made = [profiles[name].task(name, after=tasks[name].after, repeats=tasks[name].repeats) for name in names]
-    return MappingCase(Problem(soc, tuple(made)), scenario.options, {name: profiles[name] for name in names})
+    group_tasks = [profiles[name].task(name, after=tasks[name].after, repeats=tasks[name].repeats) for name in names]
+    return MappingCase(Problem(soc, tuple(group_tasks)), scenario.options, {name: profiles[name] for name in names})
 
 
 def map_models(

@@ -27,7 +27,7 @@ class Schedule:
 
 
 class RunInterval(NamedTuple):
-    """A running group between two events: nothing else begins or ends meanwhile, so its slow-down is constant."""
+    """A running group between two events; no other step begins or ends meanwhile, so its slow-down is constant."""
 
     task: int
     step: int
@@ -55,7 +55,7 @@ class Transfer(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a schedule comes to on its SoC."""
+    """The simulated run of a schedule on its SoC: when every step ran, and how fast."""
 
     problem: Problem
     schedule: Schedule
@@ -79,7 +79,7 @@ class Outcome:
         return -worth(self.problem, self.finish_s, "throughput")
 
     def value(self, objective: Objective) -> float:
-        """What is made small: the makespan in seconds, or the negated throughput."""
+        """The value to minimise: the makespan in seconds, or the negated throughput."""
         return worth(self.problem, self.finish_s, objective)
 
 

@@ -27,6 +27,7 @@ from weft_map.problem import Ints, Objective, Problem, Tables
 from weft_map.schedule import Schedule
 
 FIRST_STATES = 1 << 14
+"""States of the first allocation, some MB; it doubles when it is full."""
 MOST_STATES = 1 << 23
 """States kept at most: about a gigabyte. A search that needs more ends with a gap."""
 DIVE_STATES = 1 << 12
@@ -62,7 +63,7 @@ class Search:
         self._heap = np.zeros(FIRST_STATES, dtype=np.int64)
         self._sizes = np.array([1, 1, 0], dtype=np.int64)
         self.schedule: Schedule | None = None
-        """The best schedule this search found; None as long as it found nothing better than it was given."""
+        """The best schedule of this search; None until it is better than the given value."""
         self.proved = False
         """Whether no schedule of the class is better."""
         self.full = False
@@ -82,7 +83,7 @@ class Search:
 
     @property
     def first_bound(self) -> float:
-        """What the bound was before anything was expanded: no schedule of any kind is better."""
+        """The bound before any state was expanded: no schedule of any kind is better."""
         return float(self._states.bound[0])
 
     @property

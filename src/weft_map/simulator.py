@@ -1,4 +1,4 @@
-"""What a schedule comes to: the engine's loop on a simulated SoC, with tasks as chains of steps and a plan as policy.
+"""Simulation of a schedule: the engine's loop on a simulated SoC, with tasks as chains of steps and a plan as policy.
 
 ``simulate`` is the definition that faster ways are compared with.
 """
@@ -29,7 +29,7 @@ class Chains:
         self._step, self._unit, self._last_issued = [0] * tasks, [OUTSIDE] * tasks, [-1] * tasks
         self._busy = [False] * tasks
         self.events: list[Event] = []
-        """Whoever places tasks goes by what is free."""
+        """What happened since the last decision; tasks are placed by what is free, so nothing is recorded."""
         self._passable = [_passable(problem, task) for task in range(tasks)]
 
     def at(self, now: int) -> Iterable[tuple[int, int]]:
@@ -85,22 +85,22 @@ class Chains:
 def _passable(problem: Problem, task: int) -> list[list[bool]]:
     """[step][unit]: whether the task can go on to its end from there."""
     tables, units = problem.tables, range(len(problem.units))
-    found = [[True for _ in units]]
+    passable = [[True for _ in units]]
     for step in reversed(range(int(tables.steps[task]))):
-        last = len(found) == 1
-        found.append(
+        last = len(passable) == 1
+        passable.append(
             [
                 isfinite(tables.time[task, step, unit])
-                and (last or any(found[-1][to] and isfinite(tables.move[task, step + 1, unit, to]) for to in units))
+                and (last or any(passable[-1][to] and isfinite(tables.move[task, step + 1, unit, to]) for to in units))
                 for unit in units
             ]
         )
-    return found[:0:-1]
+    return passable[:0:-1]
 
 
 @dataclass(frozen=True)
 class Planned(Policy):
-    """Sends every step where a schedule says, to start no earlier than it says."""
+    """A policy that starts every step on the unit of a schedule, and not before its planned start."""
 
     problem: Problem
     schedule: Schedule
@@ -120,7 +120,7 @@ class Planned(Policy):
 
 
 def simulate(problem: Problem, schedule: Schedule) -> Outcome:
-    """What *schedule* comes to."""
+    """Simulate *schedule* and return its outcome."""
     policy = Planned(Setting((), NO_BUFFER), problem, schedule)
     soc = SimulatedSoc(problem, schedule.order)
     Engine(Chains(problem), policy, soc).run()

@@ -12,14 +12,14 @@ from weft_map.problem import Floats, Problem
 
 
 def shortest(problem: Problem, task: int, max_switches: int | None = None) -> tuple[float, tuple[int, ...]]:
-    """How long a task takes at least, and on which units, if nobody else is there."""
+    """The least duration of a task without other tasks, and the units it takes."""
     tables, steps = problem.tables, int(problem.tables.steps[task])
     ways_s = tables.move[task, :steps] + tables.time[task, :steps, None]
     return _cheapest(problem, task, ways_s, tables.leave[task], max_switches)
 
 
 def least_energy_j(problem: Problem, task: int, max_switches: int | None = None) -> float:
-    """What a task takes at least, however long that takes; infinite if it needs more switches."""
+    """The least energy of a task, at any duration; infinite if it needs more switches."""
     tables, steps = problem.tables, int(problem.tables.steps[task])
     ways_j = np.where(np.isinf(tables.move[task, :steps]), np.inf, tables.energy[task, :steps, None])
     return _cheapest(problem, task, ways_j, np.zeros(len(problem.units)), max_switches)[0]

@@ -63,19 +63,19 @@ class Improvement(NamedTuple):
     value: float
     """Makespan in seconds, or runs per second."""
     bound: float
-    """What no schedule beats, as far as known then."""
+    """The bound at that time: no schedule is better."""
     schedule: Schedule
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """What is known about a schedule's value."""
+    """The certificate of a schedule: its value, a bound, and what the proof assumes."""
 
     objective: Objective
     schedules: str
     """The class of schedules the claim is about."""
     assumes: str
-    """What the proof takes for granted; empty: nothing."""
+    """Assumptions of the proof; empty: none."""
     proved: bool
     value: float
     """Makespan in seconds, or runs per second."""
@@ -105,7 +105,7 @@ class Certificate:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """The best schedule found, what it beats, and how sure that is."""
+    """The best schedule found, the baselines, and its certificate."""
 
     outcome: Outcome
     baselines: Mapping[str, Outcome]
@@ -141,11 +141,11 @@ class Options:
     seed: int = 0
     """Seeds the dives that misjudge states a little; the rest of the search has nothing random."""
     cp_sat: bool = False
-    """Ask CP-SAT first, which knows no contention: its plan is one more start, its bound one more bound."""
+    """Run CP-SAT first, without contention: its plan is another first schedule, its bound another bound."""
     ties: float = 1e-9
     """Of schedules whose latencies differ by less than this share, the one with the most throughput is taken."""
     strict: bool = False
-    """Go on until the proof assumes nothing, however long that takes; else only where it is soon done."""
+    """Search until the proof holds without assumptions, however long that takes; otherwise only if it is quick."""
 
 
 def solve(
@@ -236,7 +236,7 @@ class _SolverRun:
         if outcome.value(self._options.objective) <= self._value + (1e-6 + self._options.ties) * abs(self._value):
             return outcome
         others = [simulate(self._problem, given) for given in self._proposed]
-        return min([outcome, *others], key=lambda each: each.value(self._options.objective))
+        return min([outcome, *others], key=lambda other: other.value(self._options.objective))
 
     def _small_proof(self, search: Search, first_s: float | None) -> _Verdict | None:
         """Dive for a first good schedule; a small problem is proved right here, with simple bounds."""
@@ -313,7 +313,7 @@ class _SolverRun:
         return kept
 
     def _worth(self, schedule: Schedule) -> float:
-        """What a proposed schedule comes to; one that keeps to the limits may become our own."""
+        """The value of a proposed schedule; one that keeps to the limits is offered as a solution."""
         ended = ends_s(self._problem, schedule)
         value = worth(self._problem, ended, self._options.objective)
         if self._keeps(schedule):
@@ -364,10 +364,10 @@ class _SolverRun:
             return
         self._value, self._schedule = value, schedule
         sign = -1 if self._options.objective == "throughput" else 1
-        found = Improvement(self._seconds, sign * value, sign * min(self._bound, value), schedule)
-        self._improvements.append(found)
+        improvement = Improvement(self._seconds, sign * value, sign * min(self._bound, value), schedule)
+        self._improvements.append(improvement)
         if self._tell:
-            self._tell(found)
+            self._tell(improvement)
 
     def _certificate(self, verdict: _Verdict, outcome: Outcome) -> Certificate:
         sign = -1 if self._options.objective == "throughput" else 1

@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 Demands = Mapping[str, Mapping[str, float]]
 """Unit -> name of a kernel or of a layer inside -> GB/s."""
 
-MAX_RUNS = 10**12
+MAX_RUNS = 10**12  # cap on a file's count of runs, which times are divided by
 
 _REFORMAT = re.compile(r"^(Reformatting CopyNode|reformat)", re.IGNORECASE)
 _ADDED = re.compile(
@@ -50,7 +50,7 @@ _ADDED = re.compile(
 """Kernels that TensorRT adds to a network: copies and changes of shape."""
 _BLOB = "ForeignNode["
 _JOINTS = re.compile(r"\s\+\s|\s\|\|\s|,\s|PWN\(|[()]")
-"""What stands between the names of layers that run as one kernel, or side by side as one."""
+"""Separators between the names of layers that run as one kernel."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +112,10 @@ def read_entries(path: str | Path) -> list[KernelEntry]:
     runs = _runs(raw, path)
     entries: list[KernelEntry] = []
     waiting_s = 0.0
-    for place, each in enumerate(raw):
-        if isinstance(each, dict) and "name" not in each and "count" in each:
+    for place, row in enumerate(raw):
+        if isinstance(row, dict) and "name" not in row and "count" in row:
             continue
-        name, time_s = _kernel(each, f"{path}: entry {place}", runs)
+        name, time_s = _kernel(row, f"{path}: entry {place}", runs)
         if _REFORMAT.match(name):
             waiting_s += time_s
             continue
@@ -132,16 +132,16 @@ def read_entries(path: str | Path) -> list[KernelEntry]:
 
 
 def _runs(raw: list[Any], path: str | Path) -> int:
-    found = next((each["count"] for each in raw if isinstance(each, dict) and "count" in each), 1)
-    if not isinstance(found, int) or isinstance(found, bool) or not 1 <= found <= MAX_RUNS:
-        raise ProfileError(f"{path}: count = {shortened(repr(found))} must be a whole number from 1 to {MAX_RUNS:g}")
-    return found
+    count = next((row["count"] for row in raw if isinstance(row, dict) and "count" in row), 1)
+    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count <= MAX_RUNS:
+        raise ProfileError(f"{path}: count = {shortened(repr(count))} must be a whole number from 1 to {MAX_RUNS:g}")
+    return count
 
 
-def _kernel(each: Any, where: str, runs: int) -> tuple[str, float]:
-    name = each.get("name") if isinstance(each, dict) else None
+def _kernel(row: Any, where: str, runs: int) -> tuple[str, float]:
+    name = row.get("name") if isinstance(row, dict) else None
     if not isinstance(name, str) or not name:
-        raise ProfileError(f"{where} has no name: {shortened(repr(each))}")
+        raise ProfileError(f"{where} has no name: {shortened(repr(row))}")
     shown = shortened(repr(name))
     if _BLOB in name and not _REFORMAT.match(name):
         raise ProfileError(
@@ -150,8 +150,8 @@ def _kernel(each: Any, where: str, runs: int) -> tuple[str, float]:
             "write a soc-profile"
         )
     for key, parts in (("averageMs", 1), ("medianMs", 1), ("timeMs", runs)):
-        if key in each:
-            value = each[key]
+        if key in row:
+            value = row[key]
             if isinstance(value, bool) or not isinstance(value, int | float) or not _sane(value):
                 raise ProfileError(f"{where}, {shown}: {key} = {shortened(repr(value))} is not a time")
             return name, value / parts * 1e-3
@@ -199,7 +199,7 @@ def _placed(
     placed: list[_Placed] = []
     for unit, its in entries.items():
         known = [[line.places[name] for name in entry.layers if name in line.places] for entry in its]
-        last = next((min(found) for found in known if found), None)
+        last = next((min(places) for places in known if places), None)
         if last is None:
             raise ProfileError(
                 f"{files[unit]}: none of its {len(its)} kernels ({shortened(repr(its[0].name))}, ...) has a name that "
@@ -207,18 +207,18 @@ def _placed(
             )
         if line.groups:
             _check_known(its, known, files[unit])
-        for entry, found in zip(its, known, strict=True):
+        for entry, places in zip(its, known, strict=True):
             # A kernel of no known layer (a copy, a shuffle) goes where the one before it ended.
-            first, last = (min(found), max(found)) if found else (last, last)
+            first, last = (min(places), max(places)) if places else (last, last)
             placed.append(_Placed(unit, entry, first, last))
     return placed
 
 
 def _check_known(its: Sequence[KernelEntry], known: Sequence[Sequence[int]], path: str | Path) -> None:
     """Refuse the profile of another network: kernels that are named after none of the model's nodes."""
-    strange = [entry for entry, found in zip(its, known, strict=True) if not found and not _ADDED.search(entry.name)]
+    strange = [entry for entry, places in zip(its, known, strict=True) if not places and not _ADDED.search(entry.name)]
     if strange:
-        unmatched_s, total_s = (sum(entry.time_s for entry in each) for each in (strange, its))
+        unmatched_s, total_s = (sum(entry.time_s for entry in chosen) for chosen in (strange, its))
         raise ProfileError(
             f"{path}: no node of the model is named as {shortened(repr(strange[0].name))} is; {len(strange)} of "
             f"{len(its)} kernels and {unmatched_s * 1e3:.3f} of {total_s * 1e3:.3f} ms match none; give the .onnx file "
@@ -230,11 +230,11 @@ def _profile(placed: Sequence[_Placed], line: _Line, model: Model | str, soc: So
     spans = _spans(placed, line.count)
     inside: list[list[_Placed]] = [[] for _ in spans]
     at = {place: number for number, (here, there) in enumerate(spans) for place in range(here, there)}
-    for each in placed:
-        inside[at[each.first]].append(each)
+    for kernel in placed:
+        inside[at[kernel.first]].append(kernel)
     side = _Side.of(placed, line, soc, demands)
     groups = [
-        side.group(found, line.groups[here:there]) for found, (here, there) in zip(inside, spans, strict=True) if found
+        side.group(inner, line.groups[here:there]) for inner, (here, there) in zip(inside, spans, strict=True) if inner
     ]
     titles = distinct([group.name for group in groups])
     moves = "transition_us and the bytes that cross" if line.groups else "transition_us alone"
@@ -250,8 +250,8 @@ def _profile(placed: Sequence[_Placed], line: _Line, model: Model | str, soc: So
 def _spans(placed: Sequence[_Placed], count: int) -> list[tuple[int, int]]:
     """Places joined wherever a kernel reaches from one to the next."""
     reach = list(range(count))
-    for each in placed:
-        reach[each.first] = max(reach[each.first], each.last)
+    for kernel in placed:
+        reach[kernel.first] = max(reach[kernel.first], kernel.last)
     spans, here, far = [], 0, 0
     for place in range(count):
         far = max(far, reach[place])
@@ -263,7 +263,7 @@ def _spans(placed: Sequence[_Placed], count: int) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class _Side:
-    """What all units have, to tell which of them run a group and what it costs there."""
+    """The kernels of all units, from which the units and costs of a group follow."""
 
     names: Mapping[str, frozenset[str]]
     """Unit -> every layer in its file."""
@@ -274,8 +274,8 @@ class _Side:
     @classmethod
     def of(cls, placed: Sequence[_Placed], line: _Line, soc: Soc, demands: Demands) -> _Side:
         names: dict[str, set[str]] = {}
-        for each in placed:
-            names.setdefault(each.unit, set()).update(each.entry.layers)
+        for kernel in placed:
+            names.setdefault(kernel.unit, set()).update(kernel.entry.layers)
         side = cls({unit: frozenset(its) for unit, its in names.items()}, line, soc, demands)
         for unit in names:
             if unit not in demands and not line.groups:
@@ -292,26 +292,26 @@ class _Side:
             )
         return ", ".join(parts)
 
-    def group(self, found: Sequence[_Placed], layers: Sequence[LayerGroup]) -> ProfileGroup:
-        units = self._able(found)
+    def group(self, run: Sequence[_Placed], layers: Sequence[LayerGroup]) -> ProfileGroup:
+        units = self._able(run)
         out_s = move_s(layers[-1], self.soc) if layers else self.soc.transition_us * 1e-6
         costs = {}
         for unit in units:
-            its = [each.entry for each in found if each.unit == unit]
+            its = [kernel.entry for kernel in run if kernel.unit == unit]
             time_s = sum(entry.time_s for entry in its)
             costs[unit] = ProfileCost(time_s=time_s, demand_gb_s=self._demand_gb_s(unit, its, layers), out_s=out_s)
-        named = [each.entry.name for each in found if each.unit == units[0]]
+        named = [kernel.entry.name for kernel in run if kernel.unit == units[0]]
         inner = list(dict.fromkeys(node for group in layers for node in group.nodes)) or named
         title = readable(named[0]) if len(named) == 1 else f"{readable(named[0])} .. {readable(named[-1])}"
         return ProfileGroup(name=title, layers=tuple(map(readable, inner)), costs=costs)
 
-    def _able(self, found: Sequence[_Placed]) -> list[str]:
-        """The units that run something of every kernel which any of them has here."""
-        known = [each for each in found if not each.entry.layers.isdisjoint(self.line.places)]
-        here = [unit for unit in self.names if any(each.unit == unit for each in found)]
-        able = [u for u in here if all(not each.entry.layers.isdisjoint(self.names[u]) for each in known)]
+    def _able(self, run: Sequence[_Placed]) -> list[str]:
+        """The units with a part of every kernel that any unit has in this run of groups."""
+        known = [kernel for kernel in run if not kernel.entry.layers.isdisjoint(self.line.places)]
+        here = [unit for unit in self.names if any(kernel.unit == unit for kernel in run)]
+        able = [u for u in here if all(not kernel.entry.layers.isdisjoint(self.names[u]) for kernel in known)]
         # Where each has a kernel that no other knows, the one with the most of them is believed.
-        return able or [max(here, key=lambda unit: sum(each.unit == unit for each in known))]
+        return able or [max(here, key=lambda unit: sum(kernel.unit == unit for kernel in known))]
 
     def _demand_gb_s(self, unit: str, its: Sequence[KernelEntry], layers: Sequence[LayerGroup]) -> float:
         time_s, peak_gb_s = sum(entry.time_s for entry in its), self.soc.bandwidth_gb_s
@@ -332,7 +332,7 @@ class _Side:
 
 
 def _given(entry: KernelEntry, demands: Mapping[str, float], unit: str, peak_gb_s: float) -> float:
-    name = next((each for each in (entry.name, *sorted(entry.layers)) if each in demands), None)
+    name = next((candidate for candidate in (entry.name, *sorted(entry.layers)) if candidate in demands), None)
     if name is None:
         logger.warning("no demand of %s on %s is given; it is taken as 0", shortened(repr(entry.name)), unit)
         return 0.0

@@ -37,9 +37,9 @@ class Z3Result:
     """What Z3 found in its time."""
 
     schedule: Schedule | None
-    """It has planned starts; None if nothing was found in time."""
+    """The schedule, with planned starts; None if none was found in time."""
     makespan_s: float
-    """What it comes to by the model's own account; infinite if there is none."""
+    """Its makespan in the model; infinite if there is no schedule."""
     proved: bool
     seconds: float
     """How long it took."""
@@ -66,11 +66,13 @@ def solve_z3(problem: Problem, *, time_limit_s: float, max_switches: int | None 
     check_switches(problem, max_switches)
     model = _Z3Model(_load(), problem, max_switches)
     began = perf_counter()
-    found, proved = model.solve(time_limit_s)
+    solution, proved = model.solve(time_limit_s)
     seconds = perf_counter() - began
-    if found is None:
+    if solution is None:
         return Z3Result(None, inf, False, seconds)
-    return Z3Result(Schedule(found.units, starts_s=found.starts_s, made_by="z3"), found.makespan_s, proved, seconds)
+    return Z3Result(
+        Schedule(solution.units, starts_s=solution.starts_s, made_by="z3"), solution.makespan_s, proved, seconds
+    )
 
 
 def _check_soc(problem: Problem) -> None:
@@ -199,7 +201,7 @@ class _Z3Model:
             self._solver.add(self._makespan >= self._z3.Sum([self._z3.RealVal(0), *busy]))
 
     def _contend(self) -> None:
-        """One step at a time on a unit; every step as long as those beside it make it."""
+        """One step at a time per unit; the duration of a step depends on the steps that run at the same time."""
         z3 = self._z3
         beside: dict[tuple[int, int], list[tuple[_Z3Step, Any]]] = {}
         for one, other in self._meetings():
@@ -216,7 +218,7 @@ class _Z3Model:
                 self._last(step, unit, beside.get(step[:2], []))
 
     def _last(self, step: _Z3Step, unit: int, beside: Sequence[tuple[_Z3Step, Any]]) -> None:
-        """How long a step takes on one unit; whoever runs together with it is then on the other."""
+        """The duration of a step on one unit; a step that runs at the same time is on the other unit."""
         tables, z3 = self._problem.tables, self._z3
         alone_s, own = float(tables.time[step.task, step.step, unit]), float(tables.demand[step.task, step.step, unit])
         if not isfinite(alone_s):
@@ -240,7 +242,7 @@ class _Z3Model:
         return bool(waits[m]) or any(self._waits(int(k), m) for k in waits.nonzero()[0])
 
     def _cap(self, most: int) -> None:
-        """Allow at most so many switches in each run."""
+        """Allow at most *most* switches in each run."""
         z3 = self._z3
         for task, chain in zip(self._problem.tasks, self._chains, strict=True):
             for begin in range(0, len(chain), len(task.groups)):
@@ -258,23 +260,23 @@ def solve_like_the_paper(problem: Problem, limits: TaskLimits | None = None, tim
     limits = limits or TaskLimits()
     if limits.energy_budget_j is not None:
         raise WorkloadError("the Z3 model knows no energy budget; use the search")
-    found = solve_z3(problem, time_limit_s=time_limit_s, max_switches=limits.max_switches)
-    if found.schedule is None:
+    result = solve_z3(problem, time_limit_s=time_limit_s, max_switches=limits.max_switches)
+    if result.schedule is None:
         raise WorkloadError(f"Z3 found no schedule within {time_limit_s:g} s; allow more time, or use the search")
-    outcome = simulate(problem, found.schedule)
-    bound = outcome.makespan_s if found.proved else 0.0
+    outcome = simulate(problem, result.schedule)
+    bound = outcome.makespan_s if result.proved else 0.0
     certificate = Certificate(
         objective="latency",
         schedules=CLASS,
         assumes=ROUNDED,
-        proved=found.proved,
+        proved=result.proved,
         value=outcome.makespan_s,
         bound=bound,
         any_idling_bound=bound,
         states=0,
-        seconds=found.seconds,
-        ended="proof" if found.proved else "time limit",
-        first_proof_s=found.seconds if found.proved else None,
+        seconds=result.seconds,
+        ended="proof" if result.proved else "time limit",
+        first_proof_s=result.seconds if result.proved else None,
     )
-    only = Improvement(found.seconds, outcome.makespan_s, bound, found.schedule)
+    only = Improvement(result.seconds, outcome.makespan_s, bound, result.schedule)
     return Solution(outcome, {"z3": outcome}, ("z3",), (only,), certificate)

@@ -1,4 +1,4 @@
-"""The papers weft stands on, run again. ``PAPERS`` holds the names a user may write.
+"""The papers that weft builds on, reproduced. ``PAPERS`` has the names of the command line.
 
 A published number is in ``data/``, with the sentence that states it. Ours is computed by the module of its figure or
 table: ``haxconn/table6_comparison.py`` is Table 6 of HaX-CoNN. What took a GPU or hours is recorded in ``data/`` too.

@@ -1,4 +1,4 @@
-"""What a reproduced paper comes to: rows that set our number beside the published one, tables and pictures.
+"""The result of a reproduced paper: rows that set our number beside the published one, tables and pictures.
 
 The published numbers are data (``data/<paper>.json``), each with the sentence that states it; what a
 paper only draws is not in there, and is called "not printed".
@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 Progress = Callable[[str, int, int], None]
-"""Called with what begins, how many steps are done, and how many there are."""
+"""Callback with the name of a step that begins, the number of steps done, and of all steps."""
 
 
 Tick = Callable[[int, int], None]
-"""Called with how many runs of a step are done, and how many there are."""
+"""Callback with the number of runs of a step that are done, and of all its runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Reproduction:
 
 
 Step = tuple[str, Callable[[Tick], Exhibit]]
-"""What a part is called, and how it is run."""
+"""The name of a part of a reproduction, and the function that runs it."""
 
 
 def run_steps(
@@ -119,7 +119,7 @@ def run_steps(
 
 
 def _ticker(progress: Progress | None, name: str, done: int, steps: int, runs: str) -> Tick:
-    """Says which run of a step is going on; the bar itself moves step by step."""
+    """Return a callback that shows the current run of a step; the bar itself moves step by step."""
 
     def tick(ran: int, of: int) -> None:
         if progress:
@@ -151,8 +151,8 @@ def published(paper: str) -> Paper:
 
 def printed_data(paper: str) -> dict[str, Any]:
     """All that the file of a paper's printed numbers holds."""
-    found: dict[str, Any] = json.loads((resources.files("weft_papers") / "data" / f"{paper}.json").read_text("utf-8"))
-    return found
+    numbers: dict[str, Any] = json.loads((resources.files("weft_papers") / "data" / f"{paper}.json").read_text("utf-8"))
+    return numbers
 
 
 def beside(ours: float, paper: float, why: str) -> str:

@@ -1,4 +1,4 @@
-"""How the pictures of the papers look: their colours, and a PNG with an SVG beside it for each."""
+"""The style of the papers' pictures: colours, and a PNG and an SVG of each."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def gated(where: Placement, urls: dict[str, list[str]], **settings: Any) -> Iter
     thread.start()
     try:
         thread.know(known(where, urls))
-        until(lambda: all(server["up"] for server in thread.told()["servers"]))
+        until(lambda: all(server["up"] for server in thread.status()["servers"]))
         yield thread
     finally:
         thread.stop()

@@ -16,7 +16,7 @@ MS = 1_000_000
 def board(where=PAIR, **settings) -> RoutingBoard:
     made = RoutingBoard(where.models, seed=1, **settings)
     for machine in where.machines:
-        made.stands(made.add(machine), up=True)
+        made.set_up(made.add(machine), up=True)
     return made
 
 
@@ -66,11 +66,11 @@ def test_a_server_s_own_word_replaces_all_that_was_thought():
 def test_nobody_is_asked_who_is_down_and_who_comes_back_has_nothing_to_do():
     made = board()
     made.heard(0, "net", ServerEstimate(900 * MS, MS, 1), 0, 0)
-    made.stands(1, up=False)
+    made.set_up(1, up=False)
     assert {chosen(made) for _ in range(4)} == {0}
-    made.stands(0, up=False)
+    made.set_up(0, up=False)
     assert made.choose("net", 0) is None and made.missing == ["net"]
-    made.stands(0, up=True)
+    made.set_up(0, up=True)
     assert made.choose("net", 0).expected == MS
 
 
@@ -103,7 +103,7 @@ def test_copies_of_a_machine_divide_its_share_and_a_place_is_given_again():
     made = RoutingBoard(where.models, router="round-robin", seed=1)
     places = [made.add(machine) for machine in (left, left, right)]
     for place in places:
-        made.stands(place, up=True)
+        made.set_up(place, up=True)
     counts = [0, 0, 0]
     for _ in range(800):
         counts[chosen(made)] += 1
@@ -119,8 +119,8 @@ def test_models_are_known_as_long_as_they_shall_be_there_or_are():
     old = made.add(before.machines[0])
     made.expect(after.models)
     assert set(made.models) == {"old", "kept", "new"} and set(made.missing) == {"old", "kept", "new"}
-    made.stands(old, up=True)
-    made.stands(made.add(after.machines[0]), up=True)
+    made.set_up(old, up=True)
+    made.set_up(made.add(after.machines[0]), up=True)
     assert made.choose("old", 0).replica.machine == old and not made.missing
     made.remove(old)
     assert set(made.models) == {"kept", "new"} and made.choose("kept", 0).replica.machine == 1

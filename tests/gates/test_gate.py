@@ -39,10 +39,12 @@ def test_answers_come_through_as_they_are_and_from_every_machine(servers):
         found = [infer(gate, rows=[row]) for _ in range(8)]
         direct = infer_direct(left, row)
         assert all(status == 200 and answer["outputs"] == direct["outputs"] for status, answer, _ in found)
-        until(lambda: all(server["ended"].get("ok") for server in gate.told()["servers"]) or found.append(infer(gate)))
+        until(
+            lambda: all(server["ended"].get("ok") for server in gate.status()["servers"]) or found.append(infer(gate))
+        )
         assert {headers["Weft-Machine"] for *_, headers in found} == {"left", "right"}
         assert all(headers["Weft-Estimate"] is None for *_, headers in found)
-        told = {server["machine"]: server for server in gate.told()["servers"]}
+        told = {server["machine"]: server for server in gate.status()["servers"]}
         assert sum(server["ended"]["ok"] for server in told.values()) == len(found)
         assert not any(server["in_flight"] for server in told.values())
 
@@ -120,11 +122,11 @@ def test_a_refused_request_goes_to_another_server_once():
     with scripted(BUSY, OK) as (left, right), gated(PAIR, {"left": [left.url], "right": [right.url]}) as gate:
         answers = [infer(gate) for _ in range(6)]
         assert {(status, headers["Weft-Machine"]) for status, _, headers in answers} == {(200, "right")}
-        assert len(right.asked) == 6 and 1 <= len(left.asked) == gate.told()["counts"]["tried_again"]
+        assert len(right.asked) == 6 and 1 <= len(left.asked) == gate.status()["counts"]["tried_again"]
         right.script = BUSY
         status, answer, _ = infer(gate)
         assert (status, answer) == (503, {"error": "full"})
-        assert len(left.asked) + len(right.asked) == 6 + 2 + gate.told()["counts"]["tried_again"] - 1
+        assert len(left.asked) + len(right.asked) == 6 + 2 + gate.status()["counts"]["tried_again"] - 1
 
 
 def test_a_late_request_is_not_tried_again_where_another_would_be_late_as_well(monkeypatch):
@@ -135,10 +137,10 @@ def test_a_late_request_is_not_tried_again_where_another_would_be_late_as_well(m
         assert len(left.asked) + len(right.asked) == 2  # the second had not said anything yet
         status, answer, _ = infer(gate, timeout=500_000_000)
         assert status == 504 and "on any machine" in answer["error"]
-        assert len(left.asked) + len(right.asked) == 2 and gate.told()["counts"]["unmeetable"] == 1
+        assert len(left.asked) + len(right.asked) == 2 and gate.status()["counts"]["unmeetable"] == 1
         assert infer(gate, weft_slo_ms=1)[0] == 504  # a deadline that is not strict keeps nobody out
         assert len(left.asked) + len(right.asked) == 3
-        assert gate.told()["refused"] == {"net": 3}
+        assert gate.status()["refused"] == {"net": 3}
 
 
 def test_a_model_s_own_deadline_counts_at_the_gate(monkeypatch):
@@ -177,15 +179,15 @@ def test_requests_that_are_lost_with_a_server_are_computed_by_another():
         until(lambda: len(left.asked) + len(right.asked) == 6)
         kept, right.script = list(right.asked), OK
         left.end()
-        until(lambda: not gate.told()["servers"][0]["up"])
+        until(lambda: not gate.status()["servers"][0]["up"])
         assert infer(gate)[0] == 200
         for exchange in kept:
             right.answer(exchange, OK(exchange))
         for client in clients:
             client.join()
         assert [status for status, *_ in found] == [200] * 6
-        lost = gate.told()["servers"][0]["ended"]["lost"]
-        assert 0 < lost == len(left.asked) and gate.told()["counts"]["tried_again"] == lost
+        lost = gate.status()["servers"][0]["ended"]["lost"]
+        assert 0 < lost == len(left.asked) and gate.status()["counts"]["tried_again"] == lost
 
 
 def test_a_server_that_is_about_to_end_answers_what_it_has():
@@ -195,7 +197,7 @@ def test_a_server_that_is_about_to_end_answers_what_it_has():
         client.start()
         assert server.came.wait(live.PATIENCE_S)
         server.ready = 503
-        until(lambda: not gate.told()["servers"][0]["up"])
+        until(lambda: not gate.status()["servers"][0]["up"])
         assert infer(gate)[0] == 503 and len(server.asked) == 1
         server.answer(server.asked[0], OK(server.asked[0]))
         client.join()
@@ -208,9 +210,9 @@ def test_a_server_that_is_only_slow_to_say_so_is_not_given_up_while_it_answers(m
         monkeypatch.setattr(link, "PATIENCE_S", 0.001)
         server.ready, seen = 0, server.looks
         until(lambda: server.looks > seen + 2)
-        assert gate.told()["servers"][0]["up"] and infer(gate)[0] == 200
+        assert gate.status()["servers"][0]["up"] and infer(gate)[0] == 200
         monkeypatch.setattr(link, "SILENT_NS", 0)
-        until(lambda: not gate.told()["servers"][0]["up"])
+        until(lambda: not gate.status()["servers"][0]["up"])
 
 
 def test_with_nobody_left_a_request_is_told_so():
@@ -218,7 +220,7 @@ def test_with_nobody_left_a_request_is_told_so():
         assert infer(gate)[0] == 200
         server.end()
         until(lambda: infer(gate)[0] == 503)
-        until(lambda: not gate.told()["servers"][0]["up"])
+        until(lambda: not gate.status()["servers"][0]["up"])
         status, answer, headers = infer(gate)
         assert status == 503 and "no machine that has it" in answer["error"] and headers["Retry-After"] == "1"
         status, answer, _ = ask(gate, "/v2/health/ready")
@@ -228,7 +230,7 @@ def test_with_nobody_left_a_request_is_told_so():
 def test_servers_come_and_go():
     with scripted(OK, OK) as (left, right), gated(PAIR, {"left": [left.url]}) as gate:
         gate.know(known(PAIR, {"right": [right.url], "left": [left.url]}))
-        until(lambda: all(server["up"] for server in gate.told()["servers"]))
+        until(lambda: all(server["up"] for server in gate.status()["servers"]))
         gate.know(known(PAIR, {"right": [right.url]}))
         assert {infer(gate)[2]["Weft-Machine"] for _ in range(4)} == {"right"}
 
@@ -240,7 +242,7 @@ def test_a_client_that_leaves_is_left_by_the_gate():
         assert server.came.wait(live.PATIENCE_S)
         connection.close()
         assert server.gone.wait(live.PATIENCE_S)
-        assert gate.told()["servers"][0]["ended"] == {"left": 1}
+        assert gate.status()["servers"][0]["ended"] == {"left": 1}
 
 
 def test_a_server_that_says_nothing_does_not_keep_a_strict_request():

@@ -99,7 +99,7 @@ def run(planner: Planner, scenario: Scenario, on_frame: Callable[[Frame], None] 
 
 def test_it_finds_what_the_solver_finds_and_says_so_on_the_way(planner: Planner) -> None:
     planner.plan(problem_of(VGG), Options())
-    *better, last = [news.found for news in all_news(planner)]
+    *better, last = [news.report for news in all_news(planner)]
     there = solve(problem_of(VGG))
     assert last.kind == "ended" and last.proved
     assert last.schedule == there.schedule and last.value == pytest.approx(there.certificate.value, rel=1e-9)
@@ -113,8 +113,8 @@ def test_a_new_problem_replaces_the_one_being_searched(planner: Planner) -> None
     planner.wait()
     newer = planner.plan(problem_of(ALEX), Options())
     said = all_news(planner)
-    assert {news.found.job for news in said} == {newer}
-    assert said[-1].found.value == pytest.approx(solve(problem_of(ALEX)).certificate.value, rel=1e-9)
+    assert {news.report.job for news in said} == {newer}
+    assert said[-1].report.value == pytest.approx(solve(problem_of(ALEX)).certificate.value, rel=1e-9)
 
 
 def test_many_changes_in_a_row_end_with_the_last_one(planner: Planner) -> None:
@@ -122,16 +122,16 @@ def test_many_changes_in_a_row_end_with_the_last_one(planner: Planner) -> None:
         planner.plan(problem_of(VGG), Options())
         last = planner.plan(problem_of(ALEX), Options())
     said = all_news(planner)
-    assert said[-1].found.job == last and said[-1].found.proved
-    assert LOST not in {news.found.kind for news in said}
+    assert said[-1].report.job == last and said[-1].report.proved
+    assert LOST not in {news.report.kind for news in said}
 
 
 def test_a_request_that_cannot_be_met_is_news_and_not_the_end(planner: Planner) -> None:
     planner.plan(problem_of(ALEX), Options(limits=TaskLimits(energy_budget_j=1.0)))
     (only,) = all_news(planner)
-    assert only.found.kind == "failed" and "energy" in only.found.message
+    assert only.report.kind == "failed" and "energy" in only.report.message
     planner.plan(problem_of(ALEX), Options())
-    assert all_news(planner)[-1].found.proved
+    assert all_news(planner)[-1].report.proved
 
 
 def test_an_error_nobody_thought_of_is_news_and_not_the_end(planner: Planner) -> None:
@@ -139,9 +139,9 @@ def test_an_error_nobody_thought_of_is_news_and_not_the_end(planner: Planner) ->
     for _ in range(MOST_RESTARTS + 2):
         planner.plan(problem_of(ALEX), Options(limits="no\nlimits"))  # type: ignore[arg-type]
         (only,) = all_news(planner)
-        assert only.found.kind == "failed" and only.found.message.startswith("AttributeError: 'str' object has no")
+        assert only.report.kind == "failed" and only.report.message.startswith("AttributeError: 'str' object has no")
     planner.plan(problem_of(ALEX), Options())
-    assert all_news(planner)[-1].found.proved
+    assert all_news(planner)[-1].report.proved
     assert planner.process_id == process_id
 
 
@@ -157,17 +157,17 @@ def test_nobody_waits_until_a_busy_process_has_read_its_problem(planner: Planner
     os.kill(planner.process_id, signal.SIGCONT)
     asking.join()
     assert not waited
-    assert all_news(planner)[-1].found.proved
+    assert all_news(planner)[-1].report.proved
 
 
 def test_throughput_comes_with_its_latency(planner: Planner) -> None:
     problem = problem_of(ALEX)
     planner.plan(problem, Options(objective="throughput"))
     for news in all_news(planner):
-        assert news.found.schedule is not None
-        outcome = simulate(problem, news.found.schedule)
-        assert news.found.makespan_s == pytest.approx(outcome.makespan_s)
-        assert news.found.value == pytest.approx(outcome.throughput)
+        assert news.report.schedule is not None
+        outcome = simulate(problem, news.report.schedule)
+        assert news.report.makespan_s == pytest.approx(outcome.makespan_s)
+        assert news.report.value == pytest.approx(outcome.throughput)
 
 
 def test_no_process_is_left_behind() -> None:
@@ -193,13 +193,13 @@ def test_a_process_that_keeps_dying_is_given_up_until_the_next_problem(
             os.kill(made.process_id, signal.SIGKILL)
             made.wait()
             said = made.news()
-            assert {news.found.kind for news in said} == {LOST}
-        assert "died 4 times" in said[-1].found.message
+            assert {news.report.kind for news in said} == {LOST}
+        assert "died 4 times" in said[-1].report.message
         assert not made.searching
         monkeypatch.undo()
         made.plan(problem_of(ALEX), Options())
         assert made.restarts == 0
-        assert all_news(made)[-1].found.proved
+        assert all_news(made)[-1].report.proved
 
 
 # The loop
@@ -396,7 +396,7 @@ class Patient:
         return self._planner.plan(problem, replace(options, time_limit_s=PATIENCE_S))
 
     def news(self) -> list[News]:
-        return [news for news in self._planner.news() if news.found.kind == "better"]
+        return [news for news in self._planner.news() if news.report.kind == "better"]
 
 
 def test_what_cannot_be_met_is_refused_before_anything_runs(planner: Planner) -> None:

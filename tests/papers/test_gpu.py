@@ -128,7 +128,7 @@ def test_the_shipped_record_is_the_benchmarks() -> None:
 def test_what_is_recorded_comes_first_in_pictures_and_bad_settings_are_refused(tmp_path: Path) -> None:
     records = Records({"orion/a": {"x": {"p99": 1.0}}}, {})
     found = sources("orion", ["b"], lambda load: {"y": {"p99": 2.0}}, records, quiet)
-    assert [list(each.found) for each in found] == [["b"], ["a"]]
+    assert [list(source.results) for source in found] == [["b"], ["a"]]
     with pytest.raises(InputError, match="leave seq_len and cost out"):
         reproduce(tmp_path, seq_len=7)
     with pytest.raises(InputError, match="queries = 7 must be from 8"):

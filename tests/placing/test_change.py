@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.base.errors import PlacingError
+from weft_cluster.placing.adapting import adapted
 from weft_cluster.placing.change import PlacementChange, difference, in_order, parse_change
 from weft_cluster.placing.demand import Demand, Need
 from weft_cluster.placing.filling import Filling, broken_limits
@@ -18,7 +19,6 @@ from weft_cluster.placing.machines import MachineGroup, MachineKind, Machines
 from weft_cluster.placing.placement import Objective, Placement
 from weft_cluster.placing.problem import PlacingProblem, Shares
 from weft_cluster.placing.resharing import levelled
-from weft_cluster.placing.settling import adapted
 from weft_cluster.placing.summary import make_placement
 
 GB = 10**9

@@ -48,7 +48,7 @@ def refused(given: dict[str, Any]) -> str:
 def test_a_file_names_every_machine(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(FILE)
     found = read_machines(tmp_path / "cluster.toml")
-    assert found.each == (
+    assert found.all_machines == (
         ClusterMachine("h200-1", "h200", "east"),
         ClusterMachine("h200-2", "h200", "east"),
         ClusterMachine("edge", "l4", "default"),
@@ -61,7 +61,7 @@ def test_a_file_names_every_machine(tmp_path: Path) -> None:
 
 def test_groups_of_one_kind_are_numbered_on() -> None:
     found = parse_machines(raw(machine=[{"kind": "gpu", "count": 2}, {"kind": "gpu", "zone": "b"}]))
-    assert [machine.name for machine in found.each] == ["gpu-1", "gpu-2", "gpu-3"]
+    assert [machine.name for machine in found.all_machines] == ["gpu-1", "gpu-2", "gpu-3"]
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def test_whatever_is_asked_limits_hold_and_every_rate_is_served_or_named(
         shares = placement.where(each.model)
         assert sum(shares.values()) + rests.get(each.model, 0.0) == pytest.approx(1.0, abs=1e-5)
         assert each.machine is None or set(shares) <= {each.machine}
-        zones = {machine.name: machine.zone for machine in there.each}
+        zones = {machine.name: machine.zone for machine in there.all_machines}
         assert each.zone is None or {zones[name] for name in shares} <= {each.zone}
     for machine in placement.machines:
         assert machine.memory_bytes <= machine.memory_limit_bytes

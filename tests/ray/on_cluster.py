@@ -126,7 +126,7 @@ def test_a_gate_is_killed_and_models_change_places_without_an_error(tmp_path: Pa
 
         clients = [Client(range(port, port + 16), model) for model in ("camera", "sound") * 2]
         go_on(clients)
-        first = {server["url"] for server in cluster.told()["servers"]}
+        first = {server["url"] for server in cluster.status()["servers"]}
 
         os.kill(cluster.gate_pid(), signal.SIGKILL)
         go_on(clients)
@@ -134,10 +134,10 @@ def test_a_gate_is_killed_and_models_change_places_without_an_error(tmp_path: Pa
 
         changed = {**cluster.settings, "placement": str(tmp_path / "after")}
         serve.run(app(changed), name=APPLICATION, route_prefix=None)
-        until(lambda: {server["url"] for server in cluster.told()["servers"]}.isdisjoint(first))
+        until(lambda: {server["url"] for server in cluster.status()["servers"]}.isdisjoint(first))
         go_on(clients)
         for client in clients:
             client.end()
-        assert {each["machine"] for each in cluster.told()["servers"] if each["up"]} == {"one", "two"}
+        assert {each["machine"] for each in cluster.status()["servers"] if each["up"]} == {"one", "two"}
     assert [set(each.statuses) for each in clients] == [{200}] * 4, [each.statuses for each in clients]
     assert sum(each.broken for each in clients) <= 3 * len(clients)  # of the gate killed, and of two that were replaced

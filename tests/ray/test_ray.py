@@ -17,7 +17,7 @@ from weft.base.errors import InputError, PlacingError
 from weft_cluster.placing.placement import Placement, write_placement
 from weft_cluster.ray.local import LocalCluster
 from weft_cluster.ray.scaling import BANDWIDTH, COMPUTE, ServerLoad, UtilisationPolicy, needed, predicted
-from weft_cluster.ray.service_registry import FORGOTTEN_S, REFUSED_S, SETTLED_S, Directory
+from weft_cluster.ray.service_registry import HEARTBEAT_TIMEOUT_S, REFUSED_S, SETTLED_S, ServiceRegistry
 from weft_cluster.ray.settings import parse_settings, sources_of
 
 needs_ray = pytest.mark.skipif(find_spec("ray") is None, reason="pip install 'weft[ray]' brings Ray")
@@ -96,14 +96,14 @@ class Place:
 
     def __init__(self, *models: str) -> None:
         self.now = 100.0
-        self.directory = Directory(lambda: self.now)
-        self.directory.reconfigure({"models": list(models)})
+        self.registry = ServiceRegistry(lambda: self.now)
+        self.registry.reconfigure({"models": list(models)})
 
     def later(self, seconds: float, **there: Placement) -> None:
         """Time passes, and whoever is still there says so: name -> a placement of one machine."""
         self.now += seconds
         for url, where in there.items():
-            self.directory.say(url, where.machines[0])
+            self.registry.heartbeat(url, where.machines[0])
 
 
 LEFT, RIGHT = placement(left={"net": 0.5}), placement(right={"net": 0.5})
@@ -112,38 +112,38 @@ LEFT, RIGHT = placement(left={"net": 0.5}), placement(right={"net": 0.5})
 def test_what_was_on_its_way_does_not_bring_back_who_has_left():
     place = Place()
     place.later(0, a=LEFT)
-    assert place.directory.leave("a")
-    assert place.directory.say("a", LEFT.machines[0]) == {} and place.directory.known().servers == {}
-    place.later(FORGOTTEN_S + 0.1)
-    place.directory.known()
+    assert place.registry.leave("a")
+    assert place.registry.heartbeat("a", LEFT.machines[0]) == {} and place.registry.snapshot().servers == {}
+    place.later(HEARTBEAT_TIMEOUT_S + 0.1)
+    place.registry.snapshot()
     place.later(0, a=RIGHT)
-    assert place.directory.known().servers == {"a": RIGHT.machines[0]}, "another one may have its address later"
+    assert place.registry.snapshot().servers == {"a": RIGHT.machines[0]}, "another one may have its address later"
 
 
 def test_who_says_nothing_is_forgotten_and_who_leaves_at_once():
     place = Place()
     place.later(0, a=LEFT, b=LEFT)
-    place.directory.say("g", None, {})
-    assert place.directory.known() == ((), {"a": LEFT.machines[0], "b": LEFT.machines[0]}, ["g"], [])
-    assert place.directory.leave("a") and place.directory.leave("a")
-    place.later(FORGOTTEN_S)
-    place.directory.say("g", None, {})
-    assert place.directory.known() == ((), {"b": LEFT.machines[0]}, ["g"], ["a"])
+    place.registry.heartbeat("g", None, {})
+    assert place.registry.snapshot() == ((), {"a": LEFT.machines[0], "b": LEFT.machines[0]}, ["g"], [])
+    assert place.registry.leave("a") and place.registry.leave("a")
+    place.later(HEARTBEAT_TIMEOUT_S)
+    place.registry.heartbeat("g", None, {})
+    assert place.registry.snapshot() == ((), {"b": LEFT.machines[0]}, ["g"], ["a"])
     place.later(0.1)
-    assert place.directory.known() == ((), {}, ["g"], [])
+    assert place.registry.snapshot() == ((), {}, ["g"], [])
 
 
 def test_servers_that_shall_all_end_leave_one_after_another():
     place = Place("net")
     place.later(0, a=LEFT, b=RIGHT)
-    assert not place.directory.leave("a")  # gates may not know the other yet
+    assert not place.registry.leave("a")  # gates may not know the other yet
     place.later(SETTLED_S, a=LEFT, b=RIGHT)
-    assert place.directory.leave("a") and not place.directory.leave("b")
+    assert place.registry.leave("a") and not place.registry.leave("b")
     place.later(1, b=RIGHT, c=LEFT)
-    assert not place.directory.leave("b")
+    assert not place.registry.leave("b")
     place.later(SETTLED_S, b=RIGHT, c=LEFT)
-    assert place.directory.leave("b") and not place.directory.leave("c")
-    assert not Place("net").directory.leave("c")  # a directory that was started anew has not heard of it
+    assert place.registry.leave("b") and not place.registry.leave("c")
+    assert not Place("net").registry.leave("c")  # a directory that was started anew has not heard of it
 
 
 def test_models_that_change_places_are_there_before_they_leave():
@@ -151,31 +151,31 @@ def test_models_that_change_places_are_there_before_they_leave():
     one, two = placement(one={"camera": 1.0}), placement(two={"sound": 1.0})
     place.later(0, a=one, b=two)
     place.later(SETTLED_S, a=one, b=two, c=placement(one={"sound": 1.0}))
-    assert not place.directory.leave("a") and not place.directory.leave("b")
+    assert not place.registry.leave("a") and not place.registry.leave("b")
     place.later(SETTLED_S, a=one, b=two, c=placement(one={"sound": 1.0}))
-    assert not place.directory.leave("a") and place.directory.leave("b")
-    place.directory.reconfigure({"models": ["sound"]})
-    assert place.directory.leave("a")  # nobody shall have the camera any more
+    assert not place.registry.leave("a") and place.registry.leave("b")
+    place.registry.reconfigure({"models": ["sound"]})
+    assert place.registry.leave("a")  # nobody shall have the camera any more
 
 
 def test_what_gates_refuse_is_asked_of_all_servers_that_have_the_model():
     place = Place("net", "other")
     both, net = placement(left={"net": 0.5, "other": 1.0}).machines[0], RIGHT.machines[0]
-    assert place.directory.say("a", both) == {}
-    place.directory.say("b", net)
+    assert place.registry.heartbeat("a", both) == {}
+    place.registry.heartbeat("b", net)
     for gate, counts in {"g": {"net": 40}, "h": {}}.items():
-        place.directory.say(gate, None, counts)
-    assert place.directory.say("a", both) == {}  # that was before
+        place.registry.heartbeat(gate, None, counts)
+    assert place.registry.heartbeat("a", both) == {}  # that was before
     place.later(REFUSED_S / 4)
-    place.directory.say("g", None, {"net": 60})
-    place.directory.say("h", None, {"net": 20, "other": 10})
-    assert place.directory.say("a", both) == {"net": 40 / REFUSED_S / 2, "other": 10 / REFUSED_S}
-    assert place.directory.say("b", net) == {"net": 40 / REFUSED_S / 2}
+    place.registry.heartbeat("g", None, {"net": 60})
+    place.registry.heartbeat("h", None, {"net": 20, "other": 10})
+    assert place.registry.heartbeat("a", both) == {"net": 40 / REFUSED_S / 2, "other": 10 / REFUSED_S}
+    assert place.registry.heartbeat("b", net) == {"net": 40 / REFUSED_S / 2}
     for _ in range(4):
         place.later(REFUSED_S / 3)
         for gate, counts in {"g": {"net": 60}, "h": {"net": 20, "other": 10}}.items():
-            place.directory.say(gate, None, counts)
-    assert place.directory.say("a", both) == {}
+            place.registry.heartbeat(gate, None, counts)
+    assert place.registry.heartbeat("a", both) == {}
 
 
 # How many servers

@@ -1,4 +1,4 @@
-"""``weft cluster``: a placement under simulated requests, routed in one way or several; and how a real one stands."""
+"""``weft cluster``: simulate a placement behind one or several routers; and show the state of a real cluster."""
 
 from __future__ import annotations
 
@@ -93,23 +93,23 @@ def status(
     api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
     json_file: common.JsonFile = None,
 ) -> None:
-    """Show the servers behind a gate: who takes requests, what stands before another one, how those before ended."""
+    """Show the servers behind a gate: which take requests, the work queued at each, and how requests ended."""
     from weft_cluster.cli.cluster_show import cluster_status
 
-    told = cluster_status(url, api_key)
-    print_table(servers_table(f"{url}: {told['gate']}", told))
-    write_result(json_file, {"format": 1, **told})
+    gate_status = cluster_status(url, api_key)
+    print_table(servers_table(f"{url}: {gate_status['gate']}", gate_status))
+    write_result(json_file, {"format": 1, **gate_status})
 
 
 def _pair(option: str, text: str) -> tuple[float, float]:
     share, _, value = text.partition(":")
     try:
-        found = float(share), float(value)
+        pair = float(share), float(value)
     except ValueError:
         raise InputError(f"{option} {text!r} is not of the form 0.1:0.5") from None
-    if not (0 <= found[0] <= 1 and 0 < found[1] < float("inf")):
+    if not (0 <= pair[0] <= 1 and 0 < pair[1] < float("inf")):
         raise InputError(f"{option} {text}: a share lies between 0 and 1, and what follows is above 0")
-    return found
+    return pair
 
 
 def _table(title: str, runs: list[ClusterRun]) -> ResultTable:

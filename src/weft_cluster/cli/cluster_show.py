@@ -1,4 +1,4 @@
-"""How a cluster stands: asked of a gate, and as a table."""
+"""The state of a real cluster: fetched from a gate, and as a table."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ if TYPE_CHECKING:
     from weft.reports.tables import ResultTable
 
 
-def servers_table(title: str, told: dict[str, Any]) -> ResultTable:
-    """The servers behind a gate, and those that were (``Gate.told``)."""
+def servers_table(title: str, status: dict[str, Any]) -> ResultTable:
+    """Return a table of the servers behind a gate, past ones included (``Gate.status``)."""
     from weft.reports.tables import ResultTable, TableRow
     from weft_cluster.gates.metrics import ENDS
 
     rows = tuple(
         TableRow(
             (
-                each["machine"],
-                each["url"],
-                "yes" if each["up"] else "no",
-                str(each["in_flight"]),
-                *(number(each[key], 2) for key in ("ahead_ms", "way_ms", "mean_ms")),
-                *(str(each["ended"].get(end, 0)) for end in ENDS),
+                server["machine"],
+                server["url"],
+                "yes" if server["up"] else "no",
+                str(server["in_flight"]),
+                *(number(server[key], 2) for key in ("ahead_ms", "way_ms", "mean_ms")),
+                *(str(server["ended"].get(end, 0)) for end in ENDS),
             ),
-            each["up"],
+            server["up"],
         )
-        for each in (*told["servers"], *told["past"])
+        for server in (*status["servers"], *status["past"])
     )
     columns = ("machine", "server", "up", "in flight", "ahead ms", "way ms", "mean ms", *ENDS)
     return ResultTable(title, columns, rows, 2)
 
 
 def cluster_status(url: str, key: str | None = None) -> dict[str, Any]:
-    """What a gate says of the servers behind it (``Gate.told``); InputError where nobody says anything."""
+    """Fetch a gate's state of the cluster (``Gate.status``). InputError if no gate answers at *url*."""
     import asyncio
 
     return asyncio.run(_ask_gate(url, key))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from weft.cli.command import refuse_unused, told_in_options
-from weft.cli.printing import print_table, say, told, write_result
+from weft.cli.printing import print_table, say, say_written, write_result
 
 if TYPE_CHECKING:
     from weft.workloads.requests import Workload
@@ -39,16 +39,16 @@ def adapt_placement(
     kept = "the objective and the target are those of the placement; leave it out"
     refuse_unused(context, "--from", dict.fromkeys(("objective", "target"), kept))
     with told_in_options(context):
-        found = adapt(
+        adapted = adapt(
             read_placement(before), workload, machines, lost=lost, hysteresis=hysteresis, judged=judged, seed=seed
         )
     if output is not None:
-        write_folder(found.placement, output, partial(write_change, found.change))
-    if found.change.loads:
-        print_table(loads_table(found.change, SHOWN))
-    say(change_in_words(found.change), soft_wrap=True)
-    print_placement(found.placement, output)
-    parts = {"placement": found.placement, "change": found.change}
+        write_folder(adapted.placement, output, partial(write_change, adapted.change))
+    if adapted.change.loads:
+        print_table(loads_table(adapted.change, SHOWN))
+    say(change_in_words(adapted.change), soft_wrap=True)
+    print_placement(adapted.placement, output)
+    parts = {"placement": adapted.placement, "change": adapted.change}
     write_result(json_file, {name: part.model_dump(mode="json") for name, part in parts.items()})
 
 
@@ -60,7 +60,7 @@ SHOWN = 40
 
 
 def print_placement(placement: Placement, output: str | None) -> None:
-    """Tell what a placement comes to, and where it was written."""
+    """Print a placement, its value beside the bound, and where it was written."""
     from weft_cluster.placing.placement_shown import in_words, machines_table, unserved_table
 
     print_table(machines_table(placement, SHOWN))
@@ -71,4 +71,4 @@ def print_placement(placement: Placement, output: str | None) -> None:
     if output is None:
         say("nothing was written: -o FOLDER writes the placement")
         return
-    told("placement", output, f"{os.path.join(output, 'report.html')} shows it")
+    say_written("placement", output, f"{os.path.join(output, 'report.html')} shows it")

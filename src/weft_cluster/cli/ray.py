@@ -74,7 +74,7 @@ def _stay(cluster: LocalCluster) -> None:
     """Until Ctrl-C or SIGTERM."""
     for url in cluster.urls:
         say(f"gate      {url}")
-    print_table(servers_table(f"{len(cluster.machines)} machines", cluster.told()))
+    print_table(servers_table(f"{len(cluster.machines)} machines", cluster.status()))
     say("weft bench WORKLOAD --url with a gate's address drives it; Ctrl-C ends it", style="dim")
     ended = threading.Event()
     with suppress(ValueError):  # not in the main thread
@@ -83,7 +83,7 @@ def _stay(cluster: LocalCluster) -> None:
 
 
 def _driven(cluster: LocalCluster, workload: str, kill: str | None) -> dict[str, Any]:
-    """A run through the first gate, with a node lost on the way, and what is told of it."""
+    """Send a workload through the first gate while a node is killed; return the result and the gate's state."""
     from weft.cli.bench import print_load
     from weft.load import run_load
     from weft.workloads.requests import read_workload
@@ -98,14 +98,14 @@ def _driven(cluster: LocalCluster, workload: str, kill: str | None) -> dict[str,
         with progress_bar("waiting for the machine that was lost"):
             lost.wait(BACK_S)
     print_load(result)
-    told = cluster.told()
-    print_table(servers_table(f"{url}: {_summary(told)}", told))
+    status = cluster.status()
+    print_table(servers_table(f"{url}: {_summary(status)}", status))
     if lost is not None:
         say(f"node      {lost.report()}")
-    return {**result.as_dict(), "cluster": told, "lost": None if lost is None else lost.as_dict()}
+    return {**result.as_dict(), "cluster": status, "lost": None if lost is None else lost.as_dict()}
 
 
-def _summary(told: dict[str, Any]) -> str:
-    counts = told["counts"]
+def _summary(status: dict[str, Any]) -> str:
+    counts = status["counts"]
     named = {"tried_again": "tried again", "unmeetable": "refused at once", "lost": "lost", "nowhere": "found nobody"}
     return ", ".join(f"{counts.get(key, 0)} {text}" for key, text in named.items())

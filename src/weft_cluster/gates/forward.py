@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft.gate")
 
 MACHINE = "Weft-Machine"
-"""The header of an answer that says where it was computed."""
+"""Response header with the machine that computed the answer."""
 LATE_S = 0.02
 """How long after its deadline a strict request waits for its server's own word."""
 
@@ -37,28 +37,29 @@ _HANDED_BACK = re.compile(
     re.IGNORECASE,
 )
 _ELSEWHERE = frozenset({503, 504})
-"""Answers of a server that cannot take a request in time; another may."""
+"""Statuses of a server that cannot take a request in time; the request is retried at another one."""
 
 
 class GateState(Protocol):
-    """What a request finds at its gate."""
+    """The part of a gate that a forwarded request uses."""
 
     board: RoutingBoard
     links: dict[int, Link]
     """By their places on the board."""
     tries: int
-    """Servers that may be asked for a result, one after another."""
+    """Most attempts per request: one, and one retry at another server."""
     counts: Counter[str]
-    """What became of requests here rather than at a server."""
+    """Requests that the gate itself refused, gave up or retried, by reason."""
     refused: Counter[str]
-    """Model -> requests that got no result for want of time or room."""
+    """Model -> requests without a result because of missing time or queue space."""
     telemetry: Telemetry
 
 
 class Forward:
-    """One request, sent on until it is answered or nobody can be asked any more.
+    """One request on its way through a gate, with its retry and its timeout.
 
-    Inference changes nothing, so a request that a server refused, or was lost with, goes to another one, once.
+    Retry: a request that a server refused (503, 504), or whose server or connection was lost, is sent to another
+    server, once. That is safe because inference has no side effects.
     """
 
     keep_bytes = sys.maxsize
@@ -114,13 +115,13 @@ class Forward:
         return self._due is not None and self._due.strict
 
     def _send(self, now: int, but: int | None) -> bool:
-        found = self._gate.board.choose(self._model, now, but, self._due.at if self._due and not self._tries else None)
-        if found is None or (self._tries and self._due and self._due.strict and found.expected > self._due.at):
+        choice = self._gate.board.choose(self._model, now, but, self._due.at if self._due and not self._tries else None)
+        if choice is None or (self._tries and self._due and self._due.strict and choice.expected > self._due.at):
             return False
         self._tries += 1
-        self._replica, link = found.replica, self._gate.links[found.replica.machine]
+        self._replica, link = choice.replica, self._gate.links[choice.replica.machine]
         self._link, self._sent_ns = link, now
-        self._gate.board.sent(self._model, found.replica, now)
+        self._gate.board.sent(self._model, choice.replica, now)
         link.pool.send(self, self._tries)
         return True
 
@@ -141,14 +142,14 @@ class Forward:
         return request_bytes(link.target, method, path, key=link.key, head=head, body=exchange.body)
 
     def sent(self, number: int, now_s: float) -> None:
-        """It left; what it costs was counted when it was sent off."""
+        """Called when the request has been written. It was counted before, when it was given to the connection pool."""
 
     def answered(self, number: int, answer: Answer, now_s: float) -> None:
         link, now = self._ended()
         link.heard_ns = now
-        told = estimate_in(answer.head)
-        if told is not None:
-            self._gate.board.heard(link.place, self._model, told, now, link.way_ns)
+        estimate = estimate_in(answer.head)
+        if estimate is not None:
+            self._gate.board.heard(link.place, self._model, estimate, now, link.way_ns)
         link.counts["ok" if answer.status == 200 else "refused" if answer.status in _ELSEWHERE else "failed"] += 1
         link.took_ns += now - self._sent_ns
         elsewhere = answer.status == 503 or (answer.status == 504 and self._strict)
@@ -197,7 +198,7 @@ class Forward:
         self._respond(refusal(Expired(f"{self._model}: its deadline passed before it was done")))
 
     def _forget(self) -> None:
-        """Nobody waits for the server any more."""
+        """Stop waiting for the server."""
         link = self._link
         if link is not None:
             self._ended()

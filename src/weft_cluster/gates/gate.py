@@ -43,25 +43,25 @@ if TYPE_CHECKING:
 log = logging.getLogger("weft.gate")
 
 CONNECTIONS = 256
-"""Kept to each server, at most."""
+"""Size of the connection pool to each server."""
 PEEKED_BYTES = 64 * 1024
-"""JSON up to this is read for its deadline: what is longer would keep others waiting."""
+"""Largest JSON body that is parsed for its deadline: parsing a longer one would block the event loop."""
 PAST = 32
-"""So many servers that are gone are remembered."""
+"""Removed servers whose counts are kept for ``status``; more would grow without limit under autoscaling."""
 HTML = "text/html; charset=utf-8"
 EXTENSIONS = ("binary_tensor_data", "classification", "parameters", "schedule_policy")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GateSettings:
-    """How a gate sends requests on; how it is asked is a ``ServerConfig``."""
+    """Settings of a gate towards its servers; those towards clients are a ``ServerConfig``."""
 
     router: str = "slack"
     """One of ``cluster.router.ROUTERS``."""
     gates: int = 1
     """How many gates divide the requests."""
     tries: int = 2
-    """Servers that may be asked for a result, one after another; 1: what is refused or lost is not tried again."""
+    """Most attempts per request, each at another server; 1: no retries."""
     key: str | None = None
     """What the servers want."""
     context: ssl.SSLContext | None = None
@@ -76,7 +76,7 @@ class Gate:
     """A gate on the running event loop."""
 
     def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = USUAL_SETTINGS) -> None:
-        """models: those that it is not ready without."""
+        """models: the gate is ready only if all of these have a server."""
         self.config, self.settings = face, settings
         self.board = RoutingBoard(models, router=settings.router, gates=settings.gates)
         self.tries = settings.tries
@@ -99,8 +99,8 @@ class Gate:
         self._http = HttpServer(self.handle, limits_of(face.limits), gate=self.judge, budget=self.budget, vital=VITAL)
 
     async def start(self, more: int = 0) -> int:
-        """Listen, on ports that are so many higher than those it was told; returns the port. OSError where that cannot
-        be, RuntimeError where gRPC cannot."""
+        """Listen, on the configured ports plus *more*; return the HTTP port. OSError if a port cannot be bound,
+        RuntimeError if that of gRPC cannot."""
         network = self.config.network
         self.port = await self._http.start(network.host, network.http_port + more, tls_of(network))
         if network.grpc_port is not None:
@@ -110,7 +110,8 @@ class Gate:
         return self.port
 
     async def stop(self) -> None:
-        """Take no new connections, and end when all is answered that came, or comes, on those that are open."""
+        """Drain: accept no new connections, and return when all requests on open ones are answered, or after
+        ``drain_s``."""
         self._draining = True
         calls = [self._grpc.stop(self.config.network.drain_s)] if self._grpc else []
         await asyncio.gather(self._http.drain(self.config.network.drain_s), *calls)
@@ -119,8 +120,8 @@ class Gate:
         await asyncio.to_thread(self.telemetry.close)
 
     async def know(self, servers: Mapping[str, PlacedMachine]) -> None:
-        """From now on these are the servers: URL -> its machine. Those that were known stay as they are, and those
-        that are gone are forgotten once they have answered what they have."""
+        """Replace the servers: URL -> machine. Known ones keep their connections; those that are gone get no new
+        requests and are removed once they have answered."""
         known = {(link.target.url, link.placed): link for link in self.links.values()}
         wanted = sorted(servers.items(), key=lambda item: (item[1].name, item[0]))
         for url, machine in wanted:
@@ -139,7 +140,7 @@ class Gate:
         self.links[place] = Link(machine, target, place, self._changed, key=self.settings.key, connections=CONNECTIONS)
 
     def _changed(self, link: Link) -> None:
-        self.board.stands(link.place, up=link.up)
+        self.board.set_up(link.place, up=link.up)
         log.info("%s at %s %s", link.machine, link.target.url, "takes requests" if link.up else "takes none")
 
     # By its head
@@ -190,7 +191,7 @@ class Gate:
         Forward(self, exchange, model).go()
 
     def _due(self, exchange: HttpExchange, model: str) -> RequestDue:
-        """When it is due, as far as can be seen from here: of large or packed JSON only its server knows."""
+        """The deadline of a request, if the gate can see it: large or compressed JSON is parsed only by the server."""
         headers = exchange.headers
         length = header_length(headers)
         large = (len(exchange.body) if length is None else length) > PEEKED_BYTES
@@ -211,8 +212,8 @@ class Gate:
         states = {model: "UNAVAILABLE" if model in missing else "READY" for model in self.board.models}
         return _json([{"name": name, "version": "", "state": state, "reason": ""} for name, state in states.items()])
 
-    def told(self) -> dict[str, Any]:
-        """How the cluster stands, as this gate sees it."""
+    def status(self) -> dict[str, Any]:
+        """Return the state of the cluster as this gate sees it: the JSON of ``/weft/cluster``."""
         return {
             "gate": self.settings.name,
             "missing": self.board.missing,
@@ -240,13 +241,13 @@ class Gate:
         "/v2/health/live": lambda gate: _json({"live": True}),
         "/v2/health/ready": lambda gate: gate._ready(),
         "/v2/repository/index": lambda gate: gate._index(),
-        "/weft/cluster": lambda gate: _json(gate.told()),
-        "/metrics": lambda gate: HttpResponse(200, metrics.text(gate.told()).encode(), metrics.CONTENT_TYPE),
+        "/weft/cluster": lambda gate: _json(gate.status()),
+        "/metrics": lambda gate: HttpResponse(200, metrics.text(gate.status()).encode(), metrics.CONTENT_TYPE),
     }
 
 
 class _Let:
-    """A request that was let in: who answers it, and whom it counts for until it is over."""
+    """An admitted request: the handler that answers it, and the API key whose quota it uses until it ends."""
 
     __slots__ = ("answer", "body_bytes", "caller", "model")
 
@@ -262,5 +263,5 @@ class _Let:
             self.caller.end()
 
 
-def _json(found: Any, status: int = 200) -> HttpResponse:
-    return HttpResponse(status, orjson.dumps(found))
+def _json(content: Any, status: int = 200) -> HttpResponse:
+    return HttpResponse(status, orjson.dumps(content))

@@ -32,14 +32,14 @@ CALLS = (
     "ServerLive", "ServerReady", "ServerMetadata", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics",
     "RepositoryIndex",
 )  # fmt: skip
-"""Calls that a gate answers besides inference."""
+"""gRPC calls other than inference that a gate answers itself."""
 STREAM_AHEAD = 16
 """Requests of one stream that are under way at a time."""
 _CODES = {
     400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND",
     413: "RESOURCE_EXHAUSTED", 429: "RESOURCE_EXHAUSTED", 503: "UNAVAILABLE", 504: "DEADLINE_EXCEEDED",
 }  # fmt: skip
-"""What a server's status is over gRPC."""
+"""HTTP status of a server -> status code of gRPC."""
 _HEAD_BYTES = "inference-header-content-length"
 
 
@@ -90,14 +90,14 @@ class GateGrpc:
         return await listen(self._server, host, port, credentials)
 
     async def stop(self, grace_s: float) -> None:
-        """Take no new calls, and let those that run end."""
+        """Accept no new calls, and wait for running ones."""
         await self._server.stop(grace_s)
         await asyncio.to_thread(self._helpers.close)
 
     # Calls
 
     def _unary(self, endpoint: Endpoint) -> Any:
-        """Answers a call with what the endpoint's path says over HTTP."""
+        """Answer a call by the HTTP endpoint of the same name."""
         assert endpoint.rpc
         method, write = endpoint.rpc.method, endpoint.rpc.write
 

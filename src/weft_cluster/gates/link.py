@@ -1,4 +1,4 @@
-"""A server behind a gate: where it is, the connections to it, and whether it is there."""
+"""A server behind a gate: its address, the connection pool to it, and its health probe."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from weft.serving.request_parameters import ModelTerms
 from weft_cluster.placing.placement import PlacedMachine
 
 LOOK_S = 0.25
-"""How often a server is asked whether it takes requests."""
+"""Period of the health probe; a broken connection triggers one at once."""
 PATIENCE_S = 1.0
-"""How long it may take to say so."""
+"""Timeout of a health probe."""
 SILENT_NS = 5_000_000_000
-"""A server that takes longer is down when it has answered nothing else for so long."""
+"""A server whose probes time out is down after this time without any answer: a busy one is slow to answer probes."""
 SMOOTHING = 0.05
-"""Weight of a way that was longer than before; a shorter one counts at once."""
+"""Weight of a round trip that is longer than the estimate; a shorter one replaces it, since queueing only lengthens
+it."""
 
 
 class Link:
-    """One server, asked now and then; *changed* hears when it begins or ceases to take requests."""
+    """One server and its health. *changed* is called when it begins or ceases to take requests."""
 
     def __init__(
         self,
@@ -40,13 +41,13 @@ class Link:
         self.placed, self.target, self.place, self.key = placed, target, place, key
         self.machine = placed.name
         self.shown = quote(self.machine)
-        """Its machine, as a header can carry it."""
+        """The machine's name, quoted for an HTTP header."""
         self.pool = Pool(target, connections)
         self.up = False
         self.way_ns = 0
-        """There and back, where nothing is to be done."""
+        """Round trip of the network, as the health probe measures it."""
         self.terms: dict[str, ModelTerms] = {}
-        """Model -> when requests for it are due that do not say so."""
+        """Model -> the default deadline of its requests."""
         self.counts: Counter[str] = Counter()
         """How requests ended here."""
         self.took_ns = 0
@@ -56,35 +57,35 @@ class Link:
         self._changed, self._wanted = changed, True
         self._control = Pool(target, 1)
         self._sooner = asyncio.Event()
-        self._watch = asyncio.create_task(self._watching())
+        self._probes = asyncio.create_task(self._probe_forever())
 
     def suspect(self) -> None:
-        """Look at once: a connection broke."""
+        """Probe at once, because a connection broke."""
         self._sooner.set()
 
     def want(self, wanted: bool) -> None:
-        """Whether it shall get requests at all; one that shall not answers those that it has."""
+        """Set whether it gets new requests; those that it has are answered."""
         self._wanted = wanted
-        self._stands(up=self.up)
+        self._set_up(up=self.up)
 
     async def close(self) -> None:
-        """Ask no more, and break what is under way."""
-        self._watch.cancel()
-        await asyncio.gather(self._watch, return_exceptions=True)
+        """End the probes, and close all connections, broken requests included."""
+        self._probes.cancel()
+        await asyncio.gather(self._probes, return_exceptions=True)
         self.pool.lose()
         await self._control.close()
         await self.pool.close()
 
-    async def _watching(self) -> None:
+    async def _probe_forever(self) -> None:
         while True:
             self._sooner.clear()
-            await self._look()
+            await self._probe()
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):
                     await self._sooner.wait()
 
-    async def _look(self) -> None:
-        """Ask whether it takes requests; one that is only slow to say so is left in peace while it answers others."""
+    async def _probe(self) -> None:
+        """Probe readiness. A probe that times out does not take the server down while it still answers requests."""
         began = time.monotonic_ns()
         try:
             answer = await self._ask("v2/health/ready")
@@ -94,33 +95,33 @@ class Link:
                 await self._learn()
         except TimeoutError:
             if time.monotonic_ns() - max(self.heard_ns, self._well_ns) > SILENT_NS:
-                self._stands(up=False)
+                self._set_up(up=False)
                 self.pool.lose()
             return
         except OSError:
-            self._stands(up=False)
+            self._set_up(up=False)
             self.pool.lose()
             return
         if up:
             longer = self.way_ns and passed > self.way_ns
             self.way_ns = self.way_ns + round(SMOOTHING * (passed - self.way_ns)) if longer else passed
-        self._stands(up=up)
+        self._set_up(up=up)
 
-    def _stands(self, *, up: bool) -> None:
+    def _set_up(self, *, up: bool) -> None:
         up = up and self._wanted
         if up != self.up:
             self.up = up
             self._changed(self)
 
     async def _learn(self) -> None:
-        """When requests are due here that do not say so."""
-        for each in self.placed.models:
-            answer = await self._ask(f"v2/models/{quote(each.model, safe='')}/config")
+        """Read the default deadlines of its models."""
+        for placed in self.placed.models:
+            answer = await self._ask(f"v2/models/{quote(placed.model, safe='')}/config")
             if answer.status == 200:
-                self.terms[each.model] = _terms(answer.body)
+                self.terms[placed.model] = _terms(answer.body)
 
     async def _ask(self, path: str) -> Answer:
-        """The answer to a question; TimeoutError where none comes in time, OSError where nobody is there."""
+        """GET *path*. TimeoutError without an answer within ``PATIENCE_S``, OSError without a connection."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 return await call(self._control, request_bytes(self.target, "GET", path, key=self.key))
@@ -130,15 +131,15 @@ class Link:
 
 
 def _terms(body: bytes) -> ModelTerms:
-    """The deadlines among the settings of a model, as its configuration shows them."""
+    """Parse the default deadlines from the configuration of a model; none if it has none."""
     try:
         parameters = json.loads(body)["parameters"]
-        found = {
+        terms = {
             key: float(parameters[f"weft_{key}"]["string_value"]) for key in _STATED if f"weft_{key}" in parameters
         }
     except (ValueError, KeyError, TypeError):
         return ModelTerms()
-    return ModelTerms(**found)
+    return ModelTerms(**terms)
 
 
 _STATED = ("slo_ms", "timeout_ms")

@@ -1,4 +1,4 @@
-"""What a gate's ``/metrics`` prints: requests, their ends and estimates, by machine, as Prometheus reads them."""
+"""Prometheus metrics of a gate: requests, how they ended, and estimates, by machine."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from weft.serving.metrics import CONTENT_TYPE, labelled
 __all__ = ["CONTENT_TYPE", "FAMILIES", "text"]
 
 ENDS = ("ok", "refused", "failed", "lost", "left")
-"""How a request ends at a server: with a result, with 503 or 504, with another error, with the server, or alone."""
+"""How a request ends at a server: with a result; with 503 or 504; with another error; because the server was lost;
+because the client left."""
 OWN = ("unmeetable", "nowhere", "expired", "tried_again", "lost")
-"""What a gate decides itself."""
+"""Decisions of the gate itself: refused as unmeetable, no server, timeout, retried, lost with its server."""
 
 
 class GateFamily(NamedTuple):
-    """One metric: a sample for each server, or for what the gate itself decides."""
+    """One metric family, and its samples: one per server, or one per decision of the gate."""
 
     name: str
     kind: str
@@ -24,28 +25,30 @@ class GateFamily(NamedTuple):
     samples: Callable[[Mapping[str, Any]], Iterator[tuple[str, float]]]
 
 
-def text(told: Mapping[str, Any]) -> str:
-    """Every metric of a gate that tells so much of itself."""
+def text(status: Mapping[str, Any]) -> str:
+    """Return the text of ``/metrics`` for the state that ``Gate.status`` returns."""
     lines = []
     for family in FAMILIES:
         lines.append(f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n")
-        lines += [f"{family.name}{{{labels}}} {value:.10g}\n" for labels, value in family.samples(told)]
+        lines += [f"{family.name}{{{labels}}} {value:.10g}\n" for labels, value in family.samples(status)]
     return "".join(lines)
 
 
-def _each(value: Callable[[Mapping[str, Any]], float]) -> Callable[[Mapping[str, Any]], Iterator[tuple[str, float]]]:
-    return lambda told: ((_labels(server), value(server)) for server in told["servers"])
+def _per_server(
+    value: Callable[[Mapping[str, Any]], float],
+) -> Callable[[Mapping[str, Any]], Iterator[tuple[str, float]]]:
+    return lambda status: ((_labels(server), value(server)) for server in status["servers"])
 
 
-def _ends(told: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    for server in told["servers"]:
+def _ends(status: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for server in status["servers"]:
         for end in ENDS:
             yield f"{_labels(server)},{labelled('end', end)}", server["ended"].get(end, 0)
 
 
-def _own(told: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+def _own(status: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
     for what in OWN:
-        yield f"{labelled('gate', told['gate'])},{labelled('what', what)}", told["counts"].get(what, 0)
+        yield f"{labelled('gate', status['gate'])},{labelled('what', what)}", status["counts"].get(what, 0)
 
 
 def _labels(server: Mapping[str, Any]) -> str:
@@ -53,11 +56,16 @@ def _labels(server: Mapping[str, Any]) -> str:
 
 
 FAMILIES = (
-    GateFamily("weft_gate_up", "gauge", "Whether a server takes requests.", _each(lambda server: server["up"])),
+    GateFamily("weft_gate_up", "gauge", "Whether a server takes requests.", _per_server(lambda server: server["up"])),
     GateFamily("weft_gate_requests_total", "counter", "Requests sent to a server, by how they ended.", _ends),
-    GateFamily("weft_gate_in_flight", "gauge", "Requests at a server.", _each(lambda server: server["in_flight"])),
     GateFamily(
-        "weft_gate_ahead_seconds", "gauge", "Work before another request.", _each(lambda each: each["ahead_ms"] / 1e3)
+        "weft_gate_in_flight", "gauge", "Requests at a server.", _per_server(lambda server: server["in_flight"])
+    ),
+    GateFamily(
+        "weft_gate_ahead_seconds",
+        "gauge",
+        "Work before another request.",
+        _per_server(lambda server: server["ahead_ms"] / 1e3),
     ),
     GateFamily("weft_gate_decisions_total", "counter", "What the gate decided itself.", _own),
 )

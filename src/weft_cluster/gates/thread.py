@@ -1,4 +1,4 @@
-"""A gate inside a Python program that has a loop of its own, or none: on a thread with another loop."""
+"""A gate inside a Python program: it runs on a thread with an event loop of its own."""
 
 from __future__ import annotations
 
@@ -17,28 +17,30 @@ from weft_cluster.placing.placement import PlacedMachine
 
 T = TypeVar("T")
 PORTS = 16
-"""How many ports are tried, from the one that is asked for on."""
+"""Ports that are tried, from the configured one on: several gates on one machine take the next free one each."""
 
 
 class GateThread:
-    """A gate that listens from ``start`` to ``stop``; or is there from ``begin``, to know servers, and listens from
-    ``listen``."""
+    """A gate on a thread: ``start`` and ``stop``; or ``begin``, ``know`` servers, and then ``listen`` for clients.
+
+    The methods may be called from any thread; they block until the gate's loop has done the work.
+    """
 
     def __init__(self, models: Iterable[str], face: ServerConfig, settings: GateSettings = USUAL_SETTINGS) -> None:
-        self._made = tuple(models), settings
+        self._settings = tuple(models), settings
         self._face = face
         self._loop = (fastest_loop() or asyncio.new_event_loop)()
         self._thread = threading.Thread(target=self._loop.run_forever, name="weft gate", daemon=True)
         self.gate: Gate
 
     def start(self) -> int:
-        """Listen on the port that is asked for, or on the next that is free; returns it."""
+        """Listen on the configured port, or on the next free one; return it."""
         self.begin()
         return self.listen()
 
     def begin(self) -> None:
-        """Be there, without clients."""
-        sys.setswitchinterval(SWITCH_S)  # other threads of the program shall not keep requests waiting
+        """Start the thread, without listening."""
+        sys.setswitchinterval(SWITCH_S)  # otherwise other threads of the program hold the GIL for 5 ms at a time
         self._thread.start()
         try:
             self.call(self._begin())
@@ -47,7 +49,7 @@ class GateThread:
             raise
 
     def listen(self) -> int:
-        """The rest of ``start``."""
+        """Listen for clients after ``begin``; return the port."""
         try:
             return self.call(self._listen())
         except BaseException:
@@ -55,17 +57,17 @@ class GateThread:
             raise
 
     def know(self, servers: Mapping[str, PlacedMachine], models: Iterable[str] | None = None) -> None:
-        """From now on these are the servers: URL -> its machine. *models*: those that shall be there, if others."""
+        """Replace the servers: URL -> machine; and, if given, the models of the placement."""
         if models is not None:
-            self.asked(lambda: self.gate.board.expect(models))
+            self.ask(lambda: self.gate.board.expect(models))
         self.call(self.gate.know(servers))
 
-    def told(self) -> dict[str, Any]:
-        """How the cluster stands, as the gate sees it."""
-        return self.asked(self.gate.told)
+    def status(self) -> dict[str, Any]:
+        """Return the state of the cluster as the gate sees it."""
+        return self.ask(self.gate.status)
 
-    def asked(self, question: Callable[[], T]) -> T:
-        """What the gate says, on its own thread."""
+    def ask(self, question: Callable[[], T]) -> T:
+        """Call *question* on the gate's thread and return its result."""
 
         async def answer() -> T:
             return question()
@@ -73,25 +75,26 @@ class GateThread:
         return self.call(answer())
 
     def stop(self) -> None:
-        """Answer what is there, and end."""
+        """Drain and end the thread."""
         self.call(self.gate.stop())
         self._end()
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Have something done on the gate's loop, and wait for it."""
+        """Run a coroutine on the gate's loop, and wait for its result."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _begin(self) -> None:
-        models, settings = self._made
+        models, settings = self._settings
         self.gate = Gate(models, self._face, settings)
 
     async def _listen(self) -> int:
         network = self._face.network
         asked = network.http_port
+        # Retry with the next port if this one is taken: nothing was bound, so a retry leaves nothing behind.
         for more in range(PORTS if asked else 1):
             try:
                 return await self.gate.start(more)
-            except RuntimeError as error:  # gRPC does not tell why
+            except RuntimeError as error:  # gRPC gives no reason
                 await self.gate.stop()
                 where = f"{network.host}:{(network.grpc_port or 0) + more}"
                 raise InputError(f"cannot listen on {where} for gRPC; choose another") from error

@@ -17,7 +17,7 @@ from weft.serving import grpc_messages, grpc_wire, proto
 
 _LENGTH = struct.Struct("<I")
 _AS_BYTES: Mapping[tuple[str, str], Callable[[Any], bytes]] = {
-    ("bytes_contents", "BYTES"): lambda texts: b"".join(_LENGTH.pack(len(each)) + each for each in texts),
+    ("bytes_contents", "BYTES"): lambda texts: b"".join(_LENGTH.pack(len(element)) + element for element in texts),
     ("fp32_contents", "FP32"): lambda values: np.fromiter(values, np.float32).tobytes(),
     ("fp64_contents", "FP64"): lambda values: np.fromiter(values, np.float64).tobytes(),
 }
@@ -49,7 +49,7 @@ def as_body(message: Any, raw_contents: Sequence[bytes | memoryview], timeout_us
     pieces: list[bytes | memoryview] = []
     head: dict[str, Any] = {"inputs": [_input(tensor, raws, pieces, bool(raw_contents)) for tensor in message.inputs]}
     if message.outputs:
-        head["outputs"] = [_output(each) for each in message.outputs]
+        head["outputs"] = [_output(element) for element in message.outputs]
     else:
         parameters["binary_data_output"] = True
     if message.id:

@@ -137,7 +137,7 @@ def _lose(served, state, stream, arrival):
 
 @part
 def _lose_arrivals(machine, until, served, state, tables, requests):
-    """What comes to a machine that is down is lost."""
+    """Requests that arrive at a machine that is down are lost."""
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):
         for i in range(requests.known[stream, HEAD], requests.known[stream, LENGTH]):
             arrival = requests.by_stream[i]
@@ -150,7 +150,7 @@ def _lose_arrivals(machine, until, served, state, tables, requests):
 
 @inlined
 def _restart(state, machine):
-    """A device that was given nothing yet."""
+    """Reset a device to idle."""
     clocks = state.clocks[machine]
     clocks[ARRAY] = clocks[FETCHED] = clocks[ISSUES] = clocks[POINTER] = 0
     state.before[machine, 0], state.peak[machine, 0] = 0, NEVER
@@ -161,15 +161,15 @@ def _restart(state, machine):
 
 @part
 def _learn(how, cluster, period):
-    """What gates know at the start of a period: the newest report they have, carried on by what they sent since."""
+    """Estimates of gates at the start of a period: the newest report, plus what they sent since."""
     ring, now = how.lag + 1, period * how.period
     newest = max(0, period - how.lag)
     for gate in range(how.gates):
         for machine in range(cluster.reports.shape[1]):
             report = cluster.reports[newest % ring, machine]
             array, channel, waiting = report[WORK_ARRAY], report[WORK_CHANNEL], report[WAITING]
-            for each in range(newest, period):
-                sent = cluster.sent[gate, each % ring, machine]
+            for index in range(newest, period):
+                sent = cluster.sent[gate, index % ring, machine]
                 array = carried(array, sent[WORK_ARRAY] * how.gates, how.period)
                 channel = carried(channel, sent[WORK_CHANNEL] * how.gates, how.period)
             ahead = cluster.ahead[gate, machine]
@@ -238,14 +238,14 @@ def _earliest(tables, cluster, up, first, count, gate, turn, now):
 
 @part
 def _by_share(tables, up, first, count, draw):
-    """The place whose share a draw falls into, or the next that runs."""
+    """The replica whose share contains a random draw, or the next one that is up."""
     place = 0
     while place < count - 1 and tables.until[first + place] <= draw:
         place += 1
     for step in range(count):
-        each = (place + step) % count
-        if up[tables.machine[tables.stream[first + each]], UP] == 1:
-            return each
+        index = (place + step) % count
+        if up[tables.machine[tables.stream[first + index]], UP] == 1:
+            return index
     return place
 
 
@@ -329,7 +329,7 @@ def _serve(machine, until, models, terms, served, state, log, heads, tables, req
 
 @part
 def _report(machine, now, state, terms, models, tables, how, cluster, period):
-    """What a machine says of itself at the start of a period: the work before a request that is on time."""
+    """Report of a machine at the start of a period: the work ahead of a new request that is on time."""
     clocks, report = state.clocks[machine], cluster.reports[period % (how.lag + 1), machine]
     array, channel, waiting = max(0, clocks[ARRAY] - now), max(0, clocks[CHANNEL] - now), 0
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):

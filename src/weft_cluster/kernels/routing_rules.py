@@ -16,12 +16,13 @@ def aged(ahead: int, as_of: int, now: int) -> int:
 
 
 def carried(ahead: int, sent: int, passed: int) -> int:
-    """Work that is left after *passed* ticks, in which so much was sent."""
+    """Work that is left after *passed* ticks, in which *sent* ticks of work arrived."""
     return max(0, ahead + sent - passed)
 
 
 def finish(now: int, array: int, channel: int, compute: int, fetch: int, besides: int) -> int:
-    """When a request would be answered that takes so much of each resource, behind so much; *besides*: on the way."""
+    """Expected finish of a request: *array* and *channel* are the work ahead of it, *compute* and *fetch* its own,
+    *besides* the time on the way."""
     return now + besides + max(array + compute, channel + fetch)
 
 
@@ -32,5 +33,5 @@ def place_of_turn(turn: int) -> float:
 
 def other_place(draw: float, places: int, but: int) -> int:
     """One of *places*, all as likely, but not the one."""
-    found = min(int(draw * (places - 1)), places - 2)
-    return found + 1 if found >= but else found
+    place = min(int(draw * (places - 1)), places - 2)
+    return place + 1 if place >= but else place

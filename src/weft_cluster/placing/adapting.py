@@ -1,28 +1,41 @@
-"""All that ``weft place --from`` decides: a placement adapted to what changed, and what that takes."""
+"""``weft place --from``: adapt a placement to new rates, models or machines, with as few weights to load as possible.
+
+Everything stays where it is that may. A machine that is over its cap is relieved until it is below the cap by a margin
+(hysteresis), so that the next small change does not put it over it again: requests go to machines that have the model
+already, or one model goes elsewhere. What has no place goes to one machine if it can, one in use rather than an idle
+one, and only if what the used ones have cannot be divided anew. A machine is emptied if all that it has fits beside the
+others with that margin.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from weft.base.errors import InputError, PlacingError, unknown_name
 from weft.workloads.requests import Workload
+from weft_cluster.placing.balancing import Piece, rooms_apart
 from weft_cluster.placing.bound import placing_bound
 from weft_cluster.placing.change import PlacementChange, difference
 from weft_cluster.placing.demand import Demand
 from weft_cluster.placing.filling import Filling
-from weft_cluster.placing.judging import OnTimeJudge
+from weft_cluster.placing.judging import OTHER_SEEDS, OnTimeJudge
 from weft_cluster.placing.machines import Machines
 from weft_cluster.placing.needs import demands_of
 from weft_cluster.placing.placement import Placement
-from weft_cluster.placing.problem import PlacingProblem
+from weft_cluster.placing.problem import ROUNDING, Bools, PlacingProblem
 from weft_cluster.placing.refusals import check_each_fits
-from weft_cluster.placing.settling import HYSTERESIS, adapted
+from weft_cluster.placing.resharing import reshare
 from weft_cluster.placing.summary import make_placement
 
-OTHER_SEEDS = 1000
+HYSTERESIS = 0.1
+"""How far below its cap a machine ends up that had to be touched, as a share of the cap."""
+WORTH = 1e-3
+"""The smallest part of what has no place that is worth a load."""
+NOTHING = 1e-7
+"""A share that need not be placed any more."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -82,7 +95,7 @@ def _without(problem: PlacingProblem, lost: Sequence[str]) -> PlacingProblem:
 
 
 def _value(filling: Filling, before: Placement, judge: OnTimeJudge | None) -> float:
-    """What the objective of the placement comes to now."""
+    """The value of the placement's objective under the new problem."""
     problem, used = filling.problem, np.flatnonzero(filling.used).tolist()
     if before.objective == "machines":
         return float(len(used))
@@ -94,3 +107,172 @@ def _value(filling: Filling, before: Placement, judge: OnTimeJudge | None) -> fl
         return float(served * judge.attainment(filling, used))
     busiest = float((filling.loads.max(axis=1) / problem.cap[problem.kind_of]).max())
     return 1 / busiest if served > 1 - 1e-6 else 0.0
+
+
+def adapted(problem: PlacingProblem, before: Placement, hysteresis: float = HYSTERESIS) -> Filling:
+    """*before* on the machines and for the demands of a problem; machines and models that are gone are left out."""
+    below = replace(problem, cap=problem.cap * (1 - hysteresis))
+    filling, homeless = carried_over(below, before)
+    settling = _Settling(filling)
+    over = filling.loads.max(axis=1) > problem.cap[problem.kind_of] + ROUNDING
+    for machine in np.flatnonzero(over).tolist():
+        homeless += settling.relieve(machine)
+    inhabited = filling.used
+    left = settling.settle(homeless)
+    if before.objective in ("machines", "cost") and not left:
+        settling.close_new_machines(inhabited)
+        settling.empty_machines()
+    settling.filling = Filling(problem, settling.filling.shares)
+    settling.settle(left)
+    return settling.filling
+
+
+def carried_over(problem: PlacingProblem, before: Placement) -> tuple[Filling, list[Piece]]:
+    """What may stay where it was, overfull machines too, and what has no place."""
+    machines = {machine.name: number for number, machine in enumerate(problem.machines)}
+    models = {demand.model: number for number, demand in enumerate(problem.demands)}
+    filling = Filling(problem)
+    for was in before.machines:
+        for placed in was.models if was.name in machines else ():
+            machine, model = machines[was.name], models.get(placed.model)
+            if model is not None and filling.could_join(model)[machine]:
+                filling.add(machine, model, placed.share)
+    for model, demand in enumerate(problem.demands):
+        homes = filling.where(model)
+        if homes and len(homes) < demand.replicas:  # a replica more is asked for: it gets its part of the requests
+            most = max(homes, key=lambda home: filling.shares[home][model])
+            reduce_share(filling, most, model, min(1 / demand.replicas, filling.shares[most][model] / 2))
+    missing = 1 - filling.served()
+    return filling, [Piece(model, float(missing[model])) for model in np.flatnonzero(missing > NOTHING).tolist()]
+
+
+def reduce_share(filling: Filling, machine: int, model: int, share: float) -> float:
+    """Remove a share of a model from a machine, and the model if nothing remains; return the removed piece."""
+    there = filling.take(machine, model)
+    if there - share <= NOTHING:
+        return there
+    filling.add(machine, model, there - share)
+    return share
+
+
+class _Settling:
+    """A filling while models move between its machines."""
+
+    def __init__(self, filling: Filling) -> None:
+        self.filling = filling
+        self._queue_s = np.zeros(len(filling.problem.machines))
+        """(machine): how long it loads what was put there so far."""
+
+    def relieve(self, machine: int) -> list[Piece]:
+        """Bring a machine below its cap; what was taken off it and goes to no machine that has the model."""
+        for model in list(self.filling.shares[machine]):
+            self._send(machine, model, min(self._excess(machine, model), self.filling.shares[machine][model]))
+        taken = []
+        while self._excess(machine) > 0:
+            model, share = self._cheapest(machine)
+            taken.append(Piece(model, reduce_share(self.filling, machine, model, share)))
+        return taken
+
+    def _excess(self, machine: int, model: int | None = None) -> float:
+        """By how much a machine is over its cap, or the share of a model that has to go for it not to be."""
+        problem, kind = self.filling.problem, self.filling.problem.kind_of[machine]
+        over = self.filling.loads[machine] - problem.cap[kind]
+        over[over <= ROUNDING] = 0.0
+        if model is None:
+            return float(over.max())
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return float(np.where(over > 0, over / problem.rows[kind, :, model], 0.0).max())
+
+    def _send(self, machine: int, model: int, share: float) -> None:
+        """Move requests to other machines that have the model, as far as these have room."""
+        rooms = self.filling.room(model)
+        for home in self.filling.where(model):
+            part = min(share, float(rooms[home]))
+            if home != machine and part > ROUNDING:
+                part = reduce_share(self.filling, machine, model, part)
+                self.filling.add(home, model, part)
+                share -= part
+                if model not in self.filling.shares[machine]:
+                    return
+
+    def _cheapest(self, machine: int) -> tuple[int, float]:
+        """The model, and the share of it, that best leaves a machine: alone, for another one, with few bytes."""
+        problem, shares, kind = (
+            self.filling.problem,
+            self.filling.shares[machine],
+            self.filling.problem.kind_of[machine],
+        )
+        options = []
+        for model, share in shares.items():
+            needed = min(self._excess(machine, model), share)
+            rooms = rooms_apart(self.filling, model)
+            rooms[machine] = 0.0
+            part = share if (rooms * self.filling.used).max() >= share - ROUNDING else needed
+            suffices, fits = self._excess(machine, model) <= share, rooms.max() >= part - ROUNDING
+            load = float(problem.rows[kind, :, model].max()) * share
+            options.append(((not suffices, not fits, problem.bytes[kind, model] if suffices else -load), model, part))
+        return min(options)[1:]
+
+    def settle(self, pieces: list[Piece]) -> list[Piece]:
+        """Give pieces a place, largest first; what found none."""
+        rows = self.filling.problem.rows.max(axis=(0, 1))
+        todo = sorted(pieces, key=lambda piece: -rows[piece.model] * piece.share)
+        left = [self._placed(piece.model, piece.share) for piece in todo]
+        return [piece for piece in left if piece.share > NOTHING]
+
+    def _placed(self, model: int, rest: float) -> Piece:
+        """Place a share: on machines that have the model, one in use, an idle one, or several; return the rest."""
+        rooms = rooms_apart(self.filling, model)
+        for home in self.filling.where(model):
+            rest -= self._put(home, model, min(rest, float(rooms[home])))
+        for among in (self.filling.used, ~self.filling.used):
+            whole = (rooms_apart(self.filling, model) >= rest - ROUNDING) & among
+            if rest > ROUNDING and whole.any():
+                rest -= self._put(self._soonest(whole), model, rest)
+        while rest > NOTHING and (rooms := rooms_apart(self.filling, model)).max() > WORTH * rest:
+            rest -= self._put(int(np.argmax(rooms)), model, min(rest, float(rooms.max())))
+        return Piece(model, rest)
+
+    def _soonest(self, among: Bools) -> int:
+        """The machine that has least to load, and of these the least busy."""
+        where = np.flatnonzero(among)
+        order = np.lexsort((self.filling.loads[where].max(axis=1), self._queue_s[where]))
+        return int(where[order[0]])
+
+    def _put(self, machine: int, model: int, share: float) -> float:
+        """Add a share to a machine, and record the load of weights that it causes; return the share."""
+        if share <= ROUNDING:
+            return 0.0
+        if model not in self.filling.shares[machine]:
+            problem = self.filling.problem
+            kind = problem.machines[machine].kind
+            size = problem.demands[model].needs[kind].weight_bytes
+            self._queue_s[machine] += size / problem.kinds[kind].load_bytes_per_s
+        self.filling.add(machine, model, share)
+        return share
+
+    def close_new_machines(self, inhabited: Bools) -> None:
+        """Close newly used machines if dividing the models anew makes them fit on the others."""
+        while (new := np.flatnonzero(self.filling.used & ~inhabited)).size:
+            least = int(new[np.argmin(self.filling.loads[new].max(axis=1))])
+            others = [{} if machine == least else models for machine, models in enumerate(self.filling.shares)]
+            trial = Filling(self.filling.problem, others)
+            trial.open[:] = trial.used
+            trial, left = reshare(trial)
+            if left:
+                return
+            trial.open[:] = True
+            self.filling = trial
+
+    def empty_machines(self) -> None:
+        """Empty machines, the least busy first, as long as all that they have fits on others in use."""
+        while (used := np.flatnonzero(self.filling.used)).size > 1:
+            least = int(used[np.argmin(self.filling.loads[used].max(axis=1))])
+            trial = _Settling(Filling(self.filling.problem, self.filling.shares))
+            trial._queue_s[:] = self._queue_s
+            pieces = [Piece(model, trial.filling.take(least, model)) for model in self.filling.shares[least]]
+            trial.filling.open[:] = trial.filling.used
+            if trial.settle(pieces):
+                return
+            trial.filling.open[:] = True
+            self.filling, self._queue_s = trial.filling, trial._queue_s

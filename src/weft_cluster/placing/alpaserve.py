@@ -1,4 +1,4 @@
-"""AlpaServe's replication (Li et al., OSDI 2023): a judge says who is served badly, and that model gets a replica.
+"""AlpaServe's replication (Li et al., OSDI 2023): a judge names the model that is served worst; it gets a replica.
 
 The published judge is a simulator; any function will do that tells the share of each model's requests that are on
 time. Requests spread evenly over replicas meanwhile, and in the end as the machines are least crowded. Models are not
@@ -20,14 +20,14 @@ OnTime = Callable[[Filling], Floats]
 
 
 def fluid(filling: Filling) -> Floats:
-    """As if requests were a liquid: a machine that is asked for more than its cap serves a part of everything."""
-    problem, found = filling.problem, np.zeros(len(filling.problem.demands))
+    """Fluid approximation: an overloaded machine serves an equal part of the requests of each of its models."""
+    problem, served = filling.problem, np.zeros(len(filling.problem.demands))
     caps = problem.cap[problem.kind_of]
     for machine, models in enumerate(filling.shares):
         kept = min(1.0, caps[machine] / max(filling.loads[machine].max(), 1e-12))
         for model, share in models.items():
-            found[model] += kept * share
-    return found
+            served[model] += kept * share
+    return served
 
 
 def greedy(problem: PlacingProblem, on_time_of: OnTime = fluid) -> Filling:
@@ -48,7 +48,7 @@ def greedy(problem: PlacingProblem, on_time_of: OnTime = fluid) -> Filling:
 
 
 def lacking(filling: Filling, on_time: Floats) -> list[int]:
-    """Models that a replica more might help, or that are asked to have one more."""
+    """Models with late requests that another replica might help, or with fewer replicas than required."""
     demands = enumerate(filling.problem.demands)
     return [m for m, demand in demands if on_time[m] < ALL_SERVED or len(filling.where(m)) < demand.replicas]
 

@@ -26,11 +26,11 @@ class Piece(NamedTuple):
     model: int
     share: float
     among: tuple[int, ...] = ()
-    """The machines that it is meant for; empty: any."""
+    """The machines that it may go to; empty: any."""
 
 
 def pieces(problem: PlacingProblem, wanted: PlacingBound | None = None) -> list[Piece]:
-    """All models: those with few places to go first, then large ones; in several pieces what needs several machines.
+    """Order all models: those with few possible machines first, then large ones; divide what needs several machines.
 
     wanted: among which machines they are best divided.
     """
@@ -39,13 +39,13 @@ def pieces(problem: PlacingProblem, wanted: PlacingBound | None = None) -> list[
     smallest = np.where(runs, sizes, np.inf).min(axis=0)
     choices = problem.allowed.sum(axis=0)
     free = choices >= choices.max(initial=0)
-    found = []
+    sized = []
     for piece, kind in _parts(problem, wanted):
         model, share, among = piece
         size = share * (smallest[model] if kind is None else sizes[kind, model])
         count = max(math.ceil(size / LARGEST_PIECE) if size > 1 else 1, 1 if among else problem.demands[model].replicas)
-        found += [(bool(free[model]), -size / count, Piece(model, share / count, among))] * count
-    return [piece for _, _, piece in sorted(found, key=lambda each: each[:2])]
+        sized += [(bool(free[model]), -size / count, Piece(model, share / count, among))] * count
+    return [piece for _, _, piece in sorted(sized, key=lambda entry: entry[:2])]
 
 
 def _parts(problem: PlacingProblem, wanted: PlacingBound | None) -> Iterator[tuple[Piece, int | None]]:
@@ -96,7 +96,7 @@ def divide(filling: Filling, todo: Iterable[Piece]) -> list[Piece]:
 
 
 def rooms_apart(filling: Filling, model: int) -> Floats:
-    """(machine): what it could take of the model; replicas keep apart until there are enough of them."""
+    """(machine): the share of the model that it could take; replicas keep apart until there are enough of them."""
     rooms, demand = filling.room(model), filling.problem.demands[model]
     if 0 < filling.replicas(model) < demand.replicas:
         there, zones = filling.where(model), filling.problem.zone_of
@@ -105,7 +105,8 @@ def rooms_apart(filling: Filling, model: int) -> Floats:
 
 
 def _best(filling: Filling, piece: Piece, fits: Bools) -> int:
-    """The machine whose loads grow least, counted steeply: what fills one resource goes where the other is full."""
+    """The machine where the sum of steep powers of the loads grows least, so that models of one resource join those of
+    the other."""
     problem = filling.problem
     where = np.flatnonzero(fits)
     kinds = problem.kind_of[where]

@@ -18,15 +18,15 @@ from weft_cluster.placing.placement import Objective
 from weft_cluster.placing.problem import PlacingProblem
 
 ALMOST = 1e-6
-"""What a solution of the programme may be off by."""
+"""Tolerance of the linear programme's solutions."""
 ALMOST_FULL = 0.9
 """Where neither loads nor memory are used up so far, it is copies that need machines of their own."""
-MIB = 2**20
+MIB = 2**20  # bytes are counted in MiB in the programme, so that its coefficients are of similar size
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacingBound:
-    """The best that could be, in the unit of its objective, and what stands in the way of better."""
+    """A bound on the objective's value, and the resource that limits it."""
 
     value: float
     by: str
@@ -70,10 +70,10 @@ class _Programme:
                 goal.SetCoefficient(n, group.what.price if objective == "cost" else 1.0)
         self._add_models([self._add_group(place) for place in range(len(self.groups))])
 
-    def _limit(self, each: float, group: int) -> Any:
-        """A row that every machine opened in a group gives so much room in."""
+    def _limit(self, room: float, group: int) -> Any:
+        """Add a constraint in which every opened machine of a group contributes *room*."""
         row = self._solver.Constraint(-self._solver.infinity(), 0)
-        row.SetCoefficient(self._n[group], -each)
+        row.SetCoefficient(self._n[group], -room)
         return row
 
     def _cap(self, group: AlikeMachines) -> float:
@@ -86,7 +86,7 @@ class _Programme:
         return [self._limit(size, place) for size in sizes]
 
     def _add_models(self, limits: list[list[Any]]) -> None:
-        """Every model is served: whole, as far as can be (attainment), or many times over (load)."""
+        """Constraints that every model is served: fully, partly (attainment), or a multiple of its rate (load)."""
         problem, solver, goal = self._problem, self._solver, self._solver.Objective()
         whole = sum(demand.rate for demand in problem.demands)
         times = solver.NumVar(0, solver.infinity(), "")
@@ -142,7 +142,7 @@ class _Programme:
         return tuple(float(n.solution_value()) for n in self._n)
 
     def tightest(self) -> str:
-        """What is used up most of what the opened machines have."""
+        """The resource that the opened machines have least left of."""
         used, there = {"load": 0.0, "memory": 0.0}, {"load": 0.0, "memory": 0.0}
         for place, group in enumerate(self.groups):
             kind, n, shares = group.kind, self.opened[place], self.shares[place]
@@ -151,9 +151,9 @@ class _Programme:
             used["memory"] += sum(share * float(self._problem.bytes[kind, model]) for model, share in shares.items())
             there["load"] += n * self._cap(group)
             there["memory"] += n * group.what.memory_bytes
-        found = {key: used[key] / there[key] if there[key] else 0.0 for key in used}
-        tightest = max(found, key=lambda key: found[key])
-        return tightest if found[tightest] > ALMOST_FULL else "copies"
+        full = {key: used[key] / there[key] if there[key] else 0.0 for key in used}
+        tightest = max(full, key=lambda key: full[key])
+        return tightest if full[tightest] > ALMOST_FULL else "copies"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,13 +171,14 @@ class AlikeMachines:
 
 
 def alike_machines(problem: PlacingProblem) -> tuple[AlikeMachines, ...]:
-    """All machines, in groups of those that are alike."""
+    """Group all machines that are alike."""
     pinned = {demand.machine for demand in problem.demands}
-    found: dict[tuple[str, str, str], list[int]] = {}
+    numbers: dict[tuple[str, str, str], list[int]] = {}
     for number, machine in enumerate(problem.machines):
         alone = machine.name if machine.name in pinned else ""
-        found.setdefault((machine.kind, machine.zone, alone), []).append(number)
+        numbers.setdefault((machine.kind, machine.zone, alone), []).append(number)
     names = list(problem.kinds)
     return tuple(
-        AlikeMachines(names.index(kind), problem.kinds[kind], tuple(members)) for (kind, _, _), members in found.items()
+        AlikeMachines(names.index(kind), problem.kinds[kind], tuple(members))
+        for (kind, _, _), members in numbers.items()
     )

@@ -1,4 +1,4 @@
-"""From one placement to another: what is loaded where, in which order, what may go, and what that costs.
+"""The change from one placement to another: models to load, in which order, models to drop, and the time it takes.
 
 Only weights that a machine does not have yet take time; sending requests elsewhere and dropping a model are free.
 Machines load at the same time, each one model after another.
@@ -18,7 +18,7 @@ from weft_cluster.placing.placement import Bytes, Name, NotNegative, Placement
 from weft_cluster.placing.problem import PlacingProblem
 
 CHANGE_FILE = "change.json"
-"""What a change is called in a placement folder."""
+"""File name of a change in a placement folder."""
 
 
 class WeightLoad(BaseModel, extra="forbid", frozen=True):
@@ -28,9 +28,9 @@ class WeightLoad(BaseModel, extra="forbid", frozen=True):
     machine: Name
     bytes: Bytes
     seconds: NotNegative
-    """What loading takes by itself..."""
+    """Duration of the load alone..."""
     ready_s: NotNegative
-    """... and when it is done, with all that its machine loads before."""
+    """... and its end, after the loads before it on the same machine."""
     rate: NotNegative
     """Requests per second that go there then."""
 
@@ -43,7 +43,7 @@ class WeightDrop(BaseModel, extra="forbid", frozen=True):
 
 
 class PlacementChange(BaseModel, extra="forbid", frozen=True):
-    """All that has to be done; ``change.json`` holds one (docs/formats.md)."""
+    """All loads and drops of a change; ``change.json`` holds one (docs/formats.md)."""
 
     format: Literal[1] = 1
     loads: tuple[WeightLoad, ...]
@@ -84,7 +84,7 @@ def difference(before: Placement, after: Placement, problem: PlacingProblem) -> 
 
 def _copies(placement: Placement) -> dict[tuple[str, str], float]:
     """(machine, model) -> requests per second that go there."""
-    return {(machine.name, each.model): each.rate for machine in placement.machines for each in machine.models}
+    return {(machine.name, placed.model): placed.rate for machine in placement.machines for placed in machine.models}
 
 
 def in_order(copies: Iterable[tuple[str, str, float]], problem: PlacingProblem) -> list[WeightLoad]:
@@ -100,7 +100,7 @@ def in_order(copies: Iterable[tuple[str, str, float]], problem: PlacingProblem) 
         todo.append((machine, model, rate, size, size / problem.kinds[kinds[machine]].load_bytes_per_s))
     ready: dict[str, float] = {}
     loads = []
-    for machine, model, rate, size, seconds in sorted(todo, key=lambda each: (-each[2] / max(each[4], 1e-9), each[:2])):
+    for machine, model, rate, size, seconds in sorted(todo, key=lambda load: (-load[2] / max(load[4], 1e-9), load[:2])):
         ready[machine] = ready.get(machine, 0.0) + seconds
         loads.append(
             WeightLoad(model=model, machine=machine, bytes=size, seconds=seconds, ready_s=ready[machine], rate=rate)

@@ -1,4 +1,4 @@
-"""What models ask of machines: per request (``Need``), and altogether (``Demand``). Values only; see ``needs``."""
+"""Resources that models need: per request (``Need``), and with their rates (``Demand``). Values only; see ``needs``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class Need:
 
     compute_s: float
     memory_s: float
-    """Time of the memory channel, which runs beside computing as far as the kind's overlap goes."""
+    """Time of the memory channel; a part of it, the kind's overlap, is hidden behind computing."""
     other_s: float = 0.0
-    """Launches and the host: time in which nothing else runs."""
+    """Kernel launches and the host: time that overlaps with nothing."""
     weight_bytes: int = 0
     activation_bytes: int = 0
     segment_s: float = 0.0
-    """The longest piece that cannot be interrupted: what a neighbour waits for."""
+    """The longest piece that cannot be interrupted; a request of another model may wait this long."""
     alone_s: float = 0.0
     """From arrival to answer on an idle machine."""
 
@@ -33,12 +33,12 @@ class Need:
 
     @property
     def busy_s(self) -> float:
-        """What it takes where nothing overlaps."""
+        """Its total time without overlap."""
         return self.compute_s + self.memory_s + self.other_s
 
     @property
     def resident_bytes(self) -> int:
-        """What it holds of a machine's memory as long as it is placed there."""
+        """Memory that it occupies on a machine as long as it is placed there."""
         return self.weight_bytes + self.activation_bytes
 
     def at_speed(self, speed: float) -> Need:
@@ -49,15 +49,15 @@ class Need:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Demand:
-    """A model with how often it is asked, by when it must answer, and where it may go."""
+    """A model: its request rate, its deadline, its need per kind of machine, and the rules for its machines."""
 
     model: str
     rate: float
     """Requests per second."""
     deadline_s: float
-    """From arrival to answer; infinite where nothing is late."""
+    """Longest time from arrival to answer; infinite if no request is ever late."""
     needs: Mapping[str, Need]
-    """Kind of machine -> what a request takes there; kinds that are missing cannot run it."""
+    """Kind of machine -> need of one request; other kinds cannot run the model."""
     replicas: int = 1
     """On how many machines it is at least..."""
     apart: Literal["machine", "zone"] = "machine"
@@ -78,5 +78,5 @@ class Demand:
             raise PlacingError(f"{self.model}: no kind of machine can run it; give one of them a profile of it")
 
     def scaled(self, factor: float) -> Demand:
-        """The same model asked *factor* times as often."""
+        """Return the same model with *factor* times the rate."""
         return replace(self, rate=self.rate * factor)

@@ -16,6 +16,7 @@ MOST_MS = 2000
 """... and for how long."""
 OF_A_REPLICA = 0.2
 """The least that a replica gets, as a part of an equal share."""
+# Shares below this are the solver's rounding, not a copy of the model; its tolerance is of the same size.
 LEAST_SHARE = 1e-7
 
 
@@ -62,7 +63,7 @@ def _add_machine(
     shares: dict[tuple[int, int], Any],
     present: dict[tuple[int, int], Any],
 ) -> None:
-    """A machine: its two loads, its memory, and who may not be beside whom."""
+    """Add the constraints of a machine: its two loads, its memory, and models that may not share it."""
     kind = int(problem.kind_of[machine])
     models = np.flatnonzero(problem.allowed[machine]).tolist()
     for model in models:

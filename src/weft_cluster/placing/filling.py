@@ -1,6 +1,6 @@
-"""A placement in the making: what is on every machine, and how much more of a model each could take.
+"""A placement under construction: the models on every machine, and how much more of a model each could take.
 
-``broken_limits`` says in sentences which limits one exceeds: the test that all who place are held to.
+``broken_limits`` names the limits that one exceeds, in sentences; every placement method is tested with it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TOLERANCE = 1e-6
 
 
 class Filling:
-    """Shares of models on machines, and what they take there; every test looks at all machines at once."""
+    """Shares of models on machines, and the loads that result; checks are vectorised over all machines."""
 
     def __init__(self, problem: PlacingProblem, shares: Shares = ()) -> None:
         machines = len(problem.machines)
@@ -33,7 +33,7 @@ class Filling:
         self.tightest_s = np.full(machines, np.inf)
         """(machine): the least that one of its models can wait for."""
         self.open = np.ones(machines, np.bool_)
-        """(machine): whether something may be put there."""
+        """(machine): whether models may be placed there."""
         self._caps, self._room = problem.cap[problem.kind_of], problem.room_bytes[problem.kind_of]
         for machine, models in enumerate(shares):
             for model, share in models.items():
@@ -62,7 +62,7 @@ class Filling:
         return sorted(self._homes.get(model, ()))
 
     def replicas(self, model: int) -> int:
-        """On how many machines the model is, or in how many zones where its replicas shall be that far apart."""
+        """Return the number of machines that have the model; of zones, if its replicas must be in different zones."""
         machines = self.where(model)
         apart = self.problem.demands[model].apart == "zone"
         return len(set(self.problem.zone_of[machines].tolist())) if apart else len(machines)
@@ -91,20 +91,20 @@ class Filling:
 
     @property
     def used(self) -> Bools:
-        """(machine): whether something is there."""
+        """(machine): whether it has a model."""
         return np.array([bool(models) for models in self.shares], np.bool_)
 
     def served(self) -> Floats:
         """(model): the share of its requests that go anywhere."""
-        found = np.zeros(len(self.problem.demands))
+        served_shares = np.zeros(len(self.problem.demands))
         for models in self.shares:
             for model, share in models.items():
-                found[model] += share
-        return found
+                served_shares[model] += share
+        return served_shares
 
 
 def broken_limits(filling: Filling) -> Iterator[str]:
-    """What a filling does that it may not; nothing where all is well. Requests that go nowhere are allowed."""
+    """Return a sentence for each limit that a filling breaks. Requests without a machine are allowed."""
     for machine in np.flatnonzero(filling.used).tolist():
         yield from _of_machine(filling, machine)
     served = filling.served()

@@ -64,15 +64,15 @@ def _machine(machine: PlacedMachine, names: dict[str, int]) -> dict[str, Any]:
         **shown,
         "models": [
             [
-                names[each.model],
-                each.share,
-                each.rate,
-                each.compute,
-                each.bandwidth,
-                each.other,
-                each.memory_bytes,
-                each.attainment,
+                names[placed.model],
+                placed.share,
+                placed.rate,
+                placed.compute,
+                placed.bandwidth,
+                placed.other,
+                placed.memory_bytes,
+                placed.attainment,
             ]
-            for each in machine.models
+            for placed in machine.models
         ],
     }

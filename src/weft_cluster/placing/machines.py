@@ -1,4 +1,4 @@
-"""Machines files: which machines there are, of which kinds, and what is asked of where models go (TOML, formats.md).
+"""Machines files: the machines, their kinds, and rules for the machines of models (TOML, formats.md).
 
 The field names are the keys of the file; unknown keys are refused.
 """
@@ -20,18 +20,19 @@ Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
 NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
-GIB = 2**30
+GIB = 2**30  # files give memory in GiB
+# Cap on machines in a file: a typing error in `count` must not fill the memory. Benchmarks place up to 10,000.
 MOST_MACHINES = 100_000
 
 
 class StatedNeed(BaseModel, extra="forbid", frozen=True):
-    """What one request of a model takes on a machine of a kind, where no profile says it."""
+    """The need of one request of a model on a kind of machine, given instead of a profile."""
 
     compute_ms: NotNegative = 0.0
     memory_ms: NotNegative = 0.0
     """Time of the memory channel."""
     other_ms: NotNegative = 0.0
-    """Launches and the host: time in which nothing else runs."""
+    """Kernel launches and the host: time that overlaps with nothing."""
     weights_mib: NotNegative = 0.0
     activations_mib: NotNegative = 0.0
     segment_ms: NotNegative | None = None
@@ -47,7 +48,7 @@ class StatedNeed(BaseModel, extra="forbid", frozen=True):
 
 
 class PlacingRule(BaseModel, extra="forbid", frozen=True):
-    """What is asked of where one model goes."""
+    """Rules for the machines of one model."""
 
     replicas: Annotated[int, Field(ge=1, le=1024)] = 1
     """On how many machines it is at least..."""
@@ -58,7 +59,7 @@ class PlacingRule(BaseModel, extra="forbid", frozen=True):
     zone: Name | None = None
     """The only zone that may have it."""
     on: dict[Name, StatedNeed] = {}
-    """Kind of machine -> what a request takes there, instead of a profile."""
+    """Kind of machine -> need of one request, instead of a profile."""
 
     @model_validator(mode="after")
     def _can_be_kept(self) -> PlacingRule:
@@ -79,7 +80,7 @@ class MachineKind(BaseModel, extra="forbid", frozen=True):
     overlap: Share = 0.45
     """Share of the ideal overlap of computing and memory that models reach beside each other; .45: an H200."""
     peak_tflops: Positive | None = None
-    """What it computes at most, in 10^12 operations per second, and..."""
+    """Peak compute, in 10^12 operations per second, and..."""
     bandwidth_gb_s: Positive | None = None
     """... what its memory carries: with both, times that were measured are divided into computing and memory."""
     busy_cap: Annotated[float, Field(gt=0, le=1)] = 0.8
@@ -87,7 +88,7 @@ class MachineKind(BaseModel, extra="forbid", frozen=True):
     speed: Positive = 1.0
     """How many times as fast as its device it is."""
     price: NotNegative = 1.0
-    """What a machine costs, in any unit."""
+    """Price of a machine, in any unit."""
     load_gb_s: Positive = 10.0
     """How fast weights are loaded, in 10^9 bytes per second."""
 
@@ -113,7 +114,7 @@ class MachineGroup(BaseModel, extra="forbid", frozen=True):
     count: Annotated[int, Field(ge=1, le=MOST_MACHINES)] = 1
     zone: Name = "default"
     name: Name | None = None
-    """What it is called; several are numbered. None: as its kind."""
+    """Name; several machines get numbers. None: the kind's name."""
 
 
 class ClusterMachine(NamedTuple):
@@ -130,7 +131,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
     kinds: Annotated[dict[Name, MachineKind], Field(min_length=1)]
     machine: Annotated[tuple[MachineGroup, ...], Field(min_length=1)]
     models: dict[Name, PlacingRule] = {}
-    """Model -> what is asked of where it goes."""
+    """Model -> rules for its machines."""
     folder: str = "."
     """Where relative paths start; set by the reader."""
 
@@ -141,7 +142,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
                 raise ValueError(unknown_name("kind", group.kind, self.kinds))
         if sum(group.count for group in self.machine) > MOST_MACHINES:
             raise ValueError(f"more than {MOST_MACHINES} machines")
-        names = [each.name for each in self.each]
+        names = [machine.name for machine in self.all_machines]
         if (
             twice := next((name for name in names if names.count(name) > 1), None)
             if len(set(names)) < len(names)
@@ -165,19 +166,19 @@ class Machines(BaseModel, extra="forbid", frozen=True):
             raise ValueError(f"models.{model}: replicas = {rule.replicas} in {len(places)} {rule.apart}s; add some")
 
     @cached_property
-    def each(self) -> tuple[ClusterMachine, ...]:
+    def all_machines(self) -> tuple[ClusterMachine, ...]:
         """Every machine, in the order of the file; those of a group that is not named are numbered by kind."""
-        found: list[ClusterMachine] = []
+        machines: list[ClusterMachine] = []
         used: dict[str, int] = {}
         for group in self.machine:
             if group.name is not None and group.count == 1:
-                found.append(ClusterMachine(group.name, group.kind, group.zone))
+                machines.append(ClusterMachine(group.name, group.kind, group.zone))
                 continue
             stem = group.name or group.kind
             for _ in range(group.count):
                 used[stem] = used.get(stem, 0) + 1
-                found.append(ClusterMachine(f"{stem}-{used[stem]}", group.kind, group.zone))
-        return tuple(found)
+                machines.append(ClusterMachine(f"{stem}-{used[stem]}", group.kind, group.zone))
+        return tuple(machines)
 
     @property
     def zones(self) -> tuple[str, ...]:
@@ -185,7 +186,7 @@ class Machines(BaseModel, extra="forbid", frozen=True):
         return tuple(dict.fromkeys(group.zone for group in self.machine))
 
     def rule(self, model: str) -> PlacingRule:
-        """What is asked of where a model goes; nothing, where the file does not name it."""
+        """Return the rules for a model's machines; default rules if the file does not name it."""
         return self.models.get(model, PlacingRule())
 
 

@@ -27,7 +27,7 @@ class ShareMove(NamedTuple):
 
 
 def improve(filling: Filling, judge: OnTimeJudge, target: float, trials: int) -> None:
-    """Relieve the machines that are below the target, worst first, as long as that helps; at most so many trials."""
+    """Relieve the machines that are below the target, worst first, as long as that helps; at most *trials* times."""
     rates = {machine: judge.attainment(filling, [machine]) for machine in np.flatnonzero(filling.used).tolist()}
     stuck: set[int] = set()
     while trials > 0:
@@ -92,7 +92,7 @@ def _load(filling: Filling, machine: int, model: int) -> float:
 
 
 def _swap(filling: Filling, model: int, machine: int, goal: int) -> tuple[ShareMove, ...]:
-    """The heaviest lighter model of the goal whose place would do; nothing where none is."""
+    """The exchange of a model with the heaviest lighter one on *goal* that fits; empty if there is none."""
     share = filling.shares[machine][model]
     if model in filling.shares[goal]:
         return ()

@@ -25,31 +25,31 @@ from weft.workloads.requests import Stream, Workload
 from weft_cluster.placing.demand import Demand, Need
 from weft_cluster.placing.machines import MachineKind, Machines, StatedNeed
 
-MIB = 2**20
+MIB = 2**20  # files give weights and activations in MiB
 
 
 def demands_of(
     workload: Workload, machines: Machines, measured: Mapping[str, Device] = MappingProxyType({})
 ) -> tuple[Demand, ...]:
-    """Every model of a workload once, with what it takes on each kind that can run it.
+    """Return each model of a workload once, with its need on each kind that can run it.
 
     measured: kind -> its device, where that is at hand and in no file.
     """
-    found: dict[str, Demand] = {}
+    by_model: dict[str, Demand] = {}
     devices = {name: measured.get(name) or _device(kind, machines.folder) for name, kind in machines.kinds.items()}
     for index in range(len(workload.stream)):
         demand = _demand(workload, index, machines, devices)
-        before = found.get(demand.model)
-        found[demand.model] = demand if before is None else _together(before, demand)
+        before = by_model.get(demand.model)
+        by_model[demand.model] = demand if before is None else _together(before, demand)
     for model in machines.models:
-        if model not in found:
-            known = ", ".join(list(found)[:5])
+        if model not in by_model:
+            known = ", ".join(list(by_model)[:5])
             raise PlacingError(f"models.{model}: no stream of the workload asks for it; they ask for {known}")
-    return tuple(found.values())
+    return tuple(by_model.values())
 
 
 def _together(one: Demand, other: Demand) -> Demand:
-    """Two streams that ask for the same model: all their requests, by the tighter deadline, as bursty as the worse."""
+    """Merge two streams of the same model: the sum of the rates, the tighter deadline, the burstier arrivals."""
     due, cv = min(one.deadline_s, other.deadline_s), max(one.cv, other.cv)
     return replace(one, rate=one.rate + other.rate, deadline_s=due, cv=cv)
 
@@ -106,7 +106,7 @@ def _rate(workload: Workload, index: int) -> float:
 
 
 def stated(need: StatedNeed) -> Need:
-    """What a rule says of a request, as a need."""
+    """Return the need that a rule states for a request."""
     busy_ms = need.compute_ms + need.memory_ms + need.other_ms
     alone_ms = busy_ms if need.alone_ms is None else need.alone_ms
     return Need(
@@ -126,7 +126,7 @@ def _loaded(name: str) -> Device:
 
 
 def _device(kind: MachineKind, folder: str) -> Device | None:
-    """The device of a kind; a file is looked for beside the machines file."""
+    """Load the device of a kind; file names are relative to the machines file."""
     if kind.device is None:
         return None
     if kind.device.endswith((".json", ".toml")):
@@ -138,7 +138,7 @@ def _priced(alone: Workload, device: Device, kind: MachineKind) -> Need:
     """One request of a workload's only stream on a device."""
     case = prepare(alone, device)
     program, tick_s = case.setting.programs[0], case.clock.tick_s
-    work = [each * tick_s for each in program.work]
+    work = [ticks * tick_s for ticks in program.work]
     if isinstance(device, Npu):
         return Need(
             program.total_compute * tick_s,
@@ -162,7 +162,7 @@ def _priced(alone: Workload, device: Device, kind: MachineKind) -> Need:
 
 
 def _overhead_s(stream: Stream, device: Device) -> float:
-    """What a request takes besides its segments."""
+    """The time of a request outside its segments."""
     besides: Sequence[float] = device.model(stream.served_name).overhead_s if isinstance(device, Host) else ()
     return sum(besides) / len(besides) if besides else 0.0
 
@@ -192,7 +192,8 @@ def _counted(alone: Workload) -> Model | None:
 
 
 def _divided(busy_s: float, model: Model | None, kind: MachineKind) -> tuple[float, float, float]:
-    """A measured time as computing, memory and other: by the kind's peaks, else all of it overlaps with nothing."""
+    """Divide a measured time into computing, memory and other, by the kind's peaks; without peaks all of it is
+    other."""
     if model is None or kind.peak_tflops is None or kind.bandwidth_gb_s is None:
         return 0.0, 0.0, busy_s
     moved = sum(layer.weight_bytes + layer.input_bytes + layer.output_bytes for layer in model.layers)
@@ -202,7 +203,7 @@ def _divided(busy_s: float, model: Model | None, kind: MachineKind) -> tuple[flo
 
 
 def _weight_bytes(alone: Workload, device: Device, model: Model | None) -> int:
-    """What a model's weights take; an equal part of what was measured where its file is not at hand."""
+    """Bytes of a model's weights; without its file an equal part of the measured bytes."""
     if model is not None:
         return sum(-(-layer.parameters * layer.weight_bits // 8) for layer in model.layers)
     if isinstance(device, Host) and device.memory_bytes:

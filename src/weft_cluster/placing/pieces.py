@@ -1,4 +1,4 @@
-"""A request on a machine as weft's simulator runs it: pieces that each take some of an array and of a memory channel.
+"""A request in weft's simulator: equal segments that use a compute array and a memory channel.
 
 A machine that overlaps a share of its two resources is simulated as one whose channel and array run side by side
 without loss, and each model takes of them the two loads of ``problem``: together these fill such a machine exactly when
@@ -16,9 +16,12 @@ import numpy as np
 from weft.devices.costs.program import Clock, Program
 from weft_cluster.placing.demand import Need
 
+# Cap on segments per request. More: simulations take longer in proportion. Fewer: segments are longer than on the real
+# machine, and urgent requests wait longer for them.
 MOST_SEGMENTS = 32
 LONGEST_S = 600.0
-"""More than this nobody waits for, in a simulation."""
+"""Cap on the slack of a simulated request: files allow deadlines whose nanoseconds do not fit into 64 bits, and no
+simulation runs that long."""
 AHEAD = 2
 """How many of its longest pieces a machine is given ahead."""
 
@@ -50,7 +53,7 @@ class Pieces(NamedTuple):
 
 
 def pieces_of(need: Need, overlap: float) -> Pieces:
-    """The pieces of a request on a machine that overlaps such a share: as many as it has segments."""
+    """Divide a request into as many pieces as it has segments, for a machine with this *overlap*."""
     apart = 1 - overlap
     count = int(min(MOST_SEGMENTS, max(1, np.ceil(need.alone_s / need.segment_s - 1e-9)))) if need.segment_s else 1
     array = max(1, CLOCK.ticks((need.compute_s + apart * need.memory_s + need.other_s) / count))
@@ -59,5 +62,5 @@ def pieces_of(need: Need, overlap: float) -> Pieces:
 
 
 def buffer_of(programs: Iterable[Program]) -> int:
-    """How much a machine with such models is given ahead."""
+    """The weight buffer of a machine with these programs, which limits what is queued ahead."""
     return AHEAD * max((program.largest_fetch for program in programs), default=1)

@@ -1,4 +1,4 @@
-"""A placement: which models are on which machine, at which share of their requests, and what that comes to.
+"""A placement: which models are on which machine, at which share of their requests, and the loads that result.
 
 ``placement.json`` of a placement folder holds one (docs/formats.md). Nothing here decides anything.
 """
@@ -15,7 +15,7 @@ from weft.base.jsonfile import first_problem, printable, read_json, write_json
 from weft.reports.pictures import Shown
 
 PLACEMENT_FILE = "placement.json"
-"""What a placement is called in its folder."""
+"""File name of a placement in its folder."""
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -31,7 +31,7 @@ class PlacedModel(BaseModel, extra="forbid", frozen=True):
 
     model: Name
     share: Part
-    """Of all requests for the model, those that go here."""
+    """The share of the model's requests that goes to this machine."""
     rate: NotNegative
     """These, per second."""
     compute: NotNegative = 0.0
@@ -39,7 +39,7 @@ class PlacedModel(BaseModel, extra="forbid", frozen=True):
     bandwidth: NotNegative = 0.0
     """... keep its memory channel busy..."""
     other: NotNegative = 0.0
-    """... and take of what overlaps with nothing."""
+    """... and of time that overlaps with nothing."""
     memory_bytes: Bytes = 0
     """What the model holds of the machine's memory."""
     attainment: Share | None = None
@@ -47,18 +47,18 @@ class PlacedModel(BaseModel, extra="forbid", frozen=True):
 
 
 class PlacedMachine(BaseModel, extra="forbid", frozen=True):
-    """A machine and what is on it."""
+    """A machine, its models and its loads."""
 
     name: Name
     kind: Name
     zone: Name
     models: Annotated[tuple[PlacedModel, ...], Field(min_length=1)]
     compute: NotNegative
-    """Share of the time that it computes..."""
+    """Share of the time in which it computes..."""
     bandwidth: NotNegative
     """... that its memory channel is busy..."""
     other: NotNegative
-    """... and that goes to what overlaps with nothing."""
+    """... and in which nothing overlaps."""
     overlap: Share = 0.0
     """How much of computing and the memory channel overlaps, of what could at best."""
     busy: NotNegative
@@ -67,7 +67,7 @@ class PlacedMachine(BaseModel, extra="forbid", frozen=True):
     memory_bytes: Bytes
     memory_limit_bytes: Bytes
     limit: Limit
-    """What is nearest to its end here."""
+    """The resource with the least left."""
     limited_by: Name
     """The model that takes most of that."""
     attainment: Share | None = None
@@ -99,12 +99,12 @@ class Placement(Shown, BaseModel, extra="forbid", frozen=True):
     format: Literal[1] = 1
     objective: Objective = "machines"
     machines: tuple[PlacedMachine, ...]
-    """Those that have models."""
+    """Machines with models."""
     idle: tuple[Name, ...] = ()
-    """Those that have none."""
+    """Names of machines without models."""
     unserved: tuple[UnservedModel, ...] = ()
     value: NotNegative
-    """What it comes to: machines, times the asked rates, share on time, or price."""
+    """Value of the objective: machines, multiple of the workload's rates, share on time, or price."""
     bound: NotNegative
     """What no placement can do better than."""
     bound_by: Name = "load"
@@ -112,7 +112,7 @@ class Placement(Shown, BaseModel, extra="forbid", frozen=True):
     attainment: Share | None = None
     """Share of all requests that is predicted to be on time; None: not simulated."""
     notes: tuple[Annotated[str, AfterValidator(printable)], ...] = ()
-    """What else is to be said of it, in sentences."""
+    """Notes, in sentences."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Placement:
@@ -123,17 +123,22 @@ class Placement(Shown, BaseModel, extra="forbid", frozen=True):
 
     @property
     def gap(self) -> float:
-        """How far the value is from the bound, as a share of the bound; 0 where nothing better can be."""
+        """Distance of the value from the bound, as a share of the bound; 0 if it is optimal."""
         return abs(self.value - self.bound) / self.bound if self.bound else 0.0
 
     @property
     def models(self) -> tuple[str, ...]:
         """Every model that is placed, once."""
-        return tuple(dict.fromkeys(each.model for machine in self.machines for each in machine.models))
+        return tuple(dict.fromkeys(placed.model for machine in self.machines for placed in machine.models))
 
     def where(self, model: str) -> dict[str, float]:
         """Machine -> the share of a model's requests that goes there."""
-        return {machine.name: each.share for machine in self.machines for each in machine.models if each.model == model}
+        return {
+            machine.name: placed.share
+            for machine in self.machines
+            for placed in machine.models
+            if placed.model == model
+        }
 
 
 def read_placement(path: str | Path) -> Placement:

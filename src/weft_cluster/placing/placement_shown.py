@@ -1,4 +1,4 @@
-"""A placement as a picture and tables: its machines, what goes nowhere, and what a change of it loads."""
+"""A placement as tables and sentences: its machines, unserved models, and the loads of a change."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def machines_table(placement: Placement, most: int | None = None) -> ResultTable
 
 
 def _row(machine: PlacedMachine) -> TableRow:
-    names = [each.model if each.share > 0.999 else f"{each.model} {percent(each.share, 0)}" for each in machine.models]
+    names = [
+        placed.model if placed.share > 0.999 else f"{placed.model} {percent(placed.share, 0)}"
+        for placed in machine.models
+    ]
     more = len(names) - MOST_NAMES
     held, room = machine.memory_bytes / GIB, machine.memory_limit_bytes / GIB
     return TableRow(
@@ -78,33 +81,36 @@ def _row(machine: PlacedMachine) -> TableRow:
 
 def unserved_table(placement: Placement) -> ResultTable:
     """What goes nowhere, and what would be needed."""
-    rows = [TableRow((each.model, each.why, percent(each.share), f"{each.rate:.4g}")) for each in placement.unserved]
+    rows = [
+        TableRow((unserved.model, unserved.why, percent(unserved.share), f"{unserved.rate:.4g}"))
+        for unserved in placement.unserved
+    ]
     return ResultTable("not served", ("model", "needs", "share", "requests/s"), tuple(rows), left=2)
 
 
 def in_words(placement: Placement) -> list[str]:
-    """What it comes to, beside its bound, in sentences."""
+    """Describe the value of a placement and its bound, in sentences."""
     unit = UNITS[placement.objective]
     better = "at most" if placement.objective in ("load", "attainment") else "at least"
-    found = f"{placement.value:.4g} {unit}"
+    value = f"{placement.value:.4g} {unit}"
     if placement.unserved:
-        found = f"{found}, which do not serve all"
+        value = f"{value}, which do not serve all"
     elif placement.value != placement.bound:
-        found += (
+        value += (
             f"; {better} {placement.bound:.4g} for any placement ({placement.bound_by}), {percent(placement.gap)} away"
         )
     else:
-        found += f"; no placement can do better ({placement.bound_by})"
-    words = [found]
+        value += f"; no placement can do better ({placement.bound_by})"
+    words = [value]
     if placement.attainment is not None:
-        told = f"{percent(placement.attainment, 2)} of the requests are predicted to be on time"
+        on_time = f"{percent(placement.attainment, 2)} of the requests are predicted to be on time"
         judged = [
             (machine.attainment, machine.name) for machine in placement.machines if machine.attainment is not None
         ]
         if judged:
             worst, name = min(judged)
-            told += f", and {percent(worst, 2)} of those to {name}, the worst"
-        words.append(told)
+            on_time += f", and {percent(worst, 2)} of those to {name}, the worst"
+        words.append(on_time)
     return [*words, *placement.notes]
 
 
@@ -114,7 +120,7 @@ def percent(share: float, digits: int = 1) -> str:
 
 
 def loads_table(change: PlacementChange, most: int | None = None) -> ResultTable:
-    """What is loaded where, in the order of being ready, up to *most* rows."""
+    """Loads in the order in which they end, up to *most* rows."""
     shown = change.loads[:most]
     left = len(change.loads) - len(shown)
     return ResultTable(
@@ -132,7 +138,7 @@ def _load_row(load: WeightLoad) -> TableRow:
 
 
 def change_in_words(change: PlacementChange) -> str:
-    """What a change comes to."""
+    """Describe a change in one sentence."""
     if not change.loads:
         return f"nothing to load: {change.kept} models stay where they are, {len(change.drops)} may be dropped"
     return (

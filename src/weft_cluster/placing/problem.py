@@ -2,7 +2,7 @@
 
 A machine that overlaps a share e of its two resources is busy max(C, M) + (1 - e) min(C, M) + O. That is below a cap
 exactly where C + (1 - e) M + O and M + (1 - e) C + O are, which are sums over models. So every model has two loads per
-kind (``rows``), and machines are filled by these two, by memory, and by who may be beside whom.
+kind (``rows``), and machines are filled by these two, by memory, and by which models may share a machine.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ class PlacingProblem:
     memory: Floats
     """... keeps the memory channel busy..."""
     other: Floats
-    """... and takes of what overlaps with nothing."""
+    """... and time that overlaps with nothing."""
     rows: Floats
     """(kind, 2, model): the two loads by which machines are filled up to their cap."""
     bytes: Floats
     """Memory that the model holds wherever it is placed."""
     segment_s: Floats
-    """What a neighbour of the model may have to wait for."""
+    """The longest segment of the model; a request of another model may have to wait for it."""
     slack_s: Floats
-    """What the model itself can wait for: its deadline less its time alone."""
+    """The slack of the model: its deadline minus its time alone."""
     cap: Floats
     """(kind): how busy a machine may be."""
     room_bytes: Floats
@@ -63,35 +63,35 @@ class PlacingProblem:
         """The problem of placing *demands* on the machines of a file."""
         kinds = machines.kinds
 
-        def each(value: Callable[[Need], float]) -> Floats:
-            found = [[value(d.needs[kind]) if kind in d.needs else 0.0 for d in demands] for kind in kinds]
-            return np.array(found, np.float64).reshape(len(kinds), len(demands))
+        def by_kind(value: Callable[[Need], float]) -> Floats:
+            rows = [[value(d.needs[kind]) if kind in d.needs else 0.0 for d in demands] for kind in kinds]
+            return np.array(rows, np.float64).reshape(len(kinds), len(demands))
 
         rates = np.array([demand.rate for demand in demands])
-        compute, memory = rates * each(lambda need: need.compute_s), rates * each(lambda need: need.memory_s)
-        other, resident = rates * each(lambda need: need.other_s), each(lambda need: need.resident_bytes)
+        compute, memory = rates * by_kind(lambda need: need.compute_s), rates * by_kind(lambda need: need.memory_s)
+        other, resident = rates * by_kind(lambda need: need.other_s), by_kind(lambda need: need.resident_bytes)
         apart = 1 - np.array([kind.overlap for kind in kinds.values()])[:, None]
-        slack = np.array([demand.deadline_s for demand in demands]) - each(lambda need: need.alone_s)
+        slack = np.array([demand.deadline_s for demand in demands]) - by_kind(lambda need: need.alone_s)
         room = np.array([kind.memory_bytes for kind in kinds.values()], np.float64)
-        known = each(lambda need: 1.0) > 0
+        known = by_kind(lambda need: 1.0) > 0
         runs = known & (slack >= 0) & (resident <= room[:, None])
-        kind_of = np.array([list(kinds).index(machine.kind) for machine in machines.each], np.int64)
+        kind_of = np.array([list(kinds).index(machine.kind) for machine in machines.all_machines], np.int64)
         return cls(
-            machines=machines.each,
+            machines=machines.all_machines,
             kinds=kinds,
             demands=tuple(demands),
             kind_of=kind_of,
-            zone_of=np.array([machines.zones.index(machine.zone) for machine in machines.each], np.int64),
+            zone_of=np.array([machines.zones.index(machine.zone) for machine in machines.all_machines], np.int64),
             compute=compute,
             memory=memory,
             other=other,
             rows=np.stack([compute + apart * memory + other, memory + apart * compute + other], axis=1),
             bytes=resident,
-            segment_s=each(lambda need: need.segment_s),
+            segment_s=by_kind(lambda need: need.segment_s),
             slack_s=slack,
             cap=np.array([kind.busy_cap for kind in kinds.values()]),
             room_bytes=room,
-            allowed=runs[kind_of] & _by_rules(machines.each, demands),
+            allowed=runs[kind_of] & _by_rules(machines.all_machines, demands),
         )
 
     @property
@@ -115,11 +115,11 @@ class PlacingProblem:
 
 def _by_rules(machines: Sequence[ClusterMachine], demands: Sequence[Demand]) -> Bools:
     """(machine, model): whether the model is pinned neither elsewhere nor to another zone."""
-    found = np.ones((len(machines), len(demands)), np.bool_)
-    names, zones = np.array([each.name for each in machines]), np.array([each.zone for each in machines])
+    allowed = np.ones((len(machines), len(demands)), np.bool_)
+    names, zones = np.array([machine.name for machine in machines]), np.array([machine.zone for machine in machines])
     for number, demand in enumerate(demands):
         if demand.machine is not None:
-            found[:, number] &= names == demand.machine
+            allowed[:, number] &= names == demand.machine
         if demand.zone is not None:
-            found[:, number] &= zones == demand.zone
-    return found
+            allowed[:, number] &= zones == demand.zone
+    return allowed

@@ -1,6 +1,6 @@
 """Divide models anew between machines: a linear programme over where they are, and where they might also go.
 
-Packing decides who is on which machine, one after another, and may end with a rest that fits nowhere although room is
+Packing places models one after another, and may end with a rest that fits nowhere although room is
 left: on one machine computing, on another the memory channel. Here all shares move at once, so that both fill up.
 """
 
@@ -17,7 +17,7 @@ from weft_cluster.placing.problem import ROUNDING, Bools, Floats, PlacingProblem
 CANDIDATES = 4
 """How many more machines a model might go to."""
 ELSEWHERE = 1e-3
-"""What it costs to send requests to a machine that did not have the model, in machines."""
+"""Penalty for a machine that gets a new model, in machines."""
 LEAST_SHARE = 1e-7
 """Shares below are taken for rounding."""
 SMALL_SHARE = 0.01
@@ -31,12 +31,13 @@ OF_A_REPLICA = 0.2
 LEAST_OF_A_MODEL = 1e-4
 """Of a model, on each machine that has it."""
 ALL_SERVED = 1 - 1e-6
+"""Share of a model's requests from which it counts as served: the linear programme's tolerance below 1."""
 CROWDING = ((0.5, 1.0), (0.25, 2.0), (0.15, 4.0), (0.1, 8.0), (np.inf, 1000.0))
 """How much worse a machine gets by being busier: pieces of its cap, and what each weighs; above the cap, most."""
 
 
 def reshare(filling: Filling) -> tuple[Filling, list[Piece]]:
-    """A filling with the same machines open that leaves as little as can be; and what it leaves."""
+    """Return a filling of the same open machines with the least unserved, and the unserved pieces."""
     left = _missing(filling)
     for _ in range(ROUNDS):
         programme = _SharesProgramme(filling)
@@ -104,7 +105,9 @@ class _SharesProgramme:
             for model, share in models.items():
                 replicas = problem.demands[model].replicas
                 least = OF_A_REPLICA / replicas if replicas > 1 else 0.0
-                missing = filling.replicas(model) < replicas  # what they shall get is not given to those there are
+                missing = (
+                    filling.replicas(model) < replicas
+                )  # the share of missing replicas is not given to existing ones
                 self._add(machine, model, min(least, share), share if missing else solver.infinity())
         for machine, model in _candidates(filling):
             self._goal.SetCoefficient(self._add(machine, model, 0.0, solver.infinity()), ELSEWHERE)
@@ -128,7 +131,7 @@ class _SharesProgramme:
             self._goal.SetCoefficient(rest, size + 10 * ELSEWHERE)
 
     def serve_many_times(self) -> Any:
-        """Every model equally many times, and that as large as can be; the variable that says how many."""
+        """Maximise a common multiple of all models' rates; return its variable."""
         self._goal.Clear()
         self._goal.SetMaximization()
         times = self._solver.NumVar(0.0, self._solver.infinity(), "")
@@ -141,17 +144,17 @@ class _SharesProgramme:
         return bool(self._solver.Solve() == self._solver.OPTIMAL)
 
     def filling(self, times: float) -> Filling:
-        """What the solution says of a *times*-th of it."""
-        found = Filling(self._filling.problem)
-        found.open[:] = self._filling.open
-        for (machine, model), each in self._shares.items():
-            if (share := float(each.solution_value()) / times) > LEAST_SHARE:
-                found.add(machine, model, share)
-        served = found.served()
-        for model in np.flatnonzero((served < 1) & (served > 1 - len(found.shares) * LEAST_SHARE)).tolist():
-            most = max(found.where(model), key=lambda machine: found.shares[machine][model])
-            found.add(most, model, float(1 - served[model]))  # what was taken for rounding
-        return found
+        """Return the solution's shares, divided by *times*."""
+        filling = Filling(self._filling.problem)
+        filling.open[:] = self._filling.open
+        for (machine, model), variable in self._shares.items():
+            if (share := float(variable.solution_value()) / times) > LEAST_SHARE:
+                filling.add(machine, model, share)
+        served = filling.served()
+        for model in np.flatnonzero((served < 1) & (served > 1 - len(filling.shares) * LEAST_SHARE)).tolist():
+            most = max(filling.where(model), key=lambda machine: filling.shares[machine][model])
+            filling.add(most, model, float(1 - served[model]))  # shares below LEAST_SHARE were dropped above
+        return filling
 
 
 def _candidates(filling: Filling) -> list[tuple[int, int]]:
@@ -161,7 +164,7 @@ def _candidates(filling: Filling) -> list[tuple[int, int]]:
     caps = problem.cap[problem.kind_of]
     lean = (filling.loads[:, 0] - filling.loads[:, 1]) / caps
     free = 1 - filling.loads.max(axis=1) / caps
-    found, leans = [], _leans(problem)
+    candidates, leans = [], _leans(problem)
     for model in np.argsort(-np.abs(leans).mean(axis=0), kind="stable").tolist():
         if problem.demands[model].replicas > 1 or problem.demands[model].machine is not None:
             continue
@@ -171,9 +174,9 @@ def _candidates(filling: Filling) -> list[tuple[int, int]]:
         for machine in np.argsort(-score, kind="stable")[:CANDIDATES].tolist():
             if joins[machine]:
                 trial.add(machine, model, 0.0)
-                found.append((machine, model))
+                candidates.append((machine, model))
                 free[machine] -= ROUNDING  # so that not all choose the same
-    return found
+    return candidates
 
 
 def _leans(problem: PlacingProblem) -> Floats:
@@ -186,11 +189,11 @@ def _leans(problem: PlacingProblem) -> Floats:
 def new_homes(filling: Filling, model: int) -> Bools:
     """(machine): whether one more replica of a model may go there."""
     problem, there = filling.problem, filling.where(model)
-    found = filling.could_join(model)
-    found[there] = False
+    allowed = filling.could_join(model)
+    allowed[there] = False
     if problem.demands[model].apart == "zone" and len(there) < problem.demands[model].replicas:
-        found &= ~np.isin(problem.zone_of, problem.zone_of[there])
-    return found
+        allowed &= ~np.isin(problem.zone_of, problem.zone_of[there])
+    return allowed
 
 
 def levelled(filling: Filling) -> Filling:
@@ -212,7 +215,7 @@ def levelled(filling: Filling) -> Filling:
             solver.Add(sum(row[model] * share[machine, model] for model in filling.shares[machine]) <= sum(pieces))
     solver.Minimize(sum(crowding))
     solver.Solve()
-    found = Filling(problem)
+    level = Filling(problem)
     for machine, model in placed:
-        found.add(machine, model, share[machine, model].solution_value())
-    return found
+        level.add(machine, model, share[machine, model].solution_value())
+    return level

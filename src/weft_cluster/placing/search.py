@@ -1,32 +1,46 @@
-"""The search for a placement: one way for each objective, with the same packing, moves and judge."""
+"""The search for a placement: a packing of all demands, the fewest machines, and one way for each objective.
+
+``pack`` places all demands on given machines; ``fewest`` opens machines from the bound upwards until a packing fits;
+``search`` adds the objectives, and moves models until a simulation is on time.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from weft_cluster.placing.bound import PlacingBound, placing_bound
-from weft_cluster.placing.fewest import fewest
+from weft_cluster.placing.balancing import Piece, balance, divide, pieces
+from weft_cluster.placing.bound import ALMOST, PlacingBound, placing_bound
+from weft_cluster.placing.exact import is_small, pack_exactly
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.judging import OnTimeJudge
 from weft_cluster.placing.moves import improve
-from weft_cluster.placing.packing import most_load, pack
 from weft_cluster.placing.placement import Objective
-from weft_cluster.placing.problem import PlacingProblem
-from weft_cluster.placing.resharing import reshare_for_load
+from weft_cluster.placing.problem import Bools, PlacingProblem
+from weft_cluster.placing.resharing import reshare, reshare_for_load
 
+LITTLE = 0.1
+"""The share of a load that may be left for dividing anew to be worth a try."""
+SCALES = (1.0, 0.97, 0.93, 0.85, 0.7)
+"""Shares of the bound that are packed for, to be divided anew: the one leaves no room, the other no balance."""
+PRECISION = 0.01
+"""How near to the fewest the search goes, as a share of them; it is exact below a hundred machines."""
+Refine = Callable[[Filling], Filling | None]
+"""Makes a filling that carries the demands good enough; None where that cannot be."""
 TRIALS = 1
 """How many changes are simulated for each machine."""
 HOPELESS = 1.25
 """How many times as many late requests as the target allows are too many for moves to help."""
 SAMPLE = 50
-"""How many machines are judged first, since that often says enough."""
+"""Machines that are simulated first; if their late requests are far above the target, the others are not simulated."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Found:
-    """A filling, what it comes to, and what nothing can exceed."""
+class BoundedFilling:
+    """A filling, its value, and a bound that no filling exceeds."""
 
     filling: Filling
     value: float
@@ -35,27 +49,27 @@ class Found:
     """How many machines carry the load, whatever is on time; 0 where that was not the question."""
 
 
-def search(problem: PlacingProblem, objective: Objective, target: float | None, seed: int = 0) -> Found:
+def search(problem: PlacingProblem, objective: Objective, target: float | None, seed: int = 0) -> BoundedFilling:
     """The best filling found for an objective."""
     if objective in ("machines", "cost"):
         return _few_machines(problem, objective, target, seed)
     most = placing_bound(problem, "load")
     assert most is not None  # nothing at all can always be served
     scale, filling = most_load(problem, most)
-    return Found(filling, scale, most, 0)
+    return BoundedFilling(filling, scale, most, 0)
 
 
-def _few_machines(problem: PlacingProblem, objective: Objective, target: float | None, seed: int) -> Found:
+def _few_machines(problem: PlacingProblem, objective: Objective, target: float | None, seed: int) -> BoundedFilling:
     bound = placing_bound(problem, objective)
     carrying = fewest(problem, objective)
-    found = carrying if target is None or carrying is None else fewest(problem, objective, _OnTime(target, seed))
-    if found is None:  # all machines are needed, and are not enough
-        found, _ = pack(problem, np.ones(len(problem.machines), np.bool_))
+    filling = carrying if target is None or carrying is None else fewest(problem, objective, _OnTime(target, seed))
+    if filling is None:  # all machines are needed, and are not enough
+        filling, _ = pack(problem, np.ones(len(problem.machines), np.bool_))
         if target is not None:
-            improve(found, OnTimeJudge(seed), target, TRIALS * len(problem.machines))
+            improve(filling, OnTimeJudge(seed), target, TRIALS * len(problem.machines))
     prices = [problem.kinds[machine.kind].price for machine in problem.machines]
-    value = float(found.used.sum() if objective == "machines" else np.array(prices) @ found.used)
-    return Found(found, value, bound, 0 if carrying is None else int(carrying.used.sum()))
+    value = float(filling.used.sum() if objective == "machines" else np.array(prices) @ filling.used)
+    return BoundedFilling(filling, value, bound, 0 if carrying is None else int(carrying.used.sum()))
 
 
 class _OnTime:
@@ -76,3 +90,105 @@ class _OnTime:
     def _late(self, filling: Filling, machines: list[int]) -> float:
         """How many times as many requests are late as the target allows."""
         return (1 - self._judge.attainment(filling, machines)) / (1 - self._target)
+
+
+# The fewest machines
+
+
+def fewest(problem: PlacingProblem, objective: Objective, refine: Refine = lambda filling: filling) -> Filling | None:
+    """The first filling that carries all and can be refined; None: not with all machines."""
+    levels = _Levels(problem, objective)
+    fillings: dict[int, Filling | None] = {}
+
+    def good(level: int) -> bool:
+        if level not in fillings:
+            filling, left = pack(problem, *levels[level])
+            fillings[level] = None if left else refine(filling)
+        return fillings[level] is not None
+
+    low, high = -1, 0
+    near = max(1, int(PRECISION * levels[0][0].sum()))
+    step = near
+    while not good(high):
+        if levels[high][0].all():
+            return None
+        low, high, step = high, high + step, 2 * step
+    while high - low > near:
+        middle = (low + high) // 2
+        low, high = (low, middle) if good(middle) else (middle, high)
+    return fillings[high]
+
+
+class _Levels:
+    """Increasing sets of machines: at level 0 as many as the bound, at each further level about one more."""
+
+    def __init__(self, problem: PlacingProblem, objective: Objective) -> None:
+        self._problem, self._objective = problem, objective
+        self._bound = placing_bound(problem, objective)
+        self._known: dict[int, tuple[Bools, PlacingBound | None]] = {}
+
+    def __getitem__(self, level: int) -> tuple[Bools, PlacingBound | None]:
+        """(machine): whether it is open; and the bound by which it is."""
+        if level not in self._known:
+            self._known[level] = self._open(level)
+        return self._known[level]
+
+    def _open(self, level: int) -> tuple[Bools, PlacingBound | None]:
+        bound = self._bound
+        if bound is not None and len(bound.groups) == 1:
+            return _first(self._problem, bound, level), None
+        if bound is not None and level:
+            bound = placing_bound(self._problem, self._objective, 1 + level / max(1.0, sum(bound.opened)))
+        if bound is None:
+            return np.ones(len(self._problem.machines), np.bool_), None
+        return _first(self._problem, bound), bound
+
+
+def _first(problem: PlacingProblem, bound: PlacingBound, more: int = 0) -> Bools:
+    """(machine): whether it is among as many of its like as a bound opens, and *more*."""
+    opened = np.zeros(len(problem.machines), np.bool_)
+    for group, count in zip(bound.groups, bound.opened, strict=True):
+        opened[list(group.members[: math.ceil(count - ALMOST) + more])] = True
+    return opened
+
+
+# Packing on given machines
+
+
+def pack(problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None) -> tuple[Filling, list[Piece]]:
+    """Place all models on the opened machines, divided if they do not fit whole; return the rest, too.
+
+    wanted: among which machines models are best divided.
+    """
+    filling, left = pack_evenly(problem, opened, wanted)
+    sizes = problem.rows.max(axis=(0, 1))
+    missing = sum(piece.share * sizes[piece.model] for piece in left)
+    if left and missing <= LITTLE * np.sum(sizes):
+        filling, left = reshare(filling)
+    if left and is_small(problem, opened) and (exact := pack_exactly(problem, opened)):
+        return exact, []
+    return filling, left
+
+
+def pack_evenly(
+    problem: PlacingProblem, opened: Bools, wanted: PlacingBound | None = None
+) -> tuple[Filling, list[Piece]]:
+    """The same, one model after another, each where it adds least."""
+    filling = Filling(problem)
+    filling.open[:] = opened
+    left = balance(filling, pieces(problem, wanted))
+    return filling, divide(filling, balance(filling, left) if wanted else left)
+
+
+def most_load(problem: PlacingProblem, bound: PlacingBound) -> tuple[float, Filling]:
+    """The largest multiple of the rates that was found to fit, and its filling; 0 where not all models fit."""
+    best, largest = 0.0, Filling(problem)
+    opened = np.ones(len(problem.machines), np.bool_)
+    for scale in SCALES:
+        packed, left = pack_evenly(replace(problem, cap=problem.cap / (scale * bound.value)), opened, bound)
+        times, filling = reshare_for_load(Filling(problem, packed.shares))
+        if not left:
+            times = max(times, scale * bound.value)
+        if times > best or not largest.used.any():
+            best, largest = times, filling
+    return best, largest

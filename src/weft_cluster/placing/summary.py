@@ -1,4 +1,4 @@
-"""What a filling comes to: the value that is written, read and shown (``placement``), and the way back."""
+"""From a filling to the placement that is written, read and shown (``placement``), and back."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ ALL_BUT = 1e-6
 
 
 def placed_machines(filling: Filling, judge: OnTimeJudge | None = None) -> tuple[PlacedMachine, ...]:
-    """Every machine that has models, with what they take of it, and how they fare there where a judge says it."""
+    """Return every machine with models, its loads, and the simulated attainment of its models if there is a judge."""
     return tuple(_machine(filling, machine, judge) for machine in np.flatnonzero(filling.used).tolist())
 
 
 def idle_machines(filling: Filling) -> tuple[str, ...]:
-    """The names of those that have none."""
+    """Names of machines without models."""
     return tuple(filling.problem.machines[machine].name for machine in np.flatnonzero(~filling.used).tolist())
 
 
@@ -49,13 +49,13 @@ def _machine(filling: Filling, machine: int, judge: OnTimeJudge | None) -> Place
     return PlacedMachine(
         **problem.machines[machine]._asdict(),
         models=models,
-        compute=sum(each.compute for each in models),
-        bandwidth=sum(each.bandwidth for each in models),
-        other=sum(each.other for each in models),
+        compute=sum(placed.compute for placed in models),
+        bandwidth=sum(placed.bandwidth for placed in models),
+        other=sum(placed.other for placed in models),
         overlap=problem.kinds[problem.machines[machine].kind].overlap,
         busy=float(filling.loads[machine].max()),
         busy_cap=float(problem.cap[kind]),
-        memory_bytes=sum(each.memory_bytes for each in models),
+        memory_bytes=sum(placed.memory_bytes for placed in models),
         memory_limit_bytes=int(problem.room_bytes[kind]),
         limit=limit,
         limited_by=problem.demands[who].model,
@@ -79,7 +79,7 @@ def _model(filling: Filling, machine: int, model: int, judge: OnTimeJudge | None
 
 
 def _limit(filling: Filling, machine: int) -> tuple[Limit, int]:
-    """What is nearest to its end on a machine, and the model that takes most of it."""
+    """The resource with the least left on a machine, and the model that uses most of it."""
     problem, shares, kind = filling.problem, filling.shares[machine], int(filling.problem.kind_of[machine])
     numbers, parts = list(shares), np.array(list(shares.values()))
     takes: dict[Limit, list[float]] = {
@@ -87,7 +87,7 @@ def _limit(filling: Filling, machine: int) -> tuple[Limit, int]:
         "bandwidth": (parts * problem.rows[kind, 1, numbers] / problem.cap[kind]).tolist(),
         "memory": (problem.bytes[kind, numbers] / problem.room_bytes[kind]).tolist(),
     }
-    used = {key: sum(each) for key, each in takes.items()}
+    used = {key: sum(by_model) for key, by_model in takes.items()}
     waits = [_waiting(problem, kind, one, numbers) for one in numbers]
     used["deadline"], takes["deadline"] = max(waits), waits
     limit = max(used, key=lambda key: used[key])
@@ -99,7 +99,7 @@ def _limit(filling: Filling, machine: int) -> tuple[Limit, int]:
 
 
 def _waiting(problem: PlacingProblem, kind: int, model: int, beside: list[int]) -> float:
-    """The longest segment of a model's neighbours, as a share of what it can wait for."""
+    """The longest segment of a model's neighbours, as a share of its slack."""
     longest = max((float(problem.segment_s[kind, other]) for other in beside if other != model), default=0.0)
     return longest / max(float(problem.slack_s[kind, model]), ROUNDING) if longest else 0.0
 
@@ -108,15 +108,15 @@ def filled(placement: Placement, problem: PlacingProblem) -> Filling:
     """A placement on a problem's machines again, whether it keeps to the limits or not (``checking``)."""
     machines = {machine.name: number for number, machine in enumerate(problem.machines)}
     models = {demand.model: number for number, demand in enumerate(problem.demands)}
-    found = Filling(problem)
+    filling = Filling(problem)
     for machine in placement.machines:
         if machine.name not in machines:
             raise PlacingError(f"the placement has models on it: {unknown_name('machine', machine.name, machines)}")
-        for each in machine.models:
-            if each.model not in models:
-                raise PlacingError(f"{machine.name} has it placed: {unknown_name('model', each.model, models)}")
-            found.add(machines[machine.name], models[each.model], each.share)
-    return found
+        for placed in machine.models:
+            if placed.model not in models:
+                raise PlacingError(f"{machine.name} has it placed: {unknown_name('model', placed.model, models)}")
+            filling.add(machines[machine.name], models[placed.model], placed.share)
+    return filling
 
 
 def make_placement(
@@ -129,7 +129,7 @@ def make_placement(
     judge: OnTimeJudge | None = None,
     notes: Iterable[str] = (),
 ) -> Placement:
-    """The finished placement; *judge* says what is on time, where anybody does."""
+    """Return the finished placement; *judge*, if any, adds the simulated attainment."""
     return Placement(
         objective=objective,
         machines=placed_machines(filling, judge),

@@ -1,6 +1,7 @@
-"""The application that Ray Serve runs: a server for each machine of a placement, gates before them, and who is where.
+"""The application that Ray Serve runs: a server for each machine of a placement, gates (routers) in front of them, and
+a service registry.
 
-What is here holds the parts together and decides nothing: servers are ``weft.Server``, gates ``gates.gate``.
+What is here connects the parts and decides nothing: servers are ``weft.Server``, gates ``gates.gate``.
 """
 
 from __future__ import annotations
@@ -25,70 +26,75 @@ from weft_cluster.gates.gate import GateSettings
 from weft_cluster.gates.thread import GateThread
 from weft_cluster.placing.placement import PlacedMachine, read_placement
 from weft_cluster.ray.scaling import BANDWIDTH, COMPUTE, UtilisationPolicy, predicted
-from weft_cluster.ray.service_registry import SAID_EVERY_S, Directory, RegistryEntry
+from weft_cluster.ray.service_registry import HEARTBEAT_EVERY_S, RegistrySnapshot, ServiceRegistry
 from weft_cluster.ray.settings import KEY_VARIABLE, RaySettings, parse_settings, sources_of
 
 log = logging.getLogger("weft.ray")
 
-ASKED_EVERY_S = 0.25
-"""How often a gate asks who is where."""
+LOOKUP_EVERY_S = 0.25
+"""Period at which a gate reads the registry, and retries of a server that asks to leave. Four times per heartbeat, so
+that a server that has left is known before its ``LEAVING_S`` ends."""
 UPSCALE_S = 10.0
-"""How long more must be asked than servers carry before there are more of them."""
+"""How long the load must exceed what servers carry before Ray adds one; as long as the window of the rates."""
 LEAVING_S = 1.0
-"""How long a server goes on after it has said that it leaves, so that gates hear of it first."""
+"""Time between leaving the registry and shutdown, so that all gates have stopped sending requests."""
 HANDOVER_S = 120.0
-"""How long a server that shall end waits for others to have its models."""
-ANSWERS_S = 3.0
-"""How long the directory may take for an answer; then it is asked again, for it may be replaced as well."""
+"""Timeout of leaving: how long a server waits until others have its models. Loading takes seconds to a minute."""
+REGISTRY_TIMEOUT_S = 3.0
+"""Timeout of a call to the registry; then it is retried, for the registry may be replaced as well."""
 READY_S = 30.0
-"""How long a gate waits for servers before it listens: the one that it replaces goes on as long."""
+"""How long a gate waits for servers before it listens; the one that it replaces listens meanwhile."""
 ENDING_S = 180.0
-"""How long all of a server's end may take."""
+"""Timeout of Ray for a whole shutdown: ``HANDOVER_S``, ``LEAVING_S``, and the server's own drain."""
 
 
-class _Announced:
-    """Somebody who says where it is; *refused* is what a gate has to say besides."""
+class _Heartbeats:
+    """Heartbeats of a server or a gate to the registry; *refused* is the count that a gate sends with them."""
 
     def __init__(
         self,
-        directory: Any,
+        registry: Any,
         url: str,
         machine: PlacedMachine | None = None,
         refused: Callable[[], Mapping[str, int]] | None = None,
     ) -> None:
-        self._directory, self._url, self._machine, self._refused = directory, url, machine, refused
+        self._registry, self._url, self._machine, self._refused = registry, url, machine, refused
         self.missed: dict[str, float] = {}
         """Model -> requests per second that a server did not get because gates refused them."""
-        self._saying = asyncio.create_task(_again_and_again(self._say, SAID_EVERY_S))
+        self._task = asyncio.create_task(_repeat(self._send, HEARTBEAT_EVERY_S))
 
-    async def _say(self) -> None:
+    async def _send(self) -> None:
         refused = self._refused() if self._refused else None
-        self.missed = await self._directory.say.remote(self._url, self._machine, refused)
+        self.missed = await self._registry.heartbeat.remote(self._url, self._machine, refused)
 
     async def leave(self) -> None:
-        """Return when it may end: others have its models, or all of the application ends."""
+        """Wait for permission to shut down, and end the heartbeats.
+
+        Permission comes when other servers have the models, or when the whole application ends. Retried until
+        ``HANDOVER_S`` have passed: leaving twice is the same as leaving once.
+        """
         end_s = time.monotonic() + HANDOVER_S
         while time.monotonic() < end_s:
-            with suppress(Exception):  # nobody answers: Ray's own parts may be gone, or about to be others
-                async with asyncio.timeout(ANSWERS_S):
-                    if await asyncio.to_thread(_all_ends) or await self._directory.leave.remote(self._url):
+            with suppress(Exception):  # no answer: Ray's controller or the registry is gone or being replaced
+                async with asyncio.timeout(REGISTRY_TIMEOUT_S):
+                    if await asyncio.to_thread(_all_ends) or await self._registry.leave.remote(self._url):
                         break
-            await asyncio.sleep(ASKED_EVERY_S)
-        self._saying.cancel()
+            await asyncio.sleep(LOOKUP_EVERY_S)
+        self._task.cancel()
 
 
 class MachineServer:
     """A whole server with the models of a machine, on a port of its own."""
 
     async def __init__(  # type: ignore[misc]
-        self, machine: PlacedMachine, sources: list[str], config: dict[str, Any], directory: Any
+        self, machine: PlacedMachine, sources: list[str], config: dict[str, Any], registry: Any
     ) -> None:
         self._machine = machine
-        self._announced: _Announced | None = None
+        self._heartbeats: _Heartbeats | None = None
         host = config.pop("host", "") or util.get_node_ip_address()
         self._server = InProcessServer(*sources, host=host, **config)
         await self._server.start_async()
-        self._announced = _Announced(directory, self._server.url, machine)
+        self._heartbeats = _Heartbeats(registry, self._server.url, machine)
 
     def check_health(self) -> None:
         """Called by Ray every second."""
@@ -96,18 +102,18 @@ class MachineServer:
             raise RuntimeError(f"{self._machine.name} takes no requests")
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """What is asked of both resources, by the rates of the last seconds, refused requests included."""
-        rates = {each["name"]: each["rate"] for each in self._server.state()["models"]}
-        load = predicted(self._machine, rates, self._announced.missed if self._announced else {})
+        """Return the load of compute and bandwidth, from the rates of the last seconds, refused requests included."""
+        rates = {model["name"]: model["rate"] for model in self._server.state()["models"]}
+        load = predicted(self._machine, rates, self._heartbeats.missed if self._heartbeats else {})
         return {COMPUTE: load.compute, BANDWIDTH: load.bandwidth}
 
     def where(self) -> tuple[int, str]:
-        """Its process and its node, for who wants to see what becomes of those that are killed."""
+        """Return its process and its node, for tests that kill servers."""
         return _here()
 
     async def __del__(self) -> None:
-        if self._announced:  # it was ready
-            await self._announced.leave()
+        if self._heartbeats:  # it was ready
+            await self._heartbeats.leave()
             await asyncio.sleep(LEAVING_S)
             await self._server.stop_async()
 
@@ -116,85 +122,87 @@ class GateServer:
     """A gate, and what Serve's own proxy shows of it."""
 
     async def __init__(  # type: ignore[misc]
-        self, face: ServerConfig, settings: GateSettings, ca_file: str, directory: Any, machines: list[Any]
+        self, face: ServerConfig, settings: GateSettings, ca_file: str, registry: Any, machines: list[Any]
     ) -> None:
-        """*machines* are named so that Ray starts them."""
-        self._directory = directory
-        self._announced: _Announced | None = None
+        """*machines* is not used; Ray starts the deployments that appear as arguments of another one."""
+        self._registry = registry
+        self._heartbeats: _Heartbeats | None = None
         network = face.network
         host = network.host if network.host != ANY_ADDRESS else util.get_node_ip_address()
         if ca_file:
             settings = replace(settings, context=ssl.create_default_context(cafile=ca_file))
-        listed: RegistryEntry = await directory.known.remote()
+        listed: RegistrySnapshot = await registry.snapshot.remote()
         self._thread = GateThread(listed.models, replace(face, network=replace(network, host=host)), settings)
         self._thread.begin()
-        self._asking = asyncio.create_task(_again_and_again(self._ask, ASKED_EVERY_S))
+        self._lookups = asyncio.create_task(_repeat(self._look_up, LOOKUP_EVERY_S))
         with suppress(TimeoutError):
             async with asyncio.timeout(READY_S):
-                while self._thread.told()["missing"]:
-                    await asyncio.sleep(ASKED_EVERY_S)
+                while self._thread.status()["missing"]:
+                    await asyncio.sleep(LOOKUP_EVERY_S)
         try:
             port = await asyncio.to_thread(self._thread.listen)
         except BaseException:
-            self._asking.cancel()
+            self._lookups.cancel()
             raise
         scheme = "https" if network.tls_cert else "http"
-        self._announced = _Announced(directory, f"{scheme}://{host}:{port}", refused=lambda: self._thread.gate.refused)
+        self._heartbeats = _Heartbeats(registry, f"{scheme}://{host}:{port}", refused=lambda: self._thread.gate.refused)
 
-    async def _ask(self) -> None:
-        """Hear who is where; whoever answers and does not leave stays known, listed or not."""
-        listed: RegistryEntry = await self._directory.known.remote()
+    async def _look_up(self) -> None:
+        """Read the registry. A server that answers and has not left stays known even if it is not listed, so that a
+        restarted registry does not empty the gate."""
+        listed: RegistrySnapshot = await self._registry.snapshot.remote()
         answer = {link.target.url: link.placed for link in list(self._thread.gate.links.values()) if link.up}
         there = {url: machine for url, machine in (answer | listed.servers).items() if url not in listed.left}
         await asyncio.to_thread(self._thread.know, there, listed.models or None)
 
     def where(self) -> tuple[int, str]:
-        """Its process and its node."""
+        """Return its process and its node."""
         return _here()
 
-    async def told(self) -> dict[str, Any]:
-        """How the cluster stands, as this gate sees it, and where all gates are."""
-        listed: RegistryEntry = await self._directory.known.remote()
-        return self._thread.told() | {"gates": listed.gates}
+    async def status(self) -> dict[str, Any]:
+        """Return the state of the cluster as this gate sees it, and the URLs of all gates."""
+        listed: RegistrySnapshot = await self._registry.snapshot.remote()
+        return self._thread.status() | {"gates": listed.gates}
 
     async def __call__(self, request: Any) -> dict[str, Any]:
-        return await self.told()
+        return await self.status()
 
     async def __del__(self) -> None:
-        if self._announced:  # it listens
-            self._asking.cancel()
-            await asyncio.gather(asyncio.to_thread(self._thread.stop), self._announced.leave())
+        if self._heartbeats:  # it listens
+            self._lookups.cancel()
+            await asyncio.gather(asyncio.to_thread(self._thread.stop), self._heartbeats.leave())
 
 
 ANY_ADDRESS = "0.0.0.0"
 
 
 def app(args: dict[str, Any]) -> Any:
-    """The application for arguments of ``serve run``, or of a file: those of ``RaySettings``."""
+    """Return the application for the arguments of ``serve run`` or of a file, which are the fields of
+    ``RaySettings``."""
     settings = parse_settings(args)
     placement = read_placement(settings.placement)
     key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(32)
-    shall = {"models": list(placement.models)}  # what changes here is told to the one that runs, and ends nothing
-    directory = _deployed(Directory, "weft-directory", {"num_cpus": 0}, user_config=shall).bind()
+    config = {"models": list(placement.models)}  # Ray applies a change of user_config without a restart
+    registry = _deployed(ServiceRegistry, "weft-directory", {"num_cpus": 0}, user_config=config).bind()
     machines = [_machine(machine, settings, key).bind(
-        machine, sources_of(machine, settings), _config(settings, key), directory
+        machine, sources_of(machine, settings), _config(settings, key), registry
     ) for machine in placement.machines]  # fmt: skip
     ports = {"http_port": settings.port, "grpc_port": settings.grpc_port}
     face = ServerConfig(**{"host": settings.host or ANY_ADDRESS, **ports, **settings.gate})
     how = {"num_replicas": settings.gates, "max_replicas_per_node": 1}
     gates = _deployed(GateServer, "weft-gate", settings.gate_actor, **how)
     router = GateSettings(router=settings.router, key=key)
-    return gates.bind(face, router, settings.ca_file, directory, machines)
+    return gates.bind(face, router, settings.ca_file, registry, machines)
 
 
 def _config(settings: RaySettings, key: str) -> dict[str, Any]:
-    """The settings of a server: a port that is free, and the key that gates have."""
+    """Return the settings of a server: a free port, and the key that gates send."""
     if "api_key" in settings.server or "keys_file" in settings.server:
         raise InputError(
             f"weft_cluster.ray: servers know gates by {KEY_VARIABLE}; keys of clients belong to gate, not to server"
         )
     config = {"http_port": 0, "grpc_port": None, **settings.server, "api_key": key}
-    ServerConfig(**config)  # what cannot be is said here rather than by every server
+    ServerConfig(**config)  # a wrong setting is reported here, once, rather than by every server
     return {"host": settings.host, **config}
 
 
@@ -217,7 +225,7 @@ def _deployed(kind: type, name: str, options: dict[str, Any], **more: Any) -> An
         health_check_timeout_s=10,
         graceful_shutdown_wait_loop_s=0.1,
         graceful_shutdown_timeout_s=ENDING_S,
-        logging_config={"enable_access_log": False},  # the directory is asked some twenty times a second
+        logging_config={"enable_access_log": False},  # the registry is called some twenty times a second
         **more,
     )
 
@@ -227,13 +235,13 @@ def _here() -> tuple[int, str]:
 
 
 def _all_ends() -> bool:
-    """Whether the whole application is about to end, rather than one of its parts."""
+    """Return whether the whole application is being deleted, rather than one of its parts."""
     status = serve.status().applications.get(serve.get_replica_context().app_name)
     return status is None or status.status == "DELETING"
 
 
-async def _again_and_again(work: Any, every_s: float) -> None:
-    """Do something now and then; what fails is done again."""
+async def _repeat(work: Any, every_s: float) -> None:
+    """Call *work* periodically. A failure is logged; the next call retries, and sends the whole state again."""
     while True:
         try:
             work_now: Coroutine[Any, Any, None] = work()

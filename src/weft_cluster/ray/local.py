@@ -17,7 +17,7 @@ from weft_cluster.placing.placement import read_placement
 
 STARTING_S = 300.0
 """How long servers may take to be ready."""
-NODE_CPUS = 2
+NODE_CPUS = 2  # CPUs that each local node offers to Ray: enough for the actors of a server, which ask for 1 each
 QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 2}
 """A node that is lost is given up after some three seconds; by Ray's own settings it takes half a minute."""
 GATE = "weft-gate"
@@ -28,13 +28,13 @@ APPLICATION = "weft"
 
 @dataclass
 class LostNode:
-    """What became of a machine whose node was killed, in seconds since it was."""
+    """When a machine whose node was killed was noticed and replaced, in seconds after the kill."""
 
     machine: str
     after_s: float
     """When that was, since the run began."""
     noticed_s: float | None = None
-    """Its server was not asked any more."""
+    """Requests were no longer sent to its server."""
     back_s: float | None = None
     """Another one took requests in its place."""
 
@@ -62,7 +62,7 @@ class LocalCluster:
     """
 
     def __init__(self, nodes: int, **settings: Any) -> None:
-        """settings: those of ``RaySettings``."""
+        """settings: the fields of ``RaySettings``."""
         if find_spec("ray") is None:
             raise InputError("Ray is not installed; pip install 'weft[ray]'")
         self._nodes, self.settings = nodes, {"host": "127.0.0.1", "gate_actor": GATE_ACTOR, **settings}
@@ -125,45 +125,51 @@ class LocalCluster:
     def _wait(self) -> None:
         """Until every model is served."""
         end_s = time.monotonic() + STARTING_S
-        while not (told := self.told())["gates"] or told["missing"] or len(told["servers"]) < len(self.machines):
+        while (
+            not (status := self.status())["gates"] or status["missing"] or len(status["servers"]) < len(self.machines)
+        ):
             if time.monotonic() > end_s:
-                raise InputError(f"not ready after {STARTING_S:g} s: nobody serves {', '.join(told['missing'])}")
+                raise InputError(f"not ready after {STARTING_S:g} s: nobody serves {', '.join(status['missing'])}")
             time.sleep(0.2)
 
-    def told(self) -> dict[str, Any]:
-        """How it stands, as a gate sees it, and where all gates are."""
-        found: dict[str, Any] = self._handle.told.remote().result()
-        return found
+    def status(self) -> dict[str, Any]:
+        """Return the state of the cluster as a gate sees it, and the URLs of all gates."""
+        answer: dict[str, Any] = self._handle.status.remote().result()
+        return answer
 
     @property
     def urls(self) -> list[str]:
         """Where gates are."""
-        gates: list[str] = self.told()["gates"]
+        gates: list[str] = self.status()["gates"]
         return gates
 
     def where(self, machine: str) -> tuple[int, str]:
         """The process of a machine's server, and its node."""
         from ray import serve
 
-        found: tuple[int, str] = serve.get_deployment_handle(f"weft-{machine}", APPLICATION).where.remote().result()
-        return found
+        answer: tuple[int, str] = serve.get_deployment_handle(f"weft-{machine}", APPLICATION).where.remote().result()
+        return answer
 
     def gate_pid(self) -> int:
         """The process of a gate; of the only one, where there is one."""
-        found: tuple[int, str] = self._handle.where.remote().result()
-        return found[0]
+        answer: tuple[int, str] = self._handle.where.remote().result()
+        return answer[0]
 
     def lose_later(self, machine: str, after_s: float) -> LostNode:
-        """Kill a machine's node after a while, beside whatever else is done, and watch what becomes of it."""
+        """Kill a machine's node after *after_s* seconds, on a thread, and watch until its server is back."""
         lost = LostNode(machine, after_s)
 
         def kill_and_watch() -> None:
             time.sleep(after_s)
-            before = {server["url"] for server in self.told()["servers"] if server["machine"] == machine}
+            before = {server["url"] for server in self.status()["servers"] if server["machine"] == machine}
             self.kill_node(machine)
             began_s = time.monotonic()
             while None in (lost.noticed_s, lost.back_s) and not self._ended.is_set():
-                up = {each["url"] for each in self.told()["servers"] if each["machine"] == machine and each["up"]}
+                up = {
+                    listed["url"]
+                    for listed in self.status()["servers"]
+                    if listed["machine"] == machine and listed["up"]
+                }
                 passed_s = time.monotonic() - began_s
                 if lost.noticed_s is None and not up & before:
                     lost.noticed_s = passed_s
@@ -186,7 +192,7 @@ class LocalCluster:
 
 
 def _set_environment() -> None:
-    """A token for all nodes, unless there is one; nothing is reported to anybody."""
+    """Set Ray's environment: a token for all nodes unless there is one, and no usage reports."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     if os.environ.setdefault("RAY_AUTH_MODE", "token") == "token" and "RAY_AUTH_TOKEN_PATH" not in os.environ:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

@@ -1,4 +1,4 @@
-"""How many servers a machine of a placement needs: by what is asked of both its resources, not by what waits.
+"""Autoscaling: the number of servers of a machine, from the load of both its resources, not from queue lengths.
 
 A queue tells that it is too late. What requests take of the array and of the memory channel is known beforehand
 (``placing``), so the rate at which they come says how busy a server will be. ``needed`` is a pure function; ``policy``
@@ -14,35 +14,35 @@ from typing import Any, NamedTuple
 from weft_cluster.placing.placement import PlacedMachine
 
 COMPUTE, BANDWIDTH = "weft_compute", "weft_bandwidth"
-"""What a server's two predicted loads are called among its metrics."""
+"""Names of a server's two predicted loads among its metrics."""
 LOWER = 0.1
 """A server is given up only if the others stay so far below the cap, so that rates that waver add and remove none."""
 
 
 class ServerLoad(NamedTuple):
-    """What is asked of a server's resources, as shares of its time, with what does not overlap; above 1: too much."""
+    """Load of a server's resources, as shares of its time, with the time that does not overlap; above 1: overload."""
 
     compute: float
     bandwidth: float
 
 
 def predicted(machine: PlacedMachine, rates: Mapping[str, float], refused: Mapping[str, float]) -> ServerLoad:
-    """The loads of a machine whose models answer so many requests per second, had it got those that gates refused."""
+    """The loads of a machine at the *rates* that it serves plus those that gates *refused*, in requests per second."""
     compute = bandwidth = other = 0.0
-    for each in machine.models:
-        asked = rates.get(each.model, 0.0) + refused.get(each.model, 0.0)
-        times = asked / each.rate if each.rate else 0.0
+    for placed in machine.models:
+        asked = rates.get(placed.model, 0.0) + refused.get(placed.model, 0.0)
+        times = asked / placed.rate if placed.rate else 0.0
         compute, bandwidth, other = (
-            compute + times * each.compute,
-            bandwidth + times * each.bandwidth,
-            other + times * each.other,
+            compute + times * placed.compute,
+            bandwidth + times * placed.bandwidth,
+            other + times * placed.other,
         )
     beside = 1 - machine.overlap
     return ServerLoad(compute + beside * bandwidth + other, bandwidth + beside * compute + other)
 
 
 def needed(loads: Sequence[ServerLoad], cap: float) -> int:
-    """How many servers keep all below the cap that so many have now; one at least."""
+    """Return the number of servers, at least one, that keeps the total of *loads* below the cap of each."""
     if not loads:
         return 1
     asked = max(sum(load.compute for load in loads), sum(load.bandwidth for load in loads))
@@ -60,13 +60,13 @@ class UtilisationPolicy:
 
     def __call__(self, context: Any) -> tuple[int, dict[str, Any]]:
         compute, bandwidth = (_last(context.raw_metrics or {}, name) for name in (COMPUTE, BANDWIDTH))
-        loads = [ServerLoad(compute[each], bandwidth.get(each, 0.0)) for each in compute]
+        loads = [ServerLoad(compute[replica], bandwidth.get(replica, 0.0)) for replica in compute]
         if len(loads) < context.current_num_replicas:  # some have not said anything yet
             return context.target_num_replicas, {}
         least, most = context.capacity_adjusted_min_replicas, context.capacity_adjusted_max_replicas
         return min(most, max(least, needed(loads, self._cap))), {}
 
 
-def _last(told: Mapping[str, Any], name: str) -> dict[Any, float]:
-    """What each server said last; its rates are those of ten seconds, and need no further mean."""
-    return {replica: series[-1].value for replica, series in told.get(name, {}).items() if series}
+def _last(metrics: Mapping[str, Any], name: str) -> dict[Any, float]:
+    """The latest value of each server: its rates are averages of ten seconds already."""
+    return {replica: series[-1].value for replica, series in metrics.get(name, {}).items() if series}

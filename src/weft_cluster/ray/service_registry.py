@@ -1,4 +1,8 @@
-"""Who is where: every server and gate says so each second, and gates ask. Who shall end asks whether it may."""
+"""Service registry. Servers and gates send a heartbeat every second; gates look servers up here.
+
+A server asks for permission before it shuts down, so that servers that are replaced leave one after another. The
+registry stores nothing that heartbeats do not repeat: a restarted one is complete within a second.
+"""
 
 from __future__ import annotations
 
@@ -10,20 +14,22 @@ from typing import Any, NamedTuple
 
 from weft_cluster.placing.placement import PlacedMachine
 
-SAID_EVERY_S = 1.0
-FORGOTTEN_S = 5.0
-"""Who has said nothing for so long is not listed."""
+HEARTBEAT_EVERY_S = 1.0
+"""Period of heartbeats: a restarted registry and a new server are unknown for at most this time."""
+HEARTBEAT_TIMEOUT_S = 5.0
+"""Time without a heartbeat after which a server or gate is not listed: several lost heartbeats, not one slow one."""
 SETTLED_S = 2.0
-"""Gates know of a server that has been there for so long."""
+"""Age from which all gates know a server: they look it up every quarter of a second. Only such servers allow another
+one to leave."""
 REFUSED_S = 10.0
-"""Refusals of the last seconds are what counts."""
+"""Window over which refused requests count, as long as that of the rates that servers report."""
 
 
-class RegistryEntry(NamedTuple):
-    """What a gate is told."""
+class RegistrySnapshot(NamedTuple):
+    """The content of the registry, as a gate reads it."""
 
     models: tuple[str, ...]
-    """Those that shall be there."""
+    """The models of the placement."""
     servers: dict[str, PlacedMachine]
     """URL -> the machine whose models are there."""
     gates: list[str]
@@ -33,18 +39,18 @@ class RegistryEntry(NamedTuple):
 
 @dataclass
 class _Entry:
-    """Somebody who is there; *machine* is None for a gate."""
+    """A server or a gate; *machine* is None for a gate."""
 
     machine: PlacedMachine | None
     since_s: float
-    said_s: float
+    heartbeat_s: float
+    """When its last heartbeat came."""
     refused: deque[tuple[float, Counter[str]]] = field(default_factory=deque)
-    """Of a gate: when it said how many requests it had refused in all, by model."""
+    """Of a gate: time of a heartbeat, and how many requests it had refused in all by then, by model."""
 
 
-class Directory:
-    """Addresses, and what is there. It holds nothing that is not said again: one that is started anew knows all in a
-    second."""
+class ServiceRegistry:
+    """Addresses of servers and gates, and the models of each server. Ray calls one method at a time: no locks."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -53,19 +59,21 @@ class Directory:
         self._left: dict[str, float] = {}
 
     def reconfigure(self, config: Mapping[str, Any]) -> None:
-        """What Ray calls when the placement is another: *models* are those that shall be there."""
+        """Take the models of a new placement; Ray calls this when the application is deployed again."""
         self._models = tuple(config["models"])
 
-    def say(
+    def heartbeat(
         self, url: str, machine: PlacedMachine | None, refused: Mapping[str, int] | None = None
     ) -> dict[str, float]:
-        """Somebody is there; a gate says how many requests it has refused. A server hears how many of those would
-        have been its own, by model and per second."""
+        """List a server (with its *machine*) or a gate (with the number of requests it has *refused*, by model).
+
+        Returns to a server the requests per second, by model, that would have been its own had gates not refused them.
+        """
         now = self._now()
         if url in self._left:  # it was on its way when that one left
             return {}
         entry = self._entries.setdefault(url, _Entry(machine, now, now))
-        entry.machine, entry.said_s = machine, now
+        entry.machine, entry.heartbeat_s = machine, now
         if refused is not None:
             entry.refused.append((now, Counter(refused)))
             while entry.refused[0][0] < now - REFUSED_S:
@@ -73,41 +81,44 @@ class Directory:
         return {} if machine is None else self._missed(model.model for model in machine.models)
 
     def leave(self, url: str) -> bool:
-        """Whether somebody may end now. A server may when others that gates know have all its models, as far as those
-        shall be there; so servers that are all to be replaced leave one after another."""
+        """Remove a server or gate if it may shut down now; return whether it may.
+
+        A server may when settled other servers have all its models that the placement still has.
+        """
         now, entry = self._now(), self._entries.get(url)
         if entry is None:  # it has left, or was not heard of yet
             return url in self._left
         if entry.machine is not None:
             others = {
                 placed.model
-                for other, each in self._there().items()
-                if other != url and each.machine is not None and each.since_s <= now - SETTLED_S
-                for placed in each.machine.models
+                for other_url, other in self._alive().items()
+                if other_url != url and other.machine is not None and other.since_s <= now - SETTLED_S
+                for placed in other.machine.models
             }
-            if any(each.model in self._models and each.model not in others for each in entry.machine.models):
+            if any(placed.model in self._models and placed.model not in others for placed in entry.machine.models):
                 return False
         del self._entries[url]
         self._left[url] = now
         return True
 
-    def known(self) -> RegistryEntry:
-        """Who is there, and who leaves."""
-        oldest, there = self._now() - FORGOTTEN_S, self._there()
+    def snapshot(self) -> RegistrySnapshot:
+        """Return the servers and gates that are alive, and the servers that have left lately."""
+        oldest, alive = self._now() - HEARTBEAT_TIMEOUT_S, self._alive()
         self._left = {url: left for url, left in self._left.items() if left >= oldest}
-        servers = {url: each.machine for url, each in there.items() if each.machine is not None}
-        return RegistryEntry(self._models, servers, [url for url in there if url not in servers], list(self._left))
+        servers = {url: entry.machine for url, entry in alive.items() if entry.machine is not None}
+        return RegistrySnapshot(self._models, servers, [url for url in alive if url not in servers], list(self._left))
 
-    def _there(self) -> dict[str, _Entry]:
-        oldest = self._now() - FORGOTTEN_S
-        self._entries = {url: each for url, each in sorted(self._entries.items()) if each.said_s >= oldest}
+    def _alive(self) -> dict[str, _Entry]:
+        """Drop entries without a recent heartbeat; return the rest, by URL."""
+        oldest = self._now() - HEARTBEAT_TIMEOUT_S
+        self._entries = {url: entry for url, entry in sorted(self._entries.items()) if entry.heartbeat_s >= oldest}
         return self._entries
 
     def _missed(self, models: Iterable[str]) -> dict[str, float]:
         """Requests per second that gates refused, divided among the servers of each model."""
-        there, total = list(self._there().values()), Counter[str]()
-        for gate in there:
+        alive, total = list(self._alive().values()), Counter[str]()
+        for gate in alive:
             if gate.refused:
                 total += gate.refused[-1][1] - gate.refused[0][1]
-        copies = Counter(placed.model for each in there if each.machine for placed in each.machine.models)
+        copies = Counter(placed.model for entry in alive if entry.machine for placed in entry.machine.models)
         return {model: total[model] / REFUSED_S / max(1, copies[model]) for model in models if total[model]}

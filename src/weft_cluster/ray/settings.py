@@ -1,4 +1,4 @@
-"""What weft on Ray is told: the arguments of ``serve run weft_cluster.ray:app`` and of its YAML (docs/ray.md)."""
+"""Settings of weft on Ray: the arguments of ``serve run weft_cluster.ray:app`` and of its YAML (docs/ray.md)."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class RaySettings(BaseModel, extra="forbid", frozen=True):
     busy_cap: Annotated[float, Field(gt=0, le=1)] = 0.8
     """How busy a server may be before there are more."""
     actors: dict[str, dict[str, Any]] = {}
-    """Kind of machine -> what Ray shall reserve for each: ``{"num_gpus": 1}``."""
+    """Kind of machine -> the resources that Ray reserves for each: ``{"num_gpus": 1}``."""
     gate_actor: dict[str, Any] = {"num_cpus": 0}
     """The same for each gate."""
     server: ServerKeys = {}
@@ -67,7 +67,7 @@ class RaySettings(BaseModel, extra="forbid", frozen=True):
     gate: ServerKeys = {}
     """The same for gates: api_key, keys_file, tls_cert, ..."""
     ca_file: str = ""
-    """Whose certificates servers have, where they are given some (``server.tls_cert``)."""
+    """CA file that signed the servers' certificates, if they have any (``server.tls_cert``)."""
 
 
 def parse_settings(raw: Mapping[str, Any]) -> RaySettings:
@@ -79,16 +79,16 @@ def parse_settings(raw: Mapping[str, Any]) -> RaySettings:
 
 
 def sources_of(machine: PlacedMachine, settings: RaySettings) -> list[str]:
-    """What a server of a machine serves: its own plan, or the files of its models, or models by their names."""
+    """Return the sources that a machine's server serves: its plan, or files of its models, or models by name."""
     folder = Path(settings.placement)
     folder = folder if folder.is_dir() else folder.parent
     if not settings.models and (folder / machine.name / PLAN_FILE).is_file():
         return [os.path.abspath(folder / machine.name)]
     files = Path(settings.models) if settings.models else folder
-    found = []
-    for each in machine.models:
-        if "/" in each.model or each.model.startswith("."):
-            raise PlacingError(f"{machine.name}: {each.model!r} is not a name for a model")
-        file = files / f"{each.model}.onnx"
-        found.append(os.path.abspath(file) if settings.models or file.is_file() else each.model)
-    return found
+    sources = []
+    for placed in machine.models:
+        if "/" in placed.model or placed.model.startswith("."):
+            raise PlacingError(f"{machine.name}: {placed.model!r} is not a name for a model")
+        file = files / f"{placed.model}.onnx"
+        sources.append(os.path.abspath(file) if settings.models or file.is_file() else placed.model)
+    return sources

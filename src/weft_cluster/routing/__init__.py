@@ -1,4 +1,4 @@
-"""Many machines behind a router: which machine a request goes to, and a simulated cluster to see what comes of it.
+"""Many machines behind a router: the choice of a machine for a request, and the simulation of a cluster.
 
 Its modules: ``placing_run.py``, all that ``weft place`` decides; ``attaining.py``, placements for a router;
 ``router.py``, pure functions of estimates, a request and the time; ``cluster.py`` and ``setting.py``, what is

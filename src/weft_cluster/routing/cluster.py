@@ -23,7 +23,7 @@ class Node(NamedTuple):
     name: str
     zone: str
     overlap: float
-    """Share of the ideal overlap of computing and memory that it reaches."""
+    """Share of the ideal overlap of computing and memory that it reaches, 0 to 1."""
     speed: float = 1.0
     """How fast it really is, where it should be 1."""
 
@@ -36,12 +36,12 @@ class NodeModel(NamedTuple):
     share: float
     """Of the requests for the model that go anywhere."""
     need: Need
-    """What a request takes there at the speed that the machine should have."""
+    """Need of a request there at the machine's nominal speed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Cluster:
-    """Machines with models, and how often these are asked for."""
+    """Machines with models, and the request rates of the models."""
 
     nodes: tuple[Node, ...]
     models: tuple[str, ...]
@@ -72,33 +72,44 @@ class Cluster:
         return replace(self, nodes=nodes)
 
     def asked(self, factor: float, cv: float | None = None) -> Cluster:
-        """The same, every model asked for *factor* times as often, and as unevenly as *cv* says."""
+        """Return the same cluster with *factor* times the rates, and arrivals of variation *cv*."""
         if not factor > 0:
             raise PlacingError(f"rate = {factor:g} must be above 0")
         return replace(self, rates=self.rates * factor, cv=self.cv if cv is None else np.full(len(self.cv), cv))
 
 
 def placed(placement: Placement, kinds: Mapping[str, MachineKind], demands: Sequence[Demand]) -> Cluster:
-    """The cluster that a placement describes. Requests that it leaves unserved are not sent."""
+    """Return the cluster that a placement describes. Requests that it leaves unserved are not sent."""
     known = {demand.model: demand for demand in demands}
-    nodes = tuple(Node(each.name, each.zone, kinds[each.kind].overlap) for each in placement.machines)
+    nodes = tuple(Node(node.name, node.zone, kinds[node.kind].overlap) for node in placement.machines)
     placement_models = placement.models
     models = {model: number for number, model in enumerate(placement_models)}
     served = dict.fromkeys(models, 0.0)
-    found = []
+    replicas = []
     for number, machine in enumerate(placement.machines):
-        for each in machine.models:
-            if each.model not in known:
-                raise PlacingError(f"{machine.name} has it placed: {unknown_name('model', each.model, known)}")
-            if machine.kind not in known[each.model].needs:
-                raise PlacingError(f"{each.model} is placed on {machine.name}, and nothing says what it takes there")
-            served[each.model] += each.share
-            found.append(NodeModel(number, models[each.model], each.share, known[each.model].needs[machine.kind]))
+        for placement_model in machine.models:
+            if placement_model.model not in known:
+                raise PlacingError(
+                    f"{machine.name} has it placed: {unknown_name('model', placement_model.model, known)}"
+                )
+            if machine.kind not in known[placement_model.model].needs:
+                raise PlacingError(
+                    f"{placement_model.model} is placed on {machine.name}, and nothing says what it takes there"
+                )
+            served[placement_model.model] += placement_model.share
+            replicas.append(
+                NodeModel(
+                    number,
+                    models[placement_model.model],
+                    placement_model.share,
+                    known[placement_model.model].needs[machine.kind],
+                )
+            )
     return Cluster(
         nodes,
         tuple(models),
         np.array([known[model].rate * min(1.0, served[model]) for model in models]),
         np.array([known[model].cv for model in models]),
         np.array([known[model].deadline_s for model in models]),
-        tuple(each._replace(share=each.share / served[placement_models[each.model]]) for each in found),
+        tuple(replica._replace(share=replica.share / served[placement_models[replica.model]]) for replica in replicas),
     )

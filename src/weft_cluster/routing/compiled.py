@@ -87,7 +87,7 @@ class _CompiledRun:
 
 
 def _static(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models, k.LoopTerms, k.LoopRules]:
-    """All machines' programs and terms one after another; what a rule says of one machine is in the tables."""
+    """All machines' programs and terms, concatenated; the tables have the rules of each machine."""
     programs = [program for policy in lowered.policies for program in policy.setting.programs]
     remaining = [rests for policy in lowered.policies for rests in estimates(policy)]
     policy = lowered.policies[0]
@@ -95,7 +95,7 @@ def _static(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models,
     def joined(columns: Iterable[Sequence[int]]) -> Ints:
         return np.concatenate([np.array(column, np.int64) for column in columns])
 
-    def each(name: str) -> Ints:
+    def by_stream_term(name: str) -> Ints:
         return np.array([getattr(term, name) for term in lowered.terms], np.int64)
 
     models = k.Models(
@@ -108,11 +108,11 @@ def _static(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models,
     base = np.arange(len(programs), dtype=np.int64)
     terms = k.LoopTerms(
         base,
-        each("deadline"),
-        each("max_batch"),
-        each("timeout"),
-        each("priority"),
-        each("think"),
+        by_stream_term("deadline"),
+        by_stream_term("max_batch"),
+        by_stream_term("timeout"),
+        by_stream_term("priority"),
+        by_stream_term("think"),
         np.zeros(len(programs), np.int64),
     )
     rules = k.LoopRules(
@@ -133,9 +133,9 @@ def _tables(lowered: LoweredCluster, models: k.Models, terms: k.LoopTerms) -> c.
     replicas, streams = list(chain(*lowered.replicas)), np.array(list(chain(*lowered.streams)), np.int64)
 
     def by_stream(name: str) -> Ints:
-        found = np.empty(len(streams), np.int64)
-        found[streams] = [getattr(replica, name) for replica in replicas]
-        return found
+        column = np.empty(len(streams), np.int64)
+        column[streams] = [getattr(replica, name) for replica in replicas]
+        return column
 
     return c.ClusterTables(
         first=np.cumsum([0, *map(len, lowered.streams)], dtype=np.int64),

@@ -49,23 +49,23 @@ class LoweredCluster:
 def lower_cluster(cluster: Cluster, setting: ClusterSetting) -> LoweredCluster:
     """Price every replica on its node."""
     setting.check(cluster)
-    begin = (0, *np.cumsum(np.bincount([each.node for each in cluster.placed], minlength=len(cluster.nodes))).tolist())
-    priced = [_priced(cluster, setting, each) for each in cluster.placed]
+    begin = (0, *np.cumsum(np.bincount([one.node for one in cluster.placed], minlength=len(cluster.nodes))).tolist())
+    priced = [_priced(cluster, setting, placed_model) for placed_model in cluster.placed]
     streams: list[list[int]] = [[] for _ in cluster.models]
-    for stream, each in enumerate(cluster.placed):
-        streams[each.model].append(stream)
+    for stream, placed_model in enumerate(cluster.placed):
+        streams[placed_model.model].append(stream)
     period = CLOCK.ticks(setting.report_s)
     return LoweredCluster(
         policies=tuple(_policy(cluster, setting, priced, begin, node) for node in range(len(cluster.nodes))),
         terms=tuple(
-            Terms(programs=stream - begin[placed.node], deadline=each.due, max_batch=1, timeout=0, priority=1)
-            for stream, (placed, each) in enumerate(zip(cluster.placed, priced, strict=True))
+            Terms(programs=stream - begin[placed.node], deadline=replica.due, max_batch=1, timeout=0, priority=1)
+            for stream, (placed, replica) in enumerate(zip(cluster.placed, priced, strict=True))
         ),
         replicas=tuple(_replicas(cluster, priced, own) for own in streams),
         streams=tuple(map(tuple, streams)),
         begin=begin,
-        models=tuple(each.model for each in cluster.placed),
-        besides=tuple(each.besides for each in priced),
+        models=tuple(placed_model.model for placed_model in cluster.placed),
+        besides=tuple(replica.besides for replica in priced),
         failures=_failures(cluster, setting, period),
         period=period,
         warm=CLOCK.ticks(setting.warmup_s),
@@ -93,7 +93,7 @@ def _priced(cluster: Cluster, setting: ClusterSetting, placed: NodeModel) -> _Pr
 
 
 def _seen(node: int, need: Need, overlap: float, way_s: float) -> Replica:
-    """On an idle machine a request is expected to take what it takes alone."""
+    """The replica as gates see it: on an idle machine a request takes its time alone."""
     pieces = pieces_of(need, overlap)
     array, channel = pieces.segments * pieces.array, pieces.segments * pieces.channel
     return Replica(node, array, channel, CLOCK.ticks(way_s + need.alone_s) - max(array, channel))
@@ -115,9 +115,9 @@ def _replicas(cluster: Cluster, priced: Sequence[_Priced], streams: Sequence[int
 def _failures(cluster: Cluster, setting: ClusterSetting, period: int) -> tuple[tuple[int, int, int], ...]:
     """In whole periods, one at least."""
     names = {node.name: number for number, node in enumerate(cluster.nodes)}
-    found = []
+    failures = []
     for failure in setting.failures:
         begin = CLOCK.ticks(failure.start_s) // period
         end = max(begin + 1, CLOCK.ticks(failure.start_s + failure.length_s) // period)
-        found.append((names[failure.machine], begin, end))
-    return tuple(found)
+        failures.append((names[failure.machine], begin, end))
+    return tuple(failures)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from weft.base.errors import InputError, unknown_name
 from weft.workloads.requests import Workload
 from weft_cluster.placing.demand import Demand
-from weft_cluster.placing.judging import OnTimeJudge
+from weft_cluster.placing.judging import OTHER_SEEDS, OnTimeJudge
 from weft_cluster.placing.machines import Machines
 from weft_cluster.placing.needs import demands_of
 from weft_cluster.placing.placement import Objective, Placement
 from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.placing.refusals import check_each_fits
-from weft_cluster.placing.search import Found, search
+from weft_cluster.placing.search import BoundedFilling, search
 from weft_cluster.placing.summary import make_placement
 from weft_cluster.routing.attaining import place_to_attain
 
@@ -23,11 +23,9 @@ OBJECTIVES: dict[str, str] = {
     "load": "the largest multiple of all rates that the machines carry",
     "attainment": "the most requests on time behind a router, on all machines",
 }
-"""What a placement may be best at."""
+"""Objectives of a placement."""
 TARGET = 0.99
-"""The share of requests that shall be on time."""
-OTHER_SEEDS = 1000
-"""What is predicted is simulated with arrivals that no decision was made by."""
+"""Default share of requests that must be on time."""
 
 
 def place(
@@ -41,7 +39,7 @@ def place(
 ) -> Placement:
     """Place models on machines, and bound what any placement could do.
 
-    target: share of requests that shall be on time, as simulated; None: nothing is simulated.
+    target: required share of requests on time, as simulated; None: nothing is simulated.
     """
     if objective not in OBJECTIVES:
         raise InputError(unknown_name("objective", objective, OBJECTIVES))
@@ -58,25 +56,25 @@ def place(
     on_progress("placing")
     if objective == "attainment":
         return place_to_attain(problem, seed=seed)
-    found = search(problem, objective, target, seed)
+    result = search(problem, objective, target, seed)
     judge = None if target is None else OnTimeJudge(seed + OTHER_SEEDS)
     on_progress("judging")
     return make_placement(
-        found.filling,
+        result.filling,
         objective,
-        value=found.value,
-        bound=found.value if found.bound is None else found.bound.value,
-        bound_by="load" if found.bound is None else found.bound.by,
+        value=result.value,
+        bound=result.value if result.bound is None else result.bound.value,
+        bound_by="load" if result.bound is None else result.bound.by,
         judge=judge,
-        notes=_notes(found, target),
+        notes=_notes(result, target),
     )
 
 
-def _notes(found: Found, target: float | None) -> list[str]:
-    """What is to be said besides the numbers."""
-    used, notes = int(found.filling.used.sum()), []
-    if target is not None and 0 < found.carried < used:
+def _notes(result: BoundedFilling, target: float | None) -> list[str]:
+    """Notes for the reader, besides the numbers."""
+    used, notes = int(result.filling.used.sum()), []
+    if target is not None and 0 < result.carried < used:
         notes.append(
-            f"{found.carried} machines carry the load; {used} are to keep {100 * target:.4g} % of the requests on time"
+            f"{result.carried} machines carry the load; {used} are to keep {100 * target:.4g} % of the requests on time"
         )
     return notes

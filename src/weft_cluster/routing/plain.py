@@ -24,7 +24,7 @@ def serve(lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[Tic
     """Run a cluster until all requests are answered."""
     machines = [_Machine(lowered, node, setting.late) for node in range(len(lowered.policies))]
     gates = [_Gate(lowered, setting, len(machines)) for _ in range(setting.gates)]
-    requests = enumerate((*each, draws) for block in blocks for *each, draws in zip(*block, strict=True))
+    requests = enumerate((*request, draws) for block in blocks for *request, draws in zip(*block, strict=True))
     waiting = next(requests, None)
     reports = [[machine.report(0) for machine in machines]]
     routed: list[int] = []
@@ -62,7 +62,7 @@ def _fail(lowered: LoweredCluster, machines: Sequence[_Machine], period: int) ->
 
 
 class _Gate:
-    """A router with what it knows: reports, and what it sent."""
+    """A gate: a router with its reports, and with what it sent since."""
 
     def __init__(self, lowered: LoweredCluster, setting: ClusterSetting, machines: int) -> None:
         self._lowered, self._lag, self._gates = lowered, setting.lag, setting.gates
@@ -102,7 +102,7 @@ class _Gate:
 
 
 class _Sent(Arrivals):
-    """Requests that become known as they are sent, in order."""
+    """A feed of requests that are appended as they are sent, in order."""
 
     def __init__(self, terms: Sequence[Terms]) -> None:
         super().__init__(terms, [iter(()) for _ in terms], end=NO_DEADLINE)
@@ -153,13 +153,13 @@ class _Machine:
         self._feed = _Sent(self._terms)
 
     def finish(self) -> None:
-        """Write down what the engine has done."""
-        self.endings += [(self._first + each.stream, each.arrival, each.end) for each in self._feed.answers]
+        """Record the answers and the work of the engine."""
+        self.endings += [(self._first + request.stream, request.arrival, request.end) for request in self._feed.answers]
         self.computed += sum(head.compute for head, _ in self._executor.log)
 
     @property
     def through(self) -> int:
-        """When all is done that it was last given."""
+        """When the last work that it was given ends."""
         return self._executor.ready().array_free
 
     def take(self, stream: int, now: int) -> None:
@@ -181,7 +181,7 @@ class _Machine:
             self._engine.account()
 
     def report(self, now: int) -> Estimate:
-        """What it says of itself: the work before a request that is on time."""
+        """Its report: the work ahead of a new request that is on time."""
         if not self._up:
             return Estimate(up=False, as_of=now)
         device = self._executor.ready()

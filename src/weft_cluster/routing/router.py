@@ -1,8 +1,8 @@
 """Which machine a request goes to: pure functions of estimates, a request and the time.
 
 An estimate is what a machine said of itself some time ago, carried on by what was sent there since (``Estimate.sent``,
-``Estimate.carried``). Whoever keeps estimates, a gate of a cluster or its simulation, calls a router with them; no
-router keeps anything. The rules are in ``kernels.routing_rules``, so that the compiled cluster goes by the same ones.
+``Estimate.carried``). A gate of a cluster, or its simulation, keeps estimates and calls a router with them; routers
+have no state. The rules are in ``kernels.routing_rules``, so that the compiled cluster follows the same ones.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from weft_cluster.kernels import routing_rules as rules
 
 
 class Estimate(NamedTuple):
-    """What is known of a machine; times are ticks."""
+    """Estimate of a machine's queue; times are ticks."""
 
     array: int = 0
-    """Work for its array that stands before a new request that is on time..."""
+    """Work of its array ahead of a new request that is on time..."""
     channel: int = 0
     """... and for its memory channel."""
     waiting: int = 0
@@ -26,7 +26,7 @@ class Estimate(NamedTuple):
     up: bool = True
     as_of: int = 0
     in_flight: int = 0
-    """Requests that were sent there and are not answered, as who sends them knows without a report."""
+    """Requests sent there and not answered yet; the sender counts them, without a report."""
 
     def sent(self, replica: Replica, now: int, gates: int = 1) -> Estimate:
         """The estimate after a request went there; each of several gates takes the others to do as it does."""
@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
         )
 
     def carried(self, compute: int, fetch: int, passed: int) -> Estimate:
-        """The estimate *passed* ticks later, in which so much work was sent."""
+        """The estimate *passed* ticks later, after *compute* and *fetch* ticks of work were sent."""
         return self._replace(
             array=rules.carried(self.array, compute, passed),
             channel=rules.carried(self.channel, fetch, passed),
@@ -52,13 +52,13 @@ class Replica(NamedTuple):
     machine: int
     """Its place among the estimates."""
     compute: int
-    """What a request takes of the machine's array..."""
+    """Time of a request on the machine's array..."""
     fetch: int
     """... of its memory channel..."""
     besides: int = 0
     """... and on the way there and back."""
     until: float = 1.0
-    """Up to where its share of the model's requests reaches, those of the replicas before it included."""
+    """Cumulative share of the model's requests, up to and including this replica."""
 
 
 class RoutedRequest(NamedTuple):
@@ -87,21 +87,21 @@ def slack(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> in
 def two_choices(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
     """Of two replicas that are drawn, the one where fewer requests were (Mitzenmacher's power of two choices)."""
     place, other = _two(estimates, request)
-    here, there = (estimates[request.replicas[each].machine].waiting for each in (place, other))
+    here, there = (estimates[request.replicas[index].machine].waiting for index in (place, other))
     return other if there < here else place
 
 
 def two_in_flight(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
     """Of two replicas that are drawn, the one with fewer requests in flight, as proxies balance load."""
     place, other = _two(estimates, request)
-    here, there = (estimates[request.replicas[each].machine].in_flight for each in (place, other))
+    here, there = (estimates[request.replicas[index].machine].in_flight for index in (place, other))
     return other if there < here else place
 
 
 def two_aged(estimates: Sequence[Estimate], request: RoutedRequest, now: int) -> int:
     """Of two replicas that are drawn, the one where it is expected to be answered first."""
     place, other = _two(estimates, request)
-    here, there = (expected(estimates, request.replicas[each], now) for each in (place, other))
+    here, there = (expected(estimates, request.replicas[index], now) for index in (place, other))
     return other if there < here else place
 
 
@@ -127,7 +127,7 @@ ROUTERS: dict[str, Router] = {
 
 
 def check_router(name: str) -> None:
-    """InputError unless there is such a router."""
+    """Raise InputError unless there is a router of this name."""
     if name not in ROUTERS:
         raise InputError(unknown_name("router", name, ROUTERS))
 
@@ -146,11 +146,11 @@ def expected(estimates: Sequence[Estimate], replica: Replica, now: int) -> int:
 
 
 def _by_share(estimates: Sequence[Estimate], request: RoutedRequest, draw: float) -> int:
-    """The place whose share a draw falls into, or the next that runs."""
+    """The replica whose share contains a random draw, or the next one that is up."""
     replicas, count = request.replicas, len(request.replicas)
     place = next((place for place in range(count - 1) if replicas[place].until > draw), count - 1)
     order = [(place + step) % count for step in range(count)]
-    return next((each for each in order if estimates[replicas[each].machine].up), place)
+    return next((index for index in order if estimates[replicas[index].machine].up), place)
 
 
 def _two(estimates: Sequence[Estimate], request: RoutedRequest) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""How a cluster is run: who routes by what knowledge, how far machines are, and which are slow or fail when."""
+"""Settings of a simulated cluster: router and its knowledge, network distances, slow machines, failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from weft_cluster.routing.router import check_router
 
 
 class Failure(NamedTuple):
-    """A machine is down for some time; what it has then is lost, and what comes meanwhile."""
+    """A failure: a machine is down for some time; its requests, and those that arrive meanwhile, are lost."""
 
     machine: str
     start_s: float
@@ -29,24 +29,24 @@ class Failure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSetting:
-    """What is not the placement's business."""
+    """Settings of a simulation that are not part of the placement."""
 
     router: str = "slack"
     policy: str = POLICY
     late: str = "weave"
     gates: int = 1
-    """Routers that take requests in turn; each knows what it sent itself, and takes the others to do the same."""
+    """Gates that take requests in turn; each knows what it sent, and assumes that the others send the same."""
     hop_s: float = 0.0005
     """From a gate to a machine, and as long back..."""
     zone_hops_s: Mapping[str, float] = field(default_factory=dict)
     """... unless the machine is in one of these zones."""
     report_s: float = 0.02
-    """How often machines say what they have to do."""
+    """Period of the machines' reports."""
     age_s: float = 0.0
-    """How old that is when gates hear of it."""
+    """Age of a report when it reaches the gates."""
     failures: tuple[Failure, ...] = ()
     knows_speeds: bool = True
-    """Whether gates know what requests really take on each machine; else what they should."""
+    """Whether gates know the real durations of requests on slow machines, or only nominal ones."""
     warmup_s: float = 1.0
     """Requests that arrive earlier are served but not counted."""
 

@@ -72,8 +72,11 @@ class ClusterRun:
         return float(np.nansum(self.latency_s * answered) / answered.sum()) if answered.sum() else None
 
     def as_dict(self) -> dict[str, Any]:
-        """What the JSON file says (docs/formats.md)."""
-        missed, latency = self.missed_by_model, [None if np.isnan(each) else each for each in self.latency_s.tolist()]
+        """Return the content of the JSON file (docs/formats.md)."""
+        missed, latency = (
+            self.missed_by_model,
+            [None if np.isnan(seconds) else seconds for seconds in self.latency_s.tolist()],
+        )
         return {
             "router": self.setting.router,
             "attainment": self.attainment,
@@ -135,9 +138,9 @@ def _counted(
     passed = (counts[:, k.LATENCY_SUM] + answered * np.array(lowered.besides, np.int64)) * CLOCK.tick_s
 
     def summed(values: npt.NDArray[Any], by: Ints, size: int) -> npt.NDArray[Any]:
-        found = np.zeros(size, values.dtype)
-        np.add.at(found, by, values)
-        return found
+        sums = np.zeros(size, values.dtype)
+        np.add.at(sums, by, values)
+        return sums
 
     def by_model(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return summed(values, models, len(cluster.models))

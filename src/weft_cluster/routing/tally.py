@@ -1,4 +1,4 @@
-"""What a run of a cluster counted, plain or compiled, and its requests in ticks."""
+"""Counts of a simulated cluster, plain or compiled, and its requests in ticks."""
 
 from __future__ import annotations
 

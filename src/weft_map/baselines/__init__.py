@@ -1,8 +1,8 @@
 """Other people's mappings, to be judged in the same simulator and to start our own search from.
 
 Each baseline returns candidates: mappings without planned starts, where a step begins as soon as its data is there
-and its unit free (``gpu-only`` and shared ``per-unit`` add planned starts for throughput). Whoever asks runs all
-of them in the simulator and keeps the best of each. None of these methods knows contention.
+and its unit free (``gpu-only`` and shared ``per-unit`` add planned starts for throughput). The caller simulates all
+of them and keeps the best of each. None of these methods models contention.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The best there is if nobody slowed anybody: what a perfect scheduler without a model of contention would do."""
+"""The optimum without contention: what a perfect scheduler without a model of contention would do."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from weft_map.problem import Objective, Problem
 from weft_map.schedule import Schedule
 from weft_map.search import Search, rules
 
+# Beam of the search: partial schedules that are kept. A wider one finds the optimum more often and takes longer.
 WIDTH = 64
 CHUNK, MOST_STATES = 1000, 20_000
 """Expanded at a time, and at most; beyond it the best schedule found so far is taken."""
-ENDLESS_GB_S = 1e9
+ENDLESS_GB_S = 1e9  # far above the sum of any demands, and finite, so that the arithmetic stays exact
 
 
 def contention_blind(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     """``contention-blind``: the mapping with its planned starts, and left to first come, first served.
 
     Nothing where the problem is so large that even a dive finds no end."""
-    found = _best(Problem(without_contention(problem.soc), problem.tasks), objective)
-    if found is None:
+    schedule = _best(Problem(without_contention(problem.soc), problem.tasks), objective)
+    if schedule is None:
         return ()
-    plan = replace(found, made_by="contention-blind")
+    plan = replace(schedule, made_by="contention-blind")
     loose = replace(plan, starts_s=None)
     count = len(problem.tasks)
     turned = [replace(loose, order=tuple(reversed(range(count))))] if count > 1 else []
@@ -33,7 +34,7 @@ def contention_blind(problem: Problem, objective: Objective) -> tuple[Schedule, 
 
 
 def without_contention(soc: Soc) -> Soc:
-    """The same SoC with a memory that nobody can fill."""
+    """Return the same SoC with a memory bandwidth that no demand reaches."""
     units = tuple(unit.model_copy(update={"contention": BandwidthSharing()}) for unit in soc.units)
     return soc.model_copy(update={"units": units, "bandwidth_gb_s": ENDLESS_GB_S})
 

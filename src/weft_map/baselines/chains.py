@@ -1,4 +1,4 @@
-"""A problem as the list schedulers see it: chains of stretches, in plain lists, and nothing of contention.
+"""A problem for list schedulers: chains of stretches, in plain lists, without contention.
 
 A *stretch* is groups that must stay on one unit (no leaving between them), so that a move between two stretches is
 always legal and no method can paint itself into a corner. Very long problems are seen as one run per task; the
@@ -89,7 +89,7 @@ def in_turn(chains: ChainTimes) -> list[int]:
 
 
 def alone_s(chains: ChainTimes, task: int, units: Sequence[int]) -> float:
-    """How long a task takes on these units, if nobody else is there."""
+    """The duration of a task on these units, without other tasks."""
     total, at = 0.0, -1
     for i, unit in enumerate(units):
         total += chains.move[task][i][at][unit] + chains.time[task][i][unit]
@@ -122,10 +122,10 @@ def candidates(name: str, chains: ChainTimes, mappings: Iterable[Mapping]) -> tu
 
 
 def in_series(name: str, chains: ChainTimes, mapping: Mapping, objective: Objective) -> tuple[Schedule, ...]:
-    """For throughput: one model after the other where they share a unit, so that the first is through early.
+    """For throughput: planned starts that run models on a shared unit one after another, so that the first ends early.
 
-    First come, first served weaves such models group by group, which serves the makespan just as well but makes
-    everybody late.
+    First come, first served interleaves such models group by group, which gives the same makespan but a later end of
+    every run.
     """
     if objective != "throughput" or len(mapping) < 2:
         return ()
@@ -140,7 +140,7 @@ def _ties(chains: ChainTimes) -> list[tuple[int, ...] | None]:
 
 
 def _orders(chains: ChainTimes) -> list[tuple[int, ...]]:
-    """All orders of up to three tasks, otherwise as listed and the shortest first; nobody before those he waits for."""
+    """All orders of up to three tasks, otherwise as listed and the shortest first; all respect which task waits."""
     if len(chains.tasks) <= 3:
         return [order for order in permutations(chains.tasks) if _allowed(chains, order)]
     best = [sum(min(times) for times in chains.time[n]) * chains.copies[n] for n in chains.tasks]

@@ -30,7 +30,7 @@ class _State(NamedTuple):
 
     @property
     def full(self) -> tuple[float, float]:
-        """What is made small: the time of the last unit; then of all."""
+        """The criterion to minimise: the end of the last unit, then the sum over all units."""
         return max(max(lane) for lane in self.free), sum(self.ready)
 
 

@@ -21,7 +21,7 @@ from weft.cli.common import (
     split_names,
     what,
 )
-from weft.cli.printing import progress_bar, say, told
+from weft.cli.printing import progress_bar, say, say_written
 from weft.cli.settings import From, Typed, with_settings
 from weft_map.cli import calibrate, map_dynamic
 from weft_map.scenario import MappingCase, Scenario, parse_scenario, prepare, prepare_phases, read_scenario
@@ -156,7 +156,7 @@ def _tasks(
     given = split_names(models)
     if not given:
         raise InputError("--models names nothing; give at least one model")
-    names = parse_scenario({"soc": "any", "task": [{"model": each} for each in given]}, "--models").names
+    names = parse_scenario({"soc": "any", "task": [{"model": name} for name in given]}, "--models").names
     waits = _pairs("--after", after, names)
     counts = {name: _count(name, texts[-1]) for name, texts in _pairs("--repeat", repeat, names).items()}
     sizes = parse_shapes(shapes, given)
@@ -164,7 +164,7 @@ def _tasks(
         {
             "model": model,
             "name": name,
-            "after": [_known("--after", each, names) for text in waits.get(name, ()) for each in text.split("+")],
+            "after": [_known("--after", other, names) for text in waits.get(name, ()) for other in text.split("+")],
             "repeats": counts.get(name, 1),
             "shapes": sizes.get(model),
         }
@@ -174,13 +174,13 @@ def _tasks(
 
 def _pairs(option: str, texts: Sequence[str] | None, names: Sequence[str]) -> dict[str, list[str]]:
     """What options of the form TASK=VALUE say, by task."""
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for text in texts or ():
         name, equals, value = text.partition("=")
         if not equals or not name or not value:
             raise InputError(f"{option} {text!r} is not of the form {'B=A' if option == '--after' else 'A=2'}")
-        found.setdefault(_known(option, name, names), []).append(value)
-    return found
+        values.setdefault(_known(option, name, names), []).append(value)
+    return values
 
 
 def _known(option: str, name: str, names: Sequence[str]) -> str:
@@ -226,13 +226,13 @@ def import_trt(
         if name in files:
             raise InputError(f"--unit {name} is given twice; give one file for each unit")
         files[name] = path
-    found = load_soc(soc)
-    profile = read_trtexec(files, _model(model), found, demands=_demands(demands), max_groups=max_groups)
+    soc_description = load_soc(soc)
+    profile = read_trtexec(files, _model(model), soc_description, demands=_demands(demands), max_groups=max_groups)
     write_soc_profile(profile, output)
     totals = [(name, profile.total_s(name)) for name in profile.units]
     times = ", ".join(f"{name} {total * 1e3:.3f} ms" if total else f"{name} in part" for name, total in totals)
     say(f"{profile.model} on {profile.soc}: {len(profile.groups)} groups; {times}")
-    told("profile", output)
+    say_written("profile", output)
 
 
 def _model(name: str) -> Model | str:
@@ -249,6 +249,6 @@ def _demands(path: str | None) -> dict[str, dict[str, float]] | None:
     if path is None:
         return None
     raw = read_json(path, ProfileError)
-    if not isinstance(raw, dict) or not all(isinstance(each, dict) for each in raw.values()):
+    if not isinstance(raw, dict) or not all(isinstance(by_name, dict) for by_name in raw.values()):
         raise ProfileError(f'{path}: demands are an object of objects, as {{"gpu": {{"conv1": 41.5}}}}')
     return raw

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from weft_map.dynamic import DynamicLog, Frame
     from weft_map.scenario import Scenario
 
-SECONDS_BETWEEN_LOOKS = 0.2
+SECONDS_BETWEEN_LOOKS = 0.2  # the table is redrawn at most this often: fast enough to read, and costs the loop nothing
 
 
 def command(
@@ -59,18 +59,18 @@ def command(
 def _read(path: str, duration: float | None) -> Scenario:
     from weft_map.scenario import parse_scenario, read_scenario
 
-    found = read_scenario(path)
-    if not found.phase:
+    scenario = read_scenario(path)
+    if not scenario.phase:
         raise InputError(f"{path}: has no phases; add [[phase]] with tasks and duration_s, or run weft map {path}")
     if duration is None:
-        return found
-    phases = [phase.model_dump() | {"duration_s": duration} for phase in found.phase]
-    return parse_scenario(found.model_dump() | {"phase": phases}, "--duration")
+        return scenario
+    phases = [phase.model_dump() | {"duration_s": duration} for phase in scenario.phase]
+    return parse_scenario(scenario.model_dump() | {"phase": phases}, "--duration")
 
 
 @contextmanager
 def _watched(scenario: Scenario) -> Iterator[Callable[[Frame], None] | None]:
-    """A table that follows the frames, where somebody watches."""
+    """A table that follows the frames on a terminal."""
     from rich.live import Live
 
     if not sys.stderr.isatty():

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from weft_map.solver import Certificate, Improvement, Solution
 
 DRAWN = 3
-"""Baselines drawn beside our own schedule, the best of them."""
+"""Baselines drawn next to our own schedule: the best ones."""
 ORIGINS = {
     "derived": "derived: published totals, shared out over the groups by the network's structure, not measured",
     "estimated": "estimated: a roofline from the SoC's description; nothing was measured",
@@ -40,7 +40,7 @@ WORTH_SAYING = 5e-4
 
 
 def solve_shown(case: MappingCase) -> Solution:
-    """Search, and say how far it is where somebody watches."""
+    """Search, with a progress bar on a terminal."""
     from weft_map.solver import load_kernels, solve
 
     with progress_bar("loading kernels (the first use compiles them)"):
@@ -64,10 +64,11 @@ def beside_z3(case: MappingCase, solution: Solution) -> Solution:
 
 
 def _teller(advance: Advance, objective: Objective) -> Callable[[Improvement], None]:
-    def tell(found: Improvement) -> None:
-        known = isfinite(found.bound) and found.bound != 0
-        gap = f", at most {abs(found.value / found.bound - 1):.1%} from the best" if known else ""
-        advance(f"{_value(found.value, objective)} by {found.schedule.made_by} after {found.seconds:.2f} s{gap}")
+    def tell(improvement: Improvement) -> None:
+        known = isfinite(improvement.bound) and improvement.bound != 0
+        gap = f", at most {abs(improvement.value / improvement.bound - 1):.1%} from the best" if known else ""
+        value = _value(improvement.value, objective)
+        advance(f"{value} by {improvement.schedule.made_by} after {improvement.seconds:.2f} s{gap}")
 
     return tell
 
@@ -170,7 +171,7 @@ def _print_mapping(case: MappingCase, solution: Solution) -> None:
 
 
 def certificate_lines(certificate: Certificate) -> list[str]:
-    """What is known about the schedule, in two or three lines."""
+    """Describe the schedule and its certificate in two or three lines."""
     spent = f"{certificate.seconds:.2f} s, {certificate.states:,} states"
     if certificate.proved:
         slack = f" to {certificate.gap:.2g}" if certificate.gap else ""
@@ -209,7 +210,7 @@ def write_files(
     trace: str | None,
     devices: str | None,
 ) -> None:
-    """Write what was asked for, and say where it is."""
+    """Write the files that the options name, and print their paths."""
     from weft_map.export import solution_as_dict
     from weft_map.pages.numbers import mapping_report
 
@@ -256,7 +257,7 @@ def _write_page(path: str, case: MappingCase, solution: Solution) -> None:
 
 
 def _drawn(solution: Solution) -> list[Outcome]:
-    """Our schedule, then the best baselines that differ in what they come to, and the one on the GPU alone."""
+    """Our schedule, then the best baselines with different values, and the one on the GPU alone."""
     objective = solution.certificate.objective
     ours = replace(solution.outcome, schedule=replace(solution.schedule, made_by=_title(solution)))
     others: dict[float, Outcome] = {}

@@ -1,7 +1,7 @@
-"""What happens on a SoC between decisions, compiled: time passes until a step or a move ends.
+"""Events on a SoC between decisions, compiled: time passes until a step or a move ends.
 
 The phase of every task is one number (step, unit, phase, packed); beside it stands how much of its move or of its step
-is left. ``advance`` goes to the next event, ``follow`` runs a whole mapping in which nobody waits without need.
+is left. ``advance`` goes to the next event, ``follow`` runs a whole mapping in which no step waits without need.
 The plain twin is ``weft_map.simulator``.
 """
 
@@ -44,7 +44,7 @@ def step_of(code):
 
 @untyped_loop
 def advance(tables, code, left, ended, pace, time, until):
-    """Let time pass until something ends, or until then, and say what it left behind; returns the time then."""
+    """Advance to the next end of a step or move, or to *until*; return the new time."""
     total = 0.0
     for n in range(len(code)):
         if phase_of(code[n]) == RUNNING:
@@ -86,7 +86,7 @@ def advance(tables, code, left, ended, pace, time, until):
 
 @untyped_loop
 def release(tables, code):
-    """Let tasks begin whose predecessors are through."""
+    """Let tasks begin whose predecessors have ended."""
     outside = tables.time.shape[2]
     for n in range(len(code)):
         if phase_of(code[n]) == WAITING:

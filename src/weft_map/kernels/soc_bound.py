@@ -51,7 +51,7 @@ SAME_LATER, NOWHERE_EARLIER = range(2)
 
 
 class BoundRules(NamedTuple):
-    """What is asked for."""
+    """The objective and the limits of a search."""
 
     throughput: bool
     """Else the least makespan."""
@@ -157,7 +157,7 @@ def _least_negated_throughput(rules, work, time, sets):
 
 @untyped_loop
 def value_of(rules, ended):
-    """What a finished schedule is worth: less is better."""
+    """The value of a finished schedule: lower is better."""
     if not rules.throughput:
         return ended.max()
     total = 0.0

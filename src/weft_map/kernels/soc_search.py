@@ -38,7 +38,8 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 LIKE_S = 1e-11
-"""States whose times left differ by less mostly meet in the hash table; where they do not, both are kept."""
+"""Resolution of times in the hash of a state: states that differ by less mostly get the same entry; if not, both are
+kept."""
 
 
 class Store(NamedTuple):
@@ -88,7 +89,7 @@ class Scratch(NamedTuple):
     pace: Floats
     """[task]: seconds per second of stand-alone work."""
     costs: Floats
-    """[task, set]: what is left of the task, at the prices of the set."""
+    """[task, set]: the remaining cost of the task at the prices of the set."""
     subsets: Floats
     """[subset of the tasks]: the most throughput if these end first; -1 where they cannot."""
 
@@ -156,7 +157,7 @@ def _ways_on(tables, rules, work, n, phase, step, unit, used):
 
 @untyped_called
 def _begin(tables, rules, states, state, work):
-    """Prepare to go through what may follow a state; returns whether anything may."""
+    """Prepare the enumeration of a state's successors; return whether there are any."""
     for n in range(states.code.shape[1]):
         work.options[n] = _options(
             tables, rules, work, n, states.code[state, n], states.left[state, n], states.used[state, n]
@@ -169,7 +170,7 @@ def _begin(tables, rules, states, state, work):
 
 @untyped_called
 def _choose(tables, states, state, work):
-    """Put the picked options together; returns -1, or the task whose pick cannot be."""
+    """Combine the picked options into a state; return -1, or the task whose option is impossible."""
     work.busy[:] = 0
     work.spent[0] = states.spent[state]
     going = False
@@ -192,7 +193,7 @@ def _choose(tables, states, state, work):
 
 @untyped_called
 def _turn(work, task):
-    """Go to the next combination in which this task, or one before it, does something else; whether there is one."""
+    """Go to the next combination with another option of this task or an earlier one; return whether there is one."""
     for n in range(task + 1, len(work.picks)):
         work.picks[n] = 0
     for n in range(task, -1, -1):
@@ -205,7 +206,7 @@ def _turn(work, task):
 
 @untyped_called
 def _has_room(tables, states, state, work, room):
-    """Whether so much room holds every combination that can be."""
+    """Whether *room* entries hold every combination that can be."""
     most = 1.0
     for n in range(len(work.options)):
         most *= work.options[n]
@@ -284,7 +285,7 @@ def _slot(rules, table, states, code, left):
 
 @untyped_called
 def _dominated(rules, states, table, place, work, time):
-    """Whether a listed state makes the one in *work* needless; those it makes needless are dropped."""
+    """Whether a listed state dominates the one in *work*; drop listed ones that it dominates."""
     row, before = table[place], -1
     while row >= 0:
         verdict = _no_later(rules, states, row, work, time)
@@ -388,7 +389,7 @@ def _grow(tables, rules, prices, states, table, work, state, count, best, spare)
 
 @untyped_loop
 def root(tables, rules, prices, states, work):
-    """Make row 0 the state in which nothing has begun."""
+    """Make row 0 the initial state, before any step."""
     for n in range(len(work.code)):
         work.code[n], work.left[n], work.used[n], work.ended[n], work.chosen[n] = pack(0, 0, WAITING), 0.0, 0, 0.0, 0
     release(tables, work.code)

@@ -18,7 +18,7 @@ OURS, ORACLE, STAR = PALETTE[0], "#c98200", PALETTE[5]
 MOST_PANELS = 4
 """Phases that are drawn closely, the first ones."""
 FIRST_MS = 1.0
-"""Where the close view begins: no frame is shorter, and its time is told by powers of ten."""
+"""Start of the close view's logarithmic time axis; no frame is shorter."""
 
 
 def draw_dynamic(log: DynamicLog, path: Path | str) -> Figure:
@@ -95,8 +95,8 @@ def _draw_close(axes: Axes, log: DynamicLog, number: int) -> None:
     if frames:
         axes.step([*starts, last_ms], [*latencies, latencies[-1]], where="post", color=OURS, linewidth=1.6)
     its = [update for update in log.updates if update.phase == number]
-    found = [max(FIRST_MS, 1e3 * update.found_s) for update in its]
-    axes.scatter(found, [1e3 * update.latency_s for update in its], marker="*", s=60, color=STAR, zorder=3)
+    arrivals = [max(FIRST_MS, 1e3 * update.found_s) for update in its]
+    axes.scatter(arrivals, [1e3 * update.latency_s for update in its], marker="*", s=60, color=STAR, zorder=3)
     if phase.oracle_latency_s is not None:
         axes.axhline(1e3 * phase.oracle_latency_s, color=ORACLE, linestyle="--", linewidth=1.2)
     if phase.proved_s:

@@ -1,4 +1,4 @@
-"""Arithmetic over an outcome on a SoC: where each task's time went, how busy each unit was, what the memory was asked.
+"""Statistics of an outcome on a SoC: each task's time by cause, each unit's load, the demand on the memory.
 
 A task's time from when it may begin to its finish is work (stand-alone time on the units chosen), contention, moves
 and waiting; nothing else. ``outcome_trace`` is the same as a trace: a move is a span's fetch, running its compute.
@@ -49,12 +49,12 @@ class RanStep(NamedTuple):
 
 
 class MemoryDemand(NamedTuple):
-    """What running groups ask the memory for, constant between two instants."""
+    """The bandwidth that running groups demand, constant between two instants."""
 
     times_s: Floats
     """When each row below begins, and when the last one ends."""
     gb_s: Floats
-    """[interval, task]: what each task asks for in each interval."""
+    """[interval, task]: the demand of each task in each interval."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class TaskReport:
 
     name: str
     began_s: float
-    """When what it waits for was through."""
+    """When the tasks that it waits for had ended."""
     finish_s: float
     alone_s: float
-    """The least time it can take with the SoC to itself."""
+    """Its least possible duration, alone on the SoC."""
     work_s: float
     """Stand-alone time on the units chosen."""
     contention_s: float
@@ -85,7 +85,7 @@ class UnitReport:
     name: str
     busy_s: float
     idle_s: float
-    """How long the instance had nothing to do before the last task was through."""
+    """How long the instance was idle before the end of the last task."""
     busy_share: float
     contention_s: float
     """The part of the busy time that the same work would not take alone."""
@@ -93,7 +93,7 @@ class UnitReport:
 
 @dataclass(frozen=True, slots=True)
 class MappingReport:
-    """What a schedule came to. The field names are the keys of the JSON."""
+    """Report of a schedule. The field names are the keys of the JSON."""
 
     soc: str
     made_by: str
@@ -106,7 +106,7 @@ class MappingReport:
     contention_s: float
     idle_s: float
     contended_share: float
-    """The share of the makespan in which somebody is slowed down."""
+    """The share of the makespan in which contention slows some step down."""
     moves: int
     moving_s: float
     waiting_s: float
@@ -114,7 +114,7 @@ class MappingReport:
     most_demand_gb_s: float
     mean_demand_gb_s: float
     above_peak_share: float
-    """The share of the makespan in which more is asked for than the memory has."""
+    """The share of the makespan in which demand exceeds the memory's bandwidth."""
     tasks: tuple[TaskReport, ...]
     units: tuple[UnitReport, ...]
 
@@ -161,14 +161,14 @@ def steps_of(outcome: Outcome) -> tuple[RanStep, ...]:
     for piece in outcome.pieces:
         pieces[piece.task, piece.step].append(piece)
     moves = {(move.task, move.step): move for move in outcome.moves}
-    found: list[RanStep] = []
+    steps: list[RanStep] = []
     for (task, step), row in sorted(pieces.items()):
-        free_s = found[-1].end_s if step else _began_s(outcome, task)
+        free_s = steps[-1].end_s if step else _began_s(outcome, task)
         ready_s = moves[task, step].end_s if (task, step) in moves else free_s
         first, work_s = row[0], float(outcome.problem.tables.time[task, step, row[0].unit])
         span = first.start_s, row[-1].end_s
-        found.append(RanStep(task, step, first.unit, first.instance, free_s, ready_s, *span, work_s, tuple(row)))
-    return tuple(found)
+        steps.append(RanStep(task, step, first.unit, first.instance, free_s, ready_s, *span, work_s, tuple(row)))
+    return tuple(steps)
 
 
 def demand_of(outcome: Outcome) -> MemoryDemand:
@@ -249,14 +249,14 @@ def _task(outcome: Outcome, task: int, steps: list[RanStep]) -> TaskReport:
 
 
 def _units(outcome: Outcome) -> tuple[UnitReport, ...]:
-    found = []
+    units = []
     for unit, instance in lanes_of(outcome.problem):
         mine = [piece for piece in outcome.pieces if (piece.unit, piece.instance) == (unit, instance)]
         busy_s = sum((piece.end_s - piece.start_s for piece in mine), 0.0)
         work_s = sum(((piece.end_s - piece.start_s) / piece.slow_down for piece in mine), 0.0)
         idle_s, share = max(0.0, outcome.makespan_s - busy_s), _share(busy_s, outcome.makespan_s)
-        found.append(UnitReport(lane_name(outcome.problem, unit, instance), busy_s, idle_s, share, busy_s - work_s))
-    return tuple(found)
+        units.append(UnitReport(lane_name(outcome.problem, unit, instance), busy_s, idle_s, share, busy_s - work_s))
+    return tuple(units)
 
 
 def _share(part: float, whole: float) -> float:

@@ -30,7 +30,7 @@ from weft_map.schedule import Outcome, Transfer
 WORTH_SAYING = 0.005
 """Differences by a smaller share of the makespan are not put into words."""
 EQUAL = 5e-4
-"""Values closer than this, in parts, are said to be the same."""
+"""Relative difference below which values are called equal."""
 
 
 def write_mapping_page(
@@ -47,8 +47,8 @@ def write_mapping_page(
     objective: by what they are compared; notes: what produced them, listed at the end; certificate: what is proved of
     the first schedule (``proved``, ``bound`` and ``gap`` stand on top).
     """
-    told = {"notes": json_ready(notes or {}), "certificate": json_ready(certificate or {})}
-    write_page(path, "mapping.html", {**page_data(outcomes, objective, title), **told}, "weft_map.pages")
+    extras = {"notes": json_ready(notes or {}), "certificate": json_ready(certificate or {})}
+    write_page(path, "mapping.html", {**page_data(outcomes, objective, title), **extras}, "weft_map.pages")
 
 
 def page_data(
@@ -76,7 +76,7 @@ def page_data(
 
 
 def explain(outcomes: Sequence[Outcome], objective: Objective = "latency") -> list[str]:
-    """How the first schedule spends its time, and what it does better or worse than the best of the others."""
+    """Explain how the first schedule spends its time, and how it differs from the best of the others."""
     first = report_of(outcomes[0])
     if len(outcomes) == 1:
         return [_describe(first)]
@@ -115,12 +115,12 @@ def _reasons(first: MappingReport, rival: MappingReport) -> list[str]:
         (first.contention_s - rival.contention_s, "lost to contention"),
         (first.idle_s - rival.idle_s, "idle"),
     ]
-    told = [
+    differences = [
         f"{_time(abs(change_s) / units)} {'more' if change_s > 0 else 'less'} {what}"
         for change_s, what in parts
         if abs(change_s) / units > WORTH_SAYING * first.makespan_s
     ]
-    return [f"Compared with that, an average unit has {', '.join(told)}."] if told else []
+    return [f"Compared with that, an average unit has {', '.join(differences)}."] if differences else []
 
 
 def _name(report: MappingReport) -> str:

@@ -197,7 +197,7 @@ def _draw_move(
     place: dict[tuple[int, int], float],
     scale: _Scale,
 ) -> None:
-    """Where a task stands before its next unit: a bar while it is on its way, and an arrow from the unit it left."""
+    """Draw moves: a bar while a task moves to its next unit, and an arrow from the unit it left."""
     before, after = steps.get((move.task, move.step - 1)), steps.get((move.task, move.step))
     start, end = move.start_s * scale.per_second, move.end_s * scale.per_second
     at = after or before

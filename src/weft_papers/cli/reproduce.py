@@ -11,7 +11,7 @@ import typer
 
 from weft.cli import common
 from weft.cli.common import folder_option, how, out
-from weft.cli.printing import add_row, console, plain_table, progress_bar, told, write_result
+from weft.cli.printing import add_row, console, plain_table, progress_bar, say_written, write_result
 from weft.cli.saturated import Cost, SeqLen
 
 if TYPE_CHECKING:
@@ -68,4 +68,4 @@ def _print(result: Reproduction, tables: bool) -> None:
     if not tables:
         console.print(f"{len(result.tables)} detailed tables with --tables", style="dim")
     for path in result.figures:
-        told("figure", path)
+        say_written("figure", path)

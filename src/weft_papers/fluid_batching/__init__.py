@@ -26,7 +26,7 @@ from weft_papers.fluid_batching.lab import DRAWN, SEEDS, Bench
 
 PAPER = "fluid-batching"
 COST, SEQ_LEN = "pipelined", 16
-LEAST_QUERIES = 8
+LEAST_QUERIES = 8  # below, a point of a figure has too few samples for shares of 1 % late
 ROW, POINT = 4000, 400
 """Samples of a seed for each query: in a row of Table II, in a point of a figure."""
 

@@ -83,17 +83,17 @@ def peak_gops(spot: Spot) -> float:
 def _quarter_gops(spot: Spot, device: TiledNpu) -> tuple[float, ...]:
     model = network(spot.model, EXITS)
     times_s = layer_times_s(model, device, MAX_BATCH)
-    heads = tuple(f"{each.name}/" for each in model.exits)
-    found = []
+    heads = tuple(f"{leave.name}/" for leave in model.exits)
+    gops = []
     for subnet in subnets(model):
         kept = [index for index in subnet if not model.layers[index].name.startswith(heads)]
         macs = MAX_BATCH * sum(model.layers[index].macs for index in kept)
-        found.append(2e-9 * macs / sum(times_s[index] for index in kept))
-    return tuple(found)
+        gops.append(2e-9 * macs / sum(times_s[index] for index in kept))
+    return tuple(gops)
 
 
 def figure_1b(out: Path) -> Exhibit:
-    found = [quarters(spot) for spot in (SPOTS[0], SPOTS[3])]
+    spots = [quarters(spot) for spot in (SPOTS[0], SPOTS[3])]
     labels, y = [f"subnet {number}" for number in range(1, EXITS + 2)], Axis(label=f"GOP/s at B = {MAX_BATCH}")
     panels = [
         Panel(
@@ -101,17 +101,17 @@ def figure_1b(out: Path) -> Exhibit:
             f"{one.spot.name}, {tile(tabled(one.spot))}",
             y=y,
         )
-        for one in found
+        for one in spots
     ]
     title = "Fig. 1b: each way of batching in each quarter of the network"
     picture = pictures.picture(out, "fig1b-strategies", title, panels, size=(11, 3.9), columns=2)
     body = tuple(
         (one.spot.name, name, *(f"{value:.1f}" for value in values), f"{one.peak:.0f}")
-        for one in found
+        for one in spots
         for name, values in one.gops.items()
     )
     header = ("network, board", "batching", *(f"{label} GOP/s" for label in labels), "peak")
-    return Exhibit(tuple(_quarter_row(one) for one in found), (Table("Fig. 1b", header, body),), (picture,))
+    return Exhibit(tuple(_quarter_row(one) for one in spots), (Table("Fig. 1b", header, body),), (picture,))
 
 
 def _quarter_row(one: Quarters) -> Row:
@@ -140,7 +140,7 @@ def throughput_gops(spot: Spot, line: str, bandwidth_gb_s: float, batch: int) ->
 
 
 def figure_10(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int] = BATCHES) -> Exhibit:
-    picture = _drawn(out, shown, batches)
+    picture = _picture(out, shown, batches)
     rows = [row for scene in shown for row in _ablation_rows(scene, batches)]
     body = [
         (
@@ -158,7 +158,7 @@ def figure_10(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int] 
     return Exhibit(tuple(rows), (table,), (picture,))
 
 
-def _drawn(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int]) -> Figure:
+def _picture(out: Path, shown: Sequence[StrategyPanel], batches: Sequence[int]) -> Figure:
     title = "Fig. 10: throughput over the batch size, no exits, no arrivals"
     panels = [_panel(scene, batches) for scene in shown]
     return pictures.picture(out, "fig10-ablation", title, panels, size=(11, 7.2), columns=2, share_y="col")

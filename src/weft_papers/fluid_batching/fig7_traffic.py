@@ -58,7 +58,7 @@ class TrafficSweep:
     """Rates over which the text gives a mean gain of utilisation over SERIAL."""
     schedulers: Sequence[BatchScheduler] = DRAWN
     limited: Sequence[BatchScheduler] = LIMITED
-    """The schedulers whose largest load with at most 1 % violations is searched for."""
+    """The schedulers for which the largest load with at most 1 % violations is searched."""
     deadline_ms: float = 0.0
     samples: int = 0
     """How many samples each seed draws."""
@@ -88,102 +88,104 @@ def sweep(paper: Paper, bench: Bench, samples: int, plan: TrafficSweep, tick: Ti
     whole = replace(plan, deadline_ms=deadline_ms, samples=samples)
     points = [whole.point(scheduler, rate) for scheduler in plan.schedulers for rate in plan.rates]
     extra = [whole.point(scheduler, OVERLOAD * plan.rates[-1]) for scheduler in plan.schedulers]
-    found = bench.measure([*points, *extra, _fast(whole)], tick)
+    traffic = bench.measure([*points, *extra, _fast(whole)], tick)
     borne = [whole.point(scheduler, plan.rates[0]) for scheduler in plan.limited]
     tasks = [(question(point), point.device) for point in borne]
-    limits = dict(zip(plan.limited, bench.each(_limit, tasks, tick), strict=True))
-    return replace(whole, outcomes=found, limits=limits)
+    limits = dict(zip(plan.limited, bench.run_all(_limit, tasks, tick), strict=True))
+    return replace(whole, outcomes=traffic, limits=limits)
 
 
 def _limit(task: tuple[Question, TiledNpu]) -> Sustained:
     return sustain(*task)
 
 
-def _fast(found: TrafficSweep) -> RunPoint:
+def _fast(traffic: TrafficSweep) -> RunPoint:
     """Fluid Batching at the highest rate with the bandwidth at which Fig. 10 comes out."""
-    zc706, board = load_platform("zc706"), load_platform(found.spot.board)
+    zc706, board = load_platform("zc706"), load_platform(traffic.spot.board)
     share = zc706.calibrated_gb_s("figure-10") / zc706.calibrated_gb_s("board")
     fast = round(share * board.calibrated_gb_s("board"), 1)
-    highest = found.rates[-1]
-    return RunPoint(found.spot, FLUID, highest, found.deadline_ms, found.samples, changes=(("bandwidth_gb_s", fast),))
+    highest = traffic.rates[-1]
+    return RunPoint(
+        traffic.spot, FLUID, highest, traffic.deadline_ms, traffic.samples, changes=(("bandwidth_gb_s", fast),)
+    )
 
 
-def figure(paper: Paper, out: Path, found: TrafficSweep) -> Exhibit:
+def figure(paper: Paper, out: Path, traffic: TrafficSweep) -> Exhibit:
     rows = [
-        *_sustained_rows(paper, found),
-        *_limit_rows(found),
-        *_utilisation_rows(paper, found),
-        *_latency_rows(found),
+        *_sustained_rows(paper, traffic),
+        *_limit_rows(traffic),
+        *_utilisation_rows(paper, traffic),
+        *_latency_rows(traffic),
     ]
-    return Exhibit(tuple(rows), (_table(found), _overload_table(found)), (_drawn(out, found),))
+    return Exhibit(tuple(rows), (_table(traffic), _overload_table(traffic)), (_picture(out, traffic),))
 
 
 # rows
 
 
-def _sustained_rows(paper: Paper, found: TrafficSweep) -> list[Row]:
+def _sustained_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
     rows = []
-    for scheduler in (one for one in LISTED if one in found.schedulers):
-        rate = found.borne(scheduler).rate
-        theirs = paper[f"sustained_{found.spot.board}"].value if scheduler is FLUID else None
-        why = f"answers per second with {OVERLOAD * found.rates[-1]:g} arriving, more than anybody bears"
+    for scheduler in (one for one in LISTED if one in traffic.schedulers):
+        rate = traffic.borne(scheduler).rate
+        theirs = paper[f"sustained_{traffic.spot.board}"].value if scheduler is FLUID else None
+        why = f"answers per second with {OVERLOAD * traffic.rates[-1]:g} arriving, more than anybody bears"
         if scheduler is FLUID:
-            last = found.rates[-1]
+            last = traffic.rates[-1]
             why += (
-                f"; the text says above {theirs:g}; {found.at(FLUID, last).rate:.1f} of {last:g} at the end of the "
+                f"; the text says above {theirs:g}; {traffic.at(FLUID, last).rate:.1f} of {last:g} at the end of the "
                 "figure; nobody is on time then, so nothing is preempted, and all that counts is the NPU"
             )
-        rows.append(Row(found.figure, f"sustained by {scheduler.name}, {found.spot.name}", theirs, rate, "/s", why))
+        rows.append(Row(traffic.figure, f"sustained by {scheduler.name}, {traffic.spot.name}", theirs, rate, "/s", why))
     return rows
 
 
-def _limit_rows(found: TrafficSweep) -> list[Row]:
+def _limit_rows(traffic: TrafficSweep) -> list[Row]:
     return [
         Row(
-            found.figure, f"largest rate of {scheduler.name} with at most 1 % late, {found.spot.name}", None,
+            traffic.figure, f"largest rate of {scheduler.name} with at most 1 % late, {traffic.spot.name}", None,
             limit.rate, "/s",
-            f"not printed; {found.deadline_ms:g} ms; more at {limit.unsustained_rate:.1f}/s; single seeds agree below "
-            f"{limit.lowest_rate:.1f} and above {limit.highest_rate:.1f}",
+            f"not printed; {traffic.deadline_ms:g} ms; more at {limit.unsustained_rate:.1f}/s; single seeds agree "
+            f"below {limit.lowest_rate:.1f} and above {limit.highest_rate:.1f}",
         )
-        for scheduler, limit in found.limits.items()
+        for scheduler, limit in traffic.limits.items()
     ]  # fmt: skip
 
 
-def _utilisation_rows(paper: Paper, found: TrafficSweep) -> list[Row]:
-    low = [rate for rate in found.rates if found.low[0] <= rate <= found.low[1]]
-    gains = [found.at(FLUID, rate).efficiency - found.at(SERIAL, rate).efficiency for rate in low]
-    ratios = [found.at(FLUID, rate).efficiency / found.at(SERIAL, rate).efficiency for rate in low]
-    plain = [found.at(PLAIN, rate).efficiency - found.at(SERIAL, rate).efficiency for rate in low]
-    highest = found.rates[-1]
-    full, fast = found.at(FLUID, highest), found.outcomes[_fast(found)]
-    device = found.point(FLUID, highest).device
-    most = 100 * highest * macs_per_sample(found.spot.model) / device.macs_per_s
+def _utilisation_rows(paper: Paper, traffic: TrafficSweep) -> list[Row]:
+    low = [rate for rate in traffic.rates if traffic.low[0] <= rate <= traffic.low[1]]
+    gains = [traffic.at(FLUID, rate).efficiency - traffic.at(SERIAL, rate).efficiency for rate in low]
+    ratios = [traffic.at(FLUID, rate).efficiency / traffic.at(SERIAL, rate).efficiency for rate in low]
+    plain = [traffic.at(PLAIN, rate).efficiency - traffic.at(SERIAL, rate).efficiency for rate in low]
+    highest = traffic.rates[-1]
+    full, fast = traffic.at(FLUID, highest), traffic.outcomes[_fast(traffic)]
+    device = traffic.point(FLUID, highest).device
+    most = 100 * highest * macs_per_sample(traffic.spot.model) / device.macs_per_s
     return [
         Row(
-            found.figure, f"gain of utilisation over SERIAL, {low[0]:g} to {low[-1]:g}/s, {found.spot.name}",
-            paper[f"utilisation_gain_{found.spot.board}"].value, 100 * (mean(ratios) - 1), "%",
+            traffic.figure, f"gain of utilisation over SERIAL, {low[0]:g} to {low[-1]:g}/s, {traffic.spot.name}",
+            paper[f"utilisation_gain_{traffic.spot.board}"].value, 100 * (mean(ratios) - 1), "%",
             f"of the peak reached while computing, relative; {mean(gains):.1f} points, {mean(plain):.1f} without "
             "preemption; the paper says neither what its utilisation is nor whether the gain is relative",
         ),
         Row(
-            found.figure, f"utilisation of Fluid Batching at {highest:g}/s, {found.spot.name}",
+            traffic.figure, f"utilisation of Fluid Batching at {highest:g}/s, {traffic.spot.name}",
             paper["utilisation_high"].value, full.efficiency, "%",
             f"of the peak while computing, bound by {device.bandwidth_gb_s:g} GB/s; {fast.efficiency:.1f} % at "
-            f"{dict(_fast(found).changes)['bandwidth_gb_s']:g} GB/s; busy {full.busy:.1f} % of the time; over all the "
-            f"time {full.used:.1f} %, and {most:.1f} % would serve all that arrives, so the text's cannot be this",
+            f"{dict(_fast(traffic).changes)['bandwidth_gb_s']:g} GB/s; busy {full.busy:.1f} % of the time; over all "
+            f"the time {full.used:.1f} %, and {most:.1f} % would serve all that arrives, so the text's cannot be this",
         ),
     ]  # fmt: skip
 
 
-def _latency_rows(found: TrafficSweep) -> list[Row]:
-    low = [rate for rate in found.rates if found.low[0] <= rate <= found.low[1]]
+def _latency_rows(traffic: TrafficSweep) -> list[Row]:
+    low = [rate for rate in traffic.rates if traffic.low[0] <= rate <= traffic.low[1]]
     rows = []
     for scheduler in (FLUID, PLAIN, OURS):
-        ratios = [found.at(scheduler, rate).mean_ms / found.at(SERIAL, rate).mean_ms for rate in low]
-        late = max(found.at(scheduler, rate).late for rate in low)
+        ratios = [traffic.at(scheduler, rate).mean_ms / traffic.at(SERIAL, rate).mean_ms for rate in low]
+        late = max(traffic.at(scheduler, rate).late for rate in low)
         rows.append(
             Row(
-                found.figure, f"mean latency of {scheduler.name} over SERIAL's, {low[0]:g} to {low[-1]:g}/s", None,
+                traffic.figure, f"mean latency of {scheduler.name} over SERIAL's, {low[0]:g} to {low[-1]:g}/s", None,
                 mean(ratios), "x",
                 ("the text says similar; " if scheduler is FLUID else "not in the paper; ")
                 + f"from {min(ratios):.2f} to {max(ratios):.2f}; at most {late:.2f} % late there",
@@ -195,11 +197,11 @@ def _latency_rows(found: TrafficSweep) -> list[Row]:
 # tables and the picture
 
 
-def _table(found: TrafficSweep) -> Table:
+def _table(traffic: TrafficSweep) -> Table:
     body = []
-    for scheduler in found.schedulers:
-        for rate in found.rates:
-            one = found.at(scheduler, rate)
+    for scheduler in traffic.schedulers:
+        for rate in traffic.rates:
+            one = traffic.at(scheduler, rate)
             body.append(
                 (
                     scheduler.name, f"{rate:g}", f"{one.rate:.2f}", f"{one.mean_ms:.1f}", f"{one.p99_ms:.1f}",
@@ -210,20 +212,20 @@ def _table(found: TrafficSweep) -> Table:
         "scheduler", "samples/s", "answers/s", "mean ms", "p99 ms", "late %", "busy %", "of peak while busy %",
         "of peak %", "paper",
     )  # fmt: skip
-    return Table(f"{found.figure}: {found.spot.name}, {found.deadline_ms:g} ms", header, tuple(body))
+    return Table(f"{traffic.figure}: {traffic.spot.name}, {traffic.deadline_ms:g} ms", header, tuple(body))
 
 
-def _overload_table(found: TrafficSweep) -> Table:
+def _overload_table(traffic: TrafficSweep) -> Table:
     body = []
-    for scheduler in found.schedulers:
-        limit, borne = found.limits.get(scheduler), found.borne(scheduler)
+    for scheduler in traffic.schedulers:
+        limit, borne = traffic.limits.get(scheduler), traffic.borne(scheduler)
         searched = f"{limit.rate:.1f}" if limit else "not searched"
         body.append((scheduler.name, f"{borne.rate:.2f}", searched, f"{borne.efficiency:.1f}", scheduler.hardware))
     header = ("scheduler", "sustained answers/s", "largest rate with 1 % late", "of peak while busy %", "hardware")
-    return Table(f"{found.figure}: what each scheduler bears, {found.spot.name}", header, tuple(body))
+    return Table(f"{traffic.figure}: what each scheduler bears, {traffic.spot.name}", header, tuple(body))
 
 
-def _drawn(out: Path, found: TrafficSweep) -> Figure:
+def _picture(out: Path, traffic: TrafficSweep) -> Figure:
     panels = []
     for quantity, heading in (
         ("rate", "(a) answers per second"),
@@ -231,17 +233,18 @@ def _drawn(out: Path, found: TrafficSweep) -> Figure:
         ("efficiency", "(c) utilisation while computing (%)"),
         ("p99_ms", "(d) p99 (ms)"),
     ):
-        values = {s: [getattr(found.at(s, rate), quantity) for rate in found.rates] for s in found.schedulers}
-        marks: list[Drawable] = [*curves(values, found.rates)]
+        values = {s: [getattr(traffic.at(s, rate), quantity) for rate in traffic.rates] for s in traffic.schedulers}
+        marks: list[Drawable] = [*curves(values, traffic.rates)]
         if quantity == "rate":
-            marks.append(Curve(found.rates, found.rates, None, INK, dash=":", width=0.8))
+            marks.append(Curve(traffic.rates, traffic.rates, None, INK, dash=":", width=0.8))
         y = Axis()
         if quantity.endswith("_ms"):
-            marks.append(ReferenceLine(found.deadline_ms, "SLO"))
+            marks.append(ReferenceLine(traffic.deadline_ms, "SLO"))
             y = Axis(scale="log", high=HIGHEST_MS)
         panels.append(Panel(marks, heading, Axis(label="arrivals per second"), y))
-    title = f"{found.figure}: {found.spot.name}, 4 exits, SLO {found.deadline_ms:g} ms, {found.samples} samples a run"
-    name = found.figure.lower().replace(". ", "") + "-traffic"
+    setting = f"4 exits, SLO {traffic.deadline_ms:g} ms, {traffic.samples} samples a run"
+    title = f"{traffic.figure}: {traffic.spot.name}, {setting}"
+    name = traffic.figure.lower().replace(". ", "") + "-traffic"
     return pictures.picture(out, name, title, panels, size=(12.5, 8.2), columns=2)
 
 

@@ -68,48 +68,52 @@ def panel(paper: Paper, bench: Bench, samples: int, plan: DeadlinePanel, tick: T
     return replace(whole, outcomes=bench.measure(points, tick))
 
 
-def figure_9(out: Path, found: Sequence[DeadlinePanel]) -> Exhibit:
-    rows = tuple(row for one in found for row in _rows(one))
-    return Exhibit(rows, tuple(_table(one) for one in found), (_drawn(out, found),))
+def figure_9(out: Path, panels: Sequence[DeadlinePanel]) -> Exhibit:
+    rows = tuple(row for one in panels for row in _rows(one))
+    return Exhibit(rows, tuple(_table(one) for one in panels), (_picture(out, panels),))
 
 
-def _rows(found: DeadlinePanel) -> list[Row]:
-    rows = [_late_row(found, scheduler) for scheduler in LISTED if scheduler in found.schedulers]
+def _rows(deadlines: DeadlinePanel) -> list[Row]:
+    rows = [_late_row(deadlines, scheduler) for scheduler in LISTED if scheduler in deadlines.schedulers]
     for scheduler in (FLUID, OURS):
-        fewer = [d for d in found.deadlines_ms if found.at(scheduler, d).late <= found.at(SERIAL, d).late + 0.1]
+        fewer = [
+            d for d in deadlines.deadlines_ms if deadlines.at(scheduler, d).late <= deadlines.at(SERIAL, d).late + 0.1
+        ]
         rows.append(
             Row(
-                f"{FIGURE}{found.letter}", f"SLOs of {len(found.deadlines_ms)} at which {scheduler.name} violates "
-                "no more than SERIAL", len(found.deadlines_ms) if scheduler is FLUID else None, len(fewer), "",
-                'the text says "similar or fewer violations"; counted within 0.1 points',
+                f"{FIGURE}{deadlines.letter}", f"SLOs of {len(deadlines.deadlines_ms)} at which {scheduler.name} "
+                "violates no more than SERIAL", len(deadlines.deadlines_ms) if scheduler is FLUID else None,
+                len(fewer), "", 'the text says "similar or fewer violations"; counted within 0.1 points',
             )
         )  # fmt: skip
     return rows
 
 
-def _late_row(found: DeadlinePanel, scheduler: BatchScheduler) -> Row:
-    shortest, longest = found.shortest(scheduler), found.deadlines_ms[-1]
+def _late_row(deadlines: DeadlinePanel, scheduler: BatchScheduler) -> Row:
+    shortest, longest = deadlines.shortest(scheduler), deadlines.deadlines_ms[-1]
     kept = f"at most 1 % from {shortest:g} ms" if shortest else f"more than 1 % even at {longest:g} ms"
     claim = "the text says none but at excessively short deadlines; " if scheduler is FLUID else "drawn, not printed; "
-    quantity = f"violations of {scheduler.name} at {found.usual_ms:g} ms, {found.spot.name}"
-    late = found.at(scheduler, found.usual_ms).late
-    return Row(f"{FIGURE}{found.letter}", quantity, None, late, "%", f"{claim}{found.rate:g}/s; {kept}")
+    quantity = f"violations of {scheduler.name} at {deadlines.usual_ms:g} ms, {deadlines.spot.name}"
+    late = deadlines.at(scheduler, deadlines.usual_ms).late
+    return Row(f"{FIGURE}{deadlines.letter}", quantity, None, late, "%", f"{claim}{deadlines.rate:g}/s; {kept}")
 
 
-def _table(found: DeadlinePanel) -> Table:
+def _table(deadlines: DeadlinePanel) -> Table:
     body = tuple(
-        (scheduler.name, *(f"{found.at(scheduler, deadline).late:.2f}" for deadline in found.deadlines_ms))
-        for scheduler in found.schedulers
+        (scheduler.name, *(f"{deadlines.at(scheduler, deadline).late:.2f}" for deadline in deadlines.deadlines_ms))
+        for scheduler in deadlines.schedulers
     )
-    header = ("scheduler", *(f"{deadline:g} ms" for deadline in found.deadlines_ms))
-    return Table(f"{FIGURE}{found.letter}: violations (%), {found.spot.name}, {found.rate:g}/s", header, body)
+    header = ("scheduler", *(f"{deadline:g} ms" for deadline in deadlines.deadlines_ms))
+    return Table(
+        f"{FIGURE}{deadlines.letter}: violations (%), {deadlines.spot.name}, {deadlines.rate:g}/s", header, body
+    )
 
 
-def _drawn(out: Path, found: Sequence[DeadlinePanel]) -> Figure:
+def _picture(out: Path, deadline_panels: Sequence[DeadlinePanel]) -> Figure:
     x, y = Axis(label="SLO (ms)"), Axis(label="violations (%)", low=0, high=100)
     panels = []
-    for one in found:
+    for one in deadline_panels:
         values = {s: [one.at(s, deadline).late for deadline in one.deadlines_ms] for s in one.schedulers}
         panels.append(Panel(curves(values, one.deadlines_ms), f"({one.letter}) {one.spot.name}, {one.rate:g}/s", x, y))
     title = f"{FIGURE}: violations over the deadline"
-    return pictures.picture(out, "fig9-deadlines", title, panels, size=(12.5, 5.0), columns=len(found))
+    return pictures.picture(out, "fig9-deadlines", title, panels, size=(12.5, 5.0), columns=len(deadline_panels))

@@ -18,11 +18,11 @@ from weft.models.exits import exit_shares
 from weft.models.sources import load_model
 
 EXIT_RATES = {"resnet50": (0.051, 0.169, 0.09, 0.69), "inception-v3": (0.145, 0.186, 0.222, 0.447)}
-EXITS = 3
+EXITS = 3  # early exits of each network, as in the paper's section VI; the last output is not counted
 TITLES = {"resnet50": "ResNet-50", "inception-v3": "Inception-v3"}
-MAX_BATCH = 8
+MAX_BATCH = 8  # largest batch of the paper's searches and tables
 DECISION_US = 25.0
-"""What a scheduler takes each time it is asked; the paper does not print it."""
+"""Time of one scheduler decision; the paper does not print it."""
 
 
 class Spot(NamedTuple):
@@ -37,7 +37,7 @@ class Spot(NamedTuple):
 
     @property
     def key(self) -> str:
-        """How the published numbers are told apart."""
+        """The key of its published numbers."""
         return f"{self.model}_{self.board}"
 
     @property
@@ -70,7 +70,7 @@ SEARCHES = {
 
 @lru_cache(maxsize=64)
 def searched(spot: Spot, hardware: str, bandwidth_gb_s: float | None = None) -> Exploration:
-    """The search of a kind of hardware; at the board's calibrated bandwidth unless said otherwise."""
+    """Search the design space of a kind of hardware, by default at the board's calibrated bandwidth."""
     search = SEARCHES[hardware]
     most = search.only or MAX_BATCH
     return explore(
@@ -87,16 +87,16 @@ def searched(spot: Spot, hardware: str, bandwidth_gb_s: float | None = None) -> 
 @lru_cache(maxsize=64)
 def npu(spot: Spot, hardware: str) -> TiledNpu:
     """The NPU a scheduler runs on: the paper's, or the best of a baseline's own search."""
-    found = tabled(spot) if hardware == "fluid" else searched(spot, hardware).device()
-    return found.model_copy(update={"decision_us": DECISION_US})
+    device = tabled(spot) if hardware == "fluid" else searched(spot, hardware).device()
+    return device.model_copy(update={"decision_us": DECISION_US})
 
 
 def tabled(spot: Spot, preset: str | None = None) -> TiledNpu:
     """The NPU of Table I; or another preset."""
-    found = load_device(preset or spot.preset)
-    if not isinstance(found, TiledNpu):
-        raise DeviceError(f"{found.name}: the paper's NPUs are tiled, this one is not")
-    return found
+    device = load_device(preset or spot.preset)
+    if not isinstance(device, TiledNpu):
+        raise DeviceError(f"{device.name}: the paper's NPUs are tiled, this one is not")
+    return device
 
 
 def tile(device: TiledNpu) -> str:
@@ -109,6 +109,6 @@ def network(model: str, exits: int | None = None, head: str = "fc") -> Model:
 
 
 def macs_per_sample(model: str, head: str = "fc") -> float:
-    """What a sample needs on average, given where samples leave."""
+    """Mean MACs per sample, given the shares of samples that leave at each exit."""
     whole = network(model, EXITS, head)
     return whole.macs * sum(rate * share for rate, share in zip(EXIT_RATES[model], exit_shares(whole), strict=True))

@@ -35,7 +35,7 @@ SEEDS = (1000, 1001, 1002)
 
 Change = tuple[str, str | float]
 Task = TypeVar("Task")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class BatchScheduler(NamedTuple):
@@ -67,7 +67,7 @@ OURS = BatchScheduler("top-up", "top-up", "fluid", "demote")
 BALANCED = BatchScheduler("top-up, balanced", "top-up", "fluid", "demote", (("miss", 150), ("foresight", 0)))
 BASELINES = (SERIAL, *FC_ADAPTIVE, *R_ADAPTIVE, LAZY)
 DRAWN = (*BASELINES, PLAIN, FLUID, OURS, BALANCED)
-"""The schedulers of Fig. 7 to 9. None but ours knows what to do with those that are late."""
+"""The schedulers of Fig. 7 to 9. Only ours treats late samples in a special way."""
 
 COLOURS = {
     SERIAL: "#1f2933",
@@ -120,7 +120,7 @@ class RunPoint:
 
 
 class RunMeans(NamedTuple):
-    """What a run came to: means over the seeds."""
+    """Results of a run: means over the seeds."""
 
     mean_ms: float
     late: float
@@ -131,7 +131,7 @@ class RunMeans(NamedTuple):
     busy: float
     """Percent of the time the NPU computes."""
     efficiency: float
-    """Percent of its peak that it reaches while it computes."""
+    """Percent of the NPU's peak reached while it computes."""
     calls: float
     """Scheduler calls per sample."""
     apart: float
@@ -208,17 +208,19 @@ class Bench:
         wanted = list(dict.fromkeys(points))
         new = [point for point in wanted if point not in self._known]
         tasks = [(point, point.device) for point in new]
-        self._known.update(zip(new, self.each(_served, tasks, tick), strict=True))
+        self._known.update(zip(new, self.run_all(_served, tasks, tick), strict=True))
         return {point: self._known[point] for point in wanted}
 
-    def each(self, function: Callable[[Task], Found], tasks: Sequence[Task], tick: Tick | None = None) -> list[Found]:
-        """What a function gives for every task, in their order."""
-        found = []
+    def run_all(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task], tick: Tick | None = None
+    ) -> list[Result]:
+        """Run a function for every task; return the results in order."""
+        results = []
         for result in map(function, tasks) if self.processes == 1 else self._workers.each(function, tasks):
-            found.append(result)
+            results.append(result)
             if tick:
-                tick(len(found), len(tasks))
-        return found
+                tick(len(results), len(tasks))
+        return results
 
 
 def _served(task: tuple[RunPoint, TiledNpu]) -> RunMeans:

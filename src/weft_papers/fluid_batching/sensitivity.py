@@ -1,4 +1,4 @@
-"""What the paper does not print and we had to assume, each assumption varied on its own at the rows of Table II.
+"""Sensitivity: assumptions that the paper does not print, each varied on its own at the rows of Table II.
 
 Bandwidth, what a decision costs, what the heads compute, and how the text on the NPU is to be read.
 """
@@ -96,7 +96,7 @@ def bandwidth(
     plan = RowStudy(paper, spots, (PLAIN, FLUID, OURS), percents, samples, _at_bandwidth, {})
     study = plan.measure(bench, tick)
     title = "Bandwidth: Table II over the value fitted to each board (dashed: printed, with its tolerance)"
-    picture = _drawn(out, study, "sensitivity-bandwidth", title, "bandwidth (% of the calibrated)")
+    picture = _picture(out, study, "sensitivity-bandwidth", title, "bandwidth (% of the calibrated)")
     rows = tuple(_bandwidth_row(study, spot) for spot in spots)
     return Exhibit(rows, (study.table("Bandwidth: the rows of Table II", "% of the calibrated"),), (picture,))
 
@@ -127,10 +127,10 @@ def decisions(
     costs_us: Sequence[int] = DECISIONS_US,
     spots: Sequence[Spot] = SPOTS,
 ) -> Exhibit:
-    """What a scheduler takes each time it is asked: LazyBatching is asked at every layer."""
+    """Time of one scheduler decision: LazyBatching decides at every layer."""
     study = RowStudy(paper, spots, (LAZY, LAZY_SAME, FLUID), costs_us, samples, _at_cost, {}).measure(bench, tick)
     title = "Cost of a decision: Table II over what a scheduler takes each time it is asked (dashed: printed)"
-    picture = _drawn(out, study, "sensitivity-decisions", title, "microseconds for a decision")
+    picture = _picture(out, study, "sensitivity-decisions", title, "microseconds for a decision")
     rows = tuple(_decision_row(study, lazy, cost_us) for lazy in (LAZY, LAZY_SAME) for cost_us in costs_us)
     return Exhibit(rows, (study.table("Cost of a decision: the rows of Table II", "us"),), (picture,))
 
@@ -152,7 +152,7 @@ def _decision_row(study: RowStudy, lazy: BatchScheduler, cost_us: int) -> Row:
     return Row("decisions", quantity, None, geomean(means), "x", why)
 
 
-def _drawn(out: Path, study: RowStudy, name: str, title: str, label: str) -> Figure:
+def _picture(out: Path, study: RowStudy, name: str, title: str, label: str) -> Figure:
     panels = []
     for field, printed, quantity in QUANTITIES:
         for spot in study.spots:
@@ -199,7 +199,7 @@ class Reading(NamedTuple):
     """The design printed for Inception-v3 on ZCU104."""
 
     def of(self, point: RunPoint) -> RunPoint | None:
-        """The point under this reading; None where it says nothing about that."""
+        """The point under this reading; None if the reading does not concern it."""
         if self.as_printed:
             return replace(point, preset=PRINTED) if point.spot == MISPRINTED else None
         return replace(point, changes=self.changes, head=self.head)
@@ -235,15 +235,15 @@ def readings(
         if (point := reading.of(table_point(paper, spot, FLUID, samples)))
     }
     outcomes = bench.measure(points.values(), tick)
-    found = {key: outcomes[point] for key, point in points.items()}
-    rows = tuple(_reading_row(paper, reading, found) for reading in shown)
+    means = {key: outcomes[point] for key, point in points.items()}
+    rows = tuple(_reading_row(paper, reading, means) for reading in shown)
     body = tuple(
         (reading.name, spot.name, f"{one.mean_ms:.1f}", f"{one.late:.2f}", f"{one.p99_ms:.1f}", _printed(paper, spot))
-        for (reading, spot), one in found.items()
+        for (reading, spot), one in means.items()
     )
     header = ("reading", "network, board", "mean ms", "late %", "p99 ms", "paper: mean ms / late %")
     table = Table("Readings: Fluid Batching at the rows of Table II", header, body)
-    return Exhibit(rows, (table,), (_drawn_readings(paper, out, shown, spots, found),))
+    return Exhibit(rows, (table,), (_readings_picture(paper, out, shown, spots, means),))
 
 
 def _printed(paper: Paper, spot: Spot) -> str:
@@ -254,8 +254,8 @@ def _printed(paper: Paper, spot: Spot) -> str:
 Readings = dict[tuple[Reading, Spot], RunMeans]
 
 
-def _reading_row(paper: Paper, reading: Reading, found: Readings) -> Row:
-    mine = {spot: one for (other, spot), one in found.items() if other is reading}
+def _reading_row(paper: Paper, reading: Reading, means: Readings) -> Row:
+    mine = {spot: one for (other, spot), one in means.items() if other is reading}
     apart = {spot: one.mean_ms / paper[f"fluid_mean_{spot.key}"].value for spot, one in mine.items()}
     points = {spot: one.late - paper[f"fluid_late_{spot.key}"].value for spot, one in mine.items()}
     within = sum(abs(apart[s] - 1) <= TOLERATED and abs(points[s]) <= TOLERATED_POINTS for s in mine)
@@ -267,8 +267,8 @@ def _reading_row(paper: Paper, reading: Reading, found: Readings) -> Row:
     )
 
 
-def _drawn_readings(
-    paper: Paper, out: Path, shown: Sequence[Reading], spots: Sequence[Spot], found: Readings
+def _readings_picture(
+    paper: Paper, out: Path, shown: Sequence[Reading], spots: Sequence[Spot], means: Readings
 ) -> Figure:
     panels = []
     y = Axis(names=[reading.name for reading in shown], low=len(shown) - 0.5, high=-0.5)
@@ -277,9 +277,9 @@ def _drawn_readings(
             printed = paper[f"fluid_{key}_{spot.key}"].value
             most = WIDEST * printed
             values = {
-                place: getattr(found[reading, spot], field)
+                place: getattr(means[reading, spot], field)
                 for place, reading in enumerate(shown)
-                if (reading, spot) in found
+                if (reading, spot) in means
             }
             beyond = {place: value for place, value in values.items() if value > most}
             within = {place: value for place, value in values.items() if value <= most}

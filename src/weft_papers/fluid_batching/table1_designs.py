@@ -47,7 +47,7 @@ class BoardShares(NamedTuple):
 class Searched(NamedTuple):
     """A search and how long it took."""
 
-    found: Exploration
+    exploration: Exploration
     seconds: float
 
 
@@ -60,13 +60,13 @@ def table_1(paper: Paper, out: Path, spots: Sequence[Spot] = SPOTS) -> Exhibit:
     rows = [row for spot in spots for row in (*_share_rows(paper, spot), *_search_rows(paper, spot, searches[spot]))]
     rows += [_storage_row(paper, spot) for spot in spots]
     rows.append(_batch_16(paper))
-    return Exhibit(tuple(rows), (_designs(searches), _baselines(spots)), (_drawn(out, searches),))
+    return Exhibit(tuple(rows), (_designs(searches), _baselines(spots)), (_picture(out, searches),))
 
 
 def _timed(spot: Spot) -> Searched:
     started = perf_counter()
-    found = searched.__wrapped__(spot, "fluid")
-    return Searched(found, perf_counter() - started)
+    exploration = searched.__wrapped__(spot, "fluid")
+    return Searched(exploration, perf_counter() - started)
 
 
 def _share_rows(paper: Paper, spot: Spot) -> list[Row]:
@@ -84,12 +84,12 @@ def _share_rows(paper: Paper, spot: Spot) -> list[Row]:
 
 
 def _search_rows(paper: Paper, spot: Spot, search: Searched) -> list[Row]:
-    best = search.found.device()
-    where = f"found at {best.bandwidth_gb_s:g} GB/s among {len(search.found)} designs"
+    best = search.exploration.device()
+    where = f"found at {best.bandwidth_gb_s:g} GB/s among {len(search.exploration)} designs"
     if spot == MISPRINTED:
         where += f"; ResNet-50's design is printed, but {best.t_p} x {best.t_c} is what takes the printed DSPs"
     elif (best.t_p, best.t_c) != (tabled(spot).t_p, tabled(spot).t_c):
-        where += f"; the printed design scores {100 * _score(search.found, tabled(spot)):.2f} % of it"
+        where += f"; the printed design scores {100 * _score(search.exploration, tabled(spot)):.2f} % of it"
     rows = [
         Row(FIGURE, f"{what} that the search finds for {spot.name}", paper[f"{key}_{spot.key}"].value, ours, "", where)
         for what, key, ours in (("T_P", "tree", best.t_p), ("T_C", "pes", best.t_c))
@@ -100,10 +100,10 @@ def _search_rows(paper: Paper, spot: Spot, search: Searched) -> list[Row]:
     return rows
 
 
-def _score(found: Exploration, device: TiledNpu) -> float:
+def _score(exploration: Exploration, device: TiledNpu) -> float:
     """A design's score over the best one's."""
-    place = np.flatnonzero((found.tile.t_p == device.t_p) & (found.tile.t_c == device.t_c))[0]
-    return float(found.scores[place] / found.scores[found.best])
+    place = np.flatnonzero((exploration.tile.t_p == device.t_p) & (exploration.tile.t_c == device.t_c))[0]
+    return float(exploration.scores[place] / exploration.scores[exploration.best])
 
 
 def _storage_row(paper: Paper, spot: Spot) -> Row:
@@ -130,14 +130,14 @@ def _batch_16(paper: Paper) -> Row:
 
 def _designs(searches: dict[Spot, Searched]) -> Table:
     body = []
-    for spot, (found, _) in searches.items():
-        device, best = tabled(spot), found.device()
+    for spot, (exploration, _) in searches.items():
+        device, best = tabled(spot), exploration.device()
         share = shares(device, load_platform(spot.board))
         times = (1e3 * sum(layer_times_s(network(spot.model, EXITS), device, batch)) for batch in (1, MAX_BATCH))
         body.append(
             (
                 spot.name, tile(device), f"{share.dsps:.2f}", f"{share.bram:.2f}", tile(best),
-                f"{100 * _score(found, device):.2f}", *(f"{time:.1f}" for time in times),
+                f"{100 * _score(exploration, device):.2f}", *(f"{time:.1f}" for time in times),
             )
         )  # fmt: skip
     header = ("network, board", "design", "DSPs %", "BRAM %", "found", "score of best %", "batch 1 ms", "batch 8 ms")
@@ -159,18 +159,18 @@ def _baselines(spots: Sequence[Spot]) -> Table:
     )
 
 
-def _drawn(out: Path, searches: dict[Spot, Searched]) -> Figure:
+def _picture(out: Path, searches: dict[Spot, Searched]) -> Figure:
     trees, panels = np.arange(1, WIDEST_TREE + 1), []
-    for spot, (found, _) in searches.items():
-        best = [found.scores[found.tile.t_p == tree].max() / MAX_BATCH for tree in trees]
+    for spot, (exploration, _) in searches.items():
+        best = [exploration.scores[exploration.tile.t_p == tree].max() / MAX_BATCH for tree in trees]
         marks = [Curve(trees, best, "best T_C for each T_P", pictures.MODELS[0], "o", size=3.5)]
         for name, device, mark, size, colour in (
-            ("found", found.device(), "*", 14, pictures.MODELS[1]),
+            ("found", exploration.device(), "*", 14, pictures.MODELS[1]),
             ("Table I", tabled(spot, PRINTED if spot == MISPRINTED else None), "D", 5, pictures.MODELS[2]),
         ):
-            score = _score(found, device) * found.scores[found.best] / MAX_BATCH
+            score = _score(exploration, device) * exploration.scores[exploration.best] / MAX_BATCH
             marks.append(Curve([device.t_p], [score], name, colour, mark, "", size=size, order=4))
-        heading = f"{spot.name}, {found.template.bandwidth_gb_s:g} GB/s: found {tile(found.device())}"
+        heading = f"{spot.name}, {exploration.template.bandwidth_gb_s:g} GB/s: found {tile(exploration.device())}"
         y = Axis(label="GOP/s, mean of batches 1 to 8", low=0, high=1.12 * max(best))
         panels.append(Panel(marks, heading, Axis(label="T_P, width of a MAC tree"), y))
     title = f"{FIGURE}: what the search for a design sees"

@@ -76,31 +76,36 @@ def compare(
     return SchedulerComparison(paper, samples, spots, bench.measure(points, tick))
 
 
-def table_2(out: Path, found: SchedulerComparison) -> Exhibit:
-    rows = [row for spot in found.spots for scheduler in LISTED for row in _rows(found, spot, scheduler)]
-    rows += [*_gain_rows(found), *_headlines(found), *_ours_rows(found), _calls_row(found)]
-    return Exhibit(tuple(rows), (_table(found),), (_drawn(out, found),))
+def table_2(out: Path, comparison: SchedulerComparison) -> Exhibit:
+    rows = [row for spot in comparison.spots for scheduler in LISTED for row in _rows(comparison, spot, scheduler)]
+    rows += [*_gain_rows(comparison), *_headlines(comparison), *_ours_rows(comparison), _calls_row(comparison)]
+    return Exhibit(tuple(rows), (_table(comparison),), (_picture(out, comparison),))
 
 
-def _rows(found: SchedulerComparison, spot: Spot, scheduler: BatchScheduler) -> list[Row]:
-    outcome = found.at(spot, scheduler)
+def _rows(comparison: SchedulerComparison, spot: Spot, scheduler: BatchScheduler) -> list[Row]:
+    outcome = comparison.at(spot, scheduler)
     values = {"mean": (outcome.mean_ms, " ms"), "late": (outcome.late, "%")}
     if scheduler not in PRINTED:
         values["p99"] = (outcome.p99_ms, " ms")
     names = {"mean": "mean latency", "late": "violations", "p99": "99th percentile"}
     rows = []
     for field, (ours, unit) in values.items():
-        theirs = found.printed(spot, scheduler, field) if scheduler in PRINTED else None
-        why = _why(found, spot, scheduler, field, ours, theirs)
+        theirs = comparison.printed(spot, scheduler, field) if scheduler in PRINTED else None
+        why = _why(comparison, spot, scheduler, field, ours, theirs)
         rows.append(Row(FIGURE, f"{names[field]} of {scheduler.name}, {spot.name}", theirs, ours, unit, why))
     return rows
 
 
 def _why(
-    found: SchedulerComparison, spot: Spot, scheduler: BatchScheduler, field: str, ours: float, theirs: float | None
+    comparison: SchedulerComparison,
+    spot: Spot,
+    scheduler: BatchScheduler,
+    field: str,
+    ours: float,
+    theirs: float | None,
 ) -> str:
     device = npu(spot, scheduler.hardware)
-    point, outcome = found.point(spot, scheduler), found.at(spot, scheduler)
+    point, outcome = comparison.point(spot, scheduler), comparison.at(spot, scheduler)
     load = f"{point.rate:g}/s, {point.deadline_ms:g} ms"
     on = f"{load}, on {tile(device)} at {device.bandwidth_gb_s:g} GB/s"
     if theirs is None:
@@ -117,13 +122,15 @@ def _why(
     return beside(ours, theirs, reason)
 
 
-def _gain_rows(found: SchedulerComparison) -> list[Row]:
+def _gain_rows(comparison: SchedulerComparison) -> list[Row]:
     """Fluid Batching against LazyBatching, as the text sums it up."""
-    printed = {field: [_printed_gain(found, spot, field) for spot in found.spots] for field in ("mean", "late")}
+    printed = {
+        field: [_printed_gain(comparison, spot, field) for spot in comparison.spots] for field in ("mean", "late")
+    }
     rows = []
     for scheduler, where in ((LAZY, "each on its own NPU"), (LAZY_SAME, "both on the fluid NPU")):
         for field, key, what in (("mean_ms", "mean", "mean latency"), ("late", "late", "violations")):
-            ours = found.over(scheduler, FLUID, field)
+            ours = comparison.over(scheduler, FLUID, field)
             rows.append(
                 Row(
                     FIGURE, f"{what} of LazyBatching over Fluid Batching, {where}, geomean",
@@ -132,38 +139,38 @@ def _gain_rows(found: SchedulerComparison) -> list[Row]:
                     f"{_listed(printed[key])}",
                 )
             )  # fmt: skip
-    return [*rows, _resnet_row(found)]
+    return [*rows, _resnet_row(comparison)]
 
 
-def _resnet_row(found: SchedulerComparison) -> Row:
+def _resnet_row(comparison: SchedulerComparison) -> Row:
     """The one mean that the text prints."""
     ours = [
         ratio
-        for spot, ratio in zip(found.spots, found.over(LAZY, FLUID, "mean_ms"), strict=True)
+        for spot, ratio in zip(comparison.spots, comparison.over(LAZY, FLUID, "mean_ms"), strict=True)
         if spot.model == "resnet50"
     ]
-    theirs = found.paper["lazy_over_fluid_resnet50"].value
+    theirs = comparison.paper["lazy_over_fluid_resnet50"].value
     why = beside(geomean(ours), theirs, f"{_listed(ours)} on the boards, each scheduler on its own NPU")
     quantity = "mean latency of LazyBatching over Fluid Batching, ResNet-50, geomean"
     return Row(FIGURE, quantity, theirs, geomean(ours), "x", why)
 
 
-def _printed_gain(found: SchedulerComparison, spot: Spot, field: str) -> float:
-    return found.printed(spot, LAZY, field) / found.printed(spot, FLUID, field)
+def _printed_gain(comparison: SchedulerComparison, spot: Spot, field: str) -> float:
+    return comparison.printed(spot, LAZY, field) / comparison.printed(spot, FLUID, field)
 
 
-def _headlines(found: SchedulerComparison) -> list[Row]:
+def _headlines(comparison: SchedulerComparison) -> list[Row]:
     """The abstract's two numbers, which do not follow from the table."""
     rows = []
     for key, field, printed_field, what in (
         ("latency_gain", "mean_ms", "mean", "mean latency"),
         ("violations_gain", "late", "late", "violations"),
     ):
-        table = geomean([_printed_gain(found, spot, printed_field) for spot in found.spots])
-        ours = geomean(found.over(LAZY, FLUID, field))
+        table = geomean([_printed_gain(comparison, spot, printed_field) for spot in comparison.spots])
+        ours = geomean(comparison.over(LAZY, FLUID, field))
         rows.append(
             Row(
-                "abstract", f"{what}, improvement over the state of the art", found.paper[key].value, ours, "x",
+                "abstract", f"{what}, improvement over the state of the art", comparison.paper[key].value, ours, "x",
                 f"ours is the geomean over LazyBatching at Table II's rows; the paper's own rows give {table:.2f}x, so "
                 "its number does not follow from the table, and it does not say what it is an average of",
             )
@@ -171,8 +178,8 @@ def _headlines(found: SchedulerComparison) -> list[Row]:
     return rows
 
 
-def _ours_rows(found: SchedulerComparison) -> list[Row]:
-    """Our policy beside Fluid Batching's, on the same NPU and the same arrivals."""
+def _ours_rows(comparison: SchedulerComparison) -> list[Row]:
+    """Our policy against Fluid Batching's, on the same NPU and the same arrivals."""
     rows = []
     for scheduler, field, what in (
         (OURS, "late", "violations"),
@@ -184,7 +191,7 @@ def _ours_rows(found: SchedulerComparison) -> list[Row]:
         (PLAIN, "late", "violations"),
         (PLAIN, "mean_ms", "mean latency"),
     ):
-        ratios = found.over(scheduler, FLUID, field)
+        ratios = comparison.over(scheduler, FLUID, field)
         rows.append(
             Row(
                 FIGURE, f"{what} of {scheduler.name} over Fluid Batching's, worst row", None, max(ratios), "x",
@@ -194,12 +201,12 @@ def _ours_rows(found: SchedulerComparison) -> list[Row]:
     return rows
 
 
-def _calls_row(found: SchedulerComparison) -> Row:
-    spot = found.spots[0]
-    lazy, fluid = (found.at(spot, scheduler).calls for scheduler in (LAZY, FLUID))
+def _calls_row(comparison: SchedulerComparison) -> Row:
+    spot = comparison.spots[0]
+    lazy, fluid = (comparison.at(spot, scheduler).calls for scheduler in (LAZY, FLUID))
     return Row(
         "III-B", f"scheduler calls of LazyBatching over Fluid Batching's, {spot.name}",
-        found.paper["fewer_calls"].value, lazy / fluid, "x",
+        comparison.paper["fewer_calls"].value, lazy / fluid, "x",
         f"counted per sample at Table II's load: {lazy:.1f} and {fluid:.2f}; each start and each exit is a call, and "
         f"each product of the network and its heads; 50 layers by {EXITS} exits would be {50 / EXITS:.2f}",
     )  # fmt: skip
@@ -209,13 +216,13 @@ def _listed(values: Sequence[float]) -> str:
     return ", ".join(f"{value:.2f}" for value in values)
 
 
-def _table(found: SchedulerComparison) -> Table:
+def _table(comparison: SchedulerComparison) -> Table:
     body = []
-    for spot in found.spots:
+    for spot in comparison.spots:
         for scheduler in SHOWN:
-            point, outcome = found.point(spot, scheduler), found.at(spot, scheduler)
+            point, outcome = comparison.point(spot, scheduler), comparison.at(spot, scheduler)
             printed = (
-                f"{found.printed(spot, scheduler, 'mean'):g} / {found.printed(spot, scheduler, 'late'):g}"
+                f"{comparison.printed(spot, scheduler, 'mean'):g} / {comparison.printed(spot, scheduler, 'late'):g}"
                 if scheduler in PRINTED
                 else "not printed"
             )
@@ -230,22 +237,26 @@ def _table(found: SchedulerComparison) -> Table:
         "network, board", "samples/s", "SLO ms", "scheduler", "mean ms", "late %", "points between seeds", "p99 ms",
         "busy %", "of peak while busy %", "calls per sample", "paper: mean ms / late %",
     )  # fmt: skip
-    title = f"{FIGURE}: {len(SEEDS)} x {found.samples} samples a row; where busy is 100 %, latencies grow with the run"
+    title = (
+        f"{FIGURE}: {len(SEEDS)} x {comparison.samples} samples a row; where busy is 100 %, latencies grow with the run"
+    )
     return Table(title, header, tuple(body))
 
 
-def _drawn(out: Path, found: SchedulerComparison) -> Figure:
+def _picture(out: Path, comparison: SchedulerComparison) -> Figure:
     panels = []
     for field, printed, label in (
         ("mean_ms", "mean", "mean latency (ms)"),
         ("late", "late", "violations (%)"),
         ("p99_ms", "", "p99 (ms)"),
     ):
-        series = {one.name: [getattr(found.at(spot, one), field) for spot in found.spots] for one in BARS}
-        labels = [_labelled(found, spot) for spot in found.spots]
+        series = {one.name: [getattr(comparison.at(spot, one), field) for spot in comparison.spots] for one in BARS}
+        labels = [_labelled(comparison, spot) for spot in comparison.spots]
         bars = Bars(labels, series, {one.name: COLOURS[one] for one in BARS})
         strokes = [
-            Strokes(bars.places(one.name), [found.printed(spot, one, printed) for spot in found.spots], bars.width)
+            Strokes(
+                bars.places(one.name), [comparison.printed(spot, one, printed) for spot in comparison.spots], bars.width
+            )
             for one in PRINTED
             if printed
         ]
@@ -254,6 +265,6 @@ def _drawn(out: Path, found: SchedulerComparison) -> Figure:
     return pictures.picture(out, "table2-comparison", title, panels, size=(12.5, 7.6), share_x=True)
 
 
-def _labelled(found: SchedulerComparison, spot: Spot) -> str:
-    point = found.point(spot, FLUID)
+def _labelled(comparison: SchedulerComparison, spot: Spot) -> str:
+    point = comparison.point(spot, FLUID)
     return f"{spot.name}\n{point.rate:g}/s, {point.deadline_ms:g} ms"

@@ -1,4 +1,4 @@
-"""Models side by side on one GPU, by deadlines: what was aimed at beside what was found.
+"""Models that run at the same time on one GPU, with deadlines: goals and results.
 
 No paper has this; in place of a published number stands the one that was aimed at. Loads run on the simulated H200
 (``lab``), for longer with more rounds; what was simulated for longer or measured on a real one is recorded, and

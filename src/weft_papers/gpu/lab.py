@@ -1,4 +1,4 @@
-"""Models that share the simulated H200: the loads, the rules that are compared, and what a run comes to.
+"""Models that share the simulated H200: the loads, the rules that are compared, and the results of a run.
 
 ``benchmarks/gpu_weaving.py`` runs the same for longer and keeps the rows, ``benchmarks/gpu_abreast.py`` on a real GPU.
 """
@@ -18,8 +18,8 @@ from weft.simulation.requests import Case, prepare, simulate_requests
 from weft.workloads.requests import Workload
 
 Rules = Mapping[str, dict[str, Option]]
-Found = dict[str, dict[str, Any]]
-"""Rule -> what it came to."""
+RuleResults = dict[str, dict[str, Any]]
+"""Rule -> its results, by name."""
 
 TOGETHER = (
     ("resnet50-b32", "llm1b-b1"), ("encoder-b16", "llm7b-b1"), ("encoder-b64", "llm7b-b1"),
@@ -29,9 +29,9 @@ TOGETHER = (
     ("resnet50-b32", "llm1b-b1", "bertlarge-b1"), ("encoder-b16", "llm7b-b1", "resnet50-b1"),
     ("resnet50-b1", "bertlarge-b1", "mobilenet-b1"), ("resnet50-b32", "encoder-b16", "llm1b-b1"),
 )  # fmt: skip
-"""Who has endless work together."""
+"""Models that run together with endless work."""
 FIRST = 6
-"""So many of those are the pairs in which one fills the GPU."""
+"""The first entries of ``TOGETHER``: the pairs in which one model fills the GPU."""
 SPLITS: Rules = {
     f"split {cut}{' swapped' * swap}": {"cut": cut, "swap": swap} for cut in (0, 1) for swap in (False, True)
 }
@@ -45,7 +45,7 @@ BESIDE = (("bertlarge-b1", "encoder-b16"), ("llm1b-b1", "resnet50-b32"), ("resne
 """Urgent model, and the one that never stops."""
 URGENT_LOADS = (0.1, 0.2, 0.4)
 FIVE = {"resnet50-b8": 5, "bertlarge-b1": 2, "llm1b-b1": 5, "resnet50-b1": 2, "encoder-b16": 10}
-"""Model -> when its requests are due, in times of what they take alone."""
+"""Model -> deadline of its requests, in multiples of their duration alone."""
 LOADS = (0.5, 0.65, 0.8, 0.95)
 ONE_FOR_ALL: Rules = {"fifo": {}, "edf": {}, "punctual": {}, "streams": {}, "slices": {}, "abreast": {}}
 WITHOUT, BARE = ("edf", "punctual"), "none ahead"
@@ -55,9 +55,9 @@ FIRST_OF_ORION = {"resnet50-b8": 0.135, "mobilenet-b32": 0.047}
 BESIDE_OF_ORION = {"resnet50-b32": 0.52, "mobilenet-b32": 0.23, "bertbase-b32": 0.39, "encoder-b16": 0.33}
 """The same of its best effort: ResNet50, MobileNetV2, BERT, and an encoder for Transformer-XL; no ResNet101 here."""
 SEEDS = (1, 2, 3)
-WARM_S = 0.05
+WARM_S = 0.05  # simulated time that does not count: queues fill within some lengths of the longest model
 FAR_MS = 1e5
-"""Due so late that it is no deadline."""
+"""A deadline that is never missed."""
 OURS, ALONE = "abreast", "alone"
 LATE = ("weave", "demote")
 """What may become of late requests: as the rule has it, or after all others."""
@@ -65,9 +65,9 @@ LATE = ("weave", "demote")
 
 @cache
 def h200() -> Host:
-    found = load_device("h200")
-    assert isinstance(found, Host)
-    return found
+    device = load_device("h200")
+    assert isinstance(device, Host)
+    return device
 
 
 @cache
@@ -77,7 +77,11 @@ def none_ahead() -> Host:
 
 
 def case_of(streams: Sequence[Mapping[str, Any]], seconds: float, device: Host | None = None) -> Case:
-    raw = {"duration_s": seconds + WARM_S, "warmup_s": WARM_S, "stream": [{"max_batch": 1, **each} for each in streams]}
+    raw = {
+        "duration_s": seconds + WARM_S,
+        "warmup_s": WARM_S,
+        "stream": [{"max_batch": 1, **stream} for stream in streams],
+    }
     return prepare(Workload.model_validate(raw), device or h200())
 
 
@@ -90,14 +94,14 @@ def run(
     late: str = "weave",
     device: Host | None = None,
 ) -> RequestReport:
-    """What streams come to under a rule, whose name may have more words than that of its policy."""
+    """Simulate streams under a rule; the first word of its name is the policy."""
     return simulate_requests(
         case_of(streams, seconds, device), rule.split()[0], late=late, options=options, seed=seed
     ).report
 
 
 def alone_s(model: str) -> float:
-    """How long a model takes with the GPU to itself."""
+    """The duration of a model alone on the GPU."""
     return h200().models[model].total_s(1)
 
 
@@ -106,39 +110,39 @@ def endless(model: str) -> dict[str, Any]:
 
 
 def at_random(model: str, load: float, times: float, priority: int = 1) -> dict[str, Any]:
-    """Requests at a load of the GPU, due in so many times what they take."""
+    """Poisson requests at a load of the GPU; the deadline is *times* the model's duration alone."""
     took_s = alone_s(model)
     return {"model": model, "rate": load / took_s, "deadline_ms": times * took_s * 1e3, "priority": priority}
 
 
 def rates(report: RequestReport, seconds: float) -> list[float]:
     """The part of its rate alone that each stream had."""
-    return [round(each.completed * alone_s(each.model) / seconds, 3) for each in report.streams]
+    return [round(stream.completed * alone_s(stream.model) / seconds, 3) for stream in report.streams]
 
 
-def saturated(models: Sequence[str], seconds: float) -> Found:
+def saturated(models: Sequence[str], seconds: float) -> RuleResults:
     """The speed of each model over that alone, their sum, and the least of them over its fair share."""
-    found = {}
+    results = {}
     for rule, options in SATURATED.items():
-        speeds = rates(run([endless(each) for each in models], rule, options, seconds), seconds)
+        speeds = rates(run([endless(model) for model in models], rule, options, seconds), seconds)
         least = round(min(speeds) * len(speeds), 3)
-        found[rule] = {"sum": round(sum(speeds), 3), "least of fair": least, "each": speeds}
-    return found
+        results[rule] = {"sum": round(sum(speeds), 3), "least of fair": least, "each": speeds}
+    return results
 
 
-def urgent(model: str, beside: str, load: float, seconds: float) -> Found:
-    """p50 and p99 of an urgent model in times of its length, and the speed of the one beside it.
+def urgent(model: str, beside: str, load: float, seconds: float) -> RuleResults:
+    """p50 and p99 of an urgent model in multiples of its duration alone, and the speed of the other model.
 
     Late requests are served like others: some of those behind the p99 are late even on an idle GPU.
     """
-    asked, found = at_random(model, load, 2, priority=9), {}
+    asked, results = at_random(model, load, 2, priority=9), {}
     for rule, options in {ALONE: {}, **URGENT}.items():
         streams = [asked] if rule == ALONE else [asked, endless(beside)]
         report = run(streams, "fifo" if rule == ALONE else rule, options, seconds, late="keep")
-        found[rule] = _tails(report, model)
+        results[rule] = _tails(report, model)
         if rule != ALONE:
-            found[rule]["beside"] = rates(report, seconds)[1]
-    return found
+            results[rule]["beside"] = rates(report, seconds)[1]
+    return results
 
 
 def _tails(report: RequestReport, model: str) -> dict[str, Any]:
@@ -146,13 +150,14 @@ def _tails(report: RequestReport, model: str) -> dict[str, Any]:
     return {"p50": round((first.p50_s or 0.0) / took_s, 3), "p99": round((first.p99_s or 0.0) / took_s, 3)}
 
 
-def deadlines(load: float, seconds: float, seeds: Sequence[int] = SEEDS) -> Found:
+def deadlines(load: float, seconds: float, seeds: Sequence[int] = SEEDS) -> RuleResults:
     """Missed deadlines of five models, over all and of the worst one; late requests as is better for the rule.
 
-    Ours may leave a lane without a segment ahead; so those who compute one at a time are asked to do without, too.
+    Our policy may leave a lane without a segment queued ahead; policies that run one model at a time are also measured
+    without one, to compare them fairly.
     """
-    found = {rule: _missed(rule, options, load, seconds, seeds) for rule, options in ONE_FOR_ALL.items()}
-    return found | {f"{rule} {BARE}": _missed(rule, {}, load, seconds, seeds, none_ahead()) for rule in WITHOUT}
+    results = {rule: _missed(rule, options, load, seconds, seeds) for rule, options in ONE_FOR_ALL.items()}
+    return results | {f"{rule} {BARE}": _missed(rule, {}, load, seconds, seeds, none_ahead()) for rule in WITHOUT}
 
 
 def _missed(
@@ -169,18 +174,18 @@ def _missed(
         reports = [run(streams, rule, options, seconds, seed, late, device) for seed in seeds]
         missed, worst = mean(r.violation_rate for r in reports), mean(r.worst_violation_rate for r in reports)
         by_late[late] = {"missed": round(missed, 4), "worst": round(worst, 4), "late": late}
-    return min(by_late.values(), key=lambda each: float(each["missed"]))
+    return min(by_late.values(), key=lambda outcome: float(outcome["missed"]))
 
 
-def orions(model: str, beside: str, seconds: float) -> Found:
-    """p50 and p99 of Orion's urgent model, and the part of the best effort that was done, which comes evenly."""
-    asked, found = at_random(model, FIRST_OF_ORION[model], 2, priority=9), {}
+def orions(model: str, beside: str, seconds: float) -> RuleResults:
+    """p50 and p99 of Orion's urgent model, and the share of the evenly arriving best-effort requests that were done."""
+    asked, results = at_random(model, FIRST_OF_ORION[model], 2, priority=9), {}
     load = BESIDE_OF_ORION[beside]
     other = {**at_random(beside, load, 1), "arrival": "uniform", "deadline_ms": FAR_MS}
     for rule, options in {ALONE: {}, **ORIONS, "reef": {}, OURS: {}}.items():
         streams = [asked] if rule == ALONE else [asked, other]
         report = run(streams, "fifo" if rule == ALONE else rule, options, seconds, late="keep")
-        found[rule] = _tails(report, model)
+        results[rule] = _tails(report, model)
         if rule != ALONE:
-            found[rule]["beside"] = round(rates(report, seconds)[1] / load, 3)
-    return found
+            results[rule]["beside"] = round(rates(report, seconds)[1] / load, 3)
+    return results

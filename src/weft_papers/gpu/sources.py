@@ -1,7 +1,7 @@
 """Rows of one kind from all sources: simulated now, simulated for longer before, measured on a GPU.
 
 What was kept has rows of the same names in two files: ``simulated.json`` is what ``benchmarks/gpu_weaving.py`` writes,
-``measured.json`` what ``benchmarks/gpu_abreast.py`` does. The second is there once somebody has measured.
+``measured.json`` what ``benchmarks/gpu_abreast.py`` does. The second exists only if a measurement was recorded.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from weft.base.errors import InputError
 from weft.base.jsonfile import read_json
 from weft_papers.base import Tick
-from weft_papers.gpu.lab import Found
+from weft_papers.gpu.lab import RuleResults
 
 Rows = Mapping[str, Mapping[str, Mapping[str, Any]]]
-"""Row -> rule -> what it came to."""
+"""Row -> rule -> its results."""
 KINDS = ("saturated/", "urgent/", "deadlines/", "orion/", "simulated ")
-"""The last: what the simulator says of measured rows, with the models as they were measured there."""
+"""Prefixes of rows. The last: simulations of measured rows, with the models as measured there."""
 
 
 class Records(NamedTuple):
@@ -30,7 +30,7 @@ class Records(NamedTuple):
 
 
 def read(measured: Path | None = None) -> Records:
-    """What is shipped; *measured*: a file instead of the shipped one."""
+    """Read the recorded results; *measured*: a file instead of the shipped one."""
     return Records(_rows("simulated.json"), _rows("measured.json", measured))
 
 
@@ -39,10 +39,10 @@ def _rows(name: str, path: Path | None = None) -> Rows:
     if path is None and not shipped.is_file():
         return {}
     with resources.as_file(shipped) as own:
-        found = read_json(path or own, InputError)
-    if not isinstance(found, dict):
+        rows = read_json(path or own, InputError)
+    if not isinstance(rows, dict):
         raise InputError(f"{path or name}: not rows of a benchmark, which are by name")
-    return {row: rules for row, rules in found.items() if row.startswith(KINDS)}
+    return {row: rules for row, rules in rows.items() if row.startswith(KINDS)}
 
 
 NOW, RECORDED, MEASURED = "simulated", "simulated for longer", "measured"
@@ -58,11 +58,11 @@ COLOURS = {
 """The colour of a rule, the same in every picture."""
 
 
-class LoadsFound(NamedTuple):
+class LoadResults(NamedTuple):
     """What the loads of a kind came to, by name."""
 
     name: str
-    found: dict[str, Found]
+    results: dict[str, RuleResults]
 
     @property
     def title(self) -> str:
@@ -70,26 +70,26 @@ class LoadsFound(NamedTuple):
 
 
 def sources(
-    kind: str, loads: Sequence[str], simulate: Callable[[str], Found], records: Records, tick: Tick
-) -> list[LoadsFound]:
-    """Simulate the loads, and look up what is recorded of their kind."""
+    kind: str, loads: Sequence[str], simulate: Callable[[str], RuleResults], records: Records, tick: Tick
+) -> list[LoadResults]:
+    """Simulate the loads, and look up recorded results of their kind."""
     now = {}
     for done, load in enumerate(loads):
         tick(done, len(loads))
         now[load] = simulate(load)
     recorded = [(RECORDED, _of(kind, records.simulated)), (MEASURED, _of(kind, records.measured))]
-    return [LoadsFound(NOW, now), *(LoadsFound(name, found) for name, found in recorded if found)]
+    return [LoadResults(NOW, now), *(LoadResults(name, results) for name, results in recorded if results)]
 
 
-def drawn(found: list[LoadsFound]) -> list[LoadsFound]:
-    """Those that pictures show: what is recorded, or what was run now where nothing is."""
-    return found[1:] or found
+def drawn(every: list[LoadResults]) -> list[LoadResults]:
+    """Return the sources that pictures show: recorded ones, or the present run if there are none."""
+    return every[1:] or every
 
 
-def _of(kind: str, rows: Rows) -> dict[str, Found]:
+def _of(kind: str, rows: Rows) -> dict[str, RuleResults]:
     prefix = f"{kind}/"
     return {
-        name.removeprefix(prefix): {rule: dict(each) for rule, each in row.items()}
+        name.removeprefix(prefix): {rule: dict(numbers) for rule, numbers in row.items()}
         for name, row in rows.items()
         if name.startswith(prefix)
     }

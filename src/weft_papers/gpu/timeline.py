@@ -1,4 +1,4 @@
-"""Who has which multiprocessors when: a stretch of five models' requests under three rules, as a picture and a page."""
+"""Which model has which multiprocessors when: requests of five models under three rules, as a picture and a page."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SharePiece(NamedTuple):
 
 def shares_over_time(out: Path) -> Exhibit:
     stretches = [_stretch(rule) for rule in RULES]
-    picture = _drawn(out, stretches)
+    picture = _picture(out, stretches)
     data = {"models": list(FIVE), "sms": _sms(), "length": SHOWN_S * 1e3, "load": LOAD, "runs": _runs(stretches)}
     write_text(out / PAGE, page_text(PAGE, data, "weft_papers.gpu"))
     return Exhibit((), (), (picture,))
@@ -79,18 +79,18 @@ def _sms() -> int:
 def _stretch(rule: str) -> SharedStretch:
     """Some milliseconds after the run has warmed up."""
     case = case_of([at_random(model, LOAD / len(DUE), times) for model, times in DUE.items()], SHOWN_S)
-    made: list[SimulatedHost] = []
+    executors: list[SimulatedHost] = []
 
     def device(setting: Setting) -> SimulatedHost:
-        made.append(executor(case, setting, SEED))
-        return made[0]
+        executors.append(executor(case, setting, SEED))
+        return executors[0]
 
     tally = serve_requests(case, rule, device, seed=SEED).tally
     whole, shares = Share(0, _sms()), case.on_shares.shares if case.on_shares else None
     lanes = shares.lanes if shares else ()
     ms, first = case.clock.tick_s * 1e3, case.workload.warmup_s * 1e3
     ran = []
-    for (head, times), lane in zip(made[0].log, made[0].lanes_used, strict=True):
+    for (head, times), lane in zip(executors[0].log, executors[0].lanes_used, strict=True):
         share = lanes[lane] if rule != "edf" and 0 <= lane < len(lanes) else whole
         begin, end = times.compute_start * ms - first, times.compute_end * ms - first
         if end > 0 and begin < SHOWN_S * 1e3:
@@ -98,44 +98,46 @@ def _stretch(rule: str) -> SharedStretch:
     deadlines = [terms.deadline for terms in case.terms]
     asked = [
         AskedFor(
-            each.stream, each.arrival * ms - first, each.end < 0 or each.end > each.arrival + deadlines[each.stream]
+            request.stream,
+            request.arrival * ms - first,
+            request.end < 0 or request.end > request.arrival + deadlines[request.stream],
         )
-        for each in tally.answers
-        if each.arrival * ms >= first
+        for request in tally.answers
+        if request.arrival * ms >= first
     ]
     return SharedStretch(rule, ran, asked)
 
 
 def pieces(ran: Sequence[RanOnShare], sms: int) -> list[SharePiece]:
-    """Rectangles for what ran: whoever is on streams of the whole has an equal part of it in the picture."""
-    times = sorted({time for each in ran for time in (each.begin, each.end)})
-    found: list[SharePiece] = []
+    """Rectangles for what ran; models on streams of the whole GPU are drawn with equal parts of it."""
+    times = sorted({time for run in ran for time in (run.begin, run.end)})
+    rectangles: list[SharePiece] = []
     for begin, end in pairwise(times):
-        active = [each for each in ran if each.begin <= begin and each.end >= end]
-        on_whole = sorted((each for each in active if each.share.sms == sms), key=lambda each: each.stream)
-        for at, each in enumerate(on_whole):
+        active = [run for run in ran if run.begin <= begin and run.end >= end]
+        on_whole = sorted((run for run in active if run.share.sms == sms), key=lambda run: run.stream)
+        for at, run in enumerate(on_whole):
             part = sms / len(on_whole)
-            found.append(SharePiece(each.stream, begin, end, at * part, part, str(each.share)))
-        for each in active:
-            if each.share.sms < sms:
-                found.append(SharePiece(each.stream, begin, end, each.share.first, each.share.sms, str(each.share)))
-    return found
+            rectangles.append(SharePiece(run.stream, begin, end, at * part, part, str(run.share)))
+        for run in active:
+            if run.share.sms < sms:
+                rectangles.append(SharePiece(run.stream, begin, end, run.share.first, run.share.sms, str(run.share)))
+    return rectangles
 
 
 def _runs(stretches: Sequence[SharedStretch]) -> list[dict[str, Any]]:
     """For the page: numbers by row."""
     return [
         {
-            "rule": each.rule,
+            "rule": stretch.rule,
             "pieces": [[round(value, 4) if isinstance(value, float) else value for value in piece] for piece in drawn],
-            "requests": [[asked.stream, round(asked.arrival, 4), asked.late] for asked in each.asked],
+            "requests": [[asked.stream, round(asked.arrival, 4), asked.late] for asked in stretch.asked],
         }
-        for each in stretches
-        for drawn in (pieces(each.ran, _sms()),)
+        for stretch in stretches
+        for drawn in (pieces(stretch.ran, _sms()),)
     ]
 
 
-def _drawn(out: Path, stretches: Sequence[SharedStretch]) -> Figure:
+def _picture(out: Path, stretches: Sequence[SharedStretch]) -> Figure:
     title = f"Multiprocessors over time: five models at a load of {LOAD:g}, two due in twice their lengths"
     panels, size = [*map(_strip, stretches)], (12, 2.5 * len(stretches) + 1.2)
     return pictures.picture(out, "shares-over-time", title, panels, size=size, share_x=True)

@@ -1,4 +1,4 @@
-"""What the contention model is worth: the best schedule of one who knows none, judged in the simulator beside ours.
+"""The value of the contention model: the best schedule of a planner without one, simulated with contention.
 
 On the experiments of Table 6, on the pairs of Table 8, and on random problems whose groups ask for as much memory as
 GoogLeNet's do by Table 2.
@@ -27,19 +27,19 @@ from weft_papers.layerweaver.lab import mean
 
 FIGURE, BLIND = "contention", "contention-blind"
 SEEDS = tuple(range(1, 11))
-GROUPS = 12
+GROUPS = 12  # per model; more make the proof of optimality slow, fewer leave little to schedule
 SHADES = ("#9ecae1", "#0072b2", "#d55e00")
 
 
 class Blind(NamedTuple):
-    """The best schedule of one who knows no contention."""
+    """The best schedule of a planner that ignores contention."""
 
     expected_s: float
-    """What it would come to if nobody slowed anybody."""
+    """Its makespan as that planner expects it, without contention."""
     judged_s: float
-    """What it comes to."""
+    """Its makespan as simulated, with contention."""
     best_s: float
-    """What the best schedule comes to."""
+    """The makespan of the best schedule with contention."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class ContentionStudy:
         return [100 * (1 - one.expected_s / one.judged_s) for one in self.blind]
 
 
-def blinded(found: LeastMakespan) -> Blind:
-    problem = found.outcome.problem
+def blinded(optimum: LeastMakespan) -> Blind:
+    problem = optimum.outcome.problem
     calm = Problem(without_contention(problem.soc), problem.tasks)
     expected_s = min(max(ends_s(calm, way)) for way in BASELINES[BLIND](problem, "latency"))
-    return Blind(expected_s, found.baselines[BLIND], found.best_s)
+    return Blind(expected_s, optimum.baselines[BLIND], optimum.best_s)
 
 
 def random_problem(seed: int, groups: int = GROUPS) -> Problem:
@@ -76,7 +76,7 @@ def random_problem(seed: int, groups: int = GROUPS) -> Problem:
         gpu_s, gb_s = 1e-3 * rng.uniform(0.1, 0.6, groups), rng.uniform(30, 105, groups)
         dla_s, shares = gpu_s * rng.uniform(1.2, 2.2, groups), rng.uniform(0.3, 0.7, groups)
         moves_s = 1e-3 * rng.uniform(0.01, 0.1, (2, groups))
-        made = [
+        layer_groups = [
             Group(
                 f"{name}{place}",
                 {
@@ -86,13 +86,13 @@ def random_problem(seed: int, groups: int = GROUPS) -> Problem:
             )
             for place in range(groups)
         ]
-        tasks.append(Task(name, tuple(made)))
+        tasks.append(Task(name, tuple(layer_groups)))
     return Problem(chip(XAVIER), tuple(tasks))
 
 
 def random_study(seeds: Sequence[int] = SEEDS, groups: int = GROUPS) -> ContentionStudy:
-    found = [blinded(answer(random_problem(seed, groups))) for seed in seeds]
-    return ContentionStudy(f"{len(seeds)} random pairs of {groups} groups on Xavier", found)
+    schedules = [blinded(answer(random_problem(seed, groups))) for seed in seeds]
+    return ContentionStudy(f"{len(seeds)} random pairs of {groups} groups on Xavier", schedules)
 
 
 def studies(
@@ -104,27 +104,27 @@ def studies(
 ) -> list[ContentionStudy]:
     rows = [row.case for row in experiments(paper) if row.case.soc != SNAPDRAGON]
     cells = [pair(*place) for place in places(networks, diagonal=False)]
-    found = []
+    results = []
     for change in (AS_SHIPPED, lab.fitted):
         for cases, name in ((rows, "experiments of Table 6"), (cells, "pairs of Table 8")):
             what = "" if change == AS_SHIPPED else f", demands times {change.demand:g}"
             known = lab.find([case.under(change) for case in cases], tick)
-            found.append(ContentionStudy(f"{len(cases)} {name}{what}", [blinded(one) for one in known.values()]))
-    return [*found, random_study(seeds)]
+            results.append(ContentionStudy(f"{len(cases)} {name}{what}", [blinded(one) for one in known.values()]))
+    return [*results, random_study(seeds)]
 
 
-def value(out: Path, found: Sequence[ContentionStudy]) -> Exhibit:
-    rows = [row for study in found for row in _rows(study)]
+def value(out: Path, results: Sequence[ContentionStudy]) -> Exhibit:
+    rows = [row for study in results for row in _rows(study)]
     header = ("problems", "longer than ours %: mean", "most", "own estimate too low %: mean", "most")
     body = tuple(
         (
             study.name, f"{mean(study.losses):.2f}", f"{max(study.losses):.1f}", f"{mean(study.errors):.1f}",
             f"{max(study.errors):.1f}",
         )
-        for study in found
+        for study in results
     )  # fmt: skip
     table = Table("contention: the best schedule of one who knows none", header, body)
-    return Exhibit(tuple(rows), (table,), (_drawn(out, found),))
+    return Exhibit(tuple(rows), (table,), (_picture(out, results),))
 
 
 def _rows(study: ContentionStudy) -> list[Row]:
@@ -142,11 +142,11 @@ def _rows(study: ContentionStudy) -> list[Row]:
     ]  # fmt: skip
 
 
-def _drawn(out: Path, found: Sequence[ContentionStudy]) -> Figure:
+def _picture(out: Path, results: Sequence[ContentionStudy]) -> Figure:
     panels = []
     for field, label in (("losses", "longer than the optimum (%)"), ("errors", "own estimate too low (%)")):
         curves = []
-        for study in found:
+        for study in results:
             values, (colour, dash) = sorted(getattr(study, field)), _style(study)
             shares = 100 * np.arange(1, len(values) + 1) / len(values)
             curves.append(Curve(values, shares, study.name, colour, dash=dash, steps=True))

@@ -1,4 +1,4 @@
-"""The ten experiments of Table 6: what runs in them, how their rows are to be read, and one fitted number.
+"""The ten experiments of Table 6: their networks, how their rows are read, and one fitted number.
 
 The paper prints totals of networks (Table 5) and results, not what it ran in between. ``EXPERIMENTS`` states the
 reading of each; ``fit_demand`` finds the memory demand under which its contention model gives its own GPU & DSA column.
@@ -32,7 +32,7 @@ class Experiment:
     remark: str
     """What the printed GPU-only number is made of."""
     note: str = ""
-    """What is to be said of the optimum."""
+    """A note on the optimum."""
     fits: bool = True
     """Whether the row helps to fit the demands."""
 
@@ -54,7 +54,7 @@ class Experiment:
         return paper[f"t6_{self.number}_{column}_{'fps' if self.streams else 'ms'}"].value
 
     def window_ms(self, paper: Paper, column: str) -> float:
-        """The printed latency; of a stream, what its frame rate comes to."""
+        """The printed latency; of a stream, the time per frame that its printed frame rate means."""
         value = self.printed(paper, column)
         return 1e3 / value if self.streams else value
 

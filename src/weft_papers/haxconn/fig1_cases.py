@@ -22,7 +22,7 @@ def outcomes(lab: Laboratory, tick: Tick | None = None) -> dict[str, Outcome]:
     """The three cases, the last with one switch per network as in the paper and with any number."""
     problem = PAIR.problem
     once = PAIR._replace(max_switches=1)
-    found = lab.find([PAIR, once], tick)
+    optima = lab.find([PAIR, once], tick)
     steps = problem.tables.steps.tolist()
     alone_s = float(problem.tables.time[0, : steps[0], GPU].sum())
     serial = Schedule(tuple((GPU,) * count for count in steps), ((0.0,) * steps[0], (alone_s,) * steps[1]))
@@ -30,16 +30,16 @@ def outcomes(lab: Laboratory, tick: Tick | None = None) -> dict[str, Outcome]:
     named = {
         "Case 1: both on the GPU": simulate(problem, serial),
         "Case 2: VGG-19 on the GPU, ResNet101 on the DLA": simulate(problem, apart),
-        "Case 3: one switch per network at most, proved optimal": found[once].outcome,
-        "Case 3: any number of switches, proved optimal": found[PAIR].outcome,
+        "Case 3: one switch per network at most, proved optimal": optima[once].outcome,
+        "Case 3: any number of switches, proved optimal": optima[PAIR].outcome,
     }
     return {name: replace(outcome, schedule=replace(outcome.schedule, made_by=name)) for name, outcome in named.items()}
 
 
 def figure_1(paper: Paper, out: Path, lab: Laboratory, tick: Tick | None = None) -> Exhibit:
-    found = outcomes(lab, tick)
-    serial, apart, once, free = (1e3 * outcome.makespan_s for outcome in found.values())
-    dla = report_of(list(found.values())[1]).tasks[1].slow_down
+    cases = outcomes(lab, tick)
+    serial, apart, once, free = (1e3 * outcome.makespan_s for outcome in cases.values())
+    dla = report_of(list(cases.values())[1]).tasks[1].slow_down
     one, two = paper["fig1_case1"].value, paper["fig1_case2"].value
     rows = (
         Row(FIGURE, "Case 1, serial", one, serial, " ms", beside(serial, one, "the sum of Table 5")),
@@ -56,12 +56,12 @@ def figure_1(paper: Paper, out: Path, lab: Laboratory, tick: Tick | None = None)
             f"not in the paper; {100 * (apart / free - 1):.0f} % over Case 2, proved optimal",
         ),
     )  # fmt: skip
-    return Exhibit(rows, (_table(found),), (_drawn(out, found),))
+    return Exhibit(rows, (_table(cases),), (_picture(out, cases),))
 
 
-def _table(found: dict[str, Outcome]) -> Table:
+def _table(cases: dict[str, Outcome]) -> Table:
     body = []
-    for name, outcome in found.items():
+    for name, outcome in cases.items():
         report = report_of(outcome)
         busy = [f"{100 * unit.busy_share:.0f}" for unit in report.units]
         ends = [f"{1e3 * end:.3f}" for end in outcome.finish_s]
@@ -88,10 +88,10 @@ def _table(found: dict[str, Outcome]) -> Table:
     return Table(f"{FIGURE}: {PAIR.name}, derived profiles", header, tuple(body))
 
 
-def _drawn(out: Path, found: dict[str, Outcome]) -> Figure:
+def _picture(out: Path, cases: dict[str, Outcome]) -> Figure:
     title = f"{FIGURE}: VGG-19 and ResNet101 on Xavier"
     path = out / "fig1-cases.png"
     make_folder(out)
     for suffix in (".png", ".svg"):
-        draw_mapping(list(found.values()), path.with_suffix(suffix), title=title)
+        draw_mapping(list(cases.values()), path.with_suffix(suffix), title=title)
     return Figure(title, path)

@@ -24,7 +24,7 @@ PARTNERS = tuple(model for model in NETWORKS if model not in ("googlenet", "dens
 
 @dataclass(frozen=True)
 class Meeting:
-    """GoogLeNet beside another network, with the other's demands as shipped or scaled."""
+    """GoogLeNet with another network, whose demands are as shipped or scaled."""
 
     partner: str
     scaled: bool
@@ -37,13 +37,13 @@ class Meeting:
 
     @property
     def less(self) -> float:
-        """Percent of what is lost to contention that the best schedule saves."""
+        """The share of the loss to contention that the best schedule saves, in percent."""
         before, after = self.slow_down(self.naive) - 1, self.slow_down(self.best) - 1
         return 100 * (1 - after / before) if before > 0 else 0.0
 
 
 def case(partner: str, demand: float) -> SocCase:
-    """GoogLeNet as measured, as often as it fits beside the other."""
+    """GoogLeNet as measured, repeated for as long as the other network runs."""
     other, own = total_ms(partner, XAVIER, "dla"), total_ms("googlenet", XAVIER, "gpu", "measured")
     assert other is not None and own is not None
     googlenet = CaseNetwork("googlenet", max(1, round(other / own)), origin="measured")
@@ -57,8 +57,8 @@ def meet(lab: Laboratory, partners: Sequence[str] = PARTNERS, tick: Tick | None 
         for scaled in (False, True)
         for partner in partners
     }
-    found = lab.find(cases.values(), tick)
-    return [Meeting(partner, scaled, _naive(one), found[one].outcome) for (partner, scaled), one in cases.items()]
+    optima = lab.find(cases.values(), tick)
+    return [Meeting(partner, scaled, _naive(one), optima[one].outcome) for (partner, scaled), one in cases.items()]
 
 
 def _naive(one: SocCase) -> Outcome:
@@ -86,7 +86,7 @@ def figure_6(paper: Paper, out: Path, meetings: Sequence[Meeting], fitted: float
         )
         quantity = f"contention of GoogLeNet saved at most, {what}"
         rows.append(Row(FIGURE, quantity, paper["contention_less"].value, most.less, "%", why))
-    return Exhibit(tuple(rows), (_table(meetings, fitted),), (_drawn(out, meetings, fitted),))
+    return Exhibit(tuple(rows), (_table(meetings, fitted),), (_picture(out, meetings, fitted),))
 
 
 def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
@@ -110,7 +110,7 @@ def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
     )
 
 
-def _drawn(out: Path, meetings: Sequence[Meeting], fitted: float) -> Figure:
+def _picture(out: Path, meetings: Sequence[Meeting], fitted: float) -> Figure:
     proved = f"{OURS}, proved"
     y = Axis(label="slow-down of GoogLeNet", low=0.95, high=1.05 * max(one.slow_down(one.naive) for one in meetings))
     panels = []

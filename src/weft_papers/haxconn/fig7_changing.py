@@ -43,7 +43,7 @@ class Phase:
         return [one for one in self.solution.improvements if 1e3 * one.value < self.start_ms * (1 - 1e-9)]
 
     def at(self, ms: float) -> float:
-        """Latency per frame so many milliseconds after the change."""
+        """Latency per frame, *ms* milliseconds after the change."""
         return min([self.start_ms, *(1e3 * one.value for one in self.steps if 1e3 * one.seconds <= ms)])
 
     @property
@@ -54,8 +54,8 @@ class Phase:
 
 def updates_ms(paper: Paper) -> list[float]:
     """When the paper replaces schedules."""
-    found = [paper[f"update_{place}"] for place in range(1, 6)]
-    return [number.value * (1e3 if number.unit == "s" else 1) for number in found]
+    updates = [paper[f"update_{place}"] for place in range(1, 6)]
+    return [number.value * (1e3 if number.unit == "s" else 1) for number in updates]
 
 
 def run(paper: Paper, order: Sequence[int] = ORDER) -> list[Phase]:
@@ -69,7 +69,7 @@ def run(paper: Paper, order: Sequence[int] = ORDER) -> list[Phase]:
 def figure_7(paper: Paper, out: Path, phases: Sequence[Phase]) -> Exhibit:
     times = updates_ms(paper)
     rows = [row for phase in phases for row in _rows(paper, phase, times)]
-    return Exhibit(tuple(rows), (_table(phases, times),), (_drawn(out, phases, times),))
+    return Exhibit(tuple(rows), (_table(phases, times),), (_picture(out, phases, times),))
 
 
 def _rows(paper: Paper, phase: Phase, times: Sequence[float]) -> list[Row]:
@@ -108,7 +108,7 @@ def _table(phases: Sequence[Phase], times: Sequence[float]) -> Table:
     return Table(f"{FIGURE}: latency per frame after a change, demands as shipped", header, tuple(body))
 
 
-def _drawn(out: Path, phases: Sequence[Phase], times: Sequence[float]) -> Figure:
+def _picture(out: Path, phases: Sequence[Phase], times: Sequence[float]) -> Figure:
     title = f"{FIGURE}: schedules replaced while the networks run"
     panels = [_panel(phase, times) for phase in phases]
     return pictures.picture(out, "fig7-changes", title, panels, size=(13, 4.4), columns=len(phases))

@@ -52,6 +52,8 @@ COLOURS = {
     OURS: "#009e73",
 }
 
+# Limit of one search. What is not proved optimal by then is printed with its gap; a longer limit would make the
+# reproduction of all pairs longer.
 TIME_LIMIT_S = 20.0
 IMPROVED = 1.005
 """A speed-up from which a schedule counts as better."""
@@ -63,7 +65,7 @@ def chip(name: str) -> Soc:
 
 
 def profile(model: str, soc: str, origin: Origin | None = "derived") -> SocProfile:
-    """Derived unless said otherwise: only those add up to the paper's Table 5."""
+    """Origin of the profiles; only derived ones add up to the paper's Table 5."""
     return find_profile(model, chip(soc), origin=origin)
 
 
@@ -105,7 +107,7 @@ class Change(NamedTuple):
 
 
 def scaled(task: Task, demand: float, most_gb_s: float) -> Task:
-    """A task that asks for so many times the bandwidth, but never for more than there is."""
+    """A task with its bandwidth demands multiplied by *demand*, each capped at *most_gb_s*."""
 
     def group(one: Group) -> Group:
         costs = {
@@ -141,8 +143,8 @@ class CaseNetwork(NamedTuple):
         name = NAMES[self.model]
         after = (NAMES[self.after],) if self.after else ()
         own = f"{name} (2)" if name in taken else name
-        found = find_profile(self.model, chip(soc), origin=self.origin, max_groups=self.max_groups)
-        task = found.task(own, after=after, repeats=self.repeats)
+        profiled = find_profile(self.model, chip(soc), origin=self.origin, max_groups=self.max_groups)
+        task = profiled.task(own, after=after, repeats=self.repeats)
         if self.slower != 1:
             task = replace(task, groups=tuple(map(self._slowed, task.groups)))
         return task if self.demand == 1 else scaled(task, self.demand, chip(soc).bandwidth_gb_s)
@@ -244,5 +246,5 @@ class Laboratory:
         """The best schedule of each case."""
         wanted = list(dict.fromkeys(cases))
         new = [case for case in wanted if case not in self._found]
-        self._found.update(zip(new, self._bench.each(searched, new, tick), strict=True))
+        self._found.update(zip(new, self._bench.run_all(searched, new, tick), strict=True))
         return {case: self._found[case] for case in wanted}

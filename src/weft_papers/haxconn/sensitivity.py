@@ -83,12 +83,12 @@ class KnobStudy:
 
     def gains(self, place: int) -> list[float]:
         """Percent over the best of the paper's baselines, of one experiment over the knob."""
-        return [round(100 * (found[place].gain(THEIRS) - 1), 6) + 0.0 for found in self.experiments]
+        return [round(100 * (answers[place].gain(THEIRS) - 1), 6) + 0.0 for answers in self.experiments]
 
     @property
     def improved(self) -> list[int]:
         """Experiments of Table 6."""
-        return [sum(one.gain(THEIRS) >= IMPROVED for one in found) for found in self.experiments]
+        return [sum(one.gain(THEIRS) >= IMPROVED for one in answers) for answers in self.experiments]
 
 
 def study(
@@ -102,19 +102,19 @@ def study(
     rows = [row for row in experiments(paper) if row.case.soc != SNAPDRAGON]
     changes = [base if value == knob.usual else knob.vary(base, value) for value in knob.values]
     cases = [[row.case.under(change) for row in rows] for change in changes]
-    found = lab.find([case for some in cases for case in some], tick)
+    optima = lab.find([case for some in cases for case in some], tick)
     grids = [grid(lab, change, networks, tick, diagonal=False) for change in changes]
-    return KnobStudy(knob, base, rows, [[found[case] for case in some] for some in cases], grids)
+    return KnobStudy(knob, base, rows, [[optima[case] for case in some] for some in cases], grids)
 
 
 def sensitivity(out: Path, studies: Sequence[KnobStudy]) -> Exhibit:
     rows = [row for one in studies for row in _rows(one)]
-    return Exhibit(tuple(rows), (_table(studies),), (_drawn(out, studies),))
+    return Exhibit(tuple(rows), (_table(studies),), (_picture(out, studies),))
 
 
 def _rows(one: KnobStudy) -> list[Row]:
     low, high = one.knob.values[0], one.knob.values[-1]
-    pairs = [each.improved for each in one.grids]
+    pairs = [pairs_grid.improved for pairs_grid in one.grids]
     total = len(one.grids[0].pairs)
     held = [f"{value:g}" for value, count in zip(one.knob.values, pairs, strict=True) if count >= ENOUGH * total / 45]
     assumed = f"; the other assumptions as fitted: demands times {one.base.demand:g}" if one.base.demand != 1 else ""
@@ -139,11 +139,11 @@ def _table(studies: Sequence[KnobStudy]) -> Table:
     for one in studies:
         for step, value in enumerate(one.knob.values):
             gains = [f"{one.gains(place)[step]:.1f}" for place in range(len(one.rows))]
-            each = one.grids[step]
+            cells = one.grids[step]
             body.append(
                 (
-                    one.knob.name, f"{value:g}", f"{one.base.demand:g}", *gains, str(each.improved),
-                    f"{each.middle:.3f}", f"{min(found.gain() for found in each.pairs):.3f}",
+                    one.knob.name, f"{value:g}", f"{one.base.demand:g}", *gains, str(cells.improved),
+                    f"{cells.middle:.3f}", f"{min(answer.gain() for answer in cells.pairs):.3f}",
                 )
             )  # fmt: skip
     numbers = [f"exp. {row.number} %" for row in studies[0].rows]
@@ -151,7 +151,7 @@ def _table(studies: Sequence[KnobStudy]) -> Table:
     return Table("sensitivity: better than the paper's best baseline, over what is assumed", header, tuple(body))
 
 
-def _drawn(out: Path, studies: Sequence[KnobStudy]) -> Figure:
+def _picture(out: Path, studies: Sequence[KnobStudy]) -> Figure:
     title = "Sensitivity: Table 6 above, Table 8 below (dashed: as shipped; dotted: the paper's 35)"
     panels = [*map(_gains_panel, studies), *map(_pairs_panel, studies)]
     return pictures.picture(out, "sensitivity", title, panels, size=(13, 7.2), columns=len(studies), legend_columns=4)

@@ -1,4 +1,4 @@
-"""Tables 2 and 5: what is published of single networks, what ships with weft, and what weft estimates by itself."""
+"""Tables 2 and 5: single networks as published, as shipped with weft, and as estimated by weft."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ class TableGroup(NamedTuple):
 
 def estimated_groups() -> list[TableGroup]:
     """GoogLeNet on Xavier as weft estimates it from the network alone, in Table 2's groups."""
-    found: list[list[dict[str, tuple[float, float]]]] = []
+    stretches: list[list[dict[str, tuple[float, float]]]] = []
     for group in profile("googlenet", XAVIER, "estimated").groups:
-        if not found or (len(found) < len(MODULES) and group.name.startswith(MODULES[len(found)])):
-            found.append([])
-        found[-1].append({unit: (cost.time_s, cost.demand_gb_s) for unit, cost in group.costs.items()})
-    return [_stretch(parts) for parts in found]
+        if not stretches or (len(stretches) < len(MODULES) and group.name.startswith(MODULES[len(stretches)])):
+            stretches.append([])
+        stretches[-1].append({unit: (cost.time_s, cost.demand_gb_s) for unit, cost in group.costs.items()})
+    return [_stretch(parts) for parts in stretches]
 
 
 def _stretch(parts: Sequence[dict[str, tuple[float, float]]]) -> TableGroup:
@@ -69,7 +69,7 @@ def table_2(paper: Paper, out: Path) -> Exhibit:
     )  # fmt: skip
     table = Table("Table 2: GoogLeNet on Xavier: shipped, in brackets as printed, and estimated", header, tuple(body))
     rows = [_equal_row(apart), *_sum_rows(paper, shipped), *_estimate_rows(paper, estimates, peak), *_ratio_rows(paper)]
-    return Exhibit(tuple(rows), (table,), (_drawn_groups(paper, out, estimates),))
+    return Exhibit(tuple(rows), (table,), (_groups_picture(paper, out, estimates),))
 
 
 def _as_printed(group: ProfileGroup, peak_gb_s: float) -> dict[str, float]:
@@ -135,7 +135,7 @@ def _ratio_rows(paper: Paper) -> list[Row]:
     return rows
 
 
-def _drawn_groups(paper: Paper, out: Path, estimates: Sequence[TableGroup]) -> Figure:
+def _groups_picture(paper: Paper, out: Path, estimates: Sequence[TableGroup]) -> Figure:
     colours = {
         "GPU, Table 2": "#0072b2",
         "GPU, estimated": "#9ecae1",
@@ -179,37 +179,37 @@ class Total(NamedTuple):
 
 
 def totals(paper: Paper) -> list[Total]:
-    found = []
+    rows = []
     for soc in (ORIN, XAVIER):
         for model in NETWORKS:
             for unit in COLUMNS:
                 key = f"t5_{model}_{soc}_{unit}"
                 derived, estimated = (total_ms(model, soc, unit, origin) for origin in ("derived", "estimated"))
                 if key in paper and derived is not None and estimated is not None:
-                    found.append(Total(model, soc, unit, paper[key].value, derived, estimated))
-    return found
+                    rows.append(Total(model, soc, unit, paper[key].value, derived, estimated))
+    return rows
 
 
 def table_5(paper: Paper, out: Path) -> Exhibit:
-    found = totals(paper)
+    every = totals(paper)
     body = tuple(
         (
             NETWORKS[one.model], CHIPS[one.soc], one.unit.upper(), f"{one.printed:g}", f"{one.derived:.4g}",
             f"{one.estimated:.3f}", f"{one.ratio:.2f}",
         )
-        for one in found
+        for one in every
     )  # fmt: skip
     header = ("network", "SoC", "unit", "printed ms", "derived ms", "estimated ms", "estimated / printed")
     table = Table("Table 5: networks alone", header, body)
-    apart = 100 * max(abs(one.derived / one.printed - 1) for one in found)
-    why = f"the derived profiles of {len(found)} totals are scaled to them, so this is by construction"
+    apart = 100 * max(abs(one.derived / one.printed - 1) for one in every)
+    why = f"the derived profiles of {len(every)} totals are scaled to them, so this is by construction"
     rows = [Row("Table 5", "largest difference of a derived profile's total", None, apart, "%", why)]
-    rows += [_fit_row(found, soc, unit) for soc in (ORIN, XAVIER) for unit in COLUMNS]
-    return Exhibit(tuple(rows), (table,), (_drawn_totals(out, found),))
+    rows += [_fit_row(every, soc, unit) for soc in (ORIN, XAVIER) for unit in COLUMNS]
+    return Exhibit(tuple(rows), (table,), (_totals_picture(out, every),))
 
 
-def _fit_row(found: Sequence[Total], soc: str, unit: str) -> Row:
-    here = [one for one in found if (one.soc, one.unit) == (soc, unit)]
+def _fit_row(every: Sequence[Total], soc: str, unit: str) -> Row:
+    here = [one for one in every if (one.soc, one.unit) == (soc, unit)]
     others = [one for one in here if one.model != "vgg19"]
     vgg = next(one for one in here if one.model == "vgg19")
     worst = max(others, key=lambda one: abs(one.ratio - 1))
@@ -221,11 +221,11 @@ def _fit_row(found: Sequence[Total], soc: str, unit: str) -> Row:
     return Row("Table 5", f"estimated totals, {unit.upper()} of {CHIPS[soc]}, mean error", None, apart, "%", why)
 
 
-def _drawn_totals(out: Path, found: Sequence[Total]) -> Figure:
+def _totals_picture(out: Path, every: Sequence[Total]) -> Figure:
     x, y = Axis(label="Table 5 (ms)", scale="log"), Axis(label="estimated from ONNX (ms)", scale="log")
     panels = []
     for soc in (ORIN, XAVIER):
-        here = [total for total in found if total.soc == soc]
+        here = [total for total in every if total.soc == soc]
         ends = [0.8 * min(total.printed for total in here), 1.6 * max(total.estimated for total in here)]
         marks: list[Drawable] = [Curve(ends, ends, None, MUTED, dash=DASHED, width=1)]
         for unit in COLUMNS:

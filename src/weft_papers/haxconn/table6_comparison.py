@@ -61,10 +61,10 @@ def compare(
     scaled = [case.under(lab.fitted) for case in cases]
     once = [case._replace(max_switches=1) for case in scaled]
     chained = [_chained(row.case) for row in rows if row.streams]
-    found = lab.find([*cases, *scaled, *once, *chained], tick)
+    optima = lab.find([*cases, *scaled, *once, *chained], tick)
     return ExperimentComparison(
         paper, lab.fitted.demand, rows,
-        *([found[case] for case in group] for group in (cases, scaled, once, chained)),
+        *([optima[case] for case in group] for group in (cases, scaled, once, chained)),
     )  # fmt: skip
 
 
@@ -73,71 +73,71 @@ def _chained(case: SocCase) -> SocCase:
     return case._replace(entries=(first, second._replace(after=first.model)))
 
 
-def table_6(out: Path, found: ExperimentComparison, lab: Laboratory) -> Exhibit:
-    rows = [row for place in range(len(found.rows)) for row in _rows(found, place)]
-    rows += [*_summary(found), _measured_row(lab), _chain_row(found)]
+def table_6(out: Path, comparison: ExperimentComparison, lab: Laboratory) -> Exhibit:
+    rows = [row for place in range(len(comparison.rows)) for row in _rows(comparison, place)]
+    rows += [*_summary(comparison), _measured_row(lab), _chain_row(comparison)]
     tables = (
-        _table(found, found.shipped, "demands as shipped"),
-        _table(found, found.scaled, f"demands times {found.fitted:g}, fitted to the column GPU & DSA"),
-        _readings(found),
-        _certificates(found),
-        _artifact(found),
+        _table(comparison, comparison.shipped, "demands as shipped"),
+        _table(comparison, comparison.scaled, f"demands times {comparison.fitted:g}, fitted to the column GPU & DSA"),
+        _readings(comparison),
+        _certificates(comparison),
+        _artifact(comparison),
     )
-    return Exhibit(tuple(rows), tables, (_drawn(out, found),))
+    return Exhibit(tuple(rows), tables, (_picture(out, comparison),))
 
 
 # Rows
 
 
-def _rows(found: ExperimentComparison, place: int) -> list[Row]:
-    rows = [_baseline_row(found, place, name) for name in THEIRS]
-    return [*rows, _optimum_row(found, place), _gain_row(found, place)]
+def _rows(comparison: ExperimentComparison, place: int) -> list[Row]:
+    rows = [_baseline_row(comparison, place, name) for name in THEIRS]
+    return [*rows, _optimum_row(comparison, place), _gain_row(comparison, place)]
 
 
-def _baseline_row(found: ExperimentComparison, place: int, name: str) -> Row:
-    row, printed = found.rows[place], found.rows[place].printed(found.paper, name)
-    ours, scaled = (row.as_printed(one.ms(name)) for one in (found.shipped[place], found.scaled[place]))
-    reason = row.remark if name == "gpu-only" else _contention(found, place, name)
+def _baseline_row(comparison: ExperimentComparison, place: int, name: str) -> Row:
+    row, printed = comparison.rows[place], comparison.rows[place].printed(comparison.paper, name)
+    ours, scaled = (row.as_printed(one.ms(name)) for one in (comparison.shipped[place], comparison.scaled[place]))
+    reason = row.remark if name == "gpu-only" else _contention(comparison, place, name)
     if name in ("herald", "h2h"):
         reason += "; our own implementation, on other groups than theirs"
     if name != "gpu-only":
-        reason += f"; with demands times {found.fitted:g} {scaled:.4g}{row.unit}"
+        reason += f"; with demands times {comparison.fitted:g} {scaled:.4g}{row.unit}"
     return Row(FIGURE, f"{LABELS[name]}, {row.name}", printed, ours, row.unit, beside(ours, printed, reason))
 
 
-def _contention(found: ExperimentComparison, place: int, name: str) -> str:
-    row = found.rows[place]
+def _contention(comparison: ExperimentComparison, place: int, name: str) -> str:
+    row = comparison.rows[place]
     if row.case.soc == SNAPDRAGON:
         fit = "the chip's ratio of DSP to GPU is fitted to this column; " if name == "per-unit" else ""
         return fit + "nothing contends in our model of this chip"
-    less = found.shipped[place].ms(name) < row.window_ms(found.paper, name)
+    less = comparison.shipped[place].ms(name) < row.window_ms(comparison.paper, name)
     return f"with derived profiles networks slow each other {'less' if less else 'more'} than on the chip"
 
 
-def _optimum_row(found: ExperimentComparison, place: int) -> Row:
-    row, claim, once = found.rows[place], found.shipped[place].certificate, found.once[place]
-    printed, ours = row.printed(found.paper, HAXCONN), row.as_printed(1e3 * claim.value)
-    scaled = row.as_printed(found.scaled[place].best_ms)
+def _optimum_row(comparison: ExperimentComparison, place: int) -> Row:
+    row, claim, once = comparison.rows[place], comparison.shipped[place].certificate, comparison.once[place]
+    printed, ours = row.printed(comparison.paper, HAXCONN), row.as_printed(1e3 * claim.value)
+    scaled = row.as_printed(comparison.scaled[place].best_ms)
     sure = "proved optimal" if claim.proved else f"gap {100 * claim.gap:.1f} %"
     reason = (
-        f"{sure}; with demands times {found.fitted:g} {scaled:.4g}{row.unit}, with one switch per network at most "
+        f"{sure}; with demands times {comparison.fitted:g} {scaled:.4g}{row.unit}, with one switch per network at most "
         f"{row.as_printed(once.best_ms):.4g}" + (f"; {row.note}" if row.note else "")
     )
     return Row(FIGURE, f"HaX-CoNN and ours, {row.name}", printed, ours, row.unit, beside(ours, printed, reason))
 
 
-def _gain_row(found: ExperimentComparison, place: int) -> Row:
-    row = found.rows[place]
+def _gain_row(comparison: ExperimentComparison, place: int) -> Row:
+    row = comparison.rows[place]
     key = "gain_fps" if row.streams else "gain_ms"
     printed, shipped, scaled = (
-        found.paper[f"t6_{row.number}_{key}"].value,
-        found.shipped[place],
-        found.scaled[place],
+        comparison.paper[f"t6_{row.number}_{key}"].value,
+        comparison.shipped[place],
+        comparison.scaled[place],
     )
-    best = min(THEIRS, key=lambda name: row.window_ms(found.paper, name))
+    best = min(THEIRS, key=lambda name: row.window_ms(comparison.paper, name))
     why = (
         f"over {LABELS[shipped.rival(THEIRS)]} (the paper: over {LABELS[best]}); with demands times "
-        f"{found.fitted:g} {_percent(scaled.gain(THEIRS)):.1f} % over {LABELS[scaled.rival(THEIRS)]}; over all "
+        f"{comparison.fitted:g} {_percent(scaled.gain(THEIRS)):.1f} % over {LABELS[scaled.rival(THEIRS)]}; over all "
         f"seven baselines {_percent(shipped.gain()):.1f} and {_percent(scaled.gain()):.1f} %"
     )
     ours = _percent(shipped.gain(THEIRS))
@@ -148,25 +148,27 @@ def _percent(gain: float) -> float:
     return 100 * (gain - 1)
 
 
-def _summary(found: ExperimentComparison) -> list[Row]:
+def _summary(comparison: ExperimentComparison) -> list[Row]:
     rows = []
     for name in ("gpu-only", "per-unit", "herald", "h2h", HAXCONN):
-        shipped, scaled = (_apart(found, one, name) for one in (found.shipped, found.scaled))
+        shipped, scaled = (_apart(comparison, one, name) for one in (comparison.shipped, comparison.scaled))
         what = "ours against HaX-CoNN" if name == HAXCONN else LABELS[name]
-        why = f"with demands times {found.fitted:g} {scaled:.1f} %; all {len(found.rows)} experiments count alike"
+        counted = f"all {len(comparison.rows)} experiments count alike"
+        why = f"with demands times {comparison.fitted:g} {scaled:.1f} %; {counted}"
         rows.append(Row(FIGURE, f"{what}: mean distance from the printed number", None, shipped, "%", why))
-    improved = [sum(one.gain(THEIRS) >= IMPROVED for one in group) for group in (found.shipped, found.scaled)]
-    printed = sum(found.paper[f"t6_{row.number}_gain_ms"].value > 0 for row in found.rows)
+    improved = [sum(one.gain(THEIRS) >= IMPROVED for one in group) for group in (comparison.shipped, comparison.scaled)]
+    printed = sum(comparison.paper[f"t6_{row.number}_gain_ms"].value > 0 for row in comparison.rows)
     why = (
-        f"of {len(found.rows)}; the paper's column has {printed}; with demands times {found.fitted:g} {improved[1]}; "
-        "never worse than any baseline"
+        f"of {len(comparison.rows)}; the paper's column has {printed}; with demands times {comparison.fitted:g} "
+        f"{improved[1]}; never worse than any baseline"
     )
     return [*rows, Row(FIGURE, "experiments improved", printed, improved[0], "", why)]
 
 
-def _apart(found: ExperimentComparison, group: Sequence[LeastMakespan], name: str) -> float:
+def _apart(comparison: ExperimentComparison, group: Sequence[LeastMakespan], name: str) -> float:
     return 100 * mean(
-        abs(one.ms(name) / row.window_ms(found.paper, name) - 1) for row, one in zip(found.rows, group, strict=True)
+        abs(one.ms(name) / row.window_ms(comparison.paper, name) - 1)
+        for row, one in zip(comparison.rows, group, strict=True)
     )
 
 
@@ -182,8 +184,8 @@ def _measured_row(lab: Laboratory) -> Row:
     return Row(FIGURE, "GoogLeNet + ResNet101, measured profiles, under GPU only", None, ours, "%", why)
 
 
-def _chain_row(found: ExperimentComparison) -> Row:
-    gains = [one.baselines["gpu-only"] / one.best_s for one in found.chained]
+def _chain_row(comparison: ExperimentComparison) -> Row:
+    gains = [one.baselines["gpu-only"] / one.best_s for one in comparison.chained]
     why = (
         "the largest gain if a stream is one frame at a time, DNN-2 after DNN-1: nothing runs beside anything, so the "
         "printed gains need frames in flight; ours runs the window of both at once"
@@ -194,13 +196,14 @@ def _chain_row(found: ExperimentComparison) -> Row:
 # Tables
 
 
-def _table(found: ExperimentComparison, group: Sequence[LeastMakespan], what: str) -> Table:
+def _table(comparison: ExperimentComparison, group: Sequence[LeastMakespan], what: str) -> Table:
     body = []
-    for row, one in zip(found.rows, group, strict=True):
+    for row, one in zip(comparison.rows, group, strict=True):
         cells = [
-            f"{row.as_printed(one.ms(name)):.4g} ({row.printed(found.paper, name):g})" for name in (*THEIRS, HAXCONN)
+            f"{row.as_printed(one.ms(name)):.4g} ({row.printed(comparison.paper, name):g})"
+            for name in (*THEIRS, HAXCONN)
         ]
-        gain = found.paper[f"t6_{row.number}_{'gain_fps' if row.streams else 'gain_ms'}"].value
+        gain = comparison.paper[f"t6_{row.number}_{'gain_fps' if row.streams else 'gain_ms'}"].value
         others = [f"{row.as_printed(one.ms(name)):.4g}" for name in ("mensa", "heft", "contention-blind")]
         goal = "FPS" if row.streams else "ms"
         best = f"{_percent(one.gain(THEIRS)):.1f} ({gain:g})"
@@ -212,10 +215,10 @@ def _table(found: ExperimentComparison, group: Sequence[LeastMakespan], what: st
     return Table(f"{FIGURE}: ours, in brackets as printed; {what}", header, tuple(body))
 
 
-def _readings(found: ExperimentComparison) -> Table:
+def _readings(comparison: ExperimentComparison) -> Table:
     body = []
-    for row in found.rows:
-        alone, printed = row.alone_ms(), row.window_ms(found.paper, "gpu-only")
+    for row in comparison.rows:
+        alone, printed = row.alone_ms(), row.window_ms(comparison.paper, "gpu-only")
         body.append(
             (str(row.number), f"{alone:.4g}", f"{printed:.4g}", f"{printed / alone:.2f}", row.reading, row.remark)
         )
@@ -223,9 +226,9 @@ def _readings(found: ExperimentComparison) -> Table:
     return Table(f"{FIGURE}: how its rows are read", header, tuple(body))
 
 
-def _certificates(found: ExperimentComparison) -> Table:
+def _certificates(comparison: ExperimentComparison) -> Table:
     body = []
-    for row, one in zip(found.rows, found.shipped, strict=True):
+    for row, one in zip(comparison.rows, comparison.shipped, strict=True):
         claim = one.certificate
         body.append(
             (
@@ -242,17 +245,17 @@ def _certificates(found: ExperimentComparison) -> Table:
     return Table(f"{FIGURE}: certificates, demands as shipped", header, tuple(body))
 
 
-def _artifact(found: ExperimentComparison) -> Table:
+def _artifact(comparison: ExperimentComparison) -> Table:
     body = []
-    for row, shipped, scaled in zip(found.rows, found.shipped, found.scaled, strict=True):
-        if f"artifact_{row.number}_haxconn_ms" not in found.paper:
+    for row, shipped, scaled in zip(comparison.rows, comparison.shipped, comparison.scaled, strict=True):
+        if f"artifact_{row.number}_haxconn_ms" not in comparison.paper:
             continue
         for name in (*THEIRS, HAXCONN):
             body.append(
                 (
                     str(row.number), "HaX-CoNN" if name == HAXCONN else LABELS[name],
-                    f"{found.paper[f't6_{row.number}_{name}_ms'].value:g}",
-                    f"{found.paper[f'artifact_{row.number}_{name}_ms'].value:g}",
+                    f"{comparison.paper[f't6_{row.number}_{name}_ms'].value:g}",
+                    f"{comparison.paper[f'artifact_{row.number}_{name}_ms'].value:g}",
                     f"{shipped.ms(name):.2f}", f"{scaled.ms(name):.2f}",
                 )
             )  # fmt: skip
@@ -262,7 +265,7 @@ def _artifact(found: ExperimentComparison) -> Table:
         "paper ms",
         "artifact's re-run ms",
         "ours ms",
-        f"ours, demands x {found.fitted:g}, ms",
+        f"ours, demands x {comparison.fitted:g}, ms",
     )
     return Table(f"{FIGURE}: the paper, its artifact run again, and ours", header, tuple(body))
 
@@ -270,11 +273,11 @@ def _artifact(found: ExperimentComparison) -> Table:
 # Picture
 
 
-def _drawn(out: Path, found: ExperimentComparison) -> Figure:
+def _picture(out: Path, comparison: ExperimentComparison) -> Figure:
     proved = f"{OURS}, proved"
     colours = {LABELS[name]: COLOURS[name] for name in THEIRS}
     colours |= {"HaX-CoNN": COLOURS[HAXCONN], proved: COLOURS[OURS]}
-    labels = [f"{row.number}: {row.case.name.replace(', ', chr(10))}".replace(" + ", " +\n") for row in found.rows]
+    labels = [f"{row.number}: {row.case.name.replace(', ', chr(10))}".replace(" + ", " +\n") for row in comparison.rows]
 
     def panel(what: str, series: dict[str, list[float]]) -> Panel:
         bars, best = Bars(labels, series, colours), list(series)[-1]
@@ -284,13 +287,16 @@ def _drawn(out: Path, found: ExperimentComparison) -> Figure:
         return Panel([bars, ReferenceLine(1, dash="-", width=0.8), texts], what, Axis(size=7.5), y)
 
     printed = {
-        label: [row.window_ms(found.paper, name) / row.window_ms(found.paper, "gpu-only") for row in found.rows]
+        label: [
+            row.window_ms(comparison.paper, name) / row.window_ms(comparison.paper, "gpu-only")
+            for row in comparison.rows
+        ]
         for label, name in ({LABELS[name]: name for name in THEIRS} | {"HaX-CoNN": HAXCONN}).items()
     }
     panels = [panel("the paper", printed)]
     for group, what in (
-        (found.shipped, "ours, demands as derived"),
-        (found.scaled, f"ours, demands times {found.fitted:g} (fitted to the paper's GPU & DSA column)"),
+        (comparison.shipped, "ours, demands as derived"),
+        (comparison.scaled, f"ours, demands times {comparison.fitted:g} (fitted to the paper's GPU & DSA column)"),
     ):
         series = {LABELS[name]: [one.baselines[name] / one.baselines["gpu-only"] for one in group] for name in THEIRS}
         panels.append(panel(what, {**series, proved: [one.best_s / one.baselines["gpu-only"] for one in group]}))

@@ -90,8 +90,8 @@ def grid(
     diagonal: bool = True,
 ) -> Grid:
     wanted = {place: pair(*place).under(change) for place in places(networks, diagonal=diagonal)}
-    found = lab.find(wanted.values(), tick)
-    return Grid(networks, change, {place: found[case] for place, case in wanted.items()})
+    optima = lab.find(wanted.values(), tick)
+    return Grid(networks, change, {place: optima[case] for place, case in wanted.items()})
 
 
 # Table 8
@@ -100,7 +100,7 @@ def grid(
 def table_8(paper: Paper, out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
     rows = [*_count_rows(paper, shipped, scaled), *_worst_rows(shipped, scaled), *_match_rows(paper, shipped, scaled)]
     tables = (_table(paper, shipped, "demands as shipped"), _table(paper, scaled, _scale(scaled)), _detail(shipped))
-    return Exhibit(tuple(rows), tables, (_drawn(paper, out, (shipped, scaled)),))
+    return Exhibit(tuple(rows), tables, (_picture(paper, out, (shipped, scaled)),))
 
 
 def _scale(grid: Grid) -> str:
@@ -220,7 +220,7 @@ def _detail(grid: Grid) -> Table:
     return Table(f"{FIGURE}: every cell, demands as shipped", header, tuple(body))
 
 
-def _drawn(paper: Paper, out: Path, grids: Sequence[Grid]) -> Figure:
+def _picture(paper: Paper, out: Path, grids: Sequence[Grid]) -> Figure:
     title = f"{FIGURE}: speed-up over the best baseline on Orin; below ours, above the diagonal the paper's"
     panels = [_matrix(paper, grid) for grid in grids]
     return pictures.picture(out, "table8-pairs", title, panels, size=(15, 7.4), columns=len(grids))
@@ -233,8 +233,8 @@ def _matrix(paper: Paper, grid: Grid) -> Panel:
     for i, row in enumerate(grid.networks):
         for j, column in enumerate(grid.networks):
             if (row, column) in grid.cells:
-                found = grid.cells[row, column]
-                values[i, j], best = found.gain(THEIRS), SHORT[found.rival(THEIRS)]
+                optimum = grid.cells[row, column]
+                values[i, j], best = optimum.gain(THEIRS), SHORT[optimum.rival(THEIRS)]
             else:
                 values[i, j], best = _printed(paper, column, row), best_printed()[f"{column}+{row}"]
             words[i][j] = f"{best}\n{values[i, j]:.2f}" if values[i, j] >= IMPROVED else f"{best}\n\u00d7"
@@ -274,7 +274,7 @@ def figure_5(paper: Paper, out: Path, shipped: Grid, scaled: Grid) -> Exhibit:
     same = sum(_share(shipped, model, "mensa") >= _share(shipped, model, "gpu-only") for model in shipped.networks)
     why = f"of {len(shipped.networks)}; the paper: 'limited improvements or no improvement by Mensa'"
     rows.append(Row(INSTANCES, "networks where Mensa gains nothing over GPU only", None, same, "", why))
-    return Exhibit(tuple(rows), (_instances(shipped, scaled),), (_drawn_instances(out, shipped, scaled),))
+    return Exhibit(tuple(rows), (_instances(shipped, scaled),), (_instances_picture(out, shipped, scaled),))
 
 
 def _share(grid: Grid, model: str, name: str) -> float:
@@ -297,7 +297,7 @@ def _instances(shipped: Grid, scaled: Grid) -> Table:
     return Table(f"{INSTANCES}: two instances on Orin, images per second", header, tuple(body))
 
 
-def _drawn_instances(out: Path, shipped: Grid, scaled: Grid) -> Figure:
+def _instances_picture(out: Path, shipped: Grid, scaled: Grid) -> Figure:
     labels = [NETWORKS[model] for model in shipped.networks]
     names = {LABELS.get(name, f"{OURS}, proved"): name for name in (*SCENARIO_1, OURS)}
     colours, panels = {label: COLOURS[name] for label, name in names.items()}, []

@@ -13,7 +13,7 @@ from weft_papers.layerweaver import fig14_pairs, fig17_timelines, fig19_scaling,
 from weft_papers.layerweaver.lab import MODELS, PAIRS, Scene, aimt_options, scenes
 
 PAPER = "layerweaver"
-LEAST_QUERIES = 8
+LEAST_QUERIES = 8  # below, filling and draining the pipeline dominates the throughput
 
 
 def reproduce(
@@ -32,7 +32,7 @@ def reproduce(
 
 
 def _steps(paper: Paper, out: Path, settings: tuple[Scene, Scene], queries: int) -> list[Step]:
-    """What is run, in the paper's order; the panels of Fig. 14 to 16 are the same runs."""
+    """The steps in the paper's order; the panels of Fig. 14 to 16 share their runs."""
     (a, b), half = settings, max(LEAST_QUERIES, queries // 2)
     seq_len, cost = a.seq_len, a.cost
 

@@ -233,7 +233,7 @@ def figure_15(paper: Paper, out: Path, panels: tuple[PairPanel, ...]) -> Exhibit
 
 
 def _fair(half: PairPanel, resource: int) -> list[float]:
-    """Active cycles when each model of a pair gets half of the time to itself, in percent."""
+    """Active cycles if the models of a pair take turns, each for half of the time, in percent."""
     shares = []
     for pair in half.pairs:
         asked = [demand(half.scene, model) for model in pair]

@@ -1,4 +1,4 @@
-"""Fig. 17 and 18: what a stretch of a schedule looks like, one model at a time, under AI-MT, and woven."""
+"""Fig. 17 and 18: part of a schedule, one model at a time, under AI-MT, and woven."""
 
 from __future__ import annotations
 

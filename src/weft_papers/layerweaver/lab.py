@@ -38,7 +38,7 @@ FOURS: tuple[Models, ...] = tuple(
 )
 """Two compute-intensive and two memory-intensive models each (section IV-C)."""
 
-ROOM_MIB = 2.0**16
+ROOM_MIB = 2.0**16  # an activation buffer larger than any models need
 CUT_PAIRS: tuple[Models, ...] = tuple(product(COMPUTE, ENCODERS))
 """The twelve of a CNN and an encoder, whose layers are large against a small buffer."""
 
@@ -85,7 +85,7 @@ def profile(scene: Scene, model: str) -> Profile:
 
 @lru_cache(maxsize=4096)
 def demand(scene: Scene, model: str) -> QueryDemand:
-    """What a query of the model asks of the two resources, and its time alone."""
+    """The time of a query on both resources, and its time alone."""
     return demand_of(lower(profile(scene, model), scene.npu), Clock.of(scene.npu).buffer)
 
 
@@ -141,7 +141,7 @@ def aimt_options(scene: Scene, combinations: tuple[Models, ...] = PAIRS) -> Opti
 
 @dataclass(frozen=True)
 class Throughputs:
-    """System throughput of one policy over several combinations, beside their bounds."""
+    """System throughput of one policy over several combinations, and their bounds."""
 
     stps: tuple[float, ...]
     bounds: tuple[float, ...]

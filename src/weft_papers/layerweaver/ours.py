@@ -1,4 +1,4 @@
-"""How near our own policy comes to the bound: free mix, one query of each model in turn, and with a small buffer."""
+"""The distance of our own policy from the bound: free mix, one query of each model in turn, and with a small buffer."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from weft_papers.layerweaver.lab import (
 )
 
 TOKENS = (16, 32, 48, 64)
-SMALL_MIB = 12.0
+SMALL_MIB = 12.0  # a weight buffer smaller than the preset's, where cutting layers into chunks matters
 CUT_TOKENS = (16, 32, 64)
 RIVALS: tuple[tuple[str, Options], ...] = (("round-robin", ()), ("aimt", ()), ("layerweaver", FAILSAFE_OFF))
 ROLLOUTS_ONLY: Options = (("trial", False),)

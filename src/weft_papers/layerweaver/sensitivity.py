@@ -36,7 +36,7 @@ TOKENS = (8, 16, 32, 48, 64, 96, 128, 256, 384)
 ROWS_PER_CYCLE = (1, 2, 4, 8, 16, 32, 128)
 BUFFERS_MIB = (8, 12, 16, 24, 32, 48, 64, 96)
 CHUNKS_MIB = (1, 2, 4, 6, 12, 24, 48)
-LARGEST_CHUNK_MIB = 6.0
+LARGEST_CHUNK_MIB = 6.0  # the preset's chunk; buffers of less than two chunks get smaller ones
 WEAVERS = (("weft", "weft", None, "D"), ("weft, whole layers", "weft", 1, "s"), ("layerweaver", "layerweaver", 1, "o"))
 
 
@@ -57,7 +57,7 @@ class Side(NamedTuple):
     paper: float | None = None
 
 
-def _drawn(out: Path, name: str, title: str, sides: Sequence[Side], knob: str, measure: str) -> Figure:
+def _picture(out: Path, name: str, title: str, sides: Sequence[Side], knob: str, measure: str) -> Figure:
     panels = []
     for side in sides:
         printed = [] if side.paper is None else [ReferenceLine(side.paper, f"paper\n{side.paper:.3f}")]
@@ -108,7 +108,7 @@ def sequence_length(
         fires, theirs = _fires(settings, pairs), paper[f"stp_mean_{letter}"].value
         sides.append(Side(base, heading, TOKENS, curves, fires, theirs))
     title = "Sequence length of BB, BL and XL (the paper names none)"
-    picture = _drawn(out, "sensitivity-tokens", title, sides, "tokens", "STP, geomean of the pairs")
+    picture = _picture(out, "sensitivity-tokens", title, sides, "tokens", "STP, geomean of the pairs")
     rows = tuple(row for side in sides for row in _length_rows(side))
     return Exhibit(rows, (_tabled("Sequence length: STP, geomean of the pairs", "tokens", sides),), (picture,))
 
@@ -178,7 +178,7 @@ def weight_loading(
         sides.append(Side(base, heading, ROWS_PER_CYCLE, curves, _fires(settings, pairs), theirs))
     title = "How fast weight tiles enter the array (calibration; the paper's cost model charges nothing)"
     measure = "STP (geomean), or ratio of times"
-    picture = _drawn(out, "sensitivity-weight-rows", title, sides, "weight rows per cycle", measure)
+    picture = _picture(out, "sensitivity-weight-rows", title, sides, "weight rows per cycle", measure)
     rows = tuple(map(_loading_row, sides))
     return Exhibit(rows, (_tabled("Weight loading: STP, geomean of the pairs", "rows per cycle", sides),), (picture,))
 
@@ -196,7 +196,7 @@ def _loading_row(side: Side) -> Row:
 
 
 class Priced(NamedTuple):
-    """What one cost model comes to on one device."""
+    """The results under one cost model on one device."""
 
     aimt: float
     layerweaver: float
@@ -294,7 +294,7 @@ def weight_buffer(out: Path, scenes: tuple[Scene, ...], queries: int, pairs: tup
         sides.append(Side(base, f"({letter}) {base}", BUFFERS_MIB, curves))
     title = "Weight buffer: how near to the bound a schedule comes"
     knob = "weight buffer (MiB; the paper's: 48)"
-    picture = _drawn(out, "sensitivity-buffer", title, sides, knob, "fraction of the bound")
+    picture = _picture(out, "sensitivity-buffer", title, sides, knob, "fraction of the bound")
     rows = tuple(map(_buffer_row, sides))
     return Exhibit(rows, (_tabled("Weight buffer: fraction of the bound", "MiB", sides),), (picture,))
 
@@ -328,7 +328,7 @@ def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Exhibit:
         sides.append(Side(base, f"({letter}) {base}, the four NCF pairs", CHUNKS_MIB, curves))
     title = "Pieces in which NCF's tables are read"
     knob = "largest piece of a table (MiB; default: 6, an eighth of the buffer)"
-    picture = _drawn(out, "sensitivity-chunks", title, sides, knob, "fraction of the bound, geomean")
+    picture = _picture(out, "sensitivity-chunks", title, sides, knob, "fraction of the bound, geomean")
     rows = tuple(map(_chunk_row, sides))
     return Exhibit(rows, (_tabled("Pieces of NCF's tables: fraction of the bound", "MiB", sides),), (picture,))
 

@@ -40,7 +40,7 @@ def intensity(scene: Scene, model: str) -> float:
 
 
 def figure_3(paper: Paper, out: Path, seq_len: int, cost: str) -> Exhibit:
-    """Arithmetic intensity over the batch size, against what the NPUs ask for."""
+    """Arithmetic intensity over the batch size, against the ridge points of the NPUs."""
     grid = {
         model: [intensity(Scene(device("tpuv3-like"), batch, seq_len, cost), model) for batch in BATCHES]
         for model in MODELS
@@ -77,7 +77,7 @@ def _ridge_rows(paper: Paper) -> tuple[Row, ...]:
 
 
 def _side_rows(grid: dict[str, list[float]], seq_len: int) -> tuple[Row, ...]:
-    """The one statement of the text that can be counted: who lies above the line of the memory-centric NPU."""
+    """The one statement of the text that can be counted: networks above the ridge of the memory-centric NPU."""
     ridge = device("tpuv3-like").ridge_ops_per_byte
     rows = []
     for batch, theirs in ((1, 0), (16, 3)):

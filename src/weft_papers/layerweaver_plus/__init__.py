@@ -1,4 +1,4 @@
-"""Layerweaver+ (Oh, dissertation, chapter V): Fig. V.5 to V.7 run again, and what they rest on varied."""
+"""Layerweaver+ (Oh, dissertation, chapter V): Fig. V.5 to V.7 reproduced, and their assumptions varied."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from weft_papers.layerweaver_plus.lab import (
 
 PAPER = "layerweaver-plus"
 COST = "pipelined"
-QUERIES_PER_S = 15
-LEAST_QUERIES = 8
+QUERIES_PER_S = 15  # turns the option --queries into simulated seconds: 60 are 4 s
+LEAST_QUERIES = 8  # below, a run has too few requests to tell 1 % of violations
 
 
 def reproduce(

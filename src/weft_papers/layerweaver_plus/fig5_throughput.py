@@ -68,19 +68,19 @@ def sweep(
     return RatioSweep(pairs, ratios, base, ask(scenes, SCHEDULERS, tick))
 
 
-def figure_5(out: Path, found: RatioSweep) -> Exhibit:
-    return Exhibit(_rows(found), (_summary(found), _points(found)), (_drawn(out, found),))
+def figure_5(out: Path, ratios: RatioSweep) -> Exhibit:
+    return Exhibit(_rows(ratios), (_summary(ratios), _points(ratios)), (_picture(out, ratios),))
 
 
-def _drawn(out: Path, found: RatioSweep) -> Figure:
-    columns = min(3, len(found.pairs))
-    x = Axis(label="arrivals, memory- to compute-intensive", names=[f"{a:g}:{b:g}" for a, b in found.ratios], slant=60)
+def _picture(out: Path, ratios: RatioSweep) -> Figure:
+    columns = min(3, len(ratios.pairs))
+    x = Axis(label="arrivals, memory- to compute-intensive", names=[f"{a:g}:{b:g}" for a, b in ratios.ratios], slant=60)
     panels = []
-    for pair in found.pairs:
-        scenes = scenes_of(found.base, pair, found.ratios)
+    for pair in ratios.pairs:
+        scenes = scenes_of(ratios.base, pair, ratios.ratios)
         curves = [
             Curve(
-                range(len(scenes)), found.over(scheduler, BASELINE, scenes), scheduler.name,
+                range(len(scenes)), ratios.over(scheduler, BASELINE, scenes), scheduler.name,
                 pictures.POLICIES[scheduler.name], MARKS[scheduler], STYLES[scheduler],
                 order=4 if scheduler is PRECISE else 3,
             )
@@ -92,17 +92,17 @@ def _drawn(out: Path, found: RatioSweep) -> Figure:
     return pictures.picture(out, "figV5-sustainable", title, panels, **layout)
 
 
-def _rows(found: RatioSweep) -> tuple[Row, ...]:
-    points, seconds = len(found.scenes), found.base.duration_s
-    woven, lifted = found.over(WOVEN, BASELINE), found.over(PLUS, WOVEN)
-    apart = max((abs(ratio - 1) for ratio in found.over(PLUS, PRECISE)), default=0.0)
-    noisy = [found.answers[scene, scheduler].noise_limited for scene in found.scenes for scheduler in SCHEDULERS]
+def _rows(ratios: RatioSweep) -> tuple[Row, ...]:
+    points, seconds = len(ratios.scenes), ratios.base.duration_s
+    woven, lifted = ratios.over(WOVEN, BASELINE), ratios.over(PLUS, WOVEN)
+    apart = max((abs(ratio - 1) for ratio in ratios.over(PLUS, PRECISE)), default=0.0)
+    noisy = [ratios.answers[scene, scheduler].noise_limited for scene in ratios.scenes for scheduler in SCHEDULERS]
     geomeans = tuple(
         Row(
             FIGURE, f"STP of {scheduler.name} over baseline, geomean", None,
-            geomean(found.over(scheduler, BASELINE)), "x",
-            f"drawn, not printed; least {min(found.over(scheduler, BASELINE)):.3f}, most "
-            f"{max(found.over(scheduler, BASELINE)):.3f} over {points} points",
+            geomean(ratios.over(scheduler, BASELINE)), "x",
+            f"drawn, not printed; least {min(ratios.over(scheduler, BASELINE)):.3f}, most "
+            f"{max(ratios.over(scheduler, BASELINE)):.3f} over {points} points",
         )
         for scheduler in SCHEDULERS[1:]
     )  # fmt: skip
@@ -112,32 +112,32 @@ def _rows(found: RatioSweep) -> tuple[Row, ...]:
             FIGURE, f"points of {points} where layerweaver sustains what the baseline does", points,
             _reached(woven), "points",
             'the text says "notably better throughput than the baseline"; counted within the 1 % of the search'
-            + _below(found, WOVEN, BASELINE),
+            + _below(ratios, WOVEN, BASELINE),
         ),
         Row(
             FIGURE, f"points of {points} where layerweaver+ sustains what layerweaver does", points,
             _reached(lifted), "points",
             'the text says it "further improves the throughput"; counted within the 1 % of the search'
-            + _below(found, PLUS, WOVEN),
+            + _below(ratios, PLUS, WOVEN),
         ),
         Row(
             FIGURE, f"points of {points} where layerweaver+ sustains over 10 % more than layerweaver", None,
             sum(ratio > 1.1 for ratio in lifted), "points",
             'the caption says it can "significantly outperform Layerweaver [1] for some cases"; largest '
-            + _at(found, PLUS, WOVEN),
+            + _at(ratios, PLUS, WOVEN),
         ),
         Row(
             FIGURE, "approximate and precise remaining time, largest difference", None, 100 * apart, "%",
             'the text says "comparable throughput" with "negligible performance degradation"; searches end within '
-            f"1 %, geomean of approximate over precise {geomean(found.over(PLUS, PRECISE)):.4f}",
+            f"1 %, geomean of approximate over precise {geomean(ratios.over(PLUS, PRECISE)):.4f}",
         ),
         Row(
-            FIGURE, "weft+ over layerweaver+, geomean", None, geomean(found.over(OURS, PLUS)), "x",
-            f"not in the paper: our policy; least {min(found.over(OURS, PLUS)):.3f}" + _below(found, OURS, PLUS),
+            FIGURE, "weft+ over layerweaver+, geomean", None, geomean(ratios.over(OURS, PLUS)), "x",
+            f"not in the paper: our policy; least {min(ratios.over(OURS, PLUS)):.3f}" + _below(ratios, OURS, PLUS),
         ),
         Row(
-            FIGURE, "weft+ over baseline, worst point", None, min(found.over(OURS, BASELINE)), "x",
-            f"not in the paper: our policy{_below(found, OURS, BASELINE)}",
+            FIGURE, "weft+ over baseline, worst point", None, min(ratios.over(OURS, BASELINE)), "x",
+            f"not in the paper: our policy{_below(ratios, OURS, BASELINE)}",
         ),
         Row(
             FIGURE, "searches limited by noise", None, 100 * sum(noisy) / len(noisy), "%",
@@ -146,7 +146,7 @@ def _rows(found: RatioSweep) -> tuple[Row, ...]:
         ),
         Row(
             FIGURE, "largest load sustained, of what the two resources bear for long", None,
-            100 * max(answer.factor for answer in found.answers.values()), "%",
+            100 * max(answer.factor for answer in ratios.answers.values()), "%",
             "searches start from the load at which full batches keep the busier resource busy; a backlog violates "
             f"nothing until it is a deadline long, so runs of {seconds:g} s pass a little beyond it",
         ),
@@ -157,11 +157,11 @@ def _reached(ratios: Sequence[float]) -> int:
     return sum(ratio >= 1 - TOLERANCE for ratio in ratios)
 
 
-def _below(found: RatioSweep, one: Scheduler, other: Scheduler) -> str:
+def _below(ratios: RatioSweep, one: Scheduler, other: Scheduler) -> str:
     """The points where a scheduler falls behind another by more than the search's tolerance, in words."""
     behind = sorted(
         (ratio, scene.name)
-        for scene, ratio in zip(found.scenes, found.over(one, other), strict=True)
+        for scene, ratio in zip(ratios.scenes, ratios.over(one, other), strict=True)
         if ratio < 1 - TOLERANCE
     )
     if not behind:
@@ -170,27 +170,27 @@ def _below(found: RatioSweep, one: Scheduler, other: Scheduler) -> str:
     return f"; below {other.name} at {len(behind)} points, least {shown}"
 
 
-def _at(found: RatioSweep, one: Scheduler, other: Scheduler) -> str:
-    ratio, name = max((r, s.name) for s, r in zip(found.scenes, found.over(one, other), strict=True))
+def _at(ratios: RatioSweep, one: Scheduler, other: Scheduler) -> str:
+    ratio, name = max((r, s.name) for s, r in zip(ratios.scenes, ratios.over(one, other), strict=True))
     return f"{ratio:.2f} at {name}"
 
 
-def _summary(found: RatioSweep) -> Table:
+def _summary(sweep_ratios: RatioSweep) -> Table:
     body = []
     for scheduler in SCHEDULERS:
-        ratios = found.over(scheduler, BASELINE)
-        noisy = sum(found.answers[scene, scheduler].noise_limited for scene in found.scenes)
+        ratios = sweep_ratios.over(scheduler, BASELINE)
+        noisy = sum(sweep_ratios.answers[scene, scheduler].noise_limited for scene in sweep_ratios.scenes)
         cells = (f"{geomean(ratios):.4f}", f"{min(ratios):.4f}", f"{max(ratios):.4f}", f"{noisy} of {len(ratios)}")
         body.append((scheduler.name, *cells, "not printed"))
     header = ("scheduler", "geomean", "least", "most", "limited by noise", "paper")
     return Table(f"{FIGURE}: sustainable STP over the baseline's, all points", header, tuple(body))
 
 
-def _points(found: RatioSweep) -> Table:
+def _points(ratios: RatioSweep) -> Table:
     body = []
-    for scene in found.scenes:
-        base = found.answers[scene, BASELINE]
-        over = (f"{found.answers[scene, s].stp / base.stp:.3f}" for s in SCHEDULERS[1:])
+    for scene in ratios.scenes:
+        base = ratios.answers[scene, BASELINE]
+        over = (f"{ratios.answers[scene, s].stp / base.stp:.3f}" for s in SCHEDULERS[1:])
         body.append((scene.name, f"{base.rate:.0f}", f"{base.stp:.2f}", *over, "not printed"))
     header = ("streams", "baseline requests/s", "baseline STP", *(s.name for s in SCHEDULERS[1:]), "paper")
     return Table(f"{FIGURE}: the baseline, and the others over it, point by point", header, tuple(body))

@@ -1,4 +1,4 @@
-"""Fig. V.6: how late requests are, when the baseline cannot keep up.
+"""Fig. V.6: tail latency at loads that the baseline cannot sustain.
 
 The paper's rates do not load our device as they load theirs, so each pair is loaded, at the paper's ratio,
 until the baseline's worst stream misses half of its deadlines, and again as far as layerweaver+ keeps its 1 %;
@@ -35,7 +35,7 @@ from weft_papers.layerweaver_plus.lab import (
 
 FIGURE = "Fig. V.6"
 SHOWN = (BASELINE, WOVEN, PLUS, OURS)
-HALF = 0.5
+HALF = 0.5  # share of missed deadlines at which the baseline counts as broken; the paper names no number
 PANELS = (("a", ("RN", "BB"), ("rate_rn", "rate_bb")), ("b", ("MN", "BL"), ("rate_mn", "rate_bl")))
 
 LINES: dict[Scheduler, tuple[Dash, float]] = {
@@ -44,12 +44,12 @@ LINES: dict[Scheduler, tuple[Dash, float]] = {
     PLUS: ("-", 1.8),
     OURS: ((0, (2, 2)), 1.8),
 }
-"""Styles that can be told apart where curves coincide."""
+"""Line styles that differ even where curves coincide."""
 
 
 @dataclass(frozen=True)
 class Fate:
-    """What a scheduler made of a load, over all seeds."""
+    """Latencies and violations of a scheduler at a load, over all seeds."""
 
     runs: tuple[RequestRun, ...]
 
@@ -153,16 +153,16 @@ def _threshold(broken: Callable[[float], bool], start: float) -> float:
     return high
 
 
-def figure_6(paper: Paper, out: Path, found: Sequence[TailPanel]) -> Exhibit:
-    rows = tuple(row for panel in found for row in _rows(paper, panel))
+def figure_6(paper: Paper, out: Path, result: Sequence[TailPanel]) -> Exhibit:
+    rows = tuple(row for panel in result for row in _rows(paper, panel))
     drawn = (
-        _drawn(out, [panel.broken for panel in found], "figV6-tails"),
-        _drawn(out, [panel.borne for panel in found], "figV6-tails-borne"),
+        _picture(out, [panel.broken for panel in result], "figV6-tails"),
+        _picture(out, [panel.borne for panel in result], "figV6-tails-borne"),
     )
-    return Exhibit(rows, tuple(_table(panel) for panel in found), drawn)
+    return Exhibit(rows, tuple(_table(panel) for panel in result), drawn)
 
 
-def _drawn(out: Path, loads: Sequence[Load], name: str) -> Figure:
+def _picture(out: Path, loads: Sequence[Load], name: str) -> Figure:
     panels = [
         Panel(
             _marks(load, stream), f"({letter}) {load.scene.pair[stream]}, {_offered(load, stream):.0f} requests/s",

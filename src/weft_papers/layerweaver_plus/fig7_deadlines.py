@@ -67,27 +67,27 @@ def study(
     return replace(plan, answers=ask(scenes, SHOWN, tick))
 
 
-def figure_7(out: Path, found: DeadlineStudy) -> Exhibit:
-    rows = tuple(row for base in found.bases for which in (0, 1) for row in _rows(found, base, which))
-    return Exhibit(rows, (_table(found),), (_drawn(out, found),))
+def figure_7(out: Path, sweep: DeadlineStudy) -> Exhibit:
+    rows = tuple(row for base in sweep.bases for which in (0, 1) for row in _rows(sweep, base, which))
+    return Exhibit(rows, (_table(sweep),), (_picture(out, sweep),))
 
 
-def _ticks(found: DeadlineStudy, which: int) -> Sequence[float]:
-    return (found.vision_ms, found.language_ms)[which]
+def _ticks(sweep: DeadlineStudy, which: int) -> Sequence[float]:
+    return (sweep.vision_ms, sweep.language_ms)[which]
 
 
 def _default(base: StreamPair, which: int) -> float:
     return (base.vision_ms, base.language_ms)[which]
 
 
-def _drawn(out: Path, found: DeadlineStudy) -> Figure:
+def _picture(out: Path, sweep: DeadlineStudy) -> Figure:
     panels = []
     for which, letter in enumerate("ab"):
-        for base in found.bases:
-            yardstick, ticks, marks = found.answers[base, BASELINE].stp, _ticks(found, which), []
+        for base in sweep.bases:
+            yardstick, ticks, marks = sweep.answers[base, BASELINE].stp, _ticks(sweep, which), []
             for scheduler in SHOWN:
-                values = [found.answers[scene, scheduler].stp / yardstick for scene in found.varied(base, which)]
-                default = found.answers[base, scheduler].stp / yardstick
+                values = [sweep.answers[scene, scheduler].stp / yardstick for scene in sweep.varied(base, which)]
+                default = sweep.answers[base, scheduler].stp / yardstick
                 colour = pictures.POLICIES[scheduler.name]
                 marks += [
                     Curve(ticks, values, scheduler.name, colour, MARKS[scheduler]),
@@ -97,17 +97,17 @@ def _drawn(out: Path, found: DeadlineStudy) -> Figure:
             y = Axis(label="STP over the baseline at 15 and 130 ms", low=0)
             panels.append(Panel(marks, f"({letter}) {base.name}", x, y))
     title = f"{FIGURE}: sustainable throughput over the deadlines (stars: the defaults, 15 and 130 ms)"
-    columns = len(found.bases)
+    columns = len(sweep.bases)
     layout = {"size": (3.3 * columns + 0.4, 7.0), "columns": columns, "share_y": "col"}
     return pictures.picture(out, "figV7-deadlines", title, panels, **layout)
 
 
-def _rows(found: DeadlineStudy, base: StreamPair, which: int) -> list[Row]:
+def _rows(sweep: DeadlineStudy, base: StreamPair, which: int) -> list[Row]:
     """What the longest deadline gives over the default, and how far layerweaver+ leads on the way."""
-    longest = found.varied(base, which)[-1]
-    gains = {s: found.answers[longest, s].stp / found.answers[base, s].stp for s in SHOWN}
-    lead = [found.answers[s, PLUS].stp / found.answers[s, WOVEN].stp for s in found.varied(base, which)]
-    what = f"{base.name}, {base.pair[which]} {_ticks(found, which)[-1]:g} ms instead of {_default(base, which):g} ms"
+    longest = sweep.varied(base, which)[-1]
+    gains = {s: sweep.answers[longest, s].stp / sweep.answers[base, s].stp for s in SHOWN}
+    lead = [sweep.answers[s, PLUS].stp / sweep.answers[s, WOVEN].stp for s in sweep.varied(base, which)]
+    what = f"{base.name}, {base.pair[which]} {_ticks(sweep, which)[-1]:g} ms instead of {_default(base, which):g} ms"
     return [
         Row(
             f"{FIGURE}{'ab'[which]}", f"layerweaver+ with {what}", None, gains[PLUS], "x",
@@ -124,14 +124,14 @@ def _improves(gain: float) -> str:
     return "more time does not let it sustain more, as the text reports of some cases"
 
 
-def _table(found: DeadlineStudy) -> Table:
+def _table(sweep: DeadlineStudy) -> Table:
     body = []
-    for base in found.bases:
+    for base in sweep.bases:
         for which in (0, 1):
-            for value, scene in zip(_ticks(found, which), found.varied(base, which), strict=True):
-                floor = found.answers[scene, BASELINE].stp
-                over = (f"{found.answers[scene, s].stp / floor:.3f}" for s in SHOWN[1:])
-                rates = (f"{found.answers[scene, s].rate:.0f}" for s in SHOWN)
+            for value, scene in zip(_ticks(sweep, which), sweep.varied(base, which), strict=True):
+                floor = sweep.answers[scene, BASELINE].stp
+                over = (f"{sweep.answers[scene, s].stp / floor:.3f}" for s in SHOWN[1:])
+                rates = (f"{sweep.answers[scene, s].rate:.0f}" for s in SHOWN)
                 body.append((base.name, f"{base.pair[which]} {value:g}", *rates, *over, "not printed"))
     header = (
         "streams", "deadline ms", *(f"{s.name} requests/s" for s in SHOWN),

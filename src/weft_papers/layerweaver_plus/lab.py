@@ -1,4 +1,4 @@
-"""What the chapter's experiments share: nine pairs, thirteen ratios, five schedulers, and one way to ask.
+"""Common to the chapter's experiments: nine pairs, thirteen ratios, five schedulers, the search for a sustainable load.
 
 A ratio is written as in the paper, memory-intensive to compute-intensive: 64:1 means sixty-four language
 requests for every vision request.
@@ -48,7 +48,7 @@ PLUS = Scheduler("layerweaver+", "layerweaver+", "demote")
 PRECISE = Scheduler("layerweaver+ precise", "layerweaver+", "demote", (("precise", True),))
 OURS = Scheduler("weft+", "weft+", "demote")
 SCHEDULERS = (BASELINE, WOVEN, PLUS, PRECISE, OURS)
-"""The first two do not know of deadlines, so being late changes nothing for them."""
+"""The schedulers. The first two ignore deadlines, so late requests are treated like others."""
 
 
 @dataclass(frozen=True)
@@ -138,13 +138,13 @@ Answers = dict[tuple[StreamPair, Scheduler], Sustained]
 def ask(scenes: Sequence[StreamPair], schedulers: Sequence[Scheduler], tick: Tick | None = None) -> Answers:
     """Search every scene under every scheduler, on all cores; the same search is made once."""
     wanted = list(dict.fromkeys(product(scenes, schedulers)))
-    found = sustain_all(
+    loads = sustain_all(
         [question(scene, scheduler) for scene, scheduler in wanted],
         device(DEVICE),
         processes=os.cpu_count() or 1,
         progress=tick,
     )
-    return dict(zip(wanted, found, strict=True))
+    return dict(zip(wanted, loads, strict=True))
 
 
 def served(scene: StreamPair, rate: float, scheduler: Scheduler) -> tuple[RequestRun, ...]:

@@ -48,32 +48,32 @@ def batching(
     """Is the baseline tuned fairly? Both schedulers over both settings of the batcher."""
     base = StreamPair(PAIR, (1.0, 1.0), base.seq_len, base.duration_s)
     grid = [replace(base, max_batch=batch, timeout_ms=timeout) for batch in batches for timeout in timeouts]
-    found = ask([base, *grid], (BASELINE, PLUS), tick)
-    highest = max(answer.rate for answer in found.values())
+    answers = ask([base, *grid], (BASELINE, PLUS), tick)
+    highest = max(answer.rate for answer in answers.values())
     x = Axis(label="batch timeout (ms)", names=[f"{timeout:g}" for timeout in timeouts])
     y = Axis(label="largest batch", names=[str(batch) for batch in batches])
     panels = []
     for scheduler in (BASELINE, PLUS):
-        rates = np.array([found[scene, scheduler].rate for scene in grid]).reshape(len(batches), len(timeouts))
+        rates = np.array([answers[scene, scheduler].rate for scene in grid]).reshape(len(batches), len(timeouts))
         heat = HeatMap(rates, [[f"{rate:.0f}" for rate in row] for row in rates], low=0, high=highest)
         panels.append(Panel([heat], f"{scheduler.name}: sustainable requests/s", x, y, grid=""))
     title = f"Batching of {base.name}: the reproduction uses {base.timeout_ms:g} ms and {base.max_batch}"
     picture = pictures.picture(out, "sensitivity-batching", title, panels, size=(10.5, 4.4), columns=2)
     body = tuple(
-        (str(s.max_batch), f"{s.timeout_ms:g}", f"{found[s, BASELINE].rate:.0f}", f"{found[s, PLUS].rate:.0f}",
-         f"{found[s, PLUS].rate / found[s, BASELINE].rate:.3f}")
+        (str(s.max_batch), f"{s.timeout_ms:g}", f"{answers[s, BASELINE].rate:.0f}", f"{answers[s, PLUS].rate:.0f}",
+         f"{answers[s, PLUS].rate / answers[s, BASELINE].rate:.3f}")
         for s in grid
     )  # fmt: skip
     header = ("largest batch", "timeout ms", "baseline requests/s", "layerweaver+ requests/s", "over baseline")
     table = Table(f"Batching of {base.name}: sustainable load", header, body)
-    return Exhibit(_batching_rows(base, grid, found), (table,), (picture,))
+    return Exhibit(_batching_rows(base, grid, answers), (table,), (picture,))
 
 
-def _batching_rows(base: StreamPair, grid: Sequence[StreamPair], found: Answers) -> tuple[Row, ...]:
+def _batching_rows(base: StreamPair, grid: Sequence[StreamPair], answers: Answers) -> tuple[Row, ...]:
     rows = []
     for scheduler in (BASELINE, PLUS):
-        best = max(grid, key=lambda scene: found[scene, scheduler].rate)
-        gain = found[best, scheduler].rate / found[base, scheduler].rate
+        best = max(grid, key=lambda scene: answers[scene, scheduler].rate)
+        gain = answers[best, scheduler].rate / answers[base, scheduler].rate
         rows.append(
             Row(
                 "batching", f"best {scheduler.name} over the one used, {base.name}", None, gain, "x",
@@ -81,12 +81,12 @@ def _batching_rows(base: StreamPair, grid: Sequence[StreamPair], found: Answers)
                 f"Fig. V.5 to V.7 for all: {base.max_batch} after {base.timeout_ms:g} ms",
             )
         )  # fmt: skip
-    floor = max(found[scene, BASELINE].rate for scene in grid)
-    top = max(found[scene, PLUS].rate for scene in grid)
+    floor = max(answers[scene, BASELINE].rate for scene in grid)
+    top = max(answers[scene, PLUS].rate for scene in grid)
     rows.append(
         Row(
             "batching", f"layerweaver+ over baseline, each at its best, {base.name}", None, top / floor, "x",
-            f"{found[base, PLUS].rate / found[base, BASELINE].rate:.3f} with the settings used for both",
+            f"{answers[base, PLUS].rate / answers[base, BASELINE].rate:.3f} with the settings used for both",
         )
     )  # fmt: skip
     return tuple(rows)
@@ -96,12 +96,12 @@ def sequence_length(out: Path, base: StreamPair, tick: Tick | None = None, lengt
     """The paper names no sequence length: the longer the text, the more the language models compute."""
     bases = [StreamPair(pair, (1.0, 1.0), base.seq_len, base.duration_s) for pair in (("RN", "BB"), ("MN", "BL"))]
     scenes = {one: [replace(one, seq_len=tokens) for tokens in lengths] for one in bases}
-    found = ask([scene for varied in scenes.values() for scene in varied], SCHEDULERS, tick)
+    answers = ask([scene for varied in scenes.values() for scene in varied], SCHEDULERS, tick)
     x, y = Axis(label="tokens", names=[str(tokens) for tokens in lengths]), Axis(label="STP over baseline")
     panels, body, rows = [], [], []
     for one, varied in scenes.items():
         over = {
-            s: [found[scene, s].stp / found[scene, BASELINE].stp for scene in varied]
+            s: [answers[scene, s].stp / answers[scene, BASELINE].stp for scene in varied]
             for s in (BASELINE, WOVEN, PLUS, OURS)
         }
         curves = [
@@ -110,7 +110,7 @@ def sequence_length(out: Path, base: StreamPair, tick: Tick | None = None, lengt
         ]
         panels.append(Panel(curves, one.name, x, y))
         for index, tokens in enumerate(lengths):
-            cells = (f"{found[varied[index], s].rate:.0f}" for s in SCHEDULERS)
+            cells = (f"{answers[varied[index], s].rate:.0f}" for s in SCHEDULERS)
             body.append((one.name, str(tokens), *cells))
         rows.append(
             Row(
@@ -138,9 +138,9 @@ def stretch(
     variants = {
         value: Scheduler(f"weft+ {value}", OURS.policy, OURS.late, (("stretch", value),)) for value in stretches
     }
-    found = ask(scenes, (PLUS, *variants.values()), tick)
+    answers = ask(scenes, (PLUS, *variants.values()), tick)
     over = {
-        value: [found[scene, variant].stp / found[scene, PLUS].stp for scene in scenes]
+        value: [answers[scene, variant].stp / answers[scene, PLUS].stp for scene in scenes]
         for value, variant in variants.items()
     }
     dots = [

@@ -31,7 +31,7 @@ from weft_papers.libnumber import (
 from weft_papers.libnumber.lab import PAPER
 
 COST, SEQ_LEN, QUERIES = "pipelined", 16, 60
-FEWEST_QUERIES = 5
+FEWEST_QUERIES = 5  # below, filling and draining the pipeline dominates the throughput of the woven pairs
 AGAIN = "python training/fetch.py --to DATA; python benchmarks/number_formats.py --data DATA --again"
 
 

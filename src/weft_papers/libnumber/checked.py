@@ -40,7 +40,7 @@ DEVIATIONS = 4.0
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One recorded configuration and what it scores here."""
+    """One recorded configuration and its score on this machine."""
 
     net: NetRecord
     run: ScoredRun | None
@@ -74,14 +74,14 @@ def same_model(net: NetRecord) -> bool:
 
 
 def score_again(record: SearchRecord, images: int | None = None, tick: Tick | None = None) -> list[Check]:
-    """Every network in float32 and under the configurations of the main methods, on so many images."""
-    found: list[Check] = []
+    """Score every network in float32 and under the configurations of the main methods, on *images* images (or all)."""
+    checked: list[Check] = []
     nets = [record.nets[name] for name in by_title(record.nets) if same_model(record.nets[name])]
     for number, net in enumerate(nets, 1):
-        found += _of_net(net, images)
+        checked += _of_net(net, images)
         if tick:
             tick(number, len(nets))
-    return found
+    return checked
 
 
 def _of_net(net: NetRecord, images: int | None) -> list[Check]:
@@ -95,37 +95,39 @@ def _of_net(net: NetRecord, images: int | None) -> list[Check]:
     return [Check(net, run, score, len(labels)) for run, score in zip((None, *runs), scores, strict=True)]
 
 
-def checks(out: Path, found: Sequence[Check]) -> Exhibit:
-    if not found:
+def checks(out: Path, checked: Sequence[Check]) -> Exhibit:
+    if not checked:
         return Exhibit()
-    good = sum(each.agrees for each in found)
-    furthest = max(found, key=lambda each: abs(each.score - each.recorded) / each.tolerance)
+    good = sum(check.agrees for check in checked)
+    furthest = max(checked, key=lambda check: abs(check.score - check.recorded) / check.tolerance)
     row = Row(
-        FIGURE, "recorded configurations whose score is met on the shipped images", None, 100 * good / len(found), "%",
-        f"scored now, {good} of {len(found)} within {DEVIATIONS:g} standard deviations; furthest: "
+        FIGURE, "recorded configurations whose score is met on the shipped images", None, 100 * good / len(checked),
+        "%",
+        f"scored now, {good} of {len(checked)} within {DEVIATIONS:g} standard deviations; furthest: "
         f"{TITLES[furthest.net.name]}, {furthest.name}: {100 * furthest.score:.2f} % on {furthest.images} images, "
         f"{100 * furthest.recorded:.2f} % on all",
     )  # fmt: skip
-    return Exhibit((row,), (_table(found),), (_drawn(out, found),))
+    return Exhibit((row,), (_table(checked),), (_picture(out, checked),))
 
 
-def _table(found: Sequence[Check]) -> Table:
+def _table(checked: Sequence[Check]) -> Table:
     body = tuple(
         (
-            TITLES[each.net.name], each.name, f"{100 * each.score:.2f}", str(each.images), f"{100 * each.recorded:.2f}",
-            f"{100 * (each.run.test if each.run else each.net.test):.2f}", "yes" if each.agrees else "no",
+            TITLES[check.net.name], check.name, f"{100 * check.score:.2f}", str(check.images),
+            f"{100 * check.recorded:.2f}",
+            f"{100 * (check.run.test if check.run else check.net.test):.2f}", "yes" if check.agrees else "no",
         )
-        for each in found
+        for check in checked
     )  # fmt: skip
     header = ("network", "formats", "now %", "images", "recorded validation %", "recorded test %", "agrees")
     return Table(f"{FIGURE}: recorded configurations on the images that ship with weft", header, body)
 
 
-def _drawn(out: Path, found: Sequence[Check]) -> Figure:
-    low = min(min(check.score, check.recorded) for check in found)
+def _picture(out: Path, checked: Sequence[Check]) -> Figure:
+    low = min(min(check.score, check.recorded) for check in checked)
     marks = [Curve([100 * low, 100], [100 * low, 100], None, RULE, width=1)]
-    for kind in dict.fromkeys(_kind(check) for check in found):
-        checks = [check for check in found if _kind(check) == kind]
+    for kind in dict.fromkeys(_kind(check) for check in checked):
+        checks = [check for check in checked if _kind(check) == kind]
         marks.append(
             Curve(
                 [100 * check.recorded for check in checks], [100 * check.score for check in checks],

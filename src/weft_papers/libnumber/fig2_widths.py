@@ -25,7 +25,7 @@ def figure_2_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     nets = [record.nets[name] for name in by_title(record.nets) if record.nets[name].widths]
     if not nets:
         return Exhibit()
-    return Exhibit(tuple(_rows(paper, nets)), (_table(nets),), (_drawn(out, nets),))
+    return Exhibit(tuple(_rows(paper, nets)), (_table(nets),), (_picture(out, nets),))
 
 
 def bits_needed(net: NetRecord, scores: Sequence[float]) -> int:
@@ -72,7 +72,7 @@ def _table(nets: Sequence[NetRecord]) -> Table:
     return Table(f"{FIGURE}(a): accuracy on the test images over the width (recorded)", header, tuple(body))
 
 
-def _drawn(out: Path, nets: Sequence[NetRecord]) -> Figure:
+def _picture(out: Path, nets: Sequence[NetRecord]) -> Figure:
     only: list[Drawable] = []
     both: list[Drawable] = []
     spread: list[Drawable] = []

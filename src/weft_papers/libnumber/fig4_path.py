@@ -18,7 +18,7 @@ def figure_4(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     net = record.nets.get(LENET)
     if net is None or net.path is None:
         return Exhibit()
-    return Exhibit(tuple(_rows(paper, net.path)), (_table(net.path),), (_drawn(out, net.path),))
+    return Exhibit(tuple(_rows(paper, net.path)), (_table(net.path),), (_picture(out, net.path),))
 
 
 def _rows(paper: Paper, search: Tuning) -> list[Row]:
@@ -46,7 +46,7 @@ def _table(search: Tuning) -> Table:
     return Table(f"{FIGURE}: the way of the search, LeNet at 1 % (recorded)", header, body)
 
 
-def _drawn(out: Path, search: Tuning) -> Figure:
+def _picture(out: Path, search: Tuning) -> Figure:
     path = out / "fig3-4-search.png"
     make_folder(out)
     for suffix in (".png", ".svg"):

@@ -35,7 +35,7 @@ from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
 
 FIGURE = "Fig. III.5"
 METHODS = (OURS, BOTH, RELAXED, RISTRETTO, STRIPES)
-EIGHT_BITS = 8
+EIGHT_BITS = 8  # bits of ONNX Runtime's int8, the method that sizes are compared with
 
 
 def weight_reduction(net: NetRecord, run: ScoredRun) -> float:
@@ -52,7 +52,7 @@ Value = Callable[[NetRecord, ScoredRun], float]
 def figure_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     rows = [row for margin in MARGINS for row in _rows(paper, record, margin)]
     tables = [_table(record, margin) for margin in MARGINS if record.tuned(margin)]
-    pictures_made = (_drawn(paper, out, record),) if rows else ()
+    pictures_made = (_picture(paper, out, record),) if rows else ()
     return Exhibit(tuple(rows), tuple(tables), pictures_made)
 
 
@@ -76,8 +76,8 @@ def _rows(paper: Paper, record: SearchRecord, margin: float) -> list[Row]:
         rows += _against(paper, record, margin, method)
     if margin == MARGINS[0] and (relaxed := over_nets(record, RELAXED, margin, weight_reduction)):
         theirs, value = paper["relaxed_parameters"].value, by_mean_size(relaxed)
-        each = ", ".join(f"{value:.2f}" for value in relaxed)
-        why = f"the best of its ways: {each}; the chapter's is over eleven networks"
+        reductions = ", ".join(f"{value:.2f}" for value in relaxed)
+        why = f"the best of its ways: {reductions}; the chapter's is over eleven networks"
         quantity = f"parameters smaller by {LABELS[RELAXED]} at {percent(margin)}, by the mean size"
         rows.append(Row(FIGURE, quantity, theirs, value, "x", beside(value, theirs, why)))
     return rows
@@ -85,7 +85,7 @@ def _rows(paper: Paper, record: SearchRecord, margin: float) -> list[Row]:
 
 def _reduction_rows(paper: Paper, record: SearchRecord, margin: float, what: str, values: Sequence[float]) -> list[Row]:
     theirs, value = paper[f"{what}_{100 * margin:g}"].value, by_mean_size(values)
-    why = f"{_each(record, margin, values)}; mean {mean(values):.2f}; the chapter's is over eleven networks"
+    why = f"{_listed_nets(record, margin, values)}; mean {mean(values):.2f}; the chapter's is over eleven networks"
     return [
         Row(FIGURE, f"{what} smaller at {percent(margin)}, by the mean size", theirs, value, "x",
             beside(value, theirs, why)),
@@ -94,7 +94,7 @@ def _reduction_rows(paper: Paper, record: SearchRecord, margin: float, what: str
     ]  # fmt: skip
 
 
-def _each(record: SearchRecord, margin: float, values: Sequence[float]) -> str:
+def _listed_nets(record: SearchRecord, margin: float, values: Sequence[float]) -> str:
     nets = record.tuned(margin)
     return ", ".join(f"{TITLES[net]} {value:.2f}" for net, value in zip(nets, values, strict=True))
 
@@ -157,7 +157,7 @@ def _cells(net: NetRecord, run: ScoredRun) -> tuple[str, ...]:
     )  # fmt: skip
 
 
-def _drawn(paper: Paper, out: Path, record: SearchRecord) -> Figure:
+def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
     panels, colours = [], {LABELS[method]: COLOURS[method] for method in METHODS}
     for margin in (margin for margin in MARGINS if record.tuned(margin)):
         labels = [*(TITLES[net] for net in record.tuned(margin)), "mean"]

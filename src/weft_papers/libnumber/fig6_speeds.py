@@ -49,18 +49,18 @@ def figure_6(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     tables = [_table(record, ON_FPGA, MARGINS[0], {"word packing": word_packing})]
     serial = {"bit-serial, ideal": bit_serial_ideal, "bit-serial, structural": bit_serial}
     tables.append(_table(record, (SERIAL, f"{SERIAL} {MACS}", RISTRETTO, STRIPES), SERIAL_MARGIN, serial))
-    found = [table for table in tables if table.rows]
-    return Exhibit(tuple(rows), tuple(found), (_drawn(paper, out, record),) if rows else ())
+    filled = [table for table in tables if table.rows]
+    return Exhibit(tuple(rows), tuple(filled), (_picture(paper, out, record),) if rows else ())
 
 
 def speedups(record: SearchRecord, method: str, margin: float, model: SpeedModel) -> dict[str, float]:
     """Network -> how many times faster, where the method keeps the margin."""
-    found = {}
+    times_faster = {}
     for name in record.tuned(margin):
         net = record.nets[name]
         if configuration := _configuration(net, method, margin):
-            found[name] = model(work_of(model_of(name), net.network), configuration).network
-    return found
+            times_faster[name] = model(work_of(model_of(name), net.network), configuration).network
+    return times_faster
 
 
 def _configuration(net: NetRecord, method: str, margin: float) -> Configuration | None:
@@ -72,23 +72,23 @@ def _configuration(net: NetRecord, method: str, margin: float) -> Configuration 
 def _common(record: SearchRecord, methods: Sequence[str], margin: float, model: SpeedModel) -> dict[str, list[float]]:
     """The speeds of the networks that all methods have."""
     every = {method: speedups(record, method, margin, model) for method in methods}
-    shared = [net for net in record.tuned(margin) if all(net in found for found in every.values())]
-    return {method: [found[net] for net in shared] for method, found in every.items()} if shared else {}
+    shared = [net for net in record.tuned(margin) if all(net in speeds for speeds in every.values())]
+    return {method: [speeds[net] for net in shared] for method, speeds in every.items()} if shared else {}
 
 
 def _fpga_rows(paper: Paper, record: SearchRecord) -> list[Row]:
-    found = _common(record, ON_FPGA, MARGINS[0], word_packing)
-    if not found:
+    speeds = _common(record, ON_FPGA, MARGINS[0], word_packing)
+    if not speeds:
         return []
-    ours = geomean(found[OURS])
-    listed = ", ".join(f"{each:.2f}" for each in found[OURS])
+    ours = geomean(speeds[OURS])
+    listed = ", ".join(f"{speed:.2f}" for speed in speeds[OURS])
     rows = [
         Row(f"{FIGURE}(a)", f"FPGA speed-up over FLOAT 32 at {percent(MARGINS[0])}, geomean", paper["fpga"].value, ours,
             "x", beside(ours, paper["fpga"].value, f"a packing proxy, not synthesis, for our networks: {listed}")),
     ]  # fmt: skip
     for method, key in ((STRIPES, "fpga_over_stripes"), (RISTRETTO, "fpga_over_ristretto")):
-        gain = 100 * (ours / geomean(found[method]) - 1)
-        why = f"the same proxy for its formats: {', '.join(f'{each:.2f}' for each in found[method])}"
+        gain = 100 * (ours / geomean(speeds[method]) - 1)
+        why = f"the same proxy for its formats: {', '.join(f'{speed:.2f}' for speed in speeds[method])}"
         rows.append(Row(f"{FIGURE}(a)", f"the same over {LABELS[method]}", paper[key].value, gain, "%", why))
     return rows
 
@@ -116,16 +116,16 @@ def _serial_rows(paper: Paper, record: SearchRecord) -> list[Row]:
 def _table(record: SearchRecord, methods: Sequence[str], margin: float, models: Mapping[str, SpeedModel]) -> Table:
     body = []
     for method in methods:
-        found = {title: speedups(record, method, margin, model) for title, model in models.items()}
+        speeds = {title: speedups(record, method, margin, model) for title, model in models.items()}
         label = LABELS.get(method, f"{LABELS[SERIAL]}, for products")
         for net in record.tuned(margin):
-            cells = [f"{each[net]:.2f}" if net in each else "fails" for each in found.values()]
+            cells = [f"{by_net[net]:.2f}" if net in by_net else "fails" for by_net in speeds.values()]
             body.append((TITLES[net], label, *cells))
     header = ("network", "method", *(f"{title} x" for title in models))
     return Table(f"{FIGURE}: speed-ups of recorded formats at {percent(margin)}, computed", header, tuple(body))
 
 
-def _drawn(paper: Paper, out: Path, record: SearchRecord) -> Figure:
+def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
     panels = []
     for title, methods, margin, model, key in (
         ("(a) FPGA, packing proxy, over FLOAT 32", ON_FPGA, MARGINS[0], word_packing, "fpga"),
@@ -143,9 +143,9 @@ def _drawn(paper: Paper, out: Path, record: SearchRecord) -> Figure:
 def _bars(record: SearchRecord, methods: Sequence[str], margin: float, model: SpeedModel) -> Bars:
     nets, series, colours = record.tuned(margin), {}, {}
     for method in methods:
-        found = speedups(record, method, margin, model)
+        speeds = speedups(record, method, margin, model)
         label = LABELS[OURS if method == SERIAL else method]
-        known = [found[net] for net in nets if net in found]
-        series[label] = [*(found.get(net, 0.0) for net in nets), geomean(known) if known else 0.0]
+        known = [speeds[net] for net in nets if net in speeds]
+        series[label] = [*(speeds.get(net, 0.0) for net in nets), geomean(known) if known else 0.0]
         colours[label] = COLOURS[method]
     return Bars([*(TITLES[net] for net in nets), "geomean"], series, colours)

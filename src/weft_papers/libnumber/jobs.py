@@ -1,4 +1,4 @@
-"""Which searches are made of a network: every method at both margins, what they cost, and what was varied."""
+"""The searches of a network: every method at both margins, and the sensitivity studies."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from weft_tune.platform import Platform, parse_platform
 from weft_tune.tuner import find_formats
 
 SERIAL_MARGIN = 0.01
-"""The margin of the comparison on bit-serial hardware, and of what is varied."""
+"""The margin of the comparison on bit-serial hardware, and of sensitivity studies."""
 MORE_MARGINS = (0.002, 0.005, 0.02, 0.03, 0.05, 0.1)
 SHARES = (0.05, 0.1, 0.3, 0.5)
 STARTS = (-1, 1)
@@ -65,7 +65,7 @@ MACS_OBJECTIVE = "sum(l.macs * l.input_bits for l in layers)"
 
 
 class SearchJob(NamedTuple):
-    """One search: a method, a margin and what is varied."""
+    """One search: a method, a margin and a variation."""
 
     method: str
     margin: float
@@ -74,27 +74,27 @@ class SearchJob(NamedTuple):
 
 def jobs(net: str) -> list[SearchJob]:
     """All searches of a network, those that the tables need first."""
-    found = [SearchJob(method, margin) for margin in MARGINS for method in (OURS, RISTRETTO, RELAXED, STRIPES)]
-    found += [SearchJob(method, margin, COVERING) for margin in MARGINS for method in (RISTRETTO, RELAXED)]
-    found += [SearchJob(SERIAL, SERIAL_MARGIN), SearchJob(SERIAL, SERIAL_MARGIN, MACS)]
-    found += [SearchJob(FAITHFUL, margin) for margin in MARGINS]
-    found += [SearchJob(BIAS_RULE, margin, rule) for margin in MARGINS for rule in RULES]
-    found += [
+    searches = [SearchJob(method, margin) for margin in MARGINS for method in (OURS, RISTRETTO, RELAXED, STRIPES)]
+    searches += [SearchJob(method, margin, COVERING) for margin in MARGINS for method in (RISTRETTO, RELAXED)]
+    searches += [SearchJob(SERIAL, SERIAL_MARGIN), SearchJob(SERIAL, SERIAL_MARGIN, MACS)]
+    searches += [SearchJob(FAITHFUL, margin) for margin in MARGINS]
+    searches += [SearchJob(BIAS_RULE, margin, rule) for margin in MARGINS for rule in RULES]
+    searches += [
         SearchJob(method, margin)
         for margin in MARGINS
         for method in (RESTRICTED, EXHAUSTIVE)
         if (net, margin) in ENUMERATED
     ]
-    found += [SearchJob(WHOLE, SERIAL_MARGIN), *(SearchJob(BOTH, margin) for margin in MARGINS)]
+    searches += [SearchJob(WHOLE, SERIAL_MARGIN), *(SearchJob(BOTH, margin) for margin in MARGINS)]
     if net in VARIED:
-        found += [SearchJob(OURS, margin) for margin in MORE_MARGINS]
-        found += [SearchJob(SMALL, SERIAL_MARGIN, share) for share in SHARES]
-        found += [SearchJob(START, SERIAL_MARGIN, shift) for shift in STARTS]
-    return found
+        searches += [SearchJob(OURS, margin) for margin in MORE_MARGINS]
+        searches += [SearchJob(SMALL, SERIAL_MARGIN, share) for share in SHARES]
+        searches += [SearchJob(START, SERIAL_MARGIN, shift) for shift in STARTS]
+    return searches
 
 
 def settings(network: Network, job: SearchJob) -> dict[str, Any]:
-    """What a way to search is called with, beside the margin."""
+    """Options of a search method, other than the margin."""
     ways: dict[str, dict[str, Any]] = {
         FAITHFUL: {"faithful": True},
         WHOLE: {"two_passes": False},
@@ -130,9 +130,10 @@ def sixteen_bits(network: Network) -> Configuration:
 
 
 def started(network: Network, shift: float) -> Network:
-    """Every bias begins *shift* higher: as if all values were so many times half as large."""
+    """Start the search with every bias *shift* higher, as if all values were multiplied by ``2 ** -shift``."""
     by = 2.0**-shift
     targets = [
-        replace(each, weight_max=each.weight_max * by, input_max=each.input_max * by) for each in network.targets
+        replace(target, weight_max=target.weight_max * by, input_max=target.input_max * by)
+        for target in network.targets
     ]
     return replace(network, targets=tuple(targets))

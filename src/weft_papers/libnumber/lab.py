@@ -49,7 +49,7 @@ COLOURS = {
     INT8_CHANNELS: "#b9c0c8",
     "the chapter": "#cc79a7",
 }
-FLOAT_BITS = 32
+FLOAT_BITS = 32  # bits of float32, which all sizes are given relative to
 
 
 class Sizes(NamedTuple):
@@ -74,7 +74,7 @@ def plain_sizes(network: Network) -> Sizes:
 
 def by_mean_size(reductions: Iterable[float]) -> float:
     """How many times smaller the mean of the sizes is, each over its float32: what the chapter's averages fit best."""
-    return 1 / mean(1 / each for each in reductions)
+    return 1 / mean(1 / reduction for reduction in reductions)
 
 
 def percent(margin: float) -> str:
@@ -101,7 +101,7 @@ class Printed(NamedTuple):
 
     @property
     def weight_bits(self) -> tuple[int, ...]:
-        return tuple(int(each[1:]) for each in self.weights)
+        return tuple(int(text[1:]) for text in self.weights)
 
 
 def printed_configurations() -> dict[str, dict[str, str]]:
@@ -118,6 +118,6 @@ def parse_printed(text: str, layers: int) -> Printed:
     return Printed(inputs, formats)
 
 
-def by_title(found: Mapping[str, object]) -> list[str]:
+def by_title(nets: Mapping[str, object]) -> list[str]:
     """The networks that are there, in the chapter's order."""
-    return [net for net in NETS if net in found]
+    return [net for net in NETS if net in nets]

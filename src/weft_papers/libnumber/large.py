@@ -1,7 +1,7 @@
 """The chapter's large networks: sizes and speeds of the configurations that Table III.4 prints, without their accuracy.
 
-Nobody can score them here, the data is not to be had; but what a printed configuration stores and computes follows from
-the architecture. GoogleNet and DarkNet are left out: the table has a format too few for each.
+They cannot be scored here, since their data is not available; but what a printed configuration stores and computes
+follows from the architecture. GoogleNet and DarkNet are left out: the table has a format too few for each.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ TINY_YOLO = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Large:
-    """A network whose formats are printed, and what they come to."""
+    """A network whose formats are printed, and their sizes and speeds."""
 
     title: str
     network: Network
@@ -92,18 +92,18 @@ class Large:
 def convnet(name: str, side: int, convolutions: Sequence[Conv]) -> Model:
     """A network without branches that takes square pictures."""
     layers, channels = [], 3
-    for number, each in enumerate(convolutions, 1):
-        pad = (each.kernel - 1) // 2 if each.pad is None else each.pad
-        out = (side + 2 * pad - each.kernel) // each.stride + 1
-        taps = each.kernel**2
-        gemm = Gemm(out**2, channels * taps, each.filters, kernel=taps)
+    for number, conv in enumerate(convolutions, 1):
+        pad = (conv.kernel - 1) // 2 if conv.pad is None else conv.pad
+        out = (side + 2 * pad - conv.kernel) // conv.stride + 1
+        taps = conv.kernel**2
+        gemm = Gemm(out**2, channels * taps, conv.filters, kernel=taps)
         layers.append(
-            Layer(f"conv{number}", "conv", "Conv", gemm, channels * taps * each.filters,
-                  input_elements=channels * side**2, output_elements=each.filters * out**2)
+            Layer(f"conv{number}", "conv", "Conv", gemm, channels * taps * conv.filters,
+                  input_elements=channels * side**2, output_elements=conv.filters * out**2)
         )  # fmt: skip
-        side, channels = out, each.filters
-        if each.pool:
-            size, stride = each.pool
+        side, channels = out, conv.filters
+        if conv.pool:
+            size, stride = conv.pool
             side = -(-(side - size) // stride) + 1
     return Model(name, tuple(layers))
 
@@ -129,8 +129,8 @@ def network_of(model: Model) -> Network:
             blocks.setdefault(_block(layer.name), []).append(layer)
     targets = [
         Target(
-            name, sum(each.weights for each in layers), sum(each.input_elements for each in layers), 0.0, 0.0,
-            sum(each.macs for each in layers), tuple(each.name for each in layers) if len(layers) > 1 else (),
+            name, sum(part.weights for part in layers), sum(part.input_elements for part in layers), 0.0, 0.0,
+            sum(part.macs for part in layers), tuple(part.name for part in layers) if len(layers) > 1 else (),
         )
         for name, layers in blocks.items()
     ]  # fmt: skip
@@ -154,13 +154,13 @@ def _format(text: str) -> AnyFormat:
 @lru_cache(maxsize=1)
 def large_networks() -> tuple[Large, ...]:
     every = printed_configurations()
-    found = []
+    networks = []
     for title, make in MODELS.items():
         model = make()
         network = network_of(model)
         configurations = {framework: printed(network, text) for framework, text in every[title].items()}
-        found.append(Large(title, network, work_of(model, network), configurations))
-    return tuple(found)
+        networks.append(Large(title, network, work_of(model, network), configurations))
+    return tuple(networks)
 
 
 def small_networks(record: SearchRecord) -> list[Large]:
@@ -176,16 +176,19 @@ def small_networks(record: SearchRecord) -> list[Large]:
 
 
 def printed_sizes(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
-    """What the chapter's own table says of its averages, and what the large networks would gain in speed."""
+    """Rows for the chapter's averages, recomputed from its own table, and for the speed-ups of the large networks."""
     large = large_networks()
     every = [*large, *small_networks(record)]
     return Exhibit((*_size_rows(paper, every), *_speed_rows(paper, large)), (_table(every), _speeds(large)),
-                (_drawn(out, large),))  # fmt: skip
+                (_picture(out, large),))  # fmt: skip
 
 
 def _size_rows(paper: Paper, every: Sequence[Large]) -> list[Row]:
-    weights, both = ([each.reduction(LIBNUMBER) for each in every], [each.storage(LIBNUMBER) for each in every])
-    below = {each.title: each.below_ristretto for each in every}
+    weights, both = (
+        [network.reduction(LIBNUMBER) for network in every],
+        [network.storage(LIBNUMBER) for network in every],
+    )
+    below = {network.title: network.below_ristretto for network in every}
     who = f"recomputed from Table III.4 for {len(every)} of the eleven networks"
     rows = [
         _row(paper, "parameters smaller", "parameters_7", by_mean_size(weights), "x",
@@ -210,10 +213,10 @@ def _row(paper: Paper, what: str, key: str, value: float, unit: str, why: str) -
 
 
 def _speed_rows(paper: Paper, large: Sequence[Large]) -> list[Row]:
-    ours, theirs = ([word_packing(each.work, each.configurations[framework]).network for each in large]
+    ours, theirs = ([word_packing(network.work, network.configurations[framework]).network for network in large]
                     for framework in (LIBNUMBER, RISTRETTO))  # fmt: skip
     gain = 100 * (geomean(ours) / geomean(theirs) - 1)
-    names = ", ".join(each.title for each in large)
+    names = ", ".join(network.title for network in large)
     return [
         Row("Fig. III.6(a)", "FPGA speed-up of the printed formats, geomean", paper["fpga"].value, geomean(ours), "x",
             beside(geomean(ours), paper["fpga"].value, f"a packing proxy, not synthesis: products that fit into a word "
@@ -227,11 +230,12 @@ def _speed_rows(paper: Paper, large: Sequence[Large]) -> list[Row]:
 def _table(every: Sequence[Large]) -> Table:
     body = tuple(
         (
-            each.title, f"{each.network.weights / 1e6:.2f}", f"{each.network.inputs / 1e6:.3f}",
-            *(f"{each.reduction(framework):.2f}" for framework in (LIBNUMBER, RISTRETTO)),
-            *(f"{each.storage(framework):.2f}" for framework in (LIBNUMBER, RISTRETTO)), f"{each.below_ristretto:.1f}",
+            network.title, f"{network.network.weights / 1e6:.2f}", f"{network.network.inputs / 1e6:.3f}",
+            *(f"{network.reduction(framework):.2f}" for framework in (LIBNUMBER, RISTRETTO)),
+            *(f"{network.storage(framework):.2f}" for framework in (LIBNUMBER, RISTRETTO)),
+            f"{network.below_ristretto:.1f}",
         )
-        for each in every
+        for network in every
     )  # fmt: skip
     header = ("network", "weights M", "inputs M", "libnumber: weights x", "Ristretto: weights x",
               "libnumber: storage x", "Ristretto: storage x", "below Ristretto %")  # fmt: skip
@@ -241,15 +245,15 @@ def _table(every: Sequence[Large]) -> Table:
 def _speeds(large: Sequence[Large]) -> Table:
     models = (word_packing, bit_serial_ideal, bit_serial)
     body = tuple(
-        (each.title, framework, *(f"{model(each.work, configuration).network:.2f}" for model in models))
-        for each in large
-        for framework, configuration in each.configurations.items()
+        (network.title, framework, *(f"{model(network.work, configuration).network:.2f}" for model in models))
+        for network in large
+        for framework, configuration in network.configurations.items()
     )
     header = ("network", "formats", "word packing x", "bit-serial ideal x", "bit-serial structural x")
     return Table(f"{FIGURE}: speeds of the printed configurations, by model", header, body)
 
 
-def _drawn(out: Path, large: Sequence[Large]) -> Figure:
+def _picture(out: Path, large: Sequence[Large]) -> Figure:
     colours = {LIBNUMBER: COLOURS[OURS], RISTRETTO: COLOURS[RISTRETTO]}
     values: dict[str, Callable[[Large, str], float]] = {
         "weights smaller (x)": Large.reduction,

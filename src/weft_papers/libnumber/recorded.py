@@ -19,14 +19,14 @@ from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import Configuration, parse_configuration
 from weft_tune.result import Kept, Trial, Tuning
 
-FORMAT = 1
+FORMAT = 1  # version of the file; benchmarks/number_formats.py writes it
 SHIPPED = "results.json"
 Option = float | str | None
 
 
 @dataclass(frozen=True, slots=True)
 class ScoredRun:
-    """One search, or one configuration, and what it scored."""
+    """One search, or one configuration, and its scores."""
 
     method: str
     margin: float
@@ -57,9 +57,9 @@ class Widths(NamedTuple):
 
     bits: tuple[int, ...]
     weights: tuple[float, ...]
-    """The accuracy of the network with only its weights in so many bits."""
+    """The accuracy with only the weights quantised, for each number of bits."""
     both: tuple[float, ...]
-    """The accuracy with its inputs in so many bits too."""
+    """The accuracy with weights and inputs quantised, for each number of bits."""
 
 
 class Int8(NamedTuple):
@@ -138,21 +138,21 @@ def parse_record(raw: Mapping[str, Any], source: str) -> SearchRecord:
     try:
         if raw["format"] != FORMAT:
             raise InputError(f"{source}: format {raw['format']!r}; this version reads {FORMAT}")
-        nets = {name: _net(name, each) for name, each in raw["nets"].items()}
+        nets = {name: _net(name, net) for name, net in raw["nets"].items()}
         return SearchRecord(raw["machine"], raw["settings"], nets)
     except (KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{source}: not a file of benchmarks/number_formats.py: {error!r}") from error
 
 
 def _net(name: str, raw: Mapping[str, Any]) -> NetRecord:
-    targets = tuple(Target(**{**each, "branches": tuple(each["branches"])}) for each in raw["targets"])
+    targets = tuple(Target(**{**entry, "branches": tuple(entry["branches"])}) for entry in raw["targets"])
     network = Network(name, targets)
     widths = raw.get("widths")
     return NetRecord(
         name, raw["sha256"], raw["training"], network, raw["validation"], raw["test"], raw["images"],
         Widths(*(tuple(widths[field]) for field in Widths._fields)) if widths else None,
-        {kind: Int8(**each) for kind, each in raw.get("int8", {}).items()},
-        tuple(ScoredRun(**_parsed(each)) for each in raw["runs"]),
+        {kind: Int8(**entry) for kind, entry in raw.get("int8", {}).items()},
+        tuple(ScoredRun(**_parsed(entry)) for entry in raw["runs"]),
         _tuning(network, raw["path"]) if raw.get("path") else None,
     )  # fmt: skip
 
@@ -168,8 +168,8 @@ _PLAIN = ("platform", "margin", "layerwise", "score", "objective", "base_objecti
 def _tuning(network: Network, raw: Mapping[str, Any]) -> Tuning:
     values: dict[str, Any] = {key: raw[key] for key in _PLAIN}
     values |= {key: parse_configuration(raw[key]) for key in ("configuration", "base_configuration")}
-    trials = tuple(Trial(**_parsed(each)) for each in raw["trials"])
-    path = tuple(Kept(**_parsed(each)) for each in raw["path"])
+    trials = tuple(Trial(**_parsed(entry)) for entry in raw["trials"])
+    path = tuple(Kept(**_parsed(entry)) for entry in raw["path"])
     return Tuning(network=network, trials=trials, path=path, **values)
 
 

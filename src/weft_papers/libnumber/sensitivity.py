@@ -28,7 +28,7 @@ def sensitivity(out: Path, record: SearchRecord) -> Exhibit:
         return Exhibit()
     header = ("network", "varied", "value", "margin", "formats", "storage x", "test %", "scored", "images")
     table = Table(f"{FIGURE}: our search with one thing changed (recorded)", header, body)
-    return Exhibit(tuple(rows), (table,), (_drawn(out, record, nets),))
+    return Exhibit(tuple(rows), (table,), (_picture(out, record, nets),))
 
 
 def by_margin(net: NetRecord) -> list[ScoredRun]:
@@ -39,16 +39,16 @@ def by_margin(net: NetRecord) -> list[ScoredRun]:
 def varied(record: SearchRecord, net: NetRecord, study: str, margin: float) -> dict[str, ScoredRun]:
     """Value -> search, the usual one among them."""
     usual = net.find(OURS, margin)
-    found = {_value(run): run for run in net.options(study, margin)}
+    runs = {_value(run): run for run in net.options(study, margin)}
     names = {
         SMALL: f"{record.settings.get('small_share', 0.2):g}",
         START: "+0",
         BIAS_RULE: str(record.settings.get("bias", "chapter")),
     }
-    if not found or usual is None:
+    if not runs or usual is None:
         return {}
-    every = found | {names[study]: usual}
-    return dict(sorted(every.items(), key=lambda each: each[0] if study == BIAS_RULE else float(each[0])))
+    every = runs | {names[study]: usual}
+    return dict(sorted(every.items(), key=lambda entry: entry[0] if study == BIAS_RULE else float(entry[0])))
 
 
 def _value(run: ScoredRun) -> str:
@@ -97,16 +97,16 @@ def _cells(record: SearchRecord, net: NetRecord) -> list[tuple[str, ...]]:
     ]  # fmt: skip
 
 
-def _drawn(out: Path, record: SearchRecord, nets: list[NetRecord]) -> Figure:
+def _picture(out: Path, record: SearchRecord, nets: list[NetRecord]) -> Figure:
     y = Axis(label="storage smaller (x)")
     points = [({100 * run.margin: run for run in by_margin(net)}, net) for net in nets]
     panels = [Panel(_curves(points), "the margin", Axis(label="margin (%)"), y)]
     for study, what in STUDIES.items():
-        found = [varied(record, net, study, SERIAL_MARGIN) for net in nets]
-        names = sorted({value for runs in found for value in runs}) if study == BIAS_RULE else None
+        searches = [varied(record, net, study, SERIAL_MARGIN) for net in nets]
+        names = sorted({value for runs in searches for value in runs}) if study == BIAS_RULE else None
         points = [
             ({float(names.index(value) if names else value): run for value, run in runs.items()}, net)
-            for runs, net in zip(found, nets, strict=True)
+            for runs, net in zip(searches, nets, strict=True)
         ]
         panels.append(Panel(_curves(points), f"at {percent(SERIAL_MARGIN)}", Axis(label=what, names=names), y))
     title = "Our search with one thing changed (recorded)"

@@ -64,8 +64,8 @@ def _table(nets: list[NetRecord]) -> Table:
     for net in nets:
         for method, framework in THEIRS.items():
             printed = printed_configurations()[TITLES[net.name]][framework]
-            found = [net.passing(method, margin) for margin in MARGINS]
-            texts = [shown(net.network, run.configuration) if run else "fails" for run in found]
+            runs = [net.passing(method, margin) for margin in MARGINS]
+            texts = [shown(net.network, run.configuration) if run else "fails" for run in runs]
             body.append((TITLES[net.name], LABELS[method], printed, *texts))
     header = ("network", "method", "printed", *(f"ours at {percent(margin)}" for margin in MARGINS))
     return Table(f"{FIGURE}: In FIXED, En EXP, Tn two's complement, n bits: inputs / weights", header, tuple(body))

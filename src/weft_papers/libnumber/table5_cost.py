@@ -42,7 +42,7 @@ def table_5(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
     rows = [*_space_rows(paper), *_iteration_rows(paper, record), *_saving_rows(paper, record)]
     rows += _optimum_rows(paper, record)
     tables = [_table(paper, record), *_cost_tables(record)]
-    return Exhibit(tuple(rows), tuple(tables), (_drawn(paper, out, record),) if record.tuned(MARGINS[0]) else ())
+    return Exhibit(tuple(rows), tuple(tables), (_picture(paper, out, record),) if record.tuned(MARGINS[0]) else ())
 
 
 def networks(paper: Paper) -> list[str]:
@@ -56,9 +56,9 @@ def _space_rows(paper: Paper) -> list[Row]:
         for name in networks(paper)
     ]
     return [
-        Row(FIGURE, "printed search spaces that are 42^(layers + 1)", 100, 100 * mean(each < 0.01 for each in off), "%",
-            f"computed for {len(off)} networks: a format for the weights of each layer and one for all inputs; biases "
-            "are tuned too and not counted"),
+        Row(FIGURE, "printed search spaces that are 42^(layers + 1)", 100, 100 * mean(error < 0.01 for error in off),
+            "%", f"computed for {len(off)} networks: a format for the weights of each layer and one for all inputs; "
+            "biases are tuned too and not counted"),
     ]  # fmt: skip
 
 
@@ -88,25 +88,25 @@ def _iteration_rows(paper: Paper, record: SearchRecord) -> list[Row]:
 
 def _pairs(record: SearchRecord, method: str, margin: float) -> list[tuple[NetRecord, ScoredRun, ScoredRun]]:
     """Networks with both our search and another way to search."""
-    found = []
+    pairs = []
     for name in record.tuned(margin):
         net = record.nets[name]
         ours, other = net.find(OURS, margin), net.find(method, margin)
         if ours and other:
-            found.append((net, ours, other))
-    return found
+            pairs.append((net, ours, other))
+    return pairs
 
 
 def _saving_rows(paper: Paper, record: SearchRecord) -> list[Row]:
     rows = [row for margin in MARGINS for row in _small_set_rows(paper, record, margin)]
-    for each in MARGINS:
-        if pairs := _pairs(record, FAITHFUL, each):
+    for allowed_loss in MARGINS:
+        if pairs := _pairs(record, FAITHFUL, allowed_loss):
             parts = [ours.samples / other.samples for _, ours, other in pairs]
             alike = sum(ours.configuration == other.configuration for _, ours, other in pairs)
             text = ", ".join(f"{TITLES[net.name]} {part:.2f}" for (net, _, _), part in zip(pairs, parts, strict=True))
             rows.append(
-                Row(FIGURE, f"images of the fast search over the faithful one's at {percent(each)}, geomean", None,
-                    geomean(parts), "x", f"{text}; {alike} of {len(pairs)} end in the same configuration")
+                Row(FIGURE, f"images of the fast search over the faithful one's at {percent(allowed_loss)}, geomean",
+                    None, geomean(parts), "x", f"{text}; {alike} of {len(pairs)} end in the same configuration")
             )  # fmt: skip
     return rows
 
@@ -140,13 +140,13 @@ def _optimum_rows(paper: Paper, record: SearchRecord) -> list[Row]:
             best, ours = net.find(EXHAUSTIVE, margin), net.find(RESTRICTED, margin)
             if not (best and best.feasible and ours):
                 continue
-            least, found = (sizes(net.network, run.configuration).both for run in (best, ours))
+            least, bits = (sizes(net.network, run.configuration).both for run in (best, ours))
             theirs = 0.0 if name == "lenet" else paper["cifar_optimum"].value
             rows.append(
                 Row(
                     "III.3.C", f"larger than the optimum, {TITLES[name]}, {percent(margin)}", theirs,
-                    100 * (found / least - 1), "%",
-                    f"{found} and {least} bits; {best.note} by their size, up to the first that passes "
+                    100 * (bits / least - 1), "%",
+                    f"{bits} and {least} bits; {best.note} by their size, up to the first that passes "
                     f"({best.iterations} scored), against a search of {ours.iterations}; the search may go on to "
                     "biases that were not enumerated",
                 )
@@ -184,7 +184,7 @@ def _cost_tables(record: SearchRecord) -> list[Table]:
     return [Table(f"{FIGURE}: what searches cost (recorded)", header, tuple(body))] if body else []
 
 
-def _drawn(paper: Paper, out: Path, record: SearchRecord) -> Figure:
+def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
     nets = record.tuned(MARGINS[0])
     series = {"the chapter": [paper[f"iterations_{net}"].value for net in nets]}
     for margin in MARGINS:

@@ -57,8 +57,8 @@ def weaving(out: Path, record: SearchRecord, queries: int) -> Exhibit:
     asked = _what_if(npu, queries)
     tables = [_table(f"{TITLES[COMPUTING]} and {TITLES[FETCHING]}, formats that keep their accuracy", tuned)]
     tables.append(_table("ResNet-50 and BERT-large, if its weights had so many bits (no accuracy is claimed)", asked))
-    rows = [*(_row(tuned[0], each) for each in tuned[1:]), *(_row(asked[0], each) for each in asked[1:])]
-    return Exhibit(tuple(rows), tuple(table for table in tables if table.rows), (_drawn(out, tuned, asked),))
+    rows = [*(_row(tuned[0], changed) for changed in tuned[1:]), *(_row(asked[0], changed) for changed in asked[1:])]
+    return Exhibit(tuple(rows), tuple(table for table in tables if table.rows), (_picture(out, tuned, asked),))
 
 
 def _woven(name: str, models: tuple[Model, Model], npu: Npu, queries: int, before: Woven | None) -> Woven:
@@ -73,25 +73,25 @@ def _woven(name: str, models: tuple[Model, Model], npu: Npu, queries: int, befor
 
 def _ours(record: SearchRecord, npu: Npu, queries: int) -> list[Woven]:
     models = model_of(COMPUTING), model_of(FETCHING)
-    found = [_woven("float32 in 16 bits", models, npu, queries, None)]
+    pairs = [_woven("float32 in 16 bits", models, npu, queries, None)]
     net = record.nets.get(FETCHING)
     for margin in MARGINS:
         run = net.find(OURS, margin) if net else None
         if net and run:
             smaller = tuned_model(models[1], net.network, run.configuration)
             name = f"{TITLES[FETCHING]} tuned at {percent(margin)}: {shown(net.network, run.configuration)}"
-            found.append(_woven(name, (models[0], smaller), npu, queries, found[0]))
-    return found
+            pairs.append(_woven(name, (models[0], smaller), npu, queries, pairs[0]))
+    return pairs
 
 
 def _what_if(npu: Npu, queries: int) -> list[Woven]:
     computing, fetching = load("resnet50"), load("bert-large")
-    found: list[Woven] = []
+    pairs: list[Woven] = []
     for bits in WIDTHS:
         layers = tuple(replace(layer, weight_bits=bits) if layer.weights else layer for layer in fetching.layers)
         pair = computing, replace(fetching, layers=layers)
-        found.append(_woven(f"BERT-large in {bits} bits", pair, npu, queries, found[0] if found else None))
-    return found
+        pairs.append(_woven(f"BERT-large in {bits} bits", pair, npu, queries, pairs[0] if pairs else None))
+    return pairs
 
 
 def _row(before: Woven, after: Woven) -> Row:
@@ -104,23 +104,23 @@ def _row(before: Woven, after: Woven) -> Row:
     )  # fmt: skip
 
 
-def _table(title: str, found: list[Woven]) -> Table:
+def _table(title: str, pairs: list[Woven]) -> Table:
     body = tuple(
         (
-            each.name, f"{each.weight_bytes / 1e6:.3f}", *(f"{1e6 * alone:.1f}" for alone in each.alone_s),
-            f"{each.stp:.3f}", f"{each.worth:.3f}", f"{each.worth / found[0].worth:.2f}",
+            woven.name, f"{woven.weight_bytes / 1e6:.3f}", *(f"{1e6 * alone:.1f}" for alone in woven.alone_s),
+            f"{woven.stp:.3f}", f"{woven.worth:.3f}", f"{woven.worth / pairs[0].worth:.2f}",
         )
-        for each in found
+        for woven in pairs
     )  # fmt: skip
     header = ("formats", "weights MB", "first alone us", "second alone us", "STP", "STP of before", "gain x")
     return Table(f"{FIGURE}: {title}", header, body)
 
 
-def _drawn(out: Path, tuned: list[Woven], asked: list[Woven]) -> Figure:
+def _picture(out: Path, tuned: list[Woven], asked: list[Woven]) -> Figure:
     panels = []
-    for found, heading in ((tuned, f"{TITLES[COMPUTING]} + {TITLES[FETCHING]}"), (asked, "ResNet-50 + BERT-large")):
-        names = [woven.name.partition(":")[0].removeprefix("BERT-large in ") for woven in found]
-        bars = Bars(names, {"worth": [woven.worth for woven in found]}, {"worth": COLOURS[OURS]})
+    for pairs, heading in ((tuned, f"{TITLES[COMPUTING]} + {TITLES[FETCHING]}"), (asked, "ResNet-50 + BERT-large")):
+        names = [woven.name.partition(":")[0].removeprefix("BERT-large in ") for woven in pairs]
+        bars = Bars(names, {"worth": [woven.worth for woven in pairs]}, {"worth": COLOURS[OURS]})
         y = Axis(label="models' worth of throughput")
         panels.append(Panel([bars, ReferenceLine(1, dash="-")], heading, Axis(size=7.5), y))
     title = f"Tuned and woven: throughput of a pair on {NPU}, against the models before tuning"

@@ -1,4 +1,4 @@
-"""What Fig. 6, 7 and 9 have in common: the exact form beside every rival of today, and the table of recorded rows."""
+"""Common to Fig. 6, 7 and 9: our exact form against its rivals, and the table of recorded rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def title(sweep: CountSweep) -> str:
 
 def shape(groups: Sequence[Sequence[int]]) -> str:
     """How large the groups are."""
-    return " + ".join(str(len(each)) for each in groups)
+    return " + ".join(str(len(group)) for group in groups)
 
 
 def listed(values: Sequence[float], digits: int = 1) -> str:
@@ -29,11 +29,13 @@ def ours_rows(figure: str, sweep: CountSweep) -> list[Row]:
     tasks = sweep.where(OURS, "streams")
     if not tasks:
         return []
-    best = {each: sweep.fastest(RIVALS, each) for each in tasks}
-    gains = [sweep.over(best[each], OURS, each) for each in tasks]
-    shares = [100 * sweep.cost(OURS, each).weight_bytes / sweep.cost(best[each], each).weight_bytes for each in tasks]
+    best = {count: sweep.fastest(RIVALS, count) for count in tasks}
+    gains = [sweep.over(best[count], OURS, count) for count in tasks]
+    shares = [
+        100 * sweep.cost(OURS, count).weight_bytes / sweep.cost(best[count], count).weight_bytes for count in tasks
+    ]
     rivals = ", ".join(
-        f"{LABELS[way]} at {_all([each for each in tasks if best[each] == way])}"
+        f"{LABELS[way]} at {_all([count for count in tasks if best[count] == way])}"
         for way in dict.fromkeys(best.values())
     )
     rows = [
@@ -46,8 +48,8 @@ def ours_rows(figure: str, sweep: CountSweep) -> list[Row]:
             f"recorded: {listed(shares)} %; every weight is stored once, no block of zeros",
         ),
     ]  # fmt: skip
-    if all(sweep.has("batch", each) for each in tasks):
-        over = [sweep.over(OURS, "batch", each) for each in tasks]
+    if all(sweep.has("batch", count) for count in tasks):
+        over = [sweep.over(OURS, "batch", count) for count in tasks]
         rows.append(
             Row(figure, f"ours (fused) over a plain batch through one net, {title(sweep)}, most", None, max(over), "x",
                 f"recorded: {listed(over, 2)}; the batch is the physical reference: it has one net's weights only")

@@ -87,7 +87,7 @@ def layers(setting: EvaluatedModels) -> tuple[Dense, ...]:
     recipe = setting.recipe
     plan, last = recipe.plan, heads(recipe)
     side = {"image": plan.resolution}
-    found = []
+    dense = []
     for node in plan.nodes:
         before = side[node.inputs[0]]
         windowed = node.kind in ("conv", "max_pool", "avg_pool")
@@ -96,8 +96,8 @@ def layers(setting: EvaluatedModels) -> tuple[Dense, ...]:
             read = tuple(recipe.planted[space] for space in plan.carries[node.inputs[0]])
             (written,) = (recipe.planted[space] for space in plan.carries[node.name])
             tall, wide = node.window.kernel
-            found.append(Dense(node.name, tall * wide, side[node.name] ** 2, read, written, node.name in last))
-    return tuple(found)
+            dense.append(Dense(node.name, tall * wide, side[node.name] ** 2, read, written, node.name in last))
+    return tuple(dense)
 
 
 @lru_cache(maxsize=1024)
@@ -116,11 +116,11 @@ def _work(layer: Dense, form: str, batches: Sequence[int]) -> FormWork:
     stitched_out = layer.written.stitched_width
     exact = sum(rows * into * out for rows, into, out in zip(batches, ins, outs, strict=True))
     if form == "separate":
-        found = FormWork(exact, sum(into * out for into, out in zip(ins, outs, strict=True)))
+        position_work = FormWork(exact, sum(into * out for into, out in zip(ins, outs, strict=True)))
     elif form == "grouped":
-        found = FormWork(rows * max(ins) * max(outs), len(batches) * max(ins) * max(outs))
+        position_work = FormWork(rows * max(ins) * max(outs), len(batches) * max(ins) * max(outs))
     elif form == "mts":
-        found = FormWork(rows * stitched_in * stitched_out, stitched_in * stitched_out)
+        position_work = FormWork(rows * stitched_in * stitched_out, stitched_in * stitched_out)
     else:
         common = sum(space.shared_width for space in layer.read)
         alone = [into - common for into in ins]
@@ -128,8 +128,8 @@ def _work(layer: Dense, form: str, batches: Sequence[int]) -> FormWork:
         if form == "half" and common and all(alone):
             own = sum(rows * into * out for rows, into, out in zip(batches, alone, outs, strict=True))
             macs = rows * common * stitched_out + own
-        found = FormWork(macs, _unique(layer))
-    return FormWork(found.macs * layer.taps * layer.positions, found.weights * layer.taps)
+        position_work = FormWork(macs, _unique(layer))
+    return FormWork(position_work.macs * layer.taps * layer.positions, position_work.weights * layer.taps)
 
 
 def _unique(layer: Dense) -> int:

@@ -56,7 +56,7 @@ class FormStudy:
         return sorted({tasks for _, tasks in self.counts})
 
     def macs(self, form: str, tasks: int) -> float:
-        """The MACs over those of the models one by one."""
+        """MACs, relative to those of the models run one by one."""
         return self.counts[form, tasks].macs / self.counts["separate", tasks].macs
 
     def weights(self, form: str, tasks: int) -> float:
@@ -70,25 +70,25 @@ class FormStudy:
 
 
 def study(setting: EvaluatedModels, tasks: Sequence[int] = TASKS, tick: Tick | None = None) -> FormStudy:
-    found = {}
+    by_form = {}
     for number in tasks:
         for form in ALL:
-            found[form, number] = counted(setting._replace(tasks=number), form)
+            by_form[form, number] = counted(setting._replace(tasks=number), form)
             if tick:
-                tick(len(found), len(tasks) * len(ALL))
-    return FormStudy(setting.net, found, setting)
+                tick(len(by_form), len(tasks) * len(ALL))
+    return FormStudy(setting.net, by_form, setting)
 
 
 def agreement(settings: Iterable[EvaluatedModels]) -> tuple[int, int]:
     """How many graphs have MACs and weights that equal the closed forms, and how many graphs there are."""
-    found = []
+    equal = []
     for setting in settings:
         for form in ALL:
             if setting.batches and form == "grouped":
                 continue  # NetFuse has no groups of unequal batches
             counts, formula = counted(setting, form), closed.work(setting, form)
-            found.append((counts.macs, counts.weight_bytes) == (formula.macs, formula.weight_bytes))
-    return sum(found), len(found)
+            equal.append((counts.macs, counts.weight_bytes) == (formula.macs, formula.weight_bytes))
+    return sum(equal), len(equal)
 
 
 def counts(
@@ -109,7 +109,7 @@ def counts(
         *_memory_rows(paper, studies[0]),
         *_group_rows(paper, studies[0]),
     ]  # fmt: skip
-    return Exhibit(tuple(rows), tuple(_table(one) for one in studies), (_drawn(out, studies),))
+    return Exhibit(tuple(rows), tuple(_table(one) for one in studies), (_picture(out, studies),))
 
 
 def _recorded_rows(record: BenchRecord) -> list[Row]:
@@ -199,7 +199,7 @@ def _table(one: FormStudy) -> Table:
     return Table(title, header, tuple(body))
 
 
-def _drawn(out: Path, studies: Sequence[FormStudy]) -> Figure:
+def _picture(out: Path, studies: Sequence[FormStudy]) -> Figure:
     shown = []
     for study in studies:
         for what, value in (

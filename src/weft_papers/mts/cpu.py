@@ -44,8 +44,8 @@ class Heat:
         return self.times[SEQUENTIAL].median_s / self.times[name].median_s
 
     def macs(self, name: str) -> float:
-        """The MACs over those of the models one by one."""
-        mine, alone = (sum(count(graph).macs for graph in self.graphs[each]) for each in (name, SEQUENTIAL))
+        """MACs, relative to those of the models run one by one."""
+        mine, alone = (sum(count(graph).macs for graph in self.graphs[way]) for way in (name, SEQUENTIAL))
         return mine / alone
 
     @property
@@ -65,16 +65,16 @@ def heat(setting: EvaluatedModels, rounds: int) -> Heat:
 
 
 def heats(rounds: int, tasks: Sequence[int] = TASKS, net: str = "resnet18", tick: Tick | None = None) -> list[Heat]:
-    found = []
+    results = []
     for number in tasks:
-        found.append(heat(EvaluatedModels(net, number), rounds))
+        results.append(heat(EvaluatedModels(net, number), rounds))
         if tick:
-            tick(len(found), len(tasks))
-    return found
+            tick(len(results), len(tasks))
+    return results
 
 
-def on_cpu(out: Path, found: Sequence[Heat]) -> Exhibit:
-    return Exhibit(tuple(row for one in found for row in _rows(one)), (_table(found),), (_drawn(out, found),))
+def on_cpu(out: Path, results: Sequence[Heat]) -> Exhibit:
+    return Exhibit(tuple(row for one in results for row in _rows(one)), (_table(results),), (_picture(out, results),))
 
 
 def _rows(one: Heat) -> list[Row]:
@@ -95,22 +95,22 @@ def _rows(one: Heat) -> list[Row]:
     ]  # fmt: skip
 
 
-def _table(found: Sequence[Heat]) -> Table:
+def _table(results: Sequence[Heat]) -> Table:
     body = [
         (
             str(one.setting.tasks), name, f"{1e3 * times.median_s:.2f}", f"{1e3 * times.least_s:.2f}",
             f"{one.gain(name):.2f}", f"{sum(graph.weight_bytes for graph in one.graphs[name]) / 1e6:.2f}",
         )
-        for one in found
+        for one in results
         for name, times in one.times.items()
     ]  # fmt: skip
     header = ("tasks", "way", "median ms", "least ms", "faster x", "weights MB")
     return Table(f"{FIGURE}: pruned ResNet18s under onnxruntime, one thread, on this machine", header, tuple(body))
 
 
-def _drawn(out: Path, found: Sequence[Heat]) -> Figure:
-    series = {name: [heat.gain(name) for heat in found] for name in found[0].times}
-    bars = Bars([f"{heat.setting.tasks} tasks" for heat in found], series, TINTS)
+def _picture(out: Path, results: Sequence[Heat]) -> Figure:
+    series = {name: [heat.gain(name) for heat in results] for name in results[0].times}
+    bars = Bars([f"{heat.setting.tasks} tasks" for heat in results], series, TINTS)
     panel = Panel([bars, ReferenceLine(1, dash="-")], y=Axis(label="times faster than one by one"))
     title = f"{FIGURE}: pruned ResNet18s, onnxruntime, one thread (measured now)"
     return pictures.picture(out, "cpu", title, [panel], size=(9, 3.8))

@@ -24,7 +24,7 @@ FIGURE = "encoders"
 SHIPPED = "encoders.json"
 ALONE, BODY, BATCHED, LORA, ONE = "one after another", "body", "batched products", "LoRA server", "rows of one model"
 TINTS = {BODY: "#009e73", BATCHED: "#e69f00", LORA: "#0072b2", ONE: "#b9c0c8"}
-RANK = 16
+RANK = 16  # of the adapters that benchmarks/stitch_encoders.py makes
 LOW_RANK = "rank 16, low-rank parts"
 THREADS = "2"
 
@@ -32,12 +32,12 @@ THREADS = "2"
 def read() -> Mapping[str, Any]:
     """What ``benchmarks/stitch_encoders.py`` wrote."""
     with resources.as_file(resources.files("weft_papers") / "data" / "mts" / SHIPPED) as shipped:
-        found: Mapping[str, Any] = read_json(shipped, InputError)
-    return found
+        record: Mapping[str, Any] = read_json(shipped, InputError)
+    return record
 
 
 def encoders(out: Path, record: Mapping[str, Any]) -> Exhibit:
-    return Exhibit(tuple(_rows(record)), (_table(record),), (_drawn(out, record),))
+    return Exhibit(tuple(_rows(record)), (_table(record),), (_picture(out, record),))
 
 
 def _rows(record: Mapping[str, Any]) -> list[Row]:
@@ -47,10 +47,10 @@ def _rows(record: Mapping[str, Any]) -> list[Row]:
             FIGURE, f"{name} as one body over one by one, {tasks} encoders, {length} tokens", None,
             times[ALONE] / times[BODY], "x",
             f"recorded, {THREADS} threads ({size}): {times[BODY]:.1f} and {times[ALONE]:.1f} ms, batched products "
-            f"{times[BATCHED]:.1f}{_lora(times)}; weights {found['weights']:.2f}x; the paper has no transformers",
+            f"{times[BATCHED]:.1f}{_lora(times)}; weights {measured['weights']:.2f}x; the paper has no transformers",
         )
-        for name, found in record["tuned"].items()
-        for length, times in found["ms"][THREADS].items()
+        for name, measured in record["tuned"].items()
+        for length, times in measured["ms"][THREADS].items()
     ]  # fmt: skip
 
 
@@ -63,11 +63,11 @@ def _table(record: Mapping[str, Any]) -> Table:
         (
             name, threads, length, f"{times[ALONE]:.1f}", f"{times[BATCHED]:.1f}",
             f"{times[LORA]:.1f}" if LORA in times else "", f"{times[BODY]:.1f}",
-            f"{times[ALONE] / times[BODY]:.2f}", f"{found['weights']:.3f}",
+            f"{times[ALONE] / times[BODY]:.2f}", f"{measured['weights']:.3f}",
             f"{macs(record['settings']['architecture'], int(length), RANK if name == LOW_RANK else 0):.3f}",
         )
-        for name, found in record["tuned"].items()
-        for threads, by_length in found["ms"].items()
+        for name, measured in record["tuned"].items()
+        for threads, by_length in measured["ms"].items()
         for length, times in by_length.items()
     ]  # fmt: skip
     header = (
@@ -77,14 +77,14 @@ def _table(record: Mapping[str, Any]) -> Table:
     return Table(f"{FIGURE}: {record['settings']['tasks']} fine-tuned encoders (recorded)", header, tuple(body))
 
 
-def _drawn(out: Path, record: Mapping[str, Any]) -> Figure:
+def _picture(out: Path, record: Mapping[str, Any]) -> Figure:
     """How many times faster than one by one; a bar that is not there was not measured."""
     tuned: Mapping[str, Any] = record["tuned"]
     panels = []
     for threads, lengths in next(iter(tuned.values()))["ms"].items():
         for length in lengths:
-            times = [found["ms"][threads][length] for found in tuned.values()]
-            series = {way: [each[ALONE] / each[way] if way in each else 0.0 for each in times] for way in TINTS}
+            times = [measured["ms"][threads][length] for measured in tuned.values()]
+            series = {way: [by_way[ALONE] / by_way[way] if way in by_way else 0.0 for by_way in times] for way in TINTS}
             bars = Bars([name.replace(", ", ",\n") for name in tuned], series, TINTS)
             heading = f"{length} tokens, {threads} thread{'s' if threads != '1' else ''}"
             y = Axis(label="times faster than one by one")

@@ -20,7 +20,7 @@ from weft_papers.mts.recorded import HALF, SINGLE, BenchRecord, CountSweep
 FIGURE = "Fig. 2"
 PEAK_FLOPS = {HALF: 989e12, SINGLE: 495e12}
 """The peak of an H200's dense tensor cores, float32 as TF32: half of what NVIDIA's sheet prints for sparse ones."""
-FLOPS_PER_MAC = 2
+FLOPS_PER_MAC = 2  # a product and a sum
 USED = ("sequential", "streams", "fused", "batch")
 LAYER = ("eager", "sequential", "streams", "fused")
 
@@ -38,7 +38,7 @@ def figure_2(out: Path, record: BenchRecord) -> Exhibit:
     rows = [row for sweep in sweeps for row in _use_rows(sweep)] + _layer_rows(layer)
     tables = [_use_table(sweeps)] if sweeps else []
     tables += [_layer_table(layer)] if layer.tasks else []
-    drawn = (_drawn(out, sweeps, layer),) if sweeps or layer.tasks else ()
+    drawn = (_picture(out, sweeps, layer),) if sweeps or layer.tasks else ()
     return Exhibit(tuple(rows), tuple(tables), drawn)
 
 
@@ -94,7 +94,7 @@ def _layer_table(sweep: CountSweep) -> Table:
     return Table(f"{FIGURE}b: one dense layer of 1024 for each task (recorded)", header, tuple(body))
 
 
-def _drawn(out: Path, sweeps: Sequence[CountSweep], layer: CountSweep) -> Figure:
+def _picture(out: Path, sweeps: Sequence[CountSweep], layer: CountSweep) -> Figure:
     shown = [
         panels.over_tasks(
             f"a: {title(sweep)}", "% of the peak", sweep.tasks, panels.of_ways(sweep, USED, partial(used, sweep))

@@ -1,6 +1,6 @@
 """Fig. 6: pruned ResNet18s and VGG16s, 4 to 32 of them. The paper's Jetson TX2; ours recorded on an H200.
 
-The paper's ways run eagerly; ours run in one CUDA graph each, so that nobody is slow for being launched slowly. The
+The paper's ways run eagerly; here each runs in one CUDA graph, so that launches do not slow any of them. The
 paper's grouping is applied to the measured latencies of its form, as its Algorithm 1 says.
 """
 
@@ -30,7 +30,7 @@ def figure_6(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
     rows += [*ours_rows(f"{FIGURE}a", resnet), *_vgg_rows(paper, vgg), *ours_rows(f"{FIGURE}c", vgg)]
     sweeps = [sweep for sweep in (resnet, vgg) if sweep.tasks]
     tables = tuple(table(FIGURE, sweep) for sweep in sweeps)
-    return Exhibit(tuple(rows), tables, (_drawn(paper, out, sweeps),)) if sweeps else Exhibit()
+    return Exhibit(tuple(rows), tables, (_picture(paper, out, sweeps),)) if sweeps else Exhibit()
 
 
 def _speed_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
@@ -109,13 +109,13 @@ def _group_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
     most = max(TASKS)
     if not sweep.has("mts", most):
         return []
-    found = sweep.grouping(most)
-    sizes = shape(found.groups)
+    grouping = sweep.grouping(most)
+    sizes = shape(grouping.groups)
     latency, memory = sweep.over("mts", IN_GROUPS, most), sweep.bytes("mts", most) / sweep.bytes(IN_GROUPS, most)
     their_latency, their_memory = paper["grouping_latency"].value, paper["grouping_memory"].value
     return [
         Row(
-            f"{FIGURE}a", f"groups of {most} ResNet18", GROUPS, len(found.groups), "",
+            f"{FIGURE}a", f"groups of {most} ResNet18", GROUPS, len(grouping.groups), "",
             f"{sizes} by dynamic programming over measured latencies, sizes between interpolated, one model included, "
             "which Algorithm 1 forgets; a larger GPU is full later",
         ),
@@ -135,8 +135,8 @@ def _group_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
 def _vgg_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
     if not (tasks := sweep.where("sequential", IN_GROUPS)):
         return []
-    speed = [sweep.over("sequential", IN_GROUPS, each) for each in tasks]
-    memory = [sweep.bytes("sequential", each) / sweep.bytes(IN_GROUPS, each) for each in tasks]
+    speed = [sweep.over("sequential", IN_GROUPS, count) for count in tasks]
+    memory = [sweep.bytes("sequential", count) / sweep.bytes(IN_GROUPS, count) for count in tasks]
     their_speed, their_memory = paper["speedup_vgg16"].value, paper["sequential_memory_vgg16"].value
     most, counts = max(tasks), "/".join(map(str, tasks))
     return [
@@ -156,7 +156,7 @@ def _vgg_rows(paper: Paper, sweep: CountSweep) -> list[Row]:
     ]  # fmt: skip
 
 
-def _drawn(paper: Paper, out: Path, sweeps: Sequence[CountSweep]) -> Figure:
+def _picture(paper: Paper, out: Path, sweeps: Sequence[CountSweep]) -> Figure:
     shown = [
         panel
         for sweep in sweeps

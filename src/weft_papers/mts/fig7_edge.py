@@ -20,15 +20,15 @@ def figure_7(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
     sweeps = [sweep for dtype in (SINGLE, HALF) if (sweep := record.sweep(NET, dtype)).tasks]
     rows = [row for sweep in sweeps for row in (*_rows(paper, sweep), *ours_rows(FIGURE, sweep))]
     tables = tuple(table(FIGURE, sweep) for sweep in sweeps)
-    return Exhibit((*rows, _weights_row()), tables, (_drawn(out, sweeps),)) if sweeps else Exhibit((_weights_row(),))
+    return Exhibit((*rows, _weights_row()), tables, (_picture(out, sweeps),)) if sweeps else Exhibit((_weights_row(),))
 
 
 def _rows(paper: Paper, sweep: CountSweep) -> list[Row]:
     if not (tasks := sweep.where("sequential", "grouped", IN_GROUPS)):
         return []
-    speed = {each: sweep.over("sequential", IN_GROUPS, each) for each in tasks}
-    share = {each: 100 * sweep.bytes(IN_GROUPS, each) / sweep.bytes("grouped", each) for each in tasks}
-    netfuse = [sweep.over(IN_GROUPS, "grouped", each) for each in tasks]
+    speed = {count: sweep.over("sequential", IN_GROUPS, count) for count in tasks}
+    share = {count: 100 * sweep.bytes(IN_GROUPS, count) / sweep.bytes("grouped", count) for count in tasks}
+    netfuse = [sweep.over(IN_GROUPS, "grouped", count) for count in tasks]
     best, most = max(speed, key=speed.__getitem__), max(tasks)
     their_speed, their_share = paper[f"speedup_{NET}"].value, paper[f"netfuse_memory_{NET}"].value
     eager = f"; against eager {sweep.over('eager', IN_GROUPS, best):.1f}x" if sweep.has("eager", best) else ""
@@ -63,7 +63,7 @@ def _weights_row() -> Row:
     )  # fmt: skip
 
 
-def _drawn(out: Path, sweeps: Sequence[CountSweep]) -> Figure:
+def _picture(out: Path, sweeps: Sequence[CountSweep]) -> Figure:
     shown = [draw(sweep, title(sweep)) for sweep in sweeps for draw in (panels.latency, panels.memory)]
     heading = f"{FIGURE}: whole ResNet50s, sharing .9, batch 1, recorded on an H200 (the paper: an RTX 2080 Ti)"
     size = (10, 3.9 * len(sweeps) + 0.8)

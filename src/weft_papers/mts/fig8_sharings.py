@@ -27,7 +27,7 @@ def figure_8(out: Path, record: BenchRecord) -> Exhibit:
     sweeps = {sharing: sweep for sharing in SHARINGS if (sweep := record.sweep(NET, sharing=sharing)).where("mts")}
     rows = (*_counted_rows(), *_recorded_rows(sweeps))
     tables = (_counted_table(), *([_recorded_table(sweeps)] if sweeps else []))
-    return Exhibit(rows, tables, (_drawn(out, sweeps),) if len(sweeps) > 1 else ())
+    return Exhibit(rows, tables, (_picture(out, sweeps),) if len(sweeps) > 1 else ())
 
 
 def _ratios(sharing: float, tasks: int) -> tuple[float, float, float]:
@@ -39,17 +39,18 @@ def _ratios(sharing: float, tasks: int) -> tuple[float, float, float]:
 
 def _counted_rows() -> list[Row]:
     most = max(TASKS)
-    found = [_ratios(sharing, most) for sharing in SHARINGS]
+    counts = [_ratios(sharing, most) for sharing in SHARINGS]
     ratios = "/".join(f"{sharing:g}" for sharing in SHARINGS)
     return [
         Row(
-            FIGURE, f"MACs of MTS-no-Grouping at sharing .6 over .9, {most} ResNet18", None, found[-1][0] / found[0][0],
-            "x", f"counted: {listed([each[0] for each in found])} times those of the models one by one at {ratios}",
+            FIGURE, f"MACs of MTS-no-Grouping at sharing .6 over .9, {most} ResNet18", None,
+            counts[-1][0] / counts[0][0], "x",
+            f"counted: {listed([ratio[0] for ratio in counts])} times those of the models one by one at {ratios}",
         ),
         Row(
-            FIGURE, f"weights of MTS-no-Grouping at sharing .6, {most} ResNet18", None, found[-1][1], "x",
-            f"counted, over the models one by one: {listed([each[1] for each in found], 2)} at {ratios}; every weight "
-            f"once: {listed([each[2] for each in found], 2)}; a thousand classes are in the paper's matrix",
+            FIGURE, f"weights of MTS-no-Grouping at sharing .6, {most} ResNet18", None, counts[-1][1], "x",
+            f"counted, over the models one by one: {listed([ratio[1] for ratio in counts], 2)} at {ratios}; every "
+            f"weight once: {listed([ratio[2] for ratio in counts], 2)}; a thousand classes are in the paper's matrix",
         ),
     ]  # fmt: skip
 
@@ -59,7 +60,7 @@ def _recorded_rows(sweeps: Sweeps) -> list[Row]:
         return []
     low, high = min(sweeps), max(sweeps)
     rows = []
-    for tasks in [each for each in TASKS if all(sweep.has("mts", each) for sweep in sweeps.values())]:
+    for tasks in [count for count in TASKS if all(sweep.has("mts", count) for sweep in sweeps.values())]:
         times = [sweep.ms(IN_GROUPS, tasks) for sweep in sweeps.values()]
         groups = ", ".join(shape(sweep.grouping(tasks).groups) for sweep in sweeps.values())
         falls = "it does" if times == sorted(times) else "not always"
@@ -68,7 +69,7 @@ def _recorded_rows(sweeps: Sweeps) -> list[Row]:
             Row(
                 FIGURE, f"latency of MTS at sharing {low:g} over {high:g}, {tasks} ResNet18", None,
                 times[-1] / times[0], "x",
-                f"recorded: {listed(times, 3)} ms at {'/'.join(f'{each:g}' for each in sweeps)}, groups {groups}; "
+                f"recorded: {listed(times, 3)} ms at {'/'.join(f'{count:g}' for count in sweeps)}, groups {groups}; "
                 f"the paper: it falls with more sharing, here {falls}; fused: {listed(exact, 3)} ms",
             )
         )  # fmt: skip
@@ -102,7 +103,7 @@ def _recorded_table(sweeps: Sweeps) -> Table:
     return Table(f"{FIGURE}: latency and memory over the sharing ratio (recorded)", header, tuple(body))
 
 
-def _drawn(out: Path, sweeps: Sweeps) -> Figure:
+def _picture(out: Path, sweeps: Sweeps) -> Figure:
     """A column for each number of tasks, over the ratio: latency above, memory below."""
     counts = [tasks for tasks in TASKS if all(sweep.has("mts", tasks) for sweep in sweeps.values())]
     x = Axis(label="sharing ratio", low=max(SHARINGS) + 0.02, high=min(SHARINGS) - 0.02, ticks=SHARINGS)

@@ -17,10 +17,10 @@ from weft_papers.mts.recorded import IN_GROUPS, BenchRecord, CountSweep
 
 FIGURE = "Fig. 9"
 WIDTHS = (1.0, 1.5)
-"""The widths as parts of those at a pruning of .9: the second is one of .85."""
+"""Widths relative to those at a pruning of .9; the second corresponds to .85."""
 BATCHES = (1, 2, 3)
 CASES = {"widths": "vgg16", "batches": "resnet18"}
-"""What differs, and whose."""
+"""What differs between the models -> the network."""
 PARTS = {"widths": "a", "batches": "b"}
 
 
@@ -39,7 +39,7 @@ def figure_9(paper: Paper, out: Path, record: BenchRecord) -> Exhibit:
     for mixed, sweep in sweeps.items():
         rows += [*_mixed_rows(mixed, sweep, plain[mixed]), *ours_rows(f"{FIGURE}{PARTS[mixed]}", sweep)]
     tables = [_counted_table(), *(table(FIGURE, sweep, f", mixed {mixed}") for mixed, sweep in sweeps.items())]
-    return Exhibit(tuple(rows), tuple(tables), (_drawn(out, sweeps),) if sweeps else ())
+    return Exhibit(tuple(rows), tuple(tables), (_picture(out, sweeps),) if sweeps else ())
 
 
 def _gains(sweep: CountSweep) -> dict[int, float]:
@@ -48,11 +48,11 @@ def _gains(sweep: CountSweep) -> dict[int, float]:
 
 
 def _best_row(paper: Paper, sweeps: dict[str, CountSweep]) -> list[Row]:
-    found = {(mixed, tasks): gain for mixed, sweep in sweeps.items() for tasks, gain in _gains(sweep).items()}
-    if not found:
+    gains = {(mixed, tasks): gain for mixed, sweep in sweeps.items() for tasks, gain in _gains(sweep).items()}
+    if not gains:
         return []
-    (mixed, tasks), theirs = max(found, key=found.__getitem__), paper["mixed_best"].value
-    ours = found[mixed, tasks]
+    (mixed, tasks), theirs = max(gains, key=gains.__getitem__), paper["mixed_best"].value
+    ours = gains[mixed, tasks]
     whose = f"{tasks} {TITLES[CASES[mixed]]} of mixed {mixed}"
     why = f"{whose}, both in one CUDA graph, NetFuse batch size by batch size; the paper says not where"
     return [Row(FIGURE, "MTS over NetFuse, at most", theirs, ours, "x", beside(ours, theirs, why))]
@@ -101,7 +101,7 @@ def _counted_table() -> Table:
     return Table(f"{FIGURE}: counted, over the models one by one", header, tuple(body))
 
 
-def _drawn(out: Path, sweeps: dict[str, CountSweep]) -> Figure:
+def _picture(out: Path, sweeps: dict[str, CountSweep]) -> Figure:
     shown = []
     for mixed, sweep in sweeps.items():
         what = f"{title(sweep)}, mixed {mixed}"

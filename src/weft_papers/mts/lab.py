@@ -1,4 +1,4 @@
-"""What the parts share: the paper's settings as recipes of models, ways to run them, and counts of lowered graphs.
+"""Common to all parts: the paper's settings as recipes of models, ways to run them, and counts of lowered graphs.
 
 Models come from the generator with the paper's pruning and sharing, weights drawn at random: neither counts nor times
 depend on their values. Classifiers share nothing; the paper's form has them in its matrix all the same, as equation 8
@@ -101,7 +101,7 @@ def lowered(setting: EvaluatedModels, form: str) -> Graph:
         return lower(family, sharing, form)
     last = heads(setting.recipe)
     return lower(
-        family, sharing, {each.name: "split" if each.name in last else "mts" for each in formed_layers(family)}
+        family, sharing, {layer.name: "split" if layer.name in last else "mts" for layer in formed_layers(family)}
     )
 
 
@@ -109,7 +109,7 @@ def heads(recipe: FamilyRecipe) -> frozenset[str]:
     """Layers whose outputs are classes."""
     wires, carries = recipe.plan.spaces, recipe.plan.carries
     nodes = [node for node in recipe.plan.nodes if node.kind == "conv"]
-    return frozenset(node.name for node in nodes if any(wires[each].role == CLASSES for each in carries[node.name]))
+    return frozenset(node.name for node in nodes if any(wires[space].role == CLASSES for space in carries[node.name]))
 
 
 @lru_cache(maxsize=256)
@@ -119,11 +119,11 @@ def counted(setting: EvaluatedModels, form: str) -> Counts:
         return count(lowered(setting, form))
     alone = [count(plain_graph(net)) for net in models(setting)[0].nets]
     return Counts(
-        sum(each.macs for each in alone),
-        sum(each.weight_bytes for each in alone),
-        sum(each.table_bytes for each in alone),
-        max(each.activation_bytes for each in alone),
-        sum(each.launches for each in alone),
+        sum(net_counts.macs for net_counts in alone),
+        sum(net_counts.weight_bytes for net_counts in alone),
+        sum(net_counts.table_bytes for net_counts in alone),
+        max(net_counts.activation_bytes for net_counts in alone),
+        sum(net_counts.launches for net_counts in alone),
         {},
     )
 
@@ -137,7 +137,7 @@ def in_groups(setting: EvaluatedModels, form: str, groups: int) -> tuple[int, in
     """MACs and bytes at the peak when equal tasks are stitched in as equal groups as can be, run one by one."""
     small, more = divmod(setting.tasks, groups)
     sizes = {small + 1: more, small: groups - more}
-    found = {size: counted(setting._replace(tasks=size), form) for size, number in sizes.items() if number}
-    macs = sum(sizes[size] * each.macs for size, each in found.items())
-    kept = sum(sizes[size] * (each.weight_bytes + each.table_bytes) for size, each in found.items())
-    return macs, kept + max(each.activation_bytes for each in found.values())
+    by_size = {size: counted(setting._replace(tasks=size), form) for size, number in sizes.items() if number}
+    macs = sum(sizes[size] * group.macs for size, group in by_size.items())
+    kept = sum(sizes[size] * (group.weight_bytes + group.table_bytes) for size, group in by_size.items())
+    return macs, kept + max(group.activation_bytes for group in by_size.values())

@@ -30,7 +30,7 @@ def limits(out: Path) -> Exhibit:
         )
         for sharing in SHARINGS
     ]  # fmt: skip
-    return Exhibit(tuple(rows), (_table(),), (_drawn(out),))
+    return Exhibit(tuple(rows), (_table(),), (_picture(out),))
 
 
 def _table() -> Table:
@@ -47,7 +47,7 @@ def _table() -> Table:
     return Table(f"{FIGURE}: one inner layer in closed form, over the models one by one", header, body)
 
 
-def _drawn(out: Path) -> Figure:
+def _picture(out: Path) -> Figure:
     tasks = np.geomspace(1, 64, 100)
     x = panels.tasks_axis((1, 2, 4, 8, 16, 32, 64))
     macs = [

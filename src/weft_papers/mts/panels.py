@@ -1,4 +1,4 @@
-"""How the pictures of this paper look: something over the number of tasks, a line for each way to run them."""
+"""Panels of this paper's pictures: a quantity over the number of tasks, with a line for each way to run them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from weft.reports.exhibits import DASHED, Axis, Curve, Panel
 from weft_papers.mts.lab import COLOURS, LABELS, MARKS
 from weft_papers.mts.recorded import IN_GROUPS, CountSweep
 
-MB = 1e6
+MB = 1e6  # the paper's unit: decimal megabytes
 THIN = {"eager": ":", "grouped-eager": ":", "batch": DASHED, "mts": DASHED}
 """Lines that are references."""
 UNSTORED = ("eager", "grouped-eager", "batch")
-"""Ways that say nothing about memory."""
+"""Ways without a measurement of memory."""
 Series = Mapping[str, Mapping[int, float]]
 """Way -> tasks -> value."""
 
@@ -37,8 +37,8 @@ def tasks_axis(tasks: Sequence[int]) -> Axis:
 
 def of_ways(sweep: CountSweep, ways: Sequence[str], value: Callable[[str, int], float]) -> dict[str, dict[int, float]]:
     """A value of each way, where it was measured."""
-    found = {way: {tasks: value(way, tasks) for tasks in sweep.tasks if sweep.has(way, tasks)} for way in ways}
-    return {way: points for way, points in found.items() if points}
+    curves = {way: {tasks: value(way, tasks) for tasks in sweep.tasks if sweep.has(way, tasks)} for way in ways}
+    return {way: points for way, points in curves.items() if points}
 
 
 def stored_ways(sweep: CountSweep) -> list[str]:

@@ -23,7 +23,7 @@ IN_GROUPS = "mts in groups"
 WAYS = tuple(way for way in LABELS if way not in ("separate", IN_GROUPS, APART, "half"))
 HALF, SINGLE = "float16", "float32"
 UNKNOWN = GroupCost(1e9, 0, 0)
-"""The cost of a group nobody measured: never chosen, and still a number."""
+"""The cost of a group without a measurement: a number too large to be chosen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class CountSweep:
     def has(self, way: str, tasks: int) -> bool:
         """Groups of the paper's form need some of its sizes measured, and one model's latency."""
         if way == IN_GROUPS:
-            return any(each == "mts" for each, _ in self.rows) and ("sequential", tasks) in self.rows
+            return any(measured == "mts" for measured, _ in self.rows) and ("sequential", tasks) in self.rows
         return (way, tasks) in self.rows
 
     def cost(self, way: str, tasks: int) -> GroupCost:
@@ -138,7 +138,7 @@ class BenchRecord:
     rows: tuple[MeasuredWay, ...]
 
     def sweep(self, net: str, dtype: str = SINGLE, sharing: float = SHARED, mixed: str = "") -> CountSweep:
-        """The rows of one net; none if nobody measured them."""
+        """The rows of one net; no rows if it was not measured."""
         wanted = (net, dtype, sharing, mixed)
         mine = [row for row in self.rows if (row.net, row.dtype, row.sharing, row.mixed) == wanted]
         return CountSweep(net, dtype, {(row.way, row.tasks): row for row in mine})
@@ -155,7 +155,7 @@ def read(path: Path | None = None) -> BenchRecord:
 def _measured(raw: Mapping[str, Any]) -> MeasuredWay:
     if raw["way"] not in WAYS:
         raise InputError(f"a way to run models is {raw['way']!r}; it may be {', '.join(WAYS)}")
-    known = {each.name for each in fields(MeasuredWay)}
+    known = {column.name for column in fields(MeasuredWay)}
     values: dict[str, Any] = {key: value for key, value in raw.items() if key in known}
     for key in ("widths", "batches"):
         values[key] = tuple(values[key]) if values.get(key) else None

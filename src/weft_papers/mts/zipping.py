@@ -16,15 +16,15 @@ from weft_papers.layerweaver.lab import mean
 from weft_stitch.making.zipped import ZIPPED, ZippedCard, ZippedRatio, read_card
 
 FIGURE = "III"
-SHARING = 0.9
+SHARING = 0.9  # the sharing ratio of the paper's evaluation
 
 
 def cards() -> list[ZippedCard]:
     return [read_card(name) for name in ZIPPED]
 
 
-def zipping(out: Path, found: Sequence[ZippedCard]) -> Exhibit:
-    return Exhibit(tuple(map(_row, found)), (_table(found),), (_drawn(out, found),))
+def zipping(out: Path, zipped_cards: Sequence[ZippedCard]) -> Exhibit:
+    return Exhibit(tuple(map(_row, zipped_cards)), (_table(zipped_cards),), (_picture(out, zipped_cards),))
 
 
 def _before(one: ZippedCard) -> float:
@@ -32,7 +32,7 @@ def _before(one: ZippedCard) -> float:
 
 
 def _row(one: ZippedCard) -> Row:
-    nearest = min(one.zipped, key=lambda each: abs(each.sharing - SHARING))
+    nearest = min(one.zipped, key=lambda ratio: abs(ratio.sharing - SHARING))
     after, merged = 100 * mean(nearest.accuracy), 100 * mean(nearest.untuned)
     return Row(
         FIGURE, f"accuracy lost by zipping {len(one.tasks)} nets at {nearest.sharing:g}, {one.name}", None,
@@ -42,25 +42,25 @@ def _row(one: ZippedCard) -> Row:
     )  # fmt: skip
 
 
-def _table(found: Sequence[ZippedCard]) -> Table:
-    body = [cells for one in found for each in one.zipped for cells in _cells(one, each)]
+def _table(zipped_cards: Sequence[ZippedCard]) -> Table:
+    body = [cells for one in zipped_cards for ratio in one.zipped for cells in _cells(one, ratio)]
     header = ("data", "sharing", "task", "before %", "merged only %", "zipped %", "weights x")
     return Table(f"{FIGURE}: trained nets before and after zipping (recorded)", header, tuple(body))
 
 
-def _cells(one: ZippedCard, each: ZippedRatio) -> list[tuple[str, ...]]:
+def _cells(one: ZippedCard, ratio: ZippedRatio) -> list[tuple[str, ...]]:
     return [
         (
-            one.name, f"{each.sharing:g}", task.name, f"{100 * task.accuracy:.2f}", f"{100 * merged:.2f}",
-            f"{100 * after:.2f}", f"{each.unique_weights / one.weights:.3f}",
+            one.name, f"{ratio.sharing:g}", task.name, f"{100 * task.accuracy:.2f}", f"{100 * merged:.2f}",
+            f"{100 * after:.2f}", f"{ratio.unique_weights / one.weights:.3f}",
         )
-        for task, merged, after in zip(one.tasks, each.untuned, each.accuracy, strict=True)
+        for task, merged, after in zip(one.tasks, ratio.untuned, ratio.accuracy, strict=True)
     ]  # fmt: skip
 
 
-def _drawn(out: Path, found: Sequence[ZippedCard]) -> Figure:
+def _picture(out: Path, zipped_cards: Sequence[ZippedCard]) -> Figure:
     panels = []
-    for net in found:
+    for net in zipped_cards:
         ratios, marks = [zipped.sharing for zipped in net.zipped], []
         for place, task in enumerate(net.tasks):
             colour, mark = pictures.MODELS[place], pictures.MARKS[place]
@@ -74,4 +74,6 @@ def _drawn(out: Path, found: Sequence[ZippedCard]) -> Figure:
         x = Axis(label="sharing ratio", ticks=ratios)
         panels.append(Panel(marks, net.name, x, Axis(label="accuracy (%)"), legend=True))
     title = f"{FIGURE}: zipped nets (solid), merged only (dashed), alone (dotted)"
-    return pictures.picture(out, "zipping", title, panels, size=(4.6 * len(found), 3.9), columns=len(found))
+    return pictures.picture(
+        out, "zipping", title, panels, size=(4.6 * len(zipped_cards), 3.9), columns=len(zipped_cards)
+    )

@@ -20,7 +20,7 @@ SPREADERS: dict[str, Rival] = {
     "alpaserve-beam": beam,
     "alpaserve-ilp": integer_programme,
 }
-"""Who fills all machines that there are."""
+"""Placement methods that use all machines."""
 
 RIVALS: dict[str, Rival] = {
     **{name: on_fewest(method) for name, method in SPREADERS.items()},
@@ -29,6 +29,6 @@ RIVALS: dict[str, Rival] = {
     "nexus": squishy,
     "gpulets": elastic,
 }
-"""Who looks for the fewest machines."""
+"""Placement methods that look for the fewest machines."""
 
 __all__ = ["RIVALS", "SPREADERS", "Rival"]

@@ -2,8 +2,8 @@
 
 The integer programme for replication, "SR-ILP", asks no judge: it maximises the least, over models, of the rate that
 all its replicas could serve, each as if alone, over the rate that is asked, and then a little the sum of these; memory
-is the only limit. Here CP-SAT solves it, which also learns who may not be beside whom; shares are then those at which
-the machines are least crowded.
+is the only limit. Here CP-SAT solves it, with constraints for models that may not share a machine; shares are then
+those at which the machines are least crowded.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from weft_papers.placing_rivals.spreading import serial_loads
 STEPS = 1000
 """Into how many parts the worst model's rate is cut; the sum weighs a ten-thousandth, as published."""
 MOST_TIMES = 20.0
-"""Replicas that serve more than so many times what is asked count no more."""
-MIB = 2**20
+"""Replicas beyond this multiple of a model's rate count no more: the objective would only reward copies that serve
+nothing."""
+MIB = 2**20  # memory is counted in MiB: CP-SAT takes integers, and sums of bytes come near 64 bits
 
 
 def integer_programme(problem: PlacingProblem, effort_s: float = 30.0) -> Filling:
-    """The best solution found in about so many seconds (published: 30), which are counted in steps, not by a clock."""
+    """The best solution within *effort_s* seconds (published: 30) of the solver's deterministic time."""
     from ortools.sat.python import cp_model
 
     cp = cp_model.CpModel()
     machines, models = problem.sizes
     places = [(d, m) for d in range(machines) for m in range(models) if problem.allowed[d, m]]
-    present = {each: cp.new_bool_var("") for each in places}
+    present = {place: cp.new_bool_var("") for place in places}
     for machine in range(machines):
         _limit_memory(cp, problem, machine, present)
         _keep_apart(cp, problem, machine, present)
@@ -62,7 +63,7 @@ def _limit_memory(cp: Any, problem: PlacingProblem, machine: int, present: dict[
 
 
 def _keep_apart(cp: Any, problem: PlacingProblem, machine: int, present: dict[tuple[int, int], Any]) -> None:
-    """Nobody beside a model that cannot wait for one of its segments."""
+    """Forbid pairs of models where one cannot wait for a segment of the other."""
     kind = int(problem.kind_of[machine])
     segment, slack = problem.segment_s[kind], problem.slack_s[kind]
     here = [model for model in range(len(slack)) if (machine, model) in present]
@@ -72,7 +73,7 @@ def _keep_apart(cp: Any, problem: PlacingProblem, machine: int, present: dict[tu
 
 
 def _aim(cp: Any, problem: PlacingProblem, present: dict[tuple[int, int], Any]) -> None:
-    """Every model's replicas, in parts of the rate it is asked; the worst counts most."""
+    """Objective: each model's capacity relative to its rate; the least counts most."""
     loads, served = serial_loads(problem), []
     for model, demand in enumerate(problem.demands):
         homes = [machine for machine in range(len(problem.machines)) if (machine, model) in present]
@@ -80,8 +81,8 @@ def _aim(cp: Any, problem: PlacingProblem, present: dict[tuple[int, int], Any]) 
         served.append(sum(part * present[home, model] for part, home in zip(parts, homes, strict=True)))
         cp.add(sum(present[home, model] for home in homes) >= demand.replicas)
     worst = cp.new_int_var(0, int(STEPS * MOST_TIMES * len(problem.machines)), "")
-    for each in served:
-        cp.add(worst <= each)
+    for capacity in served:
+        cp.add(worst <= capacity)
     cp.maximize(10_000 * worst + sum(served))
 
 
@@ -99,9 +100,11 @@ def beam(problem: PlacingProblem, on_time_of: OnTime = fluid, width: int = 3) ->
         for filling in kept:
             for model in lacking(filling, on_time_of(filling)):
                 for machine in _distinct(filling, model):
-                    found = Filling(problem, filling.shares)
-                    replicate(found, model, machine)
-                    grown.setdefault(tuple(sorted((frozenset(each) for each in found.shares), key=sorted)), found)
+                    candidate = Filling(problem, filling.shares)
+                    replicate(candidate, model, machine)
+                    grown.setdefault(
+                        tuple(sorted((frozenset(shares) for shares in candidate.shares), key=sorted)), candidate
+                    )
         kept = sorted(grown.values(), key=score, reverse=True)[:width]
         best = max([best, *kept], key=score)
     return levelled(best)

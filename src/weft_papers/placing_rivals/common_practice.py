@@ -1,4 +1,4 @@
-"""What people do by habit: round robin by hand; one resource that adds up, and like models with like.
+"""Common practice: round robin by hand; packing by one resource; pools of similar models.
 
 The last two use our own search for the fewest machines, with as much freedom to divide models; only what they believe
 differs.
@@ -10,11 +10,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from weft_cluster.placing.fewest import fewest
 from weft_cluster.placing.filling import Filling
-from weft_cluster.placing.packing import pack
 from weft_cluster.placing.problem import Bools, PlacingProblem
 from weft_cluster.placing.resharing import new_homes
+from weft_cluster.placing.search import fewest, pack
 from weft_papers.placing_rivals.spreading import parts, serial_loads
 
 
@@ -31,21 +30,22 @@ def like_with_like(problem: PlacingProblem) -> Filling:
     for pool in (computing, ~computing):
         free = np.flatnonzero(~filling.used)
         models = np.flatnonzero(pool & problem.allowed[free].any(axis=0))
-        found = _packed(problem.section(free.tolist(), models.tolist())) if len(models) else Filling(problem)
-        for machine, shares in zip(free.tolist(), found.shares, strict=False):
+        packed = _packed(problem.section(free.tolist(), models.tolist())) if len(models) else Filling(problem)
+        for machine, shares in zip(free.tolist(), packed.shares, strict=False):
             for model, share in shares.items():
                 filling.add(machine, int(models[model]), share)
     return filling
 
 
 def _packed(problem: PlacingProblem) -> Filling:
-    """On as few machines as we would need; on all of them, as far as they go, where these are not enough."""
-    found = fewest(problem, "machines")
-    return found if found is not None else pack(problem, np.ones(len(problem.machines), np.bool_))[0]
+    """Pack on as few machines as our method needs; on all of them, as far as they go, if they are not enough."""
+    filling = fewest(problem, "machines")
+    return filling if filling is not None else pack(problem, np.ones(len(problem.machines), np.bool_))[0]
 
 
 def round_robin(problem: PlacingProblem) -> Filling:
-    """Every model on the next machine that may have it, largest models first; those too large for one are cut."""
+    """Round robin: each model on the next allowed machine, largest models first; divide those too large for one
+    machine."""
     filling, turn = Filling(problem), 0
     for model, share in parts(problem, serial_loads(problem)):
         homes = np.flatnonzero(new_homes(filling, model))

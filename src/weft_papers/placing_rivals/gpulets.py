@@ -27,7 +27,7 @@ LEAST = 1e-3
 
 @dataclass(slots=True, eq=False)
 class Slice:
-    """A part of a machine, and who shares it in time."""
+    """A part of a machine, and the models that share it in time."""
 
     machine: int
     size: float
@@ -49,27 +49,27 @@ class Slices:
         return float(problem.compute[kind, model] / size + problem.memory[kind, model] + problem.other[kind, model])
 
     def knee(self, kind: int, model: int) -> float:
-        """The slice size beyond which the rate grows least for what it takes."""
+        """The knee of the rate over the slice size: where the rate is furthest above proportional."""
         whole = self.load(kind, model, 1.0)
         return max(self.sizes, key=lambda size: whole / self.load(kind, model, size) - size)
 
     def slower(self, kind: int, model: int, one: Slice) -> float:
-        """How many times as long a model takes in a slice beside the other one of its machine."""
+        """Slow-down of a model in a slice by the other slice of its machine."""
         own = float(self._dram[kind, model])
-        others = [each for each in self.on[one.machine] if each is not one]
-        beside = [float(self._dram[kind, other]) for each in others for other in each.shares]
+        others = [neighbour for neighbour in self.on[one.machine] if neighbour is not one]
+        beside = [float(self._dram[kind, other]) for neighbour in others for other in neighbour.shares]
         return max([1.0, *(BASE + (OWN_L2 + OWN_DRAM) * own + (OTHER_L2 + OTHER_DRAM) * other for other in beside)])
 
     def busy(self, one: Slice) -> float:
         """How busy a slice is; infinite where a model of it would be late."""
         kind, demands = int(self.problem.kind_of[one.machine]), self.problem.demands
-        found = 0.0
+        time_share = 0.0
         for model, share in one.shares.items():
             load = self.load(kind, model, one.size) * self.slower(kind, model, one)
             if load / demands[model].rate > demands[model].deadline_s:
                 return np.inf
-            found += share * load
-        return found
+            time_share += share * load
+        return time_share
 
     def most(self, one: Slice, model: int, share: float) -> float:
         """The largest part of *share* with which a slice and its neighbour are still within the cap; 0: none."""
@@ -79,8 +79,11 @@ class Slices:
         part = min(share, (cap - self.busy(one)) / needed)
         if part < min(share, LEAST):
             return 0.0
-        one.shares[model], self.on[one.machine] = part, [*(each for each in before if each is not one), one]
-        kept = all(self.busy(each) <= cap + ROUNDING for each in self.on[one.machine])
+        one.shares[model], self.on[one.machine] = (
+            part,
+            [*(neighbour for neighbour in before if neighbour is not one), one],
+        )
+        kept = all(self.busy(neighbour) <= cap + ROUNDING for neighbour in self.on[one.machine])
         self.on[one.machine] = before
         del one.shares[model]
         return part if kept else 0.0
@@ -102,8 +105,8 @@ class Slices:
 
 def elastic(problem: PlacingProblem) -> Filling:
     """Elastic partitioning, with the smallest slices that need fewest machines; all five sizes are tried."""
-    found = [_partitioned(Slices(problem, smallest)) for smallest in SIZES]
-    return min(found, key=lambda filling: (-filling.served().sum().round(3), filling.used.sum()))
+    fillings = [_partitioned(Slices(problem, smallest)) for smallest in SIZES]
+    return min(fillings, key=lambda filling: (-filling.served().sum().round(3), filling.used.sum()))
 
 
 def _partitioned(slices: Slices) -> Filling:

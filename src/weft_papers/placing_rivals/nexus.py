@@ -2,7 +2,7 @@
 
 A model that shares a machine runs once per duty cycle, with the requests that came meanwhile as its batch. Cycles that
 join take the shorter of their lengths, batches shrink with it, and all of them must fit in the cycle. Time is the only
-resource. A batch takes what its requests take one after another, as for everybody here; a cycle is filled up to the
+resource. A batch takes what its requests take one after another, as for all methods here; a cycle is filled up to the
 machine's cap.
 """
 
@@ -21,7 +21,7 @@ from weft_papers.placing_rivals.spreading import free_to_go, serial_loads
 
 @dataclass(slots=True)
 class _Cycle:
-    """What a machine repeats."""
+    """The duty cycle of a machine."""
 
     duty_s: float = np.inf
     rates: dict[int, float] = field(default_factory=dict)
@@ -56,7 +56,7 @@ def squishy(problem: PlacingProblem) -> Filling:
 
 
 def _seconds(problem: PlacingProblem) -> Floats:
-    """(kind, model): what a request takes."""
+    """(kind, model): seconds of a request."""
     rates = np.array([demand.rate for demand in problem.demands])
     return np.asarray(serial_loads(problem) / rates, np.float64)
 
@@ -96,5 +96,5 @@ def _joined(
     """The cycle if a model joined it, and how full it would be, as a share of the cap; *seconds*: (model)."""
     duty_s = min(cycle.duty_s, _duty(problem, float(seconds[model]), model, rate))
     rates = cycle.rates | {model: rate}
-    busy_s = sum(max(1, ceil(each * duty_s - 1e-9)) * float(seconds[one]) for one, each in rates.items())
+    busy_s = sum(max(1, ceil(model_rate * duty_s - 1e-9)) * float(seconds[one]) for one, model_rate in rates.items())
     return duty_s, busy_s / duty_s / float(problem.cap[problem.kind_of[machine]])

@@ -1,4 +1,4 @@
-"""What rivals share: loads that add up, models in parts, and as few machines as suffice.
+"""Common to the rivals: additive loads, division of models, and the search for the fewest machines.
 
 All of them keep to memory, deadlines and rules as we do (``Filling.could_join``); they differ in what they believe
 about time, and in where they put things.
@@ -16,7 +16,7 @@ from weft_cluster.placing.problem import Bools, Floats, PlacingProblem
 from weft_cluster.placing.resharing import ALL_SERVED
 
 Rival = Callable[[PlacingProblem], Filling]
-"""Who places models."""
+"""A method that places models on machines."""
 
 
 def serial_loads(problem: PlacingProblem) -> Floats:
@@ -51,9 +51,9 @@ def on_fewest(method: Rival) -> Rival:
         best = method(problem)
         while low < high:
             middle = (low + high) // 2
-            found = method(problem.section(range(middle), range(len(problem.demands))))
-            if serves_all(found):
-                best, high = found, middle
+            filling = method(problem.section(range(middle), range(len(problem.demands))))
+            if serves_all(filling):
+                best, high = filling, middle
             else:
                 low = middle + 1
         return Filling(problem, best.shares + [{} for _ in problem.machines[len(best.shares) :]])

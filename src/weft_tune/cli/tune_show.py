@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from weft.cli.printing import add_row, console, counted, number, plain_table, print_table, say, told
+from weft.cli.printing import add_row, console, counted, number, plain_table, print_table, say, say_written
 
 if TYPE_CHECKING:
     from weft_tune.result import TuningResult
@@ -50,12 +50,12 @@ def write_pictures(result: TuningResult, figure: str | None, html: str | None) -
         from weft_tune.pages.picture import draw_search
 
         draw_search(result.tuning, figure)
-        told("figure", figure)
+        say_written("figure", figure)
     if html is not None:
         from weft_tune.pages.page import write_tuning_page
 
         write_tuning_page(html, result, sentences(result))
-        told("page", html)
+        say_written("page", html)
 
 
 def sentences(result: TuningResult) -> list[str]:
