@@ -11,8 +11,11 @@ from tests.engine.naive import program
 from weft.base.errors import WorkloadError
 from weft.devices import Npu, load_npu
 from weft.devices.costs.layer_costs import Profile, estimate
-from weft.engine import trial
+from weft.engine import Engine, SaturatedStreams, SimulatedNpu, trial
+from weft.engine.compiled import compiled_order
 from weft.engine.policies import Setting, make_policy
+from weft.engine.policies.bound import least_share, raised
+from weft.engine.policies.least_shares import WithLeastShares
 from weft.engine.policies.weft import Weft
 from weft.engine.trial import settled
 from weft.models.packaged import PACKAGED, packaged_models
@@ -105,6 +108,43 @@ def test_a_policy_that_starves_a_stream_is_not_imitated():
     assert min(judge.shares(greedy)) < trial.least_share(3)
     assert sum(judge.shares(greedy)) > sum(judge.shares(settled(make_policy("weft", replace(setting, pieces=1)))))
     assert trial._tried(greedy, judge, 50).stp == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("weaver", ["layerweaver", "aimt", "round-robin"])
+def test_starved_streams_get_their_least_share_beside_the_weave_of_the_others(weaver, seed):
+    """In the plain engine and in the compiled order alike."""
+    random = Random(seed)
+    count = random.choice((3, 4))
+    at_least = tuple(random.sample(range(count), random.randrange(1, count - 1)))
+    programs = tuple(
+        program(name, *((random.randrange(1, 40), random.randrange(1, 40)) for _ in range(random.randrange(1, 6))))
+        for name in "abcd"[:count]
+    )
+    setting = Setting(programs, 100, 200)
+    inner = make_policy(weaver, setting, {"failsafe": False} if weaver == "layerweaver" else {})
+    policy = WithLeastShares(setting, inner, at_least)
+    order = compiled_order(policy, setting.work, None)
+    npu = SimulatedNpu(setting)
+    Engine(SaturatedStreams(setting, None, setting.work), policy, npu).run()
+    assert order.tolist() == [head.stream for head, _ in npu.log]
+    shares = trial.TrialJudge.of(setting).shares(policy)
+    assert all(0.97 * trial.least_share(count) < shares[stream] < 1.2 * trial.least_share(count) for stream in at_least)
+
+
+def test_weft_is_not_below_a_weave_of_two_that_is_charged_for_the_third():
+    """``layerweaver`` starves xlnet-base; a band around any mix holds the other two back, and was 0.9 % below."""
+    if "light-squeezenet" not in packaged_models():
+        pytest.skip("the package of light-squeezenet is not installed")
+    npu = load_npu("nnpi-like").model_copy(update={"weight_buffer_mib": 48.0})
+    names = {"light-squeezenet": {}, "xlnet-base": {"seq_len": 64}, "alexnet": {}}
+    models = [estimate(load_model(name, parameters=sizes), npu, batch=16) for name, sizes in names.items()]
+    ours, theirs = (simulate(models, npu, policy, Saturated(60), pieces=2).report for policy in ("weft", "layerweaver"))
+    shares = [stream.progress * stream.standalone_s / theirs.makespan_s for stream in theirs.streams]
+    assert min(shares) < least_share(3)
+    assert ours.stp >= 0.999 * sum(raised(shares))
+    assert all(s.progress * s.standalone_s / ours.makespan_s >= least_share(3) for s in ours.streams)
+    assert "layerweaver (failsafe=False) with xlnet-base at the least share" in ours.remark
 
 
 def test_a_policy_without_rivals_is_not_tried():

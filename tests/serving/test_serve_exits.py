@@ -71,7 +71,7 @@ def test_shares_are_learned_from_who_left():
     shares = ExitShares([0.5, 0.25, 0.25])
     told = [shares.left(0) for _ in range(2000)]
     assert any(told) and not all(told)
-    assert shares.told[0] > 0.97 and sum(shares.told) == pytest.approx(1)
+    assert shares.published[0] > 0.97 and sum(shares.published) == pytest.approx(1)
     assert not any(ExitShares([1.0, 0.0]).left(0) for _ in range(100))
 
 
@@ -256,7 +256,7 @@ def test_the_programs_of_a_model_say_where_and_how_many_leave(machine, prepared,
         send(one, model, inputs[[at]])
     one.run()
     learned = one.dispatcher.streams.programs[0].exit_rates
-    assert learned == model.leaving.shares.told and learned[0] > 0.5 and sum(learned) == pytest.approx(1)
+    assert learned == model.leaving.shares.published and learned[0] > 0.5 and sum(learned) == pytest.approx(1)
 
 
 def test_a_queue_that_presses_lowers_the_threshold_of_those_who_state_none(machine, prepared, references):
@@ -418,7 +418,7 @@ def test_what_is_told_has_the_shape_that_is_promised(live, references, schema, p
 def test_shares_begin_with_what_the_record_says(live):
     leaving = live.server.service.library.find("marked").served.leaving
     assert sum(leaving.record.rates(0.8)) == pytest.approx(1)
-    assert leaving.shares.told == pytest.approx(leaving.record.rates(0.8), abs=0.1)
+    assert leaving.shares.published == pytest.approx(leaving.record.rates(0.8), abs=0.1)
 
 
 BAD = {

@@ -2,9 +2,9 @@
 
 Its modules: ``engine.py``, the loop; ``saturated.py`` and ``requests.py``, its sources of work, the latter with
 ``tickets.py`` (a request and its batch), ``queues.py`` (what waits and runs) and ``batches.py`` (how a batch is
-formed); ``for_requests.py`` builds all who serve requests, with ``admission.py``, ``lateness.py`` and ``steering.py``;
-``simulated_npu.py``, ``simulated_host.py``, the simulated executors; ``lane_queues.py``, what lanes take ahead;
-``compiled.py``, ``trial.py``.
+formed); ``for_requests.py`` builds the loop that serves requests, with ``admission.py``, ``lateness.py`` and
+``steering.py``; ``simulated_npu.py`` and ``simulated_host.py``, the simulated executors; ``lane_queues.py``, the
+segments that lanes take ahead; ``compiled.py``, the kernels' orders; ``trial.py``, the trial of contenders.
 """
 
 from weft.engine.arrivals import Arrivals, Ending

@@ -1,8 +1,8 @@
-"""Whether a request is taken: there must be a place for it, and its strict deadline must be possible to meet.
+"""Admission: a request is accepted if its queue has a place and its strict deadline can be met.
 
-What stands before a request is what its policy would compute first. Work that yields to it does not count: a layer that
-the policy would stop for it, and requests without a strict deadline that would give way, because they take more for
-what they are worth. That is looked at only where a request would be refused otherwise.
+Work counts as ahead of a request if the policy would compute it first. Work that yields does not count: a layer that
+the policy would stop for it, and requests without a strict deadline that would give way because they cost more for
+their worth. The check for yielding work is made only where a request would be refused otherwise.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from weft.engine.queues import Queues, StreamQueue
 from weft.engine.tickets import Batch, Ticket, due
 
 Rests = Callable[[], Sequence[tuple[Candidate, int]]]
-"""What a device was given, and how many ticks each is expected to take from now on."""
+"""Returns the layers that an executor was given and has not ended, each with its expected ticks from now on."""
 
 
 class Refusal(NamedTuple):
-    """Why a request is not taken."""
+    """Why a request is refused."""
 
     reason: Literal["all_full", "line_full", "unmeetable"]
     ahead: int = 0
-    """Ticks of work that stand before it."""
+    """Ticks of work ahead of it."""
     own: int = 0
-    """Ticks it takes itself."""
+    """Its own expected ticks."""
 
 
 class Admission:
-    """Refuses a request at its arrival if there is no place for it, or if it would expire before it is computed."""
+    """Refuses a request at its arrival if its queue is full, or if it would expire before it is computed."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class Admission:
         self._late_gives_way = policy.traits.defers_late or late_gives_way
 
     def refusal(self, ticket: Ticket, now: int) -> Refusal | None:
-        """Why a request is not taken; None if it is."""
+        """Return why a request is refused; None if it is accepted."""
         line, own_line = self._queues.line, ticket.line
         if line.waiting >= line.places:
             return Refusal("all_full")
@@ -67,9 +67,9 @@ class Admission:
         return Refusal("unmeetable", ahead, own) if now + ahead + own > ticket.due else None
 
     def free_in(self, deadline: int, now: int, newcomer: _Newcomer | None = None) -> int:
-        """When a lane would be free for a request with this deadline, by what the policy puts before it.
+        """Return the ticks until a lane would be free for a request with this deadline, after all work ahead of it.
 
-        newcomer: the request, where what yields to it does not count.
+        newcomer: the request, if work that yields to it must not count.
         """
         latest = deadline if self._by_deadline else NO_DEADLINE
         earliest = now if self._late_gives_way else 0
@@ -90,39 +90,39 @@ class Admission:
         return _poured(ahead, begun.values(), self._lanes)
 
     def _stopped(self, newcomer: _Newcomer) -> Candidate | None:
-        """What runs and would be stopped for a request; nothing that others would lose their answers by."""
+        """Return the running layer that would be stopped for a request; none of a batch with strict requests."""
         victim = newcomer.stops(self._abortable())
         batch = self._queues.batch_of(victim) if victim else None
         return None if batch and any(ticket.strict for ticket in batch.members) else victim
 
     def _yielding(self, queue: StreamQueue, first: int, count: int, newcomer: _Newcomer) -> int:
-        """How many of these requests that wait give way."""
+        """Return how many of *count* waiting requests from place *first* on give way."""
         waiting = islice(queue.waiting, first, first + max(0, count))
         return sum(not ticket.strict and newcomer.outweighs(self._batcher.alone(ticket)) for ticket in waiting)
 
     def _yields(self, queue: StreamQueue, batch: Batch, newcomer: _Newcomer | None) -> bool:
-        """Whether what was not issued of a batch gives way."""
+        """Return whether the layers of a batch that were not issued give way."""
         if newcomer is None or any(ticket.strict for ticket in batch.members) or not self._queues.rest(batch):
             return False
         return newcomer.outweighs(self._batcher.head(queue, batch))
 
 
 class _Newcomer:
-    """A request that would be refused, as its policy sees it beside what is there."""
+    """A request that would be refused, compared by its policy with the work that is there."""
 
     def __init__(self, policy: Policy, candidate: Candidate, now: int) -> None:
         self._policy, self._candidate, self._now = policy, candidate, now
         self._burden = policy.burden(candidate, now)
 
     def stops(self, running: tuple[Running, ...]) -> Candidate | None:
-        """What runs and would be stopped for it."""
+        """Return the running layer that the policy would stop for it."""
         if not running:
             return None
         view = View(DeviceClocks.at(self._now), (self._candidate,), (self._candidate,))
         return self._policy.aborts(view, running)
 
     def outweighs(self, other: Candidate) -> bool:
-        """Whether the other gives way where not both can be on time."""
+        """Return whether the other gives way where not both can be on time."""
         if self._burden is None:
             return False
         burden = self._policy.burden(other, self._now)
@@ -130,7 +130,7 @@ class _Newcomer:
 
 
 def _by_batch(rests: Iterable[tuple[Candidate, int]]) -> dict[tuple[int, int], int]:
-    """Ticks that lanes still compute for each batch; a lane may hold several segments of one."""
+    """Sum the ticks that lanes still compute for each batch; a lane may hold several segments of one."""
     begun: dict[tuple[int, int], int] = {}
     for candidate, rest in rests:
         key = candidate.stream, candidate.query
@@ -139,7 +139,10 @@ def _by_batch(rests: Iterable[tuple[Candidate, int]]) -> dict[tuple[int, int], i
 
 
 def _poured(waiting: int, begun: Iterable[int], count: int) -> int:
-    """When the first of *count* lanes is free, each batch that has begun on one lane, the rest poured over all."""
+    """Return when the first of *count* lanes is free.
+
+    Each batch that has begun keeps one lane, the longest placed first; waiting work is divided over all lanes freely.
+    """
     lanes = [0] * count
     for rest in sorted(begun, reverse=True):
         lanes[lanes.index(min(lanes))] += rest

@@ -10,10 +10,11 @@ from weft.engine.engine import Completion
 from weft.engine.policies.base import NO_DEADLINE
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine
 
+# Values of ``Ending.end`` for requests without an answer; below 0, so that no time can equal them.
 DROPPED, REFUSED = -1, -2
 
 Sure = Mapping[int, float]
-"""After how many layers an exit comes, and how sure a request's answer is there."""
+"""Layers before each exit -> the confidence of a request's answer there."""
 
 
 class Ending(NamedTuple):
@@ -24,17 +25,17 @@ class Ending(NamedTuple):
     end: int
     """When its last layer was computed; -1 if it was dropped, -2 if it was refused."""
     layers: int = 0
-    """After how many layers it left; 0 where it was not meant to leave before the end."""
+    """Layers after which it left; 0 for a request without early exits."""
 
 
 class Arrivals:
     """Tickets at given times, open and closed.
 
-    times: per open stream, ascending ticks. end: closed streams send nothing from then on.
+    times: per open stream, ascending ticks. end: closed streams send nothing from this tick on.
     strict: whether late requests are dropped.
-    leaves: per stream, after how many layers each of its requests is done; none where it has no exits.
-    sure: per stream, how sure each of its requests' answers are, where a threshold decides when it leaves.
-    lines: per stream, how many of its requests may wait.
+    leaves: per stream, the layers after which each of its requests leaves; None for a stream without exits.
+    sure: per stream, the confidences of each of its requests, where a threshold decides at which exit it leaves.
+    lines: per stream, the limit of its queue.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Arrivals:
         self._lines = lines or [None] * len(terms)
         self._next = [next(source, NO_DEADLINE) for source in times]
         self._returning = [[0] * term.clients for term in terms]
-        """When clients will be back, as heaps: who was refused comes later than who was served after him."""
+        """Per stream, a heap of the ticks at which clients send again; not in order, since refused clients pause."""
         self._soonest = self._first()
         self.answers: list[Ending] = []
         """What became of each request, in order."""
@@ -84,7 +85,7 @@ class Arrivals:
         return self._soonest
 
     def _first(self) -> int:
-        """When the next request comes, of all that are known."""
+        """Return when the next known request comes."""
         return min([*self._next, *[returning[0] for returning in self._returning if returning]], default=NO_DEADLINE)
 
     def exhausted(self) -> bool:
@@ -110,23 +111,23 @@ class Arrivals:
         return staying
 
     def merged(self, batch: Batch, other: Batch) -> None:
-        """A simulated batch is its members."""
+        """Do nothing: a simulated batch has no data besides its members."""
 
     def dropped(self, ticket: Ticket, now: int) -> None:
         self._answer(ticket, DROPPED, now)
 
     def refused(self, ticket: Ticket, now: int) -> None:
-        """Its client comes again once it would have been due: who is refused at once would else never rest."""
+        """Record the refusal; the client sends again only after the deadline, or it would retry without any pause."""
         self._answer(ticket, REFUSED, max(now, ticket.due))
 
     def failed(self, batch: Batch, error: Exception) -> None:
         raise AssertionError("simulated layers do not fail") from error
 
     def ended(self, batch: Batch) -> None:
-        """Nobody waits for a simulated batch but its requests."""
+        """Do nothing: a simulated batch holds nothing to release."""
 
     def batches(self, warm: int) -> list[int]:
-        """Batches served of each stream whose first request arrived at *warm* or later."""
+        """Count the served batches of each stream whose first request arrived at *warm* or later."""
         return [
             sum(1 for owner, arrival in self._batches if owner == stream and arrival >= warm)
             for stream in range(len(self._terms))
@@ -146,7 +147,7 @@ class Arrivals:
         return ticket.sure[layer] >= ticket.threshold
 
     def _answer(self, ticket: Ticket, end: int, now: int) -> None:
-        """Record what became of a request; the client of a closed stream will be back."""
+        """Record the end of a request, and schedule the next request of a closed stream's client."""
         self.answers.append(Ending(ticket.stream, ticket.arrival, end, ticket.leaves if end >= 0 else 0))
         if self._terms[ticket.stream].think >= 0:
             back = now + self._terms[ticket.stream].think

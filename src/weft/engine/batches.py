@@ -1,4 +1,4 @@
-"""How a batch is formed: when what waits becomes one, of which requests, and what of it is offered to the policy.
+"""How a batch is formed: when waiting requests become one, which of them, and which layers the policy is offered.
 
 A batch is ready when it is full, its first request has waited long enough, or it would otherwise be late. A policy that
 refills is offered beginnings of every size at any time.
@@ -14,18 +14,20 @@ from weft.engine.queues import Queues, StreamQueue
 from weft.engine.tickets import Batch, Ticket
 
 Abortable = Callable[[], tuple[Running, ...]]
-"""What runs on a device, if one of them could be stopped to make room."""
+"""Returns the running layers of an executor if one of them could be stopped, else nothing."""
 
 Rooms = Callable[[], Collection[int]]
-"""The lanes that take one more layer, by their numbers, where they have memory of their own."""
+"""Returns the numbers of the lanes that take one more layer, where lanes have memory of their own."""
 
 BATCHES = 4
-"""Batches of one stream in flight at a time, at least; on an NPU one of them on time."""
+"""Batches of one stream that may be in flight, at least; on an NPU one of them is on time, the others are late."""
 LATE_BATCHES = 64
-"""The same where late ones wait until nothing on time does: they shall not take the places of those that can be."""
+"""The same under rules that compute late batches last: those wait long, and must not take the places of batches that
+can still be on time."""
 
 LOOKED_AT = 4
-"""So many batches of those who wait are looked at that come after one."""
+"""Batches of waiting requests that are looked at for ``ShareUse.behind``: later ones hardly ever bind, and each costs
+time at every decision."""
 
 
 def most_batches(late: LateWork) -> int:
@@ -39,13 +41,13 @@ class Batcher:
     def __init__(
         self, policy: Policy, queues: Queues, remaining: Sequence[Sequence[int]], abortable: Abortable, rooms: Rooms
     ) -> None:
-        """abortable: what runs, and what of it could be stopped."""
+        """abortable: the running layers, if one of them could be stopped."""
         self._setting, self._queues, self._remaining = policy.setting, queues, remaining
         self._abortable, self._rooms = abortable, rooms
         self._refills, self._waits = policy.traits.refills, policy.waits
 
     def ready_at(self, queue: StreamQueue) -> int:
-        """When what waits becomes a batch, full or not: its time is up, or it would be late."""
+        """Return when the waiting requests become a batch that is not full: its wait is over, or it would be late."""
         waiting, terms = queue.waiting, queue.terms
         if self._refills:
             return 0
@@ -57,7 +59,7 @@ class Batcher:
         return min(min(ticket.arrival for ticket in waiting) + terms.timeout, waiting[0].due - rest)
 
     def heads(self, queue: StreamQueue, now: int) -> list[Candidate]:
-        """What a stream has at this instant, late requests that wait not counted."""
+        """Return the candidates of a stream: its batches in flight, and one that could begin; no late waiting ones."""
         if self._refills:
             return self._refilling_heads(queue)
         batches = queue.batches if queue.by_query else []
@@ -72,9 +74,9 @@ class Batcher:
         return heads
 
     def _behind(self, queue: StreamQueue, batch: Batch, own: int, now: int) -> int:
-        """When a batch must be done so that the next ones of its stream can be on time, as far as they can.
+        """Return the latest end of a batch with which the batches behind it in its stream can be on time.
 
-        own: so many of those who wait are its own.
+        Batches that cannot be on time anyway do not count. own: the number of waiting requests that the batch takes.
         """
         latest, need, most = NO_DEADLINE, 0, queue.terms.max_batch
         if not self._setting.shares or len(queue.waiting) <= own:
@@ -88,43 +90,46 @@ class Batcher:
         return latest
 
     def _going_on(self, batches: list[Batch]) -> list[Batch]:
-        """Those that could be given a lane: one that stays where it began, only while that lane takes more."""
+        """Return the batches that a lane could take: one that has a home lane, only while that lane has room."""
         still = [batch for batch in batches if not batch.running]
         if all([batch.home is None for batch in still]):
             return still
-        rooms = self._rooms()  # once for all of them: where late ones gather there are dozens
+        rooms = self._rooms()  # once for all: there may be dozens of late batches
         return [batch for batch in still if batch.home is None or batch.home in rooms]
 
     def _may_begin(self, queue: StreamQueue, batches: list[Batch]) -> bool:
-        """Whether one more may begin: as many as there are lanes, and one that is due before all of those."""
+        """Return whether another batch may begin: one per lane, and beyond that one that is due before all of them."""
         on_time = [batch for batch in batches if not batch.late]
         return len(on_time) < self._setting.lanes or queue.waiting[0].due < min(
             min(t.due for t in batch.members) for batch in on_time
         )
 
     def _unissued(self, batches: list[Batch]) -> list[Batch]:
-        """Those that need a lane again, or may: where lanes take layers ahead, the next begins behind a last layer."""
+        """Return the batches that still need a lane, or may need one again because their last layer can be stopped.
+
+        Where lanes take layers ahead, the next batch may begin behind the last layer of another.
+        """
         programs = self._setting.programs
         if not self._setting.ahead or all(batch.layer < len(programs[batch.program].names) for batch in batches):
             return batches
-        back = {(each.candidate.program, each.candidate.query) for each in self._abortable() if each.stoppable}
+        stoppable = {(layer.candidate.program, layer.candidate.query) for layer in self._abortable() if layer.stoppable}
         return [
             batch
             for batch in batches
-            if batch.layer < len(programs[batch.program].names) or (batch.program, batch.query) in back
+            if batch.layer < len(programs[batch.program].names) or (batch.program, batch.query) in stoppable
         ]
 
     def late_heads(self, queue: StreamQueue) -> list[Candidate]:
-        """The batch of late requests that could begin, if there is one."""
+        """Return the batch of late requests that could begin, as a list of one or none."""
         if not queue.late or len(queue.by_query) == queue.places:
             return []
         members = list(islice(queue.late, queue.terms.max_batch))
         return [self.head(queue, _formed(queue, members, late=True))]
 
     def _refilling_heads(self, queue: StreamQueue) -> list[Candidate]:
-        """All batches that stand still, and beginnings of every size with which these would fit into one batch.
+        """Return the waiting batches, and beginnings of every size with which all of these would fit into one batch.
 
-        Those that can still be on time begin first, then late ones.
+        Beginnings take requests that can still be on time first, then late ones.
         """
         batches, most = queue.batches, queue.terms.max_batch
         begun = sum([len(batch.members) for batch in self._unissued(batches)])
@@ -139,14 +144,15 @@ class Batcher:
         return heads + self._beginnings(queue, first, waiting) if first else heads
 
     def _beginnings(self, queue: StreamQueue, first: list[Ticket], waiting: int) -> list[Candidate]:
-        """The first of these tickets, the first two, ... as batches that could begin; *waiting*: how many there are."""
+        """Return a candidate for the first ticket, the first two, and so on; *waiting*: all that wait in the stream."""
         dues = tuple([ticket.due for ticket in first])
         deadline = dues[0] if queue.waiting else NO_DEADLINE
-        arrival, priority, found = NO_DEADLINE, 0, []
+        beginnings: list[Candidate] = []
+        arrival, priority = NO_DEADLINE, 0
         for size, ticket in enumerate(first, start=1):
             arrival, priority = min(arrival, ticket.arrival), max(priority, ticket.priority)
             number = queue.terms.programs + size - 1
-            found.append(
+            beginnings.append(
                 Candidate.of_batch(
                     self._setting.programs[number],
                     self._remaining[number],
@@ -160,10 +166,10 @@ class Batcher:
                     refill=Refill(dues[:size], waiting - size),
                 )
             )
-        return found
+        return beginnings
 
     def alone(self, ticket: Ticket) -> Candidate:
-        """The first layer of a request by itself, whether it waits or has only come."""
+        """Return the first layer of a request in a batch by itself, for a comparison; nothing is begun."""
         queue = self._queues[ticket.stream]
         return self.head(queue, _formed(queue, [ticket]))
 
@@ -174,7 +180,7 @@ class Batcher:
         refill: Refill | None = None,
         behind: int = NO_DEADLINE,
     ) -> Candidate:
-        """The next layer of a batch."""
+        """Return the next layer of a batch as a candidate."""
         members, number = batch.members, batch.program
         arrival, priority = members[0].arrival, members[0].priority
         if len(members) > 1:
@@ -188,7 +194,7 @@ class Batcher:
         )  # fmt: skip
 
     def begin(self, candidate: Candidate) -> Batch:
-        """Turn the waiting requests a candidate stands for into a batch."""
+        """Take the waiting requests that a candidate stands for out of their queue, as a batch in flight."""
         queue = self._queues[candidate.stream]
         late = candidate.deadline == NO_DEADLINE
         waiting = [
@@ -202,6 +208,6 @@ class Batcher:
 
 
 def _formed(queue: StreamQueue, members: list[Ticket], late: bool = False) -> Batch:
-    """A batch that could begin; requests that can be on time stand first in it."""
+    """Return a batch that could begin; of its members those that can be on time come first."""
     program = queue.terms.programs + len(members) - 1
     return Batch(program, queue.queries, members, late, NO_DEADLINE if late else members[0].due)

@@ -1,4 +1,4 @@
-"""The same runs, compiled: the order of issues from a kernel instead of from the plain loop.
+"""Compiled runs of saturated streams: the order of issues from a kernel instead of from the plain loop.
 
 Only the order comes from here; its times are replayed like any other order's. Policies without a
 kernel, and runs a kernel does not cover, go through the plain engine.
@@ -16,6 +16,7 @@ from weft.engine.policies.aimt import AiMt
 from weft.engine.policies.base import Policy, Setting
 from weft.engine.policies.in_order import DoubleBuffer, Fair, Fifo, RoundRobin
 from weft.engine.policies.layerweaver import Layerweaver
+from weft.engine.policies.least_shares import WithLeastShares
 from weft.engine.policies.weft import Weft
 from weft.kernels.aimt import weave_aimt
 from weft.kernels.band import KernelBand
@@ -27,6 +28,7 @@ from weft.kernels.rollout import RolloutRules, RolloutStreams, weave_rollout
 Ints = npt.NDArray[np.int64]
 
 MOST_ISSUES = 50_000_000
+"""Most layers that a run may issue: its order and its replayed times take 40 bytes per issue, 2 GB at this limit."""
 
 
 def layer_arrays(setting: Setting) -> tuple[Ints, Ints, Ints]:
@@ -46,6 +48,8 @@ def replayed(policy: Policy, chosen: Ints) -> Ints:
 
 def compiled_order(policy: Policy, work: int, quota: Sequence[int] | None) -> Ints | None:
     """Stream of each issue as the policy's kernel chooses it, or None where no kernel applies."""
+    if type(policy) is WithLeastShares:
+        return _with_least_shares(policy, work)
     kernel = _kernel(policy, work, quota)
     if kernel is None:
         return None
@@ -58,6 +62,23 @@ def compiled_order(policy: Policy, work: int, quota: Sequence[int] | None) -> In
             return chosen[:issues]
         capacity *= 2
     raise WorkloadError(f"the run would issue more than {MOST_ISSUES} layers; lower --queries")
+
+
+def _with_least_shares(policy: WithLeastShares, work: int) -> Ints | None:
+    """Insert the layers of the streams at their least shares into the order of the weave, where they are due."""
+    programs, weave = policy.setting.programs, compiled_order(policy.rule, work, None)
+    if weave is None:
+        return None
+    ends = replayed(policy.rule, weave)[:, 3]
+    dues = [policy.dues(stream, int(ends[-1])) for stream in policy.at_least]
+    streams = np.repeat(policy.at_least, [len(layers) for layers in dues])
+    due = np.concatenate(dues)
+    order = np.insert(np.array(policy.woven)[weave], np.where(due > 0, np.searchsorted(ends, due) + 1, 0), streams)
+    ticks = np.zeros(len(order), np.int64)
+    for stream, program in enumerate(programs):
+        issues = order == stream
+        ticks[issues] = np.resize(np.array(program.work, np.int64), int(issues.sum()))
+    return order[: np.searchsorted(np.cumsum(ticks), work) + 1]
 
 
 def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[[Ints], int] | None:
@@ -86,7 +107,7 @@ def _kernel(policy: Policy, work: int, quota: Sequence[int] | None) -> Callable[
 
 
 def _turns(policy: Policy) -> tuple[Ints, int]:
-    """What a stream's queries are multiplied with and divided by to tell whose turn it is."""
+    """Return the factor per stream and the divisor that turn a stream's count of queries into its turn."""
     setting = policy.setting
     if type(policy) is Fair:
         return np.array([program.total_work for program in setting.programs]) * len(setting.programs), sum(
@@ -96,7 +117,7 @@ def _turns(policy: Policy) -> tuple[Ints, int]:
 
 
 def _kernel_band(policy: Policy, quota: Sequence[int] | None) -> KernelBand | None:
-    """The policy's band as its kernel keeps it, from the start of a run; None where it has none."""
+    """Return the policy's band in its kernel's form, at the start of a run; None for a policy without one."""
     if policy.band is None:
         return None
     gains = np.concatenate(policy.band.gains(policy.setting.programs)).astype(np.int64)

@@ -1,9 +1,8 @@
-"""The loop: see what could go, ask the policy, check its answer, hand it to the executor.
+"""The scheduling loop: get the candidates, ask the policy, check its answer, submit it to the executor.
 
-Streams that never run dry, simulated requests and requests of real clients are sources of work for the
-same loop; the loop, the policies and the checks are the same for every source and every executor. A
-simulation ``run``s it to the end of its time; a server takes a ``step`` whenever a request came or a lane
-became free.
+Saturated streams, simulated requests and requests of real clients are sources of work for the same loop; the loop, the
+policies and the checks are the same for every source and every executor. A simulation calls ``run``; a server calls
+``step`` whenever a request arrives or a lane becomes free.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from weft.engine.policies.base import Candidate, Event, EventKind, LaneState, Po
 
 
 class Offer(NamedTuple):
-    """What a source has at one instant; no candidates where nothing can go yet."""
+    """The layers that a source offers at one instant; no candidates where nothing can be issued yet."""
 
     heads: tuple[Candidate, ...] = ()
     candidates: tuple[Candidate, ...] = ()
@@ -25,93 +24,93 @@ class Offer(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """What became of a layer that was issued."""
+    """The end of an issued layer: computed, stopped or failed."""
 
     candidate: Candidate
     times: LayerTimes
     aborted: bool = False
-    """It was stopped half-way for something more urgent and has to be done again."""
+    """It was stopped half-way for more urgent work and has to run again."""
     error: Exception | None = None
     """It could not be computed."""
     work: object = None
-    """What the executor keeps for its batch."""
+    """The executor's record of its batch."""
     lane: int = -1
-    """Where it was computed, of lanes that take layers ahead."""
+    """The lane that computed it; -1 where lanes have no numbers."""
 
 
 class Source(Protocol):
-    """Where layers come from."""
+    """A source of work: it offers layers and is notified when they are issued and have ended."""
 
     @property
     def events(self) -> list[Event]:
-        """What happened since the policy was last asked, in order; the engine empties it."""
+        """Events since the policy was last asked, in order; the engine empties the list."""
         ...
 
     def done(self) -> bool:
-        """Whether nothing is left to issue, now or later."""
+        """Return whether nothing is left to issue, now or later."""
         ...
 
     def at(self, now: int) -> Iterable[tuple[int, int]]:
-        """Time has passed: take what has come, give up what is overdue; which running queries to stop, by stream."""
+        """Admit arrivals and expire overdue requests; yield the stream and query of running batches to stop."""
         ...
 
     def offer(self, device: DeviceClocks) -> Offer:
-        """What could be issued at this instant of the device."""
+        """Return what could be issued at this instant of the device."""
         ...
 
     def next_event(self) -> int:
-        """When there may be something to issue, where nothing could be at this instant."""
+        """Return when there may next be something to issue; called when there is nothing now."""
         ...
 
     def issued(self, candidate: Candidate, step: int) -> object:
-        """One of the candidates went; returns its batch, where it belongs to one."""
+        """Account for an issued candidate; return its batch, where it belongs to one."""
         ...
 
     def completed(self, completion: Completion) -> None:
-        """An issued layer's end is known."""
+        """Account for the end of an issued layer."""
         ...
 
 
 class Executor(Protocol):
-    """Does what it is told, in simulated or in real time."""
+    """Computes the layers that the engine starts, in simulated or in real time."""
 
     def completions(self) -> Iterable[Completion]:
-        """Issued layers whose end became known since the last call.
+        """Return the issued layers whose end became known since the last call.
 
-        An NPU works through what it was given in order, so its simulation knows every end at once.
+        An NPU computes in the order of issue, so its simulation knows the end of a layer when it is submitted.
         """
         ...
 
     def ready(self) -> DeviceClocks | None:
-        """When it can begin another layer, if it can be given one now."""
+        """Return the device's clocks if it takes another layer now, else None."""
         ...
 
     def now(self) -> int:
-        """The time."""
+        """Return the time in ticks."""
         ...
 
     def held(self) -> tuple[LaneState, ...]:
-        """What every lane holds, where lanes are shares of a device; else nothing."""
+        """Return the state of every lane, where lanes are shares of a device; else nothing."""
         ...
 
     def idle_until(self, tick: int) -> None:
-        """Let time pass, with nothing to do, until then or until something changes."""
+        """Wait until *tick*, or until something changes."""
         ...
 
     def submit(self, start: Start, batch: object = None) -> None:
-        """Give the device a layer to compute; *batch*: as the source has it."""
+        """Start a layer; *batch*: the source's record of it, which comes back with its completion."""
         ...
 
     def abortable(self) -> tuple[Running, ...]:
-        """What runs, if no layer can be given and one of them could be stopped to make room; else nothing."""
+        """Return the running layers if no lane is free and one of them could be stopped; else nothing."""
         ...
 
     def stop(self, stream: int, query: int) -> None:
-        """Stop what runs of a query; its completion says so."""
+        """Stop the running layer of a query; its completion is marked as aborted."""
         ...
 
     def rests(self) -> Sequence[tuple[Candidate, int]]:
-        """What was given and has not ended, and how many ticks each is expected to take from now on."""
+        """Return the layers that have not ended, each with its expected ticks from now on."""
         ...
 
 
@@ -132,14 +131,14 @@ class Engine:
         return self._steps
 
     def follow(self, policy: Policy) -> None:
-        """Ask another policy from now on."""
+        """Switch to another policy."""
         self._policy = policy
 
     def step(self) -> bool:
         """Account for what has happened, and issue one layer if there is one and the executor can take it.
 
-        Returns whether there may be another one to issue at once. A batch that was started to its end goes on without
-        a question, also where it is held back for others.
+        Returns whether there may be another one to issue at once. The next layer of a batch that was started to its end
+        is issued without asking the policy, even if the source holds that batch back for others.
         """
         self.account()
         device = self._executor.ready()
@@ -175,14 +174,14 @@ class Engine:
         self._steps += 1
 
     def _going_on(self, offer: Offer) -> Candidate | None:
-        """The next segment of a batch that was started to its end; the first such, in the source's order."""
+        """Return the next segment of the first batch, in the source's order, that was started to its end."""
         for head in offer.heads:
             if head.layer and (head.stream, head.query) in self._open_ended:
                 return head
         return None
 
     def account(self) -> None:
-        """Tell the source what has ended and what time it is."""
+        """Pass completions and the time to the source, and stop the batches that it gives up."""
         for completion in self._executor.completions():
             self._source.completed(completion)
         for stream, query in self._source.at(self._executor.now()):

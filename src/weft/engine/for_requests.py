@@ -1,7 +1,7 @@
-"""One set of rules around a policy: how requests are taken, batched, ordered when late, and steered out early.
+"""The engine for requests: a policy with admission, batching, the rule for late requests and early exits around it.
 
-Whoever serves requests is built here: the simulator of workloads, the prediction of a measured run, and the server.
-They differ in their feed (simulated or real clients) and their executor (simulated or real lanes) alone.
+The simulator of workloads, the prediction of a measured run and the server are all built here. They differ only in
+their feed (simulated or real clients) and their executor (simulated or real lanes).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from weft.engine.tickets import Feed
 
 
 class RequestExecutor(Executor, Protocol):
-    """An executor of batches, which may be joined."""
+    """An executor of batches, which may be merged."""
 
     def joined(self, stream: int, query: int, other: int) -> None:
-        """A batch of a stream goes on as part of another one, by their queries: from all that runs of both."""
+        """Note that batch *other* of a stream goes on as part of batch *query*, after the running layers of both."""
         ...
 
     def rooms(self) -> Collection[int]:
-        """The lanes that take one more layer, by their numbers, where they take layers ahead."""
+        """Return the numbers of the lanes that take one more layer, where lanes take layers ahead."""
         ...
 
 
 class RequestEngine(NamedTuple):
-    """The loop and the source it draws from."""
+    """The scheduling loop and its source of requests."""
 
     engine: Engine
     source: Requests
@@ -43,10 +43,10 @@ def request_engine(
     late: str = "weave",
     places: int = NO_DEADLINE,
 ) -> RequestEngine:
-    """An engine that serves a feed's requests on an executor.
+    """Build an engine that serves a feed's requests on an executor.
 
     remaining: estimated ticks from each layer of each program to its end.
-    late: what becomes of requests that can no longer be on time and are not strict (``lateness``).
+    late: the rule for requests that can no longer be on time and are not strict (``lateness``).
     places: how many requests may wait in all.
     """
     source = Requests(

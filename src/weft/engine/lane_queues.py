@@ -1,8 +1,9 @@
-"""What a lane holds that takes segments ahead: the rules that simulated and real lanes share.
+"""Queues of lanes that take segments ahead: the rules that simulated and real lanes share.
 
-A lane computes what it was given in order, the first now and the others when their turn comes. A batch goes on where
-its last segment runs, if there is room. Elsewhere its next one has to wait until what it goes on from has ended. Where
-lanes have memory of their own (``Setting.apart``) there is no elsewhere: it is not offered while its lane has no room.
+A lane computes its segments in order: the first runs, the others wait behind it. The next segment of a batch goes to
+the lane that runs the last one, if that has room. On another lane it has to wait until the last one has ended. Where
+lanes have memory of their own (``Setting.apart``), a batch cannot change lanes: it is not offered while its lane has no
+room.
 """
 
 from __future__ import annotations
@@ -13,20 +14,21 @@ from typing import Protocol, TypeVar
 from weft.engine.policies.base import Candidate
 
 DEVICE_AHEAD = 1
-"""How many segments the lane of a GPU takes besides the one that it computes."""
+"""Segments that a lane of a GPU takes besides the running one: enough to hide the launch of the next."""
 
 MOST_AHEAD = 4
-"""So many segments wait at most on a lane that takes them ahead."""
+"""Most segments that wait on a lane: each one that waits delays the effect of the policy's next decision."""
 
 SHORT_TICKS = 300_000
-"""Another one is taken while what waits takes less than 0.3 ms, as hearing of an end and sending the next does."""
+"""Another segment is taken while the waiting ones last less than 0.3 ms: reporting an end and sending the next takes
+as long, and the lane would run dry."""
 
 BatchKey = tuple[int, int]
 """A batch by its stream and its query."""
 
 
 class Queued(Protocol):
-    """A segment that a lane was given and that has not ended."""
+    """A segment on a lane, running or waiting."""
 
     @property
     def batch(self) -> BatchKey:
@@ -35,17 +37,17 @@ class Queued(Protocol):
 
     @property
     def stoppable(self) -> bool:
-        """Whether it is long enough to be stopped for something urgent."""
+        """Whether it may be stopped half-way for urgent work."""
         ...
 
     @property
     def compute(self) -> int:
-        """How many ticks it is expected to take."""
+        """Its expected ticks."""
         ...
 
     @property
     def body(self) -> object:
-        """Whose memory it is computed in, where lanes are shares of one device."""
+        """The body (backbone) whose memory it is computed in, where lanes are shares of one device."""
         ...
 
 
@@ -53,7 +55,7 @@ Q = TypeVar("Q", bound=Queued, covariant=True)
 
 
 class LaneQueue(Protocol[Q]):
-    """A lane and what it was given."""
+    """A lane with its segments."""
 
     @property
     def tasks(self) -> Sequence[Q]: ...
@@ -63,7 +65,7 @@ L = TypeVar("L", bound=LaneQueue[Queued])
 
 
 class Numbered(Protocol):
-    """A lane by its number."""
+    """A lane with a number."""
 
     @property
     def index(self) -> int: ...
@@ -73,9 +75,9 @@ N = TypeVar("N", bound=Numbered)
 
 
 def has_room(lane: LaneQueue[Queued], ahead: int) -> bool:
-    """Whether a lane that takes so many segments ahead takes one more; of short ones it takes a few more than that.
+    """Return whether a lane takes one more segment: *ahead* besides the running one, a few more of short ones.
 
-    Nothing waits behind one that may be stopped: whoever is urgent is weighed against it first.
+    Nothing waits behind a segment that may be stopped, so that the policy can still weigh urgent work against it.
     """
     tasks = lane.tasks
     if not tasks or not ahead or tasks[-1].stoppable:
@@ -85,31 +87,31 @@ def has_room(lane: LaneQueue[Queued], ahead: int) -> bool:
 
 
 def known(lane: LaneQueue[Q], ahead: int) -> Sequence[Q]:
-    """Those of a lane's segments from which batches may go on before they have ended: the one that it computes.
+    """Return the segments of a lane that are reported to the source before they end: the running one.
 
-    Where it takes more, what waits behind it as well, or there would be nothing to give it.
+    While the lane has room, the waiting ones as well: their batches' next segments may be all there is to give it.
     """
     return lane.tasks if has_room(lane, ahead) else lane.tasks[:1]
 
 
 def lane_for(batch: BatchKey, lanes: Sequence[L], rest: Callable[[L], int]) -> L:
-    """Which of the lanes with room takes the next segment of a batch.
+    """Choose a lane, of those with room, for the next segment of a batch.
 
-    That which computes its last one; else one with nothing to do; else the one that is expected to end first.
+    The lane of its last segment; else an idle lane; else the one that is expected to be free first.
     """
     own = [lane for lane in lanes if any(task.batch == batch for task in lane.tasks)]
     return min(own or lanes, key=lambda lane: (bool(lane.tasks), rest(lane)))
 
 
 def at_home(candidate: Candidate, lanes: Sequence[N]) -> Sequence[N]:
-    """Those of the lanes with room that a layer may go to: where its batch stays, if it has to."""
+    """Return the lanes, of those with room, that a layer may go to: only its batch's home lane if it has one."""
     return lanes if candidate.home is None else [lane for lane in lanes if lane.index == candidate.home]
 
 
 def awaited(task: Queued, lane: LaneQueue[Q], lanes: Iterable[LaneQueue[Q]], *, shares: bool = False) -> list[Q]:
-    """What a segment that is given to a lane goes on from, and runs on others.
+    """Return the segments on other lanes that have to end before a segment begins on its lane.
 
-    shares: lanes have one memory, in which a body has one place: its batches follow each other.
+    Those of its own batch. shares: also those of its body (backbone), which has one place in the lanes' common memory.
     """
-    others = [each for other in lanes if other is not lane for each in other.tasks]
-    return [each for each in others if each.batch == task.batch or (shares and each.body == task.body)]
+    elsewhere = [other for other_lane in lanes if other_lane is not lane for other in other_lane.tasks]
+    return [other for other in elsewhere if other.batch == task.batch or (shares and other.body == task.body)]

@@ -1,9 +1,9 @@
-"""What becomes of requests that can no longer be on time: one rule for the simulator and for the server.
+"""Rules for requests that can no longer be on time; the simulator and the server share them.
 
-``weave``, the default, lets them give way to those that can be on time. Under a policy that weaves by deadlines they
-fill what the others leave idle; under one that does not they come when nobody on time waits; a policy with an order of
-its own for them sees them among the others. ``keep`` serves them like the others under every policy, ``demote``
-after all others, ``drop`` not at all.
+Under ``weave``, the default, late requests give way to those that can be on time: a policy that weaves by deadlines
+fills idle time with them, other policies run them when no request on time waits, and a policy with its own order for
+late requests sees them among the others. ``keep`` serves them like the others under every policy, ``demote`` after all
+others, ``drop`` not at all.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ LATE = (*SOFT, "drop")
 
 
 def check_late(late: str) -> None:
-    """InputError unless there is such a rule."""
+    """Raise InputError unless there is such a rule."""
     if late not in LATE:
         raise InputError(unknown_name("rule for late requests", late, LATE))
 
 
 def late_work(policy: Policy, late: str) -> LateWork:
-    """Where late requests go under a policy and a rule."""
+    """Return the place of late requests in the order, under a policy and a rule."""
     if late == "weave":
         return policy.traits.late_work
     return LateWork.LAST if late == "demote" else LateWork.AMONG_OTHERS
 
 
 def latest_end(on_time: Iterable[Candidate], now: int) -> int:
-    """Until when the device may be taken without harm, by deadlines: whoever can be on time from *now* on still will.
+    """Return until when the device may do other work, so that all requests that can be on time still will be.
 
-    Each is taken to have the device to itself in turn; who cannot be on time even so need not be waited for.
+    The requests are assumed to run one by one in order of deadlines; those that would be late even so do not count.
     """
     latest, need = NO_DEADLINE, 0
     for head in sorted(on_time, key=lambda head: head.deadline):
@@ -46,9 +46,9 @@ def latest_end(on_time: Iterable[Candidate], now: int) -> int:
 
 
 def woven(heads: Sequence[Candidate], device: DeviceClocks, setting: Setting) -> list[Candidate]:
-    """The heads that can be on time, and the late ones that fill what those leave idle and make none of them late.
+    """Return the heads on time, and the late ones that fill a resource those leave idle and make none of them late.
 
-    Idle is a resource, array or channel, that no head on time is bound by.
+    A resource, array or channel, counts as idle if no head on time is bound by it.
     """
     on_time = [head for head in heads if head.deadline < NO_DEADLINE]
     sides = {setting.programs[head.program].compute_bound for head in on_time}

@@ -1,4 +1,4 @@
-"""What waits and what runs of every stream, and when strict requests are due."""
+"""The queues of waiting requests and running batches of every stream, and the deadlines of strict requests."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from weft.engine.steering import Steered
 from weft.engine.tickets import Batch, Terms, Ticket, WaitingLine, due
 
 LATELY_TICKS = 50_000_000
-"""What a stream was given counts half after so many ticks: 50 ms of a machine's clock."""
+"""Half-life of the work a stream was given, in its recent share: 50 ms at one tick per nanosecond."""
 
 _LN_2 = log(2)
+"""Turns the half-life into a decay rate: work at full speed converges to a share of 1."""
 
 LEAST_SWEPT = 1024
-"""Watched deadlines from which on those of answered requests are swept out."""
+"""Heap size from which on deadlines of answered requests are removed; below it a sweep costs more than it frees."""
 
 
 @dataclass(eq=False)
@@ -31,11 +32,11 @@ class StreamQueue:
     places: int
     """Batches that may be in flight."""
     steered: Steered | None = None
-    """How sure early answers of its model must be, where it has any."""
+    """The exit threshold of its model, where that has early exits."""
     waiting: deque[Ticket] = field(default_factory=deque)
     """Requests that no batch has taken, in order of deadlines."""
     late: deque[Ticket] = field(default_factory=deque)
-    """Those that can no longer be on time, and give way to the others."""
+    """Waiting requests that can no longer be on time, and give way to the others."""
     in_flight: list[Batch | None] = field(init=False)
     """A batch keeps its place from beginning to end."""
     by_query: dict[int, Batch] = field(default_factory=dict)
@@ -45,13 +46,14 @@ class StreamQueue:
     deepest: int = 0
     """Most requests that waited at a time."""
     served: int = 0
-    """Ticks of work issued; at least as many as whoever had least had when it last became busy."""
+    """Ticks of work issued; raised to the least of the busy streams when it becomes busy: idle time earns nothing."""
     lately: float = 0.0
-    """The part of the device's time that it was given lately, while it had work; when another comes, no more than what
-    is fair from then on."""
+    """Its recent share of the device's time, while it had work; capped at the fair share when another stream becomes
+    busy."""
     looked_at: int = 0
+    """Tick at which ``lately`` was last updated."""
     came: Event = field(init=False)
-    """That a request of it came; one event stands for all, since it says no more than that."""
+    """The event of an arrival; one object serves for all of them, since it names only the stream."""
 
     def __post_init__(self) -> None:
         self.in_flight = [None] * self.places
@@ -59,7 +61,7 @@ class StreamQueue:
 
     @property
     def idle(self) -> bool:
-        """Whether nothing of it waits or runs."""
+        """Whether it has neither waiting requests nor batches in flight."""
         return not (self.waiting or self.late or self.by_query)
 
     @property
@@ -68,7 +70,7 @@ class StreamQueue:
         return [batch for batch in self.in_flight if batch]
 
     def rearrange(self, terms: Terms, places: int) -> None:
-        """Go by other terms from now on; whoever counted as late does not until they are judged again."""
+        """Switch to other terms; late requests and batches count as on time until they are judged again."""
         batches, late, self.terms = self.batches, list(self.late), terms
         self.places = max(places, len(batches))
         self.in_flight = [*batches, *[None] * (self.places - len(batches))]
@@ -80,14 +82,14 @@ class StreamQueue:
                 batch.late, batch.deadline = False, min(ticket.due for ticket in batch.members)
 
     def join(self, others: Sequence[StreamQueue], now: int) -> None:
-        """It has work again: nobody is owed for the time before, and nobody owes more."""
+        """Start at the fair share when it becomes busy; cap the others at that, so that none pays for time alone."""
         fair = 1 / (len(others) + 1)
         self.lately, self.looked_at = fair, max(self.looked_at, now)
-        for each in others:
-            each.lately = min(each.lately, fair)
+        for other in others:
+            other.lately = min(other.lately, fair)
 
     def remember(self, now: int, ticks: int = 0) -> None:
-        """Time has passed, and it was given so many ticks of work."""
+        """Update ``lately``: let it decay until *now*, and add *ticks* of work that the stream was given."""
         kept = 0.5 ** ((now - self.looked_at) / LATELY_TICKS)
         self.lately, self.looked_at = self.lately * kept + ticks * _LN_2 / LATELY_TICKS, now
 
@@ -98,13 +100,13 @@ class StreamQueue:
             insort(self.waiting, ticket, key=due)
 
     def begin(self, batch: Batch) -> None:
-        """Give a batch a place."""
+        """Put a batch into a free place."""
         self.in_flight[self.in_flight.index(None)] = batch
         self.by_query[batch.query] = batch
         self.queries += 1
 
     def end(self, batch: Batch) -> None:
-        """Let a batch leave its place."""
+        """Free the place of a batch."""
         self.in_flight[self.in_flight.index(batch)] = None
         del self.by_query[batch.query]
         batch.ended = True
@@ -126,7 +128,7 @@ class Queues:
         """All requests that no lane has begun."""
         self._streams: list[StreamQueue] = []
         self._busy: list[StreamQueue] = []
-        """Streams that have something, by number; who has nothing any more is taken out when next looked at."""
+        """Streams with requests, by number; idle ones are removed when ``busy`` is next called."""
 
     def __getitem__(self, stream: int) -> StreamQueue:
         return self._streams[stream]
@@ -140,7 +142,7 @@ class Queues:
         return [queue.deepest for queue in self._streams]
 
     def add(self, queue: StreamQueue) -> None:
-        """Open another stream, or give the number of one that has nothing left to it."""
+        """Add the queue of a new stream, or replace that of an idle stream with the same number."""
         if queue.stream == len(self._streams):
             self._streams.append(queue)
         else:
@@ -148,15 +150,15 @@ class Queues:
             self._streams[queue.stream] = queue
 
     def busy(self) -> list[StreamQueue]:
-        """Streams of which something waits or runs."""
-        found = [queue for queue in self._busy if queue.waiting or queue.by_query or queue.late]
-        if len(found) < len(self._busy):
-            self._busy = found
-        return found
+        """Return the queues that have waiting requests or batches in flight, by stream number."""
+        busy = [queue for queue in self._busy if queue.waiting or queue.by_query or queue.late]
+        if len(busy) < len(self._busy):
+            self._busy = busy
+        return busy
 
     @property
     def stands(self) -> bool:
-        """Whether there is a request that no lane computes."""
+        """Whether a request or a batch waits for a lane."""
         if self.line.waiting:
             return True
         for queue in self._busy:
@@ -166,7 +168,7 @@ class Queues:
         return False
 
     def waiting(self) -> Iterator[StreamQueue]:
-        """Streams of which something waits."""
+        """Iterate over the queues that have waiting requests."""
         return (queue for queue in self._busy if queue.waiting)
 
     def batch_of(self, candidate: Candidate) -> Batch | None:
@@ -174,23 +176,23 @@ class Queues:
         return self._streams[candidate.stream].by_query.get(candidate.query)
 
     def whole(self, stream: int, requests: int = 1) -> int:
-        """Ticks that so many requests of a stream are expected to take, in batches as large as they come."""
+        """Return the expected ticks of a number of requests of a stream; two and more are taken as full batches."""
         terms = self._streams[stream].terms
         if requests <= 1:
             return requests * self._remaining[terms.programs][0]
         return requests * self._remaining[terms.programs + terms.max_batch - 1][0] // terms.max_batch
 
     def rest(self, batch: Batch) -> int:
-        """Ticks that the layers of a batch are expected to take that were not issued."""
+        """Return the expected ticks of the layers of a batch that were not issued."""
         rests = self._remaining[batch.program]
         return rests[batch.layer] if batch.layer < len(rests) else 0
 
     def put(self, ticket: Ticket) -> StreamQueue:
-        """Let a request wait for its turn, in the queue that is returned."""
+        """Put a request into the queue of its stream, and return that queue."""
         queue = self._streams[ticket.stream]
         if queue.idle:
             others = self.busy()
-            queue.served = max(queue.served, min([each.served for each in others], default=0))
+            queue.served = max(queue.served, min([other.served for other in others], default=0))
             queue.join(others, ticket.arrival)
             self._busy = sorted([*others, queue], key=_number)
         queue.put(ticket)
@@ -198,14 +200,16 @@ class Queues:
         return queue
 
     def count(self, ticket: Ticket, more: int) -> None:
-        """Note that a request waits, or waits no longer."""
+        """Adjust the counts of waiting requests: *more* is 1 or -1."""
         self.line.waiting += more
         if ticket.line:
             ticket.line.waiting += more
 
     def withdraw(self, ticket: Ticket) -> Batch | None:
-        """Nobody waits for it any more: it leaves the queue; if it is in a batch, that is returned and goes on for
-        the others, if there are any."""
+        """Mark a request as gone and take it out of its queue.
+
+        If it is in a batch, it stays there and the batch is returned: the batch goes on for its other requests.
+        """
         ticket.gone = True
         queue = self._streams[ticket.stream]
         for waiting in (queue.waiting, queue.late):
@@ -217,16 +221,16 @@ class Queues:
 
 
 class StrictDeadlines:
-    """Strict requests by their deadlines; those that were answered are swept out now and then."""
+    """A heap of the deadlines of strict requests; entries of answered requests are removed lazily."""
 
     def __init__(self) -> None:
         self.heap: list[tuple[int, int, Ticket]] = []
-        """Deadlines with their requests, the first one first; empty where no request is strict."""
+        """Deadline, sequence number and request, the earliest first; empty where no request is strict."""
         self._most = LEAST_SWEPT
         self._taken = 0
 
     def watch(self, ticket: Ticket) -> None:
-        """Remember when a request is due."""
+        """Add a strict request."""
         self._taken += 1
         heapq.heappush(self.heap, (ticket.due, self._taken, ticket))
         if len(self.heap) > self._most:
@@ -235,15 +239,15 @@ class StrictDeadlines:
             self._most = max(LEAST_SWEPT, 2 * len(self.heap))
 
     def next(self) -> int:
-        """When the next of them is due."""
+        """Return the earliest deadline, or NO_DEADLINE."""
         return self.heap[0][0] if self.heap else NO_DEADLINE
 
     def any_passed(self, now: int) -> bool:
-        """Whether there is something to forget: the first of them is due, or was answered."""
+        """Return whether the first entry can be removed: its deadline has passed, or its request was answered."""
         return bool(self.heap) and (self.heap[0][0] <= now or self.heap[0][2].gone)
 
     def passed(self, now: int) -> Iterator[Ticket]:
-        """Those that are due and were not answered; they are forgotten."""
+        """Remove the entries whose deadlines have passed, and yield their requests if they were not answered."""
         while self.any_passed(now):
             ticket = heapq.heappop(self.heap)[2]
             if not ticket.gone:

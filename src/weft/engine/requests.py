@@ -1,10 +1,10 @@
 """Requests that arrive, wait, are batched and have deadlines, as a source of work.
 
-Each stream has a queue (``queues``), in order of deadlines. What waits becomes a batch (``batches``), whose layers are
-offered one by one. At an exit some of its requests may leave, and for a policy that refills batches that stand at the
-same layer become one. What becomes of requests and batches that can no longer be on time says ``lateness``, who is
-taken at all ``admission``, and how sure an early answer must be ``steering``. Where requests come from and where
-answers go is the feed's affair: a simulated arrival process or real clients.
+Each stream has a queue (``queues``), in order of deadlines. Waiting requests become a batch (``batches``), whose layers
+are offered one by one. At an exit some of its requests may leave; for a policy that refills, batches that have reached
+the same layer are merged. ``lateness`` decides what happens to requests that can no longer be on time, ``admission``
+which requests are accepted, and ``steering`` how confident an early answer must be. The feed brings requests and takes
+answers: a simulated arrival process or real clients.
 """
 
 from __future__ import annotations
@@ -22,19 +22,21 @@ from weft.engine.steering import Steered
 from weft.engine.tickets import ArrivalSource, Batch, Feed, Terms, Ticket
 
 QUEUE_PLACES = 1 << 16
+"""Most requests in one queue. It bounds memory under sustained overload, where requests without strict deadlines are
+never refused for lateness; it is far above any queue that is still served in time."""
 
 Joined = Callable[[int, int, int], None]
-"""Told of a stream and two of its queries: the second goes on as part of the first."""
+"""Callback for merged batches: a stream and two of its queries, of which the second goes on as part of the first."""
 
 
 class Requests:
     """Offers the next layer of every batch in flight, and the first layer of every batch that is ready.
 
-    policy: for whom; it says how batches are made and when a request counts as late.
+    policy: decides how batches are formed and when a request counts as late.
     remaining: estimated ticks from each layer of each program to its end.
-    rests, abortable, rooms: what runs on the device it is for, what of it could be stopped, and which lanes take more.
-    joined: told which batch, by its stream and query, goes on with another one, where the device must know.
-    late: what becomes of requests that can no longer be on time and are not strict (``lateness``).
+    rests, abortable, rooms: the executor's running work, what of it could be stopped, and the lanes that take more.
+    joined: called when two batches are merged, for executors that have to know it.
+    late: the rule for requests that can no longer be on time and are not strict (``lateness``).
     places: how many requests may wait in all.
     """
 
@@ -56,13 +58,13 @@ class Requests:
         self.events: list[Event] = []
         self._rests, self._abortable, self._rooms = rests, abortable, rooms
         self.queues = Queues(remaining, places)
-        self._asked: dict[int, Terms] = {}
-        """The terms of each stream, whatever of them the policy allows."""
+        self._requested_terms: dict[int, Terms] = {}
+        """The terms that each stream was opened with; a policy may allow less, such as no batches."""
         self.deadlines = StrictDeadlines()
         self._now = 0
-        self._obey(policy, late)
+        self._configure(policy, late)
 
-    def _obey(self, policy: Policy, late: str) -> None:
+    def _configure(self, policy: Policy, late: str) -> None:
         self._setting = policy.setting
         self._late_work = late_work(policy, late)
         self._demote = self._late_work is not LateWork.AMONG_OTHERS
@@ -74,19 +76,20 @@ class Requests:
         )
 
     def follow(self, policy: Policy, late: str) -> None:
-        """Go on under another policy and another rule for late requests, with all that waits and runs."""
-        self._obey(policy, late)
-        for stream, asked in self._asked.items():
-            terms = self._allowed(asked)
+        """Switch to another policy and rule for late requests; waiting and running requests are kept."""
+        self._configure(policy, late)
+        for stream, requested in self._requested_terms.items():
+            terms = self._allowed(requested)
             self.queues[stream].rearrange(terms, self._places(terms))
 
     def open(self, terms: Terms, steered: Steered | None = None, *, stream: int | None = None) -> int:
-        """Another stream; returns its number. *steered*: how sure early answers of its model must be.
+        """Add a stream and return its number.
 
-        stream: the number of one that has nothing left, which the new one takes.
+        steered: the exit threshold of its model, where it has early exits.
+        stream: the number of an idle stream to replace.
         """
         number = len(self.queues) if stream is None else stream
-        self._asked[number], terms = terms, self._allowed(terms)
+        self._requested_terms[number], terms = terms, self._allowed(terms)
         self.queues.add(StreamQueue(number, terms, self._places(terms), steered))
         return number
 
@@ -94,9 +97,9 @@ class Requests:
         return terms if self._shares_batches else terms._replace(max_batch=1)
 
     def _places(self, terms: Terms) -> int:
-        """Batches of a stream that may be in flight; where they are refilled, each may be of one request.
+        """Return how many batches of a stream may be in flight; where batches are refilled, each may hold one request.
 
-        Where lanes take layers ahead, others begin while some have all of theirs on lanes.
+        Where lanes take layers ahead, a batch whose last layer is on a lane still holds a place while the next begins.
         """
         lanes, ahead = self._setting.lanes, self._setting.ahead
         ending = (1 + ahead) * lanes if ahead else 0
@@ -126,7 +129,7 @@ class Requests:
         return ()
 
     def _passing(self, now: int) -> Iterator[tuple[int, int]]:
-        """Overdue requests first: whoever comes finds what nobody waits for stopped."""
+        """Expire overdue requests before new ones are admitted, so that admission does not count their work."""
         yield from self._expire(now)
         if self._arrivals:
             self._take(self._arrivals, now)
@@ -138,7 +141,7 @@ class Requests:
                 self._feed.refused(ticket, now)
 
     def admit(self, ticket: Ticket, now: int) -> Refusal | None:
-        """A request has come: take it, or say why not."""
+        """Put a request that arrived into its queue; return the reason if it is refused."""
         refusal = self.admission.refusal(ticket, now)
         if refusal is None and len(self.queues[ticket.stream].waiting) >= QUEUE_PLACES:
             refusal = Refusal("line_full")
@@ -147,17 +150,17 @@ class Requests:
         return refusal
 
     def put(self, ticket: Ticket) -> None:
-        """Let a request wait for its turn."""
+        """Put a request into its queue, and watch its deadline if that is strict."""
         self.events.append(self.queues.put(ticket).came)
         if ticket.strict:
             self.deadlines.watch(ticket)
 
     def _expire(self, now: int) -> Iterator[tuple[int, int]]:
-        """Drop strict requests that are due, and say which running batches nobody waits for any more."""
+        """Drop strict requests that are due; yield running batches whose requests are all gone, to be stopped."""
         for ticket in self.deadlines.passed(now):
             stream, batch = ticket.stream, self.queues.withdraw(ticket)
             self.events.append(Event(EventKind.DEADLINE, stream, batch.query if batch else -1))
-            self._feed.dropped(ticket, ticket.due)  # who may know it by another stream
+            self._feed.dropped(ticket, ticket.due)  # ``stream`` was read before: the feed may change ``ticket.stream``
             if batch and batch.running and batch.forsaken:
                 yield stream, batch.query
 
@@ -198,9 +201,9 @@ class Requests:
         return batch
 
     def _steer(self, steered: Steered, terms: Terms, members: list[Ticket]) -> None:
-        """How sure early answers of a batch that begins must be: what a request says, or what the load allows.
+        """Set the exit thresholds of a batch that begins: the one that a request asks for, or the one of the load.
 
-        The load is what the next request would wait, beyond the rest of a single one: a model alone is calm.
+        The load is the time that a next request would wait, less one request alone: one running request is no load.
         """
         if steered.steering.floor is not None:
             rests = self._remaining[terms.programs]
@@ -227,7 +230,7 @@ class Requests:
             self._advance(queue, batch, completion)
 
     def _advance(self, queue: StreamQueue, batch: Batch, completion: Completion) -> None:
-        """A layer of a batch was computed: all of its requests are done, or some leave, or it meets another batch."""
+        """Account for a computed layer: the batch ends, or requests leave at an exit, or it is merged with another."""
         program = self._setting.programs[batch.program]
         if batch.layer == len(program.names):
             self._end(queue, batch)
@@ -249,7 +252,10 @@ class Requests:
             self._merge(queue, batch)
 
     def _drop_overdue(self, batch: Batch, completion: Completion) -> None:
-        """Strict requests of a batch are not answered after their deadlines; an NPU tells of an end beforehand."""
+        """Drop strict requests that the layer ended too late for.
+
+        ``_expire`` cannot do that alone: a simulated NPU reports the end of a layer before that time has come.
+        """
         for ticket in batch.members:
             if ticket.strict and not ticket.gone and ticket.due < completion.times.compute_end:
                 self._drop(ticket, ticket.due)
@@ -260,8 +266,8 @@ class Requests:
             self._feed.dropped(ticket, now)
 
     def _merge(self, queue: StreamQueue, batch: Batch) -> None:
-        """Let batches that stand where this one stands join it, as far as they fit; the one that began first stays."""
-        for other in [each for each in queue.batches if each is not batch and not each.running]:
+        """Merge a batch with others that wait at the same layer, as far as they fit; the one that began first stays."""
+        for other in [waiting for waiting in queue.batches if waiting is not batch and not waiting.running]:
             together = len(batch.members) + len(other.members)
             if (other.layer, other.home) != (batch.layer, batch.home) or together > queue.terms.max_batch:
                 continue
@@ -278,7 +284,7 @@ class Requests:
             batch = kept
 
     def _sort_out_waiting(self, queue: StreamQueue, clock: int) -> None:
-        """Take requests that cannot be on time out of the queue."""
+        """Take requests that cannot be on time out of the queue: drop the strict ones, keep the others as late."""
         waiting, place = queue.waiting, 0
         latest = clock + self._remaining[queue.terms.programs][0] * self._foresight // 100
         while place < len(waiting) and waiting[place].due < latest:
@@ -299,7 +305,7 @@ class Requests:
                 self._feed.refused(ticket, clock)
 
     def _sort_out_batches(self, queue: StreamQueue, clock: int) -> None:
-        """See which batches have become late, and end those that nobody waits for."""
+        """Mark batches that have become late, and end those whose requests are all gone."""
         for batch in queue.in_flight:
             if not batch or batch.running:
                 continue
@@ -312,7 +318,7 @@ class Requests:
             if not self._refills:
                 if latest <= batch.deadline and len(batch.members) == 1:
                     continue
-                latest = max(latest, batch.deadline)  # who was lost stays lost
+                latest = max(latest, batch.deadline)  # a request that counted as late does not count as on time again
             if not (self._demote or any(ticket.strict or ticket.gone for ticket in batch.members)):
                 continue
             saved = [ticket.due for ticket in batch.members if not ticket.gone and ticket.due >= latest]
@@ -328,7 +334,7 @@ class Requests:
                 batch.deadline = min(ticket.due for ticket in batch.members)
 
     def _give_up(self, queue: StreamQueue, batch: Batch, clock: int) -> None:
-        """End a batch half-way: nobody waits for it, or nobody in it can be on time."""
+        """End a batch half-way, because its requests are gone or strict and too late."""
         self._end(queue, batch)
         for ticket in batch.members:
             self._drop(ticket, clock)
@@ -340,7 +346,7 @@ class Requests:
 
 
 def _regroup(queue: StreamQueue, batch: Batch, members: list[Ticket]) -> None:
-    """Give a batch other members."""
+    """Replace the requests of a batch; its program and deadline follow from them."""
     batch.program = queue.terms.programs + len(members) - 1
     batch.members = members
     if not batch.late:

@@ -1,4 +1,4 @@
-"""Streams that never run dry, as a source of work: the next query of a stream is always there."""
+"""Saturated streams as a source of work: the next query of a stream always waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from weft.engine.policies.base import Candidate, Event, Setting
 from weft.engine.policies.fairness import Band, may_go
 
 DONE = 1 << 62
-"""Progress of a stream that has issued all the queries it was given: never behind, never to go."""
+"""Progress of a stream that has issued its whole quota: so far ahead that the band never lets it go."""
 
 
 class SaturatedStreams:
@@ -29,13 +29,13 @@ class SaturatedStreams:
         self._last_issued = [-1] * streams
         self._progress = [0] * streams
         self.events: list[Event] = []
-        """Nothing happens to streams that never run dry."""
+        """Always empty: saturated streams have no arrivals and no deadlines."""
 
     def done(self) -> bool:
         return self._work_left <= 0
 
     def at(self, now: int) -> Iterable[tuple[int, int]]:
-        """All is there from the start, and nothing is ever overdue."""
+        """Do nothing: saturated streams have no arrivals and no deadlines."""
         return ()
 
     def next_event(self) -> int:
@@ -59,7 +59,7 @@ class SaturatedStreams:
         )
 
     def completed(self, completion: Completion) -> None:
-        """The next layer of a stream may go before this one has ended."""
+        """Do nothing: on an NPU the next layer of a stream may be issued before this one has ended."""
 
     def issued(self, candidate: Candidate, step: int) -> None:
         stream, program = candidate.stream, self._setting.programs[candidate.stream]

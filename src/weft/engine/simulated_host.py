@@ -1,10 +1,10 @@
-"""An executor in which time jumps: a host whose lanes each compute one segment at a time.
+"""The simulated host: an executor whose clock jumps, with lanes that each compute one segment at a time.
 
-The twin of ``runtime.lanes``. A lane is given a segment when it is free, so unlike on an NPU no segment
-of a query is issued before the last one has ended. Lanes that take segments ahead (``Setting.ahead``) tell the source
-of an end when they come to a segment, and the next one of its batch waits behind it. Lanes that run together may slow
-each other down: a segment is an amount of work, done at a speed that changes whenever another lane begins or ends one
-(``devices.lanes``). Lanes may be shares of one device, which the policy chooses from (``devices.shares``).
+The twin of ``runtime.lanes``. A lane takes a segment when it is free, so unlike on an NPU no segment of a query is
+issued before the last one has ended. A lane that takes segments ahead (``Setting.ahead``) reports the end of a segment
+already when it begins it, and the next segment of that batch waits behind it. Busy lanes may slow each other down: a
+segment is an amount of work, done at a speed that changes whenever another lane begins or ends one (``devices.lanes``).
+Lanes may be shares of one device, which the policy chooses from (``devices.shares``).
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from weft.engine.policies.base import (
 )
 
 AT_ONCE = 1e-6
-"""Ticks of work that count as none."""
+"""Ticks of remaining work that count as none: rounding of speeds must not leave a segment that never ends."""
 NOT_YET = NO_DEADLINE
-"""When something begins, and ends, that waits for others."""
+"""Begin and end of a segment that still waits: later than every real tick, so comparisons need no special case."""
 
 
 class DrawnWork(NamedTuple):
-    """What a segment really takes."""
+    """The actual duration of a segment, drawn at random or measured, in ticks."""
 
     before: int
-    """Ticks until its lane begins with it."""
+    """Ticks until its lane begins it."""
     ticks: float
-    """What it takes on a lane alone."""
+    """Ticks on a lane while all others are idle."""
 
 
 class Together(Protocol):
-    """Lanes that run at the same time."""
+    """A model of the contention between lanes."""
 
     def speeds(self, kinds: Sequence[int], lanes: Sequence[int]) -> list[float]:
-        """How fast each of those that run goes, by the kinds of what they run."""
+        """Return the speed of each busy lane, over its speed alone, given the kinds of work that run."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """Lanes that run together: how fast, and what they are given."""
+    """Contention between lanes, and the actual durations of segments."""
 
     lanes: Together
     kinds: Sequence[int]
@@ -64,25 +64,25 @@ class Crowd:
 class _Segment:
     candidate: Candidate
     before: int
-    """Ticks until its lane begins with it."""
+    """Ticks until its lane begins it."""
     ticks: int
-    """What it takes, as far as that is known when it begins."""
+    """Its duration, before contention."""
     rest: float = 0.0
-    """Work that is left."""
+    """Remaining work in ticks at full speed."""
     begin: int = NOT_YET
     end: int = NOT_YET
     speed: float = 1.0
     aborted: bool = False
     stoppable: bool = False
-    told: bool = False
-    """The source knows of its end already."""
+    reported: bool = False
+    """Its end was reported to the source already."""
     lane: int = -1
     after: Sequence[_Segment] = ()
-    """What runs on other lanes and has to end before it begins."""
+    """Segments on other lanes that have to end before it begins."""
     joined: BatchKey | None = None
-    """The batch that its own became a part of."""
+    """The batch that its own was merged into."""
     body: object = None
-    """Whose memory it is computed in, where lanes are shares of one device."""
+    """The body (backbone) whose memory it is computed in, where lanes are shares of one device."""
 
     @property
     def batch(self) -> BatchKey:
@@ -101,11 +101,11 @@ class _Segment:
 class _Lane:
     index: int
     tasks: list[_Segment] = field(default_factory=list)
-    """What it computes, and what waits behind that."""
+    """The running segment, and the ones that wait behind it."""
 
 
 class SimulatedHost:
-    """Lanes that take as long as they are said to."""
+    """Lanes whose segments take their expected time, or the one that *crowd* gives."""
 
     def __init__(
         self,
@@ -119,8 +119,8 @@ class SimulatedHost:
     ) -> None:
         """abortable: programs whose layers may be stopped half-way, if they are expected to take *abort_from* ticks.
 
-        abort_ticks: how long that takes. step_ticks: how long the engine takes to start something; what ends meanwhile
-        is seen after that. crowd: where layers do not take what is expected of them.
+        abort_ticks: the time that stopping takes. step_ticks: the time that the engine takes to start a segment; the
+        source sees what ends meanwhile only after that. crowd: actual durations and contention; None: as expected.
         """
         self._lanes, self._ahead, self._programs = setting.lanes, setting.ahead, setting.programs
         self._shares = setting.shares
@@ -129,22 +129,22 @@ class SimulatedHost:
         self._abortable, self._abort_ticks, self._abort_from = abortable, abort_ticks, abort_from
         self._step_ticks, self._crowd = step_ticks, crowd
         self._speeds: dict[tuple[tuple[int, ...], tuple[int, ...]], list[float]] = {}
-        """What was worked out of the crowd."""
+        """Cache of ``Crowd.lanes.speeds``, by kinds and lanes."""
         self._now = 0
         self._settled = 0
-        """Up to when the work that is done was taken off."""
+        """The tick up to which finished work was subtracted from ``_Segment.rest``."""
         self._running: list[_Segment] = []
-        """What the lanes hold."""
+        """The segments of all lanes."""
         self._unseen: list[Completion] = []
-        """What ended while the engine was busy."""
+        """Completions from while the engine was busy."""
         self._stepped = False
-        """The engine was busy, and has not looked since."""
+        """The engine was busy, and has not asked for completions since."""
         self._queues = [_Lane(index) for index in range(self._lanes if self._ahead or self._shares else 0)]
-        """The same by lanes, where they take segments ahead, or are chosen."""
+        """The same segments by lanes, where lanes take segments ahead or the policy chooses them; else empty."""
         self.log: list[tuple[Candidate, LayerTimes]] = []
-        """What was issued and not aborted, in order of its end."""
+        """Segments that ended and were not aborted, in order of their ends."""
         self.lanes_used: list[int] = []
-        """The lane of each of those; -1 where lanes have no numbers."""
+        """The lane of each segment in ``log``; -1 where lanes have no numbers."""
 
     def now(self) -> int:
         return self._now
@@ -162,7 +162,7 @@ class SimulatedHost:
         return tuple([self._held(lane) if lane.tasks else IDLE_LANE for lane in self._queues])
 
     def _held(self, lane: _Lane) -> LaneState:
-        holds = tuple([each.candidate for each in lane.tasks])
+        holds = tuple([segment.candidate for segment in lane.tasks])
         return LaneState(holds, self._lane_rest(lane), has_room(lane, self._ahead))
 
     def _roomy(self) -> list[_Lane]:
@@ -176,57 +176,61 @@ class SimulatedHost:
         return unseen + self._ended()
 
     def _ended(self) -> list[Completion]:
-        over = [each for each in self._running if each.end <= self._now]
+        over = [segment for segment in self._running if segment.end <= self._now]
         if over:
             self._settle()
-            self._running = [each for each in self._running if each.end > self._now]
+            self._running = [segment for segment in self._running if segment.end > self._now]
             for lane in self._queues:
                 if lane.tasks:
-                    lane.tasks = [each for each in lane.tasks if each.end > self._now]
+                    lane.tasks = [segment for segment in lane.tasks if segment.end > self._now]
             self._begin_waiting()
             self._regulate()
-            done = [each for each in over if not each.aborted]
-            self.log += [(each.candidate, _times(each)) for each in done]
-            self.lanes_used += [each.lane for each in done]
+            done = [segment for segment in over if not segment.aborted]
+            self.log += [(segment.candidate, _times(segment)) for segment in done]
+            self.lanes_used += [segment.lane for segment in done]
         ended = [
-            Completion(each.candidate, _times(each), each.aborted, lane=each.lane) for each in over if not each.told
+            Completion(segment.candidate, _times(segment), segment.aborted, lane=segment.lane)
+            for segment in over
+            if not segment.reported
         ]
-        return ended + self._known() if self._ahead else ended
+        return ended + self._ends_ahead() if self._ahead else ended
 
     def _begin_waiting(self) -> None:
-        """Let lanes begin what they have come to, if all it goes on from has ended."""
+        """Begin the first segment of every lane if the segments that it waits for have ended."""
         for lane in self._queues:
             if lane.tasks:
                 head = lane.tasks[0]
-                if head.begin == NOT_YET and all([each.end <= self._now for each in head.after]):
+                if head.begin == NOT_YET and all([earlier.end <= self._now for earlier in head.after]):
                     head.begin_at(self._now)
 
-    def _known(self) -> list[Completion]:
-        """What lanes have come to, or soon will, and batches can go on from: its end is known beforehand."""
-        found = []
+    def _ends_ahead(self) -> list[Completion]:
+        """Report segments before they end, so that the next ones of their batches can wait behind them."""
+        completions = []
         for lane in self._queues:
             if not lane.tasks:
                 continue
             begin = self._now
-            for each in known(lane, self._ahead):
-                if each.after and any([other.end > self._now for other in each.after]):
+            for segment in known(lane, self._ahead):
+                if segment.after and any([earlier.end > self._now for earlier in segment.after]):
                     break
-                if self._goes_on(each):
-                    each.told = True
-                    times = LayerTimes(begin, begin, begin, begin + each.compute)
-                    found.append(Completion(each.candidate, times, lane=lane.index))
-                begin += 0 if each.aborted else self._rest(each)
-        return found
+                if self._goes_on(segment):
+                    segment.reported = True
+                    times = LayerTimes(begin, begin, begin, begin + segment.compute)
+                    completions.append(Completion(segment.candidate, times, lane=lane.index))
+                begin += 0 if segment.aborted else self._rest(segment)
+        return completions
 
     def _goes_on(self, segment: _Segment) -> bool:
-        """Whether its batch goes on from a segment that runs: no answer decides on that, and nobody takes it back."""
+        """Return whether its batch certainly goes on after a segment: no exit or end follows, and it is not stopped."""
         program, after = self._programs[segment.candidate.program], segment.candidate.layer + 1
         decides = after == len(program) or after in program.exits
-        return not (segment.told or segment.aborted or segment.stoppable or decides)
+        return not (segment.reported or segment.aborted or segment.stoppable or decides)
 
     def idle_until(self, tick: int) -> None:
-        """Let time pass until then, or to the next end where that has passed; none where the engine has to look first
-        at what has come and ended while it was busy."""
+        """Advance the clock to *tick* or the next end, or to the next end if *tick* has passed.
+
+        The clock stays if the engine was busy: it first has to account for arrivals and ends of that time.
+        """
         if not self._stepped:
             self._pass(tick)
         self._stepped = False
@@ -234,9 +238,9 @@ class SimulatedHost:
     def _pass(self, tick: int) -> None:
         began = self._now
         while True:
-            ends = [each.end for each in self._running]
+            ends = [segment.end for segment in self._running]
             until = max(self._now, min([tick, *ends] if tick > began else ends, default=self._now))
-            begins = [each.begin for each in self._running if self._crowd and self._now < each.begin <= until]
+            begins = [segment.begin for segment in self._running if self._crowd and self._now < segment.begin <= until]
             self._now = min([until, *begins])
             if not begins:
                 return
@@ -265,7 +269,7 @@ class SimulatedHost:
         return _Segment(candidate, work.before, max(1, ceil(work.ticks)), work.ticks)
 
     def _queue(self, segment: _Segment, chosen: int) -> None:
-        """Give a segment to the lane that is to take it."""
+        """Put a segment on the chosen lane; -1: on the one that ``lane_for`` finds."""
         segment.stoppable = self._stoppable(segment)
         if chosen >= 0:
             lane = self._queues[chosen]
@@ -276,23 +280,23 @@ class SimulatedHost:
             segment.body = self._shares.body(segment.candidate.stream, segment.candidate.program)
         segment.after = awaited(segment, lane, self._queues, shares=self._shares is not None)
         if lane.tasks and not segment.after:
-            segment.before = 0  # it is there when its lane comes to it
+            segment.before = 0  # it was sent while the one before it ran
         lane.tasks.append(segment)
         self._begin_waiting()
 
     def abortable(self) -> tuple[Running, ...]:
-        """What runs; where lanes take more than that, the last of each, which is free when that has ended."""
+        """Return the running segments (with segments ahead: the last of each lane), if one of them could be stopped."""
         last = [(lane.tasks[-1], self._lane_rest(lane)) for lane in self._queues if lane.tasks]
-        running = last if self._queues else [(each, self._rest(each)) for each in self._running]
-        found = tuple(Running(each.candidate, rest, self._stoppable(each)) for each, rest in running)
-        return found if any(layer.stoppable for layer in found) else ()
+        rests = last if self._queues else [(segment, self._rest(segment)) for segment in self._running]
+        running = tuple(Running(segment.candidate, rest, self._stoppable(segment)) for segment, rest in rests)
+        return running if any(layer.stoppable for layer in running) else ()
 
     def _lane_rest(self, lane: _Lane) -> int:
-        """When a lane is free."""
-        return sum([0 if each.aborted else self._rest(each) for each in lane.tasks])
+        """Return the expected ticks until a lane is idle."""
+        return sum([0 if segment.aborted else self._rest(segment) for segment in lane.tasks])
 
     def _rest(self, layer: _Segment) -> int:
-        """How many ticks it runs on, as far as one knows who expects what it usually takes."""
+        """Return the expected ticks to the end of a segment; with a crowd the actual end is not looked up."""
         if layer.begin == NOT_YET:
             return layer.candidate.compute
         if self._crowd is None or layer.aborted:
@@ -304,43 +308,43 @@ class SimulatedHost:
         return candidate.program in self._abortable and candidate.compute >= self._abort_from and not layer.aborted
 
     def stop(self, stream: int, query: int) -> None:
-        """Stop what runs of a query, and what waits; what the source knows to have ended goes on."""
+        """Stop the segments of a query, running or waiting; those whose end was already reported go on."""
         for running in self._running:
-            if running.batch == (stream, query) and not running.aborted and not running.told:
+            if running.batch == (stream, query) and not running.aborted and not running.reported:
                 self._settle()
                 running.end, running.aborted = min(running.end, self._now + self._abort_ticks), True
                 running.begin = min(running.begin, running.end)
                 self._regulate()
 
     def joined(self, stream: int, query: int, other: int) -> None:
-        """A batch became part of another, which goes on from what runs of it."""
+        """Let segments of batch *other* count as those of the batch that it was merged into."""
         for running in self._running:
             if running.batch == (stream, other):
                 running.joined = (stream, query)
 
     def rests(self) -> list[tuple[Candidate, int]]:
-        """What the lanes hold, and how many ticks each is expected to take from now on, those before it not counted."""
-        return [(each.candidate, 0 if each.aborted else self._rest(each)) for each in self._running]
+        """Return the segments of all lanes with their expected ticks, without those of segments before them."""
+        return [(segment.candidate, 0 if segment.aborted else self._rest(segment)) for segment in self._running]
 
     def _settle(self) -> None:
-        """Take off the work that was done since the speeds last changed."""
-        for each in self._running if self._crowd else ():
-            each.rest -= each.speed * max(0, self._now - max(self._settled, each.begin))
+        """Subtract the work done since the speeds last changed."""
+        for segment in self._running if self._crowd else ():
+            segment.rest -= segment.speed * max(0, self._now - max(self._settled, segment.begin))
         self._settled = self._now
 
     def _regulate(self) -> None:
-        """Let everybody who runs go as fast as the others allow from now on."""
+        """Set the speeds and ends of the running segments from the contention between them."""
         if self._crowd is None:
             return
-        active = [each for each in self._running if each.begin <= self._now]
-        kinds = tuple([self._crowd.kinds[each.candidate.program] for each in active])
-        lanes = tuple([each.lane for each in active])
+        active = [segment for segment in self._running if segment.begin <= self._now]
+        kinds = tuple([self._crowd.kinds[segment.candidate.program] for segment in active])
+        lanes = tuple([segment.lane for segment in active])
         if (kinds, lanes) not in self._speeds:
             self._speeds[kinds, lanes] = self._crowd.lanes.speeds(kinds, lanes)
-        for each, speed in zip(active, self._speeds[kinds, lanes], strict=True):
-            each.speed = speed
-            if not each.aborted:
-                each.end = self._now + ceil(max(0.0, each.rest - AT_ONCE) / speed)
+        for segment, speed in zip(active, self._speeds[kinds, lanes], strict=True):
+            segment.speed = speed
+            if not segment.aborted:
+                segment.end = self._now + ceil(max(0.0, segment.rest - AT_ONCE) / speed)
 
 
 def _times(segment: _Segment) -> LayerTimes:

@@ -1,4 +1,4 @@
-"""An executor in which time jumps: the decoupled NPU, issue by issue."""
+"""The simulated NPU: an executor whose clock jumps, with a memory channel and a PE array."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from weft.engine.policies.base import Candidate, LaneState, Running, Setting, St
 
 
 class SimulatedNpu:
-    """Knows the times of what it was given at once."""
+    """Computes layers in the order of issue, so the times of each are known when it is submitted."""
 
     def __init__(self, setting: Setting) -> None:
         self._buffer = setting.buffer
         self._state = DeviceClocks()
         self._ended: list[Completion] = []
         self.log: list[tuple[Candidate, LayerTimes]] = []
-        """What was issued, in order."""
+        """The issued layers with their times, in order."""
 
     def now(self) -> int:
         return self._state.channel_free
@@ -28,7 +28,7 @@ class SimulatedNpu:
         return ended
 
     def held(self) -> tuple[LaneState, ...]:
-        """Its channel and its array take what comes in order."""
+        """Return nothing: an NPU has no lanes."""
         return ()
 
     def idle_until(self, tick: int) -> None:
@@ -49,12 +49,12 @@ class SimulatedNpu:
         raise AssertionError("an NPU computes what it has begun")
 
     def joined(self, stream: int, query: int, other: int) -> None:
-        """It computes in order, whatever goes on from what."""
+        """Do nothing: layers run in the order of issue, whichever batch they belong to."""
 
     def rooms(self) -> tuple[int, ...]:
-        """It has no lanes."""
+        """Return nothing: an NPU has no lanes."""
         return ()
 
     def rests(self) -> list[tuple[Candidate, int]]:
-        """The last layer, and the ticks until the array is through with all that was issued."""
+        """Return the last layer with the ticks until the array has computed all that was issued."""
         return [(self.log[-1][0], max(0, self._state.array_free - self.now()))] if self.log else []

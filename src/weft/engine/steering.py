@@ -1,6 +1,7 @@
-"""How sure an early answer must be: a threshold that sinks while a model's queue presses, and what leaves where.
+"""Exit thresholds under load: the confidence that an early answer must have sinks while a model's queue is long.
 
-Arithmetic only: whoever knows the queue says how long it is, and gets the threshold.
+Arithmetic only: the caller measures the queue and gets the threshold. ``ExitShares`` learns how many samples leave at
+each exit.
 """
 
 from __future__ import annotations
@@ -12,21 +13,22 @@ from dataclasses import dataclass
 from weft.base.errors import InputError
 
 CALM, FULL = 0.25, 0.75
-"""Parts of its spare time that a request spends in the queue: at the first the threshold begins to sink, from the
-second on it lies at its floor, before requests are late."""
+"""Waiting time as a part of a request's slack: the threshold begins to sink at the first, and reaches its floor at the
+second, which is below 1 so that requests leave early before they are late."""
 MEMORY = 0.5
-"""How long a moment of pressure is felt, as a part of the time a request has to spare."""
+"""Time constant of the smoothed pressure, as a part of a request's slack: shorter follows every burst, longer reacts
+only after requests are late."""
 WEIGHT = 64.0
-"""Samples that what was known beforehand counts for."""
+"""Samples that the expected exit shares count for, so that the first few observations do not overturn them."""
 FORGETTING = 0.995
-"""What a sample counts for after the next one."""
+"""Factor on the weight of earlier samples with each new one: about the last 200 samples count."""
 NOTICED = 0.02
-"""Shares that moved less than this are not worth telling."""
+"""Least change of a share that is published: each one makes predictions be computed again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """A threshold between *top*, when a model is calm, and *floor*, when it is pressed; without a floor it stays."""
+    """A threshold between *top* without load and *floor* under full load; constant without a floor."""
 
     top: float = 0.8
     floor: float | None = None
@@ -38,7 +40,7 @@ class Steering:
             raise InputError(f"exit_floor = {self.floor:g} must be above 0 and at most exit_threshold = {self.top:g}")
 
     def threshold(self, pressure: float) -> float:
-        """The threshold at a pressure, which is the part of its spare time that a request would wait."""
+        """Return the threshold at a pressure: a request's waiting time over its slack."""
         if self.floor is None:
             return self.top
         sunk = min(max((pressure - CALM) / (FULL - CALM), 0.0), 1.0)
@@ -47,13 +49,13 @@ class Steering:
 
 @dataclass(eq=False, slots=True)
 class Pressure:
-    """The pressure on one model, smoothed: it rises and falls over about half the time a request has to spare."""
+    """The load of one model, as waiting time over slack, smoothed over half the slack of a request."""
 
     value: float = 0.0
     seen_ns: int | None = None
 
     def feel(self, now_ns: int, queue_ns: int, spare_ns: int) -> float:
-        """A request that came now would wait *queue_ns* and has *spare_ns* beyond its own computing."""
+        """Update and return the pressure: a request that came now would wait *queue_ns* and has *spare_ns* of slack."""
         spare_ns = max(1, spare_ns)
         now = min(queue_ns / spare_ns, 2 * FULL)
         since_ns = now_ns - self.seen_ns if self.seen_ns is not None else 0
@@ -64,7 +66,7 @@ class Pressure:
 
 
 class Steered:
-    """The threshold of one model as it is now."""
+    """The current exit threshold of one model."""
 
     def __init__(self, steering: Steering) -> None:
         self.steering = steering
@@ -72,35 +74,35 @@ class Steered:
         self._spare_ns = 1
 
     def feel(self, now_ns: int, queue_ns: int, spare_ns: int) -> None:
-        """A request that came now would wait so long, and has so much time beyond its own computing."""
+        """Update the pressure: a request that came now would wait *queue_ns* and has *spare_ns* of slack."""
         self._spare_ns = spare_ns
         self._pressure.feel(now_ns, queue_ns, spare_ns)
 
     def relax(self, now_ns: int) -> None:
-        """The model has no queue: the pressure falls."""
+        """Let the pressure fall while the model has no queue."""
         self._pressure.feel(now_ns, 0, self._spare_ns)
 
     @property
     def threshold(self) -> float:
-        """How sure answers to requests that state no threshold must be now."""
+        """The threshold for requests that state none themselves."""
         return self.steering.threshold(self._pressure.value)
 
 
 class ExitShares:
-    """Which part of the samples leaves at each exit, learned from those that left, the last ones most."""
+    """The share of samples that leaves at each exit: an exponentially weighted count."""
 
     def __init__(self, expected: Sequence[float]) -> None:
-        self._counts = [each * WEIGHT for each in expected]
-        self.told = tuple(expected)
-        """The shares as they were when they last moved by more than is noticed."""
+        self._counts = [share * WEIGHT for share in expected]
+        self.published = tuple(expected)
+        """The shares when they last changed by at least ``NOTICED``."""
 
     def left(self, exit_index: int) -> bool:
-        """A sample left; whether that moved the shares."""
-        self._counts = [each * FORGETTING for each in self._counts]
+        """Count a sample that left at an exit; return whether that changed ``published``."""
+        self._counts = [count * FORGETTING for count in self._counts]
         self._counts[exit_index] += 1
         total = sum(self._counts)
-        now = tuple([each / total for each in self._counts])
-        if max(abs(new - old) for new, old in zip(now, self.told, strict=True)) < NOTICED:
+        shares = tuple([count / total for count in self._counts])
+        if max(abs(new - old) for new, old in zip(shares, self.published, strict=True)) < NOTICED:
             return False
-        self.told = now
+        self.published = shares
         return True

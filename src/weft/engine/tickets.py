@@ -1,4 +1,4 @@
-"""A request in the engine's hands, the batch it runs in, and the feed that brings the one and answers the other."""
+"""The engine's record of a request (a ticket), the batch it runs in, and the feed that brings and answers requests."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from weft.engine.policies.base import NO_DEADLINE
 
 
 class Terms(NamedTuple):
-    """What was agreed for one stream, in ticks."""
+    """Deadline, batching and priority of one stream; times in ticks."""
 
     programs: int
     """Index of its program at batch 1 in the setting; batch b is b - 1 further."""
@@ -26,7 +26,7 @@ class Terms(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class WaitingLine:
-    """Requests that wait for their turn, and how many may."""
+    """The count of requests that wait in a queue, and its limit."""
 
     places: int = NO_DEADLINE
     waiting: int = 0
@@ -38,34 +38,34 @@ class WaitingLine:
 
 @dataclass(eq=False, slots=True)
 class Ticket:
-    """One request, from when it is taken until it is answered."""
+    """One request, from its admission to its answer; times in ticks."""
 
     stream: int
     arrival: int
     due: int
     priority: int = 1
     strict: bool = False
-    """Not taken when it cannot be on time, dropped when it can no longer be."""
+    """Refused if it cannot be on time, dropped when it can no longer be."""
     gone: bool = False
-    """Nobody waits for it any more."""
+    """It was answered, refused, dropped or given up by its client."""
     leaves: int = 0
-    """After how many layers it is done, where that is known beforehand; 0: after all."""
+    """Layers after which it leaves, where a simulation knows that beforehand; 0: after the last."""
     sure: Mapping[int, float] | None = None
-    """How sure its answer is after so many layers, where that is known beforehand and decides when it leaves."""
+    """Layers of each exit -> confidence of its answer there, where a simulation knows that beforehand."""
     line: WaitingLine | None = None
-    """The line of its sender, where that has one."""
+    """The limited queue of its sender, where that has one besides the server's."""
     more: int = 0
-    """Ticks that pass before it can be computed, whatever runs: its model has to come back to the device."""
+    """Ticks until it could begin even on an idle device, because its model has to be loaded onto the device again."""
     guessed: bool = False
-    """Nobody ever measured what it takes, so it is not refused for that."""
+    """Its duration is only a guess, because its model was never measured, so it is not refused for that."""
     wanted: float | None = None
-    """How sure an early answer must be, where it says so."""
+    """The confidence that an early answer must have, where the request states it."""
     threshold: float = 0.0
-    """How sure it must be, once it has begun."""
+    """The confidence that an early answer must have; set when its batch begins."""
 
 
 def due(ticket: Ticket) -> int:
-    """The key by which requests wait."""
+    """Return a request's deadline, the sort key of queues."""
     return ticket.due
 
 
@@ -78,20 +78,21 @@ class Batch:
     members: list[Ticket]
     late: bool = False
     deadline: int = 0
-    """When the first of its members that can still be on time is due; of any, where late ones are not told apart."""
+    """The earliest deadline of its members that can still be on time, or of all where late ones are not set apart."""
     layer: int = 0
+    """Layers issued so far."""
     last_issued: int = -1
     running: bool = False
     ended: bool = False
-    """It has left its place in the queue, whatever became of it."""
+    """It has left the queue: served, failed, given up or merged."""
     work: object = None
-    """What an executor keeps for it."""
+    """The executor's own record of the batch, such as its tensors."""
     home: int | None = None
-    """The lane that it stays on, where lanes have memory of their own and it has left something there."""
+    """The lane whose memory holds its activations, where lanes have memory of their own; it stays there."""
 
     @property
     def forsaken(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Whether all of its requests are gone."""
         return self.members[0].gone and all(ticket.gone for ticket in self.members)
 
 
@@ -99,15 +100,15 @@ class ArrivalSource(Protocol):
     """Requests whose times are known beforehand: those of simulated clients."""
 
     def take(self, now: int) -> Iterable[Ticket]:
-        """Requests that have arrived, in order of arrival within a stream."""
+        """Return the requests that have arrived by *now*, in order of arrival within a stream."""
         ...
 
     def next_arrival(self) -> int:
-        """When the next request comes, as far as that is known."""
+        """Return when the next request comes, as far as that is known, else NO_DEADLINE."""
         ...
 
     def exhausted(self) -> bool:
-        """Whether no request will come any more."""
+        """Return whether no more requests will come."""
         ...
 
 
@@ -120,27 +121,27 @@ class Feed(Protocol):
         ...
 
     def served(self, batch: Batch, completion: Completion) -> None:
-        """The last layer of a batch was computed, and nothing of it runs any more."""
+        """Answer the requests of a batch whose last layer was computed."""
         ...
 
     def leave(self, batch: Batch, completion: Completion) -> list[Ticket]:
-        """A layer that ends at an exit was computed: answer the members who leave, and say who stays, in order."""
+        """Answer the requests that leave at the exit a batch has reached, and return those that stay, in order."""
         ...
 
     def merged(self, batch: Batch, other: Batch) -> None:
-        """Another batch joins one at the same layer; its members follow the ones already there."""
+        """Append the members of another batch at the same layer to those of a batch."""
         ...
 
     def dropped(self, ticket: Ticket, now: int) -> None:
-        """A request can no longer be on time, or it was due by now."""
+        """Answer a strict request that can no longer be on time, or whose deadline has passed."""
         ...
 
     def refused(self, ticket: Ticket, now: int) -> None:
-        """A request is not taken."""
+        """Answer a request that was not admitted."""
         ...
 
     def failed(self, batch: Batch, error: Exception) -> None:
-        """A layer of a batch could not be computed."""
+        """Answer the requests of a batch of which a layer could not be computed."""
         ...
 
     def ended(self, batch: Batch) -> None:

@@ -1,11 +1,12 @@
-"""A trial before the run: which of a policy's contenders shall decide, and into what pieces layers are cut.
+"""A trial before the run: it selects one of a policy's contenders, and the pieces into which layers are cut.
 
-Saturated streams repeat themselves, so a few rounds show what a rule comes to. Every contender plays
-them through its kernel and is judged as a report would judge it: by system throughput, with the standalone
-times of whole layers. Who keeps no band and leaves a stream less than its least share is out. But the mix that it
-reached is worth a try: the bound's own mix may be out of reach, where the buffer is too small to hide what the bound
-takes for hidden. So both the policy and who starved somebody are tried again with the streams kept at that mix, the
-starved ones raised to their least share.
+Saturated streams repeat themselves, so a few rounds show the throughput of a rule. Every contender runs them through
+its kernel and is judged as a report would judge it: by system throughput, with the standalone times of whole layers. A
+contender without a band that leaves a stream less than its least share is disqualified. Its mix may still be good: the
+bound's own mix is out of reach where the buffer is too small to hide fetches that the bound takes as hidden. So the
+policy, and the disqualified contender too, are tried again with a band at that mix, in which starved streams are raised
+to their least share. The contender is also tried without a band: it weaves the other streams, and the layers of the
+starved ones are put in between as often as their least share requires (``policies.least_shares``).
 """
 
 from __future__ import annotations
@@ -27,29 +28,30 @@ from weft.engine.policies.bound import (
     prices,
     raised,
 )
+from weft.engine.policies.least_shares import WithLeastShares
 
 ROUNDS = 24
-"""Rounds of a trial, if the run has as many."""
+"""Rounds of a trial, if the run has as many: enough to rank rules that differ by more than ``CLOSE``."""
 FINAL_ROUNDS, CLOSE = 100, 0.005
-"""More rounds confirm the best, and decide between those whose throughput is so near to it."""
+"""Rounds that confirm the winner and all within this share of its throughput: 24 rounds cannot tell those apart."""
 WORTH_IMITATING = 0.0005
-"""Share of the throughput that another policy must add: it keeps no band."""
+"""Share of the throughput that another policy must add to be preferred, since it keeps no band."""
 NEAR_ENOUGH = 0.99
-"""Share of the bound at which layers are not cut any further."""
+"""Share of the bound at which the search for smaller pieces and other mixes ends: little is left to gain."""
 WORTH_CUTTING = 0.002
 """Share of the throughput that smaller pieces must add: each piece is one more decision."""
 WORTH_FOLLOWING = 0.95
-"""Share of the best throughput that another policy must reach for its mix to be tried."""
+"""Share of the best throughput that another policy must reach for its mix to be tried; others would waste the time."""
 
 
 class Tried(NamedTuple):
-    """A contender and what its trial came to."""
+    """A contender and the result of its trial."""
 
     policy: Policy
     shares: tuple[float, ...]
-    """Of the system throughput, by stream."""
+    """System throughput by stream."""
     rounds: int
-    """For how many rounds it was tried, at most."""
+    """The rounds that it was tried for."""
 
     @property
     def starves(self) -> bool:
@@ -58,13 +60,13 @@ class Tried(NamedTuple):
 
     @property
     def stp(self) -> float:
-        """System throughput; nothing where a stream starves."""
+        """System throughput; 0 where a stream starves."""
         return 0.0 if self.starves else sum(self.shares)
 
 
 @dataclass(frozen=True, slots=True)
 class TrialJudge:
-    """What queries of the models are worth, whoever serves them and however they are cut."""
+    """Measures throughput in whole models, the same way for every policy and however layers are cut."""
 
     demands: tuple[QueryDemand, ...]
     dual: Prices
@@ -76,7 +78,7 @@ class TrialJudge:
         return cls(demands, mix_prices(demands, quota) if quota else prices(demands))
 
     def shares(self, policy: Policy) -> list[float]:
-        """Standalone time's worth of queries per unit of time, by stream; their sum is the system throughput."""
+        """Run a policy; return each stream's queries per tick times its standalone time (sum: system throughput)."""
         setting = policy.setting
         order = compiled_order(policy, setting.work, setting.quota)
         if order is None:
@@ -90,7 +92,7 @@ class TrialJudge:
 
 
 def settled(policy: Policy) -> Policy:
-    """The policy for the run: the best contender at the pieces that pay, or itself where it has no rivals."""
+    """Return the policy for the run: the best contender at the pieces that pay, or itself if it has no contenders."""
     if len(list(policy.contenders())) == 1:
         return policy
     setting, judge, kind = policy.setting, TrialJudge.of(policy.setting), type(policy)
@@ -99,10 +101,10 @@ def settled(policy: Policy) -> Policy:
         cut = setting.cut(pieces)
         if best and _issues(cut) == _issues(best[0].policy.setting):
             continue
-        tried = [_tried(each, judge, ROUNDS) for each in replace(policy, setting=cut).contenders()]
+        tried = [_tried(contender, judge, ROUNDS) for contender in replace(policy, setting=cut).contenders()]
         tried = _confirmed(tried, judge, kind)
         if setting.mix is None:
-            kept = [_tried(each, judge, ROUNDS) for each in _kept_at_mixes(tried, judge, kind)]
+            kept = [_tried(contender, judge, ROUNDS) for contender in _kept_at_mixes(tried, judge, kind)]
             tried = _confirmed([*tried, *kept], judge, kind)
         if not best or _winner(tried, kind).stp > _winner(best, kind).stp * (1 + WORTH_CUTTING):
             best = tried
@@ -112,27 +114,31 @@ def settled(policy: Policy) -> Policy:
 
 
 def _kept_at_mixes(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy]) -> Iterator[Policy]:
-    """Policies to try with a band: the best of *kind* at mixes that rivals reached, and rivals that starved a stream.
+    """Yield policies that starve no stream: the best of *kind* at the mixes of its rivals, and rivals that starved one.
 
-    Of every other kind only the best rival counts, unless it is far behind with starved streams at their least shares.
+    Of every other kind only the best rival counts, and only if it is close to the best of *kind* once its starved
+    streams are raised to their least shares.
     """
     if _winner(tried, kind).stp >= NEAR_ENOUGH * judge.dual.bound:
         return
-    own = max((each for each in tried if type(each.policy) is kind), key=_stp)
+    own = max((result for result in tried if type(result.policy) is kind), key=_stp)
     others: dict[type[Policy], Tried] = {}
-    for each in sorted(tried, key=_raised_stp):
-        if type(each.policy) is not kind and _raised_stp(each) >= WORTH_FOLLOWING * own.stp:
-            others[type(each.policy)] = each
+    for result in sorted(tried, key=_raised_stp):
+        if type(result.policy) is not kind and _raised_stp(result) >= WORTH_FOLLOWING * own.stp:
+            others[type(result.policy)] = result
     for other in others.values():
         shares = raised(other.shares)
         halfway = [(a / sum(shares) + b / own.stp) / 2 for a, b in zip(shares, own.shares, strict=True)]
         yield from (_kept(own.policy, mix, judge) for mix in (shares, halfway))
         if other.starves:
             yield _kept(other.policy, shares, judge)
+            starved = tuple(stream for stream, share in enumerate(other.shares) if share < shares[stream])
+            if len(other.shares) - len(starved) > 1:  # else there is nothing to weave
+                yield WithLeastShares(other.policy.setting, other.policy, starved)
 
 
 def _kept(policy: Policy, shares: Sequence[float], judge: TrialJudge) -> Policy:
-    """The policy with streams kept at these shares of the throughput."""
+    """Return the policy with a band that keeps the streams at these shares of the throughput."""
     rates = [share / demand.alone for share, demand in zip(shares, judge.demands, strict=True)]
     mix = tuple(rate / min(rates) for rate in rates)
     return replace(policy, setting=replace(policy.setting, kept_mix=mix))
@@ -147,27 +153,27 @@ def _issues(setting: Setting) -> int:
 
 
 def _winner(tried: Sequence[Tried], kind: type[Policy]) -> Tried:
-    """The best, or the best of a *kind* of policies where another adds too little to imitate it."""
+    """Return the best, or the best of *kind* where another kind adds less than ``WORTH_IMITATING``."""
     best = max(tried, key=_stp)
-    own = max((each for each in tried if type(each.policy) is kind), key=_stp, default=best)
+    own = max((result for result in tried if type(result.policy) is kind), key=_stp, default=best)
     return best if best.stp > own.stp * (1 + WORTH_IMITATING) else own
 
 
 def _confirmed(tried: Sequence[Tried], judge: TrialJudge, kind: type[Policy], close: float = 0.0) -> list[Tried]:
-    """Repeat the winner's trial for more rounds, and those within *close* of it, until the winner has a long trial.
+    """Repeat the trials of the winner and of those within *close* of it for more rounds, until the winner's is long.
 
-    Streams of a band may be ahead by a part of a round from the start, and where a stream is rare a round is long: 24
-    rounds of work then end before the others have waited for it.
+    Within a band a stream may run ahead by a part of a round, and with a rare stream a round is long: 24 rounds of work
+    can end before the others have had to wait for it, which overrates such a mix.
     """
-    found = list(tried)
-    longer = min(FINAL_ROUNDS, found[0].policy.setting.rounds)
+    results = list(tried)
+    longer = min(FINAL_ROUNDS, results[0].policy.setting.rounds)
     while True:
-        least = (1 - close) * _winner(found, kind).stp
-        again = [at for at, each in enumerate(found) if each.rounds < longer and each.stp >= least]
+        least = (1 - close) * _winner(results, kind).stp
+        again = [place for place, result in enumerate(results) if result.rounds < longer and result.stp >= least]
         if not again:
-            return found
-        for at in again:
-            found[at] = _tried(found[at].policy, judge, FINAL_ROUNDS)
+            return results
+        for place in again:
+            results[place] = _tried(results[place].policy, judge, FINAL_ROUNDS)
 
 
 def _stp(outcome: Tried) -> float:
@@ -175,7 +181,7 @@ def _stp(outcome: Tried) -> float:
 
 
 def _tried(policy: Policy, judge: TrialJudge, rounds: int) -> Tried:
-    """A short run."""
+    """Run a policy for at most *rounds* rounds."""
     rounds = min(policy.setting.rounds, rounds)
     shares = judge.shares(replace(policy, setting=replace(policy.setting, rounds=rounds)))
     return Tried(policy, tuple(shares), rounds)

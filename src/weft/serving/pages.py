@@ -135,7 +135,7 @@ def profile(service: Service) -> dict[str, Any]:
                 "like": _like(slot.served.loaded),
                 "exits": list(slot.served.leaving.layers) if slot.served.leaving else [],
                 "body": slot.entry.body,
-                "exit_rates": list(slot.served.leaving.shares.told)
+                "exit_rates": list(slot.served.leaving.shares.published)
                 if slot.served.leaving and slot.served.leaving.layers
                 else [],
             }

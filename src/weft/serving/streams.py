@@ -285,7 +285,7 @@ class ServedStreams:
         assert model.leaving is not None
         for stream in model.streams.values():
             for index in range(stream.first_program, stream.first_program + stream.batches):
-                self._put(index, replace(self.programs[index], exit_rates=model.leaving.shares.told))
+                self._put(index, replace(self.programs[index], exit_rates=model.leaving.shares.published))
 
     def doubt(self, stream: ServedStream) -> None:
         """Move the expected times of a stream towards the measured ones after a request was refused because of them.
@@ -402,7 +402,7 @@ def _estimated(model: ServedModel, shapes: Shapes, rows: int, size: int) -> Prog
     nothing = (0,) * len(ticks)
     program = Program(model.name, model.loaded.segments, nothing, tuple(ticks), nothing)
     leaving = model.leaving
-    return replace(program, exits=leaving.layers, exit_rates=leaving.shares.told) if leaving else program
+    return replace(program, exits=leaving.layers, exit_rates=leaving.shares.published) if leaving else program
 
 
 def _elements(shapes: Shapes, rows: int) -> float:

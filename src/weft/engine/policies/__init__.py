@@ -1,8 +1,8 @@
 """Policies: each decides which layer of which model goes next. ``POLICIES`` and ``ON_SHARES`` hold the names a user
 may write.
 
-One file per policy, one line in ``tool.toml``; ``fairness.py`` is the band around a mix, ``refilling.py`` what policies
-share that fill batches up, ``bound.py`` what no policy can exceed.
+Each policy has one file and one line in ``tool.toml``. ``base.py`` has the interface; ``fairness.py`` the band around a
+mix; ``refilling.py`` the base of policies that refill batches; ``bound.py`` the throughput that no policy can exceed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POLICIES = PolicyTable("policies")
 """To add a policy, write it and add one line to ``tool.toml``."""
 
 ON_SHARES = PolicyTable("share_policies")
-"""Those that choose shares of a GPU, and need a device that has some."""
+"""Policies that choose shares of a GPU; they need a device that has shares."""
 
 _ALL = ChainMap(POLICIES, ON_SHARES)
 
@@ -28,7 +28,7 @@ Option = bool | int | float
 
 
 def make_policy(name: str, setting: Setting, options: Mapping[str, Option] | None = None) -> Policy:
-    """The policy of that name, with its options checked against its fields."""
+    """Create the policy of that name; its options are checked against its fields."""
     check_policy(name)
     known = options_of(name)
     for key, value in (options or {}).items():
@@ -43,7 +43,7 @@ def make_policy(name: str, setting: Setting, options: Mapping[str, Option] | Non
 
 
 def make_request_policy(name: str, setting: Setting, options: Mapping[str, Option] | None = None) -> Policy:
-    """A policy for requests that come and go; those that plan for streams which never run dry are refused."""
+    """Create a policy for requests; InputError for policies that only serve saturated streams."""
     policy = make_policy(name, setting, options)
     if not policy.traits.serves_requests:
         raise InputError(
@@ -53,24 +53,29 @@ def make_request_policy(name: str, setting: Setting, options: Mapping[str, Optio
 
 
 def policy_called(name: str) -> type[Policy]:
-    """The policy of a name that is known."""
+    """Return the class of a policy; InputError if the name is not registered."""
     check_policy(name)
     return _ALL[name]
 
 
 def check_policy(name: str) -> None:
-    """Refuse a name nobody registered."""
+    """Raise InputError for a name that is not registered."""
     if name not in _ALL:
         raise InputError(unknown_name("policy", name, _ALL))
 
 
 def options_of(name: str) -> dict[str, Option]:
-    """The options of a policy and their defaults."""
+    """Return the options of a policy with their defaults."""
     return {f.name: f.default for f in fields(_ALL[name]) if f.init and f.name != "setting"}  # type: ignore[misc]
 
 
 def described(policy: Policy) -> str:
-    """A registered policy by its name, and by its options where they are not the defaults."""
+    """Return a policy's registered name, with the options that differ from their defaults."""
+    from weft.engine.policies.least_shares import WithLeastShares  # only trials use it, and it imports numpy
+
+    if isinstance(policy, WithLeastShares):
+        models = ", ".join(policy.setting.programs[stream].model for stream in policy.at_least)
+        return f"{described(policy.weaver)} with {models} at the least share"
     name = next(name for name, kind in _ALL.items() if kind is type(policy))
     changed = [
         f"{key}={getattr(policy, key)}" for key, usual in options_of(name).items() if getattr(policy, key) != usual

@@ -1,9 +1,10 @@
-"""Our policy for GPUs: models side by side on shares of it, as long as nobody is late for that.
+"""Policy for GPUs: models side by side on shares of the GPU, as long as no deadline is missed for it.
 
-Among the ways to share (one alone, two on the sides of a cut, several on streams) it takes the one in which most work
-is done, if everybody who can be on time still can after it: one by one on the whole GPU, in order of deadlines, as
-``punctual`` serves them. So whoever has no time to lose is alone, and the others step aside. Where somebody is due soon
-at most two are on streams, and nobody on a cut. A model that was given less than its fair share lately counts for more.
+Among the ways to share (one model alone, two on the sides of a cut, several on streams) it takes the one with the
+highest weighted throughput after which all requests that can be on time still can: one by one on the whole GPU, in
+order of deadlines, as ``punctual`` serves them. So a request without slack runs alone, and the others wait. While any
+deadline is near, at most two models run, on streams and not on a cut. A model that was given less than its fair share
+recently has a higher weight.
 """
 
 from __future__ import annotations
@@ -27,43 +28,45 @@ from weft.engine.policies.punctual import Punctual
 from weft.engine.policies.ways import NOWHERE, SharingWay, open_ways, ways
 
 URGE = 20.0
-"""By how many times its lack, in fair shares, whoever lacks one counts for more."""
+"""Additional weight of a model that lacks a whole fair share, in proportion for a part of one: large enough to decide
+against every difference in throughput."""
 RUSH = 60.0
-"""By how much whoever has no time to spare counts for more; with twice the time it needs, a quarter of that."""
+"""Additional weight of a request without slack; a quarter of it with twice the time it needs (the square counts)."""
 PLENTY = 20
-"""Whoever is due in more than so many times what all together take one by one is in no danger."""
+"""If every deadline is further away than this multiple of all work one by one, deadlines are not considered."""
 MOST_HELD = 2
-"""A lane is given no more than one segment that runs and one behind it; so long a decision binds."""
+"""Segments on a lane, the running one included: with more, an urgent arrival would have to wait too long."""
 
 
 class _Work(NamedTuple):
-    """What a body goes on with."""
+    """The next work of a body (backbone): its most urgent candidate, or its segment on a lane."""
 
     head: Candidate
     offered: bool
+    """Whether ``head`` is a candidate; if not, it is on a lane."""
     need: int
-    """Ticks that it takes to its end on the whole GPU."""
+    """Ticks to its end on the whole GPU."""
     due: int
-    """When it should be done, for its own sake and that of those who wait behind it."""
+    """Latest finish time, for itself and for the requests behind it in its stream."""
     lane: int = NOWHERE
-    """The lane that holds something of it."""
+    """The lane that holds a segment of it."""
     ends: bool = False
-    """Whether that is the end of a query, which stays there."""
+    """Whether that segment is the last of its query, which cannot change lanes."""
 
 
 @dataclass(frozen=True)
 class Abreast(Policy):
-    """Looks one step ahead: until what it starts now could be followed by something else."""
+    """Shares the GPU among models; looks one step ahead, to the next decision about the lanes that it fills now."""
 
     traits: ClassVar[Traits] = replace(Punctual.traits, late_work=LateWork.LAST, shares=True)
 
     margin: int = 10
-    """Percent by which remaining times are taken to be longer than estimated."""
+    """Percent added to estimated remaining times."""
     floor: int = 90
-    """Percent of its fair share, by priorities among those who have work, below which a model counts for more."""
+    """Percent of its fair share (by priorities, among the models with work) below which a model's weight grows."""
 
     def __post_init__(self) -> None:
-        Punctual(self.setting, self.margin)  # which refuses what is no margin
+        Punctual(self.setting, self.margin)  # it checks the margin
         if not 0 <= self.floor <= 100:
             raise InputError(f"floor = {self.floor} must be a percentage from 0 to 100")
 
@@ -85,112 +88,115 @@ class Abreast(Policy):
         way = self._way(works, now)
         if way is None:
             return None
-        may = [
-            (work.due, at, lane)
-            for at, (work, wanted) in enumerate(zip(works, way.lanes, strict=True))
+        startable = [
+            (work.due, place, lane)
+            for place, (work, wanted) in enumerate(zip(works, way.lanes, strict=True))
             if work.offered and (lane := self._free(wanted, work, view)) != NOWHERE
         ]
-        if not may:
+        if not startable:
             return None
-        _, at, lane = min(may)
-        waits = any([work.offered and work.lane == NOWHERE for place, work in enumerate(works) if place != at])
-        more = len(may) > 1 or waits or len(view.lanes[lane].holds) + 1 < MOST_HELD
-        return Start(works[at].head, lane=lane, more=more)
+        _, chosen, lane = min(startable)
+        waits = any([work.offered and work.lane == NOWHERE for place, work in enumerate(works) if place != chosen])
+        more = len(startable) > 1 or waits or len(view.lanes[lane].holds) + 1 < MOST_HELD
+        return Start(works[chosen].head, lane=lane, more=more)
 
     def _works(self, view: View, now: int) -> list[_Work]:
-        """What each body goes on with: its most urgent candidate, or what it has on a lane."""
+        """Return the next work of each body, sorted by program."""
         bodies, longer = self._shares.bodies, 100 + self.margin
         heads: dict[int, Candidate] = {}
-        for each in view.candidates:
-            own = bodies[each.program] if bodies else each.stream
-            if own not in heads or _sooner(each, heads[own]):
-                heads[own] = each
-        found = []
-        for at, lane in enumerate(view.lanes):
+        for candidate in view.candidates:
+            body = bodies[candidate.program] if bodies else candidate.stream
+            if body not in heads or _sooner(candidate, heads[body]):
+                heads[body] = candidate
+        works = []
+        for number, lane in enumerate(view.lanes):
             if lane.holds:
                 last = lane.holds[-1]
-                rest = self._ticks(last.program, at, lane.rest)
+                rest = self._ticks(last.program, number, lane.rest)
                 head = heads.pop(bodies[last.program] if bodies else last.stream, None)
                 left = last.remaining - last.compute if head is None else head.remaining
                 need = rest + left * longer // 100
                 due, ends = _due(head or last, now + need), last.remaining <= last.compute
-                found.append(_Work(head or last, head is not None, need, due, at, ends))
+                works.append(_Work(head or last, head is not None, need, due, number, ends))
         for head in heads.values():
             need = head.remaining * longer // 100
-            found.append(_Work(head, True, need, _due(head, now + need)))
-        if len(found) > 1:
-            found.sort(key=_program)  # so that the same works have the same ways
-        return found
+            works.append(_Work(head, True, need, _due(head, now + need)))
+        if len(works) > 1:
+            works.sort(key=_program)  # so that the cache of ways is hit whatever the order of candidates
+        return works
 
     def _ticks(self, program: int, lane: int, ticks: int) -> int:
-        """How long work takes on a lane."""
+        """Return the ticks of work on a lane, given those on the whole GPU."""
         return ticks if lane in self._shares.whole else self._shares.ticks(program, lane, ticks)
 
     def _way(self, works: list[_Work], now: int) -> SharingWay | None:
-        """The way in which most is done, weighted by who needs it, among those that leave everybody on time."""
+        """Return the way with the highest weighted throughput that makes no request late; None: start nothing now."""
         shares, programs = self._shares, tuple([work.head.program for work in works])
         if len(works) == 1:
             return ways(shares, programs)[0]
         whole = shares.whole
         held = tuple([whole[0] if work.lane in whole else work.lane for work in works])
-        ending = tuple([at for at, work in enumerate(works) if work.ends])
+        ending = tuple([place for place, work in enumerate(works) if work.ends])
         hurried = min([work.due for work in works]) - now <= PLENTY * sum([work.need for work in works])
-        found, counts = open_ways(shares, programs, held, ending, hurried=hurried)
+        options, counts = open_ways(shares, programs, held, ending, hurried=hurried)
         weights, slacks = self._weights(works, now, hurried), self._slacks(works, now) if hurried else []
-        scores = counts.dot(weights) if found else counts
-        for _ in found:
+        scores = counts.dot(weights) if options else counts
+        for _ in options:
             best = int(scores.argmax())
-            if _keeps(found[best], works, slacks):
-                return found[best]
+            if _keeps(options[best], works, slacks):
+                return options[best]
             scores[best] = -1.0
-        return None  # whoever ends a query where it is has to be waited for
+        return None  # a query that ends on its lane has to end first
 
     def _weights(self, works: list[_Work], now: int, hurried: bool) -> list[float]:
-        """The weight of a unit of work of each model; hurried: a request may miss its deadline.
+        """Return the weight of a unit of work of each model; hurried: a request may miss its deadline.
 
-        Then need and lack count for as much as the square of the requests that a unit of work answers: in overload not
-        all can be on time, and a long request would be saved at the cost of many short ones. To the first power 6.5 %
-        of deadlines were missed where the square misses 3.0, and without it 19.8; elsewhere both are alike.
+        If hurried, the additional weight is multiplied by the square of the requests that a unit of work answers: in
+        overload not all can be on time, and a long request would be saved at the cost of many short ones. With the
+        first power 6.5 % of deadlines were missed where the square misses 3.0, and 19.8 without the factor; in other
+        loads the two are alike.
         """
-        everybody, floor, found = sum([work.head.priority for work in works]), self.floor / 100, []
+        priorities, floor, weights = sum([work.head.priority for work in works]), self.floor / 100, []
         most = max([_answers(work.head) for work in works]) if hurried else 1.0
         for head, _, need, due, _, _ in works:
             assert head.share, "lanes are shares"
-            weight, lack = 0.0, floor - head.share.lately * everybody / head.priority
+            weight, lack = 0.0, floor - head.share.lately * priorities / head.priority
             if lack > 0.0:
                 weight += URGE * lack
             if hurried:
                 if due < NO_DEADLINE:
                     weight += RUSH * (need / max(1, due - now)) ** 2
                 weight *= (_answers(head) / most) ** 2
-            found.append(1.0 + weight)
-        return found
+            weights.append(1.0 + weight)
+        return weights
 
     def _slacks(self, works: list[_Work], now: int) -> list[tuple[int, int]]:
-        """Those who can be on time, by deadlines and by their places in *works*, and the ticks that each has to spare
-        if they are served one by one."""
-        order = sorted([(work.due, at, work.need) for at, work in enumerate(works)])
-        found, end, all_can = [], now, True
-        for due, at, need in order:
+        """Return place and slack of the works that can be on time, in order of deadlines, if they run one by one."""
+        order = sorted([(work.due, place, work.need) for place, work in enumerate(works)])
+        slacks, end, all_can = [], now, True
+        for due, place, need in order:
             end += need
-            found.append((at, due - end))
+            slacks.append((place, due - end))
             if end > due:
                 all_can = False
-        return found if all_can else self._savable([works[at] for _, at, _ in order], [at for _, at, _ in order], now)
+        if all_can:
+            return slacks
+        places = [place for _, place, _ in order]
+        return self._savable([works[place] for place in places], places, now)
 
     def _savable(self, works: list[_Work], places: list[int], now: int) -> list[tuple[int, int]]:
-        """The same where not all can: who is left out is for ``punctual`` to say."""
+        """Return the same where not all can be on time; ``punctual`` chooses which are left out."""
         punctual = self._one_by_one
         plans = [punctual.weighed(work.head, work.need, work.due, now) for work in works]
-        place_of = {id(plan): at for at, plan in zip(places, plans, strict=True)}
-        found, end = [], now
+        place_of = {id(plan): place for place, plan in zip(places, plans, strict=True)}
+        slacks, end = [], now
         for plan in punctual.savable(plans, now):
             end += plan.need
-            found.append((place_of[id(plan)], plan.due - end))
-        return found
+            slacks.append((place_of[id(plan)], plan.due - end))
+        return slacks
 
     def _free(self, lane: int, work: _Work, view: View) -> int:
-        """The lane that takes a work: of the streams of the whole GPU its own, or one with nothing to do."""
+        """Return the lane that takes a work now, or NOWHERE; for a stream of the whole GPU its own or an idle one."""
         lanes, whole = view.lanes, self._shares.whole
         if lane in whole:
             lane = work.lane if work.lane in whole else next((at for at in whole if not lanes[at].holds), NOWHERE)
@@ -198,12 +204,13 @@ class Abreast(Policy):
 
 
 def _answers(head: Candidate) -> float:
-    """Requests that a tick of work answers, by their priorities."""
+    """Return the requests that a tick of work answers, weighted by priority."""
     return head.priority * head.size / max(1, head.work.whole)
 
 
 def _due(head: Candidate, earliest: int) -> int:
-    """When a candidate should be done: what it cannot meet is put off, by as long again as it was given."""
+    """Return a candidate's latest finish time; a deadline it cannot meet is extended by its allowed time, doubled each
+    time."""
     due = head.deadline
     allowed = max(1, due - head.arrival) if due < earliest else 0
     while due < earliest:
@@ -214,7 +221,7 @@ def _due(head: Candidate, earliest: int) -> int:
 
 
 def _keeps(way: SharingWay, works: list[_Work], slacks: list[tuple[int, int]]) -> bool:
-    """Whether all who can be on time still can, one by one, after a step this way."""
+    """Return whether all works that can be on time one by one still can after one step of this way."""
     if not slacks:
         return True
     speeds, done = way.speeds, 0.0
@@ -227,7 +234,7 @@ def _keeps(way: SharingWay, works: list[_Work], slacks: list[tuple[int, int]]) -
 
 
 def _sooner(one: Candidate, other: Candidate) -> bool:
-    """Whether a candidate of a body goes before another: due first, and of those begun."""
+    """Return whether a candidate precedes another of its body: earlier deadline first, then batches that have begun."""
     return (one.deadline, one.layer == 0, one.query) < (other.deadline, other.layer == 0, other.query)
 
 

@@ -1,7 +1,7 @@
-"""What a policy may know and what it may say.
+"""The interface of policies: what the engine shows them (``View``) and what they answer (``Start``).
 
-A policy is one decision: given a view, which stream's next layer to issue. It never sees the engine,
-and what it may know grows by fields of ``View``.
+A policy is one decision: given a view, which candidate to issue next. It never sees the engine; a policy that needs to
+know more gets another field of ``View``. To write one, derive from ``Policy`` and implement ``decide``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from weft.engine.policies.fairness import Band
 from weft.workloads import DEFAULT_MAX_LAG
 
 NO_DEADLINE = 1 << 62
+"""The tick of a deadline that never comes; half of the largest int64, so kernels can still add to it."""
 NO_BUFFER = 1 << 52
-"""Buffer of a device that has none to fill, as a host: more than anything takes."""
+"""Weight buffer, in ticks, of a device without one, such as a host: so large that it never fills."""
 UNBOUNDED_ROUNDS = 1 << 40
-"""Rounds of a run that ends when its requests do."""
+"""Rounds of a run that ends with its requests; far more than any run has."""
 
 
 class LateWork(Enum):
-    """Where requests that can no longer be on time go."""
+    """The place, in the order of work, of requests that can no longer be on time."""
 
     AMONG_OTHERS = "among the others"
     LAST = "after all that can be on time"
@@ -34,41 +35,42 @@ class LateWork(Enum):
 
 
 class Work(NamedTuple):
-    """How much work a query is, and how much its stream was given."""
+    """The work of a query, and the work that its stream has been given."""
 
     whole: int = 0
-    """Estimated ticks of the whole query, had it the device to itself."""
+    """Estimated ticks of the whole query, alone on the device."""
     served: int = 0
-    """Ticks of work that its stream was given; one that had nothing to do is not owed for that time."""
+    """Ticks of work issued for its stream; an idle stream is counted up to the others, so it cannot save up."""
 
 
 class Refill(NamedTuple):
-    """What policies that refill batches know of a candidate (``Traits.refills``)."""
+    """Facet of a candidate for policies that refill batches (``Traits.refills``)."""
 
     dues: tuple[int, ...]
-    """When each request of the batch is due."""
+    """The deadline of each request of the batch."""
     waiting: int
-    """Requests of its stream that have not begun, its own not counted."""
+    """Requests of its stream that have not begun, without its own."""
 
 
 class ShareUse(NamedTuple):
-    """What is known of a candidate's stream where lanes are shares of one device (``Setting.shares``)."""
+    """Facet of a candidate where lanes are shares of one device (``Setting.shares``)."""
 
     lately: float
-    """The part of the device's time that its stream was given lately."""
+    """The recent share of the device's time that its stream was given."""
     behind: int
-    """When it must be done so that those who wait behind it in its stream can be on time."""
+    """Latest finish time that still lets the requests behind it in its stream meet their deadlines."""
 
 
 NO_WORK = Work()
+"""The work of a candidate built without any, as tests do."""
 
 
 class Candidate(NamedTuple):
     """The next unissued layer of one query: of a stream, or of a batch of requests.
 
-    What stands after ``size`` are facets: ``home``, ``refill`` and ``share`` are None where a feature is off.
-    ``of_stream`` and ``of_batch`` are called for all there is at every step, and build it by position: keywords would
-    take twice as long. ``of_batch`` makes the tuple itself, which takes another third off.
+    The members after ``size`` are facets: ``home``, ``refill`` and ``share`` are None where their feature is off. Times
+    are in ticks. ``of_stream`` and ``of_batch`` run for every stream and batch at every step, so they pass members by
+    position (keywords take twice as long), and ``of_batch`` builds the tuple directly, which saves another third.
     """
 
     stream: int
@@ -80,13 +82,13 @@ class Candidate(NamedTuple):
     last_issued: int
     """Step at which this stream, or this batch, was last chosen; -1 for never."""
     program: int
-    """Which of the setting's programs it runs."""
+    """Index of its program in ``Setting.programs``."""
     arrival: int = 0
-    """When its oldest request arrived; 0 in saturated streams."""
+    """Arrival of its oldest request; 0 in saturated streams."""
     deadline: int = NO_DEADLINE
-    """When the first of its requests that can still be on time is due; none for late ones."""
+    """The earliest deadline of its requests that can still be on time; NO_DEADLINE for a late batch."""
     remaining: int = 0
-    """Estimated ticks to the end of the query, had it the device to itself."""
+    """Estimated ticks to the end of the query, alone on the device."""
     priority: int = 1
     size: int = 1
     """Requests in the batch."""
@@ -98,7 +100,7 @@ class Candidate(NamedTuple):
 
     @classmethod
     def of_stream(cls, program: Program, *, stream: int, query: int, layer: int, last_issued: int = -1) -> Candidate:
-        """The next layer of a stream that never runs dry; such a stream has one program."""
+        """Build the candidate of a saturated stream, which has one program."""
         return cls(
             stream, query, layer, program.fetch[layer], program.compute[layer], last_issued, stream, 0, NO_DEADLINE,
             program.remaining[layer], 1, 1, Work(program.total_work),
@@ -123,9 +125,9 @@ class Candidate(NamedTuple):
         refill: Refill | None = None,
         share: ShareUse | None = None,
     ) -> Candidate:
-        """The next layer of a batch of requests, in flight or one that could begin.
+        """Build the candidate of a batch of requests, in flight or one that could begin.
 
-        rests: estimated ticks from each layer of its program to the end. number: of its program in the setting.
+        rests: estimated ticks from each layer of its program to the end. number: index of its program in the setting.
         """
         return tuple.__new__(cls, (
             stream, query, layer, program.fetch[layer], program.compute[layer], last_issued, number, arrival, deadline,
@@ -133,7 +135,7 @@ class Candidate(NamedTuple):
         ))  # fmt: skip
 
     def __getattr__(self, name: str) -> Any:
-        """Members that were moved to facets in 0.3 and that policies of 0.2 read; until 0.4."""
+        """Forward members that moved to facets in 0.3, for policies written for 0.2; to be removed in 0.4."""
         facet, missing = _MOVED.get(name, ("", None))
         if not facet:
             raise AttributeError(f"a candidate has no {name!r}", name=name, obj=self)
@@ -159,25 +161,26 @@ class Running(NamedTuple):
     rest: int
     """Estimated ticks to its end."""
     stoppable: bool = True
-    """Whether it could be stopped, all its progress lost; else its batch was started to its end (``Start.to_end``)."""
+    """Whether it can be stopped, losing its progress; if not, its batch was started to its end (``Start.to_end``)."""
 
 
 class LaneState(NamedTuple):
-    """What a lane was given and has not ended, in order, where a policy chooses lanes."""
+    """The segments on a lane, where a policy chooses lanes."""
 
     holds: tuple[Candidate, ...]
+    """The running segment and those that wait behind it, in order."""
     rest: int
-    """Estimated ticks until all of it has ended, had each the device to itself."""
+    """Estimated ticks until all of them have ended, each at its speed alone on the device."""
     room: bool
-    """Whether it takes one more."""
+    """Whether it takes one more segment."""
 
 
 IDLE_LANE = LaneState((), 0, True)
-"""A lane with nothing to do."""
+"""The state of every idle lane; one object, since most lanes are idle at most decisions."""
 
 
 class EventKind(Enum):
-    """What makes the engine ask a policy."""
+    """Kinds of events after which the engine asks a policy."""
 
     ARRIVAL = "a request came"
     SEGMENT_END = "a segment of a batch ended"
@@ -187,63 +190,63 @@ class EventKind(Enum):
 
 
 class Event(NamedTuple):
-    """Something that happened since a policy was last asked."""
+    """An event since the policy was last asked."""
 
     kind: EventKind
     stream: int
     query: int = -1
-    """The batch; -1 for a request that waits."""
+    """The batch; -1 for a waiting request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What stays the same during a run."""
+    """The models and the device of a run, and what the user asked for; constant during the run."""
 
     programs: Sequence[Program]
     """A server appends to it as models are loaded."""
     buffer: int
     """Weight buffer in ticks."""
     rounds: int = 1
-    """How many rounds of work the run will issue."""
+    """Rounds of work that the run issues."""
     mix: tuple[float, ...] | None = None
-    """Queries per round the user asked for; None leaves it to the policy."""
+    """Queries of each stream per round, as the user asked; None leaves the mix to the policy."""
     max_lag: float = DEFAULT_MAX_LAG
-    """Rounds a stream may fall behind, where there is a mix to fall behind of."""
+    """Rounds that a stream may fall behind the mix, if there is one."""
     lanes: int = 1
-    """How many layers of different queries a host computes at a time."""
+    """Layers of different queries that a host computes at a time."""
     pieces: int | None = None
-    """No layer takes more than this part of the buffer, an eighth for 8; None leaves cutting to the policy."""
+    """Layers are cut so that none takes more than 1 / pieces of the buffer; None leaves cutting to the policy."""
     piece_cost: int = 0
     """Ticks of computing that every piece but the first adds to its layer."""
     whole: Sequence[Program] | None = None
     """The programs before layers were cut."""
     ahead: int = 0
-    """How many more layers each lane of a host takes, which are computed when their turn comes."""
+    """Layers that each lane of a host takes besides the running one."""
     apart: bool = False
     """Whether lanes that take layers ahead have memory of their own: a batch stays on the lane that it began on."""
     shares: Shares | None = None
-    """Lanes that are shares of one device, which the policy chooses from; a stream has one batch on time in flight."""
+    """Lanes that are shares of one device, from which the policy chooses; a stream has one batch on time in flight."""
     kept_mix: tuple[float, ...] | None = None
-    """Queries per round that a trial found to pay, where the user asked for none; the streams need not end together."""
+    """Queries of each stream per round as a trial selected them, where the user asked for no mix."""
 
     @property
     def uncut(self) -> Sequence[Program]:
-        """The models as they are: standalone times and the bound are theirs, whatever is cut."""
+        """The programs with whole layers; standalone times and the bound refer to these."""
         return self.programs if self.whole is None else self.whole
 
     @property
     def quota(self) -> list[int] | None:
-        """Queries of each stream where the mix is given: every one of them runs to its end."""
+        """Queries of each stream in the run, if the user gave a mix; each of them runs to its end."""
         return None if self.mix is None else [max(1, round(part * self.rounds)) for part in self.mix]
 
     @property
     def work(self) -> int:
-        """Ticks of work the run will issue."""
+        """Ticks of work that the run issues."""
         counts = self.quota or [self.rounds] * len(self.programs)
         return sum(count * program.total_work for count, program in zip(counts, self.programs, strict=True))
 
     def cut(self, pieces: int) -> Setting:
-        """This setting with layers cut into pieces of at most this part of the buffer; 1 leaves them whole."""
+        """Return this setting with layers cut into pieces of at most 1 / *pieces* of the buffer."""
         most = max(1, self.buffer // pieces)
         programs = tuple(program.cut(most, self.piece_cost) for program in self.uncut)
         return replace(self, programs=programs, pieces=pieces, whole=self.uncut)
@@ -251,83 +254,84 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All a policy may know at one instant: the channel is free, here is what could go next."""
+    """All that a policy knows at one instant at which something can be issued."""
 
     device: DeviceClocks
     heads: tuple[Candidate, ...]
     """The next layer of every stream, or of every batch in flight or ready."""
     candidates: tuple[Candidate, ...]
-    """The heads that may go; at least one. The fairness rule holds streams back, lateness requests."""
+    """The heads that may be issued, at least one: without streams ahead of the band, and without late requests where
+    those have to wait."""
     progress: tuple[int, ...] = ()
-    """How far each stream is, in units of ``fairness.ROUND``; empty where there is no band."""
+    """Progress of each stream, in units of ``fairness.ROUND``; empty without a band."""
     lanes: tuple[LaneState, ...] = ()
-    """What the lanes hold, where they are shares of a device (``Setting.shares``)."""
+    """The state of every lane, where lanes are shares of a device (``Setting.shares``)."""
     events: tuple[Event, ...] = ()
-    """What happened since the policy was last asked."""
+    """Events since the policy was last asked."""
 
 
 class Start(NamedTuple):
-    """Issue this candidate next, its fetch beginning no earlier than *not_before*."""
+    """A policy's answer: issue this candidate next, its fetch beginning no earlier than *not_before*."""
 
     candidate: Candidate
     not_before: int = 0
     lane: int = -1
-    """On which lane, where the policy chooses (``Setting.shares``)."""
+    """The lane, where the policy chooses lanes (``Setting.shares``)."""
     more: bool = True
-    """Whether to ask again at once; else when something has ended or a request has come."""
+    """Whether to ask the policy again at once; if not, it is asked after the next event."""
     to_end: bool = False
-    """Whether the whole batch is started: it goes on to its end without a question, unless it is revoked."""
+    """Whether the whole batch is started: it runs to its end without further decisions, unless it is revoked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What a policy is made for and what it wants from the engine; the same in every run and with all options."""
+    """The constant properties of a policy: what it is made for, and what it needs from the engine."""
 
     serves_requests: bool = True
-    """Whether it can serve requests that come and go, or only streams that never run dry."""
+    """Whether it can serve requests; if not, only saturated streams."""
     for_deadlines: bool = False
-    """Whether it is made for requests with deadlines; in saturated streams, which have none, it has little to go by."""
+    """Whether it orders work by deadlines; saturated streams have none."""
     defers_late: bool = False
     """Whether a request that missed its deadline gives way to those that can still be on time."""
     late_work: LateWork = LateWork.LAST
-    """Where requests that cannot be on time any more go, unless a rule for them is given."""
+    """The place of requests that can no longer be on time, unless the user gives a rule for them."""
     foresight: int = 0
-    """What ``Policy.foresight`` says, where that is no option."""
+    """The value of ``Policy.foresight``, if that is no option of the policy."""
     batches: bool = True
     """Whether requests may share a batch."""
     refills: bool = False
-    """Whether it fills batches up while they run: it is offered beginnings of every size, and batches of a stream
-    that stand at the same layer become one."""
+    """Whether it refills batches while they run: it is offered beginnings of every size, and batches of a stream at the
+    same layer are merged."""
     by_layer: bool = True
-    """Whether it is asked at every layer, or, on a device that computes one layer at a time, only at exits."""
+    """Whether it is asked at every layer; if not, a device that computes one layer at a time asks only at exits."""
     cuts: tuple[int, ...] = (1,)
-    """Into how many pieces to the buffer it may have layers cut, fewest first, where that is left to it."""
+    """The values of ``Setting.pieces`` that it tries where the user gives none, fewest pieces first."""
     shares: bool = False
-    """Whether it chooses lanes, and is for devices whose lanes are shares (``Setting.shares``)."""
+    """Whether it chooses lanes; it then needs a device whose lanes are shares (``Setting.shares``)."""
     pointless_saturated: str = ""
-    """What it comes to in saturated streams, where a comparison has nothing to learn from it; empty where it has."""
+    """Why a comparison with saturated streams leaves it out; empty if it does not."""
 
 
 class LoopOptions(NamedTuple):
-    """What compiled loops read of a policy's options; the defaults are for policies that have no such option."""
+    """The options of a policy that the compiled loops read; the defaults are for policies without such an option."""
 
     stretch: int = 100
-    """Percent of its time alone that the rest of a request lasts beside others."""
+    """Expected remaining time of a request beside others, in percent of that alone."""
     failsafe: bool = True
-    """Whether requests run by arrival where there is nothing to weave."""
+    """Whether requests run by arrival while all models are on the same side of the balance point."""
     precise: bool = False
-    """Whether the time that a request still needs is measured on an empty device, not added up from its layers."""
+    """Whether the remaining time of a request is replayed on an empty device, not summed from its layers."""
     miss: int = 0
-    """Percent of the time of a request alone that a missed deadline costs."""
+    """Cost of a missed deadline, in percent of the time of a request alone."""
     backlog: int = 0
-    """Requests yet to come that wait until all who are here are done."""
+    """Future requests that are assumed to wait until all present ones have ended."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """Chooses the next layer. Further fields of a policy are the options a user may set.
+    """Base class of policies. ``decide`` chooses the next layer; further fields are the options that a user may set.
 
-    What it is made for stands in its ``traits``; what depends on the run and on its options, in its methods.
+    ``traits`` holds what is the same in every run; what depends on the run and on the options are methods.
     """
 
     setting: Setting
@@ -336,50 +340,52 @@ class Policy:
 
     @property
     def foresight(self) -> int:
-        """Percent of a request's remaining time that counts when it is judged late; 0: the deadline alone decides."""
+        """Percent of its remaining time by which a request counts as late before its deadline; 0: only after it."""
         return self.traits.foresight
 
     @property
     def waits(self) -> int | None:
-        """Percent of the time a request is allowed that its batch waits to be filled; None: as its stream says."""
+        """Percent of a request's allowed time that its batch waits to be filled; None: the stream's timeout."""
         return None
 
     @property
     def loop_options(self) -> LoopOptions:
-        """Its options as the compiled loops know them, which have its decisions beside ``decide``."""
+        """The options that the compiled twin of ``decide`` reads."""
         return LoopOptions()
 
     def contenders(self) -> Iterator[Policy]:
-        """Who may decide in its place, where a trial before the run shows them to be better; itself first."""
+        """Yield the policies that a trial before the run compares, itself first; the best of them decides."""
         yield self
 
     def decide(self, view: View) -> Start | None:
-        """Pick one of ``view.candidates``; None: nothing more until another event.
+        """Choose one of ``view.candidates``; None: start nothing until the next event.
 
-        Asked whenever something can be started. One that chooses lanes gives each only what it has room for.
+        Called whenever something can be started. A policy that chooses lanes only chooses lanes with room.
         """
         raise TypeError(f"{type(self).__name__} does not say how to decide")
 
     def aborts(self, view: View, running: tuple[Running, ...]) -> Candidate | None:
-        """Which of what runs to take back for what waits, if any; asked when nothing can be started.
+        """Choose a running layer to preempt for waiting work, or None; called when nothing can be started.
 
-        A layer that is ``stoppable`` is stopped and has to be done again. A batch that was started to its end is
-        revoked: what it computes now ends, and then ``decide`` says how it goes on.
+        A layer that is ``stoppable`` is stopped and has to run again. A batch that was started to its end is revoked:
+        its running layer ends, and then ``decide`` is asked again.
         """
         return None
 
     def burden(self, candidate: Candidate, now: int) -> float | None:
-        """What a request takes for what it is worth, where that decides who gives way when not all can be on time:
-        whoever takes the most. None where it does not."""
+        """Return the cost of a request over its worth; when not all can be on time, the highest gives way first.
+
+        None if the policy does not let requests give way like that.
+        """
         return None
 
     @property
     def band(self) -> Band | None:
-        """The mix the engine shall keep the streams at."""
+        """The mix at which the engine keeps the streams; None: no fairness rule."""
         mix = self.setting.mix or self.setting.kept_mix
         return Band(mix, self.setting.max_lag) if mix else None
 
     @property
     def remark(self) -> str:
-        """What a user should know about this run, such as a failsafe that took over."""
+        """A sentence for the user about this run, such as that a failsafe took over; empty if there is none."""
         return ""

@@ -1,6 +1,6 @@
-"""How batches are commonly made: one sample at a time, adaptively with a timeout, or layer by layer.
+"""Common batching policies: one request at a time, adaptive with a timeout, and layer by layer.
 
-None of these knows of exits: a batch shrinks where samples leave, and that is all.
+None of them plans for early exits: a batch only shrinks where samples leave.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from weft.engine.policies.refilling import Flight, Refilling
 from weft.kernels import rules
 
 AS_FIFO = "as fifo: no stream ever waits for a batch"
+"""Why a comparison with saturated streams leaves these policies out (``Traits.pointless_saturated``)."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,13 @@ class Serial(Fifo):
 class Adaptive(Fifo):
     """A batch begins when it is full or its oldest request has waited long enough, and runs to its end.
 
-    What serving systems do; AdaptB in Fluid Batching (section II-A), whose timeouts are 5, 45 and 95.
+    The usual rule of serving systems; AdaptB in Fluid Batching (section II-A), with timeouts 5, 45 and 95.
     """
 
     traits: ClassVar[Traits] = Traits(by_layer=False, pointless_saturated=AS_FIFO)
 
     timeout: int = 5
-    """Percent of the time a request is allowed that it waits for its batch to be filled."""
+    """Percent of a request's allowed time that it waits for its batch to be filled."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.timeout <= 100:
@@ -47,9 +48,9 @@ class Adaptive(Fifo):
 
 @dataclass(frozen=True)
 class LazyBatching(Refilling):
-    """Stops a batch at any layer for what waits, if all could still be on time computed one by one (HPCA'21).
+    """Lazy Batching (HPCA'21): pauses a batch at any layer for waiting requests if none would be late one by one.
 
-    A batch of b is taken to last b times as long as one sample, and nobody is expected to leave early.
+    A batch of b is assumed to take b times as long as one sample, without early exits.
     """
 
     traits: ClassVar[Traits] = replace(Refilling.traits, by_layer=True)
@@ -63,6 +64,6 @@ class LazyBatching(Refilling):
         return flight.batches[0]
 
     def _slack(self, more: Candidate, batches: tuple[Candidate, ...], now: int) -> int:
-        everybody = (more, *batches)
-        need = sum([each.size * self.rest(each, each.layer, 1) for each in everybody])
-        return rules.slack(min([each.deadline for each in everybody]), now, need, 100)
+        batches = (more, *batches)
+        need = sum([batch.size * self.rest(batch, batch.layer, 1) for batch in batches])
+        return rules.slack(min([batch.deadline for batch in batches]), now, need, 100)

@@ -1,4 +1,4 @@
-"""What no schedule can beat: the two-resource bound on throughput, its prices and its mix.
+"""The two-resource bound: the throughput that no schedule can exceed, its dual prices and its mix.
 
 Per query stream i keeps the PE array busy for C_i and the channel for M_i; alone it needs T_i. With
 x_i queries per tick, system throughput is sum x_i T_i under sum x_i C_i <= 1 and sum x_i M_i <= 1: a
@@ -17,27 +17,28 @@ import numpy as np
 from weft.devices.costs.program import Program
 
 LEAST_SHARE = 0.1
-"""No stream gets less than this share of what slicing the time equally would give it."""
+"""Least throughput of a stream, as a share of an equal division of the time; a stream below it counts as starved."""
 
 EVENING = 0.001
-"""Throughput that may be given up to divide the time equally."""
+"""Share of the throughput given up for an equal division of the time, since users expect equal models to be equal."""
 
 _SETTLE_LAYERS = 200_000
+"""Most layers that ``alone_ticks`` replays before it measures: a model that fetches little fills the buffer slowly."""
 
 
 def least_share(streams: int) -> float:
-    """The least share of the system throughput that each of so many streams is due."""
+    """Return the least share of the system throughput of each stream."""
     return LEAST_SHARE / streams
 
 
 def raised(shares: Sequence[float]) -> list[float]:
-    """Shares of the throughput if streams below their least share had the device to themselves until they have it.
+    """Raise starved streams to their least share: return the shares if each ran alone until it has that.
 
-    That is what a schedule that starves somebody would come to if it did not: while one stream runs alone the
-    throughput is 1, and all shares are earned in the rest of the time.
+    This makes a schedule that starves a stream comparable with one that does not. While a stream runs alone, the
+    throughput is 1; the given shares are earned in the rest of the time.
     """
     least, rest = least_share(len(shares)), 1.0
-    for _ in shares:  # the less of the time is left, the more streams are below
+    for _ in shares:  # with less time left, more streams fall below
         low = [share for share in shares if share * rest < least]
         rest = (1 - len(low) * least) / (1 - sum(low))
     return [max(least, share * rest) for share in shares]
@@ -45,7 +46,7 @@ def raised(shares: Sequence[float]) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class QueryDemand:
-    """What one query of a stream asks of the device, in ticks."""
+    """The use of both resources by one query of a stream, in ticks."""
 
     compute: int
     memory: int
@@ -55,7 +56,7 @@ class QueryDemand:
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Throughput lost per tick that a resource stands idle (the program's dual variables)."""
+    """Throughput lost per idle tick of each resource (the linear program's dual variables)."""
 
     compute: float
     memory: float
@@ -66,11 +67,11 @@ class Prices:
         return self.compute + self.memory
 
     def of(self, demand: QueryDemand) -> float:
-        """What that much of both resources is worth."""
+        """Return the price of the resources that a query uses."""
         return self.compute * demand.compute + self.memory * demand.memory
 
     def queries(self, program: Program, layers: int) -> float:
-        """Queries that so many layers issued in order are; the one in flight counts by its share at these prices."""
+        """Return the queries that *layers* issued in order amount to; an unfinished one counts by its priced share."""
         whole, begun = divmod(layers, len(program))
         total = self.of(QueryDemand(program.total_compute, program.total_fetch, 0.0))
         done = self.of(QueryDemand(sum(program.compute[:begun]), sum(program.fetch[:begun]), 0.0))
@@ -83,11 +84,11 @@ def demand_of(program: Program, buffer: int) -> QueryDemand:
 
 @lru_cache(maxsize=256)  # one run asks for the same few models many times
 def alone_ticks(program: Program, buffer: int) -> float:
-    """Steady-state ticks per query of a model that runs alone with eager prefetch.
+    """Return the steady-state ticks per query of a model that runs alone with eager prefetch.
 
     Measured between two completions, the first late enough that the buffer has filled.
     """
-    from weft.kernels.replay import replay  # a server has all policies and compiles nothing
+    from weft.kernels.replay import replay  # imported here: a server imports all policies but must not compile kernels
 
     layers = len(program)
     settle = 4 + -(-buffer // max(1, program.total_fetch))
@@ -107,7 +108,7 @@ def alone_ticks(program: Program, buffer: int) -> float:
 
 
 def prices(demands: Sequence[QueryDemand]) -> Prices:
-    """The dual corner: the cheapest prices at which no stream is worth more than what it uses."""
+    """Return the optimal dual prices: the lowest at which no stream is worth more than the resources it uses."""
     corners = [(max(d.alone / d.compute for d in demands), 0.0)] if all(d.compute for d in demands) else []
     if all(d.memory for d in demands):
         corners.append((0.0, max(d.alone / d.memory for d in demands)))
@@ -128,7 +129,7 @@ def _covers(corner: tuple[float, float], demands: Sequence[QueryDemand]) -> bool
 
 
 def mix_prices(demands: Sequence[QueryDemand], mix: Sequence[float]) -> Prices:
-    """Prices when the proportion of queries is given: the busier resource carries the whole bound."""
+    """Return the prices for a given mix of queries: only the busier resource has one."""
     worth = sum(part * d.alone for part, d in zip(mix, demands, strict=True))
     compute = sum(part * d.compute for part, d in zip(mix, demands, strict=True))
     memory = sum(part * d.memory for part, d in zip(mix, demands, strict=True))
@@ -136,7 +137,7 @@ def mix_prices(demands: Sequence[QueryDemand], mix: Sequence[float]) -> Prices:
 
 
 def best_mix(demands: Sequence[QueryDemand]) -> tuple[float, ...]:
-    """Queries per tick of each stream at the optimum, every stream keeping its least share."""
+    """Return the queries per tick of each stream at the highest throughput at which none is below its least share."""
     least = [least_share(len(demands)) / d.alone for d in demands]
     room_c = 1 - sum(rate * d.compute for rate, d in zip(least, demands, strict=True))
     room_m = 1 - sum(rate * d.memory for rate, d in zip(least, demands, strict=True))
@@ -151,7 +152,7 @@ def best_mix(demands: Sequence[QueryDemand]) -> tuple[float, ...]:
 
 
 def _evened(rates: Sequence[float], demands: Sequence[QueryDemand]) -> tuple[float, ...]:
-    """Equal shares of the time instead, where that costs no more than EVENING of the throughput."""
+    """Return an equal division of the time instead, if that costs at most EVENING of the throughput."""
     equal = [1 / (len(demands) * max(d.compute, d.memory)) for d in demands]
     worth, even_worth = (sum(x * d.alone for x, d in zip(mix, demands, strict=True)) for mix in (rates, equal))
     return tuple(equal if even_worth >= (1 - EVENING) * worth else rates)
@@ -160,7 +161,7 @@ def _evened(rates: Sequence[float], demands: Sequence[QueryDemand]) -> tuple[flo
 def _corners(
     demands: Sequence[QueryDemand], room_c: float, room_m: float
 ) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
-    """Streams and their rates at every corner of the program with these capacities."""
+    """Return the streams and their rates at every vertex of the linear program with these capacities."""
     corners: list[tuple[tuple[int, ...], tuple[float, ...]]] = []
     for i, d in enumerate(demands):
         limits = [room / need for room, need in ((room_c, d.compute), (room_m, d.memory)) if need]

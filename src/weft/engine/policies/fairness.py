@@ -1,8 +1,8 @@
-"""The fairness rule: no stream falls further behind the asked-for mix than a stated lag.
+"""The fairness rule: no stream falls further behind the mix than a given lag.
 
-The engine applies it before a policy is asked, by leaving streams out of the view, so it holds for
-every policy alike. Progress is counted in whole units, ``ROUND`` to a round, so that the plain and
-the compiled engine hold back the same streams.
+The engine applies it before it asks a policy, by leaving streams out of the candidates, so it holds for every policy.
+Progress is an integer, ``ROUND`` units to a round, so that the plain and the compiled engine hold back the same
+streams.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from weft.devices.costs.program import Program
 from weft.kernels import rules
 
 ROUND = 2**32
+"""Units of progress per round: fine enough for every layer to count, and 2**31 rounds still fit into 64 bits."""
 
 
 class Band(NamedTuple):
-    """Keep every stream within *max_lag* rounds of the furthest one."""
+    """A mix, and how many rounds a stream may be ahead of the one that is furthest behind."""
 
     mix: tuple[float, ...]
     """Queries of each stream per round."""
@@ -29,12 +30,12 @@ class Band(NamedTuple):
         return round(self.max_lag * ROUND)
 
     def gains(self, programs: Sequence[Program]) -> tuple[tuple[int, ...], ...]:
-        """Progress that each layer of each stream makes."""
+        """Return the progress of each layer of each stream."""
         return tuple(_gains(program, part) for program, part in zip(programs, self.mix, strict=True))
 
 
 def _gains(program: Program, per_round: float) -> tuple[int, ...]:
-    """A query advances its stream by ``ROUND / per_round``, a layer by its share of the model's work."""
+    """Return the progress of each layer: a query is ``ROUND / per_round``, a layer its share of the model's work."""
     query = round(ROUND / per_round)
     reached = [0]
     done = 0
@@ -45,10 +46,10 @@ def _gains(program: Program, per_round: float) -> tuple[int, ...]:
 
 
 def may_go(progress: Sequence[int], gains: Sequence[int], max_lag_units: int) -> list[bool]:
-    """Which streams may issue their next layer without leaving another one further behind than allowed.
+    """Return which streams may issue their next layer without leaving another one too far behind.
 
-    The first of the streams that are furthest behind always may, so there is always one to run; its
-    own layer may be longer than the band is wide.
+    The first of the streams that are furthest behind always may, even if its layer exceeds the band, so that there is
+    always one to run.
     """
     least = min(progress)
     last_stream = list(progress).index(least)

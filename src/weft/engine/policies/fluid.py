@@ -1,7 +1,7 @@
-"""Fluid Batching's scheduler: stop a batch at an exit and fill it up, if its oldest request can afford that.
+"""Fluid Batching's scheduler: pause a batch at an exit and refill it, if its most urgent request has the slack.
 
-Algorithm 1 of the paper, with the guards that its print lacks: an empty queue ends the refilling, and a batch
-that all have left is not refilled.
+Algorithm 1 of the paper, with two guards that the printed version lacks: an empty queue ends the refilling, and a batch
+without requests is not refilled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from weft.kernels import rules
 
 @dataclass(frozen=True)
 class Fluid(Refilling):
-    """Begins at once with all that waits; refills at exits, without stopping the newcomers for others in turn."""
+    """Begins at once with all waiting requests; refills at exits, but does not pause newcomers for other ones."""
 
     def propose(self, flight: Flight, now: int) -> Candidate:
         if not flight.batches:
@@ -27,7 +27,7 @@ class Fluid(Refilling):
         return more if rules.slack(halted.deadline, now, self._overhead(halted, more), 100) > 0 else halted
 
     def _overhead(self, halted: Candidate, more: Candidate) -> int:
-        """Ticks until the end: newcomers up to this exit, then all; nobody is expected to leave (equation 4)."""
+        """Return the ticks of the newcomers up to this exit and then of all to the end, without exits (equation 4)."""
         together = halted.size + more.size
         there = self.rest(more, halted.layer, more.size)
         return rules.fluid_overhead(self.rest(more, 0, more.size), there, self.rest(halted, halted.layer, together))

@@ -1,8 +1,8 @@
-"""How GPUs are commonly shared, and what others do: rules to be compared with, over the same lanes as ``abreast``.
+"""Baselines for ``abreast``: common and published ways to share a GPU, over the same lanes.
 
-Free streams and streams with priority, a fixed cut, Orion's and REEF's rules for one urgent model beside others, and
-time slices. One at a time are ``fifo``, ``edf`` and ``punctual``. The urgent model is the one of the highest priority,
-among equals the one whose requests are due soonest after they came.
+Free streams, streams with priority, a fixed cut, Orion's and REEF's rules for one urgent model beside others, and time
+slices. (``fifo``, ``edf`` and ``punctual`` run one model at a time.) The urgent model is the one of the highest
+priority, among equals the one with the shortest time from arrival to deadline.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from weft.engine.policies.base import (
 from weft.kernels import rules
 
 Rank = tuple[int, int, int]
-"""How urgent a request is, among those who have work: the highest belongs to the urgent model."""
+"""Urgency of a request: priority, negative time from arrival to deadline, negative stream; the highest is urgent."""
 
 
 @dataclass(frozen=True)
 class Streams(Policy):
-    """Every model on a stream of its own, and the GPU sorts it out."""
+    """Every model on a stream of its own; the hardware divides the GPU."""
 
     traits: ClassVar[Traits] = Traits(for_deadlines=True, late_work=LateWork.AMONG_OTHERS, shares=True)
 
@@ -40,8 +40,8 @@ class Streams(Policy):
         return self.setting.shares
 
     def decide(self, view: View) -> Start | None:
-        heads = sorted(view.candidates, key=lambda each: rules.edf_key(each.deadline, each.arrival))
-        urgent = max([_rank(each) for each in _all(view)])  # once: late requests may be many
+        heads = sorted(view.candidates, key=lambda head: rules.edf_key(head.deadline, head.arrival))
+        urgent = max([_rank(request) for request in _all(view)])  # once per decision: there may be many late requests
         for head in heads:
             lane = self.lane(head, view, urgent)
             if lane is not None and view.lanes[lane].room:
@@ -49,7 +49,7 @@ class Streams(Policy):
         return None
 
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
-        """Where a candidate goes; None: it has to wait. *urgent*: the rank of the urgent model's requests."""
+        """Return the lane of a candidate; None: it has to wait. *urgent*: the rank of the urgent model's requests."""
         return _own(head, view.lanes, self.shares.whole)
 
 
@@ -66,12 +66,12 @@ class FixedSplit(Streams):
     """Streams of even numbers on one side of a cut, the others on the other side."""
 
     cut: int = 0
-    """Which of the device's cuts."""
+    """Index into the device's cuts."""
     swap: bool = False
     """Whether even numbers get the second side."""
 
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
-        if not self.shares.cuts:  # what a server's device is like is known only when it serves
+        if not self.shares.cuts:  # a plan for a server cannot know the cuts of its device
             return super().lane(head, view, urgent)
         if not 0 <= self.cut < len(self.shares.cuts):
             raise InputError(f"cut = {self.cut} must be one of the {len(self.shares.cuts)} that the device has, from 0")
@@ -80,8 +80,11 @@ class FixedSplit(Streams):
 
 @dataclass(frozen=True)
 class Orion(Streams):
-    """Strati et al., EuroSys 2024: the urgent model at once; others beside it if they are bound by something else,
-    their multiprocessors fit, and not too much of them was started."""
+    """Orion (Strati et al., EuroSys 2024): the urgent model runs at once.
+
+    Others run beside it if another resource bounds them, their multiprocessors fit, and the work of them that was
+    started is below a budget.
+    """
 
     sms: int = 100
     """Percent of the multiprocessors that both may fill together."""
@@ -96,8 +99,8 @@ class Orion(Streams):
     def _fits(self, head: Candidate, urgent: Candidate, view: View) -> bool:
         kinds, whole = self.shares.kinds, self.shares.sms
         one, other = kinds[head.program], kinds[urgent.program]
-        others = [each for lane in view.lanes for each in lane.holds if _rank(each) != _rank(urgent)]
-        under_way = sum([each.compute for each in others])
+        segments = [segment for lane in view.lanes for segment in lane.holds]
+        under_way = sum([segment.compute for segment in segments if _rank(segment) != _rank(urgent)])
         fills = one.fill(whole) + other.fill(whole)
         differs = one.bound(whole) != other.bound(whole)
         return differs and fills <= self.sms / 100 and under_way + head.compute <= self.budget_us * 1000
@@ -105,50 +108,51 @@ class Orion(Streams):
 
 @dataclass(frozen=True)
 class Reef(Streams):
-    """Han et al., OSDI 2022, as it can be had without killing kernels: others run beside the urgent model only in what
-    it leaves, in segments that are no longer than its own."""
+    """REEF (Han et al., OSDI 2022) without its killing of kernels: others run beside the urgent model only on the
+    multiprocessors that it leaves free, in segments that are no longer than its own."""
 
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
         if _rank(head) == urgent:
             return self.shares.high
         first, kinds, whole = _first(view, urgent), self.shares.kinds, self.shares.sms
-        leaves = 1 - kinds[first.program].fill(whole)
-        if head.compute > first.compute or kinds[head.program].fill(whole) > leaves:
+        free = 1 - kinds[first.program].fill(whole)
+        if head.compute > first.compute or kinds[head.program].fill(whole) > free:
             return None
         return super().lane(head, view, urgent)
 
 
 @dataclass(frozen=True)
 class TimeSlices(Streams):
-    """One model at a time, each for a while in turn."""
+    """One model at a time, in turn for a slice of time each."""
 
     slice_us: int = 2000
+    """Length of a slice in microseconds."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.slice_us <= 10**9:
             raise InputError(f"slice_us = {self.slice_us} must be from 1 to 1000000000")
 
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
-        streams = sorted({each.stream for each in _all(view)})
+        streams = sorted({request.stream for request in _all(view)})
         turn = streams[view.device.channel_free // (self.slice_us * 1000) % len(streams)]
         return self.shares.whole[0] if head.stream == turn or not view.lanes[self.shares.whole[0]].holds else None
 
 
 def _own(head: Candidate, lanes: Sequence[LaneState], among: Iterable[int]) -> int | None:
-    """Of some lanes the one that has something of a stream; else one with nothing to do, if there is one."""
-    found = list(among)
-    holding = [at for at in found if any(each.stream == head.stream for each in lanes[at].holds)]
-    return next(iter(holding or [at for at in found if not lanes[at].holds]), None)
+    """Return, of the lanes *among*, one that holds a segment of the same stream, else an idle one, else None."""
+    numbers = list(among)
+    holding = [number for number in numbers if any(held.stream == head.stream for held in lanes[number].holds)]
+    return next(iter(holding or [number for number in numbers if not lanes[number].holds]), None)
 
 
 def _all(view: View) -> list[Candidate]:
-    """What waits and what runs."""
-    return [*view.candidates, *[each for lane in view.lanes for each in lane.holds]]
+    """Return the waiting candidates and the segments on lanes."""
+    return [*view.candidates, *[segment for lane in view.lanes for segment in lane.holds]]
 
 
 def _first(view: View, urgent: Rank) -> Candidate:
-    """The first of the urgent model's requests that waits or runs."""
-    return next(each for each in _all(view) if _rank(each) == urgent)
+    """Return the first of the urgent model's requests, waiting or running."""
+    return next(request for request in _all(view) if _rank(request) == urgent)
 
 
 def _rank(head: Candidate) -> Rank:

@@ -14,7 +14,7 @@ from weft.kernels import rules
 
 @dataclass(frozen=True)
 class InOrder(Policy):
-    """Whole queries: a mix is kept to the round, because no query is cut for it."""
+    """Base of policies that run whole queries; a band is at least a round wide, because no query is interrupted."""
 
     @property
     def band(self) -> Band | None:
@@ -41,13 +41,13 @@ class Fair(InOrder):
         return Start(min(view.candidates, key=lambda c: (_resumes(c), self._share(c), c.stream)))
 
     def _share(self, candidate: Candidate) -> int:
-        """What its stream was given so far."""
-        if self.setting.rounds == UNBOUNDED_ROUNDS:  # requests come and go: whoever had least
+        """Return the service of its stream so far; the stream with the least is next."""
+        if self.setting.rounds == UNBOUNDED_ROUNDS:  # requests, not saturated streams
             return candidate.work.served
         return self.share(candidate.stream, candidate.query)
 
     def share(self, stream: int, queries: int) -> int:
-        """How often a stream that never runs dry had its part of the time, after so many queries."""
+        """Return how many times a saturated stream had its equal part of the time, after a number of queries."""
         programs = self.setting.programs
         served = queries * programs[stream].total_work
         everything = self.setting.rounds * sum(program.total_work for program in programs)

@@ -17,7 +17,7 @@ from weft.kernels import rules
 
 
 class Idle(NamedTuple):
-    """What issuing one candidate would cost, in ticks."""
+    """The idle time that issuing one candidate would cause, in ticks."""
 
     candidate: Candidate
     compute: int
@@ -67,11 +67,11 @@ class Layerweaver(Policy):
         return Start(min(self.unstarved(view), key=lambda idle: idle.rank).candidate)
 
     def one_sided(self, heads: Iterable[Candidate]) -> bool:
-        """Whether all that runs now lies on one side of the balance point."""
+        """Return whether all these models lie on one side of the balance point."""
         return len({self.setting.programs[head.program].compute_bound for head in heads}) == 1
 
     def unstarved(self, view: View) -> list[Idle]:
-        """All candidates priced, or only the models that must go on to reach layers of the other kind."""
+        """Price the candidates; if both starve, keep only models that must go on to reach layers of the other kind."""
         largest = max(program.largest_fetch for program in self.setting.programs)
         costs = [idle_of(candidate, view.device, self.setting.buffer, largest) for candidate in view.candidates]
         return self._unstarved(costs)
@@ -86,7 +86,7 @@ class Layerweaver(Policy):
 
 
 def idle_of(candidate: Candidate, before: DeviceClocks, buffer: int, largest: int) -> Idle:
-    """Price one candidate against the device's present state."""
+    """Return the idle time that issuing a candidate now would cause."""
     _, times = issue(before, candidate.fetch, candidate.compute, buffer)
     ahead = prefetchable(before, candidate.fetch, buffer, times.fetch_end)
     return Idle(

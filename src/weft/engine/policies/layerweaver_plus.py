@@ -28,14 +28,14 @@ from weft.kernels import rules
 
 @dataclass(frozen=True)
 class LayerweaverPlus(Policy):
-    """Two modes; deadlines of late requests do not count."""
+    """Weaves until the most urgent request has no slack left; deadlines of late requests do not count."""
 
     traits: ClassVar[Traits] = Traits(for_deadlines=True, late_work=LateWork.WOVEN)
 
     failsafe: bool = True
-    """Mode 1 by arrival where all that runs lies on one side of the balance point: there is nothing to weave."""
+    """In mode 1, run by arrival while all models lie on one side of the balance point: there is nothing to weave."""
     precise: bool = False
-    """Measure the time a request still needs on an empty device instead of adding up its layers' longer halves."""
+    """Replay the remaining time of a request on an empty device instead of summing the longer half of each layer."""
 
     @property
     def loop_options(self) -> LoopOptions:
@@ -51,7 +51,7 @@ class LayerweaverPlus(Policy):
         return Start(woven)
 
     def throughput_choice(self, view: View) -> Candidate:
-        """What mode 1 takes: the layer that leaves least idle time."""
+        """Return the choice of mode 1: the layer that leaves least idle time."""
         weaver = Layerweaver(self.setting, self.failsafe)
         if self.failsafe and weaver.one_sided(view.heads):
             return Fifo(self.setting).decide(view).candidate
@@ -59,6 +59,6 @@ class LayerweaverPlus(Policy):
         return min(costs, key=lambda idle: rules.weave_due_key(idle.total, idle.candidate.deadline)).candidate
 
     def end_after(self, candidate: Candidate, view: View) -> int:
-        """When the array would be free after this candidate."""
+        """Return when the array would be free after a candidate."""
         after, _ = issue(view.device, candidate.fetch, candidate.compute, self.setting.buffer)
         return after.array_free

@@ -1,7 +1,7 @@
 """PREMA (HPCA'20): tokens grow with priority and waiting; among those with enough, the shortest rest goes.
 
-Tokens are priority x (1 + time waited / time alone), where waiting excludes being served. That is the
-token's value at any moment, so it does not depend on how often anybody looks.
+Tokens are priority x (1 + time waited / time alone), where time being served does not count as waiting. They are
+computed from the clock, so their value does not depend on how often the policy is asked.
 """
 
 from __future__ import annotations
@@ -28,6 +28,6 @@ class Prema(Policy):
 
 
 def _tokens(candidate: Candidate, now: int) -> int:
-    """Tokens times the query's time alone."""
+    """Return the tokens times the query's time alone, which keeps them integers."""
     whole = candidate.work.whole
     return rules.tokens(candidate.priority, whole, rules.waited(now, candidate.arrival, whole, candidate.remaining))

@@ -1,7 +1,7 @@
 """Priority classes: the highest class goes first, the earliest deadline first within it.
 
-Who waits climbs: a request that has waited ``patience`` times its own length counts as one class higher,
-so that a low class is slow under load but never starves.
+Ageing: a request that has waited ``patience`` times its own length counts as one class higher, so that a low class is
+slow under load but never starves.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from weft.kernels import rules
 
 @dataclass(frozen=True)
 class PriorityClasses(Policy):
-    """Classes are a third of a priority apart: 9, 3 and 1."""
+    """Highest class first, with ageing; the classes have the priorities 9, 3 and 1."""
 
     traits: ClassVar[Traits] = Traits(for_deadlines=True, late_work=LateWork.AMONG_OTHERS)
 
     patience: int = 20
-    """How many times its own length a request waits before it climbs a class."""
+    """Waiting time, in lengths of the request, after which it counts as one class higher."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.patience <= 1_000_000:
@@ -32,7 +32,7 @@ class PriorityClasses(Policy):
         return Start(min(view.candidates, key=lambda c: (-self._rank(c, now), rules.edf_key(c.deadline, c.arrival))))
 
     def _rank(self, candidate: Candidate, now: int) -> int:
-        """Priority, times three for every class it has climbed."""
+        """Return the priority, times three for every class climbed by ageing."""
         waited = rules.waited(now, candidate.arrival, candidate.work.whole, candidate.remaining)
         climbed = waited // max(1, candidate.work.whole * self.patience)
         return candidate.priority * int(3 ** min(climbed, 40))

@@ -1,10 +1,9 @@
-"""Our policy for hosts: as many requests on time as can be, and among the ways to do that the quickest.
+"""Policy for hosts: as many requests on time as possible, and among the orders that achieve it the quickest.
 
-Moore and Hodgson's rule finds the largest set of jobs that one machine can finish in time: go through them
-by deadline, and whenever one would be late, leave out the one that is dearest for its worth. What is left
-can be served in order of deadlines with some slack to spare, and the slack is spent on the shortest rest,
-segment by segment. A request's worth grows while it waits, and one that missed its deadline is given as
-long again, so nothing starves.
+Moore and Hodgson's rule gives the largest set of jobs that one machine can finish in time: go through them by deadline,
+and whenever one would be late, leave out the one with the highest cost for its worth. The rest can run in order of
+deadlines with some slack, and the slack is spent on the request with the least remaining time, segment by segment. A
+request's worth grows while it waits, and a missed deadline is extended, so no request starves.
 """
 
 from __future__ import annotations
@@ -27,31 +26,33 @@ from weft.engine.policies.base import (
 from weft.kernels import rules
 
 PATIENCE = 20
-"""How many times its own length a request that missed its deadline gives way to those that can still be on time."""
+"""Waiting time, in lengths of the request, up to which one that missed its deadline gives way to requests on time; a
+limit, so that it does not starve."""
 
 
 class DueWork(NamedTuple):
-    """A candidate with what it takes and when it should be done."""
+    """A candidate with its remaining time, its deadline and its cost."""
 
     candidate: Candidate
     need: int
     due: int
+    """Its deadline, extended if that cannot be met."""
     yields: bool
-    """It missed its deadline, and gives way."""
+    """Whether it missed its deadline and gives way."""
     cost: float
-    """Time it takes over what it is worth."""
+    """Remaining time over worth."""
 
 
 @dataclass(frozen=True)
 class Punctual(Policy):
-    """Plans with every request's remaining time and a margin for what may come between."""
+    """Plans with the remaining time of every request, and a margin for work that may arrive meanwhile."""
 
     traits: ClassVar[Traits] = Traits(
         for_deadlines=True, defers_late=True, late_work=LateWork.AMONG_OTHERS, foresight=100
     )
 
     margin: int = 10
-    """Percent by which remaining times are taken to be longer than estimated."""
+    """Percent added to estimated remaining times."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.margin <= 1000:
@@ -66,9 +67,9 @@ class Punctual(Policy):
         return Start(self._quickest(saved, now) if saved else min(plans, key=lambda plan: plan.cost).candidate)
 
     def aborts(self, view: View, running: tuple[Running, ...]) -> Candidate | None:
-        """Give up the layer that costs least, for one that goes next and is late if it has to wait.
+        """Preempt the layer that loses least work, for a request that would be next and would be late if it waited.
 
-        The other must be able to afford it, or be worth less; its worth grows each time, so this ends.
+        The victim must have the slack for it, or less worth. Its worth grows each time, which ends repeated preemption.
         """
         now = max(view.device.channel_free, view.device.array_free)
         lost = min(
@@ -95,18 +96,18 @@ class Punctual(Policy):
         return candidate.remaining * (100 + self.margin) // 100
 
     def plan(self, candidate: Candidate, now: int) -> DueWork:
-        """What a candidate takes, and when it should be done."""
+        """Return a candidate's remaining time with margin, its deadline and its cost."""
         need = self._alone(candidate) // self.setting.lanes
         return self.weighed(candidate, need, _due(candidate, now + need), now)
 
     def weighed(self, candidate: Candidate, need: int, due: int, now: int) -> DueWork:
-        """A candidate that takes so long and should be done then, with whether it yields and what it is worth."""
+        """Return a candidate as ``DueWork``, given its remaining time and its deadline."""
         waited = _waited(candidate, now)
         yields = due > candidate.deadline and waited < PATIENCE * candidate.work.whole
         return DueWork(candidate, need, due, yields, need / _worth(candidate, waited))
 
     def savable(self, plans: list[DueWork], now: int) -> list[DueWork]:
-        """The largest set that can be on time, by deadline."""
+        """Return the largest set that can be on time, in order of deadlines (*plans* are sorted with ``in_order``)."""
         left_out: set[int] = set()
         dearest: list[tuple[bool, float, int]] = []
         end = now
@@ -120,7 +121,7 @@ class Punctual(Policy):
         return [plan for place, plan in enumerate(plans) if place not in left_out]
 
     def _quickest(self, saved: list[DueWork], now: int) -> Candidate:
-        """The cheapest of those whose next segment leaves everybody due before it in time."""
+        """Return the candidate of lowest cost whose next segment makes none of those due before it late."""
         best, end, slack = saved[0], now, NO_DEADLINE
         for plan in saved:
             if plan.cost < best.cost and plan.candidate.compute <= slack:
@@ -131,8 +132,11 @@ class Punctual(Policy):
 
 
 def in_order(plan: DueWork) -> tuple[int, bool, float, int, int]:
-    """Orders work by deadline; ties do not depend on the order of the candidates, or a segment could be stopped for
-    one that then does not go."""
+    """Return the sort key of work by deadline.
+
+    Ties must not depend on the order of the candidates: a segment could otherwise be stopped for a request that is then
+    not chosen.
+    """
     return plan.due, plan.yields, plan.cost, plan.candidate.stream, plan.candidate.query
 
 
@@ -141,12 +145,12 @@ def _waited(candidate: Candidate, now: int) -> int:
 
 
 def _worth(candidate: Candidate, waited: int) -> float:
-    """Priority and number of requests, times what they waited over what they take."""
+    """Return priority times requests, times one plus the waiting time over the length."""
     return candidate.priority * candidate.size * (1 + waited / max(1, candidate.work.whole))
 
 
 def _due(candidate: Candidate, earliest: int) -> int:
-    """Its deadline; where that cannot be met, as long again as it was given, and again."""
+    """Return the deadline; if it cannot be met, the allowed time is doubled until it can."""
     allowed = max(1, candidate.deadline - candidate.arrival)
     due = candidate.deadline
     while due < earliest:

@@ -1,7 +1,7 @@
-"""What policies that refill batches have in common: each stream proposes one step, and the one due first goes.
+"""Base of policies that refill batches: one step is proposed per stream, and the one with the first deadline is issued.
 
-A stream proposes to go on with a batch in flight, or to begin another one, of any size that fits beside those.
-A batch that catches up with another joins it.
+A step goes on with a batch in flight, or begins another one of any size that fits beside those. A batch that catches up
+with another is merged with it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from weft.kernels import rules
 
 
 class Flight(NamedTuple):
-    """One stream at one instant."""
+    """The candidates of one stream at one instant."""
 
     batches: tuple[Candidate, ...]
-    """Its batches in flight that stand still, the one that is least far first."""
+    """Its batches in flight that wait, the one at the earliest layer first."""
     beginnings: tuple[Candidate, ...]
-    """What could begin, by size: 1, 2, ..."""
+    """The batches that could begin, by size: 1, 2, ..."""
 
 
 @dataclass(frozen=True)
 class Refilling(Policy):
-    """Fills batches up while they run."""
+    """Refills batches while they run; a subclass implements ``propose``."""
 
     traits: ClassVar[Traits] = Traits(
         refills=True,
@@ -37,26 +37,26 @@ class Refilling(Policy):
     def decide(self, view: View) -> Start:
         now = max(view.device.channel_free, view.device.array_free)
         proposals = [self.propose(flight, now) for flight in _flights(view)]
-        return Start(min(proposals, key=lambda each: (rules.edf_key(each.deadline, each.arrival), each.stream)))
+        return Start(min(proposals, key=lambda step: (rules.edf_key(step.deadline, step.arrival), step.stream)))
 
     def propose(self, flight: Flight, now: int) -> Candidate:
-        """The next step of one stream: one of its batches or beginnings."""
+        """Choose the next step of one stream: one of its batches or beginnings."""
         raise TypeError(f"{type(self).__name__} does not say what to propose")
 
     def rest(self, candidate: Candidate, layer: int, size: int) -> int:
-        """Ticks from a layer to the end at a batch size."""
+        """Return the ticks from a layer to the end at another batch size."""
         return self.setting.programs[candidate.program - candidate.size + size].remaining[layer]
 
     def at_exit(self, candidate: Candidate) -> bool:
-        """Whether a batch stands where samples could leave."""
+        """Return whether a batch is at an early exit."""
         return candidate.layer in self.setting.programs[candidate.program].exits
 
 
 def _flights(view: View) -> list[Flight]:
-    ordered = sorted(view.candidates, key=lambda each: (each.stream, each.layer == 0, each.layer, each.size))
+    ordered = sorted(view.candidates, key=lambda head: (head.stream, head.layer == 0, head.layer, head.size))
     flights = []
-    for _, group in groupby(ordered, key=lambda each: each.stream):
-        found = tuple(group)
-        batches = tuple([each for each in found if each.layer])
-        flights.append(Flight(batches, found[len(batches) :]))
+    for _, group in groupby(ordered, key=lambda head: head.stream):
+        heads = tuple(group)
+        batches = tuple([head for head in heads if head.layer])
+        flights.append(Flight(batches, heads[len(batches) :]))
     return flights

@@ -10,7 +10,7 @@ from weft.engine.policies.base import Policy
 
 
 class PolicyTable(MutableMapping[str, type[Policy]]):
-    """A section of the registry; a policy is imported when it is asked for. A script may add its own."""
+    """A section of the registry. A policy is imported on first access; a script may add its own."""
 
     def __init__(self, section: str) -> None:
         self._section = section

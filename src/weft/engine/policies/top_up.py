@@ -1,8 +1,9 @@
-"""Ours for models with exits: how much to take from the queue, by looking ahead once for every answer.
+"""Policy for models with early exits: it prices every number of waiting requests that could refill a batch.
 
-Fluid Batching takes all that fits or nothing. Here every size is priced: taking more makes the device work better
-for all who come later, and delays those who are under way. Whoever is under way is not given up lightly, or the few who
-have far to go would be put off again and again. Requests that cannot be on time any more wait behind the others.
+Fluid Batching takes all that fits or none. Here every size has a price: a larger one uses the device better for later
+requests, and delays the ones in flight. A missed deadline of a request in flight is expensive; otherwise the few
+requests with many layers left would be put off again and again. Requests that can no longer be on time wait behind the
+others.
 """
 
 from __future__ import annotations
@@ -19,50 +20,51 @@ from weft.engine.policies.base import Candidate, LateWork, LoopOptions, Refill, 
 from weft.engine.policies.refilling import Flight, Refilling
 from weft.kernels import rules
 
-NOBODY = Refill((), 0)
-"""What is known of requests in streams that never run dry."""
+NO_REFILL = Refill((), 0)
+"""The refill facet in saturated streams, which have no waiting requests and no deadlines."""
 UNDER_WAY = 10
-"""How many misses one costs that befalls a request under way: it needs little more, and has overtaken others."""
+"""Cost of a missed deadline of a request in flight, in misses of a waiting one: it needs little more work, and others
+have already waited for it."""
 
 
 class Standing(NamedTuple):
-    """Requests that stand at one layer."""
+    """Requests that wait at one layer."""
 
     layer: int
     size: int
     dues: Sequence[int]
-    """When those are due whose deadlines are known, in order."""
+    """Their deadlines, as far as they are known, in order."""
 
 
 class Road(NamedTuple):
-    """What lies ahead of a stream's requests."""
+    """The layers ahead of a stream's requests, with their times."""
 
     program: Program
     stops: Sequence[int]
-    """Layer counts at which requests may leave or join, the end included."""
+    """Layers at which requests may leave or join, and the end."""
     rests: Sequence[tuple[int, ...]]
     """Ticks to the end from each layer, at batch 1, 2, ..."""
 
 
 @dataclass(frozen=True)
 class TopUp(Refilling):
-    """Goes on with the batch that is least far, or begins with 1, 2, ... of those who wait: what costs least.
+    """Goes on with the batch at the earliest layer, or begins 1, 2, ... waiting requests: the step of lowest cost.
 
-    A sweep from the first layer to the end, which takes along every batch it passes, says when each exit is passed;
-    nobody is expected to make it shorter by leaving. A request costs the time until the exit it takes and, if it is
-    due before, a missed deadline, each exit weighed with its rate; to one under way a miss counts ``UNDER_WAY`` times.
-    Those left in the queue go in a second sweep, the rest of them in full batches. Last, every tick until all are done
-    is paid for by a few requests yet to come.
+    The cost comes from a sweep: from the first layer to the end it takes along every batch it reaches, and gives the
+    time of each exit (samples that leave do not make it shorter). A request costs its time to each exit and, if its
+    deadline is before that, a miss, weighted with the rate of the exit; a miss in flight counts ``UNDER_WAY`` times.
+    Requests left in the queue go in a second sweep, the rest of them in full batches. Finally, every tick until all
+    have ended delays ``backlog`` future requests.
     """
 
     traits: ClassVar[Traits] = replace(Refilling.traits, for_deadlines=True, defers_late=True, late_work=LateWork.LAST)
 
     miss: int = 400
-    """What a missed deadline costs: percent of the time that one request takes alone."""
+    """Cost of a missed deadline, in percent of the time of a request alone."""
     backlog: int = 4
-    """Requests yet to come that wait until all who are here are done."""
+    """Future requests that are assumed to wait until all present ones have ended."""
     foresight: int = 100
-    """Percent of the time of a request alone that counts when it is judged too late to be on time."""
+    """Percent of its time alone by which a request counts as late before its deadline."""
 
     def __post_init__(self) -> None:
         for name, value in (("miss", self.miss), ("backlog", self.backlog), ("foresight", self.foresight)):
@@ -82,20 +84,20 @@ class TopUp(Refilling):
 
     def _road(self, flight: Flight) -> Road:
         seen = flight.beginnings[-1]
-        most = sum([each.size for each in flight.batches]) + seen.size  # as large as a batch can become
+        most = sum([batch.size for batch in flight.batches]) + seen.size  # the largest batch that merging can give
         first = seen.program - seen.size + 1
         programs = self.setting.programs[first : first + most]
-        ends = {*programs[0].exits, len(programs[0]), *[each.layer for each in flight.batches]}
-        return Road(programs[0], sorted(ends), [(*each.remaining, 0) for each in programs])
+        ends = {*programs[0].exits, len(programs[0]), *[batch.layer for batch in flight.batches]}
+        return Road(programs[0], sorted(ends), [(*program.remaining, 0) for program in programs])
 
     def _cost(self, first: Candidate, flight: Flight, road: Road, now: int) -> float:
-        """All that is to be paid from now on if *first* goes."""
+        """Return the total cost from now on if *first* is issued."""
         batches, seen = flight.batches, flight.beginnings[-1]
         most = len(road.rests)
         taken = 0 if first.layer else first.size
         under_way = batches if first.layer else (first, *batches)
         cost, end = self._sweep(road, [_standing(batch) for batch in under_way], now, now)
-        dues, waiting = seen.refill or NOBODY
+        dues, waiting = seen.refill or NO_REFILL
         left = seen.size + waiting - taken
         following = min(left, most)
         if following:
@@ -109,7 +111,7 @@ class TopUp(Refilling):
         return cost + self.backlog * (end - now)
 
     def _sweep(self, road: Road, parts: Sequence[Standing], start: int, now: int) -> tuple[float, int]:
-        """What the requests of *parts*, in order of layers, cost if the first of them starts then; and its end."""
+        """Return cost and end of a sweep that begins with the first of *parts*, which are in order of layers."""
         miss = road.rests[0][0] * self.miss // 100
         ahead = [(part, leaving(road.program, part.layer), UNDER_WAY if part.layer else 1) for part in parts]
         layer, time, size, cost = parts[0].layer, start, 0, 0.0
@@ -129,13 +131,13 @@ class TopUp(Refilling):
 
 
 def _standing(batch: Candidate) -> Standing:
-    dues, _ = batch.refill or NOBODY
+    dues, _ = batch.refill or NO_REFILL
     return Standing(batch.layer, batch.size, sorted(dues))
 
 
 @lru_cache(maxsize=4096)
 def leaving(program: Program, layer: int) -> dict[int, float]:
-    """Of the requests that stand at a layer, the share that leaves by each exit ahead; all at the end if not known."""
+    """Return the share of requests at a layer that leaves at each exit ahead; all at the end if no rates are known."""
     ends = (*program.exits, len(program))
     rates = program.exit_rates or (0.0,) * (len(ends) - 1) + (1.0,)
     ahead = {end: rate for end, rate in zip(ends, rates, strict=True) if end > layer}

@@ -1,4 +1,4 @@
-"""The ways in which models can share a GPU, and how fast each goes in each of them."""
+"""The ways in which models can share a GPU, with the speed of each model in each way."""
 
 from __future__ import annotations
 
@@ -16,64 +16,69 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 NOWHERE = -1
+"""The lane of a work that waits."""
 STAY = 0.97
-"""What another way than the present one counts for: until all have changed, nobody runs as that way says."""
+"""Factor on the throughput of ways other than the present one: its speeds are reached only when all works have changed
+lanes."""
 MOST_KEPT = 4096
-"""Sets of programs whose ways are remembered."""
+"""Entries of each cache of ways; it is emptied when full, since a server sees ever new combinations of models."""
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
 class SharingWay(NamedTuple):
-    """A way to share a GPU among some works, which are known by their places."""
+    """A way to share a GPU among works, which are identified by their places in a list."""
 
     lanes: tuple[int, ...]
-    """The lane that each is on, or ``NOWHERE``; the first stream of the whole GPU stands for all of those."""
+    """The lane of each work, or ``NOWHERE``; the first stream of the whole GPU stands for any of them."""
     speeds: tuple[float, ...]
-    """How fast each goes, over its speed alone on the whole GPU; 0 where it waits."""
+    """The speed of each work, over its speed alone on the whole GPU; 0 if it waits."""
     total: float
     """The sum of the speeds."""
 
 
 class OpenWays(NamedTuple):
-    """The ways that are open to works of which some are on lanes."""
+    """The ways that are possible while some works are on lanes."""
 
     ways: tuple[SharingWay, ...]
     counts: Floats
-    """Way, work -> the speed, less for those ways that are not the present one."""
+    """Speeds by way and work, reduced by ``STAY`` for ways other than the present one."""
 
 
 class _AllWays(NamedTuple):
-    """All ways to share among some programs."""
+    """All ways to share a GPU among some programs."""
 
     ways: tuple[SharingWay, ...]
     lanes: Ints
-    """The lanes of all of them, and the speeds: way, work."""
+    """Lanes by way and work."""
     speeds: Floats
+    """Speeds by way and work."""
     hopes: Floats
-    """By how much the works of each way may go faster than that."""
+    """By way, the factor by which its works may run faster than estimated (``Shares.hope``)."""
 
 
 class _Known(NamedTuple):
-    """What was worked out for some shares, by the tags of programs."""
+    """Caches for one ``Shares``, by the tags of programs."""
 
     ways: dict[tuple[tuple[int, ...], bool], _AllWays]
     open_ways: dict[tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], bool], OpenWays]
 
 
 def ways(shares: Shares, programs: tuple[int, ...]) -> tuple[SharingWay, ...]:
-    """All of them, the highest total first: one runs alone, two on the sides of a cut, or two and more on streams of
-    the whole. Also those that are slower for everybody than another: they may be the ones that leave works where they
-    are."""
+    """Return all ways, the highest total speed first.
+
+    One work alone, two on the sides of a cut, or two and more on streams of the whole GPU. Dominated ways are included,
+    since they may be the only ones in which works stay on their lanes.
+    """
     return _all(shares, programs, plain=False).ways
 
 
 def _all(shares: Shares, programs: tuple[int, ...], *, plain: bool) -> _AllWays:
-    """plain: without those on the sides of a cut, and without three and more on streams."""
-    kept, key = _known(shares).ways, (shares.tagged(programs), plain)
-    found = kept.get(key)
-    return _keep(kept, key, _found(shares, programs, plain)) if found is None else found
+    """Return all ways from the cache; plain: only one work alone or two on streams."""
+    cache, key = _known(shares).ways, (shares.tagged(programs), plain)
+    all_ways = cache.get(key)
+    return _keep(cache, key, _computed(shares, programs, plain)) if all_ways is None else all_ways
 
 
 def open_ways(
@@ -84,17 +89,17 @@ def open_ways(
     *,
     hurried: bool = True,
 ) -> OpenWays:
-    """Those of the ways that leave the works at the places *staying* where they are.
+    """Return the ways in which the works at the places *staying* keep their lanes.
 
-    held: the lane that has something of each work, or ``NOWHERE``. hurried: only ways that are well known and that
-    works change to at once: one alone, or two on streams of the whole GPU; all where somebody has to stay elsewhere.
+    held: the lane that holds a segment of each work, or ``NOWHERE``. hurried: only ways with reliable speeds that take
+    effect at once, which are one work alone or two on streams of the whole GPU; all if a work has to stay on a cut.
     """
-    kept, key = _known(shares).open_ways, (shares.tagged(programs), held, staying, hurried)
-    found = kept.get(key)
-    if found is None:
-        plain = hurried and all([held[at] == shares.whole[0] for at in staying])
-        found = _keep(kept, key, _open(_all(shares, programs, plain=plain), held, staying, hurried))
-    return found
+    cache, key = _known(shares).open_ways, (shares.tagged(programs), held, staying, hurried)
+    options = cache.get(key)
+    if options is None:
+        plain = hurried and all([held[place] == shares.whole[0] for place in staying])
+        options = _keep(cache, key, _open(_all(shares, programs, plain=plain), held, staying, hurried))
+    return options
 
 
 def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...], hurried: bool) -> OpenWays:
@@ -106,7 +111,7 @@ def _open(known: _AllWays, held: tuple[int, ...], staying: tuple[int, ...], hurr
     if not staying:
         return OpenWays(known.ways, counts)
     kept = np.flatnonzero(at_home[:, staying].all(axis=1))
-    return OpenWays(tuple([known.ways[at] for at in kept]), counts[kept])
+    return OpenWays(tuple([known.ways[index] for index in kept]), counts[kept])
 
 
 @lru_cache(maxsize=64)
@@ -115,59 +120,62 @@ def _known(shares: Shares) -> _Known:
 
 
 def _keep(kept: dict[K, V], key: K, value: V) -> V:
-    """Remember something, and forget all if that is too much."""
+    """Store a value in a cache and return it; a full cache is emptied first."""
     if len(kept) >= MOST_KEPT:
         kept.clear()
     kept[key] = value
     return value
 
 
-def _found(shares: Shares, programs: tuple[int, ...], plain: bool) -> _AllWays:
-    found = []
-    for members, on, lanes in _settled(shares, len(programs), plain):
-        kinds, own = [programs[each] for each in members], [0.0] * len(programs)
-        fast = shares.speeds(kinds, on)
-        for member, speed in zip(members, fast, strict=True):
-            own[member] = speed
-        found.append((SharingWay(lanes, tuple(own), sum(fast)), shares.hope(kinds, on)))
-    found.sort(key=lambda each: -each[0].total)
-    every = tuple([way for way, _ in found])
+def _computed(shares: Shares, programs: tuple[int, ...], plain: bool) -> _AllWays:
+    with_hopes = []
+    for members, on, lanes in _seatings_with_lanes(shares, len(programs), plain):
+        kinds, speeds = [programs[member] for member in members], [0.0] * len(programs)
+        running = shares.speeds(kinds, on)
+        for member, speed in zip(members, running, strict=True):
+            speeds[member] = speed
+        with_hopes.append((SharingWay(lanes, tuple(speeds), sum(running)), shares.hope(kinds, on)))
+    with_hopes.sort(key=lambda way_and_hope: -way_and_hope[0].total)
+    all_ways = tuple([way for way, _ in with_hopes])
     return _AllWays(
-        every,
-        np.array([way.lanes for way in every]),
-        np.array([way.speeds for way in every]),
-        np.array([hope for _, hope in found]),
+        all_ways,
+        np.array([way.lanes for way in all_ways]),
+        np.array([way.speeds for way in all_ways]),
+        np.array([hope for _, hope in with_hopes]),
     )
 
 
-class _Settled(NamedTuple):
-    """Who runs, by their places, on which lanes, and the lanes of everybody as a way has them."""
+class _Seating(NamedTuple):
+    """The works that run, with their lanes."""
 
     members: tuple[int, ...]
+    """Places of the works that run."""
     on: tuple[int, ...]
+    """The lane of each member."""
     lanes: tuple[int, ...]
+    """``SharingWay.lanes``: of all works, waiting ones included."""
 
 
 @lru_cache(maxsize=256)
-def _settled(shares: Shares, works: int, plain: bool) -> list[_Settled]:
-    found = []
+def _seatings_with_lanes(shares: Shares, works: int, plain: bool) -> list[_Seating]:
+    seatings = []
     for members, on in _seatings(shares, works, plain):
         lanes = [NOWHERE] * works
         for member, lane in zip(members, on, strict=True):
             lanes[member] = shares.whole[0] if lane in shares.whole else lane
-        found.append(_Settled(members, on, tuple(lanes)))
-    return found
+        seatings.append(_Seating(members, on, tuple(lanes)))
+    return seatings
 
 
 def _seatings(shares: Shares, works: int, plain: bool) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """Who runs, by their places, and on which lanes."""
-    everybody, most = range(works), min(2 if plain else works, len(shares.whole))
-    for one in everybody:
-        yield (one,), (shares.whole[0],)
+    """Yield the places of the works that run, and their lanes."""
+    places, most = range(works), min(2 if plain else works, len(shares.whole))
+    for place in places:
+        yield (place,), (shares.whole[0],)
     for count in range(2, most + 1):
-        for some in combinations(everybody, count):
-            yield some, shares.whole[:count]
-    for pair in () if plain else combinations(everybody, 2):
+        for members in combinations(places, count):
+            yield members, shares.whole[:count]
+    for pair in () if plain else combinations(places, 2):
         for large, small in shares.cuts:
             yield pair, (large, small)
             yield pair, (small, large)

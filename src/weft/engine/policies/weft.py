@@ -1,10 +1,10 @@
-"""Our own policy: look ahead, and pay for idle time what it is worth.
+"""Policy for saturated streams: rollouts that minimise the priced idle time of both resources.
 
-The dual prices of the two-resource bound say how much throughput a tick of idle array or idle
-channel costs; the gap of a steady schedule to its bound is exactly its priced idle time. So ``weft``
-plays out every candidate for a few dozen layers under two simple rules, keeps the play with the
-least priced idle time, and issues its first layers. The fairness rule keeps the streams at the mix
-the bound wants (or the one the user asked for), each stream with a least share: none starves.
+The dual prices of the two-resource bound give the throughput that a tick of idle array or channel costs; the gap of a
+steady schedule to its bound is exactly its priced idle time. So ``weft`` plays out every candidate for a few dozen
+layers under two simple rules, keeps the play with the least priced idle time, and issues its first layers. The fairness
+rule keeps the streams at the mix of the bound, or the one the user asked for; every stream has a least share, so none
+starves.
 """
 
 from __future__ import annotations
@@ -27,24 +27,25 @@ from weft.engine.policies.layerweaver import Layerweaver
 from weft.kernels import rules
 
 PRICE_UNIT = 2**20
+"""Units of a price of 1: prices are integers, so that the plain and the compiled rollouts choose alike."""
 NEARER = 16
-"""Layers per stream of the second rollouts that are tried."""
+"""Horizon of the second rollout that the trial compares: a shorter one follows quick changes between layers better."""
 THRESHOLDS = tuple(product((0.05, 0.2, 0.4, 0.6, 0.9), (0.0, 0.1, 0.5)))
-"""Pairs that ``aimt`` is tried with, coarser than a sweep's: it is seldom the best, and then by little."""
+"""Thresholds that the trial gives ``aimt``, coarser than a sweep's: it is seldom the best, and then by little."""
 
 
 @dataclass(frozen=True)
 class Weft(Policy):
-    """Rollouts over priced idle time. Keeps the rest of its last plan, so every run needs an object of its own."""
+    """Rollouts over priced idle time. An object keeps the rest of its last plan, so it serves one run only."""
 
     traits: ClassVar[Traits] = Traits(serves_requests=False, cuts=(1, 2, 4, 8, 16))
 
     horizon: int = 32
-    """Layers per stream that each candidate is played out for."""
+    """Layers per stream for which each candidate is played out."""
     commit: int = 8
-    """Layers of the best play that are issued before looking again."""
+    """Layers of the best play that are issued before the next rollout."""
     trial: bool = True
-    """Try other horizons, other policies' rules and smaller pieces before the run, and go on with the best."""
+    """Compare horizons, other policies' rules and smaller pieces before the run, and use the best."""
     _plan: deque[int] = field(default_factory=deque, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -54,7 +55,7 @@ class Weft(Policy):
             )
 
     def contenders(self) -> Iterator[Policy]:
-        """Rollouts near and far, and what others would do."""
+        """Yield rollouts of two horizons, and other policies."""
         yield self
         if not self.trial or type(self) is not Weft:  # a subclass decides for itself
             return
@@ -73,7 +74,7 @@ class Weft(Policy):
 
     @cached_property
     def _demands(self) -> list[QueryDemand]:
-        """What a query takes of each resource; the channel's idle time that no order avoids counts as taken."""
+        """The use of each resource by a query; channel idle time that no order avoids counts as used."""
         buffer = self.setting.buffer
         return [
             QueryDemand(
@@ -84,7 +85,7 @@ class Weft(Policy):
 
     @cached_property
     def band(self) -> Band:
-        """The asked-for mix, the one that a trial found, or the one at which the bound is reached."""
+        """The mix that the user asked for, the one that a trial selected, or the one at which the bound is reached."""
         asked = super().band
         if asked:
             return asked
@@ -93,14 +94,14 @@ class Weft(Policy):
 
     @cached_property
     def prices(self) -> tuple[int, int]:
-        """Price of an idle tick of the array and of the channel, in whole units; never free."""
+        """The prices of an idle tick of the array and of the channel, as integers of at least 1."""
         dual = mix_prices(self._demands, self.setting.mix) if self.setting.mix else prices(self._demands)
         unit = max(1, min(PRICE_UNIT, (1 << 60) // self._longest_play))
         return max(1, round(dual.compute * unit)), max(1, round(dual.memory * unit))
 
     @property
     def _longest_play(self) -> int:
-        """More ticks than any play lasts, so that its price stays a 64-bit number."""
+        """An upper bound on the ticks of a play, so that its price stays a 64-bit number."""
         programs = self.setting.programs
         return self.setting.buffer + self.length * max(max(p.fetch) + max(p.compute) for p in programs)
 
@@ -124,7 +125,7 @@ class Weft(Policy):
         return min(plays, key=lambda play: play[0])[1]
 
     def _play(self, view: View, head: Candidate, rule: Callable[[View], Start]) -> tuple[int, list[int]]:
-        """Priced idle time of issuing *head* and then playing on by *rule*, and the streams in order."""
+        """Return the priced idle time of issuing *head* and then following *rule*, and the streams in order."""
         began = view.device
         fetched = computed = 0
         streams: list[int] = []
@@ -141,7 +142,7 @@ class Weft(Policy):
         return compute_price * array_idle + memory_price * channel_idle, streams
 
     def _after(self, view: View, issued: Candidate, device: DeviceClocks) -> View:
-        """What a policy would see next."""
+        """Return the view after *issued*."""
         program = self.setting.programs[issued.stream]
         layer = (issued.layer + 1) % len(program)
         follower = Candidate.of_stream(program, stream=issued.stream, query=issued.query + (layer == 0), layer=layer)
@@ -154,11 +155,11 @@ class Weft(Policy):
 
     @cached_property
     def gains(self) -> tuple[tuple[int, ...], ...]:
-        """Progress each layer makes within the band."""
+        """The progress of each layer within the band."""
         return self.band.gains(self.setting.programs)
 
     def _decide_priced(self, view: View) -> Start:
-        """Least priced idle time now, with the decoupling distance kept where both resources can go on."""
+        """Choose the least priced idle time now; the decoupling distance is kept between ``distances``."""
         compute_price, memory_price = self.prices
         shortest, longest = self.distances
 

@@ -1,8 +1,8 @@
-"""Our deadline policy: Layerweaver+'s two modes with a better sense of time.
+"""Policy for deadlines on NPUs: Layerweaver+'s two modes with better estimates of remaining time.
 
-A woven request does not have the device to itself, so its rest is taken to last ``stretch`` percent of
-its time alone, for every request and not only for the one due first; and a request counts as late as soon
-as it cannot make it any more, so that hopeless ones stop taking time from those that can.
+A woven request shares the device, so its remaining time is estimated as ``stretch`` percent of that alone, for every
+request and not only for the one with the first deadline. A request counts as late as soon as it can no longer meet its
+deadline, so that it stops taking time from requests that can.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from weft.kernels import rules
 
 @dataclass(frozen=True)
 class WeftPlus(LayerweaverPlus):
-    """Weave; rescue whoever is shortest of time; let go of whoever cannot be rescued."""
+    """Weaves while every request has slack; otherwise runs the one with the least."""
 
     traits: ClassVar[Traits] = replace(LayerweaverPlus.traits, foresight=100)
 
     stretch: int = 200
-    """How long a woven rest is taken to last, in percent of its time alone."""
+    """Expected remaining time of a woven request, in percent of that alone."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.stretch <= 10_000:

@@ -1,0 +1,111 @@
+"""Another policy's weave of some streams, with the layers of the other streams in between at their least shares.
+
+A trial builds it from a policy that starves streams (``weft.engine.trial``): it keeps the throughput of that weave. A
+band around the mix would also hold back the woven streams. Its compiled twin is in ``weft.engine.compiled``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
+from typing import ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.devices.costs.program import Program
+from weft.devices.decoupled import DeviceClocks, issue
+from weft.engine.policies.base import Candidate, Policy, Start, Traits, View
+from weft.engine.policies.bound import alone_ticks, least_share
+
+MARGIN = 0.01
+"""Part by which a least share is exceeded: a layer in between can take longer than when its model runs alone."""
+
+
+@dataclass(eq=False, slots=True)
+class Weave:
+    """The woven streams as if they had the device to themselves; decisions do not depend on the layers in between."""
+
+    device: DeviceClocks = field(default_factory=DeviceClocks)
+    heads: list[Candidate] = field(default_factory=list)
+    steps: int = 0
+
+    def advance(self, rule: Policy) -> int:
+        """Issue the layer that a policy chooses, and return its stream."""
+        programs = rule.setting.programs
+        if not self.heads:
+            self.heads = [Candidate.of_stream(p, stream=number, query=0, layer=0) for number, p in enumerate(programs)]
+        heads = tuple(self.heads)
+        start = rule.decide(View(self.device, heads, heads))
+        assert start, "a saturated stream can always go on"
+        chosen = start.candidate
+        self.device, _ = issue(self.device, chosen.fetch, chosen.compute, rule.setting.buffer, start.not_before)
+        program, stream = programs[chosen.stream], chosen.stream
+        layer = (chosen.layer + 1) % len(program)
+        query = chosen.query + (layer == 0)
+        self.heads[stream] = Candidate.of_stream(
+            program, stream=stream, query=query, layer=layer, last_issued=self.steps
+        )
+        self.steps += 1
+        return stream
+
+
+@dataclass(frozen=True)
+class WithLeastShares(Policy):
+    """Issues the next layer of a stream at its least share when that is due, and else goes on with the weave.
+
+    An object keeps the state of its weave, so it serves one run only.
+    """
+
+    traits: ClassVar[Traits] = Traits(serves_requests=False)
+
+    weaver: Policy
+    """Decides among the woven streams; its setting is replaced by theirs."""
+    at_least: tuple[int, ...]
+    """The streams that are not woven."""
+    _weave: Weave = field(default_factory=Weave, init=False, repr=False, compare=False)
+
+    @cached_property
+    def woven(self) -> tuple[int, ...]:
+        """The streams that are woven."""
+        return tuple(stream for stream in range(len(self.setting.programs)) if stream not in self.at_least)
+
+    @cached_property
+    def rule(self) -> Policy:
+        """The weaver for the woven streams alone."""
+        programs, uncut = ([of[stream] for stream in self.woven] for of in (self.setting.programs, self.setting.uncut))
+        return replace(self.weaver, setting=replace(self.setting, programs=programs, whole=uncut))
+
+    @cached_property
+    def _periods(self) -> dict[int, tuple[int, ...]]:
+        """Stream at its least share -> ticks of the weave from the start of a query to each layer, and to its end."""
+        least = least_share(len(self.setting.programs)) * (1 + MARGIN)
+        woven_part = 1 - len(self.at_least) * least
+        periods = {}
+        for stream in self.at_least:
+            alone = alone_ticks(self.setting.uncut[stream], self.setting.buffer)
+            periods[stream] = _spread(self.setting.programs[stream], max(1, round(alone * woven_part / least)))
+        return periods
+
+    def decide(self, view: View) -> Start:
+        heads = {candidate.stream: candidate for candidate in view.candidates}
+        for stream in self.at_least:
+            head, period = heads[stream], self._periods[stream]
+            if head.query * period[-1] + period[head.layer] <= self._weave.device.array_free:
+                return Start(head)
+        return Start(heads[self.woven[self._weave.advance(self.rule)]])
+
+    def dues(self, stream: int, end: int) -> npt.NDArray[np.int64]:
+        """Return the tick of the weave at which each layer of a stream at its least share is due, until *end*."""
+        period = np.array(self._periods[stream], np.int64)
+        starts = np.arange(end // period[-1] + 1, dtype=np.int64) * period[-1]
+        dues: npt.NDArray[np.int64] = np.add.outer(starts, period[:-1]).ravel()
+        return dues[dues <= end]
+
+
+def _spread(program: Program, period: int) -> tuple[int, ...]:
+    """Spread the layers of a query over a period, by their work."""
+    reached: Sequence[int] = [0, *accumulate(program.work)]
+    return tuple(period * done // reached[-1] for done in reached)
