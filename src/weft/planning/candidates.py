@@ -30,6 +30,7 @@ MORE_OPTIONS: dict[str, tuple[dict[str, Option], ...]] = {"punctual": ({"margin"
 """Policy -> settings of it that are tried besides its defaults."""
 
 SMALL_BATCH = 2
+"""Besides the largest batch that pays: most of the gain of batching, at the least delay."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
