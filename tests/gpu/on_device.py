@@ -70,10 +70,10 @@ def through(gpu: Any, model: Any, feeds: list[dict[str, Any]]) -> list[dict[str,
     with gpu.on():
         for segment in range(len(model.segments)):
             launched = [model.launch(Step(segment, [BatchPart(each)], len(feeds[0]["x"]))) for each in values]
-            values = [each.made[0].values for each in launched]
+            values = [each.outputs[0].values for each in launched]
         for each in launched:
             each.answered.wait()
-    return [each.made[0].answers for each in launched]
+    return [each.outputs[0].answers for each in launched]
 
 
 def test_captured_segments_give_what_the_cpu_gives(gpu: Any, tmp_path: Path) -> None:
@@ -96,9 +96,9 @@ def test_stitched_models_are_captured_and_give_what_the_cpu_gives(gpu: Any, form
         with gpu.on():
             for segment in range(len(model.segments)):
                 launched = model.launch(Step(segment, parts, sum(mix)))
-                parts = [BatchPart(launched.made[0].values)]
+                parts = [BatchPart(launched.outputs[0].values)]
             launched.answered.wait()
-        check_mix(launched.made[0].answers, body, given)
+        check_mix(launched.outputs[0].answers, body, given)
 
 
 @pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-4), ("fp16", 0.02)])
@@ -124,12 +124,12 @@ def test_stitched_models_in_the_fused_form_are_captured_and_come_back(
             with gpu.on():
                 for segment in range(len(model.segments)):
                     launched = model.launch(Step(segment, parts, sum(mix)))
-                    parts = [BatchPart(launched.made[0].values)]
+                    parts = [BatchPart(launched.outputs[0].values)]
                 launched.answered.wait()
                 model.leave()
                 model.come_back()
             for name, right in body.run(body.gather(given)).items():
-                found = launched.made[0].answers[name]
+                found = launched.outputs[0].answers[name]
                 assert found.shape == right.shape
                 assert not right.size or np.abs(found - right).max() < near * np.abs(right).max()
 
@@ -205,10 +205,10 @@ def test_samples_leave_at_exits_on_the_device(gpu: Any, tmp_path: Path) -> None:
     with gpu.on():
         first = model.launch(Step(0, [BatchPart(feed)], 3))
         first.answered.wait()
-        np.testing.assert_allclose(first.made[0].answers["early"], wanted(path, feed, "early"), rtol=1e-4, atol=1e-5)
-        last = model.launch(Step(1, [BatchPart(first.made[0].values, [1])], 1))
+        np.testing.assert_allclose(first.outputs[0].answers["early"], wanted(path, feed, "early"), rtol=1e-4, atol=1e-5)
+        last = model.launch(Step(1, [BatchPart(first.outputs[0].values, [1])], 1))
         last.answered.wait()
-    np.testing.assert_allclose(last.made[0].answers["late"], wanted(path, feed, "late")[1:2], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(last.outputs[0].answers["late"], wanted(path, feed, "late")[1:2], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(("precision", "near"), [("fp32", 1e-4), ("fp16", 0.02), ("bf16", 0.1)])
@@ -467,9 +467,9 @@ def on_lane(gpu: Any, model: Any, lane: int, feed: dict[str, Any]) -> Any:
     with gpu.on(lane):
         for segment in range(len(model.segments)):
             launched = model.launch(Step(segment, [BatchPart(values)], len(feed["x"])))
-            values = launched.made[0].values
+            values = launched.outputs[0].values
         launched.answered.wait()
-    return launched.made[0].answers["y"]
+    return launched.outputs[0].answers["y"]
 
 
 @pytest.fixture
@@ -535,9 +535,9 @@ def test_programs_of_torch_run_on_parts(gpu: Any, parts: list[int], tmp_path: Pa
         with gpu.on(lane):
             for segment in range(len(model.segments)):
                 launched = model.launch(Step(segment, [BatchPart(values)], 3))
-                values = launched.made[0].values
+                values = launched.outputs[0].values
             launched.answered.wait()
-        np.testing.assert_allclose(launched.made[0].answers["output"], right, rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(launched.outputs[0].answers["output"], right, rtol=1e-3, atol=1e-4)
 
 
 def test_what_is_captured_on_a_part_stays_on_it(
@@ -587,9 +587,9 @@ def test_a_batch_goes_on_on_other_lanes_and_others_are_between(gpu: Any, parts: 
             with gpu.on(lanes[(segment + at) % len(lanes)]):
                 launched = model.launch(Step(segment, [BatchPart(each)], 3))
                 launched.answered.wait()
-            values[at] = launched.made[0].values
+            values[at] = launched.outputs[0].values
             if segment == len(model.segments) - 1:
-                found = launched.made[0].answers["y"]
+                found = launched.outputs[0].answers["y"]
                 np.testing.assert_allclose(found, wanted(path, feeds[at]), rtol=1e-4, atol=1e-5)
 
 
