@@ -10,19 +10,43 @@ from weft.kernels.buffer import on_chip, prefetchable
 from weft.kernels.compiling import inlined, part
 from weft.kernels.greedy import goes_on, idle, weave_key
 from weft.kernels.request_state import (
+    BATCH,
     CAME,
+    CHANNEL,
+    ARRAY,
+    COMPUTE,
+    COMPUTE_BOUND,
     DUE,
     EDF,
+    FAIR,
+    FETCH,
+    FETCHED,
     FIFO,
+    FIRST,
+    HOST,
+    ISSUES,
     JOB,
     LAST,
     LAYERWEAVER,
     LAYERWEAVER_PLUS,
+    MAY_GO,
+    MEMBERS,
+    NEED,
     NEXT,
     NONE,
     OF,
+    ON_CHIP,
+    POINTER,
     PREMA,
+    PRIORITY,
+    PRIORITY_OF,
+    PUNCTUAL,
+    REACHABLE,
+    REMAINING,
+    ROUND_ROBIN,
     RUNS,
+    SERVED,
+    YIELDS,
 )
 
 resumes = inlined(shared.resumes)
@@ -33,118 +57,238 @@ tokens = inlined(shared.tokens)
 level = inlined(shared.level)
 weave_due_key = inlined(shared.weave_due_key)
 slack = inlined(shared.slack)
+rank = inlined(shared.rank)
+worth = inlined(shared.worth)
+reachable_due = inlined(shared.reachable_due)
 
 
 @part
-def choose(models, terms, rules, state, heads, count, npu):
-    """The head that goes next. Policies that weave need to know when each would be on chip."""
-    in_order = rules.policy == FIFO
-    if rules.policy >= LAYERWEAVER and rules.failsafe == 1:
-        in_order = _one_sided(models, heads, count)
-    best = -1
+def choose(models, terms, rules, state, heads, count):
+    """Return the head that goes next. Policies that weave need to know when each would be on chip."""
+    table, clocks = heads.table, state.clocks
+    now, policy = max(clocks[CHANNEL], clocks[ARRAY] if rules.device != HOST else 0), rules.policy
+    in_order = policy <= ROUND_ROBIN
+    if policy >= LAYERWEAVER and rules.failsafe == 1:
+        in_order = _one_sided(models, table, count)
     if in_order:
-        best = _first(state, heads, count)
-    elif rules.policy == EDF:
-        best = _due_first(heads, count)
-    elif rules.policy == PREMA:
-        best = _richest(models, terms, heads, count, npu.channel)
+        best = _first(state, table, count, policy)
+    elif policy == EDF:
+        best = _due_first(table, count)
+    elif policy == PRIORITY:
+        best = _highest(models, terms, rules, table, count, now)
+    elif policy == PUNCTUAL:
+        best = _punctual(models, terms, rules, heads, count, now)
+    elif policy == PREMA:
+        best = _richest(models, terms, table, count, clocks[CHANNEL])
     else:
-        best = _least_idle(models, rules, state, heads, count, npu)
-    if rules.policy >= LAYERWEAVER_PLUS:
-        end = max(npu.array, heads.ends[best]) + models.compute[heads.table[best, NEXT]]
-        if rules.policy == LAYERWEAVER_PLUS:
-            best = _urgent(models, heads, count, best, end)
+        best = _least_idle(models, rules, state, table, count)
+    if policy >= LAYERWEAVER_PLUS:
+        end = max(now, table[best, ON_CHIP]) + models.layers[table[best, NEXT], COMPUTE]
+        if policy == LAYERWEAVER_PLUS:
+            best = _urgent(models, table, count, best, end)
         else:  # nothing is woven, so nothing is stretched
-            best = _shortest_of_time(models, heads, count, best, end, 100 if in_order else rules.stretch)
+            best = _shortest_of_time(models, table, count, best, end, 100 if in_order else rules.stretch)
     return best
 
 
 @inlined
-def _one_sided(models, heads, count):
+def _one_sided(models, table, count):
     """Whether all heads lie on one side of the balance point."""
     heavy = 0
     for i in range(count):
-        heavy += models.compute_bound[heads.table[i, RUNS]]
+        heavy += models.programs[table[i, RUNS], COMPUTE_BOUND]
     return heavy in (0, count)
 
 
 @part
-def _first(state, heads, count):
-    """Whole batches: the one served last goes on, or the first comes next."""
+def _first(state, table, count, policy):
+    """Whole batches: the one served last goes on, or the first in the policy's order comes next."""
     best, least = -1, (0, 0, 0, 0)
     for i in range(count):
-        if heads.may_go[i]:
-            stream, job = heads.table[i, OF], heads.table[i, JOB]
+        if table[i, MAY_GO]:
+            stream, job = table[i, OF], table[i, JOB]
             last = state.jobs[stream, job, LAST] if job >= 0 else -1
-            key = fifo_key(resumes(job + 1, last), heads.table[i, CAME], 0, stream)
+            first = table[i, CAME]
+            if policy == FAIR:
+                first = state.streams[stream, SERVED]
+            elif policy == ROUND_ROBIN:
+                first = table[i, BATCH]
+            key = fifo_key(resumes(job + 1, last), first, 0, stream)
             if best < 0 or key < least:
                 best, least = i, key
     return best
 
 
 @part
-def _due_first(heads, count):
+def _due_first(table, count):
     best, least = -1, (0, 0)
     for i in range(count):
-        if heads.may_go[i]:
-            key = edf_key(heads.table[i, DUE], heads.table[i, CAME])
+        if table[i, MAY_GO]:
+            key = edf_key(table[i, DUE], table[i, CAME])
             if best < 0 or key < least:
                 best, least = i, key
     return best
+
+
+@inlined
+def _alone(models, row):
+    """The ticks of a head's batch alone, and those that remain of them."""
+    whole = models.layers[models.programs[row[RUNS], FIRST], REMAINING]
+    return whole, models.layers[row[NEXT], REMAINING]
+
+
+@part
+def _highest(models, terms, rules, table, count, now):
+    """priority: the highest class, the earliest deadline within it."""
+    best, least = -1, (0, (0, 0))
+    for i in range(count):
+        row = table[i]
+        if row[MAY_GO]:
+            whole, rest = _alone(models, row)
+            climbed = rank(terms[row[OF], PRIORITY_OF], waited(now, row[CAME], whole, rest), whole, rules.patience)
+            key = -climbed, edf_key(row[DUE], row[CAME])
+            if best < 0 or key < least:
+                best, least = i, key
+    return best
+
+
+@inlined
+def row_worth(models, terms, row, now):
+    """punctual: what a head counts."""
+    whole, rest = _alone(models, row)
+    return worth(terms[row[OF], PRIORITY_OF], row[MEMBERS], waited(now, row[CAME], whole, rest), whole)
+
+
+@inlined
+def with_margin(rules, rest):
+    """punctual: remaining ticks with the margin."""
+    return rest * (100 + rules.margin) // 100
+
+
+@part
+def _punctual(models, terms, rules, heads, count, now):
+    """The quickest of the largest set that can be on time whose next segment makes none of those due before it late."""
+    table, costs, order, plans = heads.table, heads.costs, heads.order, 0
+    for i in range(count):
+        row = table[i]
+        if not row[MAY_GO]:
+            continue
+        whole, rest = _alone(models, row)
+        row[NEED] = with_margin(rules, rest) // rules.lanes
+        row[REACHABLE] = reachable_due(row[DUE], row[CAME], now + row[NEED])
+        patient = waited(now, row[CAME], whole, rest) < rules.patience * whole
+        row[YIELDS] = row[REACHABLE] > row[DUE] and patient
+        costs[i] = row[NEED] / row_worth(models, terms, row, now)
+        place = plans
+        while place > 0 and _before(table, costs, i, order[place - 1]):
+            order[place] = order[place - 1]
+            place -= 1
+        order[place] = i
+        plans += 1
+    if plans == 1:
+        return order[0]
+    _leave_out(table, costs, order, plans, now)
+    best, end, spare = -1, now, NONE
+    for place in range(plans):
+        i = order[place]
+        if table[i, YIELDS] < 0:
+            continue
+        if best < 0 or (costs[i] < costs[best] and models.layers[table[i, NEXT], COMPUTE] <= spare):
+            best = i
+        end += table[i, NEED]
+        spare = min(spare, table[i, REACHABLE] - end)
+    if best < 0:
+        for place in range(plans):
+            if best < 0 or costs[order[place]] < costs[best]:
+                best = order[place]
+    return best
+
+
+@inlined
+def _before(table, costs, i, j):
+    """Whether a head comes before another in order of deadlines; ``policies.punctual.in_order``."""
+    one = table[i, REACHABLE], table[i, YIELDS], costs[i], table[i, OF], table[i, BATCH]
+    other = table[j, REACHABLE], table[j, YIELDS], costs[j], table[j, OF], table[j, BATCH]
+    return one < other
+
+
+@part
+def _leave_out(table, costs, order, plans, now):
+    """Moore and Hodgson: mark the heads outside the largest set that can be on time, by YIELDS below 0."""
+    end = now
+    for place in range(plans):
+        end += table[order[place], NEED]
+        while end > table[order[place], REACHABLE]:
+            worst = -1
+            for earlier in range(place + 1):
+                i = order[earlier]
+                if table[i, YIELDS] < 0:
+                    continue
+                if worst < 0 or (-table[i, YIELDS], -costs[i]) < (-table[worst, YIELDS], -costs[worst]):
+                    worst = i
+            if worst < 0:
+                break
+            table[worst, YIELDS] = -1
+            end -= table[worst, NEED]
 
 
 @inlined
 def _tokens(models, terms, row, now):
     """Tokens of a head, and its time alone."""
-    whole = models.remaining[models.first[row[RUNS]]]
-    return tokens(terms.priority[row[OF]], whole, waited(now, row[CAME], whole, models.remaining[row[NEXT]])), whole
+    whole, rest = _alone(models, row)
+    return tokens(terms[row[OF], PRIORITY_OF], whole, waited(now, row[CAME], whole, rest)), whole
 
 
 @part
-def _richest(models, terms, heads, count, now):
+def _richest(models, terms, table, count, now):
     """PREMA: of those that reach the highest threshold, the shortest rest."""
     reached, best = 1, -1
     for i in range(count):
-        if heads.may_go[i]:
-            own, whole = _tokens(models, terms, heads.table[i], now)
+        if table[i, MAY_GO]:
+            own, whole = _tokens(models, terms, table[i], now)
             reached = max(reached, level(own, whole))
     for i in range(count):
-        if heads.may_go[i]:
-            own, whole = _tokens(models, terms, heads.table[i], now)
-            rest = models.remaining[heads.table[i, NEXT]]
-            if own >= reached * whole and (best < 0 or rest < models.remaining[heads.table[best, NEXT]]):
+        if table[i, MAY_GO]:
+            own, whole = _tokens(models, terms, table[i], now)
+            rest = models.layers[table[i, NEXT], REMAINING]
+            if own >= reached * whole and (best < 0 or rest < models.layers[table[best, NEXT], REMAINING]):
                 best = i
     return best
 
 
 @part
-def price(models, rules, state, heads, count, npu):
-    """When each head that may go would be on chip."""
-    highest = state.peak[npu.n]
+def price(models, rules, state, table, count):
+    """Write down when each head that may go would be on chip."""
+    clocks = state.clocks
     for i in range(count):
-        if heads.may_go[i]:
-            size = models.fetch[heads.table[i, NEXT]]
-            x = npu.fetched - rules.buffer + size
-            heads.ends[i], _ = on_chip(state.before, state.peak, npu.seen, highest, npu.channel, size, x)
+        if rules.device == HOST:
+            table[i, ON_CHIP] = clocks[CHANNEL]
+        elif table[i, MAY_GO]:
+            size = models.layers[table[i, NEXT], FETCH]
+            x, highest = clocks[FETCHED] - rules.buffer + size, state.peak[clocks[ISSUES]]
+            table[i, ON_CHIP], _ = on_chip(
+                state.before, state.peak, clocks[POINTER], highest, clocks[CHANNEL], size, x
+            )
 
 
 @part
-def _least_idle(models, rules, state, heads, count, npu):
+def _least_idle(models, rules, state, table, count):
     """Layerweaver: the least idle time; if all heads let the same resource wait, among the models that help it."""
-    best, highest = -1, state.peak[npu.n]
+    clocks, best = state.clocks, -1
+    array, fetched, highest = clocks[ARRAY], clocks[FETCHED], state.peak[clocks[ISSUES]]
     wants_weights = wants_space = False
     for again in range(2):
         choice, least, all_weights, all_space = -1, (0, 0), True, True
         for i in range(count):
-            if not heads.may_go[i]:
+            if not table[i, MAY_GO]:
                 continue
-            if not goes_on(wants_weights, wants_space, models.compute_bound[heads.table[i, RUNS]]):
+            if not goes_on(wants_weights, wants_space, models.programs[table[i, RUNS], COMPUTE_BOUND] == 1):
                 continue
-            at, end = heads.table[i, NEXT], heads.ends[i]
-            size, busy = models.fetch[at], models.compute[at]
-            ahead = prefetchable(npu.array, end, highest + npu.fetched - rules.buffer + size)
+            at, end = table[i, NEXT], table[i, ON_CHIP]
+            size, busy = models.layers[at, FETCH], models.layers[at, COMPUTE]
+            ahead = prefetchable(array, end, highest + fetched - rules.buffer + size)
             for_weights, for_space, potential, inherent, distance = idle(
-                size, busy, end, ahead, npu.array, rules.buffer, rules.largest
+                size, busy, end, ahead, array, rules.buffer, rules.largest
             )
             all_weights &= for_weights > 0
             all_space &= for_space > 0
@@ -152,7 +296,7 @@ def _least_idle(models, rules, state, heads, count, npu):
             if rules.policy == LAYERWEAVER:
                 key = weave_key(total, inherent, distance)
             else:
-                key = weave_due_key(total, heads.table[i, DUE])
+                key = weave_due_key(total, table[i, DUE])
             if choice < 0 or key < least:
                 choice, least = i, key
         if choice >= 0:
@@ -164,25 +308,25 @@ def _least_idle(models, rules, state, heads, count, npu):
 
 
 @part
-def _urgent(models, heads, count, woven, end):
+def _urgent(models, table, count, woven, end):
     """Layerweaver+: the head due first if it would be late after the woven one, which ends then."""
     urgent = -1
     for i in range(count):
-        if heads.table[i, DUE] < NONE and (urgent < 0 or heads.table[i, DUE] < heads.table[urgent, DUE]):
+        if table[i, DUE] < NONE and (urgent < 0 or table[i, DUE] < table[urgent, DUE]):
             urgent = i
     if urgent < 0:
         return woven
-    spare = slack(heads.table[urgent, DUE], end, models.remaining[heads.table[urgent, NEXT]], 100)
+    spare = slack(table[urgent, DUE], end, models.layers[table[urgent, NEXT], REMAINING], 100)
     return urgent if spare < 0 else woven
 
 
 @part
-def _shortest_of_time(models, heads, count, woven, end, stretch):
+def _shortest_of_time(models, table, count, woven, end, stretch):
     """weft+: the head that would be latest after the woven one, which ends then."""
     best, worst = woven, 0
     for i in range(count):
-        if heads.table[i, DUE] < NONE:
-            spare = slack(heads.table[i, DUE], end, models.remaining[heads.table[i, NEXT]], stretch)
+        if table[i, DUE] < NONE:
+            spare = slack(table[i, DUE], end, models.layers[table[i, NEXT], REMAINING], stretch)
             if spare < worst:
                 best, worst = i, spare
     return best

@@ -8,7 +8,7 @@ that computes one layer at a time) give the same answers; the compiled ones keep
 from weft.simulation.requests.case import Case, Device, estimates, prepare
 from weft.simulation.requests.run import RequestRun, request_trace, serve_requests, simulate_requests
 from weft.simulation.requests.tally import Tally
-from weft.simulation.requests.weaving import ONLINE
+from weft.simulation.requests.compiled import ONLINE
 
 __all__ = [
     "ONLINE",

@@ -6,8 +6,8 @@ the machine stay together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import cycle, islice
+from itertools import cycle
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,65 +23,72 @@ DRAWS = 3
 
 def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
     """The lanes of a case's host."""
-    host = _host(case)
-    ticks = case.clock.ticks
+    host, drawn, ticks = _host(case), draws(case, seed), case.clock.ticks
+    models = [host.model(stream.served_name) for stream in case.workload.stream]
+    hand_overs = cycle(drawn.hand_overs or (0,))
+
+    def work_of(candidate: Candidate) -> DrawnWork:
+        taken = drawn.work[candidate.program][candidate.layer]
+        if spread := models[candidate.stream].spread:
+            run = (drawn.runs[candidate.stream] + candidate.query) % len(spread)
+            taken *= spread[run][candidate.layer]
+        return DrawnWork(next(hand_overs), max(1.0, taken))
+
+    if setting.shares:
+        crowd = Crowd(setting.shares, range(len(drawn.work)), work_of)
+    else:
+        crowd = Crowd(host.together(), drawn.kinds, work_of)
     return SimulatedHost(
         setting,
         frozenset(range(len(setting.programs))),
         ticks(host.abort_s),
         abort_from=ticks(host.abort_from_s),
         step_ticks=ticks(host.step_s),
-        crowd=_Draws(case, _rng(case, seed)).crowd(setting),
+        crowd=crowd,
     )
 
 
-def overheads(case: Case, seed: int | None) -> list[Iterator[int]]:
-    """For each stream, endless ticks that its requests take besides their segments."""
-    host, rng = _host(case), _rng(case, seed)
-    rng.integers(1 << 30, size=len(case.terms) + 1)  # those of the segments
-    return [
-        _from_anywhere([case.clock.ticks(time_s) for time_s in host.model(stream.served_name).overhead_s], rng)
-        for stream in case.workload.stream
-    ]
+class Draws(NamedTuple):
+    """What segments and requests really take; lists that are gone through over and again."""
+
+    work: list[tuple[float, ...]]
+    """Mean ticks of each segment of each program."""
+    kinds: list[int]
+    """The model of each program, by its number on the host."""
+    runs: list[int]
+    """The first measured run of each stream."""
+    hand_overs: list[int]
+    overheads: list[list[int]]
+    """Ticks that the requests of each stream take besides their segments."""
 
 
-class _Draws:
-    """What segments really take."""
-
-    def __init__(self, case: Case, rng: np.random.Generator) -> None:
-        host, names = _host(case), [stream.served_name for stream in case.workload.stream]
-        self._host, self._models = host, [host.model(name) for name in names]
-        self._work: list[tuple[float, ...]] = []
-        self._kinds: list[int] = []
-        for name, model, terms in zip(names, self._models, case.terms, strict=True):
-            for batch in range(1, terms.max_batch + 1):
-                self._work.append(tuple(time_s / case.clock.tick_s for time_s in model.times_at(batch)))
-                self._kinds.append(list(host.models).index(name))
-        self._hand_overs = _from_anywhere([case.clock.ticks(time_s) for time_s in host.hand_over_s], rng)
-        self._places = [int(place) for place in rng.integers(1 << 30, size=len(names))]
-
-    def crowd(self, setting: Setting) -> Crowd:
-        if setting.shares:
-            return Crowd(setting.shares, range(len(self._work)), self._work_of)
-        return Crowd(self._host.together(), self._kinds, self._work_of)
-
-    def _work_of(self, candidate: Candidate) -> DrawnWork:
-        spread = self._models[candidate.stream].spread
-        ticks = self._work[candidate.program][candidate.layer]
-        if spread:
-            run = (self._places[candidate.stream] + candidate.query) % len(spread)
-            ticks *= spread[run][candidate.layer]
-        return DrawnWork(next(self._hand_overs), max(1.0, ticks))
+def draws(case: Case, seed: int | None) -> Draws:
+    """Choose where in the measurements a run begins."""
+    host, names = _host(case), [stream.served_name for stream in case.workload.stream]
+    rng = np.random.default_rng([case.workload.seed if seed is None else seed, len(case.terms), DRAWS])
+    ticks, tick_s, models = case.clock.ticks, case.clock.tick_s, [host.model(name) for name in names]
+    places = [int(place) for place in rng.integers(1 << 30, size=1 + 2 * len(names))]
+    work, kinds = [], []
+    for name, model, terms in zip(names, models, case.terms, strict=True):
+        for batch in range(1, terms.max_batch + 1):
+            work.append(tuple(time_s / tick_s for time_s in model.times_at(batch)))
+            kinds.append(list(host.models).index(name))
+    return Draws(
+        work,
+        kinds,
+        places[1 : 1 + len(names)],
+        _from(places[0], [ticks(time_s) for time_s in host.hand_over_s]),
+        [
+            _from(place, [ticks(time_s) for time_s in model.overhead_s])
+            for place, model in zip(places[1 + len(names) :], models, strict=True)
+        ],
+    )
 
 
-def _from_anywhere(values: Sequence[int], rng: np.random.Generator) -> Iterator[int]:
-    """The values in order and over again, from a place that is drawn."""
-    place = int(rng.integers(1 << 30))
-    return islice(cycle(values or (0,)), place % max(1, len(values)), None)
-
-
-def _rng(case: Case, seed: int | None) -> np.random.Generator:
-    return np.random.default_rng([case.workload.seed if seed is None else seed, len(case.terms), DRAWS])
+def _from(place: int, values: list[int]) -> list[int]:
+    """The values in order, from one of them on."""
+    first = place % max(1, len(values))
+    return values[first:] + values[:first]
 
 
 def _host(case: Case) -> Host:

@@ -19,7 +19,7 @@ from weft.kernels import refill as k
 from weft.kernels import request_state as counted
 from weft.simulation.requests.case import Case, Ints, estimates
 from weft.simulation.requests.tally import MOST_RECORDED, Tally
-from weft.simulation.requests.weaving import late_rule
+from weft.simulation.requests.compiled import LATE_RULES
 
 KERNELS: dict[type[Policy], int] = {
     Serial: k.WHOLE,
@@ -87,7 +87,7 @@ def _static(case: Case, policy: Policy, late: str) -> tuple[k.RefillModel, k.Ref
     )
     rules = k.RefillRules(
         policy=KERNELS[type(policy)],
-        late=late_rule(policy, late),
+        late=LATE_RULES[late_work(policy, late)],
         most_jobs=most_batches(late_work(policy, late)),
         foresight=policy.foresight,
         max_batch=sizes,

@@ -15,7 +15,8 @@ from weft.engine.policies import Option, Setting, make_request_policy, policy_ca
 from weft.kernels import request_state as k
 from weft.reports.trace import Trace
 from weft.simulation.request_report import RequestReport, stream_report
-from weft.simulation.requests import plain, refilling, weaving
+from weft.simulation.requests import compiled as fast
+from weft.simulation.requests import plain, refilling
 from weft.simulation.requests.case import Case, Device
 from weft.simulation.requests.tally import Tally
 
@@ -61,11 +62,9 @@ def simulate_requests(
     """
     check_late(late)
     chooser = make_request_policy(policy, case.setting_of(policy_called(policy)), options)
-    # Neither refusing requests nor ending a run early is compiled.
-    compiled = compiled and late != "drop" and not case.is_steered and most_missed is None
-    if compiled and isinstance(case.device, Npu) and type(chooser) in weaving.ONLINE:
-        tally = weaving.serve(case, chooser, late, seed, record)
-    elif compiled and refilling.applies(case, chooser):
+    if compiled and fast.applies(case, chooser):
+        tally = fast.serve(case, chooser, late, seed, record, most_missed)
+    elif compiled and late != "drop" and most_missed is None and refilling.applies(case, chooser):
         tally = refilling.serve(case, chooser, late, seed, record)
     else:
         tally = plain.serve(case, chooser, late, seed, most_missed)
