@@ -22,9 +22,7 @@ from weft.engine.policies import POLICIES, Option, make_request_policy, policy_c
 from weft.kernels import request_state as k
 from weft.simulation.requests import Case, compiled, plain
 
-HOST_POLICIES = [
-    name for name, kind in POLICIES.items() if kind in compiled.RULES
-]
+HOST_POLICIES = [name for name, kind in POLICIES.items() if kind in compiled.RULES]
 """Names of the policies with a compiled rule."""
 OPTIONS = {
     "punctual": st.fixed_dictionaries({}, optional={"margin": st.sampled_from([0, 40, 300])}),
@@ -37,7 +35,11 @@ CLOCKS = [k.ARRAY, k.FETCHED, k.COMPUTED, k.STEPS]
 
 
 def assert_equal(
-    case: Case, name: str, late: str, options: Mapping[str, Option] | None = None, most_missed: list[float] | None = None
+    case: Case,
+    name: str,
+    late: str,
+    options: Mapping[str, Option] | None = None,
+    most_missed: list[float] | None = None,
 ) -> None:
     policy = make_request_policy(name, case.setting_of(policy_called(name)), options)
     assert compiled.applies(case, policy)

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from weft.kernels import rules as shared
 from weft.kernels.buffer import on_chip, prefetchable
-from weft.kernels.compiling import inlined, part
+from weft.kernels.compiling import called, inlined, part
 from weft.kernels.greedy import goes_on, idle, weave_key
 from weft.kernels.request_state import (
+    ARRAY,
     BATCH,
     CAME,
     CHANNEL,
-    ARRAY,
     COMPUTE,
     COMPUTE_BOUND,
     DUE,
@@ -21,7 +21,6 @@ from weft.kernels.request_state import (
     FAIR,
     FETCH,
     FETCHED,
-    FIFO,
     FIRST,
     HOST,
     ISSUES,
@@ -62,7 +61,7 @@ worth = inlined(shared.worth)
 reachable_due = inlined(shared.reachable_due)
 
 
-@part
+@called
 def choose(models, terms, rules, state, heads, count):
     """Return the head that goes next. Policies that weave need to know when each would be on chip."""
     table, clocks = heads.table, state.clocks
@@ -256,7 +255,7 @@ def _richest(models, terms, table, count, now):
     return best
 
 
-@part
+@called
 def price(models, rules, state, table, count):
     """Write down when each head that may go would be on chip."""
     clocks = state.clocks
@@ -266,9 +265,7 @@ def price(models, rules, state, table, count):
         elif table[i, MAY_GO]:
             size = models.layers[table[i, NEXT], FETCH]
             x, highest = clocks[FETCHED] - rules.buffer + size, state.peak[clocks[ISSUES]]
-            table[i, ON_CHIP], _ = on_chip(
-                state.before, state.peak, clocks[POINTER], highest, clocks[CHANNEL], size, x
-            )
+            table[i, ON_CHIP], _ = on_chip(state.before, state.peak, clocks[POINTER], highest, clocks[CHANNEL], size, x)
 
 
 @part

@@ -73,7 +73,7 @@ def part(function: F) -> F:
     return compiled
 
 
-def _called(function: F) -> F:
+def called(function: F) -> F:
     """Compile a function that only loops call: without entries for Python and for C, and kept only as a part of them.
 
     That took a quarter off the time in which the kernels of ``soc_search`` are compiled.
@@ -82,7 +82,7 @@ def _called(function: F) -> F:
     return compiled
 
 
-untyped_called: Any = _called
+untyped_called: Any = called
 """``_called`` for functions without types."""
 
 

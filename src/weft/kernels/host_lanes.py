@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from weft.kernels.compiling import inlined, part
+from weft.kernels.compiling import called, inlined
 from weft.kernels.request_state import (
     ABORTED,
     ARRAY,
@@ -51,7 +51,7 @@ AT_ONCE = 1e-6
 """Ticks of remaining work that count as none; ``simulated_host.AT_ONCE``."""
 
 
-@part
+@called
 def pass_time(models, rules, state, tick):
     """Advance the clock to *tick* or the next end, or to the next end if *tick* has passed."""
     clocks, segments = state.clocks, state.segments
@@ -76,7 +76,7 @@ def pass_time(models, rules, state, tick):
         regulate(models, rules, state)
 
 
-@part
+@called
 def settle(models, state):
     """Subtract the work done since the speeds last changed."""
     clocks, segments, speeds = state.clocks, state.segments, state.speeds
@@ -87,7 +87,7 @@ def settle(models, state):
     clocks[SETTLED] = now
 
 
-@part
+@called
 def regulate(models, rules, state):
     """Set the speeds and ends of the running segments from the contention between them."""
     clocks, segments, speeds, losses = state.clocks, state.segments, state.speeds, models.losses
@@ -110,10 +110,10 @@ def regulate(models, rules, state):
             speed = share * max(rules.least_speed, 1.0 - lost)
         speeds[i, SPEED] = speed
         if not segments[i, ABORTED]:
-            segments[i, SEG_END] = now + int(ceil(max(0.0, speeds[i, REST] - AT_ONCE) / speed))
+            segments[i, SEG_END] = now + ceil(max(0.0, speeds[i, REST] - AT_ONCE) / speed)
 
 
-@part
+@called
 def end_segments(models, rules, state, log):
     """Move the segments that have ended to those that the source has not seen."""
     clocks, segments, speeds = state.clocks, state.segments, state.speeds
@@ -137,7 +137,7 @@ def end_segments(models, rules, state, log):
     regulate(models, rules, state)
 
 
-@part
+@called
 def _account(models, state, log, segment):
     """Count a segment that was computed."""
     clocks, at = state.clocks, segment[SEG_AT]
@@ -154,7 +154,7 @@ def _account(models, state, log, segment):
         clocks[LOGGED] += 1
 
 
-@part
+@called
 def start_segment(models, terms, rules, state, log, stream, place, at):
     """Start the next segment of a batch on a lane; the engine may take time for it."""
     clocks, job = state.clocks, state.jobs[stream, place]
@@ -170,10 +170,16 @@ def start_segment(models, terms, rules, state, log, stream, place, at):
         first, end = models.programs[job[PROGRAM], FIRST], models.programs[job[PROGRAM] + 1, FIRST]
         drawn = _drawn(models, terms, stream, job[QUERY], at, at - first, end - first)
         before = _next_hand_over(models, rules, clocks)
-        ticks, state.speeds[n, REST] = max(1, int(ceil(drawn))), drawn
+        ticks, state.speeds[n, REST] = max(1, ceil(drawn)), drawn
     state.speeds[n, SPEED] = 1.0
     row = state.segments[n]
-    row[SEG_OF], row[SEG_JOB], row[SEG_AT], row[SEG_PROGRAM], row[SEG_QUERY] = stream, place, at, job[PROGRAM], job[QUERY]
+    row[SEG_OF], row[SEG_JOB], row[SEG_AT], row[SEG_PROGRAM], row[SEG_QUERY] = (
+        stream,
+        place,
+        at,
+        job[PROGRAM],
+        job[QUERY],
+    )
     row[SEG_BEGIN] = clocks[CHANNEL] + before
     row[SEG_END], row[ABORTED] = row[SEG_BEGIN] + ticks, 0
     row[SEG_CAME], row[SEG_DUE], row[SEG_SIZE] = job[OLDEST], job[BATCH_DUE], job[SIZE]
@@ -215,7 +221,7 @@ def stoppable(models, rules, state, i):
     return models.layers[row[SEG_AT], COMPUTE] >= rules.abort_from and not row[ABORTED]
 
 
-@part
+@called
 def stop_segment(models, rules, state, stream, place):
     """Stop the segment of a batch."""
     clocks, segments = state.clocks, state.segments

@@ -12,7 +12,7 @@ import numpy as np
 
 from weft.kernels.buffer import caught_up, columns, issued, on_chip
 from weft.kernels.choosing import choose, price, row_worth, slack, with_margin
-from weft.kernels.compiling import borrowed, inlined, loop, part
+from weft.kernels.compiling import borrowed, called, inlined, loop
 from weft.kernels.host_lanes import end_segments, pass_time, rest_of, start_segment, stop_segment, stoppable
 from weft.kernels.request_queues import (
     advance,
@@ -37,9 +37,9 @@ from weft.kernels.request_state import (
     BASE,
     BATCH,
     BATCH_DUE,
+    BATCHES_IN_FLIGHT,
     BELATED,
     BELATED_RING,
-    BATCHES_IN_FLIGHT,
     CAME,
     CHANNEL,
     COMPUTE,
@@ -112,9 +112,7 @@ from weft.kernels.request_state import (
 )
 
 
-def serve(
-    models: Models, terms: Ints, rules: LoopRules, state: LoopState, log: LoopLog, coming: LoopArrivals
-) -> bool:
+def serve(models: Models, terms: Ints, rules: LoopRules, state: LoopState, log: LoopLog, coming: LoopArrivals) -> bool:
     """Serve until a stream's known arrivals are used up and more are to come (False), or all is done (True).
 
     Also False, and to be called again, where more layers are on chip than ``before`` and ``peak`` have places for.
@@ -154,7 +152,7 @@ def serve_until(until, models, terms, rules, state, log, heads, coming):
     return done
 
 
-@part
+@called
 def _account(models, terms, rules, state, log, heads, coming):
     """Account for what has ended, drop what is overdue and admit arrivals; False where some are not known yet."""
     clocks = state.clocks
@@ -178,7 +176,7 @@ def _account(models, terms, rules, state, log, heads, coming):
     return known
 
 
-@part
+@called
 def _expire(models, terms, rules, state, log):
     """Drop strict requests that are due, and stop running batches whose requests are all gone."""
     clocks = state.clocks
@@ -194,7 +192,7 @@ def _expire(models, terms, rules, state, log):
             stop_segment(models, rules, state, stream, place)
 
 
-@part
+@called
 def _step(models, terms, rules, state, log, heads):
     """Issue one layer, if there is one and the device can take it; whether there may be another one to issue."""
     clocks = state.clocks
@@ -222,7 +220,7 @@ def _step(models, terms, rules, state, log, heads):
     return True
 
 
-@part
+@called
 def _next_event(models, terms, state):
     """When something may happen besides an arrival and the end of a segment: a deadline, or a batch becomes ready."""
     soonest, now = state.clocks[FIRST_DUE], state.clocks[CHANNEL]
@@ -234,7 +232,7 @@ def _next_event(models, terms, state):
     return soonest
 
 
-@part
+@called
 def _idle(models, rules, state, tick):
     """Wait until *tick*, or until something changes on the device."""
     clocks = state.clocks
@@ -249,7 +247,7 @@ def _idle(models, rules, state, tick):
 # What could go next
 
 
-@part
+@called
 def _list(models, terms, rules, state, log, heads):
     """List the next layers of batches in flight and of those that could begin, and which of them may go; how many.
 
@@ -275,10 +273,10 @@ def _list(models, terms, rules, state, log, heads):
                 count = _list_job(models, state, table, s, place, count)
                 on_time += 1 - job[LATE]
         waiting = state.rings[s, WAITING, LENGTH]
-        if waiting > 0 and (waiting >= terms[s, MAX_BATCH] or now >= ready_at(models, terms, state, s)):
-            if may_begin(terms, rules, state, s):
-                count = _list_batch(models, terms, state, state.queue, table, s, READY, count)
-                on_time += 1
+        ready = waiting > 0 and (waiting >= terms[s, MAX_BATCH] or now >= ready_at(models, terms, state, s))
+        if ready and may_begin(terms, rules, state, s):
+            count = _list_batch(models, terms, state, state.queue, table, s, READY, count)
+            on_time += 1
     if on_time == 0 and not with_late:
         for s in range(len(terms)):
             for place in range(state.streams[s, PLACES]):
@@ -302,7 +300,7 @@ def _list_job(models, state, table, stream, place, count):
     return count + 1
 
 
-@part
+@called
 def _list_batch(models, terms, state, ring, table, stream, kind, count):
     """List the first layer of a batch of waiting requests."""
     which = WAITING if kind == READY else BELATED_RING
@@ -315,7 +313,7 @@ def _list_batch(models, terms, state, ring, table, stream, kind, count):
     return count + 1
 
 
-@part
+@called
 def _allow(models, rules, state, table, count, on_time):
     """Mark the heads that may go: all, or those on time, or also late ones that make none of those late."""
     for i in range(count):
@@ -326,7 +324,7 @@ def _allow(models, rules, state, table, count, on_time):
         _let_fill(models, table, count, state.clocks[CHANNEL if rules.device == HOST else ARRAY])
 
 
-@part
+@called
 def _let_fill(models, table, count, array):
     """Let late heads go that fill what those on time leave idle; twin of ``engine.lateness.woven``."""
     latest = _latest_end(models, table, count, array)
@@ -342,7 +340,7 @@ def _let_fill(models, table, count, array):
             table[i, MAY_GO] = not taken and end <= latest
 
 
-@part
+@called
 def _latest_end(models, table, count, now):
     """Twin of ``engine.lateness.latest_end``: by deadlines, equal ones in order."""
     latest, need, last = NONE, 0, -1
@@ -364,7 +362,7 @@ def _latest_end(models, table, count, now):
 # Preemption on a host
 
 
-@part
+@called
 def _reconsider(models, terms, rules, state, log, heads):
     """Stop running work for waiting work if the policy does; requests are sorted out where any could be stopped."""
     victim, lost, free = -1, 0, NONE
@@ -399,7 +397,7 @@ def _reconsider(models, terms, rules, state, log, heads):
 # Layers on an NPU
 
 
-@part
+@called
 def _forget(rules, state):
     """Make room in the columns: leave out issues that can no longer matter."""
     clocks, before, peak = state.clocks, state.before, state.peak
@@ -412,7 +410,7 @@ def _forget(rules, state):
     clocks[ISSUES], clocks[POINTER] = n - shift, max(0, clocks[POINTER] - shift)
 
 
-@part
+@called
 def _issue(models, rules, state, log, stream, place, at):
     """Issue the next layer of a batch."""
     before, peak, clocks, job = state.before, state.peak, state.clocks, state.jobs[stream, place]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from weft.kernels.compiling import inlined, part
+from weft.kernels.compiling import called, inlined
 from weft.kernels.host_lanes import rest_of
 from weft.kernels.request_state import (
     ANSWERED,
@@ -81,7 +81,7 @@ def _turned(ring, place):
     return place if place < ring.shape[1] else place - ring.shape[1]
 
 
-@part
+@called
 def _push(ring, rings, stream, arrival, leaves, number):
     """Insert a request in order of arrivals, mostly at the end."""
     at = rings[stream, WAITING]
@@ -101,7 +101,7 @@ def _drop_front(ring, rings, stream, which):
     at[LENGTH] -= 1
 
 
-@part
+@called
 def _return(terms, state, stream, now):
     """The client of a closed stream will send again."""
     think = terms[stream, THINK]
@@ -127,7 +127,7 @@ def _short(coming, terms, stream):
     return without or (terms[stream, EXITS] and leaves[HEAD] == leaves[LENGTH])
 
 
-@part
+@called
 def take(models, terms, rules, state, log, heads, coming):
     """Put the requests that have arrived into the queues; False where some are not known yet."""
     now, known = state.clocks[CHANNEL], coming.known
@@ -149,7 +149,7 @@ def take(models, terms, rules, state, log, heads, coming):
     return True
 
 
-@part
+@called
 def next_arrival(terms, state, coming):
     """When the next request comes; NONE if no more will."""
     soonest = NONE
@@ -161,7 +161,7 @@ def next_arrival(terms, state, coming):
     return soonest
 
 
-@part
+@called
 def _enter(models, terms, rules, state, log, heads, coming, stream, arrival):
     """Put a request into its queue, or refuse it."""
     clocks, leaves, due = state.clocks, 0, arrival + terms[stream, DEADLINE]
@@ -201,7 +201,7 @@ def any_busy(state):
     return busy
 
 
-@part
+@called
 def answer(models, terms, rules, state, log, stream, arrival, leaves, end, now):
     """Record what became of a request, and schedule the next one of a closed stream's client."""
     clocks, counts, deadline = state.clocks, state.counts[stream], terms[stream, DEADLINE]
@@ -232,7 +232,7 @@ def answer(models, terms, rules, state, log, stream, arrival, leaves, end, now):
 # Strict deadlines
 
 
-@part
+@called
 def _can_be_met(models, terms, rules, state, heads, stream, due):
     """Whether a strict deadline can be met after all work ahead of it; twin of ``engine.admission``."""
     now = state.clocks[CHANNEL]
@@ -240,7 +240,7 @@ def _can_be_met(models, terms, rules, state, heads, stream, due):
     return now + _free_in(models, terms, rules, state, heads.order, due, now) + own <= due
 
 
-@part
+@called
 def _free_in(models, terms, rules, state, begun, deadline, now):
     """Ticks until a lane would be free for a request with this deadline; *begun*: room for what lanes have begun."""
     latest = deadline if rules.by_deadline else NONE
@@ -255,7 +255,9 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
         count = clocks[RUNNING]
     running = count
     for s in range(len(terms)):
-        ahead += _whole(models, terms, s, _between(state, s, earliest - terms[s, DEADLINE], latest - terms[s, DEADLINE]))
+        ahead += _whole(
+            models, terms, s, _between(state, s, earliest - terms[s, DEADLINE], latest - terms[s, DEADLINE])
+        )
         for place in range(state.streams[s, PLACES]):
             job = state.jobs[s, place]
             if not job[USED]:
@@ -306,7 +308,7 @@ def _whole(models, terms, stream, requests):
     return requests * models.layers[models.programs[base + most - 1, FIRST], REMAINING] // most
 
 
-@part
+@called
 def _poured(rules, begun, count, waiting):
     """When the first lane is free: begun work keeps its lane, the longest placed first; the rest is divided freely."""
     lanes = begun[len(begun) - rules.lanes :]
@@ -334,7 +336,7 @@ def _poured(rules, begun, count, waiting):
     return (total + lanes[rules.lanes - 1]) // rules.lanes
 
 
-@part
+@called
 def first_strict(terms, state):
     """The unanswered strict request that is due first: its deadline, stream, place in flight or -1, and member."""
     due, number, stream, place, member = NONE, NONE, -1, -1, -1
@@ -355,7 +357,7 @@ def first_strict(terms, state):
     return due, stream, place, member
 
 
-@part
+@called
 def drop_front(models, terms, rules, state, log, stream, now):
     """Drop the first request of a queue."""
     row = front(state.queue, state.rings, stream, WAITING)
@@ -364,7 +366,7 @@ def drop_front(models, terms, rules, state, log, stream, now):
     answer(models, terms, rules, state, log, stream, arrival, leaves, WAS_DROPPED, now)
 
 
-@part
+@called
 def drop_member(models, terms, rules, state, log, stream, place, member, now):
     """Drop a request of a batch."""
     row = state.members[stream, place, member]
@@ -372,19 +374,19 @@ def drop_member(models, terms, rules, state, log, stream, place, member, now):
     answer(models, terms, rules, state, log, stream, row[ARRIVAL], row[LEAVES], WAS_DROPPED, now)
 
 
-@part
+@called
 def forsaken(state, stream, place):
     """Whether all requests of a batch are gone."""
+    gone = 0
     for i in range(state.jobs[stream, place, SIZE]):
-        if not state.members[stream, place, i, GONE]:
-            return False
-    return True
+        gone += state.members[stream, place, i, GONE]
+    return gone == state.jobs[stream, place, SIZE]
 
 
 # Late requests
 
 
-@part
+@called
 def sort_out_waiting(models, terms, rules, state, log, stream, clock):
     """Take requests that cannot be on time out of the queue: drop the strict ones, keep the others as late."""
     if not rules.strict and rules.late == KEEP:
@@ -407,10 +409,12 @@ def sort_out_waiting(models, terms, rules, state, log, stream, clock):
             belated[ARRIVAL], belated[LEAVES] = arrival, leaves
             at[LENGTH] += 1
         else:
-            answer(models, terms, rules, state, log, stream, arrival, leaves, WAS_REFUSED, max(clock, arrival + deadline))
+            answer(
+                models, terms, rules, state, log, stream, arrival, leaves, WAS_REFUSED, max(clock, arrival + deadline)
+            )
 
 
-@part
+@called
 def sort_out_batches(models, terms, rules, state, log, stream, clock):
     """Mark batches that have become late, and end those whose requests are all gone."""
     if not rules.strict and rules.late == KEEP:
@@ -441,7 +445,7 @@ def sort_out_batches(models, terms, rules, state, log, stream, clock):
             job[LATE], job[BATCH_DUE] = 1, NONE
 
 
-@part
+@called
 def _give_up(models, terms, rules, state, log, stream, place, clock):
     """End a batch half-way, because its requests are gone or strict and too late."""
     size = state.jobs[stream, place, SIZE]
@@ -466,7 +470,7 @@ def ready_at(models, terms, state, stream):
     return oldest + min(term[TIMEOUT], term[DEADLINE] - rest)
 
 
-@part
+@called
 def may_begin(terms, rules, state, stream):
     """Whether another batch may begin: one per lane, and beyond that one that is due before all of them."""
     streams, jobs = state.streams, state.jobs
@@ -482,7 +486,7 @@ def may_begin(terms, rules, state, stream):
     return on_time < rules.lanes or front(state.queue, state.rings, stream, WAITING)[ARRIVAL] < oldest
 
 
-@part
+@called
 def begin(terms, state, stream, program, belated):
     """Make a batch of the requests that wait longest, in the queue or among the late ones; returns its place."""
     jobs, streams, place = state.jobs, state.streams, 0
@@ -516,7 +520,7 @@ def _free(state, stream, place):
         row[PLACES] -= 1
 
 
-@part
+@called
 def advance(models, terms, rules, state, log, stream, place, end):
     """Account for a computed layer: the batch ends, or requests leave at an exit."""
     job = state.jobs[stream, place]
@@ -559,7 +563,7 @@ def advance(models, terms, rules, state, log, stream, place, end):
     _set_due(terms, state, stream, place)
 
 
-@part
+@called
 def _set_due(terms, state, stream, place):
     """The oldest request and the deadline of a batch with other members."""
     job, members, oldest, saved = state.jobs[stream, place], state.members[stream, place], NONE, NONE

@@ -41,10 +41,9 @@ BATCHES_IN_FLIGHT, PLACES, SERVED, OVERHEADS = range(4)
 """Columns of ``LoopState.streams``; PLACES: the place after the last batch, OVERHEADS: how many were drawn."""
 USED, LATE, PROGRAM, LAYER, SIZE, QUERY, LAST, BATCH_DUE, OLDEST, COMPUTING = range(10)
 """Columns of ``LoopState.jobs``."""
-BASE, DEADLINE, MAX_BATCH, TIMEOUT, WAITS, PRIORITY_OF, THINK, BINS_OF, EXITS, SPREAD, RUNS_MEASURED, RUN, OVER, OVERS = (
-    range(14)
-)
-"""Columns of ``LoopTerms``: program at batch 1, ..., percent of its allowed time that a batch waits or -1, ..., row of
+BASE, DEADLINE, MAX_BATCH, TIMEOUT, WAITS, PRIORITY_OF, THINK, BINS_OF, EXITS = range(9)
+SPREAD, RUNS_MEASURED, RUN, OVER, OVERS = range(9, 14)
+"""Columns of a stream's terms: program at batch 1, ..., percent of its allowed time a batch waits or -1, ..., row of
 the histogram, whether it has exits, and where its measured runs and overheads begin and how many there are."""
 TERMS = 14
 FETCH, COMPUTE, REMAINING, EXIT = range(4)

@@ -15,11 +15,15 @@ from weft.kernels.compiling import borrowed, inlined, part, untyped_loop
 from weft.kernels.request_loop import serve_until
 from weft.kernels.request_state import (
     ARRAY,
+    ARRIVAL,
     ARRIVED,
-    BEGUN,
+    BASE,
+    BATCHES_IN_FLIGHT,
+    BELATED_RING,
     CHANNEL,
     DROPPED,
     FETCHED,
+    FIRST,
     HEAD,
     ISSUES,
     LATE,
@@ -28,15 +32,16 @@ from weft.kernels.request_state import (
     NONE,
     PLACES,
     POINTER,
-    PUNCTUAL,
+    PROGRAM,
     SIZE,
     USED,
     VIOLATED,
+    LoopArrivals,
     LoopLog,
     LoopRules,
     LoopState,
-    LoopTerms,
 )
+from weft.kernels.request_state import WAITING as QUEUED
 from weft_cluster.kernels import routing_rules as rules
 from weft_cluster.kernels.cluster_state import (
     IN_FLIGHT,
@@ -69,7 +74,7 @@ def run(end, models, terms, served, state, log, heads, tables, how, cluster, req
     """
     models, terms, state, log, heads = borrowed((models, terms, state, log, heads))
     tables, cluster, requests = borrowed((tables, cluster, requests))
-    nobody = np.zeros(len(tables.compute), np.bool_)
+    no_more = np.zeros(len(tables.compute), np.bool_)
     while cluster.at[PERIOD] * how.period < end:
         period = cluster.at[PERIOD]
         until = (period + 1) * how.period if end < NONE else NONE
@@ -81,7 +86,7 @@ def run(end, models, terms, served, state, log, heads, tables, how, cluster, req
         for machine in range(len(tables.begin) - 1):
             if not cluster.up[machine]:
                 _lose_arrivals(machine, until, served, state, tables, requests)
-            elif not _serve(machine, until, models, terms, served, state, log, heads, tables, requests, nobody):
+            elif not _serve(machine, until, models, terms, served, state, log, heads, tables, requests, no_more):
                 return False
             _report(machine, until, state, terms, models, tables, how, cluster, period + 1)
         cluster.at[PERIOD] = period + 1
@@ -96,7 +101,7 @@ def run(end, models, terms, served, state, log, heads, tables, how, cluster, req
 
 @part
 def _fail(served, state, tables, cluster, period):
-    """Machines that go down lose all they have; those that come back are empty."""
+    """Let machines that go down lose all they have; those that come back are empty."""
     for row in range(len(tables.failures)):
         machine, begin, end = tables.failures[row, 0], tables.failures[row, 1], tables.failures[row, 2]
         if begin == period:
@@ -110,40 +115,39 @@ def _fail(served, state, tables, cluster, period):
 
 @part
 def _lose_all(served, state, stream):
-    """Everything that waits or runs of a stream is lost."""
-    for place in range(state.under_way[stream, PLACES]):
+    """Count everything that waits or runs of a stream as lost."""
+    row = state.streams[stream]
+    for place in range(row[PLACES]):
         if state.jobs[stream, place, USED] == 1:
             for i in range(state.jobs[stream, place, SIZE]):
-                _lose(served, state, stream, state.members[stream, place, i])
+                _lose(served, state, stream, state.members[stream, place, i, ARRIVAL])
             state.jobs[stream, place, USED] = 0
-    state.under_way[stream, BEGUN] = state.under_way[stream, PLACES] = state.under_way[stream, PUNCTUAL] = 0
-    _lose_ring(served, state, stream, state.queue, state.queue_at)
-    _lose_ring(served, state, stream, state.late, state.late_at)
+    row[BATCHES_IN_FLIGHT] = row[PLACES] = 0
+    _lose_ring(served, state, stream, state.queue, state.rings[stream, QUEUED])
+    _lose_ring(served, state, stream, state.late, state.rings[stream, BELATED_RING])
 
 
 @part
 def _lose_ring(served, state, stream, ring, at):
-    for i in range(at[stream, LENGTH]):
-        _lose(served, state, stream, ring[stream, (at[stream, HEAD] + i) % ring.shape[1]])
-    at[stream, HEAD] = at[stream, LENGTH] = 0
+    for i in range(at[LENGTH]):
+        _lose(served, state, stream, ring[stream, (at[HEAD] + i) % ring.shape[1], ARRIVAL])
+    at[HEAD] = at[LENGTH] = 0
 
 
 @inlined
 def _lose(served, state, stream, arrival):
     if arrival >= served.warm:
+        state.counts[stream, ARRIVED] += 1
         state.counts[stream, VIOLATED] += 1
         state.counts[stream, DROPPED] += 1
 
 
 @part
 def _lose_arrivals(machine, until, served, state, tables, requests):
-    """Requests that arrive at a machine that is down are lost."""
+    """Count requests that arrive at a machine that is down as lost."""
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):
         for i in range(requests.known[stream, HEAD], requests.known[stream, LENGTH]):
-            arrival = requests.by_stream[i]
-            if arrival >= served.warm:
-                state.counts[stream, ARRIVED] += 1
-            _lose(served, state, stream, arrival)
+            _lose(served, state, stream, requests.by_stream[i])
     if until < NONE:
         state.clocks[machine, CHANNEL] = until
 
@@ -300,30 +304,27 @@ def _sort(tables, requests, first, last):
 
 
 @part
-def _serve(machine, until, models, terms, served, state, log, heads, tables, requests, nobody):
+def _serve(machine, until, models, terms, served, state, log, heads, tables, requests, no_more):
     """Let a machine serve until then; whether it came so far."""
     a, b = tables.begin[machine], tables.begin[machine + 1]
     clocks = state.clocks[machine]
     if a == b:
         return True
-    own = LoopTerms(
-        terms.base[a:b], terms.deadline[a:b], terms.max_batch[a:b], terms.timeout[a:b], terms.priority[a:b],
-        terms.think[a:b], terms.bins[a:b],
-    )  # fmt: skip
     its = LoopState(
-        clocks, state.before[machine], state.peak[machine],
-        state.queue[a:b], state.queue_at[a:b], state.late[a:b], state.late_at[a:b],
-        state.returning[a:b], state.returning_at[a:b],
-        state.jobs[a:b], state.members[a:b], state.under_way[a:b], state.counts[a:b], state.histogram,
+        clocks, state.before[machine], state.peak[machine], state.queue[a:b], state.late[a:b], state.returning[a:b],
+        state.rings[a:b], state.streams[a:b], state.jobs[a:b], state.members[a:b], state.counts[a:b], state.histogram,
+        state.segments, state.speeds, state.unseen, state.patience[a:b],
     )  # fmt: skip
     by = LoopRules(
-        served.policy, served.late, served.foresight, served.stretch, served.failsafe,
-        tables.buffer[machine], tables.largest[machine], served.warm, served.end,
+        served.device, served.policy, served.late, served.strict, served.by_deadline, served.late_gives_way,
+        served.foresight, served.stretch, served.failsafe, served.margin, served.patience,
+        tables.buffer[machine], tables.largest[machine], served.lanes, served.cores, served.least_speed,
+        served.abort_from, served.abort, served.step, served.hand_overs, served.warm, served.end,
     )  # fmt: skip
     written = LoopLog(log.issues[machine], log.answers[machine])
-    done = serve_until(
-        until, models, own, by, its, written, heads, requests.by_stream, requests.known[a:b], nobody[a:b]
-    )
+    none = requests.by_stream[:0]
+    coming = LoopArrivals(requests.by_stream, requests.known[a:b], none, requests.known[a:b], no_more[a:b])
+    done = serve_until(until, models, terms[a:b], by, its, written, heads, coming)
     return done or clocks[CHANNEL] >= until
 
 
@@ -333,15 +334,16 @@ def _report(machine, now, state, terms, models, tables, how, cluster, period):
     clocks, report = state.clocks[machine], cluster.reports[period % (how.lag + 1), machine]
     array, channel, waiting = max(0, clocks[ARRAY] - now), max(0, clocks[CHANNEL] - now), 0
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):
-        first = models.first[terms.base[stream]]
-        queued = state.queue_at[stream, LENGTH]
+        first = models.programs[terms[stream, BASE], FIRST]
+        queued = state.rings[stream, QUEUED, LENGTH]
         array += queued * tables.rest_compute[first]
         channel += queued * tables.rest_fetch[first]
-        waiting += queued + state.late_at[stream, LENGTH] + state.under_way[stream, BEGUN]
-        for place in range(state.under_way[stream, PLACES]):
+        waiting += queued + state.rings[stream, BELATED_RING, LENGTH] + state.streams[stream, BATCHES_IN_FLIGHT]
+        for place in range(state.streams[stream, PLACES]):
             job = state.jobs[stream, place]
             if job[USED] == 1 and job[LATE] == 0:
-                array += tables.rest_compute[job[LAYER]]
-                channel += tables.rest_fetch[job[LAYER]]
+                at = models.programs[job[PROGRAM], FIRST] + job[LAYER]
+                array += tables.rest_compute[at]
+                channel += tables.rest_fetch[at]
     report[WORK_ARRAY], report[WORK_CHANNEL], report[WAITING] = array, channel, waiting
     report[UP] = 1 if cluster.up[machine] else 0

@@ -88,11 +88,7 @@ class Punctual(Policy):
         if chosen is victim or not now + need <= chosen.deadline < free + need:
             return None
         spare = rules.slack(victim.deadline, now, victim.remaining, 100 + self.margin)
-        return (
-            victim
-            if spare >= need or _worth(chosen, now) > _worth(victim, now)
-            else None
-        )
+        return victim if spare >= need or _worth(chosen, now) > _worth(victim, now) else None
 
     def burden(self, candidate: Candidate, now: int) -> float:
         return self.plan(candidate, now).cost
@@ -103,7 +99,9 @@ class Punctual(Policy):
     def plan(self, candidate: Candidate, now: int) -> DueWork:
         """Return a candidate's remaining time with margin, its deadline and its cost."""
         need = self._alone(candidate) // self.setting.lanes
-        return self.weighed(candidate, need, rules.reachable_due(candidate.deadline, candidate.arrival, now + need), now)
+        return self.weighed(
+            candidate, need, rules.reachable_due(candidate.deadline, candidate.arrival, now + need), now
+        )
 
     def weighed(self, candidate: Candidate, need: int, due: int, now: int) -> DueWork:
         """Return a candidate as ``DueWork``, given its remaining time and its deadline."""

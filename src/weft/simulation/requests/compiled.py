@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 
 from weft.devices import Host, Npu
+from weft.devices.costs.program import Program
 from weft.devices.lanes import LEAST_SPEED
 from weft.engine.arrivals import Ending
 from weft.engine.batches import most_batches
 from weft.engine.lateness import late_work
-from weft.engine.policies import Policy
+from weft.engine.policies import Policy, Setting
 from weft.engine.policies.base import LateWork
 from weft.engine.policies.batching import Adaptive, Serial
 from weft.engine.policies.edf import EarliestDeadline
@@ -24,11 +26,12 @@ from weft.engine.policies.priority import PriorityClasses
 from weft.engine.policies.punctual import PATIENCE, Punctual
 from weft.engine.policies.weft_plus import WeftPlus
 from weft.engine.requests import QUEUE_PLACES
+from weft.engine.tickets import Terms
 from weft.kernels import request_loop
 from weft.kernels import request_state as k
 from weft.kernels.buffer import columns
 from weft.simulation.requests import host
-from weft.simulation.requests.case import Case, Ints, estimates
+from weft.simulation.requests.case import Case, Device, Ints, estimated
 from weft.simulation.requests.tally import MOST_RECORDED, Tally
 
 RULES: dict[type[Policy], int] = {
@@ -60,7 +63,7 @@ def applies(case: Case, policy: Policy) -> bool:
         return False
     if isinstance(case.device, Npu):
         return not any(program.exits for program in setting.programs)
-    return not weaves or (policy.loop_options.failsafe and all(each.compute_bound for each in setting.programs))
+    return not weaves or (policy.loop_options.failsafe and all(program.compute_bound for program in setting.programs))
 
 
 def serve(
@@ -72,10 +75,13 @@ def serve(
     most_missed: Sequence[float] | None = None,
 ) -> Tally:
     """Run a case to its end; *most_missed*: or until a stream has missed more deadlines than that."""
-    drawn = host.draws(case, seed) if isinstance(case.device, Host) else None
-    models, terms = lowered(case, policy, drawn)
-    rules = loop_rules(case, policy, late, models, drawn)
+    models, terms = lowered(case, policy)
+    rules = loop_rules(case, policy, late, models)
     state = _fresh_state(case, policy, late, terms)
+    if isinstance(case.device, Host):
+        hand_over, *places = host.drawn_places(case, seed)
+        state.clocks[k.HANDED_OVER] = hand_over % max(1, rules.hand_overs)
+        terms[:, k.RUN], state.streams[:, k.OVERHEADS] = places[: len(terms)], places[len(terms) :]
     if most_missed is not None:
         state.patience[:] = most_missed
     recorded = MOST_RECORDED if record else 0
@@ -133,69 +139,65 @@ def _topped_up(
     return np.concatenate(parts), np.stack([ends - [len(part) for part in parts], ends], axis=1)
 
 
-def lowered(case: Case, policy: Policy, drawn: host.Draws | None) -> tuple[k.Models, Ints]:
-    """The programs and terms of a case as arrays."""
-    terms = np.zeros((len(case.terms), k.TERMS), np.int64)
-    for row, term in zip(terms, case.terms, strict=True):
-        most = term.max_batch if policy.traits.batches else 1
-        waits = -1 if policy.waits is None else policy.waits
-        row[: k.THINK + 1] = (
-            term.programs, term.deadline, most, term.timeout, waits, term.priority, term.think,
-        )  # fmt: skip
+def lowered(case: Case, policy: Policy) -> tuple[k.Models, Ints]:
+    """The programs and terms of a case as arrays; the programs are shared with other runs of the same models."""
+    setting, names = policy.setting, host.names_of(case) if isinstance(case.device, Host) else ()
+    models, terms = _lowered(type(policy), setting, policy.loop_options.precise, case.terms, case.device, names)
+    terms = terms.copy()
+    terms[:, k.WAITS] = -1 if policy.waits is None else policy.waits
+    return models, terms
+
+
+@lru_cache(maxsize=64)
+def _lowered(
+    kind: type[Policy],
+    setting: Setting,
+    precise: bool,
+    asked: tuple[Terms, ...],
+    device: Device,
+    names: tuple[str, ...],
+) -> tuple[k.Models, Ints]:
+    terms = np.zeros((len(asked), k.TERMS), np.int64)
+    for row, term in zip(terms, asked, strict=True):
+        most = term.max_batch if kind.traits.batches else 1
+        row[: k.THINK + 1] = (term.programs, term.deadline, most, term.timeout, 0, term.priority, term.think)
     terms[:, k.BINS_OF] = range(len(terms))
-    terms[:, k.EXITS] = [len(policy.setting.programs[term.programs].exits) > 0 for term in case.terms]
-    models = program_arrays(policy)
-    if drawn is None:
+    terms[:, k.EXITS] = [len(setting.programs[term.programs].exits) > 0 for term in asked]
+    models = program_arrays(setting.programs, estimated(setting, precise=precise))
+    if not isinstance(device, Host):
         return models, terms
-    device = case.device
-    assert isinstance(device, Host)
-    models.programs[:-1, k.KIND] = drawn.kinds
+    measured = host.measured_work(device, asked, names)
+    models.programs[:-1, k.KIND] = measured.kinds
     spread: list[float] = []
-    times = list(drawn.hand_overs)
-    for stream, row in enumerate(terms):
-        measured = device.model(case.workload.stream[stream].served_name).spread
-        row[k.SPREAD :] = (
-            len(spread), len(measured), drawn.runs[stream], len(times), len(drawn.overheads[stream]),
-        )  # fmt: skip
-        spread += [factor for run in measured for factor in run]
-        times += drawn.overheads[stream]
+    times = list(measured.hand_overs)
+    for name, own, row in zip(names, measured.overheads, terms, strict=True):
+        runs = device.model(name).spread
+        row[k.SPREAD :] = len(spread), len(runs), 0, len(times), len(own)
+        spread += [factor for run in runs for factor in run]
+        times += own
     return models._replace(
-        work=np.array([ticks for program in drawn.work for ticks in program], np.float64),
+        work=np.array([ticks for program in measured.work for ticks in program], np.float64),
         spread=np.array(spread, np.float64),
         losses=np.array(device.together().losses or np.empty((0, 0)), np.float64),
         times=np.array(times, np.int64),
     ), terms
 
 
-def program_arrays(*policies: Policy) -> k.Models:
-    """The programs of policies as arrays, one after another."""
-    programs = [program for policy in policies for program in policy.setting.programs]
-    exits = [
-        [layer + 1 in program.exits for layer in range(len(program))] if program.exits else [False] * len(program)
-        for program in programs
-    ]
-
-    def joined(columns: Iterable[Sequence[int]]) -> list[int]:
-        return [value for column in columns for value in column]
-
-    layers = [
-        joined(program.fetch for program in programs),
-        joined(program.compute for program in programs),
-        joined(rests for policy in policies for rests in estimates(policy)),
-        joined(exits),
-    ]
+def program_arrays(programs: Sequence[Program], rests: Sequence[Sequence[int]]) -> k.Models:
+    """Programs as arrays, one after another, with the estimated ticks from each layer to the end."""
+    layers = np.zeros((sum(map(len, programs)), 4), np.int64)
     rows = np.zeros((len(programs) + 1, 3), np.int64)
     rows[1:, k.FIRST] = np.cumsum([len(program) for program in programs])
-    rows[:-1, k.COMPUTE_BOUND] = [program.compute_bound for program in programs]
+    for row, program, rest in zip(rows, programs, rests, strict=False):
+        own = layers[row[k.FIRST] : row[k.FIRST] + len(program)]
+        own[:, k.FETCH], own[:, k.COMPUTE], own[:, k.REMAINING] = program.fetch, program.compute, rest
+        own[[end - 1 for end in program.exits], k.EXIT] = 1
+        row[k.COMPUTE_BOUND] = program.compute_bound
     nothing = np.empty(0)
-    return k.Models(
-        np.ascontiguousarray(np.array(layers, np.int64).T), rows, nothing, nothing, np.empty((0, 0)), np.empty(0, np.int64)
-    )
+    return k.Models(layers, rows, nothing, nothing, np.empty((0, 0)), np.empty(0, np.int64))
 
 
-def loop_rules(
-    case: Case, policy: Policy, late: str, models: k.Models, drawn: host.Draws | None = None
-) -> k.LoopRules:
+def loop_rules(case: Case, policy: Policy, late: str, models: k.Models) -> k.LoopRules:
     """The terms of a policy on the device of a case."""
     ticks, device = case.clock.ticks, case.device
     rules = policy_rules(policy, late)._replace(
@@ -206,16 +208,15 @@ def loop_rules(
         warm=ticks(case.workload.warmup_s),
         end=ticks(case.workload.duration_s),
     )
-    if drawn is None:
+    if not isinstance(device, Host):
         return rules
-    assert isinstance(device, Host)
     return rules._replace(
         cores=device.together().cores,
         least_speed=LEAST_SPEED,
         abort_from=ticks(device.abort_from_s),
         abort=ticks(device.abort_s),
         step=ticks(device.step_s),
-        hand_overs=len(drawn.hand_overs),
+        hand_overs=len(device.hand_over_s),
     )
 
 

@@ -6,16 +6,20 @@ the machine stay together.
 
 from __future__ import annotations
 
-from itertools import cycle
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from itertools import cycle, islice
 from typing import NamedTuple
 
 import numpy as np
 
 from weft.devices import Host
+from weft.devices.costs.program import Clock
 from weft.engine.policies import Setting
 from weft.engine.policies.base import Candidate
 from weft.engine.simulated_host import Crowd, DrawnWork, SimulatedHost
-from weft.simulation.requests.case import Case
+from weft.engine.tickets import Terms
+from weft.simulation.requests.case import Case, Device
 
 DRAWS = 3
 """Which of a seed's independent sequences draws the places in the measurements."""
@@ -23,21 +27,22 @@ DRAWS = 3
 
 def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
     """The lanes of a case's host."""
-    host, drawn, ticks = _host(case), draws(case, seed), case.clock.ticks
-    models = [host.model(stream.served_name) for stream in case.workload.stream]
-    hand_overs = cycle(drawn.hand_overs or (0,))
+    host, measured, ticks = host_of(case), measured_work(case.device, case.terms, names_of(case)), case.clock.ticks
+    places = drawn_places(case, seed)
+    spreads = [host.model(name).spread for name in names_of(case)]
+    hand_overs = _from(places[0], measured.hand_overs)
 
     def work_of(candidate: Candidate) -> DrawnWork:
-        taken = drawn.work[candidate.program][candidate.layer]
-        if spread := models[candidate.stream].spread:
-            run = (drawn.runs[candidate.stream] + candidate.query) % len(spread)
+        taken = measured.work[candidate.program][candidate.layer]
+        if spread := spreads[candidate.stream]:
+            run = (places[1 + candidate.stream] + candidate.query) % len(spread)
             taken *= spread[run][candidate.layer]
         return DrawnWork(next(hand_overs), max(1.0, taken))
 
     if setting.shares:
-        crowd = Crowd(setting.shares, range(len(drawn.work)), work_of)
+        crowd = Crowd(setting.shares, range(len(measured.work)), work_of)
     else:
-        crowd = Crowd(host.together(), drawn.kinds, work_of)
+        crowd = Crowd(host.together(), measured.kinds, work_of)
     return SimulatedHost(
         setting,
         frozenset(range(len(setting.programs))),
@@ -48,49 +53,56 @@ def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
     )
 
 
-class Draws(NamedTuple):
-    """What segments and requests really take; lists that are gone through over and again."""
+def overheads(case: Case, seed: int | None) -> list[Iterator[int]]:
+    """For each stream, endless ticks that its requests take besides their segments."""
+    places = drawn_places(case, seed)[1 + len(case.terms) :]
+    measured = measured_work(case.device, case.terms, names_of(case))
+    return [_from(place, ticks) for place, ticks in zip(places, measured.overheads, strict=True)]
 
-    work: list[tuple[float, ...]]
-    """Mean ticks of each segment of each program."""
-    kinds: list[int]
+
+class MeasuredWork(NamedTuple):
+    """What segments and requests of a host's models take, in ticks."""
+
+    work: tuple[tuple[float, ...], ...]
+    """The mean of each segment of each program."""
+    kinds: tuple[int, ...]
     """The model of each program, by its number on the host."""
-    runs: list[int]
-    """The first measured run of each stream."""
-    hand_overs: list[int]
-    overheads: list[list[int]]
-    """Ticks that the requests of each stream take besides their segments."""
+    hand_overs: tuple[int, ...]
+    overheads: tuple[tuple[int, ...], ...]
+    """What the requests of each stream take besides their segments."""
 
 
-def draws(case: Case, seed: int | None) -> Draws:
-    """Choose where in the measurements a run begins."""
-    host, names = _host(case), [stream.served_name for stream in case.workload.stream]
-    rng = np.random.default_rng([case.workload.seed if seed is None else seed, len(case.terms), DRAWS])
-    ticks, tick_s, models = case.clock.ticks, case.clock.tick_s, [host.model(name) for name in names]
-    places = [int(place) for place in rng.integers(1 << 30, size=1 + 2 * len(names))]
-    work, kinds = [], []
-    for name, model, terms in zip(names, models, case.terms, strict=True):
-        for batch in range(1, terms.max_batch + 1):
-            work.append(tuple(time_s / tick_s for time_s in model.times_at(batch)))
-            kinds.append(list(host.models).index(name))
-    return Draws(
-        work,
-        kinds,
-        places[1 : 1 + len(names)],
-        _from(places[0], [ticks(time_s) for time_s in host.hand_over_s]),
-        [
-            _from(place, [ticks(time_s) for time_s in model.overhead_s])
-            for place, model in zip(places[1 + len(names) :], models, strict=True)
-        ],
+@lru_cache(maxsize=256)
+def measured_work(host: Device, terms: tuple[Terms, ...], names: tuple[str, ...]) -> MeasuredWork:
+    """The measurements of the streams' models; many runs of a plan share them."""
+    assert isinstance(host, Host)
+    clock = Clock.nanoseconds()
+    sizes = [(name, batch) for name, term in zip(names, terms, strict=True) for batch in range(1, term.max_batch + 1)]
+    numbers = {name: number for number, name in enumerate(host.models)}
+    return MeasuredWork(
+        tuple(tuple(time_s / clock.tick_s for time_s in host.model(name).times_at(batch)) for name, batch in sizes),
+        tuple(numbers[name] for name, _ in sizes),
+        tuple(clock.ticks(time_s) for time_s in host.hand_over_s),
+        tuple(tuple(clock.ticks(time_s) for time_s in host.model(name).overhead_s) for name in names),
     )
 
 
-def _from(place: int, values: list[int]) -> list[int]:
-    """The values in order, from one of them on."""
-    first = place % max(1, len(values))
-    return values[first:] + values[:first]
+def names_of(case: Case) -> tuple[str, ...]:
+    """The model of each stream."""
+    return tuple(stream.served_name for stream in case.workload.stream)
 
 
-def _host(case: Case) -> Host:
+def drawn_places(case: Case, seed: int | None) -> list[int]:
+    """Where in the measurements a run begins: in the hand-overs, in each stream's runs, and in each one's overheads."""
+    rng = np.random.default_rng([case.workload.seed if seed is None else seed, len(case.terms), DRAWS])
+    return [int(place) for place in rng.integers(1 << 30, size=1 + 2 * len(case.terms))]
+
+
+def _from(place: int, values: Sequence[int]) -> Iterator[int]:
+    """The values in order and over again, from one of them on."""
+    return islice(cycle(values or (0,)), place % max(1, len(values)), None)
+
+
+def host_of(case: Case) -> Host:
     assert isinstance(case.device, Host)
     return case.device

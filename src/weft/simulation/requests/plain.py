@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import cycle, repeat
+from itertools import repeat
 from math import inf
 from typing import Any, Protocol
 
@@ -98,9 +98,7 @@ def _executor(case: Case, setting: Setting, seed: int | None) -> SimulatedNpu | 
 
 def _besides(case: Case, seed: int | None) -> Sequence[Iterator[int]]:
     """For each stream, what its requests take besides what is simulated."""
-    if not isinstance(case.device, Host):
-        return [repeat(0) for _ in case.terms]
-    return [cycle(overheads or (0,)) for overheads in host.draws(case, seed).overheads]
+    return host.overheads(case, seed) if isinstance(case.device, Host) else [repeat(0) for _ in case.terms]
 
 
 def _singly(blocks: Iterator[Ints]) -> Iterator[int]:

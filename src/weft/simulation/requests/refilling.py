@@ -18,8 +18,8 @@ from weft.engine.requests import QUEUE_PLACES
 from weft.kernels import refill as k
 from weft.kernels import request_state as counted
 from weft.simulation.requests.case import Case, Ints, estimates
-from weft.simulation.requests.tally import MOST_RECORDED, Tally
 from weft.simulation.requests.compiled import LATE_RULES
+from weft.simulation.requests.tally import MOST_RECORDED, Tally
 
 KERNELS: dict[type[Policy], int] = {
     Serial: k.WHOLE,
