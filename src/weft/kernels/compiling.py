@@ -13,10 +13,12 @@ from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
 from inspect import getsource
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
 from numba.core import cgutils, event, types
+from numba.core.codegen import CPUCodeLibrary
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -57,6 +59,15 @@ def loop(function: F) -> F:
     return compiled
 
 
+def is_kept(compiled: Any) -> bool:
+    """Whether a loop was compiled before, here or by another process whose result is on disk."""
+    if _config.DISABLE_JIT or compiled.signatures:
+        return True
+    function = compiled.py_func
+    name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
+    return any(Path(compiled.stats.cache_path).glob(f"{name}-*.nbi"))
+
+
 untyped_loop: Any = loop
 """``loop`` for functions without types, which callers may call with any."""
 
@@ -67,8 +78,13 @@ def inlined(function: F) -> F:
     return compiled
 
 
+_PART = " (a part)"
+"""Ends the names of functions that are compiled only as a part of loops."""
+
+
 def part(function: F) -> F:
     """Compile a larger part of a loop by itself, which takes less time, and join the two in the end."""
+    function.__qualname__ += _PART
     compiled: F = _njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
     return compiled
 
@@ -78,12 +94,33 @@ def called(function: F) -> F:
 
     That took a quarter off the time in which the kernels of ``soc_search`` are compiled.
     """
+    function.__qualname__ += _PART
     compiled: F = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
     return compiled
 
 
 untyped_called: Any = called
-"""``_called`` for functions without types."""
+"""``called`` for functions without types."""
+
+
+def _leave_parts_to_their_loops() -> None:
+    """Let numba optimize a part where it becomes one of a loop, and nowhere else.
+
+    numba optimizes every function together with all that it calls, again and again from the innermost to the loop,
+    which is half of the time that the loop over requests takes to compile. The method is not one of numba's public
+    ones: where it is missing, compiling takes longer.
+    """
+    optimize = getattr(CPUCodeLibrary, "_optimize_final_module", None)
+
+    def optimized(library: Any) -> None:
+        if optimize is not None and not library.name.endswith(_PART):
+            optimize(library)
+
+    if optimize is not None:
+        CPUCodeLibrary._optimize_final_module = optimized
+
+
+_leave_parts_to_their_loops()
 
 
 def _itself(arrays: T) -> T:

@@ -12,8 +12,9 @@ import numpy as np
 
 from weft.kernels.buffer import caught_up, columns, issued, on_chip
 from weft.kernels.choosing import choose, price, row_worth, slack, with_margin
-from weft.kernels.compiling import borrowed, called, inlined, loop
+from weft.kernels.compiling import borrowed, called, inlined, is_kept, loop
 from weft.kernels.host_lanes import end_segments, pass_time, rest_of, start_segment, stop_segment, stoppable
+from weft.kernels.refilling import NO_BATCH, Refills, next_refilled
 from weft.kernels.request_queues import (
     advance,
     any_busy,
@@ -112,12 +113,27 @@ from weft.kernels.request_state import (
 )
 
 
-def serve(models: Models, terms: Ints, rules: LoopRules, state: LoopState, log: LoopLog, coming: LoopArrivals) -> bool:
+def serve(
+    models: Models,
+    terms: Ints,
+    rules: LoopRules,
+    state: LoopState,
+    log: LoopLog,
+    coming: LoopArrivals,
+    refilling: Refills | None = None,
+) -> bool:
     """Serve until a stream's known arrivals are used up and more are to come (False), or all is done (True).
 
     Also False, and to be called again, where more layers are on chip than ``before`` and ``peak`` have places for.
+    refilling: for a policy that refills batches; the loop is compiled for such policies apart.
     """
-    return bool(serve_until(NONE, models, terms, rules, state, log, fresh_heads(state, rules.lanes), coming))
+    heads = fresh_heads(state, rules.lanes)
+    return bool(serve_until(NONE, models, terms, rules, state, log, heads, coming, refilling))
+
+
+def is_compiled() -> bool:
+    """Whether the loop need not be compiled first."""
+    return is_kept(serve_until)
 
 
 def fresh_heads(state: LoopState, lanes: int) -> LoopHeads:
@@ -127,7 +143,7 @@ def fresh_heads(state: LoopState, lanes: int) -> LoopHeads:
 
 
 @loop
-def serve_until(until, models, terms, rules, state, log, heads, coming):
+def serve_until(until, models, terms, rules, state, log, heads, coming, refilling):
     """``serve`` that also ends, with False, before it decides anything at *until* or later; later arrivals wait."""
     models, terms, state, log, heads, coming = borrowed((models, terms, state, log, heads, coming))
     clocks = state.clocks
@@ -139,7 +155,7 @@ def serve_until(until, models, terms, rules, state, log, heads, coming):
                 break
         if not _account(models, terms, rules, state, log, heads, coming):
             break
-        if not clocks[GIVEN_UP] and _step(models, terms, rules, state, log, heads):
+        if not clocks[GIVEN_UP] and _step(models, terms, rules, state, log, heads, refilling):
             continue
         soonest = next_arrival(terms, state, coming)
         if clocks[GIVEN_UP] or (soonest == NONE and until == NONE and not any_busy(state)):
@@ -193,21 +209,26 @@ def _expire(models, terms, rules, state, log):
 
 
 @called
-def _step(models, terms, rules, state, log, heads):
+def _step(models, terms, rules, state, log, heads, refilling):
     """Issue one layer, if there is one and the device can take it; whether there may be another one to issue."""
     clocks = state.clocks
     if rules.device == HOST and clocks[RUNNING] == rules.lanes:
         _reconsider(models, terms, rules, state, log, heads)
         return False
-    count = _list(models, terms, rules, state, log, heads)
-    if count == 0 or clocks[GIVEN_UP]:
-        return False
-    best = choose(models, terms, rules, state, heads, count)
-    row = heads.table[best]
-    stream, place, at, program = row[OF], row[JOB], row[NEXT], row[RUNS]
-    if place < 0:
-        place = begin(terms, state, stream, program, place == BELATED)
+    if refilling is None:
+        count = _list(models, terms, rules, state, log, heads)
+        if count == 0 or clocks[GIVEN_UP]:
+            return False
+        row = heads.table[choose(models, terms, rules, state, heads, count)]
+        stream, place, program = row[OF], row[JOB], row[RUNS]
+        if place < 0:
+            place = begin(terms, state, stream, program, place == BELATED)
+    else:
+        stream, place = 0, next_refilled(models, terms, rules, state, log, refilling)
+        if place == NO_BATCH or clocks[GIVEN_UP]:
+            return False
     job = state.jobs[stream, place]
+    at = models.programs[job[PROGRAM], FIRST] + job[LAYER]
     job[LAYER] += 1
     job[LAST], clocks[STEPS] = clocks[STEPS], clocks[STEPS] + 1
     state.streams[stream, SERVED] += max(models.layers[at, FETCH], models.layers[at, COMPUTE])

@@ -426,19 +426,21 @@ def sort_out_batches(models, terms, rules, state, log, stream, clock):
         if rules.strict and forsaken(state, stream, place):
             _give_up(models, terms, rules, state, log, stream, place, clock)
             continue
-        if job[LATE]:
+        if job[LATE] and not rules.refills:
             continue
         at = models.programs[job[PROGRAM], FIRST] + job[LAYER]
         latest = clock + models.layers[at, REMAINING] * rules.foresight // 100
-        if latest <= job[BATCH_DUE] and job[SIZE] == 1:
-            continue
-        latest, saved = max(latest, job[BATCH_DUE]), NONE
+        if not rules.refills:
+            if latest <= job[BATCH_DUE] and job[SIZE] == 1:
+                continue
+            latest = max(latest, job[BATCH_DUE])  # a request that counted as late does not count as on time again
+        saved = NONE
         for i in range(job[SIZE]):
             row = state.members[stream, place, i]
             if not row[GONE] and row[ARRIVAL] + terms[stream, DEADLINE] >= latest:
                 saved = min(saved, row[ARRIVAL] + terms[stream, DEADLINE])
         if saved < NONE:
-            job[BATCH_DUE] = saved
+            job[LATE], job[BATCH_DUE] = 0, saved
         elif rules.strict:
             _give_up(models, terms, rules, state, log, stream, place, clock)
         else:
@@ -493,17 +495,19 @@ def begin(terms, state, stream, program, belated):
     while jobs[stream, place, USED]:
         place += 1
     size = program - terms[stream, BASE] + 1
-    ring, which = state.queue, WAITING
-    if belated:
-        ring, which = state.late, BELATED_RING
+    oldest = NONE
     for i in range(size):
+        ring, which = state.queue, WAITING
+        if belated or state.rings[stream, WAITING, LENGTH] == 0:
+            ring, which = state.late, BELATED_RING
         row, member = front(ring, state.rings, stream, which), state.members[stream, place, i]
+        oldest = min(oldest, row[ARRIVAL])
         member[ARRIVAL], member[LEAVES], member[NUMBER], member[GONE] = row[ARRIVAL], row[LEAVES], row[NUMBER], 0
         _drop_front(ring, state.rings, stream, which)
-    job, oldest = jobs[stream, place], state.members[stream, place, 0, ARRIVAL]
+    job = jobs[stream, place]
     job[USED], job[LATE], job[PROGRAM], job[LAYER], job[SIZE] = 1, belated, program, 0, size
     job[QUERY], job[LAST], job[OLDEST], job[COMPUTING] = state.counts[stream, QUERIES], -1, oldest, 0
-    job[BATCH_DUE] = NONE if belated else oldest + terms[stream, DEADLINE]
+    job[BATCH_DUE] = NONE if belated else state.members[stream, place, 0, ARRIVAL] + terms[stream, DEADLINE]
     state.counts[stream, QUERIES] += 1
     streams[stream, BATCHES_IN_FLIGHT] += 1
     streams[stream, PLACES] = max(streams[stream, PLACES], place + 1)
@@ -522,12 +526,21 @@ def _free(state, stream, place):
 
 @called
 def advance(models, terms, rules, state, log, stream, place, end):
-    """Account for a computed layer: the batch ends, or requests leave at an exit."""
+    """Account for a computed layer: the batch ends, or requests leave at an exit, or it is merged with another."""
     job = state.jobs[stream, place]
     at = models.programs[job[PROGRAM], FIRST] + job[LAYER]
     done = at == models.programs[job[PROGRAM] + 1, FIRST]
-    if not done and not models.layers[at - 1, EXIT]:
-        return
+    stays = not (done or models.layers[at - 1, EXIT]) or _leave(
+        models, terms, rules, state, log, stream, place, end, done
+    )
+    if stays and rules.refills:
+        _merge(terms, state, stream, place)
+
+
+@called
+def _leave(models, terms, rules, state, log, stream, place, end, done):
+    """Answer the requests that are done after a layer, all of them or those that leave; whether any stay."""
+    job = state.jobs[stream, place]
     members, size, staying = state.members[stream, place], job[SIZE], 0
     if rules.strict:
         for i in range(size):
@@ -548,12 +561,12 @@ def advance(models, terms, rules, state, log, stream, place, end):
             members[i, GONE] = 1
             answer(models, terms, rules, state, log, stream, members[i, ARRIVAL], leaves, end, end)
     if done:
-        return
+        return False
     if staying == 0:
         if not state.clocks[GIVEN_UP]:
             state.counts[stream, BATCHES] += first >= rules.warm
         _free(state, stream, place)
-        return
+        return False
     kept = 0
     for i in range(size):
         if not members[i, GONE]:
@@ -561,6 +574,29 @@ def advance(models, terms, rules, state, log, stream, place, end):
             kept += 1
     job[SIZE], job[PROGRAM] = kept, terms[stream, BASE] + kept - 1
     _set_due(terms, state, stream, place)
+    return True
+
+
+@called
+def _merge(terms, state, stream, place):
+    """Merge a batch with others at the same layer, as far as they fit; the one that began first stays."""
+    jobs, members = state.jobs[stream], state.members[stream]
+    for other in range(state.streams[stream, PLACES]):
+        if other == place or not jobs[other, USED] or jobs[other, COMPUTING]:
+            continue
+        together = jobs[place, SIZE] + jobs[other, SIZE]
+        if jobs[other, LAYER] != jobs[place, LAYER] or together > terms[stream, MAX_BATCH]:
+            continue
+        kept, joining = (place, other) if jobs[place, QUERY] < jobs[other, QUERY] else (other, place)
+        for i in range(jobs[joining, SIZE]):
+            members[kept, jobs[kept, SIZE] + i] = members[joining, i]
+        jobs[kept, SIZE], jobs[kept, PROGRAM] = together, terms[stream, BASE] + together - 1
+        for column in (LATE, BATCH_DUE):
+            jobs[kept, column] = min(jobs[kept, column], jobs[joining, column])
+        jobs[kept, LAST] = max(jobs[kept, LAST], jobs[joining, LAST])
+        _free(state, stream, joining)
+        _set_due(terms, state, stream, kept)
+        place = kept
 
 
 @called

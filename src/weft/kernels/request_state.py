@@ -91,6 +91,7 @@ class LoopRules(NamedTuple):
     device: int
     policy: int
     late: int
+    refills: int
     strict: int
     """Whether requests are refused and dropped that cannot be on time."""
     by_deadline: int

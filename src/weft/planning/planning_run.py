@@ -13,6 +13,7 @@ from weft.base.errors import InputError, WorkloadError
 from weft.base.registry import registered
 from weft.devices import Host
 from weft.devices.conditions import Conditions, worst_of
+from weft.kernels.request_loop import is_compiled
 from weft.planning.busiest import BusyStretch, busiest
 from weft.planning.candidates import Arrangement, arrangements
 from weft.planning.choice import Chosen, choose
@@ -30,6 +31,7 @@ from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.standalone_times import times_alone
 from weft.planning.trials import STEP, OptionTrial
 from weft.serving.isolation import THREADS
+from weft.simulation.requests import compiled
 from weft.simulation.run_length import LONG
 from weft.workloads.requests import Workload
 
@@ -126,10 +128,26 @@ def make_plan(
     )
     options = arrangements(asked, hosts)
     memory = partial(memory_of, asked)
-    with Helpers(processes - 1, finals.__module__) as helpers:
+    with _helpers(asked, hosts, processes - 1) as helpers:
         chosen = choose(asked, options, memory, lambda done, of: told(PlanProgress("choosing", "", done, of)))
         conditions = worst_of(host.conditions for host in hosts)
         return _made(asked, with_longer_segments(asked, chosen, memory), told, helpers, conditions)
+
+
+def _helpers(asked: PlanRequest, hosts: Sequence[Host], processes: int) -> Helpers:
+    """Processes that simulate where the compiled loop cannot, or one that compiles it where it is not kept yet.
+
+    The plain engine gives the same meanwhile, so a first plan does not wait for the compiler, and begins with it only
+    when nothing is measured any more.
+    """
+    steered = any(stream.exit_floor is not None for stream in asked.workload.stream)
+    if steered or any(host.ahead for host in hosts):
+        return Helpers(processes, finals.__module__)
+    if is_compiled() or processes < 1:
+        return Helpers()
+    helpers = Helpers(1, compiled.__name__)
+    helpers.begin(compiled.compile_loop)
+    return helpers
 
 
 def plan_option(name: str) -> Any:

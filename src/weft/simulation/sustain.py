@@ -19,6 +19,7 @@ from weft.devices import Host, load_device
 from weft.engine.policies import Option
 from weft.simulation.request_report import RequestReport
 from weft.simulation.requests import Case, Device, prepared, simulate_requests
+from weft.simulation.requests.compiled import compile_loop
 from weft.simulation.run_length import FRESH_SEED, USUAL, lasting_at_least
 from weft.simulation.workers import QuietProcesses
 from weft.workloads.requests import Workload
@@ -127,6 +128,8 @@ def sustain_all(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Sustained]:
     """Search for every question, spread over processes; answers stand in the order of the questions."""
+    if isinstance(device, Host):
+        compile_loop()  # searches take longer than that, and side by side each process would compile
     answers: list[Sustained] = []
     for answer in _spread([(question, device) for question in questions], processes):
         answers.append(answer)

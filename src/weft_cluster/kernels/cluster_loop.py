@@ -316,15 +316,15 @@ def _serve(machine, until, models, terms, served, state, log, heads, tables, req
         state.segments, state.speeds, state.unseen, state.patience[a:b],
     )  # fmt: skip
     by = LoopRules(
-        served.device, served.policy, served.late, served.strict, served.by_deadline, served.late_gives_way,
-        served.foresight, served.stretch, served.failsafe, served.margin, served.patience,
+        served.device, served.policy, served.late, served.refills, served.strict, served.by_deadline,
+        served.late_gives_way, served.foresight, served.stretch, served.failsafe, served.margin, served.patience,
         tables.buffer[machine], tables.largest[machine], served.lanes, served.cores, served.least_speed,
         served.abort_from, served.abort, served.step, served.hand_overs, served.warm, served.end,
     )  # fmt: skip
     written = LoopLog(log.issues[machine], log.answers[machine])
     none = requests.by_stream[:0]
     coming = LoopArrivals(requests.by_stream, requests.known[a:b], none, requests.known[a:b], no_more[a:b])
-    done = serve_until(until, models, terms[a:b], by, its, written, heads, coming)
+    done = serve_until(until, models, terms[a:b], by, its, written, heads, coming, None)
     return done or clocks[CHANNEL] >= until
 
 

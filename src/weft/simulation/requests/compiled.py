@@ -8,7 +8,7 @@ from functools import lru_cache
 import numpy as np
 import numpy.typing as npt
 
-from weft.devices import Host, Npu
+from weft.devices import Host, HostModel, Npu
 from weft.devices.costs.program import Program
 from weft.devices.lanes import LEAST_SPEED
 from weft.engine.arrivals import Ending
@@ -16,23 +16,27 @@ from weft.engine.batches import most_batches
 from weft.engine.lateness import late_work
 from weft.engine.policies import Policy, Setting
 from weft.engine.policies.base import LateWork
-from weft.engine.policies.batching import Adaptive, Serial
+from weft.engine.policies.batching import Adaptive, LazyBatching, Serial
 from weft.engine.policies.edf import EarliestDeadline
+from weft.engine.policies.fluid import Fluid
 from weft.engine.policies.in_order import Fair, Fifo, RoundRobin
 from weft.engine.policies.layerweaver import Layerweaver
 from weft.engine.policies.layerweaver_plus import LayerweaverPlus
 from weft.engine.policies.prema import Prema
 from weft.engine.policies.priority import PriorityClasses
 from weft.engine.policies.punctual import PATIENCE, Punctual
+from weft.engine.policies.top_up import UNDER_WAY, TopUp, leaving
 from weft.engine.policies.weft_plus import WeftPlus
 from weft.engine.requests import QUEUE_PLACES
 from weft.engine.tickets import Terms
+from weft.kernels import refilling as r
 from weft.kernels import request_loop
 from weft.kernels import request_state as k
 from weft.kernels.buffer import columns
 from weft.simulation.requests import host
-from weft.simulation.requests.case import Case, Device, Ints, estimated
+from weft.simulation.requests.case import Case, Device, Ints, estimated, prepare
 from weft.simulation.requests.tally import MOST_RECORDED, Tally
+from weft.workloads.requests import Stream, Workload
 
 RULES: dict[type[Policy], int] = {
     Fifo: k.FIFO,
@@ -49,6 +53,8 @@ RULES: dict[type[Policy], int] = {
     WeftPlus: k.WEFT_PLUS,
 }
 """Policies with a compiled rule."""
+REFILLS: dict[type[Policy], int] = {LazyBatching: r.LAZY, Fluid: r.FLUID, TopUp: r.TOP_UP}
+"""Policies with a compiled rule that refill batches: for one stream on one lane."""
 ONLINE = (Fifo, EarliestDeadline, Prema, Layerweaver, LayerweaverPlus, WeftPlus)
 """Policies for requests on an NPU, of those with a compiled rule."""
 LATE_RULES = {LateWork.AMONG_OTHERS: k.KEEP, LateWork.LAST: k.DEMOTE, LateWork.WOVEN: k.WEAVE}
@@ -59,11 +65,34 @@ MOST_ON_CHIP = 1 << 17
 def applies(case: Case, policy: Policy) -> bool:
     """Whether the compiled loop covers a run: a policy with a rule, and lanes that are neither shares nor queues."""
     setting, weaves = policy.setting, RULES.get(type(policy), 0) >= k.LAYERWEAVER
-    if type(policy) not in RULES or case.is_steered or setting.shares or setting.ahead:
+    if case.is_steered or setting.shares or setting.ahead:
+        return False
+    if type(policy) in REFILLS:
+        return len(case.terms) == setting.lanes == 1 and not isinstance(case.device, Npu)
+    if type(policy) not in RULES:
         return False
     if isinstance(case.device, Npu):
         return not any(program.exits for program in setting.programs)
     return not weaves or (policy.loop_options.failsafe and all(program.compute_bound for program in setting.programs))
+
+
+def is_quick(case: Case) -> bool:
+    """Whether a run is over sooner than on the plain engine, the time to compile the loop included.
+
+    On an NPU, where layers are many and runs are long, it always is taken to be.
+    """
+    return isinstance(case.device, Npu) or request_loop.is_compiled()
+
+
+def compile_loop() -> None:
+    """Compile the loop now, where it is not kept on disk."""
+    if request_loop.is_compiled():
+        return
+    model = HostModel(segments=("all",), times_s={1: (1e-3,)})
+    stream = Stream(model="any", rate=1, deadline_ms=10)
+    workload = Workload(stream=(stream,), duration_s=1e-6, warmup_s=0.0)
+    case = prepare(workload, Host(cores=1, lanes=1, models={"any": model}))
+    serve(case, Fifo(case.setting), "keep", None, False)
 
 
 def serve(
@@ -87,7 +116,8 @@ def serve(
     recorded = MOST_RECORDED if record else 0
     log = k.LoopLog(np.empty((recorded, 8), np.int64), np.empty((recorded, 4), np.int64))
     coming = Coming(case, policy, seed)
-    while not request_loop.serve(models, terms, rules, state, log, coming.more()):
+    refilling = _refills(policy) if rules.refills else None
+    while not request_loop.serve(models, terms, rules, state, log, coming.more(), refilling):
         if state.clocks[k.ISSUES] + 1 >= len(state.before):  # more small layers on chip than there are places
             room = np.empty_like(state.before)
             state = state._replace(before=np.concatenate([state.before, room]), peak=np.concatenate([state.peak, room]))
@@ -160,7 +190,8 @@ def _lowered(
     terms = np.zeros((len(asked), k.TERMS), np.int64)
     for row, term in zip(terms, asked, strict=True):
         most = term.max_batch if kind.traits.batches else 1
-        row[: k.THINK + 1] = (term.programs, term.deadline, most, term.timeout, 0, term.priority, term.think)
+        timeout = 0 if kind.traits.refills else term.timeout
+        row[: k.THINK + 1] = (term.programs, term.deadline, most, timeout, 0, term.priority, term.think)
     terms[:, k.BINS_OF] = range(len(terms))
     terms[:, k.EXITS] = [len(setting.programs[term.programs].exits) > 0 for term in asked]
     models = program_arrays(setting.programs, estimated(setting, precise=precise))
@@ -225,8 +256,9 @@ def policy_rules(policy: Policy, late: str) -> k.LoopRules:
     work, options = late_work(policy, late), policy.loop_options
     return k.LoopRules(
         device=k.NPU,
-        policy=RULES[type(policy)],
+        policy=RULES.get(type(policy), k.FIFO),
         late=LATE_RULES[work],
+        refills=int(policy.traits.refills),
         strict=int(late == "drop"),
         by_deadline=int(policy.traits.for_deadlines),
         late_gives_way=int(policy.traits.defers_late or work is not LateWork.AMONG_OTHERS),
@@ -253,7 +285,8 @@ def _fresh_state(case: Case, policy: Policy, late: str, terms: Ints) -> k.LoopSt
     streams, lanes = len(terms), policy.setting.lanes
     npu = isinstance(case.device, Npu)
     clients = max(1, *(term.clients for term in case.terms), 1)
-    places = max(most_batches(late_work(policy, late)), 2 * lanes)
+    refilled = int(terms[0, k.MAX_BATCH]) * lanes if policy.traits.refills else 0
+    places = max(most_batches(late_work(policy, late)), 2 * lanes, refilled)
     state = fresh_state(streams, streams, lanes, places, int(terms[:, k.MAX_BATCH].max()), QUEUE_PLACES, clients)
     state.rings[:, k.BACK, k.LENGTH] = [term.clients for term in case.terms]
     state.returning[:] = 0
@@ -281,3 +314,21 @@ def fresh_state(
         zeros(streams, 10), zeros(bins, k.BINS),
         zeros(lanes, k.SEGMENT), np.zeros((lanes, 2)), zeros(2 * lanes, k.SEGMENT), np.full(streams, np.inf),
     )  # fmt: skip
+
+
+def _refills(policy: Policy) -> r.Refills:
+    """The terms of a policy that refills, for its first stream."""
+    first, most, options = policy.setting.programs[0], len(policy.setting.programs), policy.loop_options
+    shares = np.zeros((len(first), len(first) + 1))
+    for layer in range(len(first)):
+        for end, share in leaving(first, layer).items():
+            shares[layer, end] = share
+    return r.Refills(
+        policy=REFILLS[type(policy)],
+        miss=first.remaining[0] * options.miss // 100,
+        under_way=UNDER_WAY,
+        backlog=options.backlog,
+        leaving=shares,
+        flight=np.zeros((most + 1, 3), np.int64),
+        dues=np.zeros((most + 1, most), np.int64),
+    )

@@ -16,7 +16,7 @@ from weft.kernels import request_state as k
 from weft.reports.trace import Trace
 from weft.simulation.request_report import RequestReport, stream_report
 from weft.simulation.requests import compiled as fast
-from weft.simulation.requests import plain, refilling
+from weft.simulation.requests import plain
 from weft.simulation.requests.case import Case, Device
 from weft.simulation.requests.tally import Tally
 
@@ -62,12 +62,11 @@ def simulate_requests(
     """
     check_late(late)
     chooser = make_request_policy(policy, case.setting_of(policy_called(policy)), options)
-    if compiled and fast.applies(case, chooser):
+    if compiled and fast.applies(case, chooser) and fast.is_quick(case):
         tally = fast.serve(case, chooser, late, seed, record, most_missed)
-    elif compiled and late != "drop" and most_missed is None and refilling.applies(case, chooser):
-        tally = refilling.serve(case, chooser, late, seed, record)
     else:
         tally = plain.serve(case, chooser, late, seed, most_missed)
+        tally = tally if record or not compiled else tally.counted
     return RequestRun(_report(case, policy, late, tally), tally, case.clock.tick_s)
 
 
