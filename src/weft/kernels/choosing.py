@@ -5,48 +5,11 @@ What a policy decides by stands in ``rules``; here is over which heads it looks.
 
 from __future__ import annotations
 
+from weft.kernels import request_state as k
 from weft.kernels import rules as shared
 from weft.kernels.buffer import on_chip, prefetchable
-from weft.kernels.compiling import called, inlined, part
+from weft.kernels.compiling import called, inlined
 from weft.kernels.greedy import goes_on, idle, weave_key
-from weft.kernels.request_state import (
-    ARRAY,
-    BATCH,
-    CAME,
-    CHANNEL,
-    COMPUTE,
-    COMPUTE_BOUND,
-    DUE,
-    EDF,
-    FAIR,
-    FETCH,
-    FETCHED,
-    FIRST,
-    HOST,
-    ISSUES,
-    JOB,
-    LAST,
-    LAYERWEAVER,
-    LAYERWEAVER_PLUS,
-    MAY_GO,
-    MEMBERS,
-    NEED,
-    NEXT,
-    NONE,
-    OF,
-    ON_CHIP,
-    POINTER,
-    PREMA,
-    PRIORITY,
-    PRIORITY_OF,
-    PUNCTUAL,
-    REACHABLE,
-    REMAINING,
-    ROUND_ROBIN,
-    RUNS,
-    SERVED,
-    YIELDS,
-)
 
 resumes = inlined(shared.resumes)
 fifo_key = inlined(shared.fifo_key)
@@ -65,25 +28,25 @@ reachable_due = inlined(shared.reachable_due)
 def choose(models, terms, rules, state, heads, count):
     """Return the head that goes next. Policies that weave need to know when each would be on chip."""
     table, clocks = heads.table, state.clocks
-    now, policy = max(clocks[CHANNEL], clocks[ARRAY] if rules.device != HOST else 0), rules.policy
-    in_order = policy <= ROUND_ROBIN
-    if policy >= LAYERWEAVER and rules.failsafe == 1:
+    now, policy = max(clocks[k.CHANNEL], clocks[k.ARRAY] if rules.device != k.HOST else 0), rules.policy
+    in_order = policy <= k.ROUND_ROBIN
+    if policy >= k.LAYERWEAVER and rules.failsafe == 1:
         in_order = _one_sided(models, table, count)
     if in_order:
         best = _first(state, table, count, policy)
-    elif policy == EDF:
+    elif policy == k.EDF:
         best = _due_first(table, count)
-    elif policy == PRIORITY:
+    elif policy == k.PRIORITY:
         best = _highest(models, terms, rules, table, count, now)
-    elif policy == PUNCTUAL:
+    elif policy == k.PUNCTUAL:
         best = _punctual(models, terms, rules, heads, count, now)
-    elif policy == PREMA:
-        best = _richest(models, terms, table, count, clocks[CHANNEL])
+    elif policy == k.PREMA:
+        best = _richest(models, terms, table, count, clocks[k.CHANNEL])
     else:
         best = _least_idle(models, rules, state, table, count)
-    if policy >= LAYERWEAVER_PLUS:
-        end = max(now, table[best, ON_CHIP]) + models.layers[table[best, NEXT], COMPUTE]
-        if policy == LAYERWEAVER_PLUS:
+    if policy >= k.LAYERWEAVER_PLUS:
+        end = max(now, table[best, k.ON_CHIP]) + models.layers[table[best, k.NEXT], k.COMPUTE]
+        if policy == k.LAYERWEAVER_PLUS:
             best = _urgent(models, table, count, best, end)
         else:  # nothing is woven, so nothing is stretched
             best = _shortest_of_time(models, table, count, best, end, 100 if in_order else rules.stretch)
@@ -95,35 +58,35 @@ def _one_sided(models, table, count):
     """Whether all heads lie on one side of the balance point."""
     heavy = 0
     for i in range(count):
-        heavy += models.programs[table[i, RUNS], COMPUTE_BOUND]
+        heavy += models.programs[table[i, k.RUNS], k.COMPUTE_BOUND]
     return heavy in (0, count)
 
 
-@part
+@called
 def _first(state, table, count, policy):
     """Whole batches: the one served last goes on, or the first in the policy's order comes next."""
     best, least = -1, (0, 0, 0, 0)
     for i in range(count):
-        if table[i, MAY_GO]:
-            stream, job = table[i, OF], table[i, JOB]
-            last = state.jobs[stream, job, LAST] if job >= 0 else -1
-            first = table[i, CAME]
-            if policy == FAIR:
-                first = state.streams[stream, SERVED]
-            elif policy == ROUND_ROBIN:
-                first = table[i, BATCH]
+        if table[i, k.MAY_GO]:
+            stream, job = table[i, k.OF], table[i, k.JOB]
+            last = state.jobs[stream, job, k.LAST] if job >= 0 else -1
+            first = table[i, k.CAME]
+            if policy == k.FAIR:
+                first = state.streams[stream, k.SERVED]
+            elif policy == k.ROUND_ROBIN:
+                first = table[i, k.BATCH]
             key = fifo_key(resumes(job + 1, last), first, 0, stream)
             if best < 0 or key < least:
                 best, least = i, key
     return best
 
 
-@part
+@called
 def _due_first(table, count):
     best, least = -1, (0, 0)
     for i in range(count):
-        if table[i, MAY_GO]:
-            key = edf_key(table[i, DUE], table[i, CAME])
+        if table[i, k.MAY_GO]:
+            key = edf_key(table[i, k.DUE], table[i, k.CAME])
             if best < 0 or key < least:
                 best, least = i, key
     return best
@@ -132,20 +95,22 @@ def _due_first(table, count):
 @inlined
 def _alone(models, row):
     """The ticks of a head's batch alone, and those that remain of them."""
-    whole = models.layers[models.programs[row[RUNS], FIRST], REMAINING]
-    return whole, models.layers[row[NEXT], REMAINING]
+    whole = models.layers[models.programs[row[k.RUNS], k.FIRST], k.REMAINING]
+    return whole, models.layers[row[k.NEXT], k.REMAINING]
 
 
-@part
+@called
 def _highest(models, terms, rules, table, count, now):
     """priority: the highest class, the earliest deadline within it."""
     best, least = -1, (0, (0, 0))
     for i in range(count):
         row = table[i]
-        if row[MAY_GO]:
+        if row[k.MAY_GO]:
             whole, rest = _alone(models, row)
-            climbed = rank(terms[row[OF], PRIORITY_OF], waited(now, row[CAME], whole, rest), whole, rules.patience)
-            key = -climbed, edf_key(row[DUE], row[CAME])
+            climbed = rank(
+                terms[row[k.OF], k.PRIORITY_OF], waited(now, row[k.CAME], whole, rest), whole, rules.patience
+            )
+            key = -climbed, edf_key(row[k.DUE], row[k.CAME])
             if best < 0 or key < least:
                 best, least = i, key
     return best
@@ -155,7 +120,7 @@ def _highest(models, terms, rules, table, count, now):
 def row_worth(models, terms, row, now):
     """punctual: what a head counts."""
     whole, rest = _alone(models, row)
-    return worth(terms[row[OF], PRIORITY_OF], row[MEMBERS], waited(now, row[CAME], whole, rest), whole)
+    return worth(terms[row[k.OF], k.PRIORITY_OF], row[k.MEMBERS], waited(now, row[k.CAME], whole, rest), whole)
 
 
 @inlined
@@ -164,20 +129,20 @@ def with_margin(rules, rest):
     return rest * (100 + rules.margin) // 100
 
 
-@part
+@called
 def _punctual(models, terms, rules, heads, count, now):
     """The quickest of the largest set that can be on time whose next segment makes none of those due before it late."""
     table, costs, order, plans = heads.table, heads.costs, heads.order, 0
     for i in range(count):
         row = table[i]
-        if not row[MAY_GO]:
+        if not row[k.MAY_GO]:
             continue
         whole, rest = _alone(models, row)
-        row[NEED] = with_margin(rules, rest) // rules.lanes
-        row[REACHABLE] = reachable_due(row[DUE], row[CAME], now + row[NEED])
-        patient = waited(now, row[CAME], whole, rest) < rules.patience * whole
-        row[YIELDS] = row[REACHABLE] > row[DUE] and patient
-        costs[i] = row[NEED] / row_worth(models, terms, row, now)
+        row[k.NEED] = with_margin(rules, rest) // rules.lanes
+        row[k.REACHABLE] = reachable_due(row[k.DUE], row[k.CAME], now + row[k.NEED])
+        patient = waited(now, row[k.CAME], whole, rest) < rules.patience * whole
+        row[k.YIELDS] = row[k.REACHABLE] > row[k.DUE] and patient
+        costs[i] = row[k.NEED] / row_worth(models, terms, row, now)
         place = plans
         while place > 0 and _before(table, costs, i, order[place - 1]):
             order[place] = order[place - 1]
@@ -187,15 +152,15 @@ def _punctual(models, terms, rules, heads, count, now):
     if plans == 1:
         return order[0]
     _leave_out(table, costs, order, plans, now)
-    best, end, spare = -1, now, NONE
+    best, end, spare = -1, now, k.NONE
     for place in range(plans):
         i = order[place]
-        if table[i, YIELDS] < 0:
+        if table[i, k.YIELDS] < 0:
             continue
-        if best < 0 or (costs[i] < costs[best] and models.layers[table[i, NEXT], COMPUTE] <= spare):
+        if best < 0 or (costs[i] < costs[best] and models.layers[table[i, k.NEXT], k.COMPUTE] <= spare):
             best = i
-        end += table[i, NEED]
-        spare = min(spare, table[i, REACHABLE] - end)
+        end += table[i, k.NEED]
+        spare = min(spare, table[i, k.REACHABLE] - end)
     if best < 0:
         for place in range(plans):
             if best < 0 or costs[order[place]] < costs[best]:
@@ -206,51 +171,51 @@ def _punctual(models, terms, rules, heads, count, now):
 @inlined
 def _before(table, costs, i, j):
     """Whether a head comes before another in order of deadlines; ``policies.punctual.in_order``."""
-    one = table[i, REACHABLE], table[i, YIELDS], costs[i], table[i, OF], table[i, BATCH]
-    other = table[j, REACHABLE], table[j, YIELDS], costs[j], table[j, OF], table[j, BATCH]
+    one = table[i, k.REACHABLE], table[i, k.YIELDS], costs[i], table[i, k.OF], table[i, k.BATCH]
+    other = table[j, k.REACHABLE], table[j, k.YIELDS], costs[j], table[j, k.OF], table[j, k.BATCH]
     return one < other
 
 
-@part
+@called
 def _leave_out(table, costs, order, plans, now):
     """Moore and Hodgson: mark the heads outside the largest set that can be on time, by YIELDS below 0."""
     end = now
     for place in range(plans):
-        end += table[order[place], NEED]
-        while end > table[order[place], REACHABLE]:
+        end += table[order[place], k.NEED]
+        while end > table[order[place], k.REACHABLE]:
             worst = -1
             for earlier in range(place + 1):
                 i = order[earlier]
-                if table[i, YIELDS] < 0:
+                if table[i, k.YIELDS] < 0:
                     continue
-                if worst < 0 or (-table[i, YIELDS], -costs[i]) < (-table[worst, YIELDS], -costs[worst]):
+                if worst < 0 or (-table[i, k.YIELDS], -costs[i]) < (-table[worst, k.YIELDS], -costs[worst]):
                     worst = i
             if worst < 0:
                 break
-            table[worst, YIELDS] = -1
-            end -= table[worst, NEED]
+            table[worst, k.YIELDS] = -1
+            end -= table[worst, k.NEED]
 
 
 @inlined
 def _tokens(models, terms, row, now):
     """Tokens of a head, and its time alone."""
     whole, rest = _alone(models, row)
-    return tokens(terms[row[OF], PRIORITY_OF], whole, waited(now, row[CAME], whole, rest)), whole
+    return tokens(terms[row[k.OF], k.PRIORITY_OF], whole, waited(now, row[k.CAME], whole, rest)), whole
 
 
-@part
+@called
 def _richest(models, terms, table, count, now):
     """PREMA: of those that reach the highest threshold, the shortest rest."""
     reached, best = 1, -1
     for i in range(count):
-        if table[i, MAY_GO]:
+        if table[i, k.MAY_GO]:
             own, whole = _tokens(models, terms, table[i], now)
             reached = max(reached, level(own, whole))
     for i in range(count):
-        if table[i, MAY_GO]:
+        if table[i, k.MAY_GO]:
             own, whole = _tokens(models, terms, table[i], now)
-            rest = models.layers[table[i, NEXT], REMAINING]
-            if own >= reached * whole and (best < 0 or rest < models.layers[table[best, NEXT], REMAINING]):
+            rest = models.layers[table[i, k.NEXT], k.REMAINING]
+            if own >= reached * whole and (best < 0 or rest < models.layers[table[best, k.NEXT], k.REMAINING]):
                 best = i
     return best
 
@@ -260,29 +225,31 @@ def price(models, rules, state, table, count):
     """Write down when each head that may go would be on chip."""
     clocks = state.clocks
     for i in range(count):
-        if rules.device == HOST:
-            table[i, ON_CHIP] = clocks[CHANNEL]
-        elif table[i, MAY_GO]:
-            size = models.layers[table[i, NEXT], FETCH]
-            x, highest = clocks[FETCHED] - rules.buffer + size, state.peak[clocks[ISSUES]]
-            table[i, ON_CHIP], _ = on_chip(state.before, state.peak, clocks[POINTER], highest, clocks[CHANNEL], size, x)
+        if rules.device == k.HOST:
+            table[i, k.ON_CHIP] = clocks[k.CHANNEL]
+        elif table[i, k.MAY_GO]:
+            size = models.layers[table[i, k.NEXT], k.FETCH]
+            x, highest = clocks[k.FETCHED] - rules.buffer + size, state.peak[clocks[k.ISSUES]]
+            table[i, k.ON_CHIP], _ = on_chip(
+                state.before, state.peak, clocks[k.POINTER], highest, clocks[k.CHANNEL], size, x
+            )
 
 
-@part
+@called
 def _least_idle(models, rules, state, table, count):
     """Layerweaver: the least idle time; if all heads let the same resource wait, among the models that help it."""
     clocks, best = state.clocks, -1
-    array, fetched, highest = clocks[ARRAY], clocks[FETCHED], state.peak[clocks[ISSUES]]
+    array, fetched, highest = clocks[k.ARRAY], clocks[k.FETCHED], state.peak[clocks[k.ISSUES]]
     wants_weights = wants_space = False
     for again in range(2):
         choice, least, all_weights, all_space = -1, (0, 0), True, True
         for i in range(count):
-            if not table[i, MAY_GO]:
+            if not table[i, k.MAY_GO]:
                 continue
-            if not goes_on(wants_weights, wants_space, models.programs[table[i, RUNS], COMPUTE_BOUND] == 1):
+            if not goes_on(wants_weights, wants_space, models.programs[table[i, k.RUNS], k.COMPUTE_BOUND] == 1):
                 continue
-            at, end = table[i, NEXT], table[i, ON_CHIP]
-            size, busy = models.layers[at, FETCH], models.layers[at, COMPUTE]
+            at, end = table[i, k.NEXT], table[i, k.ON_CHIP]
+            size, busy = models.layers[at, k.FETCH], models.layers[at, k.COMPUTE]
             ahead = prefetchable(array, end, highest + fetched - rules.buffer + size)
             for_weights, for_space, potential, inherent, distance = idle(
                 size, busy, end, ahead, array, rules.buffer, rules.largest
@@ -290,10 +257,10 @@ def _least_idle(models, rules, state, table, count):
             all_weights &= for_weights > 0
             all_space &= for_space > 0
             total = for_weights + for_space + potential
-            if rules.policy == LAYERWEAVER:
+            if rules.policy == k.LAYERWEAVER:
                 key = weave_key(total, inherent, distance)
             else:
-                key = weave_due_key(total, table[i, DUE])
+                key = weave_due_key(total, table[i, k.DUE])
             if choice < 0 or key < least:
                 choice, least = i, key
         if choice >= 0:
@@ -304,26 +271,26 @@ def _least_idle(models, rules, state, table, count):
     return best
 
 
-@part
+@called
 def _urgent(models, table, count, woven, end):
     """Layerweaver+: the head due first if it would be late after the woven one, which ends then."""
     urgent = -1
     for i in range(count):
-        if table[i, DUE] < NONE and (urgent < 0 or table[i, DUE] < table[urgent, DUE]):
+        if table[i, k.DUE] < k.NONE and (urgent < 0 or table[i, k.DUE] < table[urgent, k.DUE]):
             urgent = i
     if urgent < 0:
         return woven
-    spare = slack(table[urgent, DUE], end, models.layers[table[urgent, NEXT], REMAINING], 100)
+    spare = slack(table[urgent, k.DUE], end, models.layers[table[urgent, k.NEXT], k.REMAINING], 100)
     return urgent if spare < 0 else woven
 
 
-@part
+@called
 def _shortest_of_time(models, table, count, woven, end, stretch):
     """weft+: the head that would be latest after the woven one, which ends then."""
     best, worst = woven, 0
     for i in range(count):
-        if table[i, DUE] < NONE:
-            spare = slack(table[i, DUE], end, models.layers[table[i, NEXT], REMAINING], stretch)
+        if table[i, k.DUE] < k.NONE:
+            spare = slack(table[i, k.DUE], end, models.layers[table[i, k.NEXT], k.REMAINING], stretch)
             if spare < worst:
                 best, worst = i, spare
     return best

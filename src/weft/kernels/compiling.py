@@ -18,7 +18,6 @@ from typing import Any, TypeVar, cast
 
 import numba
 from numba.core import cgutils, event, types
-from numba.core.codegen import CPUCodeLibrary
 from numba.extending import intrinsic
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -51,12 +50,17 @@ class _Announcement(event.Listener):
 event.register("numba:compile", _Announcement())
 
 
-def loop(function: F) -> F:
+def loop(function: F, *, _counts: bool = True) -> F:
     """Compile a function, and keep it until a source changes that it is made of."""
     # numba names the cache file by this. A file that other sources made is never opened: it may name missing classes.
     function.__qualname__ += f"-{stamp(function.__module__)[:16]}"
-    compiled: F = _njit(cache=True)(function)
+    compiled: F = _njit(cache=True, _nrt=_counts)(function)
     return compiled
+
+
+def uncounted_loop(function: F) -> F:
+    """``loop`` for functions that make and return no arrays: their references are not counted."""
+    return loop(function, _counts=False)
 
 
 def is_kept(compiled: Any) -> bool:
@@ -78,49 +82,29 @@ def inlined(function: F) -> F:
     return compiled
 
 
-_PART = " (a part)"
-"""Ends the names of functions that are compiled only as a part of loops."""
-
-
 def part(function: F) -> F:
     """Compile a larger part of a loop by itself, which takes less time, and join the two in the end."""
-    function.__qualname__ += _PART
     compiled: F = _njit(forceinline=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
     return compiled
 
 
-def called(function: F) -> F:
+def _called(function: F) -> F:
     """Compile a function that only loops call: without entries for Python and for C, and kept only as a part of them.
 
     That took a quarter off the time in which the kernels of ``soc_search`` are compiled.
     """
-    function.__qualname__ += _PART
     compiled: F = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)(function)
     return compiled
 
 
-untyped_called: Any = called
-"""``called`` for functions without types."""
+untyped_called: Any = _called
+"""``_called`` for functions without types."""
 
 
-def _leave_parts_to_their_loops() -> None:
-    """Let numba optimize a part where it becomes one of a loop, and nowhere else.
-
-    numba optimizes every function together with all that it calls, again and again from the innermost to the loop,
-    which is half of the time that the loop over requests takes to compile. The method is not one of numba's public
-    ones: where it is missing, compiling takes longer.
-    """
-    optimize = getattr(CPUCodeLibrary, "_optimize_final_module", None)
-
-    def optimized(library: Any) -> None:
-        if optimize is not None and not library.name.endswith(_PART):
-            optimize(library)
-
-    if optimize is not None:
-        CPUCodeLibrary._optimize_final_module = optimized
-
-
-_leave_parts_to_their_loops()
+def called(function: F) -> F:
+    """``_called`` for functions that make and return no arrays: none is counted, so there is less to compile."""
+    compiled: F = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)(function)
+    return compiled
 
 
 def _itself(arrays: T) -> T:

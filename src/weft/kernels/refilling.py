@@ -10,33 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from weft.kernels import request_state as k
 from weft.kernels import rules as shared
 from weft.kernels.choosing import slack
 from weft.kernels.compiling import called, inlined
 from weft.kernels.request_queues import begin, sort_out_batches, sort_out_waiting
-from weft.kernels.request_state import (
-    ARRIVAL,
-    BASE,
-    BATCH_DUE,
-    BELATED_RING,
-    CHANNEL,
-    DEADLINE,
-    DEEPEST,
-    EXIT,
-    FIRST,
-    HEAD,
-    LAYER,
-    LENGTH,
-    MAX_BATCH,
-    NONE,
-    PLACES,
-    REMAINING,
-    SIZE,
-    USED,
-    WAITING,
-    Floats,
-    Ints,
-)
 
 fluid_overhead = inlined(shared.fluid_overhead)
 leaving_cost = inlined(shared.leaving_cost)
@@ -60,44 +38,44 @@ class Refills(NamedTuple):
     under_way: int
     """top-up: cost of one of a request in flight, in those of a waiting one."""
     backlog: int
-    leaving: Floats
+    leaving: k.Floats
     """(layers, layers + 1): of the requests at a layer, the share that leaves after that many; for top-up."""
-    flight: Ints
+    flight: k.Ints
     """(batches + 1, 3): AT to KNOWN."""
-    dues: Ints
+    dues: k.Ints
     """(batches + 1, largest batch)."""
 
 
 @called
 def next_refilled(models, terms, rules, state, log, refilling):
     """The batch whose next layer is issued, which may begin only now; NO_BATCH where there is none."""
-    clock, at = state.clocks[CHANNEL], state.rings[0, WAITING]
-    if at[LENGTH] > 0:
-        state.counts[0, DEEPEST] = max(state.counts[0, DEEPEST], at[LENGTH])
+    clock, at = state.clocks[k.CHANNEL], state.rings[0, k.WAITING]
+    if at[k.LENGTH] > 0:
+        state.counts[0, k.DEEPEST] = max(state.counts[0, k.DEEPEST], at[k.LENGTH])
         sort_out_waiting(models, terms, rules, state, log, 0, clock)
     sort_out_batches(models, terms, rules, state, log, 0, clock)
-    waiting = at[LENGTH] + state.rings[0, BELATED_RING, LENGTH]
+    waiting = at[k.LENGTH] + state.rings[0, k.BELATED_RING, k.LENGTH]
     batches, begun, front = 0, 0, NO_BATCH
-    for place in range(state.streams[0, PLACES]):
+    for place in range(state.streams[0, k.PLACES]):
         job = state.jobs[0, place]
-        if job[USED]:
+        if job[k.USED]:
             batches += 1
-            begun += job[SIZE]
-            if front == NO_BATCH or job[LAYER] < state.jobs[0, front, LAYER]:
+            begun += job[k.SIZE]
+            if front == NO_BATCH or job[k.LAYER] < state.jobs[0, front, k.LAYER]:
                 front = place
-    room, size = min(terms[0, MAX_BATCH] - begun, waiting), 0
+    room, size = min(terms[0, k.MAX_BATCH] - begun, waiting), 0
     if room > 0:
         size = _beginning(models, terms, state, refilling, batches, begun, front, room, waiting)
     if size:
-        return begin(terms, state, 0, terms[0, BASE] + size - 1, at[LENGTH] == 0)
+        return begin(terms, state, 0, terms[0, k.BASE] + size - 1, at[k.LENGTH] == 0)
     return front
 
 
 @called
 def _beginning(models, terms, state, refilling, batches, begun, front, room, waiting):
     """How many requests begin now; 0: the batch that is least far goes on."""
-    now = state.clocks[CHANNEL]
-    at_exit = batches > 0 and _is_exit(models, terms, state.jobs[0, front, LAYER])
+    now = state.clocks[k.CHANNEL]
+    at_exit = batches > 0 and _is_exit(models, terms, state.jobs[0, front, k.LAYER])
     if refilling.policy == TOP_UP:
         if batches and not at_exit:
             return 0
@@ -112,29 +90,28 @@ def _beginning(models, terms, state, refilling, batches, begun, front, room, wai
 @inlined
 def _is_exit(models, terms, layer):
     """Whether requests may leave at a layer."""
-    return layer > 0 and models.layers[models.programs[terms[0, BASE], FIRST] + layer - 1, EXIT] == 1
+    return layer > 0 and models.layers[models.programs[terms[0, k.BASE], k.FIRST] + layer - 1, k.EXIT] == 1
 
 
 @inlined
 def _rest(models, terms, size, layer):
     """Estimated ticks from a layer to the end at a batch size."""
-    first = models.programs[terms[0, BASE] + size - 1, FIRST]
-    return (
-        models.layers[first + layer, REMAINING] if first + layer < models.programs[terms[0, BASE] + size, FIRST] else 0
-    )
+    program = terms[0, k.BASE] + size - 1
+    at = models.programs[program, k.FIRST] + layer
+    return models.layers[at, k.REMAINING] if at < models.programs[program + 1, k.FIRST] else 0
 
 
 @called
 def _lazy(models, terms, state, now, room):
     """The most that leaves all requests on time, were all computed one by one."""
-    need, due, at = 0, NONE, state.rings[0, WAITING]
-    if at[LENGTH] > 0:
-        due = state.queue[0, at[HEAD], ARRIVAL] + terms[0, DEADLINE]
-    for place in range(state.streams[0, PLACES]):
+    need, due, at = 0, k.NONE, state.rings[0, k.WAITING]
+    if at[k.LENGTH] > 0:
+        due = state.queue[0, at[k.HEAD], k.ARRIVAL] + terms[0, k.DEADLINE]
+    for place in range(state.streams[0, k.PLACES]):
         job = state.jobs[0, place]
-        if job[USED]:
-            need += job[SIZE] * _rest(models, terms, 1, job[LAYER])
-            due = min(due, job[BATCH_DUE])
+        if job[k.USED]:
+            need += job[k.SIZE] * _rest(models, terms, 1, job[k.LAYER])
+            due = min(due, job[k.BATCH_DUE])
     for size in range(room, 0, -1):
         if slack(due, now, need + size * _rest(models, terms, 1, 0), 100) >= 0:
             return size
@@ -144,46 +121,46 @@ def _lazy(models, terms, state, now, room):
 @called
 def _fluid(models, terms, job, now, room):
     """All that fits, if the batch at the exit can afford it."""
-    there, together = job[LAYER], job[SIZE] + room
+    there, together = job[k.LAYER], job[k.SIZE] + room
     over = fluid_overhead(
         _rest(models, terms, room, 0), _rest(models, terms, room, there), _rest(models, terms, together, there)
     )
-    return room if slack(job[BATCH_DUE], now, over, 100) > 0 else 0
+    return room if slack(job[k.BATCH_DUE], now, over, 100) > 0 else 0
 
 
 @called
 def _note(terms, state, refilling, room):
     """Write down in row 0 the requests that could begin, then the batches in order of layers; how many rows."""
-    flight, dues, deadline = refilling.flight, refilling.dues, terms[0, DEADLINE]
-    at, late_at = state.rings[0, WAITING], state.rings[0, BELATED_RING]
+    flight, dues, deadline = refilling.flight, refilling.dues, terms[0, k.DEADLINE]
+    at, late_at = state.rings[0, k.WAITING], state.rings[0, k.BELATED_RING]
     flight[0, AT] = 0
     for place in range(room):
-        if place < at[LENGTH]:
-            arrival = state.queue[0, (at[HEAD] + place) % state.queue.shape[1], ARRIVAL]
+        if place < at[k.LENGTH]:
+            arrival = state.queue[0, (at[k.HEAD] + place) % state.queue.shape[1], k.ARRIVAL]
         else:
-            arrival = state.late[0, (late_at[HEAD] + place - at[LENGTH]) % state.late.shape[1], ARRIVAL]
+            arrival = state.late[0, (late_at[k.HEAD] + place - at[k.LENGTH]) % state.late.shape[1], k.ARRIVAL]
         dues[0, place] = arrival + deadline
     rows = 1
     while True:
         following = NO_BATCH
-        for place in range(state.streams[0, PLACES]):
+        for place in range(state.streams[0, k.PLACES]):
             job = state.jobs[0, place]
-            further = job[USED] and job[LAYER] > flight[rows - 1, AT]
-            if further and (following == NO_BATCH or job[LAYER] < state.jobs[0, following, LAYER]):
+            further = job[k.USED] and job[k.LAYER] > flight[rows - 1, AT]
+            if further and (following == NO_BATCH or job[k.LAYER] < state.jobs[0, following, k.LAYER]):
                 following = place
         if following == NO_BATCH:
             return rows
         job = state.jobs[0, following]
-        flight[rows, AT], flight[rows, MANY], flight[rows, KNOWN] = job[LAYER], job[SIZE], job[SIZE]
-        for member in range(job[SIZE]):
-            dues[rows, member] = state.members[0, following, member, ARRIVAL] + deadline
+        flight[rows, AT], flight[rows, MANY], flight[rows, KNOWN] = job[k.LAYER], job[k.SIZE], job[k.SIZE]
+        for member in range(job[k.SIZE]):
+            dues[rows, member] = state.members[0, following, member, k.ARRIVAL] + deadline
         rows += 1
 
 
 @called
 def _top_up(models, terms, state, refilling, most, room, waiting):
     """How many to begin with at the least cost; 0: the batch that is least far goes on. Few before many."""
-    flight, now = refilling.flight, state.clocks[CHANNEL]
+    flight, now = refilling.flight, state.clocks[k.CHANNEL]
     rows = _note(terms, state, refilling, room)
     best, chosen = np.inf, 0
     for taken in range(1 if rows == 1 else 0, room + 1):

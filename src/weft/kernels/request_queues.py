@@ -2,69 +2,9 @@
 
 from __future__ import annotations
 
+from weft.kernels import request_state as k
 from weft.kernels.compiling import called, inlined
 from weft.kernels.host_lanes import rest_of
-from weft.kernels.request_state import (
-    ANSWERED,
-    ARRAY,
-    ARRIVAL,
-    ARRIVED,
-    BACK,
-    BASE,
-    BATCH_DUE,
-    BATCHES,
-    BATCHES_IN_FLIGHT,
-    BELATED_RING,
-    BINS_OF,
-    CHANNEL,
-    COMPUTING,
-    DEADLINE,
-    DROPPED,
-    EXIT,
-    EXITS,
-    FIRST,
-    GIVEN_UP,
-    GONE,
-    HEAD,
-    KEEP,
-    LAST,
-    LAST_OF,
-    LAST_QUERY,
-    LATE,
-    LAYER,
-    LEAVES,
-    LENGTH,
-    MAX_BATCH,
-    NONE,
-    NPU,
-    NUMBER,
-    NUMBERED,
-    OLDEST,
-    OVER,
-    OVERHEADS,
-    OVERS,
-    PLACES,
-    PROGRAM,
-    QUERIES,
-    QUERY,
-    REMAINING,
-    RUNNING,
-    SEG_OF,
-    SEG_QUERY,
-    SERVED,
-    SIZE,
-    STEPS,
-    THINK,
-    TIMEOUT,
-    USED,
-    VIOLATED,
-    WAITING,
-    WAITS,
-    WAS_DROPPED,
-    WAS_REFUSED,
-    count_done,
-    count_refused,
-)
 
 # Rings
 
@@ -72,7 +12,7 @@ from weft.kernels.request_state import (
 @inlined
 def front(ring, rings, stream, which):
     """The first entry of a ring."""
-    return ring[stream, rings[stream, which, HEAD]]
+    return ring[stream, rings[stream, which, k.HEAD]]
 
 
 @inlined
@@ -84,36 +24,37 @@ def _turned(ring, place):
 @called
 def _push(ring, rings, stream, arrival, leaves, number):
     """Insert a request in order of arrivals, mostly at the end."""
-    at = rings[stream, WAITING]
-    place = at[LENGTH]
-    while place > 0 and ring[stream, _turned(ring, at[HEAD] + place - 1), ARRIVAL] > arrival:
-        ring[stream, _turned(ring, at[HEAD] + place)] = ring[stream, _turned(ring, at[HEAD] + place - 1)]
+    at = rings[stream, k.WAITING]
+    place = at[k.LENGTH]
+    while place > 0 and ring[stream, _turned(ring, at[k.HEAD] + place - 1), k.ARRIVAL] > arrival:
+        row = ring[stream, _turned(ring, at[k.HEAD] + place - 1)]
+        k.copy_row(row, ring[stream, _turned(ring, at[k.HEAD] + place)])
         place -= 1
-    row = ring[stream, _turned(ring, at[HEAD] + place)]
-    row[ARRIVAL], row[LEAVES], row[NUMBER] = arrival, leaves, number
-    at[LENGTH] += 1
+    row = ring[stream, _turned(ring, at[k.HEAD] + place)]
+    row[k.ARRIVAL], row[k.LEAVES], row[k.NUMBER] = arrival, leaves, number
+    at[k.LENGTH] += 1
 
 
 @inlined
 def _drop_front(ring, rings, stream, which):
     at = rings[stream, which]
-    at[HEAD] = _turned(ring, at[HEAD] + 1)
-    at[LENGTH] -= 1
+    at[k.HEAD] = _turned(ring, at[k.HEAD] + 1)
+    at[k.LENGTH] -= 1
 
 
 @called
 def _return(terms, state, stream, now):
     """The client of a closed stream will send again."""
-    think = terms[stream, THINK]
+    think = terms[stream, k.THINK]
     if think < 0:
         return
-    ring, at, back = state.returning, state.rings[stream, BACK], now + think
-    place = at[LENGTH]
-    while place > 0 and ring[stream, _turned(ring, at[HEAD] + place - 1)] > back:
-        ring[stream, _turned(ring, at[HEAD] + place)] = ring[stream, _turned(ring, at[HEAD] + place - 1)]
+    ring, at, back = state.returning, state.rings[stream, k.BACK], now + think
+    place = at[k.LENGTH]
+    while place > 0 and ring[stream, _turned(ring, at[k.HEAD] + place - 1)] > back:
+        ring[stream, _turned(ring, at[k.HEAD] + place)] = ring[stream, _turned(ring, at[k.HEAD] + place - 1)]
         place -= 1
-    ring[stream, _turned(ring, at[HEAD] + place)] = back
-    at[LENGTH] += 1
+    ring[stream, _turned(ring, at[k.HEAD] + place)] = back
+    at[k.LENGTH] += 1
 
 
 # Requests come and are answered
@@ -123,27 +64,27 @@ def _return(terms, state, stream, now):
 def _short(coming, terms, stream):
     """Whether a stream's next request is not known, and follows."""
     known, leaves = coming.known[stream], coming.leaves_known[stream]
-    without = coming.more[stream] and known[HEAD] == known[LENGTH]
-    return without or (terms[stream, EXITS] and leaves[HEAD] == leaves[LENGTH])
+    without = coming.more[stream] and known[k.HEAD] == known[k.LENGTH]
+    return without or (terms[stream, k.EXITS] and leaves[k.HEAD] == leaves[k.LENGTH])
 
 
 @called
 def take(models, terms, rules, state, log, heads, coming):
     """Put the requests that have arrived into the queues; False where some are not known yet."""
-    now, known = state.clocks[CHANNEL], coming.known
+    now, known = state.clocks[k.CHANNEL], coming.known
     for s in range(len(terms)):
-        while known[s, HEAD] < known[s, LENGTH] and coming.times[known[s, HEAD]] <= now:
+        while known[s, k.HEAD] < known[s, k.LENGTH] and coming.times[known[s, k.HEAD]] <= now:
             if _short(coming, terms, s):
                 return False
-            _enter(models, terms, rules, state, log, heads, coming, s, coming.times[known[s, HEAD]])
-            known[s, HEAD] += 1
-        if coming.more[s] and known[s, HEAD] == known[s, LENGTH]:
+            _enter(models, terms, rules, state, log, heads, coming, s, coming.times[known[s, k.HEAD]])
+            known[s, k.HEAD] += 1
+        if coming.more[s] and known[s, k.HEAD] == known[s, k.LENGTH]:
             return False
-        while state.rings[s, BACK, LENGTH] > 0 and front(state.returning, state.rings, s, BACK) <= now:
+        while state.rings[s, k.BACK, k.LENGTH] > 0 and front(state.returning, state.rings, s, k.BACK) <= now:
             if _short(coming, terms, s):
                 return False
-            arrival = front(state.returning, state.rings, s, BACK)
-            _drop_front(state.returning, state.rings, s, BACK)
+            arrival = front(state.returning, state.rings, s, k.BACK)
+            _drop_front(state.returning, state.rings, s, k.BACK)
             if arrival < rules.end:
                 _enter(models, terms, rules, state, log, heads, coming, s, arrival)
     return True
@@ -152,44 +93,44 @@ def take(models, terms, rules, state, log, heads, coming):
 @called
 def next_arrival(terms, state, coming):
     """When the next request comes; NONE if no more will."""
-    soonest = NONE
+    soonest = k.NONE
     for s in range(len(terms)):
-        if coming.known[s, HEAD] < coming.known[s, LENGTH]:
-            soonest = min(soonest, coming.times[coming.known[s, HEAD]])
-        if state.rings[s, BACK, LENGTH] > 0:
-            soonest = min(soonest, front(state.returning, state.rings, s, BACK))
+        if coming.known[s, k.HEAD] < coming.known[s, k.LENGTH]:
+            soonest = min(soonest, coming.times[coming.known[s, k.HEAD]])
+        if state.rings[s, k.BACK, k.LENGTH] > 0:
+            soonest = min(soonest, front(state.returning, state.rings, s, k.BACK))
     return soonest
 
 
 @called
 def _enter(models, terms, rules, state, log, heads, coming, stream, arrival):
     """Put a request into its queue, or refuse it."""
-    clocks, leaves, due = state.clocks, 0, arrival + terms[stream, DEADLINE]
-    if terms[stream, EXITS]:
-        leaves = coming.leaves[coming.leaves_known[stream, HEAD]]
-        coming.leaves_known[stream, HEAD] += 1
-    accepted = state.rings[stream, WAITING, LENGTH] < state.queue.shape[1]
+    clocks, leaves, due = state.clocks, 0, arrival + terms[stream, k.DEADLINE]
+    if terms[stream, k.EXITS]:
+        leaves = coming.leaves[coming.leaves_known[stream, k.HEAD]]
+        coming.leaves_known[stream, k.HEAD] += 1
+    accepted = state.rings[stream, k.WAITING, k.LENGTH] < state.queue.shape[1]
     if rules.strict:
         accepted = accepted and _can_be_met(models, terms, rules, state, heads, stream, due)
     if not accepted:
-        answer(models, terms, rules, state, log, stream, arrival, leaves, WAS_REFUSED, max(clocks[CHANNEL], due))
+        answer(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clocks[k.CHANNEL], due))
         return
     if not _busy(state, stream):
-        least = NONE
+        least = k.NONE
         for s in range(len(terms)):
             if _busy(state, s):
-                least = min(least, state.streams[s, SERVED])
-        if least < NONE:
-            state.streams[stream, SERVED] = max(state.streams[stream, SERVED], least)
-    _push(state.queue, state.rings, stream, arrival, leaves, clocks[NUMBERED])
-    clocks[NUMBERED] += 1
+                least = min(least, state.streams[s, k.SERVED])
+        if least < k.NONE:
+            state.streams[stream, k.SERVED] = max(state.streams[stream, k.SERVED], least)
+    _push(state.queue, state.rings, stream, arrival, leaves, clocks[k.NUMBERED])
+    clocks[k.NUMBERED] += 1
 
 
 @inlined
 def _busy(state, stream):
     """Whether a stream has requests that wait or run."""
     rings = state.rings[stream]
-    return rings[WAITING, LENGTH] + rings[BELATED_RING, LENGTH] + state.streams[stream, BATCHES_IN_FLIGHT] > 0
+    return rings[k.WAITING, k.LENGTH] + rings[k.BELATED_RING, k.LENGTH] + state.streams[stream, k.BATCHES_IN_FLIGHT] > 0
 
 
 @inlined
@@ -204,28 +145,28 @@ def any_busy(state):
 @called
 def answer(models, terms, rules, state, log, stream, arrival, leaves, end, now):
     """Record what became of a request, and schedule the next one of a closed stream's client."""
-    clocks, counts, deadline = state.clocks, state.counts[stream], terms[stream, DEADLINE]
-    if clocks[GIVEN_UP]:
+    clocks, counts, deadline = state.clocks, state.counts[stream], terms[stream, k.DEADLINE]
+    if clocks[k.GIVEN_UP]:
         return
-    if clocks[ANSWERED] < len(log.answers):
-        row = log.answers[clocks[ANSWERED]]
+    if clocks[k.ANSWERED] < len(log.answers):
+        row = log.answers[clocks[k.ANSWERED]]
         row[0], row[1], row[2], row[3] = stream, arrival, end, leaves if end >= 0 else 0
-        clocks[ANSWERED] += 1
+        clocks[k.ANSWERED] += 1
     if arrival >= rules.warm:
-        counts[ARRIVED] += 1
-        if end == WAS_DROPPED:
-            counts[VIOLATED] += 1
-            counts[DROPPED] += 1
+        counts[k.ARRIVED] += 1
+        if end == k.WAS_DROPPED:
+            counts[k.VIOLATED] += 1
+            counts[k.DROPPED] += 1
         elif end < 0:
-            count_refused(counts)
+            k.count_refused(counts)
         else:
-            over, row = terms[stream, OVERS], state.streams[stream]
-            besides = models.times[terms[stream, OVER] + row[OVERHEADS] % over] if over else 0
-            row[OVERHEADS] += 1
-            count_done(counts, state.histogram[terms[stream, BINS_OF]], end - arrival + besides, deadline)
+            over, row = terms[stream, k.OVERS], state.streams[stream]
+            besides = models.times[terms[stream, k.OVER] + row[k.OVERHEADS] % over] if over else 0
+            row[k.OVERHEADS] += 1
+            k.count_done(counts, state.histogram[terms[stream, k.BINS_OF]], end - arrival + besides, deadline)
         if end < 0 or end > arrival + deadline:
             state.patience[stream] -= 1
-            clocks[GIVEN_UP] = state.patience[stream] < 0
+            clocks[k.GIVEN_UP] = state.patience[stream] < 0
     _return(terms, state, stream, now)
 
 
@@ -235,45 +176,45 @@ def answer(models, terms, rules, state, log, stream, arrival, leaves, end, now):
 @called
 def _can_be_met(models, terms, rules, state, heads, stream, due):
     """Whether a strict deadline can be met after all work ahead of it; twin of ``engine.admission``."""
-    now = state.clocks[CHANNEL]
-    own = models.layers[models.programs[terms[stream, BASE], FIRST], REMAINING]
+    now = state.clocks[k.CHANNEL]
+    own = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
     return now + _free_in(models, terms, rules, state, heads.order, due, now) + own <= due
 
 
 @called
 def _free_in(models, terms, rules, state, begun, deadline, now):
     """Ticks until a lane would be free for a request with this deadline; *begun*: room for what lanes have begun."""
-    latest = deadline if rules.by_deadline else NONE
+    latest = deadline if rules.by_deadline else k.NONE
     earliest = now if rules.late_gives_way else 0
     clocks, ahead, count = state.clocks, 0, 0
-    if rules.device == NPU:
-        if clocks[STEPS]:
-            begun[0], count = max(0, clocks[ARRAY] - now), 1
+    if rules.device == k.NPU:
+        if clocks[k.STEPS]:
+            begun[0], count = max(0, clocks[k.ARRAY] - now), 1
     else:
-        for i in range(clocks[RUNNING]):
+        for i in range(clocks[k.RUNNING]):
             begun[i] = rest_of(models, state, i)
-        count = clocks[RUNNING]
+        count = clocks[k.RUNNING]
     running = count
     for s in range(len(terms)):
         ahead += _whole(
-            models, terms, s, _between(state, s, earliest - terms[s, DEADLINE], latest - terms[s, DEADLINE])
+            models, terms, s, _between(state, s, earliest - terms[s, k.DEADLINE], latest - terms[s, k.DEADLINE])
         )
-        for place in range(state.streams[s, PLACES]):
+        for place in range(state.streams[s, k.PLACES]):
             job = state.jobs[s, place]
-            if not job[USED]:
+            if not job[k.USED]:
                 continue
-            first, last = NONE, -NONE
-            for i in range(job[SIZE]):
-                arrival = state.members[s, place, i, ARRIVAL]
+            first, last = k.NONE, -k.NONE
+            for i in range(job[k.SIZE]):
+                arrival = state.members[s, place, i, k.ARRIVAL]
                 first, last = min(first, arrival), max(last, arrival)
-            if first + terms[s, DEADLINE] > latest or last + terms[s, DEADLINE] < earliest:
+            if first + terms[s, k.DEADLINE] > latest or last + terms[s, k.DEADLINE] < earliest:
                 continue
             own = -1
             for i in range(running):
-                if rules.device == NPU:
-                    here = clocks[LAST_OF] == s and clocks[LAST_QUERY] == job[QUERY]
+                if rules.device == k.NPU:
+                    here = clocks[k.LAST_OF] == s and clocks[k.LAST_QUERY] == job[k.QUERY]
                 else:
-                    here = state.segments[i, SEG_OF] == s and state.segments[i, SEG_QUERY] == job[QUERY]
+                    here = state.segments[i, k.SEG_OF] == s and state.segments[i, k.SEG_QUERY] == job[k.QUERY]
                 if here:
                     own = i
             if own < 0:
@@ -286,33 +227,34 @@ def _free_in(models, terms, rules, state, begun, deadline, now):
 @inlined
 def rest_of_batch(models, job):
     """Expected ticks of the layers of a batch that were not issued."""
-    at = models.programs[job[PROGRAM], FIRST] + job[LAYER]
-    return models.layers[at, REMAINING] if at < models.programs[job[PROGRAM] + 1, FIRST] else 0
+    at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    return models.layers[at, k.REMAINING] if at < models.programs[job[k.PROGRAM] + 1, k.FIRST] else 0
 
 
 @inlined
 def _between(state, stream, earliest, latest):
     """How many requests of a queue arrived within two ticks."""
-    ring, at, count = state.queue, state.rings[stream, WAITING], 0
-    for i in range(at[LENGTH]):
-        count += earliest <= ring[stream, _turned(ring, at[HEAD] + i), ARRIVAL] <= latest
+    ring, at, count = state.queue, state.rings[stream, k.WAITING], 0
+    for i in range(at[k.LENGTH]):
+        count += earliest <= ring[stream, _turned(ring, at[k.HEAD] + i), k.ARRIVAL] <= latest
     return count
 
 
 @inlined
 def _whole(models, terms, stream, requests):
     """Expected ticks of a number of requests; two and more are taken as full batches."""
-    base, most = terms[stream, BASE], terms[stream, MAX_BATCH]
+    base, most = terms[stream, k.BASE], terms[stream, k.MAX_BATCH]
     if requests <= 1:
-        return requests * models.layers[models.programs[base, FIRST], REMAINING]
-    return requests * models.layers[models.programs[base + most - 1, FIRST], REMAINING] // most
+        return requests * models.layers[models.programs[base, k.FIRST], k.REMAINING]
+    return requests * models.layers[models.programs[base + most - 1, k.FIRST], k.REMAINING] // most
 
 
 @called
 def _poured(rules, begun, count, waiting):
     """When the first lane is free: begun work keeps its lane, the longest placed first; the rest is divided freely."""
     lanes = begun[len(begun) - rules.lanes :]
-    lanes[:] = 0
+    for lane in range(rules.lanes):
+        lanes[lane] = 0
     for taken in range(count):
         longest = taken
         for i in range(taken + 1, count):
@@ -339,48 +281,48 @@ def _poured(rules, begun, count, waiting):
 @called
 def first_strict(terms, state):
     """The unanswered strict request that is due first: its deadline, stream, place in flight or -1, and member."""
-    due, number, stream, place, member = NONE, NONE, -1, -1, -1
+    due, number, stream, place, member = k.NONE, k.NONE, -1, -1, -1
     for s in range(len(terms)):
-        if state.rings[s, WAITING, LENGTH] > 0:
-            row = front(state.queue, state.rings, s, WAITING)
-            its = row[ARRIVAL] + terms[s, DEADLINE]
-            if its < due or (its == due and row[NUMBER] < number):
-                due, number, stream, place = its, row[NUMBER], s, -1
-        for p in range(state.streams[s, PLACES]):
-            if not state.jobs[s, p, USED]:
+        if state.rings[s, k.WAITING, k.LENGTH] > 0:
+            row = front(state.queue, state.rings, s, k.WAITING)
+            its = row[k.ARRIVAL] + terms[s, k.DEADLINE]
+            if its < due or (its == due and row[k.NUMBER] < number):
+                due, number, stream, place = its, row[k.NUMBER], s, -1
+        for p in range(state.streams[s, k.PLACES]):
+            if not state.jobs[s, p, k.USED]:
                 continue
-            for i in range(state.jobs[s, p, SIZE]):
+            for i in range(state.jobs[s, p, k.SIZE]):
                 row = state.members[s, p, i]
-                its = row[ARRIVAL] + terms[s, DEADLINE]
-                if not row[GONE] and (its < due or (its == due and row[NUMBER] < number)):
-                    due, number, stream, place, member = its, row[NUMBER], s, p, i
+                its = row[k.ARRIVAL] + terms[s, k.DEADLINE]
+                if not row[k.GONE] and (its < due or (its == due and row[k.NUMBER] < number)):
+                    due, number, stream, place, member = its, row[k.NUMBER], s, p, i
     return due, stream, place, member
 
 
 @called
 def drop_front(models, terms, rules, state, log, stream, now):
     """Drop the first request of a queue."""
-    row = front(state.queue, state.rings, stream, WAITING)
-    arrival, leaves = row[ARRIVAL], row[LEAVES]
-    _drop_front(state.queue, state.rings, stream, WAITING)
-    answer(models, terms, rules, state, log, stream, arrival, leaves, WAS_DROPPED, now)
+    row = front(state.queue, state.rings, stream, k.WAITING)
+    arrival, leaves = row[k.ARRIVAL], row[k.LEAVES]
+    _drop_front(state.queue, state.rings, stream, k.WAITING)
+    answer(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_DROPPED, now)
 
 
 @called
 def drop_member(models, terms, rules, state, log, stream, place, member, now):
     """Drop a request of a batch."""
     row = state.members[stream, place, member]
-    row[GONE] = 1
-    answer(models, terms, rules, state, log, stream, row[ARRIVAL], row[LEAVES], WAS_DROPPED, now)
+    row[k.GONE] = 1
+    answer(models, terms, rules, state, log, stream, row[k.ARRIVAL], row[k.LEAVES], k.WAS_DROPPED, now)
 
 
 @called
 def forsaken(state, stream, place):
     """Whether all requests of a batch are gone."""
     gone = 0
-    for i in range(state.jobs[stream, place, SIZE]):
-        gone += state.members[stream, place, i, GONE]
-    return gone == state.jobs[stream, place, SIZE]
+    for i in range(state.jobs[stream, place, k.SIZE]):
+        gone += state.members[stream, place, i, k.GONE]
+    return gone == state.jobs[stream, place, k.SIZE]
 
 
 # Late requests
@@ -389,71 +331,71 @@ def forsaken(state, stream, place):
 @called
 def sort_out_waiting(models, terms, rules, state, log, stream, clock):
     """Take requests that cannot be on time out of the queue: drop the strict ones, keep the others as late."""
-    if not rules.strict and rules.late == KEEP:
+    if not rules.strict and rules.late == k.KEEP:
         return
-    rings, deadline = state.rings, terms[stream, DEADLINE]
-    rest = models.layers[models.programs[terms[stream, BASE], FIRST], REMAINING]
+    rings, deadline = state.rings, terms[stream, k.DEADLINE]
+    rest = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
     latest = clock + rest * rules.foresight // 100 - deadline
-    while rings[stream, WAITING, LENGTH] > 0:
-        row = front(state.queue, rings, stream, WAITING)
-        arrival, leaves = row[ARRIVAL], row[LEAVES]
+    while rings[stream, k.WAITING, k.LENGTH] > 0:
+        row = front(state.queue, rings, stream, k.WAITING)
+        arrival, leaves = row[k.ARRIVAL], row[k.LEAVES]
         if arrival >= latest:
             return
         if rules.strict:
             drop_front(models, terms, rules, state, log, stream, clock)
             continue
-        _drop_front(state.queue, rings, stream, WAITING)
-        at = rings[stream, BELATED_RING]
-        if at[LENGTH] < state.late.shape[1]:
-            belated = state.late[stream, _turned(state.late, at[HEAD] + at[LENGTH])]
-            belated[ARRIVAL], belated[LEAVES] = arrival, leaves
-            at[LENGTH] += 1
+        _drop_front(state.queue, rings, stream, k.WAITING)
+        at = rings[stream, k.BELATED_RING]
+        if at[k.LENGTH] < state.late.shape[1]:
+            belated = state.late[stream, _turned(state.late, at[k.HEAD] + at[k.LENGTH])]
+            belated[k.ARRIVAL], belated[k.LEAVES] = arrival, leaves
+            at[k.LENGTH] += 1
         else:
             answer(
-                models, terms, rules, state, log, stream, arrival, leaves, WAS_REFUSED, max(clock, arrival + deadline)
+                models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clock, arrival + deadline)
             )
 
 
 @called
 def sort_out_batches(models, terms, rules, state, log, stream, clock):
     """Mark batches that have become late, and end those whose requests are all gone."""
-    if not rules.strict and rules.late == KEEP:
+    if not rules.strict and rules.late == k.KEEP:
         return
-    for place in range(state.streams[stream, PLACES]):
+    for place in range(state.streams[stream, k.PLACES]):
         job = state.jobs[stream, place]
-        if not job[USED] or job[COMPUTING]:
+        if not job[k.USED] or job[k.COMPUTING]:
             continue
         if rules.strict and forsaken(state, stream, place):
             _give_up(models, terms, rules, state, log, stream, place, clock)
             continue
-        if job[LATE] and not rules.refills:
+        if job[k.LATE] and not rules.refills:
             continue
-        at = models.programs[job[PROGRAM], FIRST] + job[LAYER]
-        latest = clock + models.layers[at, REMAINING] * rules.foresight // 100
+        at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+        latest = clock + models.layers[at, k.REMAINING] * rules.foresight // 100
         if not rules.refills:
-            if latest <= job[BATCH_DUE] and job[SIZE] == 1:
+            if latest <= job[k.BATCH_DUE] and job[k.SIZE] == 1:
                 continue
-            latest = max(latest, job[BATCH_DUE])  # a request that counted as late does not count as on time again
-        saved = NONE
-        for i in range(job[SIZE]):
+            latest = max(latest, job[k.BATCH_DUE])  # a request that counted as late does not count as on time again
+        saved = k.NONE
+        for i in range(job[k.SIZE]):
             row = state.members[stream, place, i]
-            if not row[GONE] and row[ARRIVAL] + terms[stream, DEADLINE] >= latest:
-                saved = min(saved, row[ARRIVAL] + terms[stream, DEADLINE])
-        if saved < NONE:
-            job[LATE], job[BATCH_DUE] = 0, saved
+            if not row[k.GONE] and row[k.ARRIVAL] + terms[stream, k.DEADLINE] >= latest:
+                saved = min(saved, row[k.ARRIVAL] + terms[stream, k.DEADLINE])
+        if saved < k.NONE:
+            job[k.LATE], job[k.BATCH_DUE] = 0, saved
         elif rules.strict:
             _give_up(models, terms, rules, state, log, stream, place, clock)
         else:
-            job[LATE], job[BATCH_DUE] = 1, NONE
+            job[k.LATE], job[k.BATCH_DUE] = 1, k.NONE
 
 
 @called
 def _give_up(models, terms, rules, state, log, stream, place, clock):
     """End a batch half-way, because its requests are gone or strict and too late."""
-    size = state.jobs[stream, place, SIZE]
+    size = state.jobs[stream, place, k.SIZE]
     _free(state, stream, place)
     for i in range(size):
-        if not state.members[stream, place, i, GONE]:
+        if not state.members[stream, place, i, k.GONE]:
             drop_member(models, terms, rules, state, log, stream, place, i, clock)
 
 
@@ -463,54 +405,55 @@ def _give_up(models, terms, rules, state, log, stream, place, clock):
 @inlined
 def ready_at(models, terms, state, stream):
     """When the waiting requests become a batch that is not full: its wait is over, or it would be late."""
-    term, oldest = terms[stream], front(state.queue, state.rings, stream, WAITING)[ARRIVAL]
-    if term[WAITS] >= 0:
-        return oldest + term[DEADLINE] * term[WAITS] // 100
-    if term[TIMEOUT] == 0:
+    term, oldest = terms[stream], front(state.queue, state.rings, stream, k.WAITING)[k.ARRIVAL]
+    if term[k.WAITS] >= 0:
+        return oldest + term[k.DEADLINE] * term[k.WAITS] // 100
+    if term[k.TIMEOUT] == 0:
         return 0
-    rest = models.layers[models.programs[term[BASE], FIRST], REMAINING]
-    return oldest + min(term[TIMEOUT], term[DEADLINE] - rest)
+    rest = models.layers[models.programs[term[k.BASE], k.FIRST], k.REMAINING]
+    return oldest + min(term[k.TIMEOUT], term[k.DEADLINE] - rest)
 
 
 @called
 def may_begin(terms, rules, state, stream):
     """Whether another batch may begin: one per lane, and beyond that one that is due before all of them."""
     streams, jobs = state.streams, state.jobs
-    if streams[stream, BATCHES_IN_FLIGHT] == 0:
+    if streams[stream, k.BATCHES_IN_FLIGHT] == 0:
         return True
-    if streams[stream, BATCHES_IN_FLIGHT] == jobs.shape[1]:
+    if streams[stream, k.BATCHES_IN_FLIGHT] == jobs.shape[1]:
         return False
-    on_time, oldest = 0, NONE
-    for place in range(streams[stream, PLACES]):
-        if jobs[stream, place, USED] and not jobs[stream, place, LATE]:
+    on_time, oldest = 0, k.NONE
+    for place in range(streams[stream, k.PLACES]):
+        if jobs[stream, place, k.USED] and not jobs[stream, place, k.LATE]:
             on_time += 1
-            oldest = min(oldest, jobs[stream, place, OLDEST])
-    return on_time < rules.lanes or front(state.queue, state.rings, stream, WAITING)[ARRIVAL] < oldest
+            oldest = min(oldest, jobs[stream, place, k.OLDEST])
+    return on_time < rules.lanes or front(state.queue, state.rings, stream, k.WAITING)[k.ARRIVAL] < oldest
 
 
 @called
 def begin(terms, state, stream, program, belated):
     """Make a batch of the requests that wait longest, in the queue or among the late ones; returns its place."""
     jobs, streams, place = state.jobs, state.streams, 0
-    while jobs[stream, place, USED]:
+    while jobs[stream, place, k.USED]:
         place += 1
-    size = program - terms[stream, BASE] + 1
-    oldest = NONE
+    size = program - terms[stream, k.BASE] + 1
+    oldest = k.NONE
     for i in range(size):
-        ring, which = state.queue, WAITING
-        if belated or state.rings[stream, WAITING, LENGTH] == 0:
-            ring, which = state.late, BELATED_RING
+        ring, which = state.queue, k.WAITING
+        if belated or state.rings[stream, k.WAITING, k.LENGTH] == 0:
+            ring, which = state.late, k.BELATED_RING
         row, member = front(ring, state.rings, stream, which), state.members[stream, place, i]
-        oldest = min(oldest, row[ARRIVAL])
-        member[ARRIVAL], member[LEAVES], member[NUMBER], member[GONE] = row[ARRIVAL], row[LEAVES], row[NUMBER], 0
+        oldest = min(oldest, row[k.ARRIVAL])
+        k.copy_row(row, member)
+        member[k.GONE] = 0
         _drop_front(ring, state.rings, stream, which)
     job = jobs[stream, place]
-    job[USED], job[LATE], job[PROGRAM], job[LAYER], job[SIZE] = 1, belated, program, 0, size
-    job[QUERY], job[LAST], job[OLDEST], job[COMPUTING] = state.counts[stream, QUERIES], -1, oldest, 0
-    job[BATCH_DUE] = NONE if belated else state.members[stream, place, 0, ARRIVAL] + terms[stream, DEADLINE]
-    state.counts[stream, QUERIES] += 1
-    streams[stream, BATCHES_IN_FLIGHT] += 1
-    streams[stream, PLACES] = max(streams[stream, PLACES], place + 1)
+    job[k.USED], job[k.LATE], job[k.PROGRAM], job[k.LAYER], job[k.SIZE] = 1, belated, program, 0, size
+    job[k.QUERY], job[k.LAST], job[k.OLDEST], job[k.COMPUTING] = state.counts[stream, k.QUERIES], -1, oldest, 0
+    job[k.BATCH_DUE] = k.NONE if belated else state.members[stream, place, 0, k.ARRIVAL] + terms[stream, k.DEADLINE]
+    state.counts[stream, k.QUERIES] += 1
+    streams[stream, k.BATCHES_IN_FLIGHT] += 1
+    streams[stream, k.PLACES] = max(streams[stream, k.PLACES], place + 1)
     return place
 
 
@@ -518,19 +461,19 @@ def begin(terms, state, stream, program, belated):
 def _free(state, stream, place):
     """End a batch: its place is free."""
     row = state.streams[stream]
-    state.jobs[stream, place, USED] = 0
-    row[BATCHES_IN_FLIGHT] -= 1
-    while row[PLACES] > 0 and state.jobs[stream, row[PLACES] - 1, USED] == 0:
-        row[PLACES] -= 1
+    state.jobs[stream, place, k.USED] = 0
+    row[k.BATCHES_IN_FLIGHT] -= 1
+    while row[k.PLACES] > 0 and state.jobs[stream, row[k.PLACES] - 1, k.USED] == 0:
+        row[k.PLACES] -= 1
 
 
 @called
 def advance(models, terms, rules, state, log, stream, place, end):
     """Account for a computed layer: the batch ends, or requests leave at an exit, or it is merged with another."""
     job = state.jobs[stream, place]
-    at = models.programs[job[PROGRAM], FIRST] + job[LAYER]
-    done = at == models.programs[job[PROGRAM] + 1, FIRST]
-    stays = not (done or models.layers[at - 1, EXIT]) or _leave(
+    at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    done = at == models.programs[job[k.PROGRAM] + 1, k.FIRST]
+    stays = not (done or models.layers[at - 1, k.EXIT]) or _leave(
         models, terms, rules, state, log, stream, place, end, done
     )
     if stays and rules.refills:
@@ -541,38 +484,38 @@ def advance(models, terms, rules, state, log, stream, place, end):
 def _leave(models, terms, rules, state, log, stream, place, end, done):
     """Answer the requests that are done after a layer, all of them or those that leave; whether any stay."""
     job = state.jobs[stream, place]
-    members, size, staying = state.members[stream, place], job[SIZE], 0
+    members, size, staying = state.members[stream, place], job[k.SIZE], 0
     if rules.strict:
         for i in range(size):
-            due = members[i, ARRIVAL] + terms[stream, DEADLINE]
-            if not members[i, GONE] and due < end:
+            due = members[i, k.ARRIVAL] + terms[stream, k.DEADLINE]
+            if not members[i, k.GONE] and due < end:
                 drop_member(models, terms, rules, state, log, stream, place, i, due)
-    first = members[0, ARRIVAL]
+    first = members[0, k.ARRIVAL]
     for i in range(size):
-        if not members[i, GONE] and not done and members[i, LEAVES] > job[LAYER]:
+        if not members[i, k.GONE] and not done and members[i, k.LEAVES] > job[k.LAYER]:
             staying += 1
-    if done and not state.clocks[GIVEN_UP]:
-        state.counts[stream, BATCHES] += first >= rules.warm
+    if done and not state.clocks[k.GIVEN_UP]:
+        state.counts[stream, k.BATCHES] += first >= rules.warm
     if done:
         _free(state, stream, place)
     for i in range(size):
-        if not members[i, GONE] and (done or members[i, LEAVES] <= job[LAYER]):
-            leaves = members[i, LEAVES] if done else job[LAYER]
-            members[i, GONE] = 1
-            answer(models, terms, rules, state, log, stream, members[i, ARRIVAL], leaves, end, end)
+        if not members[i, k.GONE] and (done or members[i, k.LEAVES] <= job[k.LAYER]):
+            leaves = members[i, k.LEAVES] if done else job[k.LAYER]
+            members[i, k.GONE] = 1
+            answer(models, terms, rules, state, log, stream, members[i, k.ARRIVAL], leaves, end, end)
     if done:
         return False
     if staying == 0:
-        if not state.clocks[GIVEN_UP]:
-            state.counts[stream, BATCHES] += first >= rules.warm
+        if not state.clocks[k.GIVEN_UP]:
+            state.counts[stream, k.BATCHES] += first >= rules.warm
         _free(state, stream, place)
         return False
     kept = 0
     for i in range(size):
-        if not members[i, GONE]:
-            members[kept] = members[i]
+        if not members[i, k.GONE]:
+            k.copy_row(members[i], members[kept])
             kept += 1
-    job[SIZE], job[PROGRAM] = kept, terms[stream, BASE] + kept - 1
+    job[k.SIZE], job[k.PROGRAM] = kept, terms[stream, k.BASE] + kept - 1
     _set_due(terms, state, stream, place)
     return True
 
@@ -581,19 +524,19 @@ def _leave(models, terms, rules, state, log, stream, place, end, done):
 def _merge(terms, state, stream, place):
     """Merge a batch with others at the same layer, as far as they fit; the one that began first stays."""
     jobs, members = state.jobs[stream], state.members[stream]
-    for other in range(state.streams[stream, PLACES]):
-        if other == place or not jobs[other, USED] or jobs[other, COMPUTING]:
+    for other in range(state.streams[stream, k.PLACES]):
+        if other == place or not jobs[other, k.USED] or jobs[other, k.COMPUTING]:
             continue
-        together = jobs[place, SIZE] + jobs[other, SIZE]
-        if jobs[other, LAYER] != jobs[place, LAYER] or together > terms[stream, MAX_BATCH]:
+        together = jobs[place, k.SIZE] + jobs[other, k.SIZE]
+        if jobs[other, k.LAYER] != jobs[place, k.LAYER] or together > terms[stream, k.MAX_BATCH]:
             continue
-        kept, joining = (place, other) if jobs[place, QUERY] < jobs[other, QUERY] else (other, place)
-        for i in range(jobs[joining, SIZE]):
-            members[kept, jobs[kept, SIZE] + i] = members[joining, i]
-        jobs[kept, SIZE], jobs[kept, PROGRAM] = together, terms[stream, BASE] + together - 1
-        for column in (LATE, BATCH_DUE):
+        kept, joining = (place, other) if jobs[place, k.QUERY] < jobs[other, k.QUERY] else (other, place)
+        for i in range(jobs[joining, k.SIZE]):
+            k.copy_row(members[joining, i], members[kept, jobs[kept, k.SIZE] + i])
+        jobs[kept, k.SIZE], jobs[kept, k.PROGRAM] = together, terms[stream, k.BASE] + together - 1
+        for column in (k.LATE, k.BATCH_DUE):
             jobs[kept, column] = min(jobs[kept, column], jobs[joining, column])
-        jobs[kept, LAST] = max(jobs[kept, LAST], jobs[joining, LAST])
+        jobs[kept, k.LAST] = max(jobs[kept, k.LAST], jobs[joining, k.LAST])
         _free(state, stream, joining)
         _set_due(terms, state, stream, kept)
         place = kept
@@ -602,12 +545,12 @@ def _merge(terms, state, stream, place):
 @called
 def _set_due(terms, state, stream, place):
     """The oldest request and the deadline of a batch with other members."""
-    job, members, oldest, saved = state.jobs[stream, place], state.members[stream, place], NONE, NONE
-    for i in range(job[SIZE]):
-        oldest = min(oldest, members[i, ARRIVAL])
-        due = members[i, ARRIVAL] + terms[stream, DEADLINE]
-        if due >= job[BATCH_DUE]:
+    job, members, oldest, saved = state.jobs[stream, place], state.members[stream, place], k.NONE, k.NONE
+    for i in range(job[k.SIZE]):
+        oldest = min(oldest, members[i, k.ARRIVAL])
+        due = members[i, k.ARRIVAL] + terms[stream, k.DEADLINE]
+        if due >= job[k.BATCH_DUE]:
             saved = min(saved, due)
-    job[OLDEST] = oldest
-    if not job[LATE]:
-        job[BATCH_DUE] = saved if saved < NONE else oldest + terms[stream, DEADLINE]
+    job[k.OLDEST] = oldest
+    if not job[k.LATE]:
+        job[k.BATCH_DUE] = saved if saved < k.NONE else oldest + terms[stream, k.DEADLINE]

@@ -192,6 +192,13 @@ class LoopArrivals(NamedTuple):
     """Whether further ones follow."""
 
 
+@inlined
+def copy_row(row, target):
+    """Copy a row; assigning one array to another would allocate."""
+    for column in range(len(row)):
+        target[column] = row[column]
+
+
 @loop
 def bin_of(latency: int) -> int:
     """Bin of a latency: its magnitude and the MANTISSA_BITS bits that follow, a resolution of 0.2 %."""
