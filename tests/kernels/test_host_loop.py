@@ -17,10 +17,13 @@ from hypothesis import strategies as st
 
 from tests.kernels.host_cases import host_cases
 from tests.kernels.jit import said_with_the_jit_off
+from weft.devices import Host, HostModel
 from weft.engine.lateness import LATE
 from weft.engine.policies import POLICIES, Option, make_request_policy, policy_called
+from weft.kernels import request_loop
 from weft.kernels import request_state as k
-from weft.simulation.requests import Case, compiled, plain
+from weft.simulation.requests import Case, compiled, plain, prepare, simulate_requests
+from weft.workloads.requests import Stream, Workload
 
 HOST_POLICIES = [name for name, kind in POLICIES.items() if kind in compiled.RULES]
 """Names of the policies with a compiled rule."""
@@ -30,6 +33,7 @@ OPTIONS = {
     "adaptive": st.fixed_dictionaries({"timeout": st.sampled_from([0, 5, 45])}),
     "weft+": st.fixed_dictionaries({}, optional={"stretch": st.integers(0, 400)}),
 }
+ONE_MODEL = Host(cores=2, lanes=2, models={"m": HostModel(segments=("s",), times_s={1: (0.004,)})})
 CLOCKS = [k.ARRAY, k.FETCHED, k.COMPUTED, k.STEPS]
 """Those that the plain engine has too."""
 
@@ -73,6 +77,27 @@ def compare(policy: str, late: str, data: st.DataObject) -> None:
 @given(data=st.data())
 def test_compiled_equals_plain_on_random_hosts(policy, late, data):
     compare(policy, late, data)
+
+
+def test_runs_on_a_host_are_plain_until_the_loop_is_kept(monkeypatch):
+    """Compiling takes longer than most runs, so only an NPU's runs wait for it."""
+    case = prepare(Workload(stream=(Stream(model="m", rate=50, deadline_ms=50),), duration_s=1, warmup_s=0), ONE_MODEL)
+    served = []
+    monkeypatch.setattr(request_loop, "is_compiled", lambda: bool(served))
+    monkeypatch.setattr(compiled, "serve", lambda *given: served.append("compiled") or plain.serve(*given[:4]))
+    reports = []
+    for _ in range(2):
+        reports.append(simulate_requests(case, "edf").report)
+        served.append("kept")
+    assert served == ["kept", "compiled", "kept"] and reports[0] == reports[1]
+
+
+def test_lanes_that_take_segments_ahead_run_on_the_plain_loop():
+    workload = Workload(stream=(Stream(model="m", rate=50, deadline_ms=50),), duration_s=1, warmup_s=0)
+    case = prepare(workload, ONE_MODEL.model_copy(update={"ahead": 1}))
+    assert not compiled.applies(case, make_request_policy("edf", case.setting))
+    case = prepare(workload, ONE_MODEL)
+    assert compiled.applies(case, make_request_policy("edf", case.setting))
 
 
 def test_the_loop_is_right_as_it_is_written():

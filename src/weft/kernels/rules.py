@@ -48,7 +48,7 @@ def level(tokens: int, whole: int) -> int:
 
 def rank(priority: int, waited: int, whole: int, patience: int) -> int:
     """priority: the class, times three for each *patience* lengths waited; 36 times at most, to stay within 64 bits."""
-    return int(priority * 3 ** min(waited // max(1, whole * patience), 36))
+    return int(priority * 3 ** min(waited // max(1, whole) // patience, 36))
 
 
 def worth(priority: int, size: int, waited: int, whole: int) -> float:
