@@ -111,7 +111,7 @@ class PlanRequest:
     cores: int
     """How many threads of lanes may run at a time."""
     memory_bytes: int | None = None
-    """What the server may hold; None: no limit."""
+    """Memory limit of the server; None: no limit."""
     objective: str = "deadlines"
     deadlines: str = "strict"
     limit: float = LIMIT

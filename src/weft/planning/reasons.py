@@ -86,10 +86,13 @@ def _won(asked: PlanRequest, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
     yield from _leaving(asked)
     unsimulated = [option for option in chosen.left_out if option.why != NO_BETTER]
     options = 1 + len(chosen.others) + len(chosen.left_out)
-    yield (
-        f"Of {options} options {options - len(unsimulated)} were simulated; {len(unsimulated)} were not, "
-        "as bounds show that they cannot win."
-    )
+    if unsimulated:
+        yield (
+            f"Of {options} options {options - len(unsimulated)} were simulated; {len(unsimulated)} were not, "
+            "as bounds show that they cannot win."
+        )
+    else:
+        yield f"All {options} options were simulated."
 
 
 def decided(ranking: Ranking) -> Iterator[str]:

@@ -79,7 +79,8 @@ class TimedNow:
     def differences(self) -> list[str]:
         """What is not as it was when the plan was made, in sentences with numbers."""
         found = [str(model) for model in self.models if model.differs]
-        if self.now.disturbed and not (self.planned and self._as_disturbed(self.planned)):
+        # a machine that was as busy when planned is named only where it may be the cause of a difference
+        if self.now.disturbed and (found or not (self.planned and self._as_disturbed(self.planned))):
             found.append(f"{', '.join(self.now.disturbances)}; {_as_planned(self.planned)}")
         clock, before = self.now.clock_mhz, self.planned.clock_mhz if self.planned else None
         if found and clock and before and not 1 / SAME_TIME <= clock / before <= SAME_TIME:

@@ -27,9 +27,14 @@ def simulate(
     workload: Annotated[str, typer.Argument(help="The workload that was placed (TOML).")],
     machines: Annotated[str, what("--machines", "-m", metavar="FILE", help="The machines it was placed on (TOML).")],
     traffic: Annotated[
-        str | None, what("--traffic", metavar="FILE", help="Its wave, surges and cv (weft traffic fit); not its rates.")
+        str | None,
+        what(
+            "--traffic",
+            metavar="FILE",
+            help="A file of weft traffic fit: its daily wave, surges and cv, not its rates.",
+        ),
     ] = None,
-    rate: Annotated[float, what("--rate", help="Times the rates of the workload.")] = 1.0,
+    rate: Annotated[float, what("--rate", help="Multiply all rates of the workload.")] = 1.0,
     slow: Annotated[
         str | None, what("--slow", metavar="SHARE:SPEED", help="Machines that are slower, as 0.1:0.5.")
     ] = None,
@@ -40,14 +45,17 @@ def simulate(
         str, how("--routers", help="slack, two-choices, two-in-flight, two-aged, random, round-robin: a,b,c.")
     ] = "slack,two-choices,random",
     gates: Annotated[int, how("--gates", help="How many routers there are.")] = 1,
-    hop_ms: Annotated[float, how("--hop-ms", help="From a router to a machine.")] = 0.5,
-    report_ms: Annotated[float, how("--report-ms", help="How often machines say what they have to do.")] = 20.0,
-    age_ms: Annotated[float, how("--age-ms", help="How old that is when routers hear of it.")] = 0.0,
+    hop_ms: Annotated[float, how("--hop-ms", help="Network delay from a router to a machine.")] = 0.5,
+    report_ms: Annotated[
+        float, how("--report-ms", help="How often machines report their queued work to routers.")
+    ] = 20.0,
+    age_ms: Annotated[float, how("--age-ms", help="Age of a report when it reaches a router.")] = 0.0,
     policy: Annotated[
-        str | None, how("--policy", "-p", show_default="as weft place predicts", help="What machines decide by.")
+        str | None,
+        how("--policy", "-p", show_default="as weft place predicts", help="Scheduling policy of the machines."),
     ] = None,
     seconds: Annotated[float, how("--seconds", help="How long to simulate.")] = 60.0,
-    seed: Annotated[int, how("--seed", min=0, help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, how("--seed", min=0, help="Seed of all random draws.")] = 0,
     shape: common.Shapes = None,
     json_file: common.JsonFile = None,
 ) -> None:

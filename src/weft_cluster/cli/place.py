@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 def command(
     context: typer.Context,
     workload: Annotated[str, typer.Argument(help="A workload file (TOML).")],
-    machines: Annotated[str, what("--machines", "-m", metavar="FILE", help="The machines there are (TOML).")],
+    machines: Annotated[str, what("--machines", "-m", metavar="FILE", help="The available machines (TOML).")],
     output: Annotated[
         str | None,
         folder_option("--output", "-o", replaced=True, panel=None, help="The folder to write: the placement, a page."),
     ] = None,
     objective: Annotated[
-        str, what("--objective", help="What it is best at: machines (fewest), cost, load or attainment.")
+        str, what("--objective", help="What to optimize: machines (fewest), cost, load or attainment.")
     ] = "machines",
     target: Annotated[float, what("--target", help="Share of requests that shall be on time, as simulated.")] = 0.99,
     before: Annotated[
@@ -38,7 +38,7 @@ def command(
         float, how("--hysteresis", help="With --from: how far below its cap a machine ends up that has to change.")
     ] = 0.1,
     fluid: Annotated[bool, how("--fluid", help="Simulate nothing: only loads, memory and deadlines count.")] = False,
-    seed: Annotated[int, how("--seed", help="Of the sampled arrivals.")] = 0,
+    seed: Annotated[int, how("--seed", help="Seed of the sampled arrivals.")] = 0,
     shape: Shapes = None,
     json_file: JsonFile = None,
 ) -> None:
