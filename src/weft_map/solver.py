@@ -230,8 +230,11 @@ class _SolverRun:
         return Solution(outcome, judged, tuple(within), tuple(self._improvements), certificate, idled)
 
     def _judged(self, schedule: Schedule) -> Outcome:
-        """What the simulator says; where steps of no length start at one instant it may see their order otherwise, and
-        then the best of all proposals counts."""
+        """Simulate a schedule and return its outcome.
+
+        Where steps without length start at one instant the simulator may order them otherwise and find it worse than
+        the solver; then the best of all proposals is returned.
+        """
         outcome = simulate(self._problem, schedule)
         if outcome.value(self._options.objective) <= self._value + (1e-6 + self._options.ties) * abs(self._value):
             return outcome

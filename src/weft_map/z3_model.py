@@ -93,8 +93,10 @@ def _load() -> Any:
 
 
 class _Z3Model:
-    """Times in ticks; beside the paper's constraints two that follow from them, which make Z3 faster: what is left of a
-    task, and what a unit has to do."""
+    """The paper's constraints for Z3, with times in ticks.
+
+    Two more follow from them and make Z3 faster: the remaining time of a task, and the work of a unit.
+    """
 
     def __init__(self, z3: Any, problem: Problem, max_switches: int | None) -> None:
         self._z3, self._problem = z3, problem

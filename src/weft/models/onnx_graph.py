@@ -518,8 +518,11 @@ def make_model(
     producer: str = "",
     entries: Mapping[str, str] | None = None,
 ) -> OnnxModel:
-    """A model of one graph; its opset is *opset* of the standard's operators, or versions and functions are those of
-    the model *like*. Without either its file version is the newest that onnx writes."""
+    """Make a model of one graph.
+
+    Its opset is *opset* of the standard's operators, or versions and functions are those of the model *like*. Without
+    either its file version is the newest that onnx writes.
+    """
     graph = helper.make_graph(list(nodes), name, list(inputs), list(outputs), list(tensors))
     more: dict[str, Any] = {"producer_name": producer} if producer else {}
     if like is not None:

@@ -99,8 +99,10 @@ class Gate:
         self._http = HttpServer(self.handle, limits_of(face.limits), gate=self.judge, budget=self.budget, vital=VITAL)
 
     async def start(self, more: int = 0) -> int:
-        """Listen, on the configured ports plus *more*; return the HTTP port. OSError if a port cannot be bound,
-        RuntimeError if that of gRPC cannot."""
+        """Listen, on the configured ports plus *more*; return the HTTP port.
+
+        OSError if a port cannot be bound, RuntimeError if that of gRPC cannot.
+        """
         network = self.config.network
         self.port = await self._http.start(network.host, network.http_port + more, tls_of(network))
         if network.grpc_port is not None:
@@ -110,8 +112,10 @@ class Gate:
         return self.port
 
     async def stop(self) -> None:
-        """Drain: accept no new connections, and return when all requests on open ones are answered, or after
-        ``drain_s``."""
+        """Drain: accept no new connections.
+
+        Return when all requests on open connections are answered, or after ``drain_s``.
+        """
         self._draining = True
         calls = [self._grpc.stop(self.config.network.drain_s)] if self._grpc else []
         await asyncio.gather(self._http.drain(self.config.network.drain_s), *calls)
@@ -120,8 +124,11 @@ class Gate:
         await asyncio.to_thread(self.telemetry.close)
 
     async def know(self, servers: Mapping[str, PlacedMachine]) -> None:
-        """Replace the servers: URL -> machine. Known ones keep their connections; those that are gone get no new
-        requests and are removed once they have answered."""
+        """Replace the servers: URL -> machine.
+
+        Known ones keep their connections; those that are gone get no new requests and are removed once they have
+        answered.
+        """
         known = {(link.target.url, link.placed): link for link in self.links.values()}
         wanted = sorted(servers.items(), key=lambda item: (item[1].name, item[0]))
         for url, machine in wanted:

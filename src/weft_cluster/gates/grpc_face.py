@@ -1,5 +1,7 @@
-"""A gate over gRPC: a call becomes a request over HTTP (``transcoded``), so there is one way through a gate and one
-kind of connection behind it."""
+"""A gate over gRPC: a call becomes a request over HTTP (``transcoded``).
+
+So there is one way through a gate and one kind of connection behind it.
+"""
 
 from __future__ import annotations
 

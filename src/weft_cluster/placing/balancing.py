@@ -105,8 +105,10 @@ def rooms_apart(filling: Filling, model: int) -> Floats:
 
 
 def _best(filling: Filling, piece: Piece, fits: Bools) -> int:
-    """The machine where the sum of steep powers of the loads grows least, so that models of one resource join those of
-    the other."""
+    """Return the machine where the sum of steep powers of the loads grows least.
+
+    So models of one resource join those of the other.
+    """
     problem = filling.problem
     where = np.flatnonzero(fits)
     kinds = problem.kind_of[where]

@@ -1,11 +1,10 @@
-"""Placement for the most requests on time behind a router: leaves requests out, and adds copies for the router to
-choose.
+"""Placement for the most requests on time behind a router.
 
-Where not everything can be on time, the dearest requests are left out first, as the bound's linear programme does, down
-to a load that is found by trying. The rest is spread evenly. Memory that is still free then gets copies of models, so
-that the router can send a request wherever it is answered soonest: of those first whose requests are late most often,
-on the least busy machine, both as the cluster's own simulator sees it. AlpaServe's greedy, by the same simulator, is
-taken where that is not better.
+It leaves requests out, and adds copies for the router to choose from. Where not everything can be on time, the dearest
+requests are left out first, as the bound's linear programme does, down to a load that is found by trying. The rest is
+spread evenly. Memory that is still free then gets copies of models, so that the router can send a request wherever it
+is answered soonest: of those first whose requests are late most often, on the least busy machine, both as the cluster's
+own simulator sees it. AlpaServe's greedy, by the same simulator, is taken where that is not better.
 """
 
 from __future__ import annotations
@@ -114,8 +113,7 @@ class Attaining:
         return Simulated(on_time, busy, float(self._rates @ on_time / self._rates.sum()))
 
     def _spread(self, level: float) -> Filling | None:
-        """Spread the requests that are accepted at a level over all machines; None if a higher level accepts no
-        more."""
+        """Spread the requests that are accepted at a level over all machines; None if higher levels accept no more."""
         problem, kept = self.problem, np.ones(len(self._rates))
         if level < np.inf:
             bound = placing_bound(problem, "attainment", 1 / level)

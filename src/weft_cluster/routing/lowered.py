@@ -1,5 +1,4 @@
-"""A cluster in ticks: what every replica takes, is due by, and is taken to take by gates. For the plain run and the
-compiled one alike."""
+"""A cluster in ticks, for the plain run and the compiled one: times and deadlines of replicas, and gates' estimates."""
 
 from __future__ import annotations
 

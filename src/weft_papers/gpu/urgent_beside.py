@@ -41,8 +41,10 @@ def _tail(results: RuleResults, rule: str) -> float:
 
 
 def _left(load: str, results: RuleResults) -> float:
-    """The other's rate over that under the best rival that keeps the p99; where none does, over what the urgent one
-    leaves."""
+    """Return the other's rate over that under the best rival that keeps the p99.
+
+    Where none does, the divisor is what the urgent one leaves.
+    """
     kept = [
         float(results[rule]["beside"])
         for rule in results

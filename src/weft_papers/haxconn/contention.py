@@ -68,8 +68,11 @@ def blinded(optimum: LeastMakespan) -> Blind:
 
 
 def random_problem(seed: int, groups: int = GROUPS) -> Problem:
-    """Two models on Xavier: 0.1 to 0.6 ms a group on the GPU, 1.2 to 2.2 times that on the DLA, 30 to 105 GB/s on the
-    GPU and 0.3 to 0.7 of it on the DLA, moves of 0.01 to 0.1 ms."""
+    """Draw two models on Xavier.
+
+    A group takes 0.1 to 0.6 ms on the GPU, 1.2 to 2.2 times that on the DLA, 30 to 105 GB/s on the GPU and 0.3 to 0.7
+    of it on the DLA; moves take 0.01 to 0.1 ms.
+    """
     rng = np.random.default_rng(seed)
     tasks = []
     for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""What had to be assumed, each number varied on its own over Tables 6 and 8: do their conclusions hold?
+"""Sensitivity of the conclusions of Tables 6 and 8 to the numbers that had to be assumed, each varied on its own.
 
 The split of the DLA's cbp and tbwdc (only their difference is published), the scale of the derived demands, and the
 speed below which no unit falls.

@@ -44,8 +44,10 @@ def _packed(problem: PlacingProblem) -> Filling:
 
 
 def round_robin(problem: PlacingProblem) -> Filling:
-    """Round robin: each model on the next allowed machine, largest models first; divide those too large for one
-    machine."""
+    """Round robin: each model on the next allowed machine, largest models first.
+
+    Models that are too large for one machine are divided.
+    """
     filling, turn = Filling(problem), 0
     for model, share in parts(problem, serial_loads(problem)):
         homes = np.flatnonzero(new_homes(filling, model))

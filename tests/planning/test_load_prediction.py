@@ -12,7 +12,7 @@ from tests.planning.plans import plan_of, scaling, workload, written
 from weft.base.errors import PlanError
 from weft.cli.main import main
 from weft.planning.folder import ModelToServe
-from weft.planning.load_prediction import foreseen, planned_host
+from weft.planning.load_prediction import planned_host, predict
 from weft.planning.plan import ModelChoice, Plan, PlanOption, PlanSettings
 from weft.workloads.requests import Workload
 
@@ -24,7 +24,7 @@ def plan(tmp_path: Path) -> Plan:
 
 def test_more_load_means_more_misses_and_longer_waits(plan: Plan) -> None:
     machine, load = host(camera=[10.0]), workload("camera", duration_s=20.0)
-    light, heavy = (foreseen(plan, machine, load.scaled(factor)) for factor in (1.0, 6.0))
+    light, heavy = (predict(plan, machine, load.scaled(factor)) for factor in (1.0, 6.0))
     assert light.worst_missed < 0.05 < heavy.worst_missed
     assert light.load == pytest.approx(0.2, abs=0.06) and heavy.load > 0.8
     assert (light.streams[0].rate, heavy.streams[0].rate) == (20.0, 120.0)
@@ -33,7 +33,7 @@ def test_more_load_means_more_misses_and_longer_waits(plan: Plan) -> None:
 
 def test_the_same_requests_are_foreseen_alike_and_others_not(plan: Plan) -> None:
     machine, load = host(camera=[10.0]), workload("camera", duration_s=5.0).scaled(3.0)
-    first, again, other = (foreseen(plan, machine, load.model_copy(update={"seed": seed})) for seed in (1, 1, 2))
+    first, again, other = (predict(plan, machine, load.model_copy(update={"seed": seed})) for seed in (1, 1, 2))
     assert first == again != other
 
 
@@ -42,12 +42,12 @@ def test_batches_are_those_of_the_plan(plan: Plan) -> None:
     option = PlanOption(label="batches", settings=PlanSettings(lanes=1), models=together, predicted=plan.predicted)
     batched = plan.model_copy(update={"options": (option,)})
     machine, load = host(camera={1: [10.0], 4: [12.0]}), workload("camera", duration_s=10.0).scaled(8.0)
-    assert foreseen(batched, machine, load).worst_missed < foreseen(plan, machine, load).worst_missed
+    assert predict(batched, machine, load).worst_missed < predict(plan, machine, load).worst_missed
 
 
 def test_a_stream_that_was_not_planned_is_named(plan: Plan) -> None:
     with pytest.raises(PlanError, match="intent is not in the plan, which has camera"):
-        foreseen(plan, host(camera=[10.0], intent=[1.0]), workload("intent"))
+        predict(plan, host(camera=[10.0], intent=[1.0]), workload("intent"))
 
 
 def test_a_plan_without_its_machine_says_so(tmp_path: Path) -> None:

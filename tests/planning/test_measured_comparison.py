@@ -15,7 +15,7 @@ from weft.cli.main import main
 from weft.load import LoadResult
 from weft.planning.folder import ModelToServe
 from weft.planning.layout import planned_workload
-from weft.planning.measured_comparison import PlanComparison, beside
+from weft.planning.measured_comparison import PlanComparison, compare
 from weft.planning.plan import Plan, PlanSettings, Prediction
 from weft.workloads.requests import Workload
 
@@ -28,7 +28,7 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def test_streams_are_compared_by_percentiles_and_missed_deadlines(plan: Plan) -> None:
-    found = beside(plan, run_of(workload("camera", "intent"), [3.0] * 9 + [5.0], [60.0] * 3 + [0.0]))
+    found = compare(plan, run_of(workload("camera", "intent"), [3.0] * 9 + [5.0], [60.0] * 3 + [0.0]))
     camera, intent = found.streams
     assert (camera.p50_off, camera.p99_off, camera.missed_off) == (0.5, 0.25, -0.01)
     assert (intent.measured.p50_ms, intent.p99_off, intent.missed_off) == (60.0, None, 0.5)
@@ -41,7 +41,7 @@ def test_what_keeps_the_two_from_being_compared_is_said(plan: Plan) -> None:
     load, times = workload("camera", "intent"), ([3.0], [4.0])
 
     def remarks(load: Workload = load, **run: Any) -> tuple[str, ...]:
-        return beside(plan, run_of(load, *times[: len(load.stream)], **run)).remarks
+        return compare(plan, run_of(load, *times[: len(load.stream)], **run)).remarks
 
     assert remarks(deadlines="soft") == ("the deadlines were soft, predicted was of strict ones",)
     assert remarks(profile=None) == ("the server does not tell its settings; is it the one of the plan?",)
@@ -57,7 +57,7 @@ def test_two_streams_of_one_model_have_their_predictions_in_order(tmp_path: Path
     models = {"camera": ModelToServe(scaling(tmp_path / "camera.onnx", 2.0))}
     streams = (predicted("camera", p50_ms=1.0), predicted("camera", p50_ms=2.0))
     plan = plan_of(models, predicted=Prediction(streams=streams, load=0.5))
-    found = beside(plan, run_of(workload("camera", "camera"), [2.0], [3.0]))
+    found = compare(plan, run_of(workload("camera", "camera"), [2.0], [3.0]))
     assert [each.p50_off for each in found.streams] == [1.0, 0.5]
 
 
