@@ -11,7 +11,7 @@ import pytest
 from tests.mapping.soc_problems import steady_solver
 from tests.papers.reproductions import check_published, check_whole
 from weft.base.errors import InputError
-from weft_map.baselines.blind import without_contention
+from weft_map.baselines import without_contention
 from weft_papers import PAPERS
 from weft_papers.base import published
 from weft_papers.fluid_batching.lab import Bench

@@ -33,7 +33,7 @@ MOVED = {
     "weft.reports.mapping_numbers": "weft_map.pages.numbers",
     "weft.reports.mapping_picture": "weft_map.pages.picture",
     "weft.reports.mapping_page": "weft_map.pages.page",
-    "weft.reports.mapping_dynamic": "weft_map.pages.dynamic",
+    "weft.reports.mapping_dynamic": "weft_map.pages.picture",
     "weft.reports.stitching": "weft_stitch.pages.tables",
     "weft.reports.stitching_body": "weft_stitch.pages.body",
     "weft.reports.stitching_picture": "weft_stitch.pages.tables",
@@ -194,6 +194,15 @@ MOVED = {
     "weft.tuning.pages.tables": "weft_tune.pages.page",
     "weft.tuning.cli.tune_target": "weft_tune.cli.tune_show",
     "weft.tuning.trials": "weft_tune.result",
+    "weft.mapping.baselines.heft": "weft_map.baselines.published",
+    "weft.mapping.baselines.herald": "weft_map.baselines.published",
+    "weft.mapping.baselines.mensa": "weft_map.baselines.published",
+    "weft.mapping.baselines.h2h": "weft_map.baselines.published",
+    "weft.mapping.baselines.naive": "weft_map.baselines",
+    "weft.mapping.baselines.blind": "weft_map.baselines",
+    "weft.mapping.switches": "weft_map.limits",
+    "weft.mapping.planner_worker": "weft_map.background_planner",
+    "weft.mapping.grouping": "weft_map.estimate",
 }
 """Old path of a module or package -> new path; the contents of a package moved with it."""
 
