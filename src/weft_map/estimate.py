@@ -1,4 +1,4 @@
-"""A profile estimated from the network and the SoC's description: layers in groups, a roofline for every kernel and unit.
+"""A profile estimated from a network and a description of a SoC: layers in groups, a roofline for each on every unit.
 
 Groups are cut where a single activation crosses, never inside a fused kernel. A compiler joins a product with the
 normalisation, addition, activation and pooling that follow it; going to another unit in between would undo that. The

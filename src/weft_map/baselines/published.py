@@ -32,7 +32,7 @@ class _State(NamedTuple):
 
 
 def h2h(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
-    """``h2h`` (Zhang et al., DAC 2022): map for computation first, then move layers next to their data where that helps.
+    """``h2h`` (Zhang et al., DAC 2022): map for computation first, then move layers next to their data if that helps.
 
     One mapping, for the makespan whatever the objective. Adapted from the paper and the behaviour of its public program
     (MIT). Its second step pins weights in a unit's own memory; the units of a SoC share one, so nothing is left of it.
@@ -144,7 +144,8 @@ def heft(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     """``heft`` (Topcuoglu et al., TPDS 2002): by urgency, each on the unit where it ends first, gaps included.
 
     A stretch's urgency is the way from it to the end of everything that depends on it, with times and moves averaged
-    over the units (or, tried as well, the smallest of them): a mapping for each, for the makespan whatever the objective.
+    over the units (or, tried as well, the smallest of them): a mapping for each, for the makespan whatever the
+    objective.
     """
     chains = chains_of(problem)
     return candidates("heft", chains, [_schedule(chains, _urgency(chains, measure)) for measure in (_mean, min)])
@@ -229,9 +230,10 @@ def herald(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
     """``herald`` (Kwon et al., HPCA 2021): each layer on the unit that suits it best, unless that upsets the balance.
 
     Recalled from the paper, and adapted. Layers are taken breadth first (one of each model in turn) or depth first. The
-    units are ranked by the layer's cost, here its latency; the first is taken after which the fullest unit holds no more
-    than a factor of the emptiest one's load, and the best if there is none. Moves cost nothing. The paper's last pass,
-    which pulls layers forward into gaps, is left to the simulator: it lets no unit idle while a step is ready for it.
+    units are ranked by the layer's cost, here its latency; the first is taken after which the fullest unit holds no
+    more than a factor of the emptiest one's load, and the best if there is none. Moves cost nothing. The paper's last
+    pass, which pulls layers forward into gaps, is left to the simulator: it lets no unit idle while a step is ready for
+    it.
     """
     chains = chains_of(problem)
     ranked, units = _ranked(chains), len(chains.units)
@@ -296,12 +298,12 @@ def _even(loads: list[float], unit: int, load: float, factor: float) -> bool:
 
 
 def mensa(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
-    """``mensa`` (Boroumand et al., PACT 2021): each layer where it runs best, unless going there costs more than it gains.
+    """``mensa`` (Boroumand et al., PACT 2021): each layer where it runs best, unless the way there costs more.
 
     Recalled from the paper, and adapted. There the first phase looks layers up in families and the second compares a
-    layer's multiplications and parameters with the activations to be carried over; here both sides are measured, so both
-    phases compare times. As there: one model at a time, no look-ahead; models that meet on a unit queue. For throughput
-    also with the models in series.
+    layer's multiplications and parameters with the activations to be carried over; here both sides are measured, so
+    both phases compare times. As there: one model at a time, no look-ahead; models that meet on a unit queue. For
+    throughput also with the models in series.
     """
     chains = chains_of(problem)
     mapping = [_walk(chains, n) for n in chains.tasks]

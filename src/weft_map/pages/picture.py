@@ -272,7 +272,7 @@ FIRST_MS = 1.0
 
 
 def draw_dynamic(log: DynamicLog, path: Path | str) -> Figure:
-    """Draw latency per frame over the whole run of *log*, and closely what followed each change; PNG or SVG by suffix."""
+    """Draw latency per frame over the whole run of *log*, and closely what followed each change (PNG or SVG)."""
     picture_path(path)
     with matplotlib.rc_context({"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "text.color": INK}):
         figure = _dynamic_figure(log)
