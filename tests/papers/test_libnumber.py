@@ -67,7 +67,7 @@ from weft_tune.evaluation import CallableEvaluator
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import AnyFormat, Configuration
 from weft_tune.numbers.format import EXP, FIXED, TwosComplement
-from weft_tune.quantised.targets import find_targets
+from weft_tune.quantised.opened import find_targets
 from weft_tune.tuner import find_formats
 
 sys.path.append(str(ROOT / "benchmarks"))
