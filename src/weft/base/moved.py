@@ -34,10 +34,10 @@ MOVED = {
     "weft.reports.mapping_picture": "weft_map.pages.picture",
     "weft.reports.mapping_page": "weft_map.pages.page",
     "weft.reports.mapping_dynamic": "weft_map.pages.picture",
-    "weft.reports.stitching": "weft_stitch.pages.tables",
-    "weft.reports.stitching_body": "weft_stitch.pages.body",
-    "weft.reports.stitching_picture": "weft_stitch.pages.tables",
-    "weft.reports.stitching_shown": "weft_stitch.pages.tables",
+    "weft.reports.stitching": "weft_stitch.pages",
+    "weft.reports.stitching_body": "weft_stitch.pages",
+    "weft.reports.stitching_picture": "weft_stitch.pages",
+    "weft.reports.stitching_shown": "weft_stitch.pages",
     "weft.reports.tuning_page": "weft_tune.pages.page",
     "weft.reports.tuning_picture": "weft_tune.pages.picture",
     "weft.reports.tuning_shown": "weft_tune.pages.page",
@@ -209,6 +209,7 @@ MOVED = {
     "weft.tuning.export.weights": "weft_tune.export.tensors",
     "weft.tuning.export.activations": "weft_tune.export.tensors",
     "weft.tuning.quantised.targets": "weft_tune.quantised.opened",
+    "weft.stitching.discovery.nearness": "weft_stitch.discovery.matching",
 }
 """Old path of a module or package -> new path; the contents of a package moved with it."""
 
