@@ -9,12 +9,12 @@ from itertools import product
 import numpy as np
 import pytest
 
-from weft_cluster.placing.alpaserve import fluid, greedy
 from weft_cluster.placing.demand import Demand, Need
 from weft_cluster.placing.filling import Filling, broken_limits
 from weft_cluster.placing.machines import MachineGroup, MachineKind, Machines
 from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.placing.resharing import levelled
+from weft_cluster.routing.placing_run import fluid, greedy
 from weft_papers.placing_rivals import RIVALS, SPREADERS
 from weft_papers.placing_rivals.alpaserve import beam, integer_programme
 from weft_papers.placing_rivals.common_practice import like_with_like, one_resource, round_robin

@@ -7,7 +7,7 @@ up, and may divide a model's requests.
 
 from __future__ import annotations
 
-from weft_cluster.placing.alpaserve import greedy
+from weft_cluster.routing.placing_run import greedy
 from weft_papers.placing_rivals.alpaserve import beam, integer_programme
 from weft_papers.placing_rivals.common_practice import like_with_like, one_resource, round_robin
 from weft_papers.placing_rivals.gpulets import elastic

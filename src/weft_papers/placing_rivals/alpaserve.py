@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from weft_cluster.placing.alpaserve import OnTime, fluid, lacking, replicate
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.placing.resharing import levelled, new_homes
+from weft_cluster.routing.placing_run import OnTime, fluid, lacking, replicate
 from weft_papers.placing_rivals.common_practice import round_robin
 from weft_papers.placing_rivals.spreading import serial_loads
 
