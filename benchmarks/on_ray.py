@@ -51,8 +51,8 @@ from weft.workloads.requests import parse_workload
 from weft_cluster.gates.gate import GateSettings
 from weft_cluster.gates.thread import GateThread
 from weft_cluster.placing.placement import PlacedMachine, PlacedModel, Placement, write_placement
-from weft_cluster.ray.application import KEY_VARIABLE
 from weft_cluster.ray.local import LocalCluster
+from weft_cluster.ray.settings import KEY_VARIABLE
 
 RESULTS = Path(__file__).parent / "results" / "on_ray.json"
 MACHINES, MODELS = ("one", "two", "three"), ("mlp", "chain", "short")

@@ -39,8 +39,8 @@ from weft.http.messages import HttpExchange, HttpResponse
 from weft.http.server import HttpServer
 from weft.serving.in_process import InProcessServer
 from weft_cluster.placing.placement import write_placement
-from weft_cluster.ray.application import KEY_VARIABLE
 from weft_cluster.ray.local import LocalCluster
+from weft_cluster.ray.settings import KEY_VARIABLE
 
 RESULTS = Path(__file__).parent / "results" / "ray_handles.json"
 ROUNDS, EACH, SERVERS = 7, 200, 2
