@@ -90,7 +90,7 @@ MOVED = {
     "weft.cli.cluster": "weft_cluster.cli.cluster",
     "weft.cli.cluster_show": "weft_cluster.cli.cluster",
     "weft.cli.ray": "weft_cluster.cli.ray",
-    "weft.cli.reproduce": "weft_papers.cli.reproduce",
+    "weft.cli.reproduce": "weft_papers.cli",
     "weft.planning.eight_bits": "weft_tune.plan_int8",
     "weft.runtime.cuda.torch_bodies": "weft_stitch.on_device.body_file",
     "weft.runtime.cuda.torch_rounds": "weft_stitch.on_device.fused_file",
