@@ -194,7 +194,8 @@ def _urgent_table(source: LoadResults) -> Table:
             f"{_tail(results, rule):.2f}, {results[rule]['beside']:.2f}" if rule in results else "" for rule in SHOWN
         ]
         body.append((load, f"{results[ALONE]['p99']:.2f}", *cells))
-    title = f"{URGENT_BESIDE}, {source.name}: p99 over that alone (which is in lengths of the model), speed of the other"
+    alone = "p99 over that alone (which is in lengths of the model)"
+    title = f"{URGENT_BESIDE}, {source.name}: {alone}, speed of the other"
     return Table(title, ("urgent beside other/load", ALONE, *SHOWN), tuple(body))
 
 
