@@ -29,9 +29,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from awake import awake
 from bisecting import largest
-from machine import machine
+from machine import awake, machine
 from rich.console import Console
 from rich.table import Table
 

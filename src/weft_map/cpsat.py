@@ -18,10 +18,9 @@ from math import ceil, floor, inf, isfinite
 from typing import Any
 
 from weft.base.errors import InputError
+from weft_map.limits import check_switches, most_switches, shortest
 from weft_map.problem import Objective, Problem, Task
 from weft_map.schedule import Schedule, Units
-from weft_map.single_task import shortest
-from weft_map.switches import check_switches, most_switches
 
 TICKS = 1 << 22
 """Ticks in the longest time that is looked at; a step or a move loses less than one of them to rounding."""

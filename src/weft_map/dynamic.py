@@ -21,9 +21,9 @@ from weft_map.background_planner import LOST, News, Planner
 from weft_map.baselines import BASELINES
 from weft_map.limits import check_feasible, keeps_to
 from weft_map.problem import Objective, Problem
-from weft_map.quick_run import ends_s
 from weft_map.scenario import MappingCase, Scenario, prepare_phases
 from weft_map.schedule import Schedule, worth
+from weft_map.search import ends_s
 from weft_map.solver import NAIVE, Options, solve
 
 SHORTEST_FRAME_S = 1e-4

@@ -18,14 +18,12 @@ from weft.base.errors import WorkloadError
 from weft.devices import Soc, Unit
 from weft_map.baselines import BASELINES
 from weft_map.cpsat import contention_free
-from weft_map.limits import TaskLimits, check_feasible, keeps_to
+from weft_map.limits import TaskLimits, check_feasible, keeps_to, shortest
 from weft_map.prices import PriceSet, best_sets, priced, simple_sets
 from weft_map.problem import Group, Objective, Problem, Task, UnitCost
-from weft_map.quick_run import ends_s, idle_freely
 from weft_map.schedule import Outcome, Schedule, worth
-from weft_map.search import MOST_STATES, Search, rules
+from weft_map.search import MOST_STATES, Search, ends_s, idle_freely, rules
 from weft_map.simulator import simulate
-from weft_map.single_task import shortest
 
 TINY = 1e-9
 """An improvement by a smaller share is none."""

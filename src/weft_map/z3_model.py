@@ -20,12 +20,11 @@ from typing import Any, NamedTuple
 from numpy import isfinite
 
 from weft.base.errors import InputError, WorkloadError
-from weft_map.limits import TaskLimits
+from weft_map.limits import TaskLimits, check_switches
 from weft_map.problem import Problem
 from weft_map.schedule import Schedule, Units
 from weft_map.simulator import simulate
 from weft_map.solver import Certificate, Improvement, Solution
-from weft_map.switches import check_switches
 
 TICKS = 10_000
 """Parts of the longest step, and of the share lost while two run together. Z3 reckons in exact fractions: ten times as

@@ -20,9 +20,7 @@ from weft.base.jsonfile import write_json
 from weft.devices.costs.layer_costs import estimate, write_profile
 from weft_tune.baselines import BASELINES, Baseline
 from weft_tune.command_evaluator import CommandEvaluator
-from weft_tune.database import Database
-from weft_tune.descriptor import as_toml, descriptor_of
-from weft_tune.evaluation import Evaluator
+from weft_tune.evaluation import Database, Evaluator
 from weft_tune.export import Style, write_export
 from weft_tune.hardware import SPEED_MODELS, Latency, tuned_model, work_of
 from weft_tune.network import Network
@@ -34,7 +32,9 @@ from weft_tune.result import OtherMethod, Progress, TuningResult
 from weft_tune.subject import (
     NETWORK,
     TuningSubject,
+    as_toml,
     check_source_stays,
+    descriptor_of,
     make_evaluator,
     prepare,
     setting,

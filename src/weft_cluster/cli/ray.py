@@ -14,7 +14,7 @@ from weft.cli import common
 from weft.cli.command import Command
 from weft.cli.common import how, what
 from weft.cli.printing import print_table, progress_bar, say, write_result
-from weft_cluster.cli.cluster_show import servers_table
+from weft_cluster.cli.cluster import servers_table
 
 if TYPE_CHECKING:
     from weft_cluster.ray.local import LocalCluster

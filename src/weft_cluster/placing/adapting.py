@@ -16,17 +16,15 @@ import numpy as np
 
 from weft.base.errors import InputError, PlacingError, unknown_name
 from weft.workloads.requests import Workload
-from weft_cluster.placing.balancing import Piece, rooms_apart
 from weft_cluster.placing.bound import placing_bound
 from weft_cluster.placing.change import PlacementChange, difference
 from weft_cluster.placing.demand import Demand
-from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.filling import Filling, Piece, rooms_apart
 from weft_cluster.placing.judging import OTHER_SEEDS, OnTimeJudge
 from weft_cluster.placing.machines import Machines
 from weft_cluster.placing.needs import demands_of
 from weft_cluster.placing.placement import Placement
-from weft_cluster.placing.problem import ROUNDING, Bools, PlacingProblem
-from weft_cluster.placing.refusals import check_each_fits
+from weft_cluster.placing.problem import ROUNDING, Bools, PlacingProblem, check_each_fits
 from weft_cluster.placing.resharing import reshare
 from weft_cluster.placing.summary import make_placement
 

@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.reports.exhibits import Axis, Curve, Panel
-from weft_map.baselines import BASELINES
-from weft_map.baselines.blind import without_contention
+from weft_map.baselines import BASELINES, without_contention
 from weft_map.problem import Group, Problem, Task, UnitCost
-from weft_map.quick_run import ends_s
+from weft_map.search import ends_s
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
 from weft_papers.haxconn.experiments import experiments

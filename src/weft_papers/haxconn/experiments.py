@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import log
 
-from weft_map.baselines.naive import per_unit
-from weft_map.quick_run import ends_s
+from weft_map.baselines import per_unit
+from weft_map.search import ends_s
 from weft_papers.base import Paper
 from weft_papers.haxconn.lab import ORIN, SNAPDRAGON, XAVIER, CaseNetwork, Change, SocCase, models, total_ms
 from weft_papers.layerweaver.lab import mean

@@ -12,7 +12,7 @@ from pathlib import Path
 from weft.reports.exhibits import Axis
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
-from weft_papers.mts import closed, panels
+from weft_papers.mts import closed, recorded
 from weft_papers.mts.lab import APART, FORMS, TASKS, TITLES, EvaluatedModels, counted, in_groups, memory_bytes
 from weft_papers.mts.recorded import HALF, BenchRecord, MeasuredWay
 from weft_stitch.counts import Counts
@@ -66,7 +66,7 @@ class FormStudy:
         return memory_bytes(self.counts[form, tasks])
 
     def memory_mb(self, form: str, tasks: int) -> float:
-        return self.memory(form, tasks) / panels.MB
+        return self.memory(form, tasks) / recorded.MB
 
 
 def study(setting: EvaluatedModels, tasks: Sequence[int] = TASKS, tick: Tick | None = None) -> FormStudy:
@@ -208,7 +208,7 @@ def _picture(out: Path, studies: Sequence[FormStudy]) -> Figure:
             ("weights + activations (MB)", study.memory_mb),
         ):
             series = {form: {tasks: value(form, tasks) for tasks in study.tasks} for form in ALL}
-            panel = panels.over_tasks(study.title, what, study.tasks, series, TITLED)
+            panel = recorded.over_tasks(study.title, what, study.tasks, series, TITLED)
             shown.append(replace(panel, y=Axis(label=what, low=0)) if value == study.weights else panel)
     title = "Counted on the graphs: what every form multiplies, stores and keeps alive (sharing .9, float32)"
     size = (12, 3.3 * len(studies) + 0.6)

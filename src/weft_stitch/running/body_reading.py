@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.base.errors import StitchError
-from weft_stitch.bodies.body import Body, BodyStep, BodyValue
-from weft_stitch.bodies.differences import LowRank
+from weft_stitch.bodies.body import Body, BodyStep, BodyValue, LowRank
 from weft_stitch.net import Array
 from weft_stitch.packing import aligned
 from weft_stitch.running.body_rows import FINEST, room_for

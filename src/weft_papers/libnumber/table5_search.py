@@ -1,6 +1,7 @@
-"""Table III.5: how many configurations a search scores, out of how many; what the small set saves; how good the end is.
+"""Table III.5 and Figure III.4: how many configurations a search scores, out of how many; and one search step by step.
 
-Recorded searches. The sizes of the spaces are computed: 42 formats for the weights of each layer and for all inputs.
+Recorded searches: what the small set saves, how good the end is. The sizes of the spaces are computed: 42 formats for
+the weights of each layer and for all inputs. Step by step: LeNet's two convolutions at 1 %, recorded with every trial.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from weft_papers.libnumber.lab import (
     COLOURS,
     EXHAUSTIVE,
     FAITHFUL,
+    LENET,
     MARGINS,
     NETS,
     OURS,
@@ -24,9 +26,13 @@ from weft_papers.libnumber.lab import (
     WHOLE,
     percent,
     printed_configurations,
+    shown,
     sizes,
 )
 from weft_papers.libnumber.recorded import NetRecord, ScoredRun, SearchRecord
+from weft_papers.pictures import make_folder
+from weft_tune.pages.picture import draw_search
+from weft_tune.result import Tuning
 
 FIGURE = "Table III.5"
 FORMATS = 42
@@ -194,3 +200,46 @@ def _picture(paper: Paper, out: Path, record: SearchRecord) -> Figure:
     panel = Panel([Bars([TITLES[net] for net in nets], series, colours)], y=Axis(label="configurations scored"))
     title = f"{FIGURE}: what a search takes (printed: at 7 %)"
     return pictures.picture(out, "table3-5-iterations", title, [panel], size=(7.5, 3.9))
+
+
+FIGURE_4 = "Fig. III.4"
+
+
+def figure_4(paper: Paper, out: Path, record: SearchRecord) -> Exhibit:
+    net = record.nets.get(LENET)
+    if net is None or net.path is None:
+        return Exhibit()
+    return Exhibit(tuple(_rows(paper, net.path)), (_table_4(net.path),), (_picture_4(out, net.path),))
+
+
+def _rows(paper: Paper, search: Tuning) -> list[Row]:
+    coarse = [trial for trial in search.trials if trial.phase == 1 and trial.step == "coarse"]
+    kept = [trial for trial in coarse if trial.chosen]
+    bits = min((form.bits for trial in kept[-1:] for form in trial.configuration.values()), default=32)
+    threshold = search.thresholds["full"]
+    return [
+        Row(FIGURE_4, "threshold of LeNet at 1 %", paper["lenet_threshold"].value, threshold, "",
+            f"our LeNet scores {search.base['full']:.4f} in float32 on the validation images"),
+        Row(FIGURE_4, "bits after the coarse search", paper["lenet_coarse_bits"].value, bits, " bits",
+            "one format for all: from FLOAT 32 by halves to FIXED, then bisection"),
+        Row(FIGURE_4, "configurations of the coarse search", paper["lenet_coarse_iterations"].value, len(coarse), "",
+            "FLOAT 32 is the base and not counted; EXP is tried below what FIXED came to as long as it passes"),
+    ]  # fmt: skip
+
+
+def _table_4(search: Tuning) -> Table:
+    body = tuple(
+        (str(kept.phase), kept.step, shown(search.network, kept.configuration, bias=True), f"{kept.score:.4f}",
+         f"{kept.objective:.0f}")
+        for kept in search.path
+    )  # fmt: skip
+    header = ("phase", "step", "inputs / weights (bias)", "score", "bits")
+    return Table(f"{FIGURE_4}: the way of the search, LeNet at 1 % (recorded)", header, body)
+
+
+def _picture_4(out: Path, search: Tuning) -> Figure:
+    path = out / "fig3-4-search.png"
+    make_folder(out)
+    for suffix in (".png", ".svg"):
+        draw_search(search, path.with_suffix(suffix))
+    return Figure(f"{FIGURE_4}: tuning the two convolutions of LeNet at 1 % (recorded)", path)
