@@ -18,8 +18,8 @@ from weft.planning.machine import this_machine
 from weft.planning.measured import SECONDS
 from weft.planning.planning_run import MadePlan, OnProgress, make_plan, measured_for
 from weft.workloads.requests import Workload
+from weft_cluster.placing.demand import demands_of
 from weft_cluster.placing.machines import GIB, MOST_MACHINES, parse_machines
-from weft_cluster.placing.needs import demands_of
 from weft_cluster.placing.placement import PlacedMachine, Placement
 from weft_cluster.placing.placement_shown import check_place, in_words, machines_table, write_folder
 from weft_cluster.routing.placing_run import place

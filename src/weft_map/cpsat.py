@@ -57,12 +57,11 @@ def contention_free(
     max_switches: int | None = None,
     seed: int = 0,
     hint: Schedule | None = None,
-    workers: int = 1,
 ) -> BlindResult:
     """Find the best schedule without contention.
 
-    *max_switches* caps the changes of unit between the groups of a run. *hint* is a schedule to start from. With one
-    worker the result depends on the seed alone, except where the time limit cut the search short.
+    *max_switches* caps the changes of unit between the groups of a run. *hint* is a schedule to start from. One
+    worker searches, so the result depends on the seed alone, except where the time limit cut the search short.
     """
     check_switches(problem, max_switches)
     sat = _load()
@@ -74,7 +73,7 @@ def contention_free(
     model = _CpModel(sat.CpModel(), problem, [spent for spent, _ in alone], max_switches)
     model.aim(objective)
     model.hint(best[1])
-    solver = _solver(sat, time_limit_s, seed, workers)
+    solver = _solver(sat, time_limit_s, seed)
     status = solver.solve(model.cp)
     if status in (sat.OPTIMAL, sat.FEASIBLE):
         best = min(best, _plan(problem, objective, *model.read(solver)), key=_value)
@@ -162,11 +161,11 @@ def _load() -> Any:
     return cp_model
 
 
-def _solver(sat: Any, time_limit_s: float, seed: int, workers: int) -> Any:
+def _solver(sat: Any, time_limit_s: float, seed: int) -> Any:
     solver = sat.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.random_seed = seed
-    solver.parameters.num_workers = workers
+    solver.parameters.num_workers = 1
     # paths and loads are linear; without their relaxation some proofs take twenty times as long
     solver.parameters.linearization_level = 2
     return solver

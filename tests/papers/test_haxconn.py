@@ -25,7 +25,6 @@ from weft_papers.haxconn import (
     table7_overhead,
     table8_pairs,
 )
-from weft_papers.haxconn.experiments import experiments, fit_demand
 from weft_papers.haxconn.lab import (
     AS_SHIPPED,
     IMPROVED,
@@ -38,6 +37,8 @@ from weft_papers.haxconn.lab import (
     Laboratory,
     SocCase,
     chip,
+    experiments,
+    fit_demand,
     models,
     profile,
     total_ms,

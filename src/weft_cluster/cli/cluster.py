@@ -62,9 +62,9 @@ def simulate(
     """Simulate the machines of a placement behind a router: how many requests are on time."""
     from weft.workloads.requests import read_workload
     from weft.workloads.traffic import read_traffic
+    from weft_cluster.placing.demand import demands_of
     from weft_cluster.placing.judging import POLICY
     from weft_cluster.placing.machines import read_machines
-    from weft_cluster.placing.needs import demands_of
     from weft_cluster.placing.placement import read_placement
     from weft_cluster.routing.cluster import ClusterSetting, failures, placed, slowed
     from weft_cluster.routing.simulate import simulate_cluster

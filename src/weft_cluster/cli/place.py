@@ -93,8 +93,7 @@ def adapt_placement(
     json_file: str | None,
 ) -> None:
     """Adapt the placement of a folder, write the new one with its change, and tell of both."""
-    from weft_cluster.placing.adapting import adapt
-    from weft_cluster.placing.change import write_change
+    from weft_cluster.placing.adapting import adapt, write_change
     from weft_cluster.placing.placement import read_placement
     from weft_cluster.placing.placement_shown import change_in_words, loads_table, write_folder
 

@@ -15,7 +15,7 @@ from weft.reports.exhibits import Axis, Bars, Panel, Strokes, draw
 from weft.reports.page import PALETTE, page_text
 from weft.reports.pictures import LIMIT
 from weft.reports.tables import ResultTable, TableRow, number
-from weft_cluster.placing.change import PlacementChange, WeightLoad
+from weft_cluster.placing.adapting import PlacementChange, WeightLoad
 from weft_cluster.placing.machines import GIB
 from weft_cluster.placing.placement import PLACEMENT_FILE, PlacedMachine, Placement, write_placement
 

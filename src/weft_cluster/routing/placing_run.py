@@ -11,11 +11,10 @@ import numpy as np
 from weft.base.errors import InputError, unknown_name
 from weft.workloads.requests import Workload
 from weft_cluster.placing.bound import placing_bound
-from weft_cluster.placing.demand import Demand
+from weft_cluster.placing.demand import Demand, demands_of
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.judging import OTHER_SEEDS, OnTimeJudge
 from weft_cluster.placing.machines import Machines
-from weft_cluster.placing.needs import demands_of
 from weft_cluster.placing.placement import Objective, Placement
 from weft_cluster.placing.problem import Bools, Floats, PlacingProblem, check_each_fits
 from weft_cluster.placing.resharing import ALL_SERVED, levelled, new_homes

@@ -23,8 +23,7 @@ from weft_papers.haxconn import (
     table7_overhead,
     table8_pairs,
 )
-from weft_papers.haxconn.experiments import experiments, fit_demand
-from weft_papers.haxconn.lab import AS_SHIPPED, IMPROVED, TIME_LIMIT_S, Laboratory
+from weft_papers.haxconn.lab import AS_SHIPPED, IMPROVED, TIME_LIMIT_S, Laboratory, experiments, fit_demand
 
 PAPER = "haxconn"
 COST, SEQ_LEN, QUERIES = "pipelined", 16, 60

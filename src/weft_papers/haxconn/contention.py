@@ -19,8 +19,17 @@ from weft_map.problem import Group, Problem, Task, UnitCost
 from weft_map.search import ends_s
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
-from weft_papers.haxconn.experiments import experiments
-from weft_papers.haxconn.lab import AS_SHIPPED, NETWORKS, SNAPDRAGON, XAVIER, Laboratory, LeastMakespan, answer, chip
+from weft_papers.haxconn.lab import (
+    AS_SHIPPED,
+    NETWORKS,
+    SNAPDRAGON,
+    XAVIER,
+    Laboratory,
+    LeastMakespan,
+    answer,
+    chip,
+    experiments,
+)
 from weft_papers.haxconn.table8_pairs import pair, places
 from weft_papers.layerweaver.lab import mean
 

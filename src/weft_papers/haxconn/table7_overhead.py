@@ -18,7 +18,6 @@ from weft.reports.exhibits import Axis, Bars, Curve, Panel, ReferenceLine
 from weft_map.solver import NAIVE, Improvement, Options, Solution, solve
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
-from weft_papers.haxconn.experiments import Experiment, experiments
 from weft_papers.haxconn.lab import (
     COLOURS,
     LABELS,
@@ -28,8 +27,10 @@ from weft_papers.haxconn.lab import (
     TIME_LIMIT_S,
     XAVIER,
     CaseNetwork,
+    Experiment,
     LeastMakespan,
     SocCase,
+    experiments,
     searched,
 )
 

@@ -136,17 +136,9 @@ def plans(
     return search.contenders([best, *lighter], cost, weight_cap_bytes)
 
 
-def lower_plan(
-    family: Family,
-    sharing: Sharing,
-    chosen: Plan,
-    *,
-    batches: Sequence[int] | None = None,
-    dynamic: bool = False,
-    align: int = 1,
-) -> Graph:
+def lower_plan(family: Family, sharing: Sharing, chosen: Plan, *, dynamic: bool = False, align: int = 1) -> Graph:
     """The graph of a plan."""
-    graph = lower(family, sharing, chosen.forms, batches=batches, dynamic=dynamic, align=align)
+    graph = lower(family, sharing, chosen.forms, dynamic=dynamic, align=align)
     return in_slabs(graph, chosen.slabs) if chosen.slabs else graph
 
 
