@@ -25,12 +25,12 @@ def draw_dynamic(log: DynamicLog, path: Path | str) -> Figure:
     """Draw *log* as a PNG or SVG file, by the suffix of *path*."""
     picture_path(path)
     with matplotlib.rc_context({"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "text.color": INK}):
-        figure = _figure(log)
+        figure = _make_figure(log)
         save(figure, path)
     return figure
 
 
-def _figure(log: DynamicLog) -> Figure:
+def _make_figure(log: DynamicLog) -> Figure:
     figure = Figure(figsize=(12.0, 6.2), layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     panels = min(len(log.phases), MOST_PANELS)

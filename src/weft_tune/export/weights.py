@@ -33,7 +33,9 @@ def store_integers(emitter: Emitter, values: Floats, form: AnyFormat, hint: str)
     target = onnx_type(form)
     assert target is not None and target.integer
     name = _store_typed(emitter, values, form, target, hint)
-    return emitter.node("DequantizeLinear", [name, emitter.number(target.scale), emitter.zero(target.element)], hint)
+    return emitter.add_node(
+        "DequantizeLinear", [name, emitter.number(target.scale), emitter.zero(target.element)], hint
+    )
 
 
 def store_codes(emitter: Emitter, values: Floats, form: AnyFormat, hint: str) -> str:
@@ -42,10 +44,10 @@ def store_codes(emitter: Emitter, values: Floats, form: AnyFormat, hint: str) ->
         return _unpack_and_look_up(emitter, encode(values, form), form, hint)
     if form.bits == 8:
         codes = emitter.store(encode(values, form), hint)
-        return _look_up(emitter, emitter.node("Cast", [codes], hint, to=ElementType.INT32), form, hint)
+        return _look_up(emitter, emitter.add_node("Cast", [codes], hint, to=ElementType.INT32), form, hint)
     if target := onnx_type(form):
-        wide = emitter.node("Cast", [_store_typed(emitter, values, form, target, hint)], hint, to=ElementType.FLOAT)
-        return emitter.node("Mul", [wide, emitter.number(target.scale)], hint)
+        wide = emitter.add_node("Cast", [_store_typed(emitter, values, form, target, hint)], hint, to=ElementType.FLOAT)
+        return emitter.add_node("Mul", [wide, emitter.number(target.scale)], hint)
     return _store_halved(emitter, rounded(values, form), hint)
 
 
@@ -55,7 +57,7 @@ def _store_halved(emitter: Emitter, values: Floats, hint: str) -> str:
         half = values.astype(np.float16)
     if not np.array_equal(half.astype(np.float32), values):
         return emitter.store(values, hint)
-    return emitter.node("Cast", [emitter.store(half, hint)], hint, to=ElementType.FLOAT)
+    return emitter.add_node("Cast", [emitter.store(half, hint)], hint, to=ElementType.FLOAT)
 
 
 def _store_typed(emitter: Emitter, values: Floats, form: AnyFormat, target: OnnxType, hint: str) -> str:
@@ -79,7 +81,7 @@ def _unpack_and_look_up(emitter: Emitter, codes: npt.NDArray[np.unsignedinteger]
     stored = emitter.store(stream.reshape(groups, bits), hint)
 
     def do(op: str, *inputs: str, **attributes: Any) -> str:
-        return emitter.node(op, inputs, hint, **attributes)
+        return emitter.add_node(op, inputs, hint, **attributes)
 
     def whole(value: npt.ArrayLike, kind: npt.DTypeLike = np.int32) -> str:
         return emitter.constant(value, kind)
@@ -97,4 +99,4 @@ def _unpack_and_look_up(emitter: Emitter, codes: npt.NDArray[np.unsignedinteger]
 
 def _look_up(emitter: Emitter, codes: str, form: AnyFormat, hint: str) -> str:
     table = np.clip(code_table(form), *float32_range(form))
-    return emitter.node("Gather", [emitter.constant(table, np.float32), codes], hint)
+    return emitter.add_node("Gather", [emitter.constant(table, np.float32), codes], hint)
