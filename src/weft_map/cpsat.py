@@ -260,7 +260,7 @@ class _CpModel:
             start = self.cp.new_int_var(0, TICKS, "")
             self._on[n].append(on)
             self._start[n].append(start)
-            self.cp.add(start >= end + (self._moved(n, i) if i else self._entry(n)))
+            self.cp.add(start >= end + (self._move_ticks(n, i) if i else self._entry(n)))
             spent = {u: self._ticks(tables.time[n, i, u]) for u in able}
             for u, chosen in on.items():
                 interval = self.cp.new_optional_fixed_size_interval_var(start, spent[u], chosen, "")
@@ -273,8 +273,11 @@ class _CpModel:
         enter = self._problem.tables.move[n, 0, -1]
         return sum(self._ticks(enter[u]) * chosen for u, chosen in self._on[n][0].items())
 
-    def _moved(self, n: int, i: int) -> Any:
-        """Ticks between two steps: one flow per legal pair of units, of which one is taken."""
+    def _move_ticks(self, n: int, i: int) -> Any:
+        """Add the move of task *n* before its step *i*; return its ticks as an expression.
+
+        Each allowed pair of units has a flow variable, of which exactly one is 1.
+        """
         move = self._problem.tables.move[n, i]
         before, here = self._on[n][i - 1], self._on[n][i]
         flows = {(v, u): self.cp.new_bool_var("") for v in before for u in here if isfinite(move[v, u])}

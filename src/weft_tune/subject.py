@@ -138,9 +138,9 @@ def _target(layer: DescribedLayer, known: dict[str, Target]) -> Target:
 
 NETWORK = "network.toml"
 """The description of a network, in the folder of the results."""
-OF_COMMANDS = ("small_command", "score", "timeout_s")
+COMMAND_OPTIONS = ("small_command", "score", "timeout_s")
 """Options that apply to a command only."""
-OF_MODELS = ("data", "layers", "groups", "device", "scored_output", "shapes")
+MODEL_OPTIONS = ("data", "layers", "groups", "device", "scored_output", "shapes")
 """Options that need a model that can be read."""
 
 
@@ -227,8 +227,8 @@ def _check_together(options: TuneOptions, described: Descriptor | None, path: Pa
         (("test",), not by_command, " is scored by weft itself; a command has to score its own test set"),
         (("metric",), not by_command, ": a command measures as it likes; leave one of them out"),
         (("small",), not by_command, ": a command chooses its samples; say {subset} in it, or give small_command"),
-        (OF_COMMANDS, by_command, " goes with command = ..."),
-        (OF_MODELS, path is not None, f" needs an .onnx model; {options.model} only describes one"),
+        (COMMAND_OPTIONS, by_command, " goes with command = ..."),
+        (MODEL_OPTIONS, path is not None, f" needs an .onnx model; {options.model} only describes one"),
         (("layers", "groups"), not listed, ": the network's file lists its layers already; change them there"),
         (("scale",), options.data or options.test, " multiplies samples of files; name them, as data = FILE.npz"),
     ):
@@ -254,7 +254,7 @@ def tuned_file(source: Path) -> str:
 
 
 def check_source_stays(folder: Path | None, source: Path | None) -> None:
-    """Refuse a folder in which the tuned model would take the place of the one that it is made of."""
+    """Refuse a folder in which the tuned model would overwrite its source."""
     if folder and source and (folder / tuned_file(source)).resolve() == source.resolve():
         raise TuneError(f"{source} would be written over by the tuned model; name another folder as output")
 

@@ -27,7 +27,17 @@ from weft_papers.mts import (
     reproduce,
     zipping,
 )
-from weft_papers.mts.lab import APART, FORMS, SHARINGS, TASKS, EvaluatedModels, counted, heads, in_groups, memory_bytes
+from weft_papers.mts.lab import (
+    APART,
+    FORMS,
+    SHARINGS,
+    TASKS,
+    EvaluatedModels,
+    counted,
+    grouped_cost,
+    heads,
+    memory_bytes,
+)
 from weft_papers.mts.recorded import HALF, IN_GROUPS, SHIPPED, SINGLE, BenchRecord, read
 from weft_stitch.making.zipped import ZippedCard, ZippedRatio, ZippedTask
 
@@ -153,10 +163,10 @@ def test_a_resnet50_has_the_macs_it_is_known_for():
 def test_groups_keep_all_weights_and_the_largest_activations():
     setting = TINY["tinynet"]._replace(tasks=5)
     three, two = (counted(setting._replace(tasks=size), "mts") for size in (3, 2))
-    macs, kept = in_groups(setting, "mts", 2)
+    macs, kept = grouped_cost(setting, "mts", 2)
     assert macs == three.macs + two.macs
     assert kept == memory_bytes(three) + two.weight_bytes + two.table_bytes
-    assert in_groups(setting, "mts", 1) == (counted(setting, "mts").macs, memory_bytes(counted(setting, "mts")))
+    assert grouped_cost(setting, "mts", 1) == (counted(setting, "mts").macs, memory_bytes(counted(setting, "mts")))
 
 
 # the record

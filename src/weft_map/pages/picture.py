@@ -63,12 +63,12 @@ def draw_mapping(outcomes: Sequence[Outcome], path: Path | str, *, title: str | 
     with matplotlib.rc_context(
         {"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "hatch.linewidth": 0.5}
     ):
-        figure = _figure(outcomes, title)
+        figure = _make_figure(outcomes, title)
         save(figure, path, dpi=160)
     return figure
 
 
-def _figure(outcomes: Sequence[Outcome], title: str | None) -> Figure:
+def _make_figure(outcomes: Sequence[Outcome], title: str | None) -> Figure:
     scale, problem = _scale(outcomes), outcomes[0].problem
     lanes_inches = LANE_INCHES * len(lanes_of(problem))
     block_inches = HEAD_INCHES + lanes_inches + DEMAND_INCHES

@@ -13,7 +13,7 @@ from weft.reports.exhibits import Axis
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
 from weft_papers.mts import closed, recorded
-from weft_papers.mts.lab import APART, FORMS, TASKS, TITLES, EvaluatedModels, counted, in_groups, memory_bytes
+from weft_papers.mts.lab import APART, FORMS, TASKS, TITLES, EvaluatedModels, counted, grouped_cost, memory_bytes
 from weft_papers.mts.recorded import HALF, BenchRecord, MeasuredWay
 from weft_stitch.counts import Counts
 
@@ -142,7 +142,7 @@ def _memory_rows(paper: Paper, one: FormStudy) -> list[Row]:
         theirs = paper[f"netfuse_memory_resnet18_{tasks}"].value
         stitched = one.memory("mts", tasks)
         if tasks == max(TASKS):
-            stitched = in_groups(one.setting._replace(tasks=tasks), "mts", GROUPS)[1]
+            stitched = grouped_cost(one.setting._replace(tasks=tasks), "mts", GROUPS)[1]
         ours = one.memory("grouped", tasks) / stitched
         exact = one.memory("grouped", tasks) / one.memory("fused", tasks)
         why = (
@@ -161,10 +161,10 @@ def _memory_rows(paper: Paper, one: FormStudy) -> list[Row]:
 def _group_rows(paper: Paper, one: FormStudy) -> list[Row]:
     """What three groups save over one stitched matrix of all."""
     most = one.setting._replace(tasks=max(one.tasks))
-    macs, kept = in_groups(most, "mts", GROUPS)
+    macs, kept = grouped_cost(most, "mts", GROUPS)
     whole, alone = one.counts["mts", most.tasks], one.counts["separate", most.tasks]
     memory, theirs = memory_bytes(whole) / kept, paper["grouping_memory"].value
-    apart = memory_bytes(one.counts[APART, most.tasks]) / in_groups(most, APART, GROUPS)[1]
+    apart = memory_bytes(one.counts[APART, most.tasks]) / grouped_cost(most, APART, GROUPS)[1]
     why = (
         f"as equal groups as can be, a thousand classes in the matrix (eq. 8); with classifiers apart {apart:.2f}x; "
         "the paper does not say how many classes"

@@ -208,7 +208,10 @@ class _FormSearch:
             return None
 
     def contenders(self, mixtures: Sequence[Sequence[Option]], cost: GraphCost, cap: int | None) -> list[Plan]:
-        """The *mixtures* and every form throughout, costed as whole graphs; the first mixture is always one of them."""
+        """Cost as whole graphs, without duplicates: *mixtures*, and each form used for all layers.
+
+        Those whose weights take more than *cap* bytes are left out, except the first mixture.
+        """
         different: dict[object, tuple[str, Sequence[Option]]] = {}
         for mixture in (*mixtures, *self._uniform().values()):
             forms = self._forms(mixture)

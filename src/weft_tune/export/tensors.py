@@ -40,8 +40,8 @@ QONNX_VERSION = 1  # of the operators in that domain
 def quantise(emitter: Emitter, source: str, form: AnyFormat) -> str:
     """Write nodes that round *source*: as an ONNX type where one rounds as the format does, otherwise simulated."""
     if form == FLOAT16:
-        half = emitter.node("Cast", [_clip(emitter, source, FLOAT16)], source, to=ElementType.FLOAT16)
-        return emitter.node("Cast", [half], source, to=ElementType.FLOAT)
+        half = emitter.add_node("Cast", [_clip(emitter, source, FLOAT16)], source, to=ElementType.FLOAT16)
+        return emitter.add_node("Cast", [half], source, to=ElementType.FLOAT)
     target = activation_type(form)
     return _through_type(emitter, source, form, target) if target else simulate(emitter, source, form)
 
@@ -59,18 +59,18 @@ def activation_type(form: AnyFormat) -> OnnxType | None:
 def _through_type(emitter: Emitter, source: str, form: AnyFormat, target: OnnxType) -> str:
     """Write nodes to an ONNX type and back: QuantizeLinear and DequantizeLinear, or for floats Cast."""
     if not target.integer:
-        scaled = emitter.node("Mul", [source, emitter.number(1 / target.scale)], source)
-        small = emitter.node("Cast", [scaled], source, to=target.element, saturate=1)
-        back = emitter.node("Cast", [small], source, to=ElementType.FLOAT)
-        return emitter.node("Mul", [back, emitter.number(target.scale)], source)
+        scaled = emitter.add_node("Mul", [source, emitter.number(1 / target.scale)], source)
+        small = emitter.add_node("Cast", [scaled], source, to=target.element, saturate=1)
+        back = emitter.add_node("Cast", [small], source, to=ElementType.FLOAT)
+        return emitter.add_node("Mul", [back, emitter.number(target.scale)], source)
     scale, zero = emitter.number(target.scale), emitter.zero(target.element)
     # Clipped, but not by Clip: where QuantizeLinear follows a product or its Clip, onnxruntime's optimiser makes
     # integers of float32 weights and biases too, which costs accuracy.
     lowest, highest = float32_range(form)
-    raised = emitter.node("Max", [source, emitter.number(lowest)], source)
-    bounded = emitter.node("Min", [raised, emitter.number(highest)], source)
-    codes = emitter.node("QuantizeLinear", [bounded, scale, zero], source)
-    return emitter.node("DequantizeLinear", [codes, scale, zero], source)
+    raised = emitter.add_node("Max", [source, emitter.number(lowest)], source)
+    bounded = emitter.add_node("Min", [raised, emitter.number(highest)], source)
+    codes = emitter.add_node("QuantizeLinear", [bounded, scale, zero], source)
+    return emitter.add_node("DequantizeLinear", [codes, scale, zero], source)
 
 
 def simulate(emitter: Emitter, source: str, form: AnyFormat) -> str:
@@ -78,20 +78,20 @@ def simulate(emitter: Emitter, source: str, form: AnyFormat) -> str:
     if form == FLOAT32:
         return source
     if isinstance(form, Format) and form.kind == "BIN":
-        below = emitter.node("Less", [source, emitter.number(0)], source)
-        return emitter.node("Where", [below, *(emitter.number(end) for end in float32_range(form))], source)
+        below = emitter.add_node("Less", [source, emitter.number(0)], source)
+        return emitter.add_node("Where", [below, *(emitter.number(end) for end in float32_range(form))], source)
     clipped = _clip(emitter, source, form)
     narrow = _stays_in_float32(form)
     do = _Arithmetic(emitter, source, np.float32 if narrow else np.float64)
     if not narrow:
-        clipped = emitter.node("Cast", [clipped], source, to=ElementType.DOUBLE)
+        clipped = emitter.add_node("Cast", [clipped], source, to=ElementType.DOUBLE)
     if isinstance(form, TwosComplement):
         result = _round_half_away(do, clipped, form)
     elif form.kind == "FIXED":
         result = do("Mul", do("Round", do("Mul", clipped, 1 / form.step)), form.step)
     else:
         result = _round_in_binades(do, clipped, form)
-    return result if narrow else emitter.node("Cast", [result], source, to=ElementType.FLOAT)
+    return result if narrow else emitter.add_node("Cast", [result], source, to=ElementType.FLOAT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class _Arithmetic:
 
     def __call__(self, op: str, *operands: str | float) -> str:
         names = (value if isinstance(value, str) else self.emitter.constant(value, self.kind) for value in operands)
-        return self.emitter.node(op, names, self.hint)
+        return self.emitter.add_node(op, names, self.hint)
 
 
 def _round_half_away(do: _Arithmetic, value: str, form: TwosComplement) -> str:
@@ -155,7 +155,7 @@ def _with_sign(do: _Arithmetic, value: str, size: str) -> str:
 
 def _clip(emitter: Emitter, source: str, form: AnyFormat) -> str:
     lowest, highest = float32_range(form)
-    return emitter.node("Clip", [source, emitter.number(lowest), emitter.number(highest)], source)
+    return emitter.add_node("Clip", [source, emitter.number(lowest), emitter.number(highest)], source)
 
 
 def _stays_in_float32(form: AnyFormat) -> bool:
@@ -208,7 +208,7 @@ def _qonnx_node(
     if not all(value == 0 or LEAST_NORMAL <= value <= FLOAT32_MAX for value in values):
         raise TuneError(f"{spell(form)} reaches too far for QONNX; choose a bias nearer to the values")
     inputs = [source, *(emitter.number(value) for value in values)]
-    return emitter.node(op, inputs, source, domain=QONNX_DOMAIN, **attributes)
+    return emitter.add_node(op, inputs, source, domain=QONNX_DOMAIN, **attributes)
 
 
 Floats = npt.NDArray[np.float32]
@@ -227,7 +227,7 @@ def store_integers(emitter: Emitter, values: Floats, form: AnyFormat, hint: str)
     target = onnx_type(form)
     assert target is not None and target.integer
     name = _store_typed(emitter, values, form, target, hint)
-    return emitter.node("DequantizeLinear", [name, emitter.number(target.scale), emitter.zero(target.element)], hint)
+    return emitter.add_node("DequantizeLinear", [name, emitter.number(target.scale), emitter.zero(target.element)], hint)
 
 
 def store_codes(emitter: Emitter, values: Floats, form: AnyFormat, hint: str) -> str:
@@ -236,10 +236,10 @@ def store_codes(emitter: Emitter, values: Floats, form: AnyFormat, hint: str) ->
         return _unpack_and_look_up(emitter, encode(values, form), form, hint)
     if form.bits == 8:
         codes = emitter.store(encode(values, form), hint)
-        return _look_up(emitter, emitter.node("Cast", [codes], hint, to=ElementType.INT32), form, hint)
+        return _look_up(emitter, emitter.add_node("Cast", [codes], hint, to=ElementType.INT32), form, hint)
     if target := onnx_type(form):
-        wide = emitter.node("Cast", [_store_typed(emitter, values, form, target, hint)], hint, to=ElementType.FLOAT)
-        return emitter.node("Mul", [wide, emitter.number(target.scale)], hint)
+        wide = emitter.add_node("Cast", [_store_typed(emitter, values, form, target, hint)], hint, to=ElementType.FLOAT)
+        return emitter.add_node("Mul", [wide, emitter.number(target.scale)], hint)
     return _store_halved(emitter, rounded(values, form), hint)
 
 
@@ -249,7 +249,7 @@ def _store_halved(emitter: Emitter, values: Floats, hint: str) -> str:
         half = values.astype(np.float16)
     if not np.array_equal(half.astype(np.float32), values):
         return emitter.store(values, hint)
-    return emitter.node("Cast", [emitter.store(half, hint)], hint, to=ElementType.FLOAT)
+    return emitter.add_node("Cast", [emitter.store(half, hint)], hint, to=ElementType.FLOAT)
 
 
 def _store_typed(emitter: Emitter, values: Floats, form: AnyFormat, target: OnnxType, hint: str) -> str:
@@ -273,7 +273,7 @@ def _unpack_and_look_up(emitter: Emitter, codes: npt.NDArray[np.unsignedinteger]
     stored = emitter.store(stream.reshape(groups, bits), hint)
 
     def do(op: str, *inputs: str, **attributes: Any) -> str:
-        return emitter.node(op, inputs, hint, **attributes)
+        return emitter.add_node(op, inputs, hint, **attributes)
 
     def whole(value: npt.ArrayLike, kind: npt.DTypeLike = np.int32) -> str:
         return emitter.constant(value, kind)
@@ -291,4 +291,4 @@ def _unpack_and_look_up(emitter: Emitter, codes: npt.NDArray[np.unsignedinteger]
 
 def _look_up(emitter: Emitter, codes: str, form: AnyFormat, hint: str) -> str:
     table = np.clip(code_table(form), *float32_range(form))
-    return emitter.node("Gather", [emitter.constant(table, np.float32), codes], hint)
+    return emitter.add_node("Gather", [emitter.constant(table, np.float32), codes], hint)
