@@ -324,8 +324,10 @@ def _counted(alone: Workload) -> Model | None:
 
 
 def _divided(busy_s: float, model: Model | None, kind: MachineKind) -> tuple[float, float, float]:
-    """Divide a measured time into computing, memory and other, by the kind's peaks; without peaks all of it is
-    other."""
+    """Divide a measured time into computing, memory and other, by the kind's peaks.
+
+    Without peaks all of it is other.
+    """
     if model is None or kind.peak_tflops is None or kind.bandwidth_gb_s is None:
         return 0.0, 0.0, busy_s
     moved = sum(layer.weight_bytes + layer.input_bytes + layer.output_bytes for layer in model.layers)

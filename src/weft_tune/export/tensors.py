@@ -227,7 +227,9 @@ def store_integers(emitter: Emitter, values: Floats, form: AnyFormat, hint: str)
     target = onnx_type(form)
     assert target is not None and target.integer
     name = _store_typed(emitter, values, form, target, hint)
-    return emitter.add_node("DequantizeLinear", [name, emitter.number(target.scale), emitter.zero(target.element)], hint)
+    return emitter.add_node(
+        "DequantizeLinear", [name, emitter.number(target.scale), emitter.zero(target.element)], hint
+    )
 
 
 def store_codes(emitter: Emitter, values: Floats, form: AnyFormat, hint: str) -> str:
