@@ -13,13 +13,14 @@ import numpy.typing as npt
 from weft.kernels.compiling import inlined
 
 NEVER = -(1 << 62)
+"""Before every tick; half of the least int64, so that sums with it do not overflow."""
 
 
 def columns(places: int) -> npt.NDArray[np.int64]:
     """P and PM before anything was issued, shape (2, places): room for one issue less."""
-    found = np.empty((2, places), np.int64)
-    found[:, 0] = 0, NEVER
-    return found
+    pair = np.empty((2, places), np.int64)
+    pair[:, 0] = 0, NEVER
+    return pair
 
 
 @inlined

@@ -134,7 +134,7 @@ def _least_idle(models, rules, state, heads, count, npu):
     best, highest = -1, state.peak[npu.n]
     wants_weights = wants_space = False
     for again in range(2):
-        found, least, all_weights, all_space = -1, (0, 0), True, True
+        choice, least, all_weights, all_space = -1, (0, 0), True, True
         for i in range(count):
             if not heads.may_go[i]:
                 continue
@@ -153,10 +153,10 @@ def _least_idle(models, rules, state, heads, count, npu):
                 key = weave_key(total, inherent, distance)
             else:
                 key = weave_due_key(total, heads.table[i, DUE])
-            if found < 0 or key < least:
-                found, least = i, key
-        if found >= 0:
-            best = found
+            if choice < 0 or key < least:
+                choice, least = i, key
+        if choice >= 0:
+            best = choice
         if again or not (all_weights or all_space):
             break
         wants_weights, wants_space = all_weights, all_space

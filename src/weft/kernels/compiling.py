@@ -31,7 +31,7 @@ _IMPORTS = re.compile(r"^\s*(?:from|import) (weft\w*\.kernels)(?:\.(\w+)| import
 
 
 class _Announcement(event.Listener):
-    """Says what begins to be compiled, which takes seconds; what is found on disk is loaded without a word."""
+    """Says what begins to be compiled, which takes seconds; kept code is loaded without a word."""
 
     _within = 0
 
@@ -116,7 +116,7 @@ def _uncounted(typing: Any, arrays: Any) -> tuple[Any, Any]:
 borrowed: Callable[[T], T] = _itself if _config.DISABLE_JIT else cast(Any, _uncounted)
 """The same array, or tuple of arrays, whose references are not counted, so that it costs nothing to hand it on.
 
-Whoever calls the loop must keep it alive: a loop borrows what it was given, not what it made, and returns none of it.
+The caller of the loop must keep it alive: a loop borrows what it was given, not what it made, and returns none of it.
 """
 
 
@@ -127,10 +127,10 @@ def stamp(module: str) -> str:
     return sha256("\n".join(sources).encode()).hexdigest()
 
 
-def _sources(module: str, found: dict[str, str]) -> dict[str, str]:
-    found[module] = getsource(import_module(module))
-    for package, path, name in _IMPORTS.findall(found[module]):
+def _sources(module: str, texts: dict[str, str]) -> dict[str, str]:
+    texts[module] = getsource(import_module(module))
+    for package, path, name in _IMPORTS.findall(texts[module]):
         imported = f"{package}.{path or name}"
-        if imported not in found:
-            _sources(imported, found)
-    return found
+        if imported not in texts:
+            _sources(imported, texts)
+    return texts

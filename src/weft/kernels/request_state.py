@@ -32,6 +32,7 @@ READY, BELATED = -1, -2
 WAS_REFUSED = -2
 """Stands in place of the time of a request's answer where it was refused."""
 MANTISSA_BITS = 9
+"""Bins of latencies are 1/512 wide, 0.2 %: far below what runs with other requests differ by."""
 BINS = 64 << MANTISSA_BITS
 
 

@@ -105,15 +105,15 @@ def _weave(streams, rules, front, play, issues, plans, commit, work, quota, quer
 @part
 def _look_ahead(streams, rules, front, play, issues, clocks, plan, best_plan):
     """Play every candidate by both rules and keep the play that costs least."""
-    found, least = False, 0
+    any_allowed, least = False, 0
     _catch_up(streams, rules.buffer, front, issues, clocks)
     behind = furthest_behind(front.progress)
     for stream in range(len(front.position)):
         if _may_go(stream, behind, streams, front, rules.max_lag):
             for by_price in (False, True):
                 cost = _play(stream, by_price, streams, rules, front, play, issues, clocks, plan)
-                if not found or cost < least:
-                    found, least = True, cost
+                if not any_allowed or cost < least:
+                    any_allowed, least = True, cost
                     for step in range(len(plan)):
                         best_plan[step] = plan[step]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 
 def resumes(layer: int, last_issued: int) -> int:
-    """A key that puts those who have begun before all others, the one served last first; 0 for those who have not."""
+    """Sort batches that have begun before all others, the one served last first; 0 for the others."""
     return -2 - last_issued if layer > 0 else 0
 
 
@@ -25,7 +25,7 @@ def edf_key(deadline: int, arrival: int) -> tuple[int, int]:
     return deadline, arrival
 
 
-# How long somebody has waited
+# How long a request has waited
 
 
 def waited(now: int, arrival: int, whole: int, remaining: int) -> int:
@@ -39,7 +39,7 @@ def tokens(priority: int, whole: int, waited: int) -> int:
 
 
 def level(tokens: int, whole: int) -> int:
-    """PREMA: the highest threshold that so many tokens reach, of 9, 3 and 1; the last is everybody's."""
+    """PREMA: the highest threshold that this number of tokens reaches, of 9, 3 and 1; all reach the last."""
     return 9 if tokens >= 9 * whole else 3 if tokens >= 3 * whole else 1
 
 
@@ -125,7 +125,7 @@ def aimt_key(
     fetch: int, compute: int, last_issued: int, free: int, distance: int, compute_threshold: int, memory_threshold: int
 ) -> tuple[int, int]:
     """AI-MT: with little of the buffer free, what computes shortest; with little ready compute, what adds most to it;
-    else a layer that fetches longer, whoever waited longest. Without such layers, whoever waited longest."""
+    else a layer that fetches longer, of the stream that waited longest; without such layers, that stream's."""
     if free < memory_threshold:
         return 0, compute
     if distance < compute_threshold:

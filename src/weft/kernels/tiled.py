@@ -117,8 +117,8 @@ def best_times(
                 if min(tile[0], tile[1], tile[2]) < 1:
                     continue
                 for b_r in range(splits[0], splits[1] - 1, -1):
-                    found = time_s(work(products[place], tile, batch, b_r, readings[0]), *costs, readings[1])
-                    if found < times[design, place]:
-                        times[design, place] = found
+                    time = time_s(work(products[place], tile, batch, b_r, readings[0]), *costs, readings[1])
+                    if time < times[design, place]:
+                        times[design, place] = time
                         chosen[design, place, 0] = shape
                         chosen[design, place, 1] = b_r

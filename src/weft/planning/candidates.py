@@ -30,7 +30,7 @@ MORE_OPTIONS: dict[str, tuple[dict[str, Option], ...]] = {"punctual": ({"margin"
 """Policy -> options that are tried besides its defaults."""
 
 SMALL_BATCH = 2
-"""Batches of two share some work between requests and delay each of them least."""
+"""Besides the largest batch that pays: most of the gain of batching, at the least delay."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

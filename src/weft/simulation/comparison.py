@@ -75,7 +75,7 @@ class Comparison:
     def as_dict(self) -> dict[str, Any]:
         """What the JSON file says (docs/formats.md)."""
         raw = {"runs": self.reports, "in_pieces": self.in_pieces}
-        return {"format": 1} | {key: [each.as_dict() for each in reports] for key, reports in raw.items()}
+        return {"format": 1} | {key: [report.as_dict() for report in reports] for key, reports in raw.items()}
 
     def table(self) -> ResultTable:
         """The policies side by side, as ``weft compare`` prints them."""
@@ -151,20 +151,20 @@ def compare(
     """
     names = _saturated_names(policies, sweep)
     npu = load_npu(device) if isinstance(device, str) else device
-    profiles = [_profile(each, npu, batch, cost) for each in models]
-    told = _Told(on_progress, 2 * len(names) + sweep)
+    profiles = [_profile(model, npu, batch, cost) for model in models]
+    count = _Count(on_progress, 2 * len(names) + sweep)
     options: dict[str, dict[str, Option]] = {}
     if sweep:
-        told("sweeping aimt")
+        count("sweeping aimt")
         options["aimt"] = dict(sweep_aimt([profiles], npu).options)
 
     def run(name: str, pieces: int | None) -> Run:
         done = simulate(profiles, npu, name, workload, options=options.get(name), spill=spill, pieces=pieces)
-        told("simulating")
+        count("simulating")
         return done
 
     runs = tuple(run(name, pieces) for name in names)
-    smallest = max(each.report.pieces for each in runs)
+    smallest = max(run.report.pieces for run in runs)
     alike = tuple(run(name, smallest).report for name in names if smallest > 1 and pieces is None)
     batches = " and ".join(map(str, dict.fromkeys(profile.batch for profile in profiles)))
     title = f"{' + '.join(profile.model for profile in profiles)} on {npu.name}, batch {batches}"
@@ -226,7 +226,7 @@ def batching(sizes: Sequence[int]) -> str:
 
 
 def _affordable_s(case: Case, most_segments: float) -> float | None:
-    """How much of a workload takes so many segments under one policy; None where that is all of it.
+    """How much of a workload takes this number of segments under one policy; None where that is all of it.
 
     Batches are left out of account: they have fewer segments, and take less time to simulate.
     """
@@ -256,11 +256,11 @@ def _cut(workload: Workload, duration_s: float) -> Workload:
 
 def left_out() -> str:
     """Policies without deadlines that saturated streams say nothing of, and why."""
-    found: dict[str, list[str]] = {}
+    names_by_remark: dict[str, list[str]] = {}
     for name, kind in POLICIES.items():
         if kind.traits.pointless_saturated and not kind.traits.for_deadlines:
-            found.setdefault(kind.traits.pointless_saturated, []).append(name)
-    return "; ".join(f"{', '.join(names)} ({why})" for why, names in found.items())
+            names_by_remark.setdefault(kind.traits.pointless_saturated, []).append(name)
+    return "; ".join(f"{', '.join(names)} ({why})" for why, names in names_by_remark.items())
 
 
 def request_names(policies: str | Sequence[str], host: Host | None = None) -> list[str]:
@@ -299,15 +299,15 @@ def _checked(policies: str | Sequence[str], known: list[str]) -> list[str]:
     return names
 
 
-def _profile(each: AnyModel, npu: Npu, batch: int, cost: str) -> Profile:
-    if isinstance(each, Profile):
-        return each
-    model = each if isinstance(each, Model) else load_model(os.fspath(each))
-    return estimate(model, npu, batch=batch, cost=cost)
+def _profile(model: AnyModel, npu: Npu, batch: int, cost: str) -> Profile:
+    if isinstance(model, Profile):
+        return model
+    network = model if isinstance(model, Model) else load_model(os.fspath(model))
+    return estimate(network, npu, batch=batch, cost=cost)
 
 
-class _Told:
-    """Counts what is done for who wants to know."""
+class _Count:
+    """Counts the finished runs for the progress callback."""
 
     def __init__(self, on_progress: OnProgress | None, of: int) -> None:
         self._on_progress, self._done, self._of = on_progress, 0, of

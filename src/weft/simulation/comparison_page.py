@@ -43,14 +43,14 @@ def write_comparison_page(
     reports = [report for report, _ in runs]
     best = max(range(len(reports)), key=lambda place: reports[place].stp)
     data = _page(title, reports, best, _saturated_table(reports, in_pieces), _saturated_charts(reports))
-    told = dict.fromkeys(f"{report.policy}: {remark}" for report in reports for remark in _remarks(report))
+    remarks = dict.fromkeys(f"{report.policy}: {remark}" for report in reports for remark in _remarks(report))
     bound = f"No schedule can exceed STP {reports[0].bound_stp:.3f}; 1 is one model at a time."
     verdict = f"{reports[best].policy} has the highest STP"
     traces = [_trace(report, trace) for report, trace in runs]
     write_page(
         path,
         "comparison.html",
-        data | {"verdict": verdict, "told": [bound, *told], "traces": traces},
+        data | {"verdict": verdict, "remarks": [bound, *remarks], "traces": traces},
         "weft.simulation",
     )
 
@@ -60,7 +60,7 @@ def write_request_comparison_page(path: Path | str, reports: Sequence[RequestRep
     best = min(range(len(reports)), key=lambda place: reports[place].worst_violation_rate)
     data = _page(title, reports, best, _request_table(reports), _request_charts(reports))
     verdict = f"{reports[best].policy} misses least of the stream that suffers most"
-    write_page(path, "comparison.html", data | {"verdict": verdict, "told": [], "traces": []}, "weft.simulation")
+    write_page(path, "comparison.html", data | {"verdict": verdict, "remarks": [], "traces": []}, "weft.simulation")
 
 
 def _page(
@@ -175,17 +175,17 @@ def _request_table(reports: Sequence[RequestReport]) -> dict[str, Any]:
 
 
 def _request_charts(reports: Sequence[RequestReport]) -> list[dict[str, Any]]:
-    def each(value: Callable[[RequestStream], float | None]) -> list[list[tuple[int, float | None]]]:
+    def points(value: Callable[[RequestStream], float | None]) -> list[list[tuple[int, float | None]]]:
         return _by_model(reports, [[value(stream) for stream in report.streams] for report in reports])
 
     load = [[(-1, report.load)] for report in reports]
     return [
-        _chart("Missed by model", MISSED, "share", each(lambda stream: stream.violation_rate)),
+        _chart("Missed by model", MISSED, "share", points(lambda stream: stream.violation_rate)),
         _chart(
             "p99 of the deadline, by model",
             "Latency that 99 of 100 requests do not exceed, as a share of their deadline",
             "share",
-            each(lambda stream: None if stream.p99_s is None else stream.p99_s / stream.deadline_s),
+            points(lambda stream: None if stream.p99_s is None else stream.p99_s / stream.deadline_s),
             limit=1.0,
         ),
         _chart("Load", "Share of the lanes' time in which they compute", "share", load, limit=1.0),
@@ -200,7 +200,7 @@ def _by_model(
 ) -> list[list[tuple[int, float | None]]]:
     models = list(dict.fromkeys(stream.model for stream in reports[0].streams))
     places = [models.index(stream.model) for stream in reports[0].streams]
-    return [list(zip(places, each, strict=True)) for each in values]
+    return [list(zip(places, row, strict=True)) for row in values]
 
 
 def _chart(

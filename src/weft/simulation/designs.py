@@ -17,36 +17,43 @@ from weft.reports.pictures import save
 FRONT, CLOUD, BEST = PALETTE[0], "#c4c4c4", PALETTE[5]
 
 
-def draw_designs(found: Exploration, path: str | Path) -> None:
+def draw_designs(exploration: Exploration, path: str | Path) -> None:
     """Draw a search as a PNG or SVG file, by the suffix of *path*."""
     figure = Figure(figsize=(14.5, 4.4), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
-    _draw_map(figure, left, found)
-    _draw_front(middle, found.latency_s * 1e3, found.throughput, found.latency_front, found.best)
-    middle.set(xlabel="latency of one sample alone, ms", ylabel=f"samples/s at batch {found.max_batch}")
-    front_ms, front_rate = found.latency_s[found.latency_front] * 1e3, found.throughput[found.latency_front]
+    _draw_map(figure, left, exploration)
+    _draw_front(
+        middle, exploration.latency_s * 1e3, exploration.throughput, exploration.latency_front, exploration.best
+    )
+    middle.set(xlabel="latency of one sample alone, ms", ylabel=f"samples/s at batch {exploration.max_batch}")
+    front_ms, front_rate = (
+        exploration.latency_s[exploration.latency_front] * 1e3,
+        exploration.throughput[exploration.latency_front],
+    )
     # most designs are many times worse and would press the front into a corner
     middle.set(
         xlim=(0.95 * front_ms.min(), 1.25 * front_ms.max()), ylim=(0.8 * front_rate.min(), 1.05 * front_rate.max())
     )
     middle.set_title("alone or in batches, near the front")
-    _draw_front(right, found.dsps, found.scores, found.size_front, found.best)
+    _draw_front(right, exploration.dsps, exploration.scores, exploration.size_front, exploration.best)
     right.set(xlabel="DSPs (T_P x T_C)", ylabel="score, GOP/s over the batch sizes", title="size")
     right.legend(loc="lower right")
     for axes in (left, middle, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.set_title(axes.get_title(), loc="left", fontweight="bold")
         axes.set_title("", loc="center")
-    figure.suptitle(f"{', '.join(found.models)} on {found.platform.name}: {len(found)} designs", x=0.01, ha="left")
+    figure.suptitle(
+        f"{', '.join(exploration.models)} on {exploration.platform.name}: {len(exploration)} designs", x=0.01, ha="left"
+    )
     save(figure, path)
 
 
-def _draw_map(figure: Figure, axes: Axes, found: Exploration) -> None:
-    share = found.scores / found.scores[found.best]
+def _draw_map(figure: Figure, axes: Axes, exploration: Exploration) -> None:
+    share = exploration.scores / exploration.scores[exploration.best]
     order = np.argsort(share)
-    t_p, t_c = found.tile.t_p, found.tile.t_c
+    t_p, t_c = exploration.tile.t_p, exploration.tile.t_c
     points = axes.scatter(t_p[order], t_c[order], c=share[order], s=7, cmap="viridis", vmin=0, vmax=1, rasterized=True)
-    best = found.device()
+    best = exploration.device()
     axes.plot(best.t_p, best.t_c, "*", color=BEST, markersize=15, markeredgecolor="white")
     axes.annotate(
         f"<{best.t_r}, {best.t_p}, {best.t_c}>", (best.t_p, best.t_c), xytext=(9, 6), textcoords="offset points"

@@ -117,16 +117,16 @@ def sustain(
     loads = check_asked(base, policies, ratios, late)
     if processes < 1:
         raise InputError(f"processes = {processes} must be at least 1")
-    found = searchable(load_device(device or base.device) if isinstance(device, str | None) else device)
-    names = _names(policies, found)
+    machine = searchable(load_device(device or base.device) if isinstance(device, str | None) else device)
+    names = _names(policies, machine)
     questions = [
         Question(load, name, late=late, limit=limit, seeds=seeds, tolerance=tolerance)
         for load in loads
         for name in names
     ]
-    answers = sustain_all(questions, found, processes=processes, progress=on_progress)
-    settings = host_settings(prepare(base, found), late) if isinstance(found, Host) else ""
-    return SustainedLoads(found.name, limit, mixes, tuple(names), tuple(questions), tuple(answers), settings)
+    answers = sustain_all(questions, machine, processes=processes, progress=on_progress)
+    settings = host_settings(prepare(base, machine), late) if isinstance(machine, Host) else ""
+    return SustainedLoads(machine.name, limit, mixes, tuple(names), tuple(questions), tuple(answers), settings)
 
 
 def check_asked(
@@ -177,7 +177,7 @@ def _table(loads: SustainedLoads) -> ResultTable:
                 _rate(answer.unsustained_rate),
                 "seeds disagree" if answer.noise_limited else "",
             ),
-            answer.stp == max(each.stp for each in answers),
+            answer.stp == max(other.stp for other in answers),
         )
         for label, answers in ((label, loads.at(place)) for place, label in enumerate(loads.labels))
         for place, answer in enumerate(answers)
@@ -212,5 +212,5 @@ def _rate(per_s: float) -> str:
 
 
 def _on_host(answer: Sustained) -> tuple[str, str, str]:
-    p99 = " / ".join(number(each, 1, scale=1e3) for each in answer.p99_s)
+    p99 = " / ".join(number(p99_s, 1, scale=1e3) for p99_s in answer.p99_s)
     return f"{answer.violation_rate:.2%}", p99, f"{answer.load or 0.0:.1%}"

@@ -5,7 +5,7 @@ engine, source and policy run on ``SimulatedHost``. Where prediction and measure
 times vary more than their mean says, or something besides the segments takes time. Requests leave a model with
 exits where they really left it; those that had no answer leave where others did, drawn at random. Requests for models
 that were stitched wait in one queue, as they do in the server. Where models share a GPU, lanes are its shares, and
-models are what the server found them to be like; what it learned of pairs is not in the file.
+models are what the server measured them to be like; what it learned of pairs is not in the file.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 TICKS_PER_S = 1_000_000_000
+"""Nanoseconds, as in the server: its lanes are timed with them."""
 
 Time = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 
@@ -110,11 +111,13 @@ class _Stream(BaseModel):
     @model_validator(mode="after")
     def _consistent(self) -> _Stream:
         lists = {
-            key: each for key in ("lag_s", "latency_s", "status", "exit") if (each := getattr(self, key)) is not None
+            key: column
+            for key in ("lag_s", "latency_s", "status", "exit")
+            if (column := getattr(self, key)) is not None
         }
-        for key, each in lists.items():
-            if len(each) != len(self.scheduled_s):
-                raise ValueError(f"{key} has {len(each)} values for {len(self.scheduled_s)} requests")
+        for key, column in lists.items():
+            if len(column) != len(self.scheduled_s):
+                raise ValueError(f"{key} has {len(column)} values for {len(self.scheduled_s)} requests")
         return self
 
 
@@ -186,7 +189,7 @@ def predict(path: str | Path, policy: str | None = None, options: Mapping[str, O
         model = profile.models.get(served_name(stream.model))
         if model is None:
             raise InputError(f"{path}: the server had no measured segments of {stream.model}")
-        if (last := max([each for each in stream.exit or () if each], default=1)) > len(model.ends):
+        if (last := max([place for place in stream.exit or () if place], default=1)) > len(model.ends):
             raise InputError(
                 f"{path}: a request of {stream.model} left at exit {last}, the model has {len(model.ends)}"
             )
@@ -214,7 +217,7 @@ def predict(path: str | Path, policy: str | None = None, options: Mapping[str, O
 def _read(path: str | Path) -> _BenchFile:
     raw = read_json(path, InputError)
     listed = raw.get("streams") if isinstance(raw, dict) else None
-    if isinstance(listed, list) and any(isinstance(each, dict) and "latency_s" not in each for each in listed):
+    if isinstance(listed, list) and any(isinstance(stream, dict) and "latency_s" not in stream for stream in listed):
         raise InputError(f"{path}: has no single requests; run weft bench with --save-latencies")
     try:
         return _BenchFile.model_validate(raw)
@@ -223,7 +226,7 @@ def _read(path: str | Path) -> _BenchFile:
 
 
 class _Clients(Arrivals):
-    """Simulated clients, some of whom wait in one queue because their models have one body."""
+    """Simulated clients, some of which wait in one queue because their models have one body."""
 
     def __init__(
         self, queues: Sequence[int], terms: Sequence[Terms], times: Sequence[Iterator[int]], **how: Any
@@ -312,13 +315,13 @@ def _executor(setting: Setting) -> SimulatedHost:
     if setting.shares is None:
         return SimulatedHost(setting)
     kinds = range(len(setting.programs))
-    return SimulatedHost(setting, crowd=Crowd(setting.shares, kinds, lambda each: DrawnWork(0, each.compute)))
+    return SimulatedHost(setting, crowd=Crowd(setting.shares, kinds, lambda segment: DrawnWork(0, segment.compute)))
 
 
 def _leaves(stream: _Stream, model: _MeasuredModel, seed: int) -> Ints:
     """After how many segments each request leaves: where it did, or where others of its stream did, or may have."""
     count = len(model.ends)
-    exits = np.array([each or 0 for each in stream.exit or [0] * len(stream.scheduled_s)], np.int64)
+    exits = np.array([place or 0 for place in stream.exit or [0] * len(stream.scheduled_s)], np.int64)
     known = np.bincount(exits, minlength=count + 1)[1:]
     rates = known / known.sum() if known.any() else np.array(model.exit_rates or [*[0.0] * (count - 1), 1.0])
     unknown = np.flatnonzero(exits == 0)
@@ -327,11 +330,11 @@ def _leaves(stream: _Stream, model: _MeasuredModel, seed: int) -> Ints:
 
 
 def _ends(bench: _BenchFile, feed: Arrivals) -> list[Floats]:
-    found: list[dict[int, list[int]]] = [{} for _ in bench.streams]
+    ends_by_arrival: list[dict[int, list[int]]] = [{} for _ in bench.streams]
     for answer in feed.answers:
-        found[answer.stream].setdefault(answer.arrival, []).append(answer.end)
+        ends_by_arrival[answer.stream].setdefault(answer.arrival, []).append(answer.end)
     ends = []
-    for stream, by_arrival in zip(bench.streams, found, strict=True):
+    for stream, by_arrival in zip(bench.streams, ends_by_arrival, strict=True):
         ticks = [by_arrival[tick].pop() for tick in _ticks(stream).tolist()]
         ends.append(np.array([tick / TICKS_PER_S if tick >= 0 else np.nan for tick in ticks]))
     return ends
@@ -368,7 +371,7 @@ def _program(name: str, model: _MeasuredModel, batch: int, hand_over_s: float) -
     if len(times) != len(model.segments):
         raise InputError(f"{name}: {len(times)} times for {len(model.segments)} segments at batch {batch}")
     nothing = (0,) * len(times)
-    ticks = tuple(max(1, round((each + hand_over_s) * TICKS_PER_S)) for each in times)
+    ticks = tuple(max(1, round((time_s + hand_over_s) * TICKS_PER_S)) for time_s in times)
     rates = tuple(model.exit_rates) if model.exits else ()
     return Program(name, tuple(model.segments), nothing, ticks, nothing, tuple(model.exits), rates)
 
@@ -376,8 +379,8 @@ def _program(name: str, model: _MeasuredModel, batch: int, hand_over_s: float) -
 def _measured(stream: _Stream) -> Floats:
     return np.array(
         [
-            np.nan if each is None or status != 200 else each
-            for each, status in zip(stream.latency_s, stream.status, strict=True)
+            np.nan if latency_s is None or status != 200 else latency_s
+            for latency_s, status in zip(stream.latency_s, stream.status, strict=True)
         ]
     )
 

@@ -101,12 +101,12 @@ def bin_edges() -> Ints:
 
 
 def percentiles(histogram: Ints, percents: Sequence[float], largest: int) -> list[int]:
-    """Latencies in ticks that so many percent of the requests do not exceed, to the upper edges of their bins."""
+    """Latencies in ticks that these percentages of the requests do not exceed, to the upper edges of their bins."""
     filled = np.flatnonzero(histogram)
     counted = np.cumsum(histogram[filled])
     reached = np.searchsorted(counted, np.ceil(counted[-1] * np.asarray(percents) / 100))
-    found: list[int] = np.minimum(bin_edges()[filled[reached] + 1], largest).tolist()
-    return found
+    latencies: list[int] = np.minimum(bin_edges()[filled[reached] + 1], largest).tolist()
+    return latencies
 
 
 def cdf(histogram: Ints, tick_s: float) -> tuple[Floats, Floats]:
@@ -121,7 +121,7 @@ def stream_report(
 ) -> RequestStream:
     arrived, completed, violated = counts[k.ARRIVED], counts[k.COMPLETED], counts[k.VIOLATED]
     ticks = percentiles(histogram, (*PERCENTILES, *range(1, 101)), counts[k.LATENCY_MAX]) if completed else []
-    latencies_s = [each * tick_s for each in ticks]
+    latencies_s = [latency * tick_s for latency in ticks]
     tail: Sequence[float | None] = latencies_s[: len(PERCENTILES)] or [None] * len(PERCENTILES)
     return RequestStream(
         model=model,

@@ -15,12 +15,12 @@ DEADLINES_LONG, BURSTS_LONG = 20, 40
 WARM_SHARE = 0.05
 """The part of a run that is not counted."""
 MOST_TIMES = 4
-"""A run is prolonged for rare streams up to so many times the requests."""
+"""A run is prolonged for rare streams up to this multiple of the requests."""
 
 FRESH_SEED = 1000
 """Added to the workload's seed for the first set of requests that loads are judged by, other ones than those by which a
 plan's options were chosen; the sets after it count on from there. One set of the usual length moves the answer by up to
-15 % (two models at 6 requests/s), so that commands which shall agree have to draw the same."""
+15 % (two models at 6 requests/s), so that commands that are to agree have to draw the same."""
 
 
 class RunLength(NamedTuple):

@@ -95,7 +95,7 @@ def loads_figure(ratios: Sequence[str], policies: Sequence[str], stps: Sequence[
 
 
 def _size(bars: float) -> tuple[float, float]:
-    """Inches of a picture with room for so many bars."""
+    """Inches of a picture with room for this number of bars."""
     return min(14.0, max(6.0, 1.2 + 0.95 * bars)), 4.2
 
 

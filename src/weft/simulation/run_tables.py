@@ -24,11 +24,11 @@ def report_table(report: Report) -> ResultTable:
         for stream in report.streams
     ]
     columns = ("model", "queries", "alone ms", "latency ms", "slowdown", "worst ms")
-    return ResultTable(f"{report.policy} on {report.device}", columns, tuple(map(TableRow, rows)), 1, _told(report))
+    return ResultTable(f"{report.policy} on {report.device}", columns, tuple(map(TableRow, rows)), 1, _remarks(report))
 
 
-def _told(report: Report) -> tuple[str, ...]:
-    """What else is known of a run, for who sees nothing but its table."""
+def _remarks(report: Report) -> tuple[str, ...]:
+    """What else is known of a run, below its table."""
     lines = [
         f"STP {report.stp:.3f} = {report.fraction_of_bound:.1%} of the bound {report.bound_stp:.3f}; "
         f"ANTT {number(report.antt, 2)}, worst slowdown {number(report.max_slowdown, 2)}; "
@@ -36,7 +36,7 @@ def _told(report: Report) -> tuple[str, ...]:
     ]
     if report.remark:
         lines.append(report.remark)
-    lines += [f"{each.model} starved: no query completed" for each in report.streams if not each.queries]
+    lines += [f"{stream.model} starved: no query completed" for stream in report.streams if not stream.queries]
     return tuple(lines)
 
 
@@ -77,7 +77,7 @@ def busy(report: RequestReport, between: str = ", ") -> str:
 def comparison_table(title: str, reports: Sequence[Report], in_pieces: Sequence[Report] = ()) -> ResultTable:
     """Policies side by side; *in_pieces*: the same with the pieces that one of them chose, if one did."""
     best = max(report.stp for report in reports)
-    alike = [[number(each.stp)] for each in in_pieces] or [[]] * len(reports)
+    alike = [[number(report.stp)] for report in in_pieces] or [[]] * len(reports)
     rows = [
         (
             report.policy,
@@ -94,7 +94,7 @@ def comparison_table(title: str, reports: Sequence[Report], in_pieces: Sequence[
     ]
     part = [f"in 1/{in_pieces[0].pieces}"] if in_pieces else []
     columns = ("policy", "STP", *part, "of bound", "ANTT", "worst", "PE", "DRAM", "queries")
-    marked = tuple(TableRow(cells, each.stp == best) for cells, each in zip(rows, reports, strict=True))
+    marked = tuple(TableRow(cells, report.stp == best) for cells, report in zip(rows, reports, strict=True))
     notes = [f"no schedule can exceed STP {reports[0].bound_stp:.3f}; 1.0 is one model at a time"]
     if in_pieces:
         size = f"1/{in_pieces[0].pieces}"
@@ -108,8 +108,8 @@ def request_comparison_table(title: str, reports: Sequence[RequestReport]) -> Re
     columns = (
         "policy",
         "missed",
-        *(f"{each} missed" for each in models),
-        *(f"{each} p99 ms" for each in models),
+        *(f"{model} missed" for model in models),
+        *(f"{model} p99 ms" for model in models),
         "load",
     )
     best = min(report.worst_violation_rate for report in reports)
@@ -136,11 +136,11 @@ def request_comparison_table(title: str, reports: Sequence[RequestReport]) -> Re
 def copies_of(reports: Sequence[RequestReport]) -> Mapping[str, list[str]]:
     """Policy -> those after it whose runs are the same to the last request."""
     firsts: dict[str, RequestReport] = {}
-    found: dict[str, list[str]] = {}
+    names_by_remark: dict[str, list[str]] = {}
     for report in reports:
         same = next((name for name, first in firsts.items() if replace(report, policy=name) == first), None)
         if same is None:
-            firsts[report.policy], found[report.policy] = report, []
+            firsts[report.policy], names_by_remark[report.policy] = report, []
         else:
-            found[same].append(report.policy)
-    return found
+            names_by_remark[same].append(report.policy)
+    return names_by_remark

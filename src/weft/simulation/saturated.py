@@ -31,7 +31,9 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 
 DEFAULT_QUERIES = 100
+"""Queries per stream: begin and end of the run, in which not all streams weave, are then 1 % of it."""
 MOST_PIECES = 1024
+"""Pieces of the buffer; smaller ones cost more time at each decision than they can save."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -141,7 +141,7 @@ def _spread(tasks: list[tuple[Question, Device | None]], processes: int) -> Iter
         yield from (sustain(*task) for task in tasks)
         return
     with closing(QuietProcesses(processes)) as workers:
-        yield from workers.each(_sustain_task, tasks)
+        yield from workers.results(_sustain_task, tasks)
 
 
 def _sustain_task(task: tuple[Question, Device | None]) -> Sustained:
@@ -210,12 +210,12 @@ def _missed(report: RequestReport) -> float:
 
 def _p99_s(reports: Sequence[RequestReport]) -> tuple[float | None, ...]:
     streams = zip(*(report.streams for report in reports), strict=True)
-    return tuple(max((each.p99_s for each in seeds if each.p99_s is not None), default=None) for seeds in streams)
+    return tuple(max((stream.p99_s for stream in seeds if stream.p99_s is not None), default=None) for seeds in streams)
 
 
 def _load(reports: Sequence[RequestReport]) -> float | None:
-    found = [report.load for report in reports if report.load is not None]
-    return _mean(found) if found else None
+    loads = [report.load for report in reports if report.load is not None]
+    return _mean(loads) if loads else None
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -17,12 +17,12 @@ Found = TypeVar("Found")
 
 
 class QuietProcesses:
-    """As many processes, which Ctrl-C ends without a word: whoever waits for them tells."""
+    """As many processes, which Ctrl-C ends without a word: the caller reports it."""
 
     def __init__(self, processes: int) -> None:
         self._pool = ProcessPoolExecutor(processes, get_context("spawn"), _end_quietly)
 
-    def each(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> Iterator[Found]:
+    def results(self, function: Callable[[Task], Found], tasks: Sequence[Task]) -> Iterator[Found]:
         """What a function gives for every task, in their order."""
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # they inherit it until they can end quietly
         try:

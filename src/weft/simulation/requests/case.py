@@ -162,7 +162,7 @@ def _segments(
     name: str, model: HostModel, batch: int, slower: float, clock: Clock, rates: tuple[float, ...]
 ) -> Program:
     nothing = (0,) * len(model.segments)
-    ticks = tuple(max(1, clock.ticks(each * slower)) for each in model.times_at(batch))
+    ticks = tuple(max(1, clock.ticks(time_s * slower)) for time_s in model.times_at(batch))
     return Program(name, model.segments, nothing, ticks, nothing, model.exits if rates else (), rates)
 
 
@@ -263,10 +263,10 @@ def _asked_in(workload: Workload, stream: Stream) -> Iterator[None]:
 
 def _profiles(stream: Stream, npu: Npu, cost: str, folder: str) -> list[Profile]:
     if stream.profiles:
-        found = [read_profile(Path(folder) / path) for path in stream.profiles[: stream.max_batch]]
-        if len({len(profile.layers) for profile in found}) > 1:
+        profiles = [read_profile(Path(folder) / path) for path in stream.profiles[: stream.max_batch]]
+        if len({len(profile.layers) for profile in profiles}) > 1:
             raise WorkloadError(f"{stream.model}: its profiles have different numbers of layers")
-        return found
+        return profiles
     name, shapes = _name(stream, folder), tuple(stream.shapes.items())
     return [_estimated(name, stream.seq_len, shapes, npu, batch, cost) for batch in range(1, stream.max_batch + 1)]
 

@@ -40,7 +40,7 @@ def overheads(case: Case, seed: int | None) -> list[Iterator[int]]:
     host, rng = _host(case), _rng(case, seed)
     rng.integers(1 << 30, size=len(case.terms) + 1)  # those of the segments
     return [
-        _from_anywhere([case.clock.ticks(each) for each in host.model(stream.served_name).overhead_s], rng)
+        _from_anywhere([case.clock.ticks(time_s) for time_s in host.model(stream.served_name).overhead_s], rng)
         for stream in case.workload.stream
     ]
 
@@ -55,9 +55,9 @@ class _Draws:
         self._kinds: list[int] = []
         for name, model, terms in zip(names, self._models, case.terms, strict=True):
             for batch in range(1, terms.max_batch + 1):
-                self._work.append(tuple(each / case.clock.tick_s for each in model.times_at(batch)))
+                self._work.append(tuple(time_s / case.clock.tick_s for time_s in model.times_at(batch)))
                 self._kinds.append(list(host.models).index(name))
-        self._hand_overs = _from_anywhere([case.clock.ticks(each) for each in host.hand_over_s], rng)
+        self._hand_overs = _from_anywhere([case.clock.ticks(time_s) for time_s in host.hand_over_s], rng)
         self._places = [int(place) for place in rng.integers(1 << 30, size=len(names))]
 
     def crowd(self, setting: Setting) -> Crowd:

@@ -55,7 +55,7 @@ def serve(
         [_singly(case.arrivals(index, seed)) for index in streams],
         end=case.clock.ticks(case.workload.duration_s),
         strict=late == "drop",
-        leaves=[None if (found := case.leaves(i, setting, seed)) is None else _singly(found) for i in streams],
+        leaves=[None if (blocks := case.leaves(i, setting, seed)) is None else _singly(blocks) for i in streams],
         sure=[case.sure(index, setting, seed) for index in streams],
     )
     engine, source = request_engine(policy, feed, executor, estimates(policy), late=late)
@@ -102,7 +102,7 @@ def _besides(case: Case, seed: int | None) -> Sequence[Iterator[int]]:
 
 
 def _singly(blocks: Iterator[Ints]) -> Iterator[int]:
-    return (int(each) for block in blocks for each in block)
+    return (int(value) for block in blocks for value in block)
 
 
 def _tallied(
@@ -123,7 +123,7 @@ def _tallied(
     clocks[k.COMPUTED] = _computed(case, executor)
     clocks[k.STEPS] = steps
     issues = [(head.stream, head.query, head.layer, head.program, *times) for head, times in executor.log]
-    histogram = [np.bincount(np.array(each, np.int64), minlength=k.BINS) for each in bins]
+    histogram = [np.bincount(np.array(row, np.int64), minlength=k.BINS) for row in bins]
     return Tally(
         clocks,
         np.array(counts, np.int64).reshape(-1, 10),

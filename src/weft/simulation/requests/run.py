@@ -61,7 +61,7 @@ def simulate_requests(
     """
     check_late(late)
     chooser = make_request_policy(policy, case.setting_of(policy_called(policy)), options)
-    # Who is refused, and when, is not compiled, nor is giving up.
+    # Neither refusing requests nor ending a run early is compiled.
     compiled = compiled and late != "drop" and not case.is_steered and most_missed is None
     if compiled and isinstance(case.device, Npu) and type(chooser) in weaving.ONLINE:
         tally = weaving.serve(case, chooser, late, seed, record)
