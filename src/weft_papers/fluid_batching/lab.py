@@ -313,7 +313,7 @@ class Bench:
     ) -> list[Result]:
         """Run a function for every task; return the results in order."""
         results = []
-        for result in map(function, tasks) if self.processes == 1 else self._workers.each(function, tasks):
+        for result in map(function, tasks) if self.processes == 1 else self._workers.results(function, tasks):
             results.append(result)
             if tick:
                 tick(len(results), len(tasks))
