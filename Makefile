@@ -34,12 +34,13 @@ test-cluster: $(READY) ## weft on a cluster of Ray with three nodes, one of whic
 strain: $(READY) ## The tests on machines that this one is not: busy, of one core, slow, fast, with a slow disk.
 	$(BIN)/python tests/strain.py
 
-lint: $(READY) ## Format, lint, types.
+lint: $(READY) ## Format, lint, words, types.
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/python -m tests.words
 	$(BIN)/mypy
 
-check: lint test ## Format, lint, types, tests.
+check: lint test ## Format, lint, words, types, tests.
 
 docs: $(READY) ## The documentation as a site in out/site; a warning is an error.
 	$(BIN)/python -m pip install --quiet --no-compile --editable ".[docs]"

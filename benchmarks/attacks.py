@@ -21,7 +21,7 @@ from chaos import infer_tensors, post, write_chain, write_mlp
 from hostile_grpc import messages
 from hostile_json import requests
 from hostile_models import ENDLESS, products_for, write_expand, write_loop, write_slow_load
-from killing import WorkerKiller
+from processes import WorkerKiller
 
 EXPANDED = (50_000, 30_000)
 """What the bomb makes of one number, where there is memory for it: 6 GB."""

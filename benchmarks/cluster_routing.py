@@ -26,9 +26,8 @@ from matplotlib.figure import Figure
 from weft.workloads.traffic import Day, Surge, Traffic
 from weft_cluster.placing.demand import Demand, Need
 from weft_cluster.placing.machines import MachineGroup, MachineKind, Machines
-from weft_cluster.routing.cluster import Cluster, placed
+from weft_cluster.routing.cluster import Cluster, ClusterSetting, failures, placed, slowed
 from weft_cluster.routing.placing_run import place
-from weft_cluster.routing.setting import ClusterSetting, failures, slowed
 from weft_cluster.routing.simulate import simulate_cluster
 
 RESULTS = Path(__file__).parent / "results"

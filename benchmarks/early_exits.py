@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
-from awake import awake
-from machine import machine
+from machine import awake, machine
 from rich.console import Console
 from rich.table import Table
 

@@ -24,9 +24,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from awake import awake
 from bisecting import largest
-from machine import machine
+from machine import awake, machine
 from rich.console import Console
 from rich.table import Table
 from undisturbed import piece_s

@@ -21,8 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from awake import awake
-from machine import machine
+from machine import awake, machine
 from rich.console import Console
 from rich.table import Table
 from serving_overhead import Target, binary_request, json_request, measure, write_network

@@ -37,8 +37,8 @@ from weft_tune.network import ROLES, Network, Role, Target
 from weft_tune.numbers.configuration import AnyFormat, Configuration
 from weft_tune.numbers.format import BIN, FIXED
 from weft_tune.quantised.evaluator import OnnxEvaluator
+from weft_tune.quantised.opened import find_targets
 from weft_tune.quantised.scoring import classes, quantise_int8
-from weft_tune.quantised.targets import find_targets
 from weft_tune.result import Tuning
 from weft_tune.search_space import first_scale
 from weft_tune.tuner import find_formats

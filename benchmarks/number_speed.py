@@ -19,9 +19,8 @@ import numpy as np
 from machine import machine
 
 from weft.base.jsonfile import write_json
-from weft_tune.numbers.arrays import rounded
+from weft_tune.numbers.arrays import loop_for, rounded
 from weft_tune.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, Format, TwosComplement, spell
-from weft_tune.numbers.loops import loop_for
 
 RESULTS = Path(__file__).parent / "results" / "number_speed.json"
 COUNT = 1 << 24

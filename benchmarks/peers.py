@@ -20,8 +20,7 @@ from typing import Any
 
 import numpy as np
 import onnxruntime as ort
-from awake import awake
-from machine import machine
+from machine import awake, machine
 from open_loop import Ask, Seen, run_open_loop
 from peer_servers import PEERS, Model, Peer, Running, Weft, install, versions
 from verdicts import show_table, told

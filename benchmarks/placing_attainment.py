@@ -23,13 +23,12 @@ from matplotlib.figure import Figure
 from placing_mixes import cluster, demands
 
 from weft.base.jsonfile import write_json
-from weft_cluster.placing.alpaserve import greedy
 from weft_cluster.placing.bound import placing_bound
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.problem import Floats, PlacingProblem
-from weft_cluster.routing.attaining import Attaining
+from weft_cluster.routing.placing_run import Attaining, greedy
 from weft_papers.placing_rivals.alpaserve import integer_programme
-from weft_papers.placing_rivals.common_practice import round_robin
+from weft_papers.placing_rivals.spreading import round_robin
 
 RESULTS = Path(__file__).parent / "results"
 MODELS, OVERLAP, MEMORY_GIB = 24, 0.45, 16.0

@@ -29,9 +29,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from awake import awake
 from bisecting import largest
-from machine import machine
+from machine import awake, machine
 from rich.console import Console
 from rich.table import Table
 
@@ -40,7 +39,7 @@ from weft.base.tomlfile import as_toml
 from weft.devices import Host
 from weft.load import run_load
 from weft.planning.layout import planned_workload
-from weft.planning.load_prediction import foreseen, planned_host
+from weft.planning.load_prediction import planned_host, predict
 from weft.planning.plan import Plan, PlanOption, read_plan
 from weft.serving.process import ServerProcess
 from weft.workloads.requests import Workload
@@ -133,7 +132,7 @@ def at_load(folder: Path, factor: float, seconds: float) -> Workload:
 
 def predicted(plan: Plan, host: Host, workload: Workload) -> Seen:
     """What the simulator says, by the server's rules and with the same arrivals."""
-    streams = foreseen(plan, host, workload).streams
+    streams = predict(plan, host, workload).streams
     return Seen(tuple(each.missed for each in streams), tuple(each.p99_ms for each in streams))
 
 

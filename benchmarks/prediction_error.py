@@ -14,8 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from awake import awake
-from machine import machine
+from machine import awake, machine
 from rich.console import Console
 from rich.table import Table
 

@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import onnxruntime as ort
-from awake import awake
-from machine import machine
+from machine import awake, machine
 from modes import as_served, settings_known
 from verdicts import show_table, told
 from wheels import PackagedFile, fetch, model_files, without_twins

@@ -30,8 +30,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
-from awake import awake
-from machine import machine
+from machine import awake, machine
 from onnx import TensorProto, helper, numpy_helper
 from processes import cpu_s
 from rich.console import Console

@@ -34,8 +34,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import onnx
 import tritonclient.http as triton
-from awake import awake
-from machine import machine
+from machine import awake, machine
 from onnx import TensorProto, helper, numpy_helper
 from processes import cpu_s
 from rich.console import Console

@@ -33,12 +33,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import grpc_sizes
-from awake import awake
 from chaos import KILLED, NO_MODEL, PATIENCE_S, Chaos, Ledger, chaos_process, infer, reason, write_repository
-from killing import WorkerKiller
-from machine import machine
+from machine import awake, machine
 from modes import MODES, as_served, settings_for, settings_known, wait_until_learned, write_settings
-from processes import free_port, memory_bytes
+from processes import WorkerKiller, free_port, memory_bytes
 from verdicts import Verdict, show_table, show_verdicts
 
 from weft.base.jsonfile import write_json

@@ -42,10 +42,9 @@ from attacks import (
     loop_request,
     write_models,
 )
-from awake import awake
 from chaos import infer_tensors
 from hostile_models import write_expand
-from machine import machine
+from machine import awake, machine
 from modes import MODES, as_served, settings_for, settings_known, wait_until_learned, write_settings
 from open_loop import Ask, Seen, run_open_loop
 from processes import Process, family, free_port, memory_bytes, survivors

@@ -65,10 +65,19 @@ LONG = (
 """Tests that take long: papers reproduced, and rooms held against others' programs or random cases once more."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def _is_long(path: Path) -> bool:
     here = Path(__file__).parent
+    return path.is_relative_to(here) and path.relative_to(here).as_posix().startswith(LONG)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Without the long ones their files are not even imported: a third of all tests."""
+    return True if config.option.markexpr == "not long" and _is_long(collection_path) else None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if item.path.is_relative_to(here) and item.path.relative_to(here).as_posix().startswith(LONG):
+        if _is_long(item.path):
             item.add_marker("long")
 
 

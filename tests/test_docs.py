@@ -139,7 +139,9 @@ def test_the_page_on_serving_has_every_setting() -> None:
 
 def commands(page: Path) -> Iterator[list[str]]:
     """The words of every ``weft ...`` in the blocks of a page that are not of another language."""
-    for block in re.findall(r"^ *```(?:console|bash|sh)?\n(.*?)^ *```$", page.read_text("utf-8"), re.M | re.S):
+    for _, language, block in re.findall(r"^( *)```(.*?)\n(.*?)^\1```$", page.read_text("utf-8"), re.M | re.S):
+        if language not in ("", "console", "bash", "sh"):
+            continue
         for line in block.replace("\\\n", " ").splitlines():
             with contextlib.suppress(ValueError):  # a line of output has a single quote
                 words = shlex.split(line.removeprefix("$ "), comments=True)

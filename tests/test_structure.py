@@ -59,7 +59,7 @@ ONLY_IN = {
         "weft_tune/pages/picture.py",
         "weft_papers/pictures.py",
     ),
-    "numba": ("weft/kernels/", "weft_cluster/kernels/", "weft_map/kernels/", "weft_tune/kernels/"),
+    "numba": ("weft/kernels/", "weft_cluster/kernels/", "weft_map/kernels/", "weft_tune/kernels.py"),
     "onnx": (
         "weft/models/",
         "weft/runtime/",
@@ -69,8 +69,8 @@ ONLY_IN = {
         "weft_tune/quantised/",
         "weft_tune/runtime_target/",
     ),
-    "typer": ("weft/cli/", *(f"{tool}/cli/" for tool in TOOLS)),
-    "rich": ("weft/cli/", *(f"{tool}/cli/" for tool in TOOLS)),
+    "typer": ("weft/cli/", *(f"{tool}/cli" for tool in TOOLS)),
+    "rich": ("weft/cli/", *(f"{tool}/cli" for tool in TOOLS)),
     "onnxruntime": (
         "weft/runtime/onnxruntime_cpu/",
         "weft/runtime/cuda/",

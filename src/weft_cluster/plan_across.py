@@ -1,23 +1,30 @@
-"""Plans for several machines like this one: the models are measured here and divided, then each machine is planned."""
+"""Plans for several machines like this one: the models are measured here and divided, then each machine is planned.
+
+``weft plan --machines`` is registered with this module: it calls ``check_place``, ``plan_across`` and ``print_plans``.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from weft.base.errors import InputError
+from weft.cli.printing import print_table, say, say_written
 from weft.devices import Host
 from weft.planning.machine import this_machine
 from weft.planning.measured import SECONDS
 from weft.planning.planning_run import MadePlan, OnProgress, make_plan, measured_for
 from weft.workloads.requests import Workload
-from weft_cluster.placing.folder import write_folder
+from weft_cluster.placing.demand import demands_of
 from weft_cluster.placing.machines import GIB, MOST_MACHINES, parse_machines
-from weft_cluster.placing.needs import demands_of
 from weft_cluster.placing.placement import PlacedMachine, Placement
+from weft_cluster.placing.placement_shown import check_place, in_words, machines_table, write_folder
 from weft_cluster.routing.placing_run import place
+
+__all__ = ["PlansAcross", "check_place", "plan_across", "print_plans", "workload_of"]
 
 KIND = "machine"
 """What machines like this one are called; each has its number."""
@@ -90,3 +97,16 @@ def workload_of(machine: PlacedMachine, workload: Workload) -> Workload:
         if stream.served_name in shares
     )
     return workload.model_copy(update={"stream": streams, "total_rate": None, "ratio": None})
+
+
+def print_plans(plans: PlansAcross, output: str | None) -> None:
+    """Show which machine has which models, and how to serve each."""
+    print_table(machines_table(plans.placement))
+    for sentence in in_words(plans.placement):
+        say(sentence, soft_wrap=True)
+    if output is None:
+        say("nothing was written: -o FOLDER writes the placement, and a plan for each machine")
+        return
+    say_written("placement", output, f"{os.path.join(output, 'report.html')} shows it")
+    for name in plans.plans:
+        say(f"{'then':<9} weft serve {os.path.join(output, name)}   on {name}", soft_wrap=True)

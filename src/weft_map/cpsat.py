@@ -18,10 +18,9 @@ from math import ceil, floor, inf, isfinite
 from typing import Any
 
 from weft.base.errors import InputError
+from weft_map.limits import check_switches, most_switches, shortest
 from weft_map.problem import Objective, Problem, Task
 from weft_map.schedule import Schedule, Units
-from weft_map.single_task import shortest
-from weft_map.switches import check_switches, most_switches
 
 TICKS = 1 << 22
 """Ticks in the longest time that is looked at; a step or a move loses less than one of them to rounding."""
@@ -58,12 +57,11 @@ def contention_free(
     max_switches: int | None = None,
     seed: int = 0,
     hint: Schedule | None = None,
-    workers: int = 1,
 ) -> BlindResult:
     """Find the best schedule without contention.
 
-    *max_switches* caps the changes of unit between the groups of a run. *hint* is a schedule to start from. With one
-    worker the result depends on the seed alone, except where the time limit cut the search short.
+    *max_switches* caps the changes of unit between the groups of a run. *hint* is a schedule to start from. One
+    worker searches, so the result depends on the seed alone, except where the time limit cut the search short.
     """
     check_switches(problem, max_switches)
     sat = _load()
@@ -75,7 +73,7 @@ def contention_free(
     model = _CpModel(sat.CpModel(), problem, [spent for spent, _ in alone], max_switches)
     model.aim(objective)
     model.hint(best[1])
-    solver = _solver(sat, time_limit_s, seed, workers)
+    solver = _solver(sat, time_limit_s, seed)
     status = solver.solve(model.cp)
     if status in (sat.OPTIMAL, sat.FEASIBLE):
         best = min(best, _plan(problem, objective, *model.read(solver)), key=_value)
@@ -163,11 +161,11 @@ def _load() -> Any:
     return cp_model
 
 
-def _solver(sat: Any, time_limit_s: float, seed: int, workers: int) -> Any:
+def _solver(sat: Any, time_limit_s: float, seed: int) -> Any:
     solver = sat.CpSolver()
     solver.parameters.max_time_in_seconds = time_limit_s
     solver.parameters.random_seed = seed
-    solver.parameters.num_workers = workers
+    solver.parameters.num_workers = 1
     # paths and loads are linear; without their relaxation some proofs take twenty times as long
     solver.parameters.linearization_level = 2
     return solver
@@ -262,7 +260,7 @@ class _CpModel:
             start = self.cp.new_int_var(0, TICKS, "")
             self._on[n].append(on)
             self._start[n].append(start)
-            self.cp.add(start >= end + (self._moved(n, i) if i else self._entry(n)))
+            self.cp.add(start >= end + (self._move_ticks(n, i) if i else self._entry(n)))
             spent = {u: self._ticks(tables.time[n, i, u]) for u in able}
             for u, chosen in on.items():
                 interval = self.cp.new_optional_fixed_size_interval_var(start, spent[u], chosen, "")
@@ -275,8 +273,11 @@ class _CpModel:
         enter = self._problem.tables.move[n, 0, -1]
         return sum(self._ticks(enter[u]) * chosen for u, chosen in self._on[n][0].items())
 
-    def _moved(self, n: int, i: int) -> Any:
-        """Ticks between two steps: one flow per legal pair of units, of which one is taken."""
+    def _move_ticks(self, n: int, i: int) -> Any:
+        """Add the move of task *n* before its step *i*; return its ticks as an expression.
+
+        Each allowed pair of units has a flow variable, of which exactly one is 1.
+        """
         move = self._problem.tables.move[n, i]
         before, here = self._on[n][i - 1], self._on[n][i]
         flows = {(v, u): self.cp.new_bool_var("") for v in before for u in here if isfinite(move[v, u])}

@@ -1,5 +1,6 @@
-"""Models that come and go (D-HaX-CoNN): frames run on with the best naive schedule at once, and with better ones as a
-planner beside them finds these.
+"""Models that come and go (D-HaX-CoNN).
+
+Frames run with the best naive schedule at once, and with better ones as soon as a planner beside them has them.
 
 ``run_dynamic`` is the loop in real time: a frame takes the makespan of its schedule in the simulator. Phases of a
 scenario say which models run when. A phase that was there before begins with the best schedule known for it.
@@ -20,9 +21,9 @@ from weft_map.background_planner import LOST, News, Planner
 from weft_map.baselines import BASELINES
 from weft_map.limits import check_feasible, keeps_to
 from weft_map.problem import Objective, Problem
-from weft_map.quick_run import ends_s
 from weft_map.scenario import MappingCase, Scenario, prepare_phases
 from weft_map.schedule import Schedule, worth
+from weft_map.search import ends_s
 from weft_map.solver import NAIVE, Options, solve
 
 SHORTEST_FRAME_S = 1e-4
@@ -34,6 +35,8 @@ TINY = 1e-6
 
 
 class PlanClock(Protocol):
+    """The time as a planner sees it; tests use one that they advance."""
+
     def now_s(self) -> float: ...
 
     def sleep_until(self, time_s: float) -> None: ...

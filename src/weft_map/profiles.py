@@ -93,7 +93,7 @@ class SocProfile(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @field_validator("groups")
     @classmethod
-    def _own_names(cls, groups: tuple[ProfileGroup, ...]) -> tuple[ProfileGroup, ...]:
+    def _unique_names(cls, groups: tuple[ProfileGroup, ...]) -> tuple[ProfileGroup, ...]:
         seen: set[str] = set()
         for group in groups:
             if group.name in seen:

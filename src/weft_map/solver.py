@@ -18,14 +18,12 @@ from weft.base.errors import WorkloadError
 from weft.devices import Soc, Unit
 from weft_map.baselines import BASELINES
 from weft_map.cpsat import contention_free
-from weft_map.limits import TaskLimits, check_feasible, keeps_to
+from weft_map.limits import TaskLimits, check_feasible, keeps_to, shortest
 from weft_map.prices import PriceSet, best_sets, priced, simple_sets
 from weft_map.problem import Group, Objective, Problem, Task, UnitCost
-from weft_map.quick_run import ends_s, idle_freely
 from weft_map.schedule import Outcome, Schedule, worth
-from weft_map.search import MOST_STATES, Search, rules
+from weft_map.search import MOST_STATES, Search, ends_s, idle_freely, rules
 from weft_map.simulator import simulate
-from weft_map.single_task import shortest
 
 TINY = 1e-9
 """An improvement by a smaller share is none."""
@@ -230,8 +228,11 @@ class _SolverRun:
         return Solution(outcome, judged, tuple(within), tuple(self._improvements), certificate, idled)
 
     def _judged(self, schedule: Schedule) -> Outcome:
-        """What the simulator says; where steps of no length start at one instant it may see their order otherwise, and
-        then the best of all proposals counts."""
+        """Simulate a schedule and return its outcome.
+
+        Where steps without length start at one instant the simulator may order them otherwise and find it worse than
+        the solver; then the best of all proposals is returned.
+        """
         outcome = simulate(self._problem, schedule)
         if outcome.value(self._options.objective) <= self._value + (1e-6 + self._options.ties) * abs(self._value):
             return outcome

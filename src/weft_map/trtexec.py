@@ -22,8 +22,7 @@ from weft.base.errors import ProfileError, unknown_name
 from weft.base.jsonfile import first_problem
 from weft.devices import Soc
 from weft.models import Model
-from weft_map.estimate import kernels, move_s
-from weft_map.grouping import LayerGroup, group_layers
+from weft_map.estimate import LayerGroup, group_layers, kernels, move_s
 from weft_map.profiles import (
     ProfileCost,
     ProfileGroup,

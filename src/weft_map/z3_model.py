@@ -20,12 +20,11 @@ from typing import Any, NamedTuple
 from numpy import isfinite
 
 from weft.base.errors import InputError, WorkloadError
-from weft_map.limits import TaskLimits
+from weft_map.limits import TaskLimits, check_switches
 from weft_map.problem import Problem
 from weft_map.schedule import Schedule, Units
 from weft_map.simulator import simulate
 from weft_map.solver import Certificate, Improvement, Solution
-from weft_map.switches import check_switches
 
 TICKS = 10_000
 """Parts of the longest step, and of the share lost while two run together. Z3 reckons in exact fractions: ten times as
@@ -93,8 +92,10 @@ def _load() -> Any:
 
 
 class _Z3Model:
-    """Times in ticks; beside the paper's constraints two that follow from them, which make Z3 faster: what is left of a
-    task, and what a unit has to do."""
+    """The paper's constraints for Z3, with times in ticks.
+
+    Two more follow from them and make Z3 faster: the remaining time of a task, and the work of a unit.
+    """
 
     def __init__(self, z3: Any, problem: Problem, max_switches: int | None) -> None:
         self._z3, self._problem = z3, problem

@@ -248,8 +248,10 @@ def notes(graph: Graph, kernels: Mapping[str, CodedArray]) -> dict[str, str]:
 
 
 class _Decoding:
-    """The steps from codes to an array. A code lies in two or three neighbouring bytes; a division and a remainder cut
-    it out."""
+    """The steps from codes to an array.
+
+    A code lies in two or three neighbouring bytes; a division and a remainder cut it out.
+    """
 
     def __init__(self, name: str, codes: CodedArray) -> None:
         self.constants: dict[str, Array] = {f"{name}.codes": codes.octets, f"{name}.table": codes.table}

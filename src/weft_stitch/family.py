@@ -264,7 +264,7 @@ def wire(family: Family) -> Wiring:
         else:
             for operand, name in zip(operands[1:], layer.inputs[1:], strict=True):
                 if not spaces.unify(operands[0], operand):
-                    raise StitchError(_mismatch(family, layer, name))
+                    raise StitchError(_mismatch_message(family, layer, name))
             carried[layer.output] = operands[0]
     return _name_spaces(family, spaces, {value: spaces.resolve(numbers) for value, numbers in carried.items()})
 
@@ -273,7 +273,8 @@ def _channels(family: Family, value: str) -> ChannelCounts:
     return tuple(size.channels for size in family.values[value])
 
 
-def _mismatch(family: Family, layer: FamilyLayer, other: str) -> str:
+def _mismatch_message(family: Family, layer: FamilyLayer, other: str) -> str:
+    """Say why the channels of a layer's first operand and of *other* cannot be paired."""
     first = layer.inputs[0]
     for task, (mine, theirs) in enumerate(zip(_channels(family, first), _channels(family, other), strict=True)):
         if mine != theirs:
@@ -282,8 +283,9 @@ def _mismatch(family: Family, layer: FamilyLayer, other: str) -> str:
                 "a broadcast over channels cannot be stitched, expand it in the model"
             )
     return (
-        f"{layer.name}: {layer.op.kind} of {first} and {other}, whose parts before it have widths that cross between "
-        "the models; such a concatenation cannot be stitched, end the common part before it"
+        f"{layer.name}: {layer.op.kind} of {first} and {other}: one of them is a concatenation whose part widths are "
+        "larger in some models and smaller in others than the other operand's, so that channels cannot be paired; "
+        f"end the common part before {layer.name}"
     )
 
 

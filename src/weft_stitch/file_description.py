@@ -47,6 +47,8 @@ Numbers = str
 
 
 class NotePart(BaseModel):
+    """A part of the note: immutable, without unknown keys; infinite numbers are written as such."""
+
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="constants")
 
 
@@ -78,12 +80,16 @@ class KernelNote(NotePart):
 
 
 class PortNote(NotePart):
+    """An input or output of a model, and the value in the graph behind it."""
+
     name: str
     value: str
     shape: tuple[int, ...]
 
 
 class NetNote(NotePart):
+    """A stitched model with its inputs and outputs."""
+
     name: str
     batch: int
     inputs: tuple[PortNote, ...]
@@ -97,6 +103,8 @@ class NetNote(NotePart):
 
 
 class BlockNote(NotePart):
+    """Neighbouring channels of a value that belong to the same tasks."""
+
     tasks: tuple[int, ...]
     channels: Numbers
     """The channels of each task, one task after another."""

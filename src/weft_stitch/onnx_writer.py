@@ -38,7 +38,7 @@ def to_onnx(graph: Graph, metadata: Mapping[str, str] = _NOTHING) -> OnnxModel:
         opset=opset,
         ir_version=max(IR_VERSION, least_ir_version(opset)),
         producer="weft",
-        entries=metadata,
+        metadata=metadata,
     )
 
 

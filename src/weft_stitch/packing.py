@@ -92,8 +92,10 @@ def widest(spaces: Sequence[ChannelSpace], align: int) -> int:
 
 
 class Activation(NamedTuple):
-    """A function of one number: Relu, LeakyRelu (alpha), Clip (alpha to beta), Sigmoid, Silu, HardSwish,
-    HardSigmoid (alpha x + beta), or none."""
+    """A function of one number, or none.
+
+    One of Relu, LeakyRelu (alpha), Clip (alpha to beta), Sigmoid, Silu, HardSwish and HardSigmoid (alpha x + beta).
+    """
 
     function: str = ""
     alpha: float = 0.0

@@ -4,7 +4,7 @@
 ``Evaluator`` that scores it.
 
 A ``TuningSetting`` gives every group of objects a type and a width and every object a scale;
-``SearchSpace.configuration`` makes formats of it. A phase of the search (``tuner.py``, ``fine.py``) proposes neighbours
+``SearchSpace.configuration`` makes formats of it. A phase of the search (``tuner.py``) proposes neighbours
 (``search_space.py``) and chooses among them by a rule; the ``Judge`` takes scores from memory, from the database or
 from the evaluator, and evaluates only as far as the choice can still change. Evaluators are functions
 (``evaluation.py``), commands (``command_evaluator.py``) and ``quantised/``, which cuts an ONNX graph before every

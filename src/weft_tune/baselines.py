@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple, Protocol, Self
 
 from weft.base.errors import EvaluationError, TuneError
-from weft_tune.database import Database
-from weft_tune.evaluation import Evaluator, Score, Subset
+from weft_tune.evaluation import Database, Evaluator, Score, Subset
 from weft_tune.network import Network, Role, Target
 from weft_tune.numbers.configuration import AnyFormat, Configuration
 from weft_tune.numbers.format import FIXED, FLOAT32, Format, TwosComplement

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from weft.base.errors import TuneError
-from weft_tune.database import Database, open_database
-from weft_tune.evaluation import Evaluator, Subset
+from weft_tune.evaluation import Database, Evaluator, Subset, open_database
 from weft_tune.network import Network
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.objective import DEFAULT, Extras, Measure, objective_from

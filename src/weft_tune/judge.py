@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
 from weft.base.errors import EvaluationError
-from weft_tune.database import Database
-from weft_tune.evaluation import Evaluator, Score, Subset
+from weft_tune.evaluation import Database, Evaluator, Score, Subset
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.result import Kept, OnSearchProgress, Phase, Progress, Step, Trial
 from weft_tune.search_space import Move, SearchSpace, TuningSetting

@@ -60,7 +60,7 @@ class TuneOptions:
     platform: Annotated[str | None, how(shown="fpga")] = None
     """Which formats there are: fpga, int8, small-floats, stripes, or a TOML file."""
     objective: Annotated[str | None, how(shown="weights + activations")] = None
-    """What is made small: an expression over bits and sizes."""
+    """What to minimize: an expression over bits and sizes."""
     layerwise: Annotated[str | None, how(shown="WGT-ONLY")] = None
     """What may differ from layer to layer: WGT-ONLY, BOTH, ACT-ONLY or NONE."""
     device: Annotated[str | None, how("-d", completion="devices")] = None

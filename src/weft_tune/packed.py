@@ -1,6 +1,6 @@
-"""Weights on disk in exactly the bits of their formats: ``write_packed`` and ``read_packed``.
+r"""Weights on disk in exactly the bits of their formats: ``write_packed`` and ``read_packed``.
 
-The file: eight bytes ``weft\\0w01``, the length of the header as a little-endian 32-bit number, the header, then the
+The file: eight bytes ``weft\0w01``, the length of the header as a little-endian 32-bit number, the header, then the
 codes of one tensor after another, each from a byte of its own, packed as ``weft_tune.numbers.arrays`` says. The header
 is JSON: ``{"tensors": [{"name", "shape", "format", "bits", "offset"}, ...]}``; a format is written as in a
 configuration (``EXP 4 9``), offsets count from the end of the header. FLOAT 32 is stored as it is, 32 bits each. Biases

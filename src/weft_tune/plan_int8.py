@@ -77,7 +77,7 @@ def with_int8(request: PlanRequest, cache: Path, on_stage: OnStage) -> PlanReque
         )
     served = [_in_eight_bits(request, model, samples.get(model.name), cache, on_stage) for model in request.models]
     remarks = (
-        f"{model.name}: {remark}." if model.made else f"{model.name} stays as it is: {remark}."
+        f"{model.name}: {remark}." if model.preparation else f"{model.name} stays as it is: {remark}."
         for model, remark in served
     )
     return replace(request, models=tuple(model for model, _ in served), remarks=(*request.remarks, *remarks))
@@ -101,7 +101,7 @@ def _in_eight_bits(
         return model, "nothing in 8 bits is faster here"
     prepared = PreparedModelFile(model.path, tried.done, tried.alike)
     remark = f"{tried.done}; {tried.speedup:.2f} times as fast alone"
-    return replace(model, path=folder / tried.file, made=prepared), remark
+    return replace(model, path=folder / tried.file, preparation=prepared), remark
 
 
 def _key(model: RequestedModel, data: Path) -> str:

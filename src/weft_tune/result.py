@@ -136,9 +136,12 @@ class OtherMethod(NamedTuple):
     formats: str
     """The text of a configuration, or a word where the method has none."""
     weight_bits: int
+    """Of all weights together."""
     activation_bits: int
+    """Of all inputs of layers together."""
     score: float
     feasible: bool
+    """Whether the score reaches the threshold."""
     evaluations: int
 
 

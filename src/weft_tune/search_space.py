@@ -1,5 +1,7 @@
-"""The points of the search and the moves between them: a type and width for each group of objects, a bias for each
-object. A move changes one bias, one width or one type.
+"""The points of the search and the moves between them.
+
+A point has a type and width for each group of objects, and a bias for each object. A move changes one bias, one width
+or one type.
 
 Biases are kept as *scales*, which mean the same for every type: the exponent of the largest value is minus the
 scale. So a change of width keeps the range as it is (FIXED keeps its bias, EXP moves it), and raising a bias by one

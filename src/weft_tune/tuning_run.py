@@ -20,9 +20,7 @@ from weft.base.jsonfile import write_json
 from weft.devices.costs.layer_costs import estimate, write_profile
 from weft_tune.baselines import BASELINES, Baseline
 from weft_tune.command_evaluator import CommandEvaluator
-from weft_tune.database import Database
-from weft_tune.descriptor import as_toml, descriptor_of
-from weft_tune.evaluation import Evaluator
+from weft_tune.evaluation import Database, Evaluator
 from weft_tune.export import Style, write_export
 from weft_tune.hardware import SPEED_MODELS, Latency, tuned_model, work_of
 from weft_tune.network import Network
@@ -34,7 +32,9 @@ from weft_tune.result import OtherMethod, Progress, TuningResult
 from weft_tune.subject import (
     NETWORK,
     TuningSubject,
+    as_toml,
     check_source_stays,
+    descriptor_of,
     make_evaluator,
     prepare,
     setting,
@@ -269,9 +269,18 @@ class _TuningSteps:
             folder, name = self.options.folder, f"{subject.path.stem}.int8.onnx"
             path = self._add_file("int8 model", folder / name) if folder else Path(scratch) / name
             quantise_int8(subject.path, samples, path, nodes=nodes, batch=batch)
-            # Optimised, some processors' fused kernels saturate on the way.
+            # With optimisation, ONNX Runtime's fused int8 kernels overflow in intermediate sums on some processors,
+            # which would lower the score.
             score = exported_score(path, subject.opened, subject.data, self.options.measure, optimise=False)
-        return OtherMethod(INT8, "8 bits", 8 * network.weights, 8 * network.inputs, score, score >= threshold, 1)
+        return OtherMethod(
+            method=INT8,
+            formats="8 bits",
+            weight_bits=8 * network.weights,
+            activation_bits=8 * network.inputs,
+            score=score,
+            feasible=score >= threshold,
+            evaluations=1,
+        )
 
     def _export(self, result: TuningResult, folder: Path) -> TuningResult:
         """Write the tuned model and its weights alone; score and time the model in ONNX Runtime with its optimiser."""

@@ -34,7 +34,7 @@ from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph
 from weft_stitch.making.architectures import ARCHITECTURES
 from weft_stitch.making.generator import generate, save_nets
-from weft_stitch.pages.tables import percents, stitching_report
+from weft_stitch.pages import percents, stitching_report
 from weft_stitch.stitching_run import ROUNDS, Stitching
 
 QUICK = "--no-measure"

@@ -30,13 +30,12 @@ from tests.tuning.files import HIDDEN, INPUTS, points, save_data, save_model
 from weft.base.errors import TuneError
 from weft.cli.main import main
 from weft_tune import Network, Target, find_formats, tune
-from weft_tune.cli.tune import SearchProgress
-from weft_tune.cli.tune_show import sentences
-from weft_tune.descriptor import load_descriptor
+from weft_tune.cli import SearchProgress, sentences
 from weft_tune.evaluation import CallableEvaluator
 from weft_tune.numbers.configuration import read_configuration
 from weft_tune.packed import read_packed
 from weft_tune.result import Progress, TuningResult
+from weft_tune.subject import load_descriptor
 from weft_tune.tuning_run import TuneProgress
 
 PATIENCE_S = 600

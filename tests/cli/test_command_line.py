@@ -235,13 +235,25 @@ def test_what_is_asked_for_is_compiled_once_and_said(folder: Path) -> None:
         ("weft map --soc xav", {"xavier-agx"}),
     ],
 )
-def test_a_shell_completes_commands_and_names(words: str, found: set[str]) -> None:
-    place = len(words.split()) - 1
-    asked = {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)}
+def test_a_shell_completes_commands_and_names(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, words: str, found: set[str]
+) -> None:
+    for name, value in completing(words).items():
+        monkeypatch.setenv(name, value)
+    assert set(run(capsys).out.split()) == found
+
+
+def test_a_shell_that_asks_the_command_itself_gets_the_same() -> None:
+    asked = os.environ | completing("weft sus")
     done = subprocess.run(
-        [sys.executable, "-m", "weft.cli.main"], env=os.environ | asked, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "weft.cli.main"], env=asked, capture_output=True, text=True, check=True
     )
-    assert set(done.stdout.split()) == found
+    assert done.stdout.split() == ["sustain"]
+
+
+def completing(words: str) -> dict[str, str]:
+    """What bash tells a program that is to complete the last of some words."""
+    return {"_WEFT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
 
 
 # Ctrl-C

@@ -150,7 +150,7 @@ def test_every_setting_of_the_server_is_described() -> None:
     assert [s.name for kind in GROUPS.values() for s in settings_of(kind) if not s.description] == []
 
 
-@pytest.mark.parametrize("module", ["weft.cli.serve", "weft_tune.cli.tune"])
+@pytest.mark.parametrize("module", ["weft.cli.serve", "weft_tune.cli"])
 def test_declared_options_import_no_library_for_numbers(module: str) -> None:
     code = f"import sys, {module}; print(*{{'numpy', 'onnx', 'numba'}} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

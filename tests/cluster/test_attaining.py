@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from weft_cluster.placing.alpaserve import greedy
 from weft_cluster.placing.demand import Demand, Need
 from weft_cluster.placing.filling import Filling, broken_limits
 from weft_cluster.placing.machines import MachineGroup, MachineKind, Machines
 from weft_cluster.placing.problem import PlacingProblem
-from weft_cluster.routing.attaining import Attaining, place_to_attain, with_copies
+from weft_cluster.routing.placing_run import Attaining, greedy, place_to_attain, with_copies
 
 GIB = 2**30
 MACHINES = Machines(

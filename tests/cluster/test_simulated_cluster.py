@@ -13,8 +13,7 @@ from weft.workloads.traffic import RequestBlock
 from weft_cluster.placing.demand import Demand, Need
 from weft_cluster.placing.machines import MachineKind
 from weft_cluster.placing.placement import parse_placement
-from weft_cluster.routing.cluster import placed
-from weft_cluster.routing.setting import ClusterSetting, Failure, failures, slowed
+from weft_cluster.routing.cluster import ClusterSetting, Failure, failures, placed, slowed
 from weft_cluster.routing.simulate import simulate_cluster
 
 NEED = Need(0.006, 0.003, 0.001, segment_s=0.0025, alone_s=0.01)

@@ -10,10 +10,9 @@ from tests.kernels.jit import said_with_the_jit_off
 from weft.kernels import request_state as k
 from weft.workloads.traffic import Day, Surge, generated
 from weft_cluster.routing import compiled, plain
-from weft_cluster.routing.lowered import lower_cluster
+from weft_cluster.routing.cluster import ClusterSetting, Failure
+from weft_cluster.routing.lowered import in_ticks, lower_cluster
 from weft_cluster.routing.router import ROUTERS
-from weft_cluster.routing.setting import ClusterSetting, Failure
-from weft_cluster.routing.tally import in_ticks
 
 COLUMNS = [k.ARRIVED, k.COMPLETED, k.VIOLATED, k.DROPPED, k.REFUSED, k.LATENCY_SUM, k.LATENCY_MAX]
 DOWN = (Failure("m1", 0.3, 0.25), Failure("m2", 0.4, 9.0))

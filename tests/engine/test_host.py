@@ -165,12 +165,12 @@ def test_a_batch_is_as_old_as_the_oldest_of_its_requests():
 @pytest.mark.parametrize("lanes", [1, 2, 3])
 def test_overload_neither_hangs_nor_loses_a_request(policy, lanes):
     kinds = (kind(20, 20, batch=3), kind(3, 3, 3), kind(60))
-    orders = [Order(n % 3, 2 * n, 2 * n + (40, 25, 70)[n % 3], (1, 3, 9)[n // 3 % 3], n % 2 == 0) for n in range(240)]
+    orders = [Order(n % 3, 2 * n, 2 * n + (40, 25, 70)[n % 3], (1, 3, 9)[n // 3 % 3], n % 2 == 0) for n in range(150)]
     ran = run_load(policy, Load(kinds, tuple(orders), lanes=lanes, abortable=frozenset({2})))
     fates = Counter(fate.what for (fate,) in ran.feed.fates.values())
-    assert fates["served"] >= 120
-    assert fates["served"] + fates["dropped"] + fates["refused"] == 240
-    assert fates["refused"] > 50
+    assert fates["served"] >= 75
+    assert fates["served"] + fates["dropped"] + fates["refused"] == 150
+    assert fates["refused"] > 20
 
 
 # The lanes themselves
@@ -326,7 +326,7 @@ def test_several_lanes_are_the_queue_with_as_many_servers(lanes):
 
 @pytest.mark.parametrize("policy", SERVING)
 def test_with_one_stream_every_policy_is_that_queue(policy):
-    load = poisson(0.8, 1, 1_000, 2)
+    load = poisson(0.8, 1, 500, 2)
     assert waits(run_load(policy, load)) == recursion(load)
 
 

@@ -19,7 +19,7 @@ from tests.support.commands import refused, run
 from tests.support.concurrency import until
 from weft.serving.telemetry import OpenTelemetry
 from weft_cluster.gates import board, link
-from weft_cluster.gates.metrics import FAMILIES
+from weft_cluster.gates.gate import FAMILIES
 
 OK, BUSY, LATE = answering(200), answering(503, '{"error": "full"}'), answering(504, '{"error": "late"}')
 

@@ -17,7 +17,7 @@ from weft.base.errors import BadRequest, Failed
 from weft.runtime.tensors import TensorSpec
 from weft.serving import grpc_wire, proto, wire
 from weft.serving.wire import ModelSpec
-from weft_cluster.gates.transcoded import as_body, as_message
+from weft_cluster.gates.grpc_face import as_body, as_message
 
 ROW = np.random.default_rng(0).normal(size=(1, 64)).astype(np.float32)
 

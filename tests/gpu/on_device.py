@@ -108,7 +108,7 @@ def test_stitched_models_in_the_fused_form_are_captured_and_come_back(
 ) -> None:
     from tests.runtime.cuda.stitched import described_file, is_fused
     from weft.runtime.cuda.preparing import prepare_on
-    from weft_stitch.on_device.stitched_file import StitchedFile
+    from weft_stitch.on_device import StitchedFile
 
     monkeypatch.setattr(StitchedFile, "workshop", lambda file, blueprint: file._fused())  # whatever is quicker
     path, cache = described_file(tmp_path / "body.onnx", architecture), tmp_path / "cache"

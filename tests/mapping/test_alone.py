@@ -10,9 +10,8 @@ import pytest
 
 from tests.mapping.small_problems import group, legal_mappings, model, pair, random_problem, soc
 from weft.base.errors import WorkloadError
+from weft_map.limits import check_switches, fewest_stretches, least_energy_j, most_switches, shortest
 from weft_map.problem import Problem
-from weft_map.single_task import least_energy_j, shortest
-from weft_map.switches import check_switches, fewest_stretches, most_switches
 
 SWITCH_J, MOVE_W = 2e-3, 5.0
 

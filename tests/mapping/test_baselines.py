@@ -9,10 +9,9 @@ import pytest
 from tests.mapping.small_problems import group, model, pair, random_problem, soc
 from weft_map.baselines import BASELINES
 from weft_map.baselines.chains import chains_of, finishes
-from weft_map.baselines.h2h import computation_first, data_locality
-from weft_map.baselines.herald import breadth_first, depth_first
+from weft_map.baselines.published import breadth_first, computation_first, data_locality, depth_first
 from weft_map.problem import Problem
-from weft_map.quick_run import run_mapping
+from weft_map.search import run_mapping
 from weft_map.simulator import check_schedule, simulate
 
 FAST = [name for name in BASELINES if name != "contention-blind"]

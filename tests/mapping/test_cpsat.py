@@ -13,10 +13,10 @@ import pytest
 from tests.mapping.small_problems import TIGHT, group, legal_mappings, model, pair, random_problem, soc
 from weft.base.errors import InputError, WorkloadError
 from weft_map.cpsat import BlindResult, contention_free, placed, queued
+from weft_map.limits import most_switches
 from weft_map.problem import Problem, UnitCost
 from weft_map.schedule import Schedule, Units
 from weft_map.simulator import simulate
-from weft_map.switches import most_switches
 from weft_map.z3_model import solve_z3
 
 NEAR = 2e-5

@@ -415,7 +415,7 @@ def test_a_scenario_without_phases_or_with_an_unknown_task_is_refused() -> None:
 
 
 def test_the_log_is_drawn(planner: Planner, tmp_path: Path) -> None:
-    from weft_map.pages.dynamic import draw_dynamic
+    from weft_map.pages.picture import draw_dynamic
 
     log = run(planner, scenario_of((VGG, 0.3), (ALEX, 0.3)))
     figure = draw_dynamic(log, tmp_path / "log.png")

@@ -11,8 +11,7 @@ from weft.base.errors import InputError, ModelError, ProfileError
 from weft.devices.soc import Soc, load_soc
 from weft.models.layer import Gemm, Layer, Model
 from weft.models.zoo import ZOO, load
-from weft_map.estimate import estimate, kernels
-from weft_map.grouping import group_layers
+from weft_map.estimate import estimate, group_layers, kernels
 from weft_map.problem import Problem
 
 CNNS = [name for name in ZOO if not name.startswith(("bert", "xlnet", "ncf"))]

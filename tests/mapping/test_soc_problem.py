@@ -10,9 +10,8 @@ import pytest
 from tests.mapping.event_schedules import best_value
 from tests.mapping.soc_problems import XAVIER, arbitrary, synthetic
 from weft.base.errors import ProfileError, WeftError, WorkloadError
-from weft_map.limits import TaskLimits, check_feasible, energy_j
+from weft_map.limits import TaskLimits, check_feasible, energy_j, least_energy_j
 from weft_map.problem import Group, Problem, Task, UnitCost
-from weft_map.single_task import least_energy_j
 from weft_map.solver import Options, solve
 
 MS = 1e-3

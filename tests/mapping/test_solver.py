@@ -18,8 +18,7 @@ from weft_map.baselines import BASELINES
 from weft_map.limits import TaskLimits, energy_j
 from weft_map.prices import best_sets, priced, simple_sets
 from weft_map.problem import Group, Problem, Task, UnitCost
-from weft_map.quick_run import run_mapping
-from weft_map.search import Search, rules
+from weft_map.search import Search, rules, run_mapping
 from weft_map.simulator import simulate
 from weft_map.solver import Options, load_kernels, solve
 

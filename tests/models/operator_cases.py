@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import onnxruntime as ort
-from onnx import NodeProto, helper
+from onnx import ModelProto, NodeProto, helper, numpy_helper
 
 from weft.models.operators import Operator
 from weft.models.operators.rules.meanings import TorchNode
@@ -154,3 +154,34 @@ def opened(case: NodeCase) -> Any:
         return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     except Exception:  # whatever ONNX Runtime raises for a node that it does not take
         return None
+
+
+def at_known_version(case: NodeCase) -> NodeCase:
+    """The case at a version of its operator set that ONNX Runtime has."""
+    older = (case._replace(version=version) for version in (22, 13))
+    return case if opened(case) is not None else next((each for each in older if opened(each) is not None), case)
+
+
+def taken(case: NodeCase) -> bool:
+    """Whether ONNX Runtime computes the case."""
+    try:
+        session = opened(case)
+        return session is not None and bool(session.run(None, fed(case)))
+    except Exception:  # it raises several unrelated kinds
+        return False
+
+
+def alone(case: NodeCase, held: Sequence[int]) -> tuple[ModelProto, dict[str, Array]]:
+    """A model of the node with fixed shapes, and what its inputs hold; those at the places *held* are constants."""
+    constants = {name for place, name in enumerate(case.node.input) if place in held and name}
+    feed = {name: np.asarray(value) for name, value in fed(case).items()}
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+        for name, value in feed.items()
+        if name not in constants
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in case.node.output if name]
+    weights = [numpy_helper.from_array(feed.pop(name), name) for name in sorted(constants)]
+    sets = [helper.make_opsetid(*each) for each in {"": 17, case.node.domain: case.version}.items()]
+    net = helper.make_graph([case.node], "node", inputs, outputs, weights)
+    return helper.make_model(net, opset_imports=sets, ir_version=10), feed

@@ -14,7 +14,7 @@ from weft.devices import load_npu
 from weft.devices.costs.layer_costs import estimate
 from weft.devices.costs.program import Clock, one_at_a_time
 from weft.models.onnx_import import import_onnx
-from weft_map.grouping import group_layers
+from weft_map.estimate import group_layers
 
 
 def products(s: Sketch) -> list[str]:

@@ -9,7 +9,18 @@ import numpy as np
 import pytest
 
 from tests import ROOT
-from tests.models.operator_cases import Array, NodeCase, fed, in_torch, opened, runtime_cases, standard_cases
+from tests.models.operator_cases import (
+    Array,
+    NodeCase,
+    alone,
+    at_known_version,
+    fed,
+    in_torch,
+    opened,
+    runtime_cases,
+    standard_cases,
+    taken,
+)
 from tests.models.operator_page import LISTED, installed, page
 from weft.base.errors import ModelError
 from weft.models.onnx_graph import Attributes, qualified
@@ -86,6 +97,28 @@ def equal(results: list[Array], expected: Any) -> bool:
 
 def tolerance(value: Array) -> float:
     return 1e-3 if value.dtype == np.float16 else 1e-5
+
+
+def test_every_meaning_in_torch_survives_the_conversion_of_a_graph():
+    """Nodes as graphs, beside ONNX Runtime; four cases of each operator, which are far apart in onnx's list."""
+    pytest.importorskip("torch")
+    from tests.runtime.cuda.converted import NEAR, problem
+
+    wrong: list[str] = []
+    compared: set[str] = set()
+    for name, cases in cases_by_operator().items():
+        usable = [case for case in cases if find(name).torch and all(map(known_to_torch, arrays_of(case)))]
+        for case in filter(taken, map(at_known_version, usable[:: max(1, len(usable) // 4)])):
+            coarse = any(value.dtype == np.float16 for value in arrays_of(case))
+            result = problem(*alone(case, find(name).torch_numbers), near=1e-3 if coarse else NEAR)
+            wrong += [f"{case.title}: {result}"] if result else []
+            compared.add(name)
+    assert not wrong
+    assert {name for name, operator in OPERATORS.items() if operator.torch} == compared
+
+
+def arrays_of(case: NodeCase) -> list[Array]:
+    return [np.asarray(value) for value in (*case.inputs, *case.outputs) if value is not None]
 
 
 # Shapes

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from tests.kernels.jit import said_with_the_jit_off
 from tests.numbers.probes import assert_same_bits, hard_values
 from weft.base.errors import NumberError
-from weft_tune.kernels.numbers import LOOPS
+from weft_tune.kernels import LOOPS
 from weft_tune.numbers import plain
-from weft_tune.numbers.arrays import code_table, decode, encode, fits_float32, rounded
+from weft_tune.numbers.arrays import code_table, decode, encode, fits_float32, loop_for, rounded
 from weft_tune.numbers.format import (
     BIN,
     EXP,
@@ -26,7 +26,6 @@ from weft_tune.numbers.format import (
     Format,
     TwosComplement,
 )
-from weft_tune.numbers.loops import loop_for
 from weft_tune.numbers.plain import ROUNDINGS
 
 NAN = float("nan")

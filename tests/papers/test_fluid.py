@@ -16,27 +16,32 @@ from weft_papers import PAPERS
 from weft_papers.base import published
 from weft_papers.fluid_batching import (
     fig7_traffic,
-    fig9_deadlines,
     fig10_strategies,
     reproduce,
     sensitivity,
     table1_designs,
     table2_comparison,
 )
-from weft_papers.fluid_batching.hardware import EXIT_RATES, EXITS, SPOTS, macs_per_sample, network, npu, tabled
 from weft_papers.fluid_batching.lab import (
     BALANCED,
     DRAWN,
+    EXIT_RATES,
+    EXITS,
     FLUID,
     LAZY,
     OURS,
     PLAIN,
     SEEDS,
     SERIAL,
+    SPOTS,
     TIMEOUTS,
     Bench,
     RunPoint,
+    macs_per_sample,
+    network,
+    npu,
     served,
+    tabled,
 )
 
 PAPER = published("fluid-batching")
@@ -174,9 +179,9 @@ def test_traffic_and_what_is_borne(tmp_path, bench):
 
 
 def test_violations_over_the_deadline(tmp_path, bench):
-    plan = replace(fig9_deadlines.PANELS[1], deadlines_ms=(60.0, 100.0, 400.0), schedulers=FEW)
-    found = fig9_deadlines.panel(PAPER, bench, SHORT, plan)
-    check_whole(fig9_deadlines.figure_9(tmp_path, [found]))
+    plan = replace(fig7_traffic.PANELS[1], deadlines_ms=(60.0, 100.0, 400.0), schedulers=FEW)
+    found = fig7_traffic.panel(PAPER, bench, SHORT, plan)
+    check_whole(fig7_traffic.figure_9(tmp_path, [found]))
     for scheduler in FEW:
         late = [found.at(scheduler, deadline).late for deadline in plan.deadlines_ms]
         assert late == sorted(late, reverse=True)

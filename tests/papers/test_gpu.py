@@ -11,18 +11,8 @@ import pytest
 from tests.papers.reproductions import check, check_whole
 from weft.base.errors import InputError
 from weft.devices.shares import Share
-from weft_papers.gpu import (
-    LEAST_ROUNDS,
-    against_orion,
-    five_models,
-    lab,
-    reproduce,
-    side_by_side,
-    timeline,
-    urgent_beside,
-)
-from weft_papers.gpu.lab import WARM_S
-from weft_papers.gpu.sources import MEASURED, NOW, Records, read, sources
+from weft_papers.gpu import LEAST_ROUNDS, deadlines, endless, lab, reproduce, timeline
+from weft_papers.gpu.lab import MEASURED, NOW, WARM_S, Records, read, sources
 
 ROOT = Path(__file__).parents[2]
 NOTHING = Records({}, {})
@@ -41,21 +31,21 @@ def quiet(done: int, of: int) -> None:
 
 
 def test_endless_work_is_compared_with_the_best_fair_rival(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(side_by_side, "TOGETHER", lab.TOGETHER[:1])
-    part = side_by_side.side_by_side(tmp_path, 0.02, NOTHING, quiet)
+    monkeypatch.setattr(endless, "TOGETHER", lab.TOGETHER[:1])
+    part = endless.side_by_side(tmp_path, 0.02, NOTHING, quiet)
     check_whole(part)
     kept, least, *_ = part.rows
     assert kept.ours > 0.8 and least.ours > 0.5
     unfair = {"sum": 2.0, "least of fair": 0.1}
     rivals = {"streams": unfair, "slices": {"sum": 1.0, "least of fair": 1.0}, lab.OURS: {"sum": 1.2}}
-    assert side_by_side.best_rival(rivals) == "slices"
-    assert side_by_side.best_rival({"streams": unfair, lab.OURS: {"sum": 1.2}}) == "streams"
+    assert endless.best_rival(rivals) == "slices"
+    assert endless.best_rival({"streams": unfair, lab.OURS: {"sum": 1.2}}) == "streams"
 
 
 def test_measured_rows_stand_beside_simulated_ones_and_their_difference_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(urgent_beside, "BESIDE", lab.BESIDE[:1])
+    monkeypatch.setattr(endless, "BESIDE", lab.BESIDE[:1])
     row = {rule: {"p50": 1.0, "p99": 2.0, "beside": 0.8} for rule in (lab.ALONE, *lab.URGENT)}
     simulated = {rule: {**each, "p99": 2.4} for rule, each in row.items()}
     name = "urgent/bertlarge-b1 beside encoder-b16/0.2"
@@ -63,24 +53,24 @@ def test_measured_rows_stand_beside_simulated_ones_and_their_difference_is_told(
     file.write_text(json.dumps({name: row, f"simulated {name}": simulated, "host": {"x": 1}, "machine": "y"}))
     records = Records({}, read(file).measured)
     assert set(records.measured) == {name, f"simulated {name}"}
-    part = urgent_beside.urgent_beside(tmp_path, 0.03, records, quiet)
+    part = endless.urgent_beside(tmp_path, 0.03, records, quiet)
     check_whole(part)
     assert [table.title.split(":")[0].split(", ")[1] for table in part.tables] == [NOW, MEASURED]
     assert part.rows[-1].ours == pytest.approx(20) and part.rows[2].ours == 1.0
 
 
 def test_five_models_and_orions_pairs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(five_models, "LOADS", (0.95,))
-    part = five_models.five_models(tmp_path, 0.05, NOTHING, quiet)
+    monkeypatch.setattr(deadlines, "LOADS", (0.95,))
+    part = deadlines.five_models(tmp_path, 0.05, NOTHING, quiet)
     check(part)
     assert part.tables and part.pictures
-    monkeypatch.setattr(against_orion, "FIRST_OF_ORION", {"resnet50-b8": 0.135})
-    monkeypatch.setattr(against_orion, "BESIDE_OF_ORION", {"bertbase-b32": 0.39})
-    check_whole(against_orion.against_orion(tmp_path, 0.05, NOTHING, quiet))
+    monkeypatch.setattr(deadlines, "FIRST_OF_ORION", {"resnet50-b8": 0.135})
+    monkeypatch.setattr(deadlines, "BESIDE_OF_ORION", {"bertbase-b32": 0.39})
+    check_whole(deadlines.against_orion(tmp_path, 0.05, NOTHING, quiet))
     found = {
         rule: {"p99": tail, "beside": done} for rule, tail, done in zip(lab.ORIONS, (1, 2, 3), (0.5, 1, 1), strict=True)
     }
-    assert against_orion.best_orion(found) == "orion 400 us", "the first leaves half undone"
+    assert deadlines.best_orion(found) == "orion 400 us", "the first leaves half undone"
 
 
 @pytest.mark.long

@@ -11,15 +11,13 @@ import pytest
 from tests.mapping.soc_problems import steady_solver
 from tests.papers.reproductions import check_published, check_whole
 from weft.base.errors import InputError
-from weft_map.baselines.blind import without_contention
+from weft_map.baselines import without_contention
 from weft_papers import PAPERS
 from weft_papers.base import published
 from weft_papers.fluid_batching.lab import Bench
 from weft_papers.haxconn import (
     contention,
-    fig1_cases,
-    fig6_slowdown,
-    fig7_changing,
+    fig1_schedules,
     reproduce,
     sensitivity,
     table2_profiles,
@@ -27,7 +25,6 @@ from weft_papers.haxconn import (
     table7_overhead,
     table8_pairs,
 )
-from weft_papers.haxconn.experiments import experiments, fit_demand
 from weft_papers.haxconn.lab import (
     AS_SHIPPED,
     IMPROVED,
@@ -40,6 +37,8 @@ from weft_papers.haxconn.lab import (
     Laboratory,
     SocCase,
     chip,
+    experiments,
+    fit_demand,
     models,
     profile,
     total_ms,
@@ -194,7 +193,7 @@ def test_tables_2_and_5(tmp_path):
 
 
 def test_the_three_cases(tmp_path, lab):
-    part = fig1_cases.figure_1(PAPER, tmp_path, lab)
+    part = fig1_schedules.figure_1(PAPER, tmp_path, lab)
     check_whole(part)
     serial, apart, once, free = (row.ours for row in part.rows)
     assert serial == pytest.approx(PAPER["fig1_case1"].value, rel=0.01)
@@ -219,20 +218,20 @@ def test_overhead_and_changes(tmp_path):
     costs = table7_overhead.measure(("resnet18", "vgg16"))
     check_whole(table7_overhead.table_7(PAPER, tmp_path, costs))
     assert all(cost.optimum.cpu_s > 0 for cost in costs)
-    phases = fig7_changing.run(PAPER, (2,))
-    check_whole(fig7_changing.figure_7(PAPER, tmp_path, phases))
-    values = [phases[0].at(ms) for ms in (0, *fig7_changing.updates_ms(PAPER), 1e6)]
+    phases = table7_overhead.run(PAPER, (2,))
+    check_whole(table7_overhead.figure_7(PAPER, tmp_path, phases))
+    values = [phases[0].at(ms) for ms in (0, *table7_overhead.updates_ms(PAPER), 1e6)]
     assert values == sorted(values, reverse=True)
     assert values[0] == phases[0].start_ms and values[-1] == pytest.approx(phases[0].oracle_ms)
 
 
 def test_the_papers_updates():
-    assert fig7_changing.updates_ms(PAPER) == [25, 100, 250, 500, 1500]
+    assert table7_overhead.updates_ms(PAPER) == [25, 100, 250, 500, 1500]
 
 
 def test_slow_down_of_googlenet(tmp_path, lab):
-    found = fig6_slowdown.meet(lab, ("resnet18",))
-    check_whole(fig6_slowdown.figure_6(PAPER, tmp_path, found, FITTED))
+    found = fig1_schedules.meet(lab, ("resnet18",))
+    check_whole(fig1_schedules.figure_6(PAPER, tmp_path, found, FITTED))
     for one in found:
         assert one.slow_down(one.naive) > 1 and one.best.makespan_s <= one.naive.makespan_s
     plain, more = (one.slow_down(one.naive) for one in found)

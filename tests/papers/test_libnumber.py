@@ -21,15 +21,12 @@ from weft_papers.base import published
 from weft_papers.libnumber import (
     checked,
     fig2_widths,
-    fig4_path,
     fig5_compression,
     fig6_speeds,
     large,
     reproduce,
     sensitivity,
-    table4_formats,
-    table5_cost,
-    weaving,
+    table5_search,
 )
 from weft_papers.libnumber.jobs import COVERING, MACS, SearchJob, jobs, settings, sixteen_bits, started
 from weft_papers.libnumber.lab import (
@@ -67,7 +64,7 @@ from weft_tune.evaluation import CallableEvaluator
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import AnyFormat, Configuration
 from weft_tune.numbers.format import EXP, FIXED, TwosComplement
-from weft_tune.quantised.targets import find_targets
+from weft_tune.quantised.opened import find_targets
 from weft_tune.tuner import find_formats
 
 sys.path.append(str(ROOT / "benchmarks"))
@@ -176,10 +173,10 @@ def test_the_data_file_says_what_is_not_printed():
     assert any("drawn only" in line for line in file["not_printed"])
 
 
-@pytest.mark.parametrize("name", table5_cost.networks(PAPER))
+@pytest.mark.parametrize("name", table5_search.networks(PAPER))
 def test_printed_spaces_are_powers_of_the_42_formats(name):
     layers, printed = int(PAPER[f"layers_{name}"].value), PAPER[f"space_{name}"]
-    assert f"{table5_cost.space(layers):.2e}".startswith(f"{printed.value:.2f}e+")
+    assert f"{table5_search.space(layers):.2e}".startswith(f"{printed.value:.2f}e+")
 
 
 def test_a_printed_configuration_is_read():
@@ -296,7 +293,7 @@ def test_figure_2_5(record, tmp_path):
 
 
 def test_table_4(record):
-    part = table4_formats.table_4(record)
+    part = fig5_compression.table_4(record)
     check(part)
     ours = found(part, "bits of a weight, LeNet, weft tune, 7 %")
     assert (ours.paper, ours.ours) == (2, 2)
@@ -314,7 +311,7 @@ def test_printed_sizes(record, tmp_path):
 
 
 def test_table_5(record, tmp_path):
-    part = table5_cost.table_5(PAPER, tmp_path, record)
+    part = table5_search.table_5(PAPER, tmp_path, record)
     check_whole(part)
     assert found(part, "printed search spaces that are 42^(layers + 1)").ours == 100
     scored = found(part, "configurations scored, LeNet, 7 %")
@@ -328,12 +325,14 @@ def test_what_was_searched_for_the_small_set_is_shown(tmp_path):
     """At whatever margin it was recorded."""
     shipped = read()
     margins = {run.margin for net in shipped.nets.values() for run in net.runs if run.method == WHOLE}
-    shown = [row.quantity for row in table5_cost.table_5(PAPER, tmp_path, shipped).rows if "small set" in row.quantity]
+    shown = [
+        row.quantity for row in table5_search.table_5(PAPER, tmp_path, shipped).rows if "small set" in row.quantity
+    ]
     assert margins and len(shown) == 2 * len(margins)
 
 
 def test_figure_4(record, tmp_path):
-    part = fig4_path.figure_4(PAPER, tmp_path, record)
+    part = table5_search.figure_4(PAPER, tmp_path, record)
     check_whole(part)
     search = record.nets["lenet"].path
     assert found(part, "threshold of LeNet at 1 %").ours == search.thresholds["full"]
@@ -366,7 +365,7 @@ def test_figure_6(record, tmp_path):
 
 
 def test_weaving_gains_from_fewer_weight_bytes(record, tmp_path):
-    part = weaving.weaving(tmp_path, record, queries=8)
+    part = fig6_speeds.weaving(tmp_path, record, queries=8)
     check_whole(part)
     gains = [row.ours for row in part.rows]
     assert all(gain > 1 for gain in gains) and gains[-3:] == sorted(gains[-3:])
@@ -394,10 +393,12 @@ def test_another_model_is_not_scored(record):
 
 
 def test_without_records_what_is_computed_stays(tmp_path):
-    assert large.printed_sizes(PAPER, tmp_path, NOTHING).rows and table5_cost.table_5(PAPER, tmp_path, NOTHING).rows
-    assert fig5_compression.figure_5(PAPER, tmp_path, NOTHING).rows == table4_formats.table_4(NOTHING).rows == ()
+    assert large.printed_sizes(PAPER, tmp_path, NOTHING).rows and table5_search.table_5(PAPER, tmp_path, NOTHING).rows
+    assert fig5_compression.figure_5(PAPER, tmp_path, NOTHING).rows == fig5_compression.table_4(NOTHING).rows == ()
     assert (
-        fig2_widths.figure_2_5(PAPER, tmp_path, NOTHING).rows == fig4_path.figure_4(PAPER, tmp_path, NOTHING).rows == ()
+        fig2_widths.figure_2_5(PAPER, tmp_path, NOTHING).rows
+        == table5_search.figure_4(PAPER, tmp_path, NOTHING).rows
+        == ()
     )
     assert checked.checks(tmp_path, []).rows == sensitivity.sensitivity(tmp_path, NOTHING).rows == ()
 

@@ -16,21 +16,28 @@ from weft_papers import PAPERS
 from weft_papers.base import published
 from weft_papers.mts import (
     NUMBERS,
-    against,
     closed,
     counting,
     cpu,
     encoders,
     fig2_opportunity,
-    fig6_mobile,
-    fig7_edge,
-    fig8_sharings,
-    fig9_mixed,
-    limits,
+    fig6_latency,
+    fig8_settings,
+    recorded,
     reproduce,
     zipping,
 )
-from weft_papers.mts.lab import APART, FORMS, SHARINGS, TASKS, EvaluatedModels, counted, heads, in_groups, memory_bytes
+from weft_papers.mts.lab import (
+    APART,
+    FORMS,
+    SHARINGS,
+    TASKS,
+    EvaluatedModels,
+    counted,
+    grouped_cost,
+    heads,
+    memory_bytes,
+)
 from weft_papers.mts.recorded import HALF, IN_GROUPS, SHIPPED, SINGLE, BenchRecord, read
 from weft_stitch.making.zipped import ZippedCard, ZippedRatio, ZippedTask
 
@@ -156,10 +163,10 @@ def test_a_resnet50_has_the_macs_it_is_known_for():
 def test_groups_keep_all_weights_and_the_largest_activations():
     setting = TINY["tinynet"]._replace(tasks=5)
     three, two = (counted(setting._replace(tasks=size), "mts") for size in (3, 2))
-    macs, kept = in_groups(setting, "mts", 2)
+    macs, kept = grouped_cost(setting, "mts", 2)
     assert macs == three.macs + two.macs
     assert kept == memory_bytes(three) + two.weight_bytes + two.table_bytes
-    assert in_groups(setting, "mts", 1) == (counted(setting, "mts").macs, memory_bytes(counted(setting, "mts")))
+    assert grouped_cost(setting, "mts", 1) == (counted(setting, "mts").macs, memory_bytes(counted(setting, "mts")))
 
 
 # the record
@@ -263,7 +270,7 @@ def test_figure_2(record, tmp_path):
 
 
 def test_figure_6(record, tmp_path):
-    part = fig6_mobile.figure_6(PAPER, tmp_path, record)
+    part = fig6_latency.figure_6(PAPER, tmp_path, record)
     check_whole(part)
     speed = found(part, "MTS over Sequential, 4 ResNet18")
     assert (speed.paper, speed.ours) == (2.5, pytest.approx(1.3 / 0.116))
@@ -276,30 +283,30 @@ def test_figure_6(record, tmp_path):
 
 
 def test_figure_7(record, tmp_path):
-    part = fig7_edge.figure_7(PAPER, tmp_path, record)
+    part = fig6_latency.figure_7(PAPER, tmp_path, record)
     check_whole(part)
     share = found(part, "memory of MTS over NetFuse's, ResNet50, float16, 32 tasks")
     assert (share.paper, share.ours) == (37, pytest.approx(100 * 23.2 / 96))
 
 
 def test_figure_8(record, tmp_path):
-    part = fig8_sharings.figure_8(tmp_path, record)
+    part = fig8_settings.figure_8(tmp_path, record)
     check_whole(part)
     latency = found(part, "latency of MTS at sharing 0.6 over 0.9, 8 ResNet18")
     assert latency.ours == 1 and "groups 8, 8, 8, 8" in latency.why
 
 
 def test_figure_9(record, tmp_path):
-    part = fig9_mixed.figure_9(PAPER, tmp_path, record)
+    part = fig8_settings.figure_9(PAPER, tmp_path, record)
     check_whole(part)
     best = found(part, "MTS over NetFuse, at most")
     assert (best.paper, best.ours) == (2.5, pytest.approx(0.34 / 0.164))
-    assert fig9_mixed.setting("widths", 4).widths == (1.0, 1.5, 1.0, 1.5)
-    assert fig9_mixed.setting("batches", 4).batches == (1, 2, 3, 1)
+    assert fig8_settings.setting("widths", 4).widths == (1.0, 1.5, 1.0, 1.5)
+    assert fig8_settings.setting("batches", 4).batches == (1, 2, 3, 1)
 
 
 def test_ours_is_set_beside_the_fastest_of_all_rivals(record):
-    fastest, weights, batch = against.ours_rows("Fig. 6a", record.sweep("resnet18"))
+    fastest, weights, batch = recorded.ours_rows("Fig. 6a", record.sweep("resnet18"))
     assert fastest.ours == pytest.approx(0.116 / 0.14) and "MTS at 4/8/16/32" in fastest.why
     assert weights.ours == pytest.approx(100 * 4.2 / 7.2)
     assert batch.ours == pytest.approx(0.42 / 0.356)
@@ -307,14 +314,16 @@ def test_ours_is_set_beside_the_fastest_of_all_rivals(record):
 
 def test_without_recorded_rows_what_is_counted_stays(tmp_path):
     assert (
-        fig2_opportunity.figure_2(tmp_path, NOTHING).rows == fig6_mobile.figure_6(PAPER, tmp_path, NOTHING).rows == ()
+        fig2_opportunity.figure_2(tmp_path, NOTHING).rows == fig6_latency.figure_6(PAPER, tmp_path, NOTHING).rows == ()
     )
-    assert fig7_edge.figure_7(PAPER, tmp_path, NOTHING).rows and fig9_mixed.figure_9(PAPER, tmp_path, NOTHING).rows
-    assert fig8_sharings.figure_8(tmp_path, NOTHING).tables
+    assert (
+        fig6_latency.figure_7(PAPER, tmp_path, NOTHING).rows and fig8_settings.figure_9(PAPER, tmp_path, NOTHING).rows
+    )
+    assert fig8_settings.figure_8(tmp_path, NOTHING).tables
 
 
 def test_where_the_form_stops_paying(tmp_path):
-    part = limits.limits(tmp_path)
+    part = closed.limits(tmp_path)
     check_whole(part)
     assert [round(row.ours, 2) for row in part.rows] == [81, 16, 5.44, 2.25]
 

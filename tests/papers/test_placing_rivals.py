@@ -9,15 +9,14 @@ from itertools import product
 import numpy as np
 import pytest
 
-from weft_cluster.placing.alpaserve import fluid, greedy
 from weft_cluster.placing.demand import Demand, Need
 from weft_cluster.placing.filling import Filling, broken_limits
 from weft_cluster.placing.machines import MachineGroup, MachineKind, Machines
 from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.placing.resharing import levelled
+from weft_cluster.routing.placing_run import fluid, greedy
 from weft_papers.placing_rivals import RIVALS, SPREADERS
 from weft_papers.placing_rivals.alpaserve import beam, integer_programme
-from weft_papers.placing_rivals.common_practice import like_with_like, one_resource, round_robin
 from weft_papers.placing_rivals.gpulets import (
     BASE,
     OTHER_DRAM,
@@ -28,7 +27,7 @@ from weft_papers.placing_rivals.gpulets import (
     Slices,
 )
 from weft_papers.placing_rivals.nexus import squishy
-from weft_papers.placing_rivals.spreading import on_fewest, serves_all
+from weft_papers.placing_rivals.spreading import like_with_like, on_fewest, one_resource, round_robin, serves_all
 
 GIB = 2**30
 QUICK = RIVALS | {"alpaserve-ilp": on_fewest(partial(integer_programme, effort_s=0.03))}

@@ -13,7 +13,7 @@ from tests.papers.reproductions import check_whole
 from weft.base.errors import InputError
 from weft_papers import PAPERS
 from weft_papers.base import published
-from weft_papers.layerweaver_plus import fig5_throughput, fig6_tails, fig7_deadlines, lab, reproduce, sensitivity
+from weft_papers.layerweaver_plus import fig5_throughput, fig6_tails, lab, reproduce, sensitivity
 from weft_papers.layerweaver_plus.lab import BASELINE, PAIRS, PLUS, PRECISE, RATIOS, WOVEN, StreamPair
 
 PAPER = published("layerweaver-plus")
@@ -106,10 +106,10 @@ def test_tail_latency_where_the_baseline_misses_half(tmp_path):
 
 
 def test_deadlines_of_one_combination(tmp_path):
-    study = fig7_deadlines.study(SHORT, None, fig7_deadlines.COMBINATIONS[2:3], (15.0, 30.0), (130.0,))
-    check_whole(fig7_deadlines.figure_7(tmp_path, study))
+    study = fig5_throughput.study(SHORT, None, fig5_throughput.COMBINATIONS[2:3], (15.0, 30.0), (130.0,))
+    check_whole(fig5_throughput.figure_7(tmp_path, study))
     slack, default = (
-        fig7_deadlines.DeadlineStudy(study.bases, (30.0,), (), {}).varied(study.bases[0], 0)[0],
+        fig5_throughput.DeadlineStudy(study.bases, (30.0,), (), {}).varied(study.bases[0], 0)[0],
         study.bases[0],
     )
     assert study.answers[slack, BASELINE].rate > 1.5 * study.answers[default, BASELINE].rate

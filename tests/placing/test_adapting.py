@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import exit_code
-from weft_cluster.placing.change import parse_change
+from weft_cluster.placing.adapting import parse_change
 
 MACHINES = """
 [kinds.gpu]

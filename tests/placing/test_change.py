@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.base.errors import PlacingError
-from weft_cluster.placing.adapting import adapted
-from weft_cluster.placing.change import PlacementChange, difference, in_order, parse_change
+from weft_cluster.placing.adapting import PlacementChange, adapted, difference, in_order, parse_change
 from weft_cluster.placing.demand import Demand, Need
 from weft_cluster.placing.filling import Filling, broken_limits
 from weft_cluster.placing.machines import MachineGroup, MachineKind, Machines

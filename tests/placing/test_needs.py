@@ -14,8 +14,8 @@ from weft.devices.costs.layer_costs import estimate
 from weft.devices.host import write_host
 from weft.models.sources import load_model
 from weft.workloads.requests import Workload, parse_workload
+from weft_cluster.placing.demand import demands_of
 from weft_cluster.placing.machines import Machines, parse_machines
-from weft_cluster.placing.needs import demands_of
 
 
 def workload(*streams: dict[str, Any], **more: Any) -> Workload:

@@ -10,9 +10,8 @@ import pytest
 
 from tests.placing.problems import demand, machines
 from weft.base.errors import PlacingError
-from weft_cluster.placing.folder import check_place, write_folder
 from weft_cluster.placing.placement import Placement, parse_placement, read_placement
-from weft_cluster.placing.placement_shown import in_words, tables
+from weft_cluster.placing.placement_shown import check_place, in_words, tables, write_folder
 from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.placing.summary import filled
 from weft_cluster.routing.placing_run import place

@@ -155,6 +155,8 @@ def test_a_check_tells_what_models_take_now_and_what_others_take(planned, capsys
     code, shown = check(capsys, monkeypatch, 0.0044, conditions(others_cores=0.9))
     assert code == 0 and "camera: 4.4 ms now, 4 ms when planned (1.1 times)" in shown
     assert "nothing has changed" in shown
+    code, shown = check(capsys, monkeypatch, 0.0079, conditions(others_cores=0.9))
+    assert code == 1 and "other processes took 0.9 of 2 cores while measuring; when planned: other" in shown
 
 
 def test_a_check_says_why_models_were_not_timed(planned, capsys, monkeypatch):

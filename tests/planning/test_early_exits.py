@@ -26,7 +26,7 @@ from weft.planning.early_exits import reaching
 from weft.planning.folder import ModelToServe
 from weft.planning.layout import planned_workload
 from weft.planning.measured import LaneShape, measurement_key
-from weft.planning.measured_comparison import beside
+from weft.planning.measured_comparison import compare
 from weft.planning.plan import Prediction, read_plan
 from weft.planning.plan_request import PlanRequest
 from weft.planning.planning_run import check_deadlines, check_exits
@@ -266,7 +266,7 @@ def test_requests_that_left_elsewhere_than_predicted_are_told(measured):
         (seen,) = result.streams
         figures = replace(seen.figures, exit_shares=shares)
         sent = seen.stream.model_copy(update=stream)
-        return beside(plan, replace(result, streams=(replace(seen, figures=figures, stream=sent),))).remarks
+        return compare(plan, replace(result, streams=(replace(seen, figures=figures, stream=sent),))).remarks
 
     assert remarks(0.45, 0.35, 0.2) == ()
     (said,) = remarks(0.1, 0.1, 0.8)

@@ -46,11 +46,18 @@ def test_a_model_that_is_faster_in_8_bits_takes_the_place_of_the_one_that_was_gi
     fix_times(monkeypatch, 1.0)
     found = in_eight_bits(STREAM)
     (model,) = found.models
-    assert model.made is not None and model.made.of == Path("points.onnx").absolute() and model.name == "points"
-    assert "QuantizeLinear" in operators(model.path) and "QuantizeLinear" not in operators(model.made.of)
-    assert model.made.alike is not None and model.made.alike >= 0.99
-    assert model.made.done.startswith("int8 by calibration: ") and "of 40 samples answered alike" in model.made.done
-    assert found.remarks == (f"points: {model.made.done}; 2.00 times as fast alone.",)
+    assert (
+        model.preparation is not None
+        and model.preparation.of == Path("points.onnx").absolute()
+        and model.name == "points"
+    )
+    assert "QuantizeLinear" in operators(model.path) and "QuantizeLinear" not in operators(model.preparation.of)
+    assert model.preparation.alike is not None and model.preparation.alike >= 0.99
+    assert (
+        model.preparation.done.startswith("int8 by calibration: ")
+        and "of 40 samples answered alike" in model.preparation.done
+    )
+    assert found.remarks == (f"points: {model.preparation.done}; 2.00 times as fast alone.",)
 
 
 def test_what_was_found_is_kept_and_made_again_where_the_samples_are_others(monkeypatch):
@@ -68,7 +75,7 @@ def test_what_was_found_is_kept_and_made_again_where_the_samples_are_others(monk
 def test_a_model_that_is_slower_in_8_bits_stays(monkeypatch):
     fix_times(monkeypatch, 3.0)
     found = in_eight_bits(STREAM)
-    assert found.models[0].made is None and found.models[0].path == Path("points.onnx").absolute()
+    assert found.models[0].preparation is None and found.models[0].path == Path("points.onnx").absolute()
     assert found.remarks == ("points stays as it is: nothing in 8 bits is faster here.",)
 
 
@@ -78,7 +85,7 @@ def test_models_without_samples_and_with_exits_stay(monkeypatch):
     conv_net(Path("net.onnx"), marked=True)
     np.savez("images.npz", x=np.zeros((12, 1, 6, 6), np.float32))
     found = in_eight_bits(STREAM, "other.onnx:rate=1,deadline=50", "net.onnx:rate=1,deadline=50,samples=images.npz")
-    assert [model.made is None for model in found.models] == [False, True, True]
+    assert [model.preparation is None for model in found.models] == [False, True, True]
     assert found.remarks[1] == "other stays as it is: its stream has no samples."
     assert "models with exits" in found.remarks[2]
 

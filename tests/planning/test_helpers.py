@@ -27,7 +27,7 @@ def helped() -> Iterator[Helpers]:
 def elsewhere(helpers: Helpers, promise: PendingResult[Any]) -> Any:
     """What a process has made of a promise that nobody here asks for."""
     with helpers._changed:
-        helpers._changed.wait_for(lambda: promise.found)
+        helpers._changed.wait_for(lambda: promise.outcome)
     return promise.result()
 
 
@@ -42,7 +42,7 @@ def test_alone_only_what_is_asked_for_is_computed():
     helpers = Helpers()
     first, second = helpers.begin(computed.append, 1), helpers.begin(computed.append, 2)
     second.result()
-    assert (computed, first.found) == ([2], [])
+    assert (computed, first.outcome) == ([2], [])
 
 
 def test_finalists_are_the_same_with_help(brief, helped):

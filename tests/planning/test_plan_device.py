@@ -27,7 +27,7 @@ from weft.planning.candidates import arrangements
 from weft.planning.drift import drift
 from weft.planning.folder import ModelToServe, plan_settings
 from weft.planning.measured import LaneShape, measured_hosts, measurement_key
-from weft.planning.measured_comparison import beside
+from weft.planning.measured_comparison import compare
 from weft.planning.plan import PlanSettings, Prediction, read_plan
 from weft.planning.plan_request import PlanRequest
 from weft.planning.plan_shown import options_table
@@ -218,7 +218,7 @@ def test_a_server_elsewhere_than_planned_is_told(tmp_path):
     there = Prediction(streams=(predicted("camera"),), load=0.5)
     plan = plan_of(models, predicted=there, settings=PlanSettings(device="cuda:0"))
     same, other = (
-        beside(plan, run_of(workload("camera"), [3.0], profile={**SETTINGS, "lanes": 7, "device": device})).remarks
+        compare(plan, run_of(workload("camera"), [3.0], profile={**SETTINGS, "lanes": 7, "device": device})).remarks
         for device in ("cuda:0", None)
     )
     assert (same, other) == ((), ("the server has device = None, planned was cuda:0",))

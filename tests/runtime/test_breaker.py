@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from weft.base.errors import Overloaded
-from weft.runtime.breaker import Breaker, Endurance
+from weft.runtime.breaker import Breaker, BreakerLimits
 
 S = 1_000_000_000
 
@@ -24,7 +24,7 @@ def clock() -> Clock:
 
 
 def breaker(clock: Clock) -> Breaker:
-    return Breaker(Endurance(deaths=3, within_s=8.0, rest_s=10.0, longest_rest_s=25.0), clock)
+    return Breaker(BreakerLimits(deaths=3, within_s=8.0, pause_s=10.0, longest_pause_s=25.0), clock)
 
 
 def opened(clock: Clock) -> Breaker:
@@ -53,11 +53,11 @@ def test_deaths_between_good_steps_count_within_some_seconds_only(clock: Clock) 
     made = breaker(clock)
     for _ in range(20):  # a death every three seconds is borne
         made.died()
-        made.lived()
+        made.succeeded()
         clock.ns += 3 * S
     assert made.state == "closed"
     for _ in range(4):
-        made.lived()
+        made.succeeded()
         made.died()
         clock.ns += S
     assert made.state == "open"
@@ -70,7 +70,7 @@ def test_after_its_rest_one_request_is_tried_and_if_that_ends_well_all_are_let_i
     assert made.state == "trying"
     with pytest.raises(Overloaded):
         made.admit()
-    made.lived()
+    made.succeeded()
     assert made.state == "closed" and made.why == ""
     made.admit()
     made.died()  # what was before is forgotten
@@ -79,11 +79,11 @@ def test_after_its_rest_one_request_is_tried_and_if_that_ends_well_all_are_let_i
 
 def test_if_the_one_dies_the_rest_doubles_up_to_a_bound(clock: Clock) -> None:
     made = opened(clock)
-    for rest_s in (10, 20, 25, 25):
+    for pause_s in (10, 20, 25, 25):
         with pytest.raises(Overloaded) as refused:
             made.admit()
-        assert refused.value.retry_after_s == rest_s
-        clock.ns += rest_s * S
+        assert refused.value.retry_after_s == pause_s
+        clock.ns += pause_s * S
         made.admit()
         made.died()
     assert made.opened == 5
@@ -100,7 +100,7 @@ def test_a_try_that_is_never_heard_of_makes_room_for_another(clock: Clock) -> No
 
 def test_a_good_step_that_was_under_way_does_not_close_it_and_a_death_does_not_prolong_it(clock: Clock) -> None:
     made = opened(clock)
-    made.lived()
+    made.succeeded()
     assert made.state == "open"
     clock.ns += S
     made.died()
@@ -109,18 +109,18 @@ def test_a_good_step_that_was_under_way_does_not_close_it_and_a_death_does_not_p
     assert refused.value.retry_after_s == 9.0
     clock.ns += 9 * S
     made.admit()
-    made.lived()
+    made.succeeded()
     assert made.state == "closed"
 
 
 def test_a_trial_that_ends_with_an_error_is_one_that_was_survived(clock: Clock) -> None:
     made = opened(clock)
-    made.answered()
+    made.failed_without_death()
     assert made.state == "open", "nothing is tried yet"
     clock.ns += 10 * S
     made.check()
     assert made.state == "open", "nobody was let in"
     made.enter()
     assert made.state == "trying"
-    made.answered()
+    made.failed_without_death()
     assert made.state == "closed"

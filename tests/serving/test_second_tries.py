@@ -9,7 +9,7 @@ import pytest
 
 from tests.engine.hosts import MS, assert_at_rest
 from weft.base.errors import BadRequest, Expired, Overloaded, WorkerDied
-from weft.runtime.breaker import Breaker, Endurance
+from weft.runtime.breaker import Breaker, BreakerLimits
 from weft.runtime.client_memory import LendingTerms, LentTensor
 from weft.serving import retries
 from weft.serving.retries import MOST_TRIES, QUARANTINE_S
@@ -200,7 +200,7 @@ def test_one_that_waits_for_another_worker_may_be_withdrawn_or_expire(machine):
 def test_a_model_that_was_taken_out_refuses_requests(machine):
     one = machine()
     model = one.model([5], name="net")
-    breaker = model.loaded.breaker = Breaker(Endurance(deaths=1), one.clock.monotonic_ns)
+    breaker = model.loaded.breaker = Breaker(BreakerLimits(deaths=1), one.clock.monotonic_ns)
     breaker.died()
     breaker.died()
     with pytest.raises(Overloaded, match=r"tried again in 10\.0 s"):
@@ -209,7 +209,7 @@ def test_a_model_that_was_taken_out_refuses_requests(machine):
     tried = one.send(model, due_ms=1000)
     with pytest.raises(Overloaded):
         one.send(model)
-    breaker.lived()
+    breaker.succeeded()
     one.run()
     assert tried.fate == "served"
     one.send(model)
@@ -219,7 +219,7 @@ def test_a_model_that_was_taken_out_refuses_requests(machine):
 def test_one_that_is_refused_for_another_reason_is_not_the_one_that_is_tried(machine):
     one = machine()
     model = one.model([5], name="net")
-    breaker = model.loaded.breaker = Breaker(Endurance(deaths=0), one.clock.monotonic_ns)
+    breaker = model.loaded.breaker = Breaker(BreakerLimits(deaths=0), one.clock.monotonic_ns)
     breaker.died()
     one.clock.ticks += 10_000 * MS
     with pytest.raises(Expired):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from weft.devices.host import GpuCuts
 from weft.devices.shares import LEAST, MOST, WAITS, GpuLikeness, Pair, SeenSpeeds
 from weft.engine.policies.ways import open_ways, ways
-from weft.serving.gpu_sharing import TOLD_TICKS, UNCUT, UNMEASURED, GpuSharing, LaneRun, sharing_for
+from weft.serving.gpu_sharing import UNCUT, UNMEASURED, UPDATE_TICKS, GpuSharing, LaneRun, sharing_for
 from weft.serving.statistics import SHARES_KEPT, ShareTimes
 
 HEAVY = GpuLikeness(speeds={84: 0.7, 48: 0.42}, kernel_us=40, memory=0.1)
@@ -127,7 +127,7 @@ def test_decisions_hear_of_what_was_learned_now_and_then(sharing: GpuSharing) ->
         ratio = 0.5 + at / (500 * MS)
         sharing.observe(LaneRun(LARGE_LANE, 0, at, at + MS), round(ratio * MS), [LaneRun(SMALL_LANE, 1, at, at + MS)])
         told.add(tuple(sharing.shares.tagged((0, 1))))
-    assert 5 < len(told) <= 1 + 1000 * MS // (4 * TOLD_TICKS)
+    assert 5 < len(told) <= 1 + 1000 * MS // (4 * UPDATE_TICKS)
 
 
 def test_nothing_is_learned_of_a_pair_that_did_not_run_together_all_the_time(sharing: GpuSharing) -> None:

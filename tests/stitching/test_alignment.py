@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -142,10 +143,17 @@ def test_inputs_are_matched_by_name_where_names_agree():
 @settings(max_examples=6)
 @given(seed=st.integers(0, 10**6))
 def test_models_whose_operations_are_shuffled_align_as_before(architecture, seed):
+    nets, wanted = aligned(architecture)
+    assert pairs(align([nets[0], shuffled(nets[1], seed)]), 1) == wanted
+
+
+@cache
+def aligned(architecture: str):
+    """Two models, and which operations of them belong together."""
     nets = generate(architecture, 2, pruning=0.9, resolution=32, classes=(3, 5)).nets
     wanted = pairs(align(nets), 1)
     assert set(wanted) == set(wanted.values())
-    assert pairs(align([nets[0], shuffled(nets[1], seed)]), 1) == wanted
+    return nets, wanted
 
 
 def shuffled(given: Net, seed: int) -> Net:

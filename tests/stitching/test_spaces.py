@@ -98,7 +98,7 @@ def test_parts_that_cross_between_models_are_an_error():
     drawing = Drawing([3, 3])
     parts = [drawing.add("conv", "image", width=each) for each in ([2, 4], [4, 2], [3, 3], [3, 3])]
     drawing.add("add", drawing.add("concat", *parts[:2]), drawing.add("concat", *parts[2:]))
-    with pytest.raises(StitchError, match="add of concat4 and concat5, whose parts before it have widths that cross"):
+    with pytest.raises(StitchError, match="add of concat4 and concat5: one of them is a concatenation"):
         wire(drawing.family())
 
 

@@ -14,7 +14,7 @@ from weft_tune.numbers.arrays import rounded
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import BIN, EXP, FIXED, FLOAT, FLOAT16, FLOAT32, TwosComplement
 from weft_tune.quantised.evaluator import OnnxEvaluator
-from weft_tune.quantised.targets import find_targets
+from weft_tune.quantised.opened import find_targets
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 import cuda_scores

@@ -14,9 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from weft.base.errors import EvaluationError, TuneError
-from weft_tune import database
-from weft_tune.database import Database, open_database
-from weft_tune.evaluation import Score
+from weft_tune import evaluation
+from weft_tune.evaluation import Database, Score, open_database
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import FIXED
 
@@ -110,7 +109,7 @@ import sys
 from pathlib import Path
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import FIXED
-from weft_tune.database import Database
+from weft_tune.evaluation import Database
 from weft_tune.evaluation import Score
 with Database(Path(sys.argv[1])) as scores:
     for bits in range(2, 33):
@@ -141,8 +140,8 @@ def test_a_process_that_is_opening_the_same_file_is_waited_for(tmp_path: Path, m
         other.execute("COMMIT")
 
     waited: list[float] = []
-    monkeypatch.setattr(database.sqlite3, "connect", partial(sqlite3.connect, factory=Met))
-    monkeypatch.setattr(database, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(evaluation.sqlite3, "connect", partial(sqlite3.connect, factory=Met))
+    monkeypatch.setattr(evaluation, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
     with Database(tmp_path / "scores.db") as scores:
         scores.keep("net", "full", ONE, 0.0, Score(0.5))
     other.close()

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from weft.base.errors import TuneError
-from weft_tune.descriptor import (
+from weft_tune.network import Network, Target
+from weft_tune.subject import (
     DescribedLayer,
     Descriptor,
     as_toml,
@@ -18,7 +19,6 @@ from weft_tune.descriptor import (
     network_of,
     parse_descriptor,
 )
-from weft_tune.network import Network, Target
 
 LENET = """
 name = "lenet"

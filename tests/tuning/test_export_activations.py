@@ -9,7 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from weft.base.errors import TuneError
-from weft_tune.export import activations
+from weft_tune.export import tensors
 from weft_tune.export.emitter import Emitter, onnx_type
 from weft_tune.numbers.arrays import code_table, rounded
 from weft_tune.numbers.format import (
@@ -67,7 +67,7 @@ def probes(form):
 
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("write", [activations.simulate, activations.quantise])
+@pytest.mark.parametrize("write", [tensors.simulate, tensors.quantise])
 def test_a_graph_rounds_exactly_as_the_arrays_do(form, write):
     values = probes(form)
     (got,) = session_of(form, write).run(None, {"x": values})
@@ -77,32 +77,32 @@ def test_a_graph_rounds_exactly_as_the_arrays_do(form, write):
 def test_every_fraction_of_a_binade_is_rounded_right():
     """The way to the power of two below a value relies on 2^23 + 1; scaled by powers of two, one binade is all."""
     values = (np.arange(1 << 23, 1 << 24, dtype=np.int32).astype(np.float32)) * np.float32(2.0**-20)
-    (got,) = session_of(FLOAT(8), activations.simulate).run(None, {"x": values})
+    (got,) = session_of(FLOAT(8), tensors.simulate).run(None, {"x": values})
     assert np.array_equal(got, rounded(values, FLOAT(8)))
 
 
 def test_half_way_between_powers_of_two_the_even_code_wins():
     form = EXP(4, 3)  # 2^(E-3): E = 3 is 1, E = 4 is 2
-    (got,) = session_of(form, activations.simulate).run(None, {"x": np.array([0.75, 1.5, 3.0, -3.0], np.float32)})
+    (got,) = session_of(form, tensors.simulate).run(None, {"x": np.array([0.75, 1.5, 3.0, -3.0], np.float32)})
     assert got.tolist() == [0.5, 2.0, 2.0, -2.0]
 
 
 def test_simulation_needs_no_more_than_opset_13():
     for form in (EXP(4), FLOAT(6), FIXED(20), TwosComplement(5, 2)):
         values = probes(form)
-        (got,) = session_of(form, activations.simulate, opset=13).run(None, {"x": values})
+        (got,) = session_of(form, tensors.simulate, opset=13).run(None, {"x": values})
         assert np.array_equal(got, rounded(values, form))
 
 
 def test_float32_needs_no_node():
     emitter = Emitter(onnx.GraphProto())
-    assert activations.simulate(emitter, "x", FLOAT32) == "x"
+    assert tensors.simulate(emitter, "x", FLOAT32) == "x"
     assert emitter.take() == []
 
 
 def test_a_format_out_of_all_reach_is_refused():
     with pytest.raises(TuneError, match="FIXED 4 950 reaches too far"):
-        activations.simulate(Emitter(onnx.GraphProto()), "x", FIXED(4, 950))
+        tensors.simulate(Emitter(onnx.GraphProto()), "x", FIXED(4, 950))
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,7 @@ from weft_tune.network import ROLES, Network, Target
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import EXP, FIXED
 from weft_tune.quantised.evaluator import OnnxEvaluator
-from weft_tune.quantised.opened import open_for_tuning
-from weft_tune.quantised.targets import find_targets
+from weft_tune.quantised.opened import find_targets, open_for_tuning
 
 COUNT = 700
 COARSE = Configuration({"conv1.weight": FIXED(3, 1), "conv2.input": FIXED(3), "fc.weight": EXP(3, 7)})

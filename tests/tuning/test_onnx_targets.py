@@ -10,7 +10,7 @@ from tests.models.onnx_graphs import node, tensor
 from tests.tuning.onnx_nets import CLASSES, chain, draw, model_of, residual, samples, save, tokens
 from weft.base.errors import TuneError
 from weft.models.weighted_layers import find_layers, load_flat
-from weft_tune.quantised.targets import find_targets
+from weft_tune.quantised.opened import find_targets
 
 
 @pytest.fixture

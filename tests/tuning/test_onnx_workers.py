@@ -18,8 +18,8 @@ from weft.base.errors import EvaluationError, TuneError
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import FIXED
 from weft_tune.quantised.evaluator import OnnxEvaluator
+from weft_tune.quantised.opened import find_targets
 from weft_tune.quantised.runner import SampleOrder
-from weft_tune.quantised.targets import find_targets
 
 COUNT = 500
 CONFIGURATIONS = [

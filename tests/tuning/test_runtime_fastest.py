@@ -17,7 +17,7 @@ from tests.support.tuning import fix_times
 from tests.tuning.files import points, save_data, save_model
 from weft.base.errors import InputError, TuneError
 from weft.cli.main import main
-from weft_tune.cli.tune_show import fastest_sentences
+from weft_tune.cli import fastest_sentences
 from weft_tune.quantised.metrics import agreement, closeness
 
 

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from weft.base.errors import EvaluationError
-from weft_tune.database import Database
-from weft_tune.evaluation import CallableEvaluator, Evaluator, OnScore, Score, Subset
-from weft_tune.fine import BiasRule, climb, exchange, fine, raise_biases, repair
+from weft_tune.evaluation import CallableEvaluator, Database, Evaluator, OnScore, Score, Subset
 from weft_tune.judge import Judge, Point
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import Configuration
@@ -19,7 +17,7 @@ from weft_tune.objective import parse_objective
 from weft_tune.platform import Platform, Unbiased, parse_platform
 from weft_tune.result import Phase
 from weft_tune.search_space import space_of
-from weft_tune.tuner import coarse, recover, uniform_settings
+from weft_tune.tuner import BiasRule, climb, coarse, exchange, fine, raise_biases, recover, repair, uniform_settings
 
 NET = Network("net", (Target("small", 10, 10, 1.0, 1.0), Target("large", 1000, 10, 1.0, 1.0)))
 FIXED_ONLY = parse_platform({"name": "fixed", "formats": ["FIXED 2..8"]}, "test")

@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 from tests.tuning.synthetic_nets import SyntheticNet
 from weft.base.errors import EvaluationError, TuneError
 from weft_tune import Tuning, find_formats
-from weft_tune.database import Database
-from weft_tune.evaluation import Score, Subset
-from weft_tune.fine import BIAS_RULES
+from weft_tune.evaluation import Database, Score, Subset
 from weft_tune.network import Network, Target
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.numbers.format import EXP, FIXED, FLOAT16, FLOAT32
 from weft_tune.platform import Platform, Unbiased, load_platform, parse_platform
 from weft_tune.result import Progress
 from weft_tune.search_space import LAYERWISE
+from weft_tune.tuner import BIAS_RULES
 
 margins = st.sampled_from([0.0, 0.01, 0.07, 0.3, 0.9])
 nets = st.builds(SyntheticNet, st.integers(0, 10_000), st.integers(1, 3))

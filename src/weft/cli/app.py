@@ -159,10 +159,11 @@ def _interrupted() -> Iterator[None]:
 app = typer.Typer(
     name="weft",
     cls=_Root,
-    help="Run many neural networks on one machine, well: say how often each is asked and how soon it must answer.\n\n"
+    help="Serve many neural networks on one machine so that requests meet their deadlines.\n\n"
     "Begin with [bold]weft plan -o plan/ -s light-squeezenet:rate=5,deadline=500 "
-    "-s light-shufflenet:rate=10,deadline=250[/bold], which measures them here and says what that will come to; then "
-    "[bold]weft serve plan/[/bold], and [bold]weft bench plan/[/bold] in a second terminal. Yours are files: "
+    "-s light-shufflenet:rate=10,deadline=250[/bold], which measures both models here and predicts latency "
+    "and missed deadlines for these rates and deadlines (ms); then "
+    "[bold]weft serve plan/[/bold], and [bold]weft bench plan/[/bold] in a second terminal. Your own models are files: "
     "[bold]-s camera.onnx:rate=50,deadline=20[/bold].",
     no_args_is_help=True,
     rich_markup_mode="rich",

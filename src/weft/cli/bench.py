@@ -107,18 +107,18 @@ def _at_load(workload: Workload, load: float) -> Workload:
 
 def _predicted_at(plan: Plan | None, folder: str | None, workload: Workload) -> Plan | None:
     """Return the plan with its prediction for another load."""
-    from weft.planning.load_prediction import foreseen, planned_host
+    from weft.planning.load_prediction import planned_host, predict
 
     if plan is None or folder is None:
         return None
-    return plan.model_copy(update={"predicted": foreseen(plan, planned_host(folder), workload)})
+    return plan.model_copy(update={"predicted": predict(plan, planned_host(folder), workload)})
 
 
 def _print_comparison(plan: Plan, result: LoadResult) -> dict[str, object]:
     """Print the predicted and measured figures next to each other; returns them for the JSON."""
-    from weft.planning.measured_comparison import beside
+    from weft.planning.measured_comparison import compare
 
-    comparison = beside(plan, result)
+    comparison = compare(plan, result)
     headings = [word for what in ("p50", "p99", "missed") for word in (f"{what} predicted", "measured", "apart")]
     table = plain_table("predicted and measured, ms", ("stream", *headings))
     for stream in comparison.streams:

@@ -219,7 +219,7 @@ def fetch_models(
         typer.Argument(metavar="NAME", help="cifar-cnn, mlp-m, mlp-c, cuda-convnet or zipped; all if none."),
     ] = None,
 ) -> None:
-    """Fetch networks of the project that are too large to come with weft, and their images, once and for all."""
+    """Download the project's networks that are too large to come with weft, and their images, and keep them."""
     from weft.models.stored import FETCHED, fetch
 
     wanted = names or list(FETCHED)

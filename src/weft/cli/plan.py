@@ -50,7 +50,7 @@ def command(
     shape: Shapes = None,
     cores: Annotated[int | None, what("--cores", show_default="all", help="Cores that lanes may use.")] = None,
     memory: Annotated[
-        str | None, what("--memory", show_default="no limit", help="What the server may hold, as 2g.")
+        str | None, what("--memory", show_default="no limit", help="Memory limit of the server, as 2g.")
     ] = None,
     objective: Annotated[
         str, what("--objective", help="What counts first: deadlines, load, memory or latency.")

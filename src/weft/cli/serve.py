@@ -58,7 +58,7 @@ def command(
         bool, how("--unchecked", help="Serve a plan although its models are not those it was written with.")
     ] = False,
     no_tools: Annotated[
-        bool, how("--no-tools", help="Load no tools of other people (weft tools lists them); so does WEFT_TOOLS=own.")
+        bool, how("--no-tools", help="Load no third-party tools (weft tools lists them); so does WEFT_TOOLS=own.")
     ] = False,
     typed: Annotated[Typed, From(*HELP_ORDER, policy_options=parse_options, grpc_port=_grpc_port)],
     api_key_file: Annotated[

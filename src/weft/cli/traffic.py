@@ -31,7 +31,9 @@ def traffic_fit(
             metavar="FILE...", help="A CSV of Azure Functions 2019 or 2021, or Azure LLM 2023; 2019: several days."
         ),
     ],
-    seed: Annotated[int, how("--seed", min=0, help="Of the traffic that is compared with the trace.")] = 0,
+    seed: Annotated[
+        int, how("--seed", min=0, help="Seed of the generated traffic that is compared with the trace.")
+    ] = 0,
     output: Annotated[
         str | None, file_option("--output", "-o", suffixes=(".toml",), help="The traffic to write (.toml).")
     ] = None,

@@ -91,8 +91,11 @@ def issue(
 
 
 def prefetchable(state: DeviceClocks, size: int, buffer: int, fetched: int) -> int:
-    """Ticks of later layers the channel could still bring in after *fetched* (the end of the fetch of a layer
-    of *size*) until the array is free: the paper's fetch(S'[t_m], S[t_c])."""
+    """Return the ticks of later layers that the channel can fetch before the array is free.
+
+    fetched: the end of the fetch of a layer of *size*, from which on the channel is free. This is the paper's
+    fetch(S'[t_m], S[t_c]).
+    """
     time, need = fetched, 0
     room = buffer - size - sum(entry.size for entry in state.resident if entry.done > fetched)
     for entry in (e for e in state.resident if e.done > fetched):

@@ -96,7 +96,7 @@ class Soc(BaseModel, extra="forbid", frozen=True, strict=True):
 
     @field_validator("units")
     @classmethod
-    def _own_names(cls, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
+    def _unique_names(cls, units: tuple[Unit, ...]) -> tuple[Unit, ...]:
         names = [unit.name for unit in units]
         if len(set(names)) < len(names):
             raise ValueError(f"units need names, each its own; got {', '.join(names)}")

@@ -166,8 +166,11 @@ def load_platform(name_or_path: str) -> Board:
 
 
 def load_device(name_or_path: str) -> Npu | TiledNpu | Host:
-    """A preset by name, the NPU of either kind that a TOML file describes, the host that a JSON file measured, or a GPU
-    that pairs of models were measured on."""
+    """Return a device by name or file.
+
+    That is a preset, an NPU of either kind described in TOML, a measured host in JSON, or a GPU on which pairs of
+    models were measured.
+    """
     if is_measured(name_or_path):
         raise DeviceError(
             f"{name_or_path} is this machine, and is measured: weft profile MODELS --device {name_or_path} "

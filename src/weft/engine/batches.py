@@ -44,7 +44,7 @@ class Batcher:
         """abortable: the running layers, if one of them could be stopped."""
         self._setting, self._queues, self._remaining = policy.setting, queues, remaining
         self._abortable, self._rooms = abortable, rooms
-        self._refills, self._waits = policy.traits.refills, policy.waits
+        self._refills, self._waits, self._shares = policy.traits.refills, policy.waits, policy.setting.shares
 
     def ready_at(self, queue: StreamQueue) -> int:
         """Return when the waiting requests become a batch that is not full: its wait is over, or it would be late."""
@@ -64,13 +64,13 @@ class Batcher:
             return self._refilling_heads(queue)
         batches = queue.batches if queue.by_query else []
         going_on = self._going_on(batches) if batches else []
-        heads = [self.head(queue, batch, behind=self._behind(queue, batch, 0, now)) for batch in going_on]
+        heads = [self.head(queue, batch, now=now) for batch in going_on]
         waiting, most = len(queue.waiting), queue.terms.max_batch
         ready = waiting > 0 and (waiting >= most or now >= self.ready_at(queue))
         if ready and (not batches or (len(batches) < queue.places and self._may_begin(queue, self._unissued(batches)))):
             members = list(islice(queue.waiting, most))
             batch = _formed(queue, members)
-            heads.append(self.head(queue, batch, behind=self._behind(queue, batch, len(members), now)))
+            heads.append(self.head(queue, batch, now=now, own=len(members)))
         return heads
 
     def _behind(self, queue: StreamQueue, batch: Batch, own: int, now: int) -> int:
@@ -79,7 +79,7 @@ class Batcher:
         Batches that cannot be on time anyway do not count. own: the number of waiting requests that the batch takes.
         """
         latest, need, most = NO_DEADLINE, 0, queue.terms.max_batch
-        if not self._setting.shares or len(queue.waiting) <= own:
+        if len(queue.waiting) <= own:
             return latest
         whole = self._queues.whole(queue.stream, min(most, len(queue.waiting) - own))
         end = now + self._queues.rest(batch) + whole
@@ -178,15 +178,21 @@ class Batcher:
         queue: StreamQueue,
         batch: Batch,
         refill: Refill | None = None,
-        behind: int = NO_DEADLINE,
+        now: int | None = None,
+        own: int = 0,
     ) -> Candidate:
-        """Return the next layer of a batch as a candidate."""
+        """Return the next layer of a batch as a candidate.
+
+        now: the time, if the candidate may be started. own: the number of waiting requests that the batch takes.
+        """
         members, number = batch.members, batch.program
         arrival, priority = members[0].arrival, members[0].priority
         if len(members) > 1:
             arrival = min([ticket.arrival for ticket in members])
             priority = max([ticket.priority for ticket in members])
-        share = ShareUse(queue.lately, behind) if self._setting.shares else None
+        share = None
+        if self._shares:
+            share = ShareUse(queue.lately, NO_DEADLINE if now is None else self._behind(queue, batch, own, now))
         return Candidate.of_batch(
             self._setting.programs[number], self._remaining[number], number, queue.stream, batch.query, arrival,
             batch.deadline, priority, len(members), batch.layer, batch.last_issued, queue.served, batch.home, refill,

@@ -120,18 +120,23 @@ def goes_on(wants_weights: bool, wants_space: bool, compute_bound: bool) -> bool
 def priced_idle(
     fetch: int,
     compute: int,
-    fetched: int,
-    channel: int,
-    array: int,
+    fetch_end: int,
+    channel_start: int,
+    array_free: int,
     compute_price: int,
     memory_price: int,
     shortest: int,
     longest: int,
 ) -> int:
-    """weft: the price of a layer that is on chip at *fetched*; the decoupling distance is to stay between the two."""
-    distance = max(array, fetched) + compute - fetched
-    array_idle = max(0, fetched - array) + max(0, shortest - distance)
-    channel_idle = fetched - channel - fetch + max(0, distance - longest)
+    """weft: the priced idle time that a layer causes on the array and the channel, in ticks times price.
+
+    channel_start, fetch_end: when the channel begins with it, and when its weights are on chip. array_free: when the
+    array has computed all earlier layers. A decoupling distance below *shortest* counts as idle time of the array, one
+    above *longest* as idle time of the channel.
+    """
+    distance = max(array_free, fetch_end) + compute - fetch_end
+    array_idle = max(0, fetch_end - array_free) + max(0, shortest - distance)
+    channel_idle = fetch_end - channel_start - fetch + max(0, distance - longest)
     return compute_price * array_idle + memory_price * channel_idle
 
 
@@ -155,12 +160,13 @@ def within_lag(progress: int, gain: int, least: int, max_lag: int) -> bool:
     return progress + gain - least <= max_lag
 
 
-def fluid_overhead(begin: int, begin_there: int, together_there: int) -> int:
-    """Fluid Batching, equation 4: newcomers come up to the exit, then all go to the end together.
+def fluid_overhead(new_total: int, new_after_exit: int, merged_after_exit: int) -> int:
+    """Fluid Batching, equation 4: ticks until a paused batch ends if newcomers first catch up to its exit and join it.
 
-    Ticks to the end: of the newcomers from their first layer and from the exit; of all from the exit.
+    new_total: ticks of the newcomers alone, from the first layer to the end; new_after_exit: the part of that after the
+    exit. merged_after_exit: ticks of the merged batch from the exit to the end.
     """
-    return begin - begin_there + together_there
+    return new_total - new_after_exit + merged_after_exit
 
 
 # What requests cost top-up

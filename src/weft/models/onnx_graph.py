@@ -510,24 +510,28 @@ def make_model(
     name: str,
     inputs: Iterable[Any],
     outputs: Iterable[Any],
-    tensors: Iterable[Any] = (),
+    initializers: Iterable[Any] = (),
     *,
     opset: int = 1,
     like: OnnxModel | None = None,
     ir_version: int | None = None,
     producer: str = "",
-    entries: Mapping[str, str] | None = None,
+    metadata: Mapping[str, str] | None = None,
 ) -> OnnxModel:
-    """A model of one graph; its opset is *opset* of the standard's operators, or versions and functions are those of
-    the model *like*. Without either its file version is the newest that onnx writes."""
-    graph = helper.make_graph(list(nodes), name, list(inputs), list(outputs), list(tensors))
-    more: dict[str, Any] = {"producer_name": producer} if producer else {}
+    """Make a model with one graph.
+
+    It imports the default operator domain at *opset*; with *like*, opsets, functions and IR version are copied from
+    that model instead. *ir_version* overrides the IR version; without it and *like*, it is the newest of the installed
+    onnx. *metadata*: entries of the model's ``metadata_props``.
+    """
+    graph = helper.make_graph(list(nodes), name, list(inputs), list(outputs), list(initializers))
+    options: dict[str, Any] = {"producer_name": producer} if producer else {}
     if like is not None:
-        more |= {"functions": like.functions, "ir_version": like.ir_version}
+        options |= {"functions": like.functions, "ir_version": like.ir_version}
     if ir_version is not None:
-        more["ir_version"] = ir_version
+        options["ir_version"] = ir_version
     imports = [helper.make_opsetid("", opset)] if like is None else like.opset_import
-    model: OnnxModel = helper.make_model(graph, opset_imports=imports, **more)
-    if entries is not None:
-        set_metadata(model, entries)
+    model: OnnxModel = helper.make_model(graph, opset_imports=imports, **options)
+    if metadata is not None:
+        set_metadata(model, metadata)
     return model

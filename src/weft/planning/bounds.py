@@ -1,11 +1,10 @@
-"""What no way of serving can exceed, worked out without simulating it.
+"""Bounds on the throughput and latency of a way of serving, computed without simulation.
 
-Lanes cannot carry more than fits into their time if every request were computed in the batch that takes least for each
-row. No request is answered sooner than its model alone takes. And on a single lane whoever comes while a segment
-runs waits for its end: where a request has less time to spare than that, some are late, whatever the policy.
+Throughput: lane time per request is at least that of the batch size with the least time per row. Latency: a request
+takes at least as long as its model with nothing else running. On a single lane, a request that arrives while a segment
+runs waits for its end; where its slack is shorter than that, some requests are late under every policy.
 
-The bounds hold on average; a run of some thousand requests may do better by chance. ``SLACK`` and ``CHANCE`` are what
-is allowed for that.
+The bounds hold on average; a run of some thousand requests may do better by chance, by up to ``SLACK`` and ``CHANCE``.
 """
 
 from __future__ import annotations
@@ -26,41 +25,41 @@ from weft.planning.standalone_times import times_alone
 from weft.workloads.requests import Stream
 
 SLACK = 1.15
-"""How many times the bound a simulated run may carry."""
+"""A simulated run may exceed the bound on the load by up to this factor."""
 CHANCE = 0.5
-"""The part of the misses that must be, which a run shows at least."""
+"""A simulated run shows at least this part of the misses that the bound predicts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """What a way of serving cannot exceed."""
+    """The limits of a way of serving."""
 
     factor: float
     """No larger multiple of the asked rates keeps the deadlines; infinite where no stream has a rate."""
     missed: float
     """The stream that suffers most misses at least this share of its deadlines at the asked load."""
     latency: float
-    """The largest time of a request alone over its deadline."""
+    """The largest ratio, over the streams, of a request's time alone to its deadline."""
 
 
 @dataclass(frozen=True, slots=True)
 class Blocking:
-    """A segment that keeps the only lane while requests of another model run out of time."""
+    """A segment that occupies the only lane for longer than the slack of another model's requests."""
 
     waits: str
-    """Who waits."""
+    """The model whose requests wait."""
     runs: str
-    """Whose segment it is."""
+    """The model of the segment."""
     segment: str
     length_s: float
     spare_s: float
-    """What the request that waits has besides its own time."""
+    """The slack of a waiting request: its deadline minus its own time."""
     share: float
-    """How many of those requests are late by it, at least, at the asked load."""
+    """The least share of the waiting model's requests that are late because of it, at the asked load."""
 
 
 def bound_of(asked: PlanRequest, arrangement: Arrangement) -> Bound:
-    """The bound of a way to serve what is asked."""
+    """Return the bound of an arrangement."""
     host = arrangement.host
     alone = max(late_alone(host, stream, leaving) for stream, _, leaving in asked.sent)
     blocked = blocking(asked, arrangement)
@@ -72,23 +71,23 @@ def bound_of(asked: PlanRequest, arrangement: Arrangement) -> Bound:
 
 
 def lane_factor(asked: PlanRequest, arrangement: Arrangement) -> float:
-    """The multiple of the asked rates at which the lanes would have no time left."""
+    """Return the multiple of the asked rates at which the lanes are fully used."""
     busy = sum(lane_shares(asked, arrangement).values())
     return lane_speed(arrangement.host) / (busy * (1 - asked.limit)) if busy else inf
 
 
 def lane_shares(asked: PlanRequest, arrangement: Arrangement) -> dict[str, float]:
-    """Model -> lanes that its requests keep busy at the asked rates, at the least, all of them at full speed."""
-    found: dict[str, float] = {}
+    """Return model -> the least number of lanes, at full speed, that its requests keep busy at the asked rates."""
+    shares: dict[str, float] = {}
     for stream, rate, leaving in asked.sent:
         name = stream.served_name
         row_s = least_row_s(arrangement.host, name, arrangement.batches[name], leaving)
-        found[name] = found.get(name, 0.0) + rate * row_s
-    return found
+        shares[name] = shares.get(name, 0.0) + rate * row_s
+    return shares
 
 
 def lane_speed(host: Host) -> float:
-    """How many lanes alone all lanes together come to, at the most."""
+    """Return the largest combined speed of the lanes running together, in units of one lane alone."""
     lanes = host.together()
     least = min((share for row in lanes.losses for share in row), default=0.0)
     return max(
@@ -97,9 +96,9 @@ def lane_speed(host: Host) -> float:
 
 
 def least_row_s(host: Host, name: str, most: int, rates: Sequence[float] = ()) -> float:
-    """Lane time of one request in the batch that takes least for each, what passes between segments included.
+    """Return the least lane time per request over all batch sizes, with the gaps between segments.
 
-    rates: the share that leaves by each exit; each segment is then computed by those alone who reach it.
+    rates: the share of requests that leave at each exit; a segment then counts for the requests that reach it.
     """
     model = host.model(name)
     hand_over_s, speed = _mean(host.hand_over_s), _usual_spread(model)
@@ -107,40 +106,39 @@ def least_row_s(host: Host, name: str, most: int, rates: Sequence[float] = ()) -
     if not rates:
         between_s = len(model.segments) * hand_over_s
         return min((model.total_s(size) * speed + between_s) / size for size in sizes)
-    rows_s = ([(each * speed + hand_over_s) / size for each in model.times_at(size)] for size in sizes)
+    rows_s = ([(time_s * speed + hand_over_s) / size for time_s in model.times_at(size)] for size in sizes)
     reach = reaching(rates, model.exits, len(model.segments))
-    best_s = [min(each) for each in zip(*rows_s, strict=True)]
+    best_s = [min(by_size) for by_size in zip(*rows_s, strict=True)]
     return float(sum(share * row_s for share, row_s in zip(reach, best_s, strict=True)))
 
 
 def fastest_s(host: Host, name: str, rates: Sequence[float] = ()) -> float:
-    """The least time from a request to its answer that was measured, nothing else running."""
+    """Return the least measured time from a request to its answer with nothing else running."""
     return times_alone(host, name, rates).least_s
 
 
 def late_alone(host: Host, stream: Stream, rates: Sequence[float] = ()) -> float:
-    """The share of a stream's requests that would be late with the machine to themselves."""
+    """Return the share of a stream's requests that are late even with nothing else running."""
     return times_alone(host, stream.served_name, rates).later_than(stream.deadline_s)
 
 
 def blocking(asked: PlanRequest, arrangement: Arrangement) -> Blocking | None:
-    """The segment that makes most requests of others late on a single lane; None where none must."""
+    """Return the segment that makes most requests of another model late on a single lane; None if there is none."""
     host = arrangement.host
     if host.lanes > 1:
         return None
-    found = [
-        each
+    blockings = [
+        _blocking(arrangement, waits, runs)
         for waits in asked.sent
         for runs in asked.sent
         if runs.name != waits.name and runs.rate
-        for each in [_blocking(arrangement, waits, runs)]
-        if each.share > 0
     ]
-    return max(found, key=lambda each: each.share, default=None)
+    worst = max(blockings, key=lambda blocking: blocking.share, default=None)
+    return worst if worst and worst.share > 0 else None
 
 
 def _blocking(arrangement: Arrangement, waits: SentStream, runs: SentStream) -> Blocking:
-    """What all segments of one stream do to another; the longest of them is named."""
+    """Return how much one stream's segments delay another stream; the longest segment is named."""
     host, model = arrangement.host, arrangement.host.model(runs.name)
     spare_s = waits.stream.deadline_s - fastest_s(host, waits.name, waits.leaving)
     least = min((min(run) for run in model.spread), default=1.0)
@@ -161,14 +159,14 @@ def _blocking(arrangement: Arrangement, waits: SentStream, runs: SentStream) -> 
 
 
 def _kept_s(arrangement: Arrangement, model: HostModel, size: int, place: int) -> float:
-    """How long a segment keeps its lane at least; one that the policy can stop, no longer than that takes."""
+    """Return the least time that a segment occupies its lane: the time to stop it where the policy preempts."""
     host, took_s = arrangement.host, model.times_at(size)[place]
     stops = POLICIES[arrangement.settings.policy].aborts is not Policy.aborts
     return min(took_s, host.abort_s) if stops and took_s >= host.abort_from_s else took_s
 
 
 def _usual_spread(model: HostModel) -> float:
-    """The mean of the measured runs over the mean times, which is near 1."""
+    """Return the ratio of the mean measured run to the mean times, which is near 1."""
     if not model.spread:
         return 1.0
     times_s = np.array(model.times_at(1))

@@ -1,4 +1,4 @@
-"""The busiest second of a simulated run, lane by lane: what the page of a plan draws."""
+"""The busiest second of a simulated run, lane by lane, which the page of a plan draws."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import numpy.typing as npt
 from weft.simulation.requests import Case, RequestRun
 
 WINDOW_S = 1.0
+"""Short enough that segments of a few milliseconds can be seen across a page."""
 MOST_SPANS = 4000
-"""More cannot be told apart; a shorter stretch is shown then."""
+"""More spans cannot be distinguished on a page; a shorter stretch is drawn then."""
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -24,7 +25,7 @@ class BusySpan:
 
     lane: int
     model: int
-    """Which of the picture's models."""
+    """Index into ``BusyStretch.models``."""
     segment: int
     rows: int
     start_s: float
@@ -33,7 +34,7 @@ class BusySpan:
 
 @dataclass(frozen=True, slots=True)
 class RequestMark:
-    """A request that came in the stretch, and what became of it."""
+    """A request that arrived in the stretch, and whether it was late."""
 
     model: int
     arrival_s: float
@@ -42,10 +43,10 @@ class RequestMark:
 
 @dataclass(frozen=True, slots=True)
 class BusyStretch:
-    """What lanes and requests did while there was most to do."""
+    """What lanes and requests did in the window with the most computation."""
 
     begins_s: float
-    """When in the run."""
+    """Seconds after the start of the run."""
     length_s: float
     lanes: int
     models: tuple[str, ...]
@@ -56,7 +57,7 @@ class BusyStretch:
 
 
 def busiest(case: Case, run: RequestRun, lanes: int) -> BusyStretch:
-    """The stretch of a run in which lanes computed most."""
+    """Return the window of a run in which the lanes computed most."""
     issues = run.tally.issues[np.argsort(run.tally.issues[:, 6], kind="stable")]
     starts_s, ends_s = _seconds(issues[:, 6], run), _seconds(issues[:, 7], run)
     begins_s = _busiest_start(starts_s, ends_s)
@@ -87,7 +88,7 @@ def _seconds(ticks: Ints, run: RequestRun) -> Floats:
 
 
 def _busiest_start(starts_s: Floats, ends_s: Floats) -> float:
-    """Where a window begins in which most is computed, to a tenth of it."""
+    """Return the start of the window with the most computation, to a tenth of the window."""
     last_s = float(ends_s.max(initial=0.0))
     edges = np.arange(0.0, max(WINDOW_S, last_s) + WINDOW_S, WINDOW_S / 10)
     work = np.histogram(starts_s, edges, weights=ends_s - starts_s)[0]
@@ -96,23 +97,23 @@ def _busiest_start(starts_s: Floats, ends_s: Floats) -> float:
 
 
 def _lane_of(starts_s: Floats, ends_s: Floats, lanes: int) -> list[int]:
-    """A lane for every segment: the first that is free, as the executor takes them."""
+    """Assign each segment to the first free lane, as the executor does."""
     free = [0.0] * lanes
-    found = []
+    assigned = []
     for start, end in zip(starts_s.tolist(), ends_s.tolist(), strict=True):
         lane = min(range(lanes), key=lambda place: (free[place] > start + 1e-12, place))
         free[lane] = max(free[lane], end)
-        found.append(lane)
-    return found
+        assigned.append(lane)
+    return assigned
 
 
 def _marks(
     case: Case, run: RequestRun, model_of: Sequence[int], begins_s: float, length_s: float
 ) -> tuple[RequestMark, ...]:
-    found = []
+    marks = []
     for stream, arrival, end, *_ in run.tally.answers:
         at_s = arrival * run.tick_s - begins_s
         if 0 <= at_s < length_s:
             late = end < 0 or end - arrival > case.terms[stream].deadline
-            found.append(RequestMark(model_of[stream], at_s, late))
-    return tuple(found[:MOST_SPANS])
+            marks.append(RequestMark(model_of[stream], at_s, late))
+    return tuple(marks[:MOST_SPANS])

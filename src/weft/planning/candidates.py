@@ -1,4 +1,4 @@
-"""What could be done: lanes and threads, batches, policies with their options, and what becomes of late requests."""
+"""The candidates of a plan: lanes and threads, batch limits, policies with options, and rules for late requests."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ NOT_HERE: dict[str, str] = {
     "aimt": "a host fetches nothing ahead: it is fair",
     "priority": "edf, where no stream has a priority",
 }
-"""Policies that come to the same as another on a host -> why; ``priority`` unless priorities differ."""
+"""Policy that does the same as another on a host -> why; ``priority`` only where all priorities are equal."""
 
 MORE_OPTIONS: dict[str, tuple[dict[str, Option], ...]] = {"punctual": ({"margin": 40},)}
-"""Policy -> settings of it that are tried besides its defaults."""
+"""Policy -> options that are tried besides its defaults."""
 
 SMALL_BATCH = 2
 """Besides the largest batch that pays: most of the gain of batching, at the least delay."""
@@ -41,17 +41,17 @@ class Arrangement:
     """The machine, measured with as many lanes and threads."""
     settings: PlanSettings
     batches: Mapping[str, int]
-    """Model -> most requests computed together."""
+    """Model -> largest batch."""
     grain_ms: Mapping[str, float]
-    """Model -> how long its segments may take, as its server cuts it."""
+    """Model -> longest segment, in milliseconds, into which its server cuts it."""
     cut: str = ""
-    """How its segments differ from those that were measured, in words; empty where they do not."""
+    """How its segments differ from the measured ones, in words; empty where they do not."""
     done: Mapping[str, str] = field(default_factory=dict)
-    """Model -> what was done to it before it was measured, of those that are not served as they were given."""
+    """Model -> how its file was changed before the measurement; only models that are not served as given."""
 
     @property
     def label(self) -> str:
-        """What to call it in tables."""
+        """The name of this arrangement in tables."""
         settings = self.settings
         options = [f"{name} {value}" for name, value in settings.policy_options.items()]
         late = [] if settings.late == "weave" else [f"late: {settings.late}"]
@@ -64,7 +64,7 @@ class Arrangement:
 
     @property
     def simplicity(self) -> tuple[Any, ...]:
-        """Sorts options that are equally good, the simplest first (docs/plan.md has the order)."""
+        """Sort key of equally good options, the simplest first (docs/plan.md has the order)."""
         settings = self.settings
         return (
             settings.lanes,
@@ -80,19 +80,19 @@ class Arrangement:
 
     @property
     def batching(self) -> str:
-        """How many requests are computed together, in words."""
+        """The batch limits in words."""
         return batching(sorted(self.batches.values()))
 
     @property
     def models(self) -> dict[str, ModelChoice]:
-        """How each model is served."""
+        """The settings of each model."""
         return {
             name: ModelChoice(max_batch=most, grain_ms=self.grain_ms[name], done=self.done.get(name, AS_GIVEN))
             for name, most in self.batches.items()
         }
 
     def serving(self, workload: Workload) -> Workload:
-        """A workload whose streams are batched this way."""
+        """Return the workload with this arrangement's batch limits."""
         streams = tuple(
             stream.model_copy(update={"max_batch": self.batches[stream.served_name], "batch_timeout_ms": 0.0})
             for stream in workload.stream
@@ -101,33 +101,33 @@ class Arrangement:
 
 
 def arrangements(asked: PlanRequest, hosts: Sequence[Host]) -> list[Arrangement]:
-    """All ways to serve the models on these hosts, in the order in which they are worth trying."""
+    """Return all candidates on these hosts, in the order in which to try them."""
     grain_ms = {model.name: model.config.grain_ms for model in asked.models}
-    done = {model.name: model.made.done for model in asked.models if model.made}
-    found = [
-        Arrangement(host, _settings(asked, host, how), batches, grain_ms, done=done)
+    done = {model.name: model.preparation.done for model in asked.models if model.preparation}
+    candidates = [
+        Arrangement(host, _settings(asked, host, choice), batches, grain_ms, done=done)
         for host in hosts
         for batches in batch_limits(host, asked)
-        for how in _ways(asked, batches)
+        for choice in _policy_choices(asked, batches)
     ]
-    return sorted(found, key=_order)
+    return sorted(candidates, key=_order)
 
 
-def _settings(asked: PlanRequest, host: Host, how: Mapping[str, Any]) -> PlanSettings:
+def _settings(asked: PlanRequest, host: Host, choice: Mapping[str, Any]) -> PlanSettings:
     if asked.device is not None:
-        return PlanSettings(device=asked.device, **how)
-    return PlanSettings(lanes=host.lanes, threads=host.threads, isolation=asked.isolation, **how)
+        return PlanSettings(device=asked.device, **choice)
+    return PlanSettings(lanes=host.lanes, threads=host.threads, isolation=asked.isolation, **choice)
 
 
 def batch_limits(host: Host, asked: PlanRequest) -> list[dict[str, int]]:
-    """Model -> most requests together: as far as batches were measured to pay, small ones, and none."""
+    """Return the batch limits to try, model -> limit: as far as measured batches pay, ``SMALL_BATCH``, and 1."""
     pays = {model.name: _most(model.config.max_batch, host.model(model.name).max_batch) for model in asked.models}
-    found: list[dict[str, int]] = []
+    distinct: list[dict[str, int]] = []
     for most in (max(pays.values()), SMALL_BATCH, 1):
         limits = {name: min(most, size) for name, size in pays.items()}
-        if limits not in found:
-            found.append(limits)
-    return found
+        if limits not in distinct:
+            distinct.append(limits)
+    return distinct
 
 
 def _most(set_by_user: int | None, measured: int) -> int:
@@ -135,9 +135,9 @@ def _most(set_by_user: int | None, measured: int) -> int:
 
 
 def request_policies(workload: Workload) -> list[str]:
-    """Policies that serve requests and differ from each other on a host, the favourite first.
+    """Return the policies that serve requests and differ from each other on a host, the favourite first.
 
-    Those that fill batches up while they run are worth their time only where requests leave early.
+    Policies that refill running batches are tried only where requests leave early.
     """
     leave = any(stream.leaves for stream in workload.stream)
     priorities = {stream.priority for stream in workload.stream}
@@ -148,8 +148,11 @@ def request_policies(workload: Workload) -> list[str]:
     return sorted((name for name in able if name not in copies), key=lambda name: name != FAVOURITE)
 
 
-def _ways(asked: PlanRequest, batches: Mapping[str, int]) -> Iterator[dict[str, Any]]:
-    """Policies, their options and rules for late requests; without batches none is waited for or filled up."""
+def _policy_choices(asked: PlanRequest, batches: Mapping[str, int]) -> Iterator[dict[str, Any]]:
+    """Yield policies with options and rules for late requests.
+
+    Policies that wait for batches or refill them are left out where batches are not allowed.
+    """
     lates = SOFT if asked.deadlines == "soft" else ("weave",)
     for policy in request_policies(asked.workload):
         if max(batches.values()) == 1 and (policy == "adaptive" or POLICIES[policy].traits.refills):
@@ -159,8 +162,8 @@ def _ways(asked: PlanRequest, batches: Mapping[str, int]) -> Iterator[dict[str, 
                 yield {"policy": policy, "policy_options": options, "late": late}
 
 
-def _order(each: Arrangement) -> tuple[bool, int, int]:
-    """The favourite as it comes first, then on many threads of lanes, then those with large batches."""
-    settings = each.settings
+def _order(arrangement: Arrangement) -> tuple[bool, int, int]:
+    """Sort key: the favourite with its defaults first, then many threads in all lanes, then large batches."""
+    settings = arrangement.settings
     first = settings.policy == FAVOURITE and not settings.policy_options and settings.late == "weave"
-    return not first, -settings.lanes * settings.threads, -max(each.batches.values())
+    return not first, -settings.lanes * settings.threads, -max(arrangement.batches.values())

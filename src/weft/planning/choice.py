@@ -1,8 +1,7 @@
-"""The best of all ways to serve: those that cannot win are left out, the others are simulated and ranked.
+"""Selection of the best candidate: those whose bounds rule them out are skipped, the others simulated and ranked.
 
-An objective is a list of criteria, the most important first. A challenger is compared with the best so far criterion by
-criterion; what its bounds rule out is not simulated at all, and of its load only that is looked for which decides:
-whether it carries one step more.
+An objective is a list of criteria, the most important first. A challenger is compared with the best so far, criterion
+by criterion. To compare loads, one simulation suffices: whether the challenger sustains one step more than the best.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from weft.planning.plan_request import PlanRequest
 from weft.planning.trials import OptionTrial, trial_of
 
 SIMPLE = 3
-"""How many simpler options than the best are looked for among those that come within a step of it."""
+"""Simpler candidates within one load step of the best that go to the final comparison: each costs a run there."""
 
 Verdict = Literal[-1, 0, 1]
 """A challenger compared with the best so far: better, alike or worse."""
@@ -30,23 +29,23 @@ Progress = Callable[[int, int], None]
 
 
 class Criterion(Protocol):
-    """One thing that options are compared by."""
+    """A quantity by which candidates are compared."""
 
     def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
-        """Why a challenger is worse, as its bounds prove; empty where it may be better or alike."""
+        """Return why the bounds of a challenger prove it worse; empty if it may be better or equal."""
         ...
 
     def compare(self, trial: OptionTrial, best: OptionTrial) -> Verdict:
-        """How a challenger compares, simulated if need be."""
+        """Compare a challenger with the best, simulating it if necessary."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeadlinesKept:
-    """Who keeps the deadlines at the asked load is better; of those who do not, who misses fewer."""
+    """Prefer the option that keeps the deadlines at the asked load; if neither does, the one that misses fewer."""
 
     implied: bool = False
-    """Whether the criterion after it asks for more: who carries as much as the best keeps the deadlines as well."""
+    """Whether the next criterion includes this one: an option that carries the best's load keeps the deadlines."""
 
     def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
         least = trial.bound.missed * CHANCE
@@ -62,7 +61,7 @@ class DeadlinesKept:
 
 
 class LoadCarried:
-    """Who keeps the deadlines at a larger multiple of the asked load is better."""
+    """Prefer the option that keeps the deadlines at a larger multiple of the asked load."""
 
     def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
         # A step below the best is equal to it: the simpler of the two is taken in the end.
@@ -78,7 +77,7 @@ class LoadCarried:
 
 
 class MemoryHeld:
-    """Who needs less memory is better."""
+    """Prefer the option that needs less memory."""
 
     def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
         return "needs more memory" if self.compare(trial, best) > 0 else ""
@@ -88,7 +87,7 @@ class MemoryHeld:
 
 
 class ShortestWait:
-    """Whose p99 is smaller for its deadline, in the stream where it is largest, is better."""
+    """Prefer the option with the smaller ratio of p99 to deadline, taken over the stream where it is largest."""
 
     def hopeless(self, trial: OptionTrial, best: OptionTrial) -> str:
         if trial.bound.latency <= best.latency * (1 + ERROR["wait"]):
@@ -110,7 +109,7 @@ ORDERS: dict[str, tuple[Criterion, ...]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LeftOut:
-    """A way to serve that was not simulated, and why it need not be."""
+    """A candidate that was not simulated, and the reason."""
 
     arrangement: Arrangement
     why: str
@@ -118,11 +117,11 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chosen:
-    """What came out of the search."""
+    """The result of the search."""
 
     best: OptionTrial
     others: tuple[OptionTrial, ...]
-    """Those that were simulated and did not win: simpler ones that come within a step, then the nearest first."""
+    """Simulated options that did not win: simpler ones within a load step of the best, then the nearest first."""
     left_out: tuple[LeftOut, ...]
 
 
@@ -132,7 +131,7 @@ def choose(
     memory_of: Callable[[Arrangement], int],
     progress: Progress | None = None,
 ) -> Chosen:
-    """The best option by what is asked for; ties go to the one that comes first."""
+    """Return the best option by the objective; of equal ones, the first."""
     order = ORDERS[asked.objective] if asked.has_rates else _without_load(asked.objective)
     best: OptionTrial | None = None
     beaten: list[OptionTrial] = []
@@ -156,7 +155,10 @@ def choose(
 
 
 def _simpler(asked: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTrial]) -> Iterator[OptionTrial]:
-    """Options that are simpler than the best and come within a step of it, the simplest first; each takes a run."""
+    """Yield options that are simpler than the best and within a load step of it, the simplest first.
+
+    Each may take a simulation, so only as many should be drawn as are needed.
+    """
     if asked.objective == "latency" or not asked.has_rates:
         return
     for trial in sorted(beaten, key=lambda trial: trial.arrangement.simplicity):
@@ -168,13 +170,13 @@ def _simpler(asked: PlanRequest, best: OptionTrial, beaten: Sequence[OptionTrial
 
 
 def _without_load(objective: str) -> Sequence[Criterion]:
-    """The criteria where no stream has a rate that could be turned up: how long requests wait decides instead."""
+    """Return the criteria for streams without rates, whose load cannot be raised: waiting times decide instead."""
     wanted = ORDERS["latency" if objective in ("deadlines", "load") else objective]
-    return [each for each in wanted if not isinstance(each, LoadCarried)]
+    return [criterion for criterion in wanted if not isinstance(criterion, LoadCarried)]
 
 
 def _ruled_out(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial) -> str:
-    """Why bounds say that a challenger cannot win; empty where they do not.
+    """Return why the bounds show that a challenger cannot win; empty if they do not.
 
     Only the first criterion decides by bounds alone; a later one does where the best cannot be beaten in those before.
     """
@@ -187,7 +189,7 @@ def _ruled_out(order: Sequence[Criterion], trial: OptionTrial, best: OptionTrial
 
 
 def _unbeatable(criterion: Criterion, best: OptionTrial) -> bool:
-    """Whether nobody can be better than the best in this, only alike."""
+    """Return whether no option can be better than the best by this criterion, only equal."""
     return isinstance(criterion, DeadlinesKept) and best.holds
 
 
@@ -213,7 +215,7 @@ def _no_room(asked: PlanRequest, least_bytes: int) -> str:
 
 
 def _distance(asked: PlanRequest, trial: OptionTrial) -> tuple[float, ...]:
-    """Orders those who lost by how near they came to winning, by what is known without another run."""
+    """Sort key of options that lost: how near they came to winning, as known without another simulation."""
     if asked.objective == "latency" or not asked.has_rates:
         return (trial.seen_latency,)
     return (float(trial.memory_bytes), *trial.nearness) if asked.objective == "memory" else trial.nearness

@@ -1,4 +1,4 @@
-"""What has changed since a plan was made: its models and their sources, its settings, the machine and the versions."""
+"""Check a plan for changes since it was written: its models and their sources, settings, machine and versions."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from weft.serving.config import read_model_config, read_toml
 from weft.serving.repository import SETTINGS_FILE as MODEL_SETTINGS_FILE
 
 SAME_MEMORY = 0.05
-"""By which share the memory of one machine may seem to differ, as the system keeps more or less of it to itself."""
+"""Share by which the reported memory of one machine varies, because the system reserves more or less of it."""
 _PLANNED_KEYS = ("max_batch", "batch_timeout_ms", "grain_ms")
 
 
 def drift(
     folder: str | Path, *, machine: PlanMachine | None = None, versions: dict[str, str] | None = None
 ) -> list[str]:
-    """Why a plan may no longer hold, in sentences; none where it does.
+    """Return the reasons why a plan may no longer hold, as sentences; none if it holds.
 
-    machine, versions: what to compare with, by default what is here.
+    machine, versions: compared with the plan's; by default those of this machine and installation.
     """
     try:
         plan = read_plan(folder)
@@ -41,30 +41,31 @@ def drift(
 
 
 def _sources(plan: Plan) -> list[str]:
-    """Files that models were made of and that are not what they were; those that are gone are not missed."""
-    found = []
+    """Return the changes of files that models were made of; files that no longer exist are ignored."""
+    changes = []
     for model in plan.models:
         for source, digest in model.sources.items():
             if not os.path.isfile(source):
                 continue
             try:
                 if digest_of(Path(source)) != digest:
-                    found.append(f"{source}, of which {model.name} was made, has changed; plan again to serve it")
+                    changes.append(f"{source}, of which {model.name} was made, has changed; plan again to serve it")
             except OSError as problem:
-                found.append(f"{source}, of which {model.name} was made, cannot be read: {problem.strerror or problem}")
-    return found
+                why = problem.strerror or problem
+                changes.append(f"{source}, of which {model.name} was made, cannot be read: {why}")
+    return changes
 
 
 def _settings(folder: Path, plan: Plan) -> list[str]:
-    """Settings that somebody has changed by hand."""
+    """Return the settings that were edited after planning."""
     try:
         given = read_toml(folder / SETTINGS_FILE, SETTINGS_FILE)
     except InputError as error:
         return [str(error)]
     planned = plan.settings.model_dump(mode="json")
     wanted = {key: value for key, value in planned.items() if value or key in given}
-    found = _unlike(SETTINGS_FILE, wanted, given)
-    return found + [sentence for model in plan.models for sentence in _model_settings(folder, model)]
+    changes = _unlike(SETTINGS_FILE, wanted, given)
+    return changes + [sentence for model in plan.models for sentence in _model_settings(folder, model)]
 
 
 def _model_settings(folder: Path, model: PlannedModel) -> list[str]:
@@ -90,7 +91,7 @@ def _shown(value: Any) -> str:
 
 
 def _workload(folder: str | Path, plan: Plan) -> list[str]:
-    """Whether the planned requests can be sent, and are those that something is predicted of."""
+    """Return why the planned requests cannot be sent, or differ from the predicted ones."""
     try:
         streams = planned_workload(folder).stream
     except InputError as error:
@@ -102,20 +103,20 @@ def _workload(folder: str | Path, plan: Plan) -> list[str]:
 
 
 def _machine(plan: Plan, here: PlanMachine) -> list[str]:
-    """How this machine differs from that of the plan, as far as the plan depends on it."""
-    planned, found = plan.machine, []
+    """Return the differences between this machine and the plan's that matter to the plan."""
+    planned, changes = plan.machine, []
     if planned.processor and here.processor != planned.processor:
-        found.append(f"the processor is {here.processor}, planned was on {planned.processor}")
+        changes.append(f"the processor is {here.processor}, planned was on {planned.processor}")
     if planned.gpu and here.gpu != planned.gpu:
-        found.append(f"{plan.settings.device} is {here.gpu or 'not here'}, planned was on {planned.gpu}")
+        changes.append(f"{plan.settings.device} is {here.gpu or 'not here'}, planned was on {planned.gpu}")
     wanted = plan.budget.cores
     if here.cores < wanted if wanted else here.cores != planned.cores:
-        found.append(f"the number of cores is {here.cores}, planned was with {wanted or planned.cores}")
+        changes.append(f"the number of cores is {here.cores}, planned was with {wanted or planned.cores}")
     needed = plan.budget.memory_bytes
     if here.memory_bytes and planned.memory_bytes and _memory_differs(needed, planned.memory_bytes, here.memory_bytes):
         mib = (needed or planned.memory_bytes) >> 20
-        found.append(f"there are {here.memory_bytes >> 20} MiB of memory, planned was with {mib}")
-    return found
+        changes.append(f"there are {here.memory_bytes >> 20} MiB of memory, planned was with {mib}")
+    return changes
 
 
 def _memory_differs(budget: int | None, planned: int, here: int) -> bool:

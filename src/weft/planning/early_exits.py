@@ -1,7 +1,7 @@
-"""Early exits: what a stream says of who leaves its model before the end, fitted to the exits that the model has.
+"""Early exits of a workload's streams: the share of requests per exit, checked against the exits of the model.
 
-A request takes the exits that its server's settings and its own answer lead it to; a plan only counts on the shares
-that somebody states (``exit_rates``) or that a record of the model shows (``exit_record``).
+While serving, thresholds and answers decide where a request leaves. A plan assumes the shares that the workload states
+(``exit_rates``) or that a record of the model's answers shows (``exit_record``).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from weft.serving.config import ModelConfig
 from weft.workloads.requests import Stream, Workload, parse_workload
 
 SETTINGS = ("exit_threshold", "exit_floor")
-"""Keys of a stream that are settings of its model, too."""
+"""Keys of a stream that are also settings of its model."""
 
 
 class ServedFile(NamedTuple):
@@ -27,27 +27,31 @@ class ServedFile(NamedTuple):
 
 
 def exit_settings(stream: Stream, path: Path, config: ModelConfig) -> dict[str, Any]:
-    """The settings of a model that a stream states; refused where the file has no exits that they could be of."""
+    """Return the settings of a model that a stream states; WorkloadError if the file has no such exits."""
     if isinstance(stream.exits, int):
         raise WorkloadError(
             f"{stream.model}: exits = {stream.exits} places exits in a simulated model, and a plan serves the file as "
             "it is; name its outputs that are exits, the end last, as exits=early+end"
         )
-    found: dict[str, Any] = {"exits": list(stream.exits)} if stream.exits else {}
-    found |= {key: getattr(stream, key) for key in SETTINGS if key in stream.model_fields_set}
+    settings: dict[str, Any] = {"exits": list(stream.exits)} if stream.exits else {}
+    settings |= {key: getattr(stream, key) for key in SETTINGS if key in stream.model_fields_set}
     if stream.exit_threshold <= 0:
         raise WorkloadError(f"{stream.model}: exit_threshold = {stream.exit_threshold:g} must be above 0")
-    stated = [*found, *(["exit_rates"] if stream.exit_rates else []), *(["exit_record"] if stream.exit_record else [])]
-    if stated and len(exit_names(path, config.model_copy(update=found))) < 2:
+    stated = [
+        *settings,
+        *(["exit_rates"] if stream.exit_rates else []),
+        *(["exit_record"] if stream.exit_record else []),
+    ]
+    if stated and len(exit_names(path, config.model_copy(update=settings))) < 2:
         raise WorkloadError(
             f"{stream.model}: {stated[0]} is given, and the model names no exits; name its outputs that are, the end "
             "last, as exits=early+end, or leave it out"
         )
-    return found
+    return settings
 
 
 def exit_names(path: Path, config: ModelConfig) -> tuple[str, ...]:
-    """The outputs at which requests may leave a model, the end last; none, or the end alone, where it has no exits."""
+    """Return the outputs at which requests may leave a model, the end last; at most the end if it has no exits."""
     if not config.exits:
         return read_exits(path)
     for name in config.exits:
@@ -57,26 +61,23 @@ def exit_names(path: Path, config: ModelConfig) -> tuple[str, ...]:
 
 
 def with_leaving(workload: Workload, served: Mapping[str, ServedFile]) -> Workload:
-    """The workload with what its models' own settings say of who leaves; refused where shares do not fit the exits."""
-    said = [_leaving(stream, served[stream.served_name]) for stream in workload.stream]
-    found = _updated(workload, said) if any(said) else workload
-    for index, stream in enumerate(found.stream):
+    """Return the workload with the exit settings of its models; WorkloadError if shares do not fit the exits."""
+    added = [_leaving(stream, served[stream.served_name]) for stream in workload.stream]
+    if any(added):
+        raw = workload.model_dump(exclude_unset=True)
+        streams = [{**row, **more} for row, more in zip(raw["stream"], added, strict=True)]
+        workload = parse_workload({**raw, "stream": streams}, "the settings of its models")
+    for index, stream in enumerate(workload.stream):
         if stream.leaves:
-            found.exit_rates(index, len(exit_names(*served[stream.served_name])) - 1)
-    return found
-
-
-def _updated(workload: Workload, said: Sequence[Mapping[str, Any]]) -> Workload:
-    """The workload with more keys of its streams, all of them checked."""
-    raw = workload.model_dump(exclude_unset=True)
-    streams = [{**row, **more} for row, more in zip(raw["stream"], said, strict=True)]
-    return parse_workload({**raw, "stream": streams}, "the settings of its models")
+            workload.exit_rates(index, len(exit_names(*served[stream.served_name])) - 1)
+    return workload
 
 
 def _leaving(stream: Stream, file: ServedFile) -> dict[str, Any]:
-    """Keys of a stream that its model's settings state: the record beside it, and how sure answers must be by it."""
+    """Return the keys of a stream that its model's settings state: the exit record and the confidence thresholds."""
     config = file.config
-    own = {} if stream.leaves or config.exit_record is None else {"exit_record": str(_beside(file))}
+    record = file.path.parent.absolute() / str(config.exit_record)
+    own = {} if stream.leaves or config.exit_record is None else {"exit_record": str(record)}
     if not own and stream.exit_record is None:
         return {}
     floor = {} if config.exit_floor is None else {"exit_floor": config.exit_floor}
@@ -84,12 +85,8 @@ def _leaving(stream: Stream, file: ServedFile) -> dict[str, Any]:
     return {**own, **sure, **floor}
 
 
-def _beside(file: ServedFile) -> Path:
-    return file.path.parent.absolute() / str(file.config.exit_record)
-
-
 def soonest_rates(workload: Workload) -> tuple[tuple[float, ...], ...]:
-    """Of each stream, the share that leaves by each exit, as soon as that may be; none where all go to the end."""
+    """Return, per stream, the share that leaves at each exit at the lowest threshold; empty if all run to the end."""
     return tuple(_soonest(workload, index, stream) for index, stream in enumerate(workload.stream))
 
 
@@ -101,7 +98,7 @@ def _soonest(workload: Workload, index: int, stream: Stream) -> tuple[float, ...
 
 
 def reaching(rates: Sequence[float], exits: Sequence[int], segments: int) -> list[float]:
-    """The share of the requests that computes each segment."""
+    """Return, per segment, the share of the requests that computes it."""
     ends = [*exits, segments]
     return [
         sum(rate for rate, end in zip(rates, ends, strict=True) if end > place) if rates else 1.0

@@ -1,8 +1,8 @@
-"""The options that came nearest, simulated for longer and with other requests than those that chose them.
+"""The final comparison: the best candidates of the search, simulated for longer and with fresh requests.
 
-A choice among many by short runs favours whoever was lucky in them. So the last few are compared again, all with the
-same fresh sets of requests (``deciding``). The numbers that a plan tells are those of the first set, of every finalist
-alike. Policies that come to the same, request by request, at the asked load and at the largest one, are told once.
+A choice among many candidates by short runs favours those that were lucky in them. So the best few are compared again,
+all with the same fresh sets of requests (``deciding``). A plan reports the results of the first set for every finalist.
+Policies that answer every request alike, at the asked load and at the largest one, are reported once.
 """
 
 from __future__ import annotations
@@ -200,17 +200,17 @@ def _look(
 
 
 def _seed(asked: PlanRequest, number: int = 0) -> int:
-    """The seed of a set of requests."""
+    """Return the seed of a set of requests."""
     return asked.workload.seed + FRESH_SEED + number
 
 
 def long_run(asked: PlanRequest, arrangement: Arrangement, length: RunLength) -> tuple[Case, RequestRun]:
-    """The run that is told of an option: the first set of requests at the asked load."""
+    """Simulate the run that a plan reports: the first set of requests at the asked load."""
     return simulated(asked, arrangement, 1.0, length, seed=_seed(asked), record=True)
 
 
 def _alike(one: Finalist, other: Finalist) -> bool:
-    """Whether two policies on the same lanes, with the same batches, have done the same."""
+    """Return whether two policies with the same lanes and batches gave the same results."""
     return (one.at_best, one.report.streams, _besides_policy(one)) == (
         other.at_best,
         other.report.streams,
@@ -219,18 +219,19 @@ def _alike(one: Finalist, other: Finalist) -> bool:
 
 
 def _by_its_simplest(finalist: Finalist) -> Finalist:
-    """The same, told under the name of the simplest of those that do the same."""
+    """Return the finalist with the simplest of its equal candidates in front."""
     first, *twins = sorted((finalist.trial, *finalist.twins), key=lambda trial: trial.arrangement.simplicity)
     return replace(finalist, trial=first, twins=tuple(twins))
 
 
-def _besides_policy(each: Finalist) -> tuple[int, int, int, dict[str, int]]:
-    settings = each.trial.arrangement.settings
-    return settings.lanes, settings.threads, each.trial.memory_bytes, dict(each.trial.arrangement.batches)
+def _besides_policy(finalist: Finalist) -> tuple[int, int, int, dict[str, int]]:
+    arrangement = finalist.trial.arrangement
+    settings = arrangement.settings
+    return settings.lanes, settings.threads, finalist.trial.memory_bytes, dict(arrangement.batches)
 
 
 def longest_wait(report: RequestReport) -> float:
-    """The p99 over the deadline of the stream where that is largest; without end where nothing is answered."""
+    """Return the largest ratio, over the streams, of p99 to deadline; infinite if a stream has no answers."""
     return max(inf if stream.p99_s is None else stream.p99_s / stream.deadline_s for stream in report.streams)
 
 

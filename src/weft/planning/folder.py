@@ -1,6 +1,6 @@
-"""The folder of a plan: written whole or not at all, read back, and compared with the digests it was written with.
+"""The folder of a plan: written atomically, read back, and compared with the digests that were recorded.
 
-It holds all that ``weft serve`` and ``weft bench`` need, under relative paths, so that it can be moved.
+It holds everything that ``weft serve`` and ``weft bench`` need, under relative paths, so that it can be moved.
 """
 
 from __future__ import annotations
@@ -36,28 +36,28 @@ from weft.serving.repository import SETTINGS_FILE as MODEL_SETTINGS_FILE
 from weft.workloads.requests import Workload, read_workload
 
 AS_MEASURED = {"learn_first": True}
-"""Settings with which a server, once it is ready, runs models as they were measured; not part of what was planned."""
+"""Settings with which a server, once it is ready, runs models as they were measured; not part of the plan itself."""
 _BESIDE_THE_WORKLOAD = ("samples", "trace", "exit_record")
 """Keys of a stream that name a file."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelToServe:
-    """A model file, wherever it lies now, and the settings to serve it with."""
+    """A model file at its present place, and the settings to serve it with."""
 
     path: Path
     config: ModelConfig = field(default_factory=ModelConfig)
 
 
 def digest_of(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 of a file."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Read a file of the user's, or say which one cannot be."""
+    """Turn an OSError in the block into a PlanError that names the file."""
     try:
         yield
     except OSError as problem:
@@ -65,14 +65,14 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def source_digests(path: str | Path) -> dict[str, str]:
-    """A model file that a plan was made of, with its weights, as ``PlannedModel.sources`` has them."""
+    """Return the digests of a model file and its external weights, for ``PlannedModel.sources``."""
     file = Path(os.path.abspath(path))
     with _reading(file):
-        return {str(each): digest_of(each) for each in (file, *external_files(file))}
+        return {str(part): digest_of(part) for part in (file, *external_files(file))}
 
 
 def planned_model(name: str, model: ModelToServe, **more: Any) -> PlannedModel:
-    """What a plan says of a model that will be served under *name*; *more* are fields that its file does not tell."""
+    """Describe a model that will be served under *name*; *more* are fields that do not follow from its file."""
     files = _model_files(name, model)
     first, *others = files
     with _reading(model.path):
@@ -93,12 +93,12 @@ def planned_model(name: str, model: ModelToServe, **more: Any) -> PlannedModel:
 
 
 def _model_files(name: str, model: ModelToServe) -> dict[str, Path]:
-    """Place in the folder -> the file that goes there: the model first, then all that it or its settings name."""
+    """Return place in the plan's folder -> file: the model first, then the files that it or its settings name."""
     home, path, config = f"{MODELS}/{name}/1", model.path, model.config
     named = [*config.labels.values(), *([config.exit_record] if config.exit_record else [])]
     with _reading(path):
-        beside = [*external_files(path), *(path.parent / each for each in named)]
-    others = {f"{home}/{file.relative_to(path.parent).as_posix()}": file for file in beside}
+        referenced = [*external_files(path), *(path.parent / name for name in named)]
+    others = {f"{home}/{file.relative_to(path.parent).as_posix()}": file for file in referenced}
     return {f"{home}/{MODEL_FILE}": path, **others}
 
 
@@ -111,11 +111,11 @@ def write_plan(
     host: Host | None = None,
     report: str = "",
 ) -> None:
-    """Write the folder of a plan in the place of an older one; a folder with anything else in it is refused.
+    """Write the folder of a plan, replacing an older plan; PlanError if the folder has anything else in it.
 
-    models: the files of ``plan.models``, by name. workload: what was planned for; its models may be files.
-    host: the measured machine that the prediction rests on. report: a page of HTML for people.
-    What somebody added to the settings of the older plan's server, such as its address, is kept.
+    models: the files of ``plan.models``, by name. workload: the planned requests; its models may be files.
+    host: the measured machine on which the prediction is based. report: a page of HTML for people.
+    Server settings that the user added to the older plan, such as the address, are kept.
     """
     ServerConfig(**plan.settings.model_dump())
     target = Path(folder)
@@ -136,12 +136,12 @@ def write_plan(
 
 
 def check_place(folder: str | Path) -> None:
-    """PlanError where no plan may be written."""
+    """Raise PlanError if no plan may be written to the folder."""
     _settings_added(Path(folder))
 
 
 def _settings_added(folder: Path) -> dict[str, Any]:
-    """What was set for the server of an older plan besides what was planned; PlanError if no plan may go there."""
+    """Return the server settings that the user added to an older plan; PlanError if no plan may be written there."""
     if not os.path.lexists(folder):
         return {}
     if not folder.is_dir():
@@ -155,20 +155,22 @@ def _settings_added(folder: Path) -> dict[str, Any]:
     if strange := strangers(folder, before):
         raise PlanError(f"{folder} holds {strange[0]}, which is not of its plan; move it away, or name another folder")
     planned = {"models", *type(before.settings).model_fields}
-    found = read_toml(folder / SETTINGS_FILE, str(folder / SETTINGS_FILE)) if SETTINGS_FILE in held else {}
-    return {key: value for key, value in found.items() if key not in planned}
+    settings = read_toml(folder / SETTINGS_FILE, str(folder / SETTINGS_FILE)) if SETTINGS_FILE in held else {}
+    return {key: value for key, value in settings.items() if key not in planned}
 
 
 def strangers(folder: Path, plan: Plan) -> list[str]:
-    """What lies in a plan's folder, or among its models, and does not belong to it."""
+    """Return the files and models in a plan's folder that do not belong to it."""
     known = {model.name for model in plan.models}
-    among = sorted(os.listdir(folder / MODELS)) if (folder / MODELS).is_dir() else []
-    found = [name for name in sorted(os.listdir(folder)) if name not in OF_A_PLAN]
-    return found + [f"{MODELS}/{name}" for name in among if name not in known and not name.startswith(".")]
+    models = sorted(os.listdir(folder / MODELS)) if (folder / MODELS).is_dir() else []
+    return [
+        *(name for name in sorted(os.listdir(folder)) if name not in OF_A_PLAN),
+        *(f"{MODELS}/{name}" for name in models if name not in known and not name.startswith(".")),
+    ]
 
 
 def _place_model(model: PlannedModel, given: ModelToServe, fresh: Path, before: Path) -> None:
-    """Put a model and its settings into a folder, as planned."""
+    """Write a model and its settings into a folder, as planned."""
     for place, file in _model_files(model.name, given).items():
         _place(file, fresh / place, before / place, model.digests.get(place, ""))
     settings = given.config.model_dump(mode="json", exclude_unset=True, exclude_none=True)
@@ -176,7 +178,7 @@ def _place_model(model: PlannedModel, given: ModelToServe, fresh: Path, before: 
 
 
 def _place(file: Path, target: Path, before: Path, digest: str) -> None:
-    """Copy a file; one that the older plan has as well stays the same file, so that a server need not load it again."""
+    """Copy a file; one that the older plan also has is linked, so that a running server need not load it again."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if before.is_file() and digest_of(before) == digest:
         try:
@@ -192,7 +194,7 @@ def _place(file: Path, target: Path, before: Path, digest: str) -> None:
 
 
 def _place_workload(workload: Workload, fresh: Path) -> dict[str, Any]:
-    """The keys of the workload's file; what it names is put beside it, and models have the names they are served by."""
+    """Return the keys of the workload's file, with models by their served names; copy the files that it names."""
     raw = workload.model_dump(mode="json", exclude_unset=True, exclude_none=True, exclude={"folder", "device"})
     for index, stream in enumerate(workload.stream):
         row = raw["stream"][index]
@@ -207,38 +209,40 @@ def _place_workload(workload: Workload, fresh: Path) -> dict[str, Any]:
 
 
 def _check_served(folder: Path, workload: Workload) -> None:
-    """Make sure that what was written can be read, and that the planned requests have models to meet."""
-    found = Repository([folder / MODELS], folder)
-    for name, why in found.problems.items():
+    """Raise PlanError unless the written models can be served and every planned stream has its model."""
+    repository = Repository([folder / MODELS], folder)
+    for name, why in repository.problems.items():
         raise PlanError(f"model {name} cannot be served: {why}")
+    names = repository.names()
     for stream in workload.stream:
-        if stream.served_name not in found.names():
-            raise PlanError(
-                f"the workload is not planned for: {unknown_name('model', stream.served_name, found.names())}"
-            )
+        if stream.served_name not in names:
+            raise PlanError(f"the workload is not planned for: {unknown_name('model', stream.served_name, names)}")
     read_workload(folder / WORKLOAD_FILE)
 
 
 def plan_settings(folder: str | Path, *, unchecked: bool = False) -> ServerConfig:
-    """The settings to serve a plan with.
+    """Return the settings to serve a plan with.
 
-    PlanError where its models are not those it was written with, unless that is left *unchecked*.
+    PlanError if its models have changed since it was written, unless *unchecked*.
     """
-    found = changed_models(folder, read_plan(folder)) if not unchecked else []
-    if found:
-        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
-        raise PlanError(f"{folder}: {found[0]}{more}; plan again, or serve it as it is with unchecked = True")
+    changes = changed_models(folder, read_plan(folder)) if not unchecked else []
+    if changes:
+        more = f" (and {len(changes) - 1} more)" if len(changes) > 1 else ""
+        raise PlanError(f"{folder}: {changes[0]}{more}; plan again, or serve it as it is with unchecked = True")
     return read_server_config(Path(folder) / SETTINGS_FILE)
 
 
 def changed_models(folder: str | Path, plan: Plan) -> list[str]:
-    """Which models in a plan's folder are not those it was written with, in sentences."""
-    home, found = Path(folder), []
+    """Return, as sentences, which models in a plan's folder have changed since it was written."""
+    home, changes = Path(folder), []
     for model in plan.models:
         for place, digest in model.digests.items():
             try:
                 if digest_of(home / place) != digest:
-                    found.append(f"{place} has changed since the plan was written")
+                    changes.append(f"{place} has changed since the plan was written")
             except OSError as problem:
-                found.append(f"{place} cannot be read: {problem.strerror or problem}")
-    return [*found, *(f"{name} is not of the plan" for name in strangers(home, plan) if name.startswith(f"{MODELS}/"))]
+                changes.append(f"{place} cannot be read: {problem.strerror or problem}")
+    return [
+        *changes,
+        *(f"{name} is not of the plan" for name in strangers(home, plan) if name.startswith(f"{MODELS}/")),
+    ]

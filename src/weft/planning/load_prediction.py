@@ -1,4 +1,4 @@
-"""What is predicted of a plan at another load, or of other requests, than it was made for."""
+"""Prediction of a plan at another load, or for other requests, than it was made for."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from weft.workloads.requests import Workload
 
 
 def planned_host(folder: str | Path) -> Host:
-    """The machine that a plan was made on, as it was measured then."""
+    """Return the measured machine for which a plan was made."""
     file = Path(folder) / HOST_FILE
     if not file.is_file():
         raise PlanError(f"{folder}: the plan has no {HOST_FILE}, so that nothing else can be predicted; plan again")
     return read_host(file)
 
 
-def foreseen(plan: Plan, host: Host, workload: Workload) -> Prediction:
-    """What the server would do with these requests, which arrive as the workload's seed draws them."""
+def predict(plan: Plan, host: Host, workload: Workload) -> Prediction:
+    """Predict by simulation how a server of the plan answers these requests; the workload's seed draws arrivals."""
     late = "drop" if plan.deadlines == "strict" else plan.settings.late
     report = simulate_requests(
         prepare(_batched(plan, workload), host),
@@ -39,27 +39,29 @@ def foreseen(plan: Plan, host: Host, workload: Workload) -> Prediction:
 
 
 def stream_predictions(workload: Workload, report: RequestReport) -> tuple[StreamPrediction, ...]:
-    """What a simulated run says of each stream."""
+    """Return the figures of each stream in a simulated run."""
     return tuple(
         StreamPrediction(
             model=stream.served_name,
             rate=rate,
             deadline_ms=stream.deadline_ms,
-            p50_ms=_ms(found.p50_s),
-            p99_ms=_ms(found.p99_s),
-            p99_max_of=found.p99_max_of,
-            missed=round(found.violation_rate, 6),
+            p50_ms=_ms(figures.p50_s),
+            p99_ms=_ms(figures.p99_s),
+            p99_max_of=figures.p99_max_of,
+            missed=round(figures.violation_rate, 6),
             exit_rates=workload.exit_rates(index),
         )
-        for index, (stream, rate, found) in enumerate(zip(workload.stream, workload.rates, report.streams, strict=True))
+        for index, (stream, rate, figures) in enumerate(
+            zip(workload.stream, workload.rates, report.streams, strict=True)
+        )
     )
 
 
 def _batched(plan: Plan, workload: Workload) -> Workload:
-    """The workload with the batches that the plan has chosen."""
+    """Return the workload with the plan's batch limits."""
     chosen = {model.name: (model.max_batch, model.batch_timeout_ms) for model in plan.models}
     if plan.options:
-        chosen |= {name: (each.max_batch, each.batch_timeout_ms) for name, each in plan.options[0].models.items()}
+        chosen |= {name: (model.max_batch, model.batch_timeout_ms) for name, model in plan.options[0].models.items()}
     streams = []
     for stream in workload.stream:
         if stream.served_name not in chosen:

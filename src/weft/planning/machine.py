@@ -67,7 +67,7 @@ class PlanTarget(NamedTuple):
 
 
 def plan_target(devices: Sequence[str | Host], workload: Workload) -> PlanTarget:
-    """What is named by devices, or by the workload where it names one of this machine: its others are simulated."""
+    """Return the target that *devices* name, or else the workload, if its device is one of this machine."""
     given = list(devices) or ([workload.device] if device_entry(workload.device) else [])
     if not given or given == [HOST]:
         return PlanTarget(None, ())
@@ -75,7 +75,7 @@ def plan_target(devices: Sequence[str | Host], workload: Workload) -> PlanTarget
     if len(given) == 1 and isinstance(first, str) and is_device(first):
         device_kind(first).check(first)
         return PlanTarget(first, ())
-    hosts = tuple(each if isinstance(each, Host) else _read(each) for each in given)
+    hosts = tuple(device if isinstance(device, Host) else _read(device) for device in given)
     device = next((host.name for host in hosts if is_device(host.name)), None)
     if device is not None and len(hosts) > 1:
         raise InputError(f"device = {device}: a plan is for one device, measured once; name that file alone")

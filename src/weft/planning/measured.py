@@ -1,7 +1,7 @@
-"""The models measured on this machine, for every number of lanes and threads that its cores allow; or on its GPU.
+"""Measure models on this machine for every number of lanes and threads that its cores allow, or on its GPU.
 
-A measurement is kept on disk under the digest of all that it depends on. So it is made once, and what was measured
-before somebody pressed Ctrl-C need not be measured again.
+Measurements are cached on disk under the digest of everything that they depend on. Each is written as soon as it is
+complete, so an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from weft.serving.isolation import THREADS
 from weft.serving.repository import MODEL_FILE, SETTINGS_FILE
 
 SECONDS = 1.5
-"""How long all models are watched together; one at a time, a third of it for each batch size."""
+"""Duration of the measurement of all models together; of one model alone, a third of it for each batch size."""
 MEASURED, CUT = "measured", "cut"
 """Folders of the cache: hosts by the digest of what was measured, and models as the server cut them."""
 _FORMAT = 2
-"""Raise it whenever what is measured, or how, changes."""
+"""Part of the digest: to be raised whenever the measured quantities or the method change."""
 _NOT_MEASURED = {"exit_threshold", "exit_floor", "exit_record"}
-"""Settings of a model that change nothing in its measurement: who leaves early is simulated."""
+"""Settings of a model that do not affect its measurement: early exits are simulated."""
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being measured, how many steps are done, and of how many."""
+"""Called with the subject of the present measurement, the steps done, and the number of steps."""
 
 
 class LaneShape(NamedTuple):
-    """How cores are divided."""
+    """A division of the cores into lanes and threads per lane."""
 
     lanes: int
     threads: int
@@ -69,12 +69,12 @@ class LaneSurvey(Protocol):
 
 
 def default_cache() -> Path:
-    """Where measurements are kept unless somebody says otherwise."""
+    """Return the default folder of the measurements."""
     return Path.home() / ".cache/weft/plan"
 
 
 def lane_shapes(cores: int) -> list[LaneShape]:
-    """Lanes and threads that together need no more than *cores*: powers of two, and one thread for every core."""
+    """Return the divisions that need at most *cores*: powers of two, and one lane for every core."""
     powers = [2**power for power in range(11) if 2**power <= cores]
     lanes = sorted({*powers, cores})
     return [LaneShape(count, threads) for threads in powers for count in lanes if count * threads <= cores]
@@ -89,17 +89,17 @@ def measured_hosts(
     progress: Progress | None = None,
     survey: LaneSurvey = survey_lanes,
 ) -> list[Host]:
-    """The machine with every division of its cores, or a GPU; measured where the cache does not have it.
+    """Return the machine with every division of its cores, or a GPU, measured unless the cache has it.
 
-    fresh: measure whatever the cache has, and keep that in its place.
+    fresh: measure again, and replace what the cache has.
     """
     shapes = lane_shapes(asked.cores) if asked.device is None else [LaneShape(1, 1)]
     keys = {shape: measurement_key(asked.models, shape, seconds, asked.isolation, asked.device) for shape in shapes}
     files = {shape: cache / MEASURED / f"{key}.json" for shape, key in keys.items()}
-    found = {} if fresh else {shape: host for shape in shapes if (host := _kept(files[shape])) is not None}
-    left = [shape for shape in shapes if shape not in found]
+    hosts = {} if fresh else {shape: host for shape in shapes if (host := _kept(files[shape])) is not None}
+    left = [shape for shape in shapes if shape not in hosts]
     if not left:
-        return [found[shape] for shape in shapes]
+        return [hosts[shape] for shape in shapes]
     for folder in (cache / MEASURED, cache / CUT):
         _make(folder)
     with TemporaryDirectory() as staged:
@@ -107,7 +107,7 @@ def measured_hosts(
         subjects = [Subject(_source(model), model.shapes, model.config.values) for model in asked.models]
         groups = sorted({shape.threads for shape in left})
         for place, threads in enumerate(groups):
-            hosts = survey(
+            by_lanes = survey(
                 subjects,
                 lanes=[shape.lanes for shape in left if shape.threads == threads],
                 device=asked.device or HOST,
@@ -118,10 +118,10 @@ def measured_hosts(
                 isolation=asked.isolation,
                 progress=_part(progress, place, len(groups), threads),
             )
-            for lanes, host in hosts.items():
-                found[LaneShape(lanes, threads)] = host
+            for lanes, host in by_lanes.items():
+                hosts[LaneShape(lanes, threads)] = host
                 write_host(host, files[LaneShape(lanes, threads)])
-    return [found[shape] for shape in shapes]
+    return [hosts[shape] for shape in shapes]
 
 
 def measurement_key(
@@ -131,7 +131,7 @@ def measurement_key(
     isolation: str = THREADS,
     device: str | None = None,
 ) -> str:
-    """The digest of all that a measurement depends on."""
+    """Return the digest of everything that a measurement depends on."""
     parts: list[Any] = [_FORMAT, these_versions(), processor_here(), usable_cores(), *shape, seconds]
     parts += [] if isolation == THREADS else [isolation]
     parts += [] if device is None else [device, device_called(device)]
@@ -143,12 +143,12 @@ def measurement_key(
 
 
 def _source(model: RequestedModel) -> str:
-    """What a survey calls a model; those in one stitched file are measured once."""
+    """Return the name of a model's source in a survey; models in one stitched file are measured once."""
     return f"{model.body}.onnx/{model.name}" if model.body else model.name
 
 
 def _kept(file: Path) -> Host | None:
-    """A measurement in the cache; one that cannot be read is as good as none."""
+    """Return a measurement in the cache, or None if it is absent or cannot be read."""
     try:
         return read_host(file)
     except DeviceError:
@@ -163,7 +163,7 @@ def _make(folder: Path) -> None:
 
 
 def _part(progress: Progress | None, place: int, of: int, threads: int) -> Progress | None:
-    """Tells how far all measurements are, of which this is one."""
+    """Scale the progress of one measurement to that of all of them."""
     if progress is None:
         return None
     words = f", {threads} threads" if threads > 1 else ""
@@ -171,7 +171,7 @@ def _part(progress: Progress | None, place: int, of: int, threads: int) -> Progr
 
 
 def stage(models: Mapping[str, ModelToServe], folder: Path) -> None:
-    """Make *folder* a repository of these models, by name; their files are linked where that can be."""
+    """Make *folder* a repository of these models, by name, with hard links to their files where possible."""
     for name, model in models.items():
         home = folder / name / "1"
         _put(model.path, home / MODEL_FILE)

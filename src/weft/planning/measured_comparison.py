@@ -1,4 +1,4 @@
-"""What was predicted of a plan beside what was measured of it, and how far the two are apart."""
+"""Comparison of a plan's prediction with a measured run of its workload."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from weft.load import LoadResult, StreamLoad
 from weft.planning.plan import Plan, StreamPrediction
 
 SAME_RATE = 0.001
-"""By which share a rate may be off that was only written down in another way."""
+"""Relative difference of two rates that is due to rounding in a file alone."""
 SAME_EXITS = 0.1
-"""By which share of the requests those that leave by an exit may differ."""
-_TOLD_SETTINGS = ("device", "lanes", "threads", "policy", "policy_options", "late")
-"""What a server tells of its settings."""
+"""Share of the requests by which the use of an exit may differ from the planned one without a remark."""
+_REPORTED_SETTINGS = ("device", "lanes", "threads", "policy", "policy_options", "late")
+"""Settings that a server reports in its profile."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredFigures:
-    """What the requests of a stream saw, or should see; None where there is nothing to tell."""
+    """Latencies and misses of a stream, predicted or measured; None where there is no value."""
 
     p50_ms: float | None
     p99_ms: float | None
@@ -39,17 +39,17 @@ class StreamComparison:
 
     @property
     def p50_off(self) -> float | None:
-        """Measured over predicted, less 1."""
+        """Relative error: measured / predicted - 1."""
         return _relative(self.measured.p50_ms, self.predicted.p50_ms)
 
     @property
     def p99_off(self) -> float | None:
-        """Measured over predicted, less 1."""
+        """Relative error: measured / predicted - 1."""
         return _relative(self.measured.p99_ms, self.predicted.p99_ms)
 
     @property
     def missed_off(self) -> float | None:
-        """Measured less predicted."""
+        """Difference: measured - predicted."""
         if self.measured.missed is None or self.predicted.missed is None:
             return None
         return self.measured.missed - self.predicted.missed
@@ -60,22 +60,23 @@ class StreamComparison:
 
 @dataclass(frozen=True, slots=True)
 class PlanComparison:
-    """A plan beside a run of its workload."""
+    """A plan's prediction and a measured run of its workload."""
 
     streams: tuple[StreamComparison, ...]
     remarks: tuple[str, ...] = ()
-    """What keeps the two from being compared."""
+    """Differences between plan and run that make them hard to compare, as sentences."""
 
     @property
     def worst_p99_off(self) -> float | None:
-        return max((each.p99_off for each in self.streams if each.p99_off is not None), key=abs, default=None)
+        return max((stream.p99_off for stream in self.streams if stream.p99_off is not None), key=abs, default=None)
 
     @property
     def worst_missed_off(self) -> float | None:
-        return max((each.missed_off for each in self.streams if each.missed_off is not None), key=abs, default=None)
+        errors = (stream.missed_off for stream in self.streams if stream.missed_off is not None)
+        return max(errors, key=abs, default=None)
 
     def verdict(self) -> str:
-        """How far the two are apart, where they are furthest, in one sentence."""
+        """Return the largest differences in one sentence."""
         p99, missed, parts = self.worst_p99_off, self.worst_missed_off, []
         if p99 is not None:
             parts.append(f"p99 {abs(p99) * 100:.0f} % {'above' if p99 > 0 else 'below'} the prediction")
@@ -85,28 +86,28 @@ class PlanComparison:
 
     def as_dict(self) -> dict[str, Any]:
         return {
-            "streams": [each.as_dict() for each in self.streams],
+            "streams": [stream.as_dict() for stream in self.streams],
             "worst_p99_off": self.worst_p99_off,
             "worst_missed_off": self.worst_missed_off,
             "remarks": list(self.remarks),
         }
 
 
-def beside(plan: Plan, result: LoadResult) -> PlanComparison:
-    """What was predicted of a plan beside what a run of its workload found, stream by stream."""
+def compare(plan: Plan, result: LoadResult) -> PlanComparison:
+    """Compare a plan's prediction with a run of its workload, stream by stream."""
     pairs = list(_pairs(plan, result))
-    rows = tuple(StreamComparison(load.stream.served_name, _foreseen(seen), _measured(load)) for seen, load in pairs)
+    rows = tuple(StreamComparison(load.stream.served_name, _predicted(seen), _measured(load)) for seen, load in pairs)
     return PlanComparison(rows, tuple(_remarks(plan, result, pairs)))
 
 
 def _pairs(plan: Plan, result: LoadResult) -> Iterator[tuple[StreamPrediction, StreamLoad]]:
-    """Streams with their predictions; those for one model in their order."""
+    """Yield streams with their predictions; several streams of one model are paired in order."""
     left = list(plan.predicted.streams)
     for load in result.streams:
-        found = next((each for each in left if each.model == load.stream.served_name), None)
-        if found is not None:
-            left.remove(found)
-            yield found, load
+        prediction = next((stream for stream in left if stream.model == load.stream.served_name), None)
+        if prediction is not None:
+            left.remove(prediction)
+            yield prediction, load
 
 
 def _remarks(plan: Plan, result: LoadResult, pairs: list[tuple[StreamPrediction, StreamLoad]]) -> Iterator[str]:
@@ -125,7 +126,7 @@ def _remarks(plan: Plan, result: LoadResult, pairs: list[tuple[StreamPrediction,
 
 
 def _other_exits(seen: StreamPrediction, load: StreamLoad) -> Iterator[str]:
-    """Requests that left elsewhere than was predicted; where the threshold sinks with the load they may."""
+    """Yield a remark if exits were used otherwise than predicted; not with a threshold that falls with the load."""
     left = load.figures.exit_shares
     if not left or not seen.exit_rates or load.stream.exit_floor is not None or len(left) != len(seen.exit_rates):
         return
@@ -139,20 +140,20 @@ def _other_settings(plan: Plan, profile: Any) -> Iterator[str]:
         yield "the server does not tell its settings; is it the one of the plan?"
         return
     planned = plan.settings.model_dump()
-    for key in _TOLD_SETTINGS:
+    for key in _REPORTED_SETTINGS:
         if key in planned and profile.get(key) != planned[key]:
             yield f"the server has {key} = {profile.get(key)}, planned was {planned[key]}"
 
 
-def _foreseen(seen: StreamPrediction) -> MeasuredFigures:
+def _predicted(seen: StreamPrediction) -> MeasuredFigures:
     missed = None if seen.deadline_ms is None else seen.missed
     return MeasuredFigures(seen.p50_ms, seen.p99_ms, missed, seen.p99_max_of)
 
 
 def _measured(load: StreamLoad) -> MeasuredFigures:
-    found = load.figures
-    missed = None if found.met_share is None else 1 - found.met_share
-    return MeasuredFigures(_ms(found.p50_s), _ms(found.p99_s), missed, found.p99_max_of)
+    figures = load.figures
+    missed = None if figures.met_share is None else 1 - figures.met_share
+    return MeasuredFigures(_ms(figures.p50_s), _ms(figures.p99_s), missed, figures.p99_max_of)
 
 
 def _ms(seconds: float | None) -> float | None:

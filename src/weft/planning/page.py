@@ -1,6 +1,6 @@
-"""A plan as a page that opens from a file: the prediction, all options, why this one, and its busiest second.
+"""The HTML page of a plan: the prediction, all options, the reasons for the choice, and its busiest second.
 
-The page is ``plan.html`` beside this module; here its data is made.
+The page is ``plan.html`` beside this module; this module makes its data.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from weft.reports.page import page_text
 
 
 def plan_page(plan: Plan, asked: PlanRequest, busiest: BusyStretch, measured_on: str) -> str:
-    """The page of a plan; *measured_on*: the machine and time of the measurement, in words."""
+    """Return the page of a plan; *measured_on*: the machine and time of the measurement, in words."""
     return page_text(
         "plan.html", {**page_data(plan, asked), "busiest": _stretch(busiest), "host": measured_on}, "weft.planning"
     )
 
 
 def page_data(plan: Plan, asked: PlanRequest) -> dict[str, Any]:
-    """All the page shows but the picture."""
+    """Return the data of the page except for the picture."""
     return {
         "title": " + ".join(model.name for model in plan.models),
         "objective": plan.objective,
@@ -32,9 +32,9 @@ def page_data(plan: Plan, asked: PlanRequest) -> dict[str, Any]:
         "choice": plan.options[0].label,
         "settings": plan.settings.model_dump(mode="json", exclude_none=True),
         "predicted": plan.predicted.model_dump(mode="json"),
-        "models": [_model(each) for each in plan.models],
-        "options": [_option(each) for each in plan.options if each.predicted],
-        "left_out": [[each.label, each.left_out] for each in plan.options if not each.predicted],
+        "models": [_model(model) for model in plan.models],
+        "options": [_option(option) for option in plan.options if option.predicted],
+        "left_out": [[option.label, option.left_out] for option in plan.options if not option.predicted],
         "reasons": plan.reasons.model_dump(mode="json"),
     }
 
@@ -48,9 +48,9 @@ def _option(option: PlanOption) -> dict[str, Any]:
     assert predicted is not None
     return {
         "label": option.label,
-        "p50_ms": _each(predicted, "p50_ms"),
-        "p99_ms": _each(predicted, "p99_ms"),
-        "p99_max_of": _each(predicted, "p99_max_of"),
+        "p50_ms": _by_stream(predicted, "p50_ms"),
+        "p99_ms": _by_stream(predicted, "p99_ms"),
+        "p99_max_of": _by_stream(predicted, "p99_max_of"),
         "missed": predicted.worst_missed,
         "load": predicted.load,
         "factor": predicted.sustainable_factor,
@@ -59,12 +59,12 @@ def _option(option: PlanOption) -> dict[str, Any]:
     }
 
 
-def _each(predicted: Prediction, key: str) -> list[float | None]:
+def _by_stream(predicted: Prediction, key: str) -> list[float | None]:
     return [getattr(stream, key) for stream in predicted.streams]
 
 
 def _stretch(stretch: BusyStretch) -> dict[str, Any]:
-    """The busiest second by columns; times in microseconds."""
+    """Return the busiest second by columns; times in microseconds."""
     return {
         "begins_s": stretch.begins_s,
         "length": round(stretch.length_s * 1e6),
@@ -72,8 +72,8 @@ def _stretch(stretch: BusyStretch) -> dict[str, Any]:
         "models": list(stretch.models),
         "segments": [list(names) for names in stretch.segments],
         "spans": [
-            [each.lane, each.model, each.segment, each.rows, round(each.start_s * 1e6), round(each.end_s * 1e6)]
-            for each in stretch.spans
+            [span.lane, span.model, span.segment, span.rows, round(span.start_s * 1e6), round(span.end_s * 1e6)]
+            for span in stretch.spans
         ],
-        "requests": [[each.model, round(each.arrival_s * 1e6), int(each.late)] for each in stretch.requests],
+        "requests": [[mark.model, round(mark.arrival_s * 1e6), int(mark.late)] for mark in stretch.requests],
     }

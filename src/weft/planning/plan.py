@@ -133,12 +133,12 @@ class PlanSettings(BaseModel, extra="forbid", frozen=True):
 
     @model_serializer(mode="wrap")
     def _written(self, written: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        found: dict[str, Any] = written(self)
-        return found if self.device is None else {key: found[key] for key in found if key not in OF_CORES}
+        keys: dict[str, Any] = written(self)
+        return keys if self.device is None else {key: keys[key] for key in keys if key not in OF_CORES}
 
 
 class StreamPrediction(BaseModel, extra="forbid", frozen=True):
-    """What the requests of one stream will see."""
+    """The predicted latencies and misses of one stream."""
 
     model: Name
     """The name that requests ask for."""
@@ -153,25 +153,25 @@ class StreamPrediction(BaseModel, extra="forbid", frozen=True):
     missed: Share
     """Share of the requests that miss their deadline, are dropped or are refused."""
     exit_rates: tuple[Share, ...] = ()
-    """Share of them that is taken to leave by each exit of the model, the end last; empty: all go to the end."""
+    """Share that is assumed to leave at each exit of the model, the end last; empty: all run to the end."""
 
 
 class Prediction(BaseModel, extra="forbid", frozen=True):
-    """What a simulation by the server's own rules says of a choice."""
+    """The result of simulating a choice with the server's own scheduler."""
 
     streams: Annotated[tuple[StreamPrediction, ...], Field(min_length=1)]
     load: NotNegative
     """Share of the lanes' time in which they compute."""
     sustainable_factor: NotNegative | None = None
-    """The largest multiple of the planned rates that keeps the deadlines; None: not looked for..."""
+    """The largest multiple of the planned rates that keeps the deadlines; None: not determined."""
     sustainable_per_s: NotNegative | None = None
-    """... in requests per second of all streams together."""
+    """The same in requests per second of all streams together."""
     memory_bytes: Bytes = 0
-    """What the server held when it was measured, its workers included; else what the models' files take."""
+    """Measured memory of the server and its workers; without a measurement, the size of the models' files."""
 
     @property
     def worst_missed(self) -> float:
-        """The share that the stream which suffers most misses."""
+        """The largest share of misses among the streams."""
         return max(stream.missed for stream in self.streams)
 
 
@@ -185,7 +185,7 @@ class ModelChoice(BaseModel, extra="forbid", frozen=True):
 
 
 class PlanOption(BaseModel, extra="forbid", frozen=True):
-    """A candidate that was judged: what is predicted of it, or why it was left out."""
+    """A candidate with its prediction, or the reason why it was left out."""
 
     label: Name
     settings: PlanSettings
@@ -206,25 +206,25 @@ class PlanReasons(BaseModel, extra="forbid", frozen=True):
     won: tuple[Name, ...] = ()
     """Why this and no other."""
     limits: tuple[Name, ...] = ()
-    """What keeps it from carrying more."""
+    """What limits its load."""
     next: tuple[Name, ...] = ()
-    """What would help."""
+    """What would raise that limit."""
 
 
 class Plan(Shown, BaseModel, extra="forbid", frozen=True):
-    """All that was decided. The field names are the keys of ``plan.json``."""
+    """A plan. The field names are the keys of ``plan.json``."""
 
     format: Literal[1] = 1
     made: Text
-    """When, and on which machine, with which versions: for people."""
+    """When, on which machine, and with which versions, in words."""
     versions: dict[str, Text] = {}
-    """weft, python and onnxruntime as they were: for the check whether they still are."""
+    """Versions of weft, python and onnxruntime, which ``weft plan --check`` compares."""
     objective: Name
     deadlines: Literal["strict", "soft"] = "strict"
-    """What is predicted of: requests that are given up at their deadlines, or answered however late they are."""
+    """Whether requests are given up at their deadlines, or answered late."""
     machine: PlanMachine
     measured: Conditions | None = None
-    """What else the machine did while the models were measured; None: not known, as in plans of older versions."""
+    """The machine's other load while the models were measured; None: not known, as in plans of older versions."""
     budget: PlanBudget = PlanBudget()
     models: Annotated[tuple[PlannedModel, ...], Field(min_length=1)]
     settings: PlanSettings

@@ -1,6 +1,6 @@
-"""What a plan is asked for: models, their requests, what of the machine may be used, and what counts most.
+"""The request for a plan: models, their streams, the cores and memory that may be used, and the objective.
 
-All that can be checked before anything is measured is checked here; each complaint names the words to add.
+Everything that can be checked before a measurement is checked here; each error message says what to add.
 """
 
 from __future__ import annotations
@@ -35,25 +35,25 @@ OBJECTIVES = {
     "memory": "deadlines met, then memory, then load",
     "latency": "deadlines met, then the smallest p99 for its deadline",
 }
-"""What a plan may be best at -> by what options are ranked, in turn."""
+"""Objective -> the criteria by which options are ranked, in turn."""
 DEADLINES = ("strict", "soft")
-"""strict: the server gives up what is late, as clients of ``weft bench`` ask for; soft: it answers late."""
+"""strict: the server gives up late requests, as clients of ``weft bench`` ask for; soft: it answers them late."""
 IN_8_BITS = ("QuantizeLinear", "DequantizeLinear")
 """Operators of files in 8 bits."""
 LIMIT = 0.01
-"""The share of deadlines that any stream may miss where they are said to be kept."""
+"""Deadlines count as kept if no stream misses more than this share of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedModelFile:
-    """What was done to a model before it is measured and served."""
+    """A change of a model's file before it is measured and served, such as quantization."""
 
     of: Path
-    """The file that it was made of."""
+    """The original file."""
     done: str
-    """In words."""
+    """The change in words."""
     alike: float | None
-    """The share of samples that it answers as before; None where that cannot be said."""
+    """The share of samples with the same answer as before; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,20 +61,20 @@ class RequestedModel:
     """A model to plan for."""
 
     name: str
-    """What requests ask for."""
+    """The name in requests."""
     source: str
-    """What the user called it: a file, or a name that weft knows."""
+    """The user's name for it: a file, or a name that weft knows."""
     path: Path
     config: ModelConfig
-    """What is set for it already, and the shapes it is measured with."""
+    """Its settings, and the shapes it is measured with."""
     body: str = ""
-    """What the stitched file is called that it is in; empty for a model of its own."""
+    """The name of its stitched file; empty for a model with a file of its own."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Input -> what is sent to it, where that is not plain from the file."""
+    """Input -> shape of a request's tensor, where the file leaves it open."""
     stated: Mapping[str, Any] = field(default_factory=dict)
-    """What its streams state of how it is cut and left, as keys of its settings."""
-    made: PreparedModelFile | None = None
-    """What was done to it; None: it is served as it was given."""
+    """Settings of segments and exits that its streams state."""
+    preparation: PreparedModelFile | None = None
+    """How its file was changed; None: it is served as given."""
 
     @property
     def home(self) -> str:
@@ -83,50 +83,50 @@ class RequestedModel:
 
     @property
     def bytes(self) -> int:
-        """All its files together."""
+        """The size of all its files."""
         return sum(file.stat().st_size for file in (self.path, *external_files(self.path)))
 
 
 class SentStream(NamedTuple):
-    """A stream, and what is known of its requests."""
+    """A stream with the rate of its requests and the exits they take."""
 
     stream: Stream
     rate: float
-    """Requests per second; 0 of closed streams and traces."""
+    """Requests per second; 0 for closed streams and traces."""
     leaving: tuple[float, ...]
-    """The share that leaves by each exit, as soon as that may be; empty where all go to the end."""
+    """The share that leaves at each exit at the lowest threshold; empty where all run to the end."""
 
     @property
     def name(self) -> str:
-        """The model that it asks for."""
+        """The name of its model."""
         return self.stream.served_name
 
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class PlanRequest:
-    """All that a plan is made for."""
+    """A checked request for a plan."""
 
     workload: Workload
     models: tuple[RequestedModel, ...]
     cores: int
     """How many threads of lanes may run at a time."""
     memory_bytes: int | None = None
-    """What the server may hold; None: no limit."""
+    """The server's memory limit; None: no limit."""
     objective: str = "deadlines"
     deadlines: str = "strict"
     limit: float = LIMIT
     isolation: str = THREADS
-    """Where models run, as the server's setting of that name says."""
+    """Where models run, as in the server's setting of that name."""
     device: str | None = None
     """The GPU that runs them; None: the cores."""
     soonest: tuple[tuple[float, ...], ...] = ()
-    """Of each stream, the share that leaves by each exit, as soon as that may be; empty where all go to the end."""
+    """Per stream, the share that leaves at each exit at the lowest threshold; empty where all run to the end."""
     remarks: tuple[str, ...] = ()
-    """What is to be told of its models and of what is not tried with them, in sentences."""
+    """Sentences for the user about the models and about options that are not tried with them."""
 
     @property
     def bytes(self) -> int:
-        """What the files of all models take."""
+        """The size of the files of all models."""
         return sum({model.path: model.bytes for model in self.models}.values())
 
     @property
@@ -136,13 +136,13 @@ class PlanRequest:
 
     @property
     def sent(self) -> tuple[SentStream, ...]:
-        """Its streams with their rates and who leaves early."""
+        """Its streams with their rates and early exits."""
         leaving = self.soonest or ((),) * len(self.workload.stream)
         return tuple(map(SentStream, self.workload.stream, (rate or 0.0 for rate in self.workload.rates), leaving))
 
     @property
     def has_rates(self) -> bool:
-        """Whether the load can be turned up: closed streams alone follow the server's pace."""
+        """Whether the load can be raised: closed streams follow the server's pace."""
         return self.per_s > 0
 
 
@@ -158,7 +158,7 @@ def ask(
     isolation: str = THREADS,
     device: str | None = None,
 ) -> PlanRequest:
-    """Check what is asked, and find the models; *scratch* is where those go that have no file yet."""
+    """Check a request and find its models; models that have no file yet are written to *scratch*."""
     here = usable_cores()
     _known("objective", objective, OBJECTIVES)
     _known("kind of deadlines", deadlines, DEADLINES)
@@ -194,14 +194,14 @@ def ask(
 
 
 def _for_device(model: RequestedModel) -> RequestedModel:
-    """The model with the segments that are usual on a GPU, where nobody says how long they should be."""
+    """Return the model with the usual segment length of a GPU unless its settings have one."""
     if "grain_ms" in model.config.model_fields_set:
         return model
     return replace(model, config=model.config.model_copy(update={"grain_ms": DEVICE_GRAIN_S * 1e3}))
 
 
 def _untried(device: str, models: Sequence[RequestedModel]) -> Iterator[str]:
-    """What a plan for a GPU leaves out, and which models gain nothing there."""
+    """Yield remarks on the options that a plan for a GPU leaves out, and on models that gain nothing there."""
     yield f"Lanes, threads, pinning and isolation are left out: {device} has one lane, for all models."
     for home, model in {model.home: model for model in models}.items():
         if not read_operators(model.path).isdisjoint(IN_8_BITS):
@@ -222,11 +222,11 @@ def _check_stream(stream: Stream, workload: Workload) -> None:
 
 
 def _models(workload: Workload, scratch: Path) -> tuple[RequestedModel, ...]:
-    """The models of all streams, each once, in the order in which they are first asked for."""
-    found: dict[str, RequestedModel] = {}
+    """Return the distinct models of all streams, in order of their first stream."""
+    models: dict[str, RequestedModel] = {}
     for stream in workload.stream:
         model = _model(stream, workload, scratch)
-        before = found.setdefault(model.name, model)
+        before = models.setdefault(model.name, model)
         if before.path != model.path:
             raise ModelError(f"{before.source} and {model.source} are both called {model.name}; rename one file")
         if before.shapes != model.shapes:
@@ -235,14 +235,14 @@ def _models(workload: Workload, scratch: Path) -> tuple[RequestedModel, ...]:
             raise WorkloadError(
                 f"{model.source}: its streams state different exits, thresholds or grain; state the same in each"
             )
-    return tuple(found.values())
+    return tuple(models.values())
 
 
 def _model(stream: Stream, workload: Workload, scratch: Path) -> RequestedModel:
     entry = _entry(stream, workload, scratch)
     inside = _names_inside(entry)
     inputs = [spec._replace(name=inside[spec.name]) for spec in read_inputs(entry.path) if spec.name in inside]
-    dimensions = {inside[name]: each for name, each in read_dimensions(entry.path).items() if name in inside}
+    dimensions = {inside[name]: sizes for name, sizes in read_dimensions(entry.path).items() if name in inside}
     shapes = _shapes(stream, workload, inputs, dimensions, _set_shapes(entry, inside))
     for name in stream.values:
         if name not in dimensions:
@@ -258,7 +258,7 @@ def _model(stream: Stream, workload: Workload, scratch: Path) -> RequestedModel:
 
 
 def _names_inside(entry: ModelEntry) -> dict[str, str]:
-    """Input of the graph -> what requests call it; in a stitched file only those of the model that is asked for."""
+    """Return input of the graph -> its name in requests; of a stitched file, only the inputs of the entry's model."""
     if not entry.body:
         return {spec.name: spec.name for spec in read_inputs(entry.path)}
     (task,) = (task for task in tasks_in(entry.path) if task.name == entry.name)
@@ -266,7 +266,7 @@ def _names_inside(entry: ModelEntry) -> dict[str, str]:
 
 
 def _as_sent(workload: Workload, models: Sequence[RequestedModel]) -> Workload:
-    """The workload with what is known of its models' inputs, so that whoever sends it need not be told again."""
+    """Return the workload with the shapes and values of its models' inputs, so that clients can send it as it is."""
     known = {model.name: _inputs(model) for model in models}
     streams = [
         stream if stream.samples else stream.model_copy(update=known[stream.served_name]) for stream in workload.stream
@@ -275,13 +275,13 @@ def _as_sent(workload: Workload, models: Sequence[RequestedModel]) -> Workload:
 
 
 def _inputs(model: RequestedModel) -> dict[str, Any]:
-    """What is known of a model's inputs, as keys of a stream."""
-    found = {"shapes": dict(model.shapes), "values": dict(model.config.values)}
-    return {key: value for key, value in found.items() if value}
+    """Return the shapes and values of a model's inputs, as keys of a stream."""
+    keys = {"shapes": dict(model.shapes), "values": dict(model.config.values)}
+    return {key: value for key, value in keys.items() if value}
 
 
 def _entry(stream: Stream, workload: Workload, scratch: Path) -> ModelEntry:
-    """The model that a stream asks for; a file is looked for beside the workload's."""
+    """Return the model of a stream; a relative file name is relative to the workload's folder."""
     file, task = file_and_task(stream.model)
     if file.endswith(".onnx") and file not in PACKAGED and not Path(file).is_absolute():
         source = str(Path(workload.folder) / file)
@@ -289,15 +289,15 @@ def _entry(stream: Stream, workload: Workload, scratch: Path) -> ModelEntry:
         raise ModelError(f"{file} is a folder; name a model file in it, as -s {file.rstrip('/')}/model.onnx:rate=10")
     else:
         source = file
-    found = Repository([source], scratch)
-    for name, problem in found.problems.items():
+    repository = Repository([source], scratch)
+    for name, problem in repository.problems.items():
         raise ModelError(f"{source}: {name}: {problem}")
-    names = found.names()
+    names = repository.names()
     if task and task not in names:
         raise ModelError(f"{file}: {unknown_name('model in it', task, names)}")
     if not task and len(names) > 1:
         raise ModelError(f"{file} holds {', '.join(names)}; say which a stream asks for, as {_line_of(file, names[0])}")
-    return found.entry(task or names[0])
+    return repository.entry(task or names[0])
 
 
 def _line_of(file: str, task: str) -> str:
@@ -305,7 +305,7 @@ def _line_of(file: str, task: str) -> str:
 
 
 def _sample_shapes(stream: Stream, workload: Workload, inputs: Sequence[TensorSpec]) -> dict[str, tuple[int, ...]]:
-    """The shapes of what will be sent, where samples are given; refused where they do not fit the model."""
+    """Return the shapes of a stream's samples, if it has any; raise if they do not fit the model."""
     if stream.samples is None:
         return {}
     samples = read_samples(Path(workload.folder) / stream.samples, inputs)
@@ -313,7 +313,7 @@ def _sample_shapes(stream: Stream, workload: Workload, inputs: Sequence[TensorSp
 
 
 def _set_shapes(entry: ModelEntry, inside: Mapping[str, str]) -> dict[str, tuple[int, ...]]:
-    """What the settings of a model say of its inputs, by the names that requests have for them, and of its axes."""
+    """Return the shapes of inputs, by their names in requests, and of axes in a model's settings."""
     shapes = {name: tuple(shape) for name, shape in entry.config.shapes.items()}
     return {inside.get(name, name): shape for name, shape in shapes.items() if name in inside or not entry.body}
 
@@ -325,9 +325,9 @@ def _shapes(
     dimensions: Mapping[str, Sequence[Dimension] | None],
     known: Shapes,
 ) -> dict[str, tuple[int, ...]]:
-    """Input -> what is sent to it, where that is said or follows from what is said of others.
+    """Return input -> shape of a request's tensor, where it is stated or follows from another input's.
 
-    known: what the model's settings say; samples, and what the stream says, go before it.
+    known: the shapes in the model's settings; samples and the stream's own shapes take precedence.
     """
     sampled = _sample_shapes(stream, workload, inputs)
     try:
@@ -335,18 +335,18 @@ def _shapes(
         shapes = {**settle(known, dimensions), **stated}
     except ModelError as error:
         raise WorkloadError(f"{stream.model}: {error}") from error
-    for name, each in dimensions.items():
-        if name not in shapes and any(not isinstance(size, int) for size in (each or ())[1:]):
-            advice = workload.shape_advice(stream, name, example(each or ()))
+    for name, sizes in dimensions.items():
+        if name not in shapes and any(not isinstance(size, int) for size in (sizes or ())[1:]):
+            advice = workload.shape_advice(stream, name, example(sizes or ()))
             raise WorkloadError(
-                f"{stream.model}: its input {name!r} has the free shape {describe_dimensions(each)}; say what is sent, "
-                f"as {advice}, or give samples"
+                f"{stream.model}: its input {name!r} has the free shape {describe_dimensions(sizes)}; say what is "
+                f"sent, as {advice}, or give samples"
             )
     return shapes
 
 
 def _check_memory(models: Sequence[RequestedModel], memory_bytes: int | None) -> None:
-    """Refuse models whose files alone are larger than all the memory they may have."""
+    """Raise InputError if the models' files alone are larger than the memory limit."""
     if memory_bytes is None:
         return
     sizes = {file_and_task(model.source)[0]: model.bytes for model in models}

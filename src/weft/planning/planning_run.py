@@ -1,4 +1,4 @@
-"""From models, rates and deadlines to a plan: all that ``weft plan`` decides, and what ``weft.plan`` does as well."""
+"""Planning from start to end: models, rates and deadlines in, a plan out, for ``weft plan`` and ``weft.plan``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 class PlanProgress(NamedTuple):
-    """How far the planning is."""
+    """The stage of the planning, and the steps of it that are done."""
 
     stage: str
     detail: str = ""
@@ -53,7 +53,7 @@ OnProgress = Callable[[PlanProgress], None]
 
 @dataclass(frozen=True, eq=False, repr=False)
 class MadePlan:
-    """A plan, and what it was made of."""
+    """A plan with the request, the measurement and the files that it was made from."""
 
     plan: Plan
     asked: PlanRequest
@@ -70,11 +70,11 @@ class MadePlan:
         return self.plan._repr_html_()
 
     def plot(self) -> Figure:
-        """Latencies beside deadlines, and the largest load, of each option."""
+        """Draw the latencies, deadlines and largest load of each option."""
         return self.plan.plot()
 
     def report(self) -> str:
-        """The plan as a page."""
+        """Return the plan as an HTML page."""
         return plan_page(self.plan, self.asked, self.busiest, self.host.source)
 
     def write(self, folder: str | Path) -> None:
@@ -103,20 +103,20 @@ def make_plan(
 ) -> MadePlan:
     """Measure the models on this machine, or on a GPU of it, and choose the best way to serve a workload there.
 
-    workload: the models, how often each is asked for, and how soon its requests are due (docs/formats.md).
-    cores, memory_bytes: what may be used; all there is where left out. devices: a device to plan for, such as a GPU,
-    which a workload may name as well; or measured machines, or files of them (``weft profile --device host -o``),
-    instead of measuring. isolation: where models run, in threads of the server or in worker processes. int8: whether
-    models that have samples are tried in 8 bits. cache: where measurements are kept. fresh: measure again what is kept.
-    processes: how many simulate side by side; the plan is the same.
+    workload: the models with the rates and deadlines of their requests (docs/formats.md).
+    cores, memory_bytes: limits; by default all of the machine. devices: a device to plan for, such as a GPU, which a
+    workload may name as well; or measured machines, or files of them (``weft profile --device host -o``), instead of
+    measuring. isolation: where models run, in threads of the server or in worker processes. int8: whether models that
+    have samples are tried in 8 bits. cache: folder of measurements. fresh: measure again, ignoring the cache.
+    processes: number of processes that simulate; it does not change the plan.
     """
-    told = on_progress or (lambda progress: None)
+    notify = on_progress or (lambda progress: None)
     asked, hosts = measured_for(
         workload,
         devices,
         seconds,
         cache,
-        told,
+        notify,
         int8=int8,
         fresh=fresh,
         cores=cores,
@@ -129,16 +129,16 @@ def make_plan(
     options = arrangements(asked, hosts)
     memory = partial(memory_of, asked)
     with _helpers(asked, hosts, processes - 1) as helpers:
-        chosen = choose(asked, options, memory, lambda done, of: told(PlanProgress("choosing", "", done, of)))
+        chosen = choose(asked, options, memory, lambda done, of: notify(PlanProgress("choosing", "", done, of)))
         conditions = worst_of(host.conditions for host in hosts)
-        return _made(asked, with_longer_segments(asked, chosen, memory), told, helpers, conditions)
+        return _final_plan(asked, with_longer_segments(asked, chosen, memory), notify, helpers, conditions)
 
 
 def _helpers(asked: PlanRequest, hosts: Sequence[Host], processes: int) -> Helpers:
-    """Processes that simulate where the compiled loop cannot, or one that compiles it where it is not kept yet.
+    """Start processes that simulate where the compiled loop cannot, or one that compiles it where it is not kept.
 
-    The plain engine gives the same meanwhile, so a first plan does not wait for the compiler, and begins with it only
-    when nothing is measured any more.
+    The plain engine gives the same results meanwhile, so a first plan does not wait for the compiler. It starts only
+    after the last measurement, whose times it would change.
     """
     steered = any(stream.exit_floor is not None for stream in asked.workload.stream)
     if steered or any(host.ahead for host in hosts):
@@ -151,11 +151,11 @@ def _helpers(asked: PlanRequest, hosts: Sequence[Host], processes: int) -> Helpe
 
 
 def plan_option(name: str) -> Any:
-    """What a tool registers for an option of ``weft plan``; InputError where the tool, or what it needs, is missing."""
+    """Return a tool's implementation of an option of ``weft plan``; InputError without the tool or a dependency."""
     entry = registered("plan_options").get(name)
     if entry is None:
         raise InputError(f"{name}: no tool of this installation brings this option; weft tools lists what there is")
-    if missing := entry.tool.missing():  # before minutes of measuring, at whose end it would be imported
+    if missing := entry.tool.missing():  # checked here, not on import: that follows minutes of measuring
         raise InputError(entry.tool.lacks(missing[0]))
     return entry.load()
 
@@ -165,35 +165,35 @@ def measured_for(
     devices: Sequence[str | Host],
     seconds: float,
     cache: str | Path | None,
-    told: OnProgress,
+    notify: OnProgress,
     *,
     int8: bool,
     fresh: bool = False,
     **asking: Any,
 ) -> tuple[PlanRequest, list[Host]]:
-    """What is asked, checked, and the machine that is planned for, measured now or before; *asking*: as for ``ask``."""
+    """Return the checked request and the measured machine; *asking*: as for ``ask``."""
     kept = default_cache() if cache is None else Path(cache)
     target = plan_target(devices, workload)
     asked = ask(workload, kept / CUT, device=target.device, **asking)
     if int8:
-        asked = plan_option("int8")(asked, kept, lambda what: told(PlanProgress("making int8", what)))
-    hosts = _hosts(asked, target, kept, seconds, told, fresh)
+        asked = plan_option("int8")(asked, kept, lambda what: notify(PlanProgress("making int8", what)))
+    hosts = _hosts(asked, target, kept, seconds, notify, fresh)
     check_exits(asked, hosts)
     check_deadlines(asked, hosts)
     return asked, hosts
 
 
 def _hosts(
-    asked: PlanRequest, target: PlanTarget, cache: Path, seconds: float, told: OnProgress, fresh: bool
+    asked: PlanRequest, target: PlanTarget, cache: Path, seconds: float, notify: OnProgress, fresh: bool
 ) -> list[Host]:
-    """The machine that is planned for, measured now or before."""
+    """Return the measured machine, from the target's own measurement, the cache, or a new one."""
     if not target.measured:
         return measured_hosts(
             asked,
             cache,
             seconds=seconds,
             fresh=fresh,
-            progress=lambda what, done, of: told(PlanProgress("measuring", what, done, of)),
+            progress=lambda what, done, of: notify(PlanProgress("measuring", what, done, of)),
         )
     if fresh:
         raise InputError(
@@ -215,7 +215,7 @@ def _hosts(
 
 
 def check_exits(asked: PlanRequest, hosts: Sequence[Host]) -> None:
-    """Refuse shares of requests that leave by other exits than were measured."""
+    """Raise WorkloadError if a stream states shares for other exits than were measured."""
     for stream, _, leaving in asked.sent:
         for host in hosts:
             early = len(host.model(stream.served_name).exits)
@@ -227,40 +227,42 @@ def check_exits(asked: PlanRequest, hosts: Sequence[Host]) -> None:
 
 
 def check_deadlines(asked: PlanRequest, hosts: Sequence[Host]) -> None:
-    """Refuse a deadline that nobody could keep, and tell what is possible instead.
+    """Raise WorkloadError for a deadline that is shorter than the model's own time, and name a possible one.
 
-    A strict one is judged by the way to the end, as the server does it: nobody is expected to leave early.
+    A strict deadline is compared with the time without early exits, as in the server's admission.
     """
     for stream, _, leaving in asked.sent:
         rates = () if asked.deadlines == "strict" else leaving
-        found = min((times_alone(host, stream.served_name, rates) for host in hosts), key=lambda each: each.middle_s)
-        if found.middle_s > stream.deadline_s:
+        fastest = min(
+            (times_alone(host, stream.served_name, rates) for host in hosts), key=lambda alone: alone.middle_s
+        )
+        if fastest.middle_s > stream.deadline_s:
             raise WorkloadError(
                 f"{stream.model}: a deadline of {stream.deadline_s * 1e3:g} ms is shorter than the fastest possible, "
-                f"{found.middle_s * 1e3:.3g} ms with nothing else running; plan with "
-                f"deadline={ceil(1.2e3 * found.quantile_s(0.99))} or more"
+                f"{fastest.middle_s * 1e3:.3g} ms with nothing else running; plan with "
+                f"deadline={ceil(1.2e3 * fastest.quantile_s(0.99))} or more"
             )
 
 
 def memory_of(asked: PlanRequest, arrangement: Arrangement) -> int:
-    """What the server would hold: as measured, else what the models' files do, which workers have twice: in a spare."""
+    """Return the server's memory: as measured, else the size of the models' files, twice with workers and spares."""
     return arrangement.host.memory_bytes or asked.bytes * (1 if asked.isolation == THREADS else 2)
 
 
-def _made(
-    asked: PlanRequest, chosen: Chosen, told: OnProgress, helpers: Helpers, conditions: Conditions | None
+def _final_plan(
+    asked: PlanRequest, chosen: Chosen, notify: OnProgress, helpers: Helpers, conditions: Conditions | None
 ) -> MadePlan:
-    """The plan of a choice, its numbers drawn afresh."""
+    """Run the final comparison and return its winner as a plan, with figures from fresh requests."""
     expected = helpers.begin(long_run, asked, chosen.best.arrangement, LONG)
     ranking = finals(
         asked,
         (chosen.best, *chosen.others),
-        lambda label, done, of: told(PlanProgress("comparing the best", label, done, of + 1)),
+        lambda label, done, of: notify(PlanProgress("comparing the best", label, done, of + 1)),
         helpers,
     )
     first = ranking.winner
     arrangement = first.trial.arrangement
-    told(PlanProgress("comparing the best", "a long run", 2 * FINALISTS, 2 * FINALISTS + 1))
+    notify(PlanProgress("comparing the best", "a long run", 2 * FINALISTS, 2 * FINALISTS + 1))
     case, run = expected.result() if first.trial is chosen.best else long_run(asked, arrangement, LONG)
     predicted = first.prediction
     models = files_to_serve(asked.models, {model.name: _settings(asked, model, arrangement) for model in asked.models})
@@ -282,18 +284,18 @@ def _made(
 
 
 def _options(chosen: Chosen, ranked: Sequence[Finalist]) -> Iterator[PlanOption]:
-    """All options that were judged, the best first."""
+    """Yield all candidates, the best first."""
     yield from (_option(finalist.trial.arrangement, finalist.prediction) for finalist in ranked)
-    told = [each.trial for each in ranked]
+    listed = [finalist.trial for finalist in ranked]
     for finalist in ranked:
-        told += finalist.twins
+        listed += finalist.twins
         why = f"does the same as {finalist.trial.arrangement.label}"
         yield from (_left_out(twin.arrangement, why) for twin in finalist.twins)
     for trial in (chosen.best, *chosen.others):
-        if trial not in told:
+        if trial not in listed:
             yield _left_out(trial.arrangement, _fell_short(trial))
-    for each in chosen.left_out:
-        yield _left_out(each.arrangement, each.why)
+    for option in chosen.left_out:
+        yield _left_out(option.arrangement, option.why)
 
 
 def _option(arrangement: Arrangement, predicted: Prediction) -> PlanOption:
@@ -307,7 +309,7 @@ def _left_out(arrangement: Arrangement, why: str) -> PlanOption:
 
 
 def _fell_short(trial: OptionTrial) -> str:
-    """Why an option that was simulated was not among the last."""
+    """Return why a simulated option was not among the finalists."""
     if not trial.failed:
         return "came after the finalists in short runs"
     step, missed = trial.nearness
@@ -315,27 +317,27 @@ def _fell_short(trial: OptionTrial) -> str:
 
 
 def _settings(asked: PlanRequest, model: RequestedModel, arrangement: Arrangement) -> dict[str, Any]:
-    """What was chosen for a model; its requests without a deadline get that of its streams."""
+    """Return the settings chosen for a model; its shortest stream deadline is the default of its requests."""
     due = [stream.deadline_ms for stream in asked.workload.stream if stream.served_name == model.name]
     grain_ms = arrangement.grain_ms[model.name]
     return {
         "max_batch": arrangement.batches[model.name],
-        "slo_ms": min(each for each in due if each is not None),
+        "slo_ms": min(deadline_ms for deadline_ms in due if deadline_ms is not None),
         **({} if grain_ms == model.config.grain_ms else {"grain_ms": grain_ms}),
     }
 
 
 def _planned(asked: PlanRequest, home: str, file: ModelToServe, host: Host) -> PlannedModel:
-    """What the plan says of a file; all models in it are cut alike."""
+    """Describe a file in the plan; all models in one file are cut alike."""
     first = next(model for model in asked.models if model.home == home)
-    made = first.made
-    alike = None if made is None else made.alike
+    preparation = first.preparation
+    alike = None if preparation is None else preparation.alike
     return planned_model(
         home,
         file,
-        sources=source_digests(made.of if made else first.path),
+        sources=source_digests(preparation.of if preparation else first.path),
         segments=len(host.model(first.name).segments),
-        done=made.done if made else stitched_from(asked.models, home),
+        done=preparation.done if preparation else stitched_from(asked.models, home),
         accuracy=alike,
         accuracy_as_given=None if alike is None else 1.0,
     )

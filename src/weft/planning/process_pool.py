@@ -1,8 +1,8 @@
-"""Child processes that simulate beside this one.
+"""A pool of child processes that simulate beside this one.
 
-What will be needed is begun, and asked for later. Whoever comes to it first computes it, a child or this process. So
-nothing waits for a child that is slow to start, and one that dies costs nothing but its help. A function gives the same
-wherever it is computed, and so does a plan.
+Calls are queued in advance and their results asked for later. The first free process, a child or this one, takes a
+call from the queue. So nothing waits for a child that starts slowly, and a child that dies only costs its help.
+Functions are deterministic, so a plan does not depend on which process computed what.
 """
 
 from __future__ import annotations
@@ -18,58 +18,62 @@ from typing import Any, Generic, TypeVar
 
 from weft.base.child_processes import ChildProcess, answer_calls
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 MOST = 3
-"""More have nothing to do: so few runs do not depend on each other."""
+"""More children would be idle: a plan has no more independent simulations than this at a time."""
 
 
-class PendingResult(Generic[Found]):
-    """Something that is computed, here or elsewhere, before it is used."""
+class PendingResult(Generic[Result]):
+    """The result of a queued call, computed by this process or by a child."""
 
-    def __init__(self, helpers: Helpers, function: Callable[..., Found], given: tuple[Any, ...]) -> None:
+    def __init__(self, helpers: Helpers, function: Callable[..., Result], given: tuple[Any, ...]) -> None:
         self._helpers, self.function, self.given = helpers, function, given
-        self.found: list[Found] = []
-        """What it came to; empty until that is known."""
+        self.outcome: list[Result] = []
+        """The result, as the only element; empty until it is known."""
 
-    def result(self) -> Found:
-        """What it came to; computed now if nobody has begun with it."""
+    def result(self) -> Result:
+        """Return the result; compute it now unless a child has begun with it."""
         self._helpers.finish(self)
-        return self.found[0]
+        return self.outcome[0]
 
 
 class Helpers:
-    """Computes what is begun, with some processes or alone."""
+    """A pool of child processes, possibly empty, that share a queue of calls with this process."""
 
     def __init__(self, processes: int = 0, module: str = __name__) -> None:
-        """processes: besides this one. module: what each of them imports while it starts."""
+        """Start the children.
+
+        processes: their number, this process not included. module: imported by each child while it starts.
+        """
         self._module = module
         self._waiting: deque[PendingResult[Any]] = deque()
         self._closed = False
+        # guards _waiting, _closed and the outcomes of pending results, which the feeding threads change, too
         self._changed = Condition()
         self._children: list[tuple[ChildProcess, Thread]] = []
-        with suppress(OSError):  # the system refuses another process: this one computes alone then
+        with suppress(OSError):  # if the system refuses another process, this one computes alone
             for _ in range(min(MOST, processes)):
                 self._start()
 
-    def begin(self, function: Callable[..., Found], *given: Any) -> PendingResult[Found]:
-        """Have a function of a module computed, as soon as somebody comes to it."""
-        promise = PendingResult(self, function, given)
+    def begin(self, function: Callable[..., Result], *given: Any) -> PendingResult[Result]:
+        """Queue a call of a module-level function for the next free process."""
+        pending = PendingResult(self, function, given)
         with self._changed:
-            self._waiting.append(promise)
+            self._waiting.append(pending)
             self._changed.notify_all()
-        return promise
+        return pending
 
-    def finish(self, promise: PendingResult[Any]) -> None:
-        """Compute until a promise is known: itself, or what was begun last while somebody else is at it."""
+    def finish(self, pending: PendingResult[Any]) -> None:
+        """Compute queued calls until a result is known: this call first, the newest ones while a child runs it."""
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: promise.found or self._waiting)
-                if promise.found:
+                self._changed.wait_for(lambda: pending.outcome or self._waiting)
+                if pending.outcome:
                     return
-                mine = promise if promise in self._waiting else self._waiting[-1]
+                mine = pending if pending in self._waiting else self._waiting[-1]
                 self._waiting.remove(mine)
-            mine.found.append(mine.function(*mine.given))
+            mine.outcome.append(mine.function(*mine.given))
 
     @property
     def process_ids(self) -> list[int]:
@@ -97,18 +101,20 @@ class Helpers:
         thread.start()
 
     def _feed(self, child: ChildProcess) -> None:
-        """Hand a child one promise after another, in a thread of its own, until it dies or all is closed."""
-        promise: PendingResult[Any] | None = None
+        """Pass queued calls to a child, in a thread of its own, until the child dies or the pool is closed."""
+        pending: PendingResult[Any] | None = None
         try:
-            child.call(_preload, self._module)  # a child that still imports takes no promise from those who can begin
-            while (promise := self._next()) is not None:
-                found = child.call(promise.function, *promise.given)
+            child.call(_preload, self._module)  # a child that is still importing leaves the queue to the others
+            while (pending := self._next()) is not None:
+                outcome = child.call(pending.function, *pending.given)
                 with self._changed:
-                    promise.found.append(found)
+                    pending.outcome.append(outcome)
                     self._changed.notify_all()
-        except Exception:  # it died, or the function raises: then it does so here, too, for who asks
+        except Exception:
+            # The child died, or the function raised. Retrying here is safe: functions have no side effects, and one
+            # that raises does so again in the process that asks for its result.
             with self._changed:
-                self._waiting.extend([] if promise is None or promise.found else [promise])
+                self._waiting.extend([] if pending is None or pending.outcome else [pending])
                 self._changed.notify_all()
 
     def _next(self) -> PendingResult[Any] | None:

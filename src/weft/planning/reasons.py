@@ -1,6 +1,6 @@
-"""Why an option won, what keeps it from carrying more, and what would help, in sentences.
+"""The reasons of a plan in sentences: why an option won, what limits its load, and what would raise that limit.
 
-Models that share weights are looked for here, so that a plan can say where stitching may pay.
+Models that share weights are searched for here, so that a plan can say where stitching may pay.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from weft.planning.trials import OptionTrial
 from weft.serving.isolation import THREADS
 
 LEAST_SHARE = 0.2
+"""Models that share less of their weights gain too little from stitching to be mentioned."""
 MOST_BYTES = 2 << 30
-"""Larger models are not looked into."""
+"""Larger files are not read for shared weights: that would take longer than the advice is worth."""
 
 
 class SharedWeights(NamedTuple):
@@ -38,7 +39,7 @@ class SharedWeights(NamedTuple):
 
 
 def shared_weights(models: Sequence[RequestedModel]) -> list[SharedWeights]:
-    """Pairs of models that share weights, those that share most first; tensors that are equal as a whole count."""
+    """Return the pairs of models with equal weight tensors, those that share most first."""
     files = {model.path: model for model in models if not model.body}
     if len(files) < 2 or sum(model.bytes for model in files.values()) > MOST_BYTES:
         return []
@@ -54,18 +55,19 @@ def shared_weights(models: Sequence[RequestedModel]) -> list[SharedWeights]:
 
 
 AMPLE = 1.5
-"""Who carries so many times the asked load needs no advice on how to carry more."""
+"""A plan that carries this multiple of the asked load gets no advice on how to carry more."""
 TIGHT = 0.5
 """A deadline is tight where a request alone takes this part of it."""
 NEAR_MEMORY = 0.9
+"""Memory is named as a limit where a plan needs more than this part of what it may use."""
 FINE_GRAIN_MS = 2.0
-"""What is tried where segments are too long."""
+"""Segment length that is suggested where segments are too long."""
 HALF, LONG_TAIL = 0.5, 2.0
-"""Lanes that compute less, while runs vary more, are not what limits the load."""
+"""Lanes that compute less than half of the time, while p99 runs take twice the mean, do not limit the load."""
 
 
 def reasons(asked: PlanRequest, chosen: Chosen, ranking: Ranking, sharing: Sequence[SharedWeights]) -> PlanReasons:
-    """What there is to say of a choice."""
+    """Return the sentences that explain a choice."""
     best, predicted = ranking.winner.trial, ranking.winner.prediction
     return PlanReasons(
         won=tuple(_won(asked, chosen, ranking)),
@@ -86,14 +88,17 @@ def _won(asked: PlanRequest, chosen: Chosen, ranking: Ranking) -> Iterator[str]:
     yield from _leaving(asked)
     unsimulated = [option for option in chosen.left_out if option.why != NO_BETTER]
     options = 1 + len(chosen.others) + len(chosen.left_out)
-    yield (
-        f"Of {options} options {options - len(unsimulated)} were simulated; {len(unsimulated)} were not, "
-        "as bounds show that they cannot win."
-    )
+    if unsimulated:
+        yield (
+            f"Of {options} options {options - len(unsimulated)} were simulated; {len(unsimulated)} were not, "
+            "as bounds show that they cannot win."
+        )
+    else:
+        yield f"All {options} options were simulated."
 
 
 def decided(ranking: Ranking) -> Iterator[str]:
-    """Why the winner was chosen: the simplest of equal options, then the criterion by which the runner-up lost."""
+    """Yield why the winner was chosen: as the simplest of equal options, and by which criterion the next one lost."""
     equals = ranking.finalists[1 : 1 + ranking.equal]
     if equals:
         labels = "; ".join(map(_label, equals))
@@ -141,7 +146,7 @@ def _label(finalist: Finalist) -> str:
 
 
 def _leaving(asked: PlanRequest) -> Iterator[str]:
-    """Who is taken to leave early, as far as anything is said of that."""
+    """Yield the assumed share of requests per exit, for the streams that state or record one."""
     for index, stream in enumerate(asked.workload.stream):
         if rates := asked.workload.exit_rates(index):
             shares = " / ".join(f"{rate:.0%}" for rate in rates)
@@ -154,8 +159,8 @@ def _kept(ranking: Ranking) -> str:
     if winner.keeps_deadlines:
         return "keeps the deadlines at the asked load"
     fewest = all(winner.prediction.worst_missed <= other.prediction.worst_missed for other in others)
-    told = ", no option that was compared fewer" if others and fewest else ""
-    return f"misses deadlines at the asked load ({_missed(winner)}{told})"
+    remark = ", no option that was compared fewer" if others and fewest else ""
+    return f"misses deadlines at the asked load ({_missed(winner)}{remark})"
 
 
 def _missed(finalist: Finalist) -> str:
@@ -172,10 +177,10 @@ def _carries(predicted: Prediction) -> str:
 
 def _limits(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Iterator[str]:
     busy = min(1.0, predicted.load * (predicted.sustainable_factor or 1.0))
-    if found := _blocked(asked, best, predicted):
+    if block := _blocked(asked, best, predicted):
         yield (
-            f"One long operator: {found.segment} of {found.runs} keeps the only lane for {found.length_s * 1e3:.1f} ms "
-            f"at a stretch, and {found.waits} has {found.spare_s * 1e3:.1f} ms to spare."
+            f"One long operator: {block.segment} of {block.runs} keeps the only lane for {block.length_s * 1e3:.1f} ms "
+            f"at a stretch, and {block.waits} has {block.spare_s * 1e3:.1f} ms to spare."
         )
     for sent in asked.sent:
         stream, alone_s = sent.stream, _alone_s(best, sent)
@@ -196,14 +201,14 @@ def _limits(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Ite
 
 
 def _blocked(asked: PlanRequest, best: OptionTrial, predicted: Prediction) -> Blocking | None:
-    """The segment that limits the load by keeping others waiting, if one does."""
-    found = blocking(asked, best.arrangement)
+    """Return the segment that limits the load by delaying others, if there is one."""
+    block = blocking(asked, best.arrangement)
     near = bound_of(asked, best.arrangement).factor <= 2 * (predicted.sustainable_factor or 0.0)
-    return found if near else None
+    return block if near else None
 
 
 def _by_time(asked: PlanRequest, best: OptionTrial, busy: float) -> str:
-    """What the time of the lanes has to do with the largest load."""
+    """Describe how far the time of the lanes limits the load."""
     name, model = max(best.arrangement.host.models.items(), key=lambda entry: entry[1].tail)
     if busy < HALF and model.tail > LONG_TAIL:
         return (
@@ -225,8 +230,8 @@ def _next(
         yield from _more_to_compute_with(asked, best)
     for pair in sharing:
         yield f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: {_stitching(pair)}"
-    if found := _blocked(asked, best, predicted):
-        yield _cut_finer(asked, best, found)
+    if block := _blocked(asked, best, predicted):
+        yield _cut_finer(asked, best, block)
     if full:
         yield _faster(asked, max(lane_shares(asked, best.arrangement).items(), key=lambda entry: entry[1])[0])
     for sent in asked.sent:
@@ -241,7 +246,7 @@ def _next(
 
 
 def _more_to_compute_with(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
-    """Cores or GPUs that could be had besides."""
+    """Suggest additional cores or GPUs."""
     used = best.arrangement.settings.lanes * best.arrangement.settings.threads
     if asked.device is not None:
         yield "A second GPU of that kind: weft serve has every model on each of several; plans are made for one."
@@ -252,29 +257,29 @@ def _more_to_compute_with(asked: PlanRequest, best: OptionTrial) -> Iterator[str
 
 
 def _stitching(pair: SharedWeights) -> str:
-    """What weights in common are good for."""
+    """Suggest stitching for two models with common weights."""
     return f"weft stitch {pair.one} {pair.other} -o both.onnx --dynamic says whether one file for both pays."
 
 
 def _faster(asked: PlanRequest, name: str) -> str:
-    """What may make a model faster, and changes its answers."""
+    """Suggest number formats that may make a model faster and change its answers."""
     if asked.device is None:
         return f"A faster {name}: weft tune --target onnxruntime looks for number formats that are."
     return f'A faster {name}: with precision = "fp16" in its settings it is measured and served so; answers change.'
 
 
-def _cut_finer(asked: PlanRequest, best: OptionTrial, found: Blocking) -> str:
-    """The words that measure a model in shorter segments."""
-    grain_ms = min(FINE_GRAIN_MS, best.arrangement.grain_ms[found.runs] / 2)
-    source = next(sent.stream.model for sent in asked.sent if sent.name == found.runs)
+def _cut_finer(asked: PlanRequest, best: OptionTrial, block: Blocking) -> str:
+    """Suggest the option that measures a model in shorter segments."""
+    grain_ms = min(FINE_GRAIN_MS, best.arrangement.grain_ms[block.runs] / 2)
+    source = next(sent.stream.model for sent in asked.sent if sent.name == block.runs)
     return (
-        f"Shorter segments of {found.runs}: -s {source}:...,grain={grain_ms:g} measures it cut finer, which helps "
-        f"unless {found.segment} is a single operator."
+        f"Shorter segments of {block.runs}: -s {source}:...,grain={grain_ms:g} measures it cut finer, which helps "
+        f"unless {block.segment} is a single operator."
     )
 
 
 def _uncounted(asked: PlanRequest, best: OptionTrial) -> Iterator[str]:
-    """Exits that nothing is said of, and the words that make them count."""
+    """Yield the models whose exits no stream mentions, with the option that takes them into account."""
     silent = {sent.name: sent.stream for sent in asked.sent if not sent.leaving}
     for name, stream in silent.items():
         exits = len(best.arrangement.host.model(name).exits)
@@ -301,7 +306,7 @@ def _computing(best: OptionTrial) -> str:
 
 
 def _alone_s(best: OptionTrial, sent: SentStream) -> float:
-    """The p99 of a request with nothing else running."""
+    """Return the p99 of a request with nothing else running."""
     return times_alone(best.arrangement.host, sent.name, sent.leaving).quantile_s(0.99)
 
 

@@ -1,7 +1,7 @@
-"""Longer segments, made of measured ones: neighbours that run as one, so that less passes between them.
+"""Longer segments, merged from measured neighbours, so that there are fewer gaps between segments.
 
-Two segments take together what they take one after the other; exits stay cuts. So several lengths can be compared
-without another measurement. Shorter ones cannot: where a model could be cut is not known before it is (``grain``).
+The time of merged segments is the sum of their times; exits stay cuts. So several lengths can be compared without
+another measurement. Shorter segments need one: where else a model can be cut is not known before (``grain``).
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ from weft.planning.plan_request import PlanRequest
 from weft.runtime.cutting import device_length_s
 
 LENGTHS: dict[str, float] = {"segments twice as long": 2.0, "models in one piece": inf}
-"""What longer segments are called -> how many times as long they may be."""
+"""Name of a variant -> how many times as long its segments may be."""
 NO_BETTER = "does no better than another length of segments"
 WHOLE = 2.0
-"""How many times what a model takes its segments may take, so that the server surely leaves it in one piece."""
+"""Multiple of a model's time that is set as its segment length, so that the server certainly does not cut it."""
 
 
 def with_longer_segments(asked: PlanRequest, chosen: Chosen, memory_of: Callable[[Arrangement], int]) -> Chosen:
-    """The choice once more, between the best option and the same with longer segments.
+    """Return the choice between the best option and the same option with longer segments.
 
-    Those were not measured as they would be served, so they must be clearly better: by a step of the load.
+    Merged segments are not measured as they would be served, so they must be better by a step of the load.
     """
     as_cut = chosen.best.arrangement
     longer = list(longer_segments(as_cut))
     if not longer:
         return chosen
-    found = choose(asked, [as_cut, *longer], memory_of)
-    simulated = (trial.arrangement for trial in found.others if trial.arrangement is not as_cut)
-    # Bounds may rule out the option as it was cut, which is told among the others.
-    bounded = (option for option in found.left_out if option.arrangement is not as_cut)
+    among = choose(asked, [as_cut, *longer], memory_of)
+    simulated = (trial.arrangement for trial in among.others if trial.arrangement is not as_cut)
+    # Bounds may rule out the option as it was cut; it is still listed among the others.
+    bounded = (option for option in among.left_out if option.arrangement is not as_cut)
     left_out = (*(LeftOut(option, NO_BETTER) for option in simulated), *bounded, *chosen.left_out)
-    if found.best.arrangement is as_cut:
+    if among.best.arrangement is as_cut:
         return replace(chosen, left_out=left_out)
-    return Chosen(found.best, (chosen.best, *chosen.others), left_out)
+    return Chosen(among.best, (chosen.best, *chosen.others), left_out)
 
 
 def longer_segments(arrangement: Arrangement) -> Iterator[Arrangement]:
-    """A way to serve with longer segments; those that come to the same as another are left out."""
+    """Yield the arrangement with longer segments, once for each distinct number of segments."""
     seen = [_counts(arrangement.host)]
     for words, times in LENGTHS.items():
         limits_ms = {name: times * grain_ms for name, grain_ms in arrangement.grain_ms.items()}
@@ -62,7 +62,7 @@ def _counts(host: Host) -> list[int]:
 
 
 def _grain_ms(arrangement: Arrangement, host: Host, name: str, limit_ms: float) -> float:
-    """The setting with which a server cuts a model so; as it was where nothing changes."""
+    """Return the setting with which a server cuts a model so; the old one where nothing changes."""
     before, now = arrangement.host.model(name), host.model(name)
     if len(now.segments) == len(before.segments):
         return arrangement.grain_ms[name]
@@ -71,9 +71,9 @@ def _grain_ms(arrangement: Arrangement, host: Host, name: str, limit_ms: float) 
 
 
 def merged_host(host: Host, limits_ms: Mapping[str, float], batches: Mapping[str, int] | None = None) -> Host:
-    """The host with neighbouring segments of each model as one, as far as that takes no longer than its limit.
+    """Return the host with neighbouring segments of each model merged up to its limit.
 
-    batches: model -> most requests together; as they were measured where left out.
+    batches: model -> largest batch; by default the measured one.
     """
     most = {name: model.max_batch for name, model in host.models.items()} | dict(batches or {})
     models = {
@@ -86,16 +86,16 @@ def merged_host(host: Host, limits_ms: Mapping[str, float], batches: Mapping[str
 
 
 def lengths_s(host: Host, model: HostModel, most: int) -> Sequence[float]:
-    """How long segments are to the server that cuts them: alone, and also with the most requests together.
+    """Return the lengths of segments as the server that cuts them counts: at batch 1, or for a GPU up to *most*.
 
-    The latter where a lane takes segments ahead, as that of a GPU: what comes waits for one of them more.
+    On a lane that takes segments ahead, as a GPU's does, an arriving request waits for one more segment.
     """
     alone = model.times_at(1)
     return [*map(device_length_s, alone, model.times_at(most))] if host.ahead else alone
 
 
 def joined(model: HostModel, lengths_s: Sequence[float], limit_s: float) -> list[int]:
-    """Where the segments of a model begin that are put together up to a length, and where the last one ends."""
+    """Return the starts of a model's segments merged up to a length, and the end of the last one."""
     starts, length_s = [0], 0.0
     for place, time_s in enumerate(lengths_s):
         if place and (place in model.exits or length_s + time_s > limit_s * (1 + 1e-9)):
@@ -106,11 +106,11 @@ def joined(model: HostModel, lengths_s: Sequence[float], limit_s: float) -> list
 
 
 def merged(model: HostModel, bounds: Sequence[int]) -> HostModel:
-    """The model with all segments between two *bounds* as one."""
+    """Return the model with all segments between two *bounds* merged."""
     if len(bounds) == len(model.segments) + 1:
         return model
-    parts = [slice(*each) for each in pairwise(bounds)]
-    times_s = {batch: tuple(round(sum(each[part]), 7) for part in parts) for batch, each in model.times_s.items()}
+    parts = [slice(*pair) for pair in pairwise(bounds)]
+    times_s = {batch: tuple(round(sum(times[part]), 7) for part in parts) for batch, times in model.times_s.items()}
     return model.model_copy(
         update={
             "segments": tuple(_called(model.segments[part]) for part in parts),
@@ -122,12 +122,12 @@ def merged(model: HostModel, bounds: Sequence[int]) -> HostModel:
 
 
 def _called(names: Sequence[str]) -> str:
-    """Several segments by the first and the last of them."""
+    """Name merged segments by the first and the last of them."""
     return names[0] if len(names) == 1 else f"{names[0]} .. {names[-1]}"
 
 
 def _spread(model: HostModel, parts: Sequence[slice]) -> tuple[tuple[float, ...], ...]:
-    """The measured runs as factors of what the parts take together."""
+    """Return the measured runs as factors of the mean times of the merged parts."""
     if not model.spread:
         return ()
     means_s = np.array(model.times_at(1))
@@ -137,4 +137,4 @@ def _spread(model: HostModel, parts: Sequence[slice]) -> tuple[tuple[float, ...]
 
 
 def _factors(took_s: np.ndarray[tuple[int], np.dtype[np.float64]], mean_s: float) -> list[float]:
-    return [round(float(each), 4) if mean_s else 1.0 for each in took_s / (mean_s or 1.0)]
+    return [round(float(factor), 4) if mean_s else 1.0 for factor in took_s / (mean_s or 1.0)]

@@ -15,16 +15,16 @@ def files_to_serve(
     models: Sequence[RequestedModel], chosen: Mapping[str, Mapping[str, Any]] | None = None
 ) -> dict[str, ModelToServe]:
     """Folder of a repository -> the file that goes there; *chosen*: model -> settings that were chosen for it."""
-    found: dict[str, ModelToServe] = {}
+    files: dict[str, ModelToServe] = {}
     for model in models:
         settings = dict((chosen or {}).get(model.name, {}))
         if model.body:
-            before = found[model.body].config if model.body in found else model.config
+            before = files[model.body].config if model.body in files else model.config
             config = _with_task(before, model, settings)
         else:
             config = model.config.model_copy(update=settings)
-        found[model.home] = ModelToServe(model.path, config)
-    return found
+        files[model.home] = ModelToServe(model.path, config)
+    return files
 
 
 def stitched_from(models: Sequence[RequestedModel], home: str) -> str:

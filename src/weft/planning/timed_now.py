@@ -78,13 +78,14 @@ class TimedNow:
     @property
     def differences(self) -> list[str]:
         """What is not as it was when the plan was made, in sentences with numbers."""
-        found = [str(model) for model in self.models if model.differs]
-        if self.now.disturbed and not (self.planned and self._as_disturbed(self.planned)):
-            found.append(f"{', '.join(self.now.disturbances)}; {_as_planned(self.planned)}")
+        differences = [str(model) for model in self.models if model.differs]
+        # a machine that was as busy when planned is named only where it may be the cause of a difference
+        if self.now.disturbed and (differences or not (self.planned and self._as_disturbed(self.planned))):
+            differences.append(f"{', '.join(self.now.disturbances)}; {_as_planned(self.planned)}")
         clock, before = self.now.clock_mhz, self.planned.clock_mhz if self.planned else None
-        if found and clock and before and not 1 / SAME_TIME <= clock / before <= SAME_TIME:
-            found.append(f"the processor runs at {clock:.0f} MHz, {before:.0f} MHz when planned")
-        return found
+        if differences and clock and before and not 1 / SAME_TIME <= clock / before <= SAME_TIME:
+            differences.append(f"the processor runs at {clock:.0f} MHz, {before:.0f} MHz when planned")
+        return differences
 
     def _as_disturbed(self, planned: Conditions) -> bool:
         """Whether the machine was as busy with others when the plan was made."""

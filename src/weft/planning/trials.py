@@ -80,8 +80,10 @@ def _run(
 
 
 def _most_missed(case: Case, limit: float) -> list[float]:
-    """Deadlines that each stream may miss before it is clear that it misses too many; more than it should, for the
-    number of requests is not known before the end."""
+    """Return how many deadlines each stream may miss before it is clear that it misses too many.
+
+    That is more than the limit allows, because the number of requests is not known before the end.
+    """
     counted_s = case.workload.duration_s - case.workload.warmup_s
     return [1.0 + SLACK * limit * (rate or inf) * counted_s for rate in case.workload.rates]
 
@@ -133,13 +135,13 @@ class OptionTrial:
 
     @property
     def holds(self) -> bool:
-        """Whether it keeps the deadlines at the asked load; who carries more does."""
+        """Whether it keeps the deadlines at the asked load, which follows if it carries more."""
         return (self._level is not None and self._level >= 0) or self.sustained(0)
 
     @property
     def latency(self) -> float:
         """The p99 of the stream that has the largest for its deadline, over that deadline."""
-        return max(inf if each.p99_s is None else each.p99_s / each.deadline_s for each in self.report.streams)
+        return max(inf if stream.p99_s is None else stream.p99_s / stream.deadline_s for stream in self.report.streams)
 
     @property
     def seen_latency(self) -> float:
@@ -184,7 +186,7 @@ class OptionTrial:
 
     @property
     def nearness(self) -> tuple[float, float]:
-        """Orders those who lost by how near they came, without another run: where they failed, and how badly."""
+        """Sort key of options that lost, without another run: the lowest failed step, and the misses there."""
         first = min(self._failed, default=LOWEST)
         return -first, self._failed.get(first, 1.0)
 
@@ -201,7 +203,7 @@ def missed_in(report: RequestReport) -> float:
 
 def keeps(report: RequestReport, limit: float) -> bool:
     """Whether no stream misses more than this share of its deadlines; one miss alone says nothing."""
-    return all(each.arrived and each.violated <= max(1.0, limit * each.arrived) for each in report.streams)
+    return all(stream.arrived and stream.violated <= max(1.0, limit * stream.arrived) for stream in report.streams)
 
 
 def trial_of(asked: PlanRequest, arrangement: Arrangement, memory_bytes: int) -> OptionTrial:

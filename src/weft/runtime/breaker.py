@@ -1,8 +1,8 @@
 """A circuit breaker: requests for a model whose process dies too often are refused for a while, then one is tried.
 
 It opens after too many deaths within some seconds, or after as many in a row without a successful step; the second
-condition finds models that take too long to restart to meet the first. After a rest one request is let through: if it
-succeeds the breaker closes, if its process dies the rest doubles.
+condition covers models that restart too slowly to meet the first. After a pause one request is let through (the trial):
+if it succeeds the breaker closes, if its process dies the pause doubles.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ State = Literal["closed", "trying", "open"]
 
 
 @dataclass(frozen=True, slots=True)
-class Endurance:
+class BreakerLimits:
     """When a breaker opens, and for how long."""
 
     deaths: int = 5
     """It opens after more deaths than this within ``within_s``, or in a row."""
     within_s: float = 8.0
-    rest_s: float = 10.0
-    """Length of the first rest."""
-    longest_rest_s: float = 300.0
+    pause_s: float = 10.0
+    """The first pause; each failed trial doubles it, up to ``longest_pause_s``."""
+    longest_pause_s: float = 300.0
 
 
 class Breaker:
     """The breaker of one model; its methods may be called on any thread. *now*: its clock, in nanoseconds."""
 
-    def __init__(self, endurance: Endurance, now: Callable[[], int]) -> None:
-        self.endurance, self._now = endurance, now
+    def __init__(self, limits: BreakerLimits, now: Callable[[], int]) -> None:
+        self.limits, self._now = limits, now
         # Protects all fields below. Readers test ``_until``, ``_in_a_row`` and ``_trying`` without it first: the common
         # case, a closed breaker, must cost nothing per request.
         self._lock = threading.Lock()
-        self._deaths: deque[int] = deque(maxlen=endurance.deaths + 1)
+        self._deaths: deque[int] = deque(maxlen=limits.deaths + 1)
+        """When the process died, the latest deaths only."""
         self._in_a_row = 0
+        """Deaths since the last successful step."""
         self._rest_ns = 0
         self._until = 0
-        """When the next request is tried; 0: the breaker is closed."""
+        """End of the pause, when the next request is tried; 0: the breaker is closed."""
         self._trying = False
         self.opened = 0
         """How often it opened."""
@@ -54,16 +56,13 @@ class Breaker:
             self._deaths.append(now)
             self._in_a_row += 1
             if self._until and not self._trying:
-                return  # steps that were running when it opened do not prolong the rest
-            many = len(self._deaths) > self.endurance.deaths
-            if (
-                self._trying
-                or self._in_a_row > self.endurance.deaths
-                or (many and now - self._deaths[0] <= self._window)
-            ):
+                return  # steps that were running when it opened do not prolong the pause
+            many = len(self._deaths) > self.limits.deaths
+            quick = many and now - self._deaths[0] <= round(self.limits.within_s * 1e9)
+            if self._trying or self._in_a_row > self.limits.deaths or quick:
                 self._open(now)
 
-    def lived(self) -> None:
+    def succeeded(self) -> None:
         """Count a successful step; it closes the breaker after a trial."""
         if self._in_a_row or self._trying:
             with self._lock:
@@ -72,13 +71,13 @@ class Breaker:
                     self._trying, self._until, self._rest_ns = False, 0, 0
                     self._deaths.clear()
 
-    def answered(self) -> None:
-        """Count a step that ended with an error without a death: as a trial it is a success."""
+    def failed_without_death(self) -> None:
+        """Count a step that ended with an error while the process lives on: as a trial it is a success."""
         if self._trying:
-            self.lived()
+            self.succeeded()
 
     def admit(self) -> None:
-        """Admit a request, or raise ``Overloaded``; after the rest, one request at a time is tried."""
+        """Admit a request, or raise ``Overloaded``; after the pause, one request at a time is tried."""
         self.check()
         self.enter()
 
@@ -91,12 +90,12 @@ class Breaker:
                     raise self._refusal(now)
 
     def enter(self) -> None:
-        """Note that a request was admitted; after the rest, it is the one that is tried."""
+        """Note that a request was admitted; after the pause, it is the one that is tried."""
         if self._until:
             with self._lock:
                 now = self._now()
                 if self._until and now >= self._until:
-                    # The trial has a time limit of its own: should it never end, the next request is tried.
+                    # The trial has a time limit of its own: if it never ends, the next request is tried.
                     self._trying, self._until = True, now + self._rest_ns
 
     def refuse(self) -> NoReturn:
@@ -114,20 +113,16 @@ class Breaker:
         with self._lock:
             return self._text(self._now()) if self._until else ""
 
-    @property
-    def _window(self) -> int:
-        return round(self.endurance.within_s * 1e9)
-
     def _open(self, now: int) -> None:
         self.opened += 1
-        longest = round(self.endurance.longest_rest_s * 1e9)
-        self._rest_ns = min(2 * self._rest_ns, longest) if self._rest_ns else round(self.endurance.rest_s * 1e9)
+        longest = round(self.limits.longest_pause_s * 1e9)
+        self._rest_ns = min(2 * self._rest_ns, longest) if self._rest_ns else round(self.limits.pause_s * 1e9)
         self._until, self._trying = now + self._rest_ns, False
 
     def _refusal(self, now: int) -> Overloaded:
-        rest_s = max(0.0, (self._until - now) / 1e9)
-        return Overloaded(self._text(now), reason="breaker", retry_after_s=rest_s)
+        pause_s = max(0.0, (self._until - now) / 1e9)
+        return Overloaded(self._text(now), reason="breaker", retry_after_s=pause_s)
 
     def _text(self, now: int) -> str:
-        rest_s = max(0.0, (self._until - now) / 1e9)
-        return f"its worker died {self._in_a_row or len(self._deaths)} times; it is tried again in {rest_s:.1f} s"
+        pause_s = max(0.0, (self._until - now) / 1e9)
+        return f"its worker died {self._in_a_row or len(self._deaths)} times; it is tried again in {pause_s:.1f} s"

@@ -433,8 +433,11 @@ class LaneExecutor:
         return completions
 
     def abortable(self) -> tuple[Running, ...]:
-        """The last segment of every lane: on a lane that queues segments nothing waits behind one that may be stopped,
-        and the lane is free when its last one has ended."""
+        """Return the last segment of every lane, each with whether it may be stopped; none if none of them may.
+
+        On a lane that queues segments nothing waits behind one that may be stopped, and the lane is free when its last
+        one has ended.
+        """
         for lane in self.lanes:
             if lane.tasks and not lane.replaced and _abortable(lane.tasks[-1]):
                 break

@@ -34,7 +34,7 @@ class ComputeLimits:
 
     def started(self, work: BatchWork) -> None:
         """Set the timer for a segment of a batch that was given to a lane."""
-        left = work.left_ns()
+        left = work.compute_left_ns()
         if self._lanes.ahead:  # there a segment may be stopped that no request needs any more
             left = min(left, work.model.max_compute_ns)
         if (at := self._lanes.now() + left) < self._next_look:
@@ -78,10 +78,10 @@ class ComputeLimits:
         batch = self._source.queues[stream].by_query.get(query)
         work, limit = batch.work if batch else None, NO_DEADLINE
         if isinstance(work, BatchWork):
-            while began + work.left_ns() <= now:
+            while began + work.compute_left_ns() <= now:
                 oldest = max(work.waiting(), key=lambda ticket: ticket.compute_ns)
                 self._withdraw(oldest, _too_long(oldest.model))
-            limit = began + work.left_ns()
+            limit = began + work.compute_left_ns()
         if task.reported and (batch is None or batch.forsaken):
             assert isinstance(task.work, BatchWork)
             limit = began + task.work.model.max_compute_ns

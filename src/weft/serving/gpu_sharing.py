@@ -22,7 +22,7 @@ UNCUT = GpuCuts(sms=1)
 """Placeholder until the device's worker reports how the GPU can be divided."""
 ALONE, BESIDE = 0.05, 0.9
 """Overlaps, as a part of a segment's time: below the first it ran alone, above the second beside another segment."""
-TOLD_TICKS = 10_000_000
+UPDATE_TICKS = 10_000_000
 """Learned speeds reach the policy every 10 ms per pair of bodies: it must enumerate all assignments again each time."""
 KEPT = 64
 """Ended segments that are kept to compute overlaps with segments that end later."""
@@ -37,13 +37,13 @@ class LaneRun(NamedTuple):
     end: int
 
 
-class SeenPair(NamedTuple):
-    """The contention that a segment met."""
+class Contention(NamedTuple):
+    """How other segments slowed a segment down."""
 
     alone: bool
     """Whether it had the whole GPU to itself."""
     speed: float
-    """Expected speed, relative to the whole GPU alone, beside the segments that ran for most of its time."""
+    """Expected speed, relative to the whole GPU alone, next to the segments that ran for most of its time."""
 
 
 def sharing_for(policy: str, device: str | None) -> GpuSharing | None:
@@ -74,7 +74,8 @@ class GpuSharing:
         self._ended: deque[LaneRun] = deque(maxlen=KEPT)
         self._changed: set[int] = set()
         """Bodies with learned speeds that the policy does not know yet."""
-        self._next_told = 0
+        self._next_update = 0
+        """The earliest time at which learned speeds are passed on to the policy again, in ticks."""
         self._foretold: dict[tuple[int, int, int, int], float] = {}
         """Predicted speeds of pairs, before any observation."""
 
@@ -104,11 +105,11 @@ class GpuSharing:
 
     def _publish(self, now: int) -> None:
         """Pass learned speeds on to the policy, if the last update was long enough ago."""
-        if self._changed and now >= self._next_told:
+        if self._changed and now >= self._next_update:
             for body in self._changed:
                 self._tag(body)
             self._changed.clear()
-            self._next_told = now + TOLD_TICKS * len(self._living) ** 2
+            self._next_update = now + UPDATE_TICKS * len(self._living) ** 2
 
     def forget(self, body: int) -> None:
         """Forget a body that was closed."""
@@ -129,46 +130,63 @@ class GpuSharing:
         lanes = self.shares.lanes
         return str(lanes[lane]) if lane < len(lanes) else str(self.shares.sms)
 
-    def observe(self, ran: LaneRun, expected: int | None, running: Iterable[LaneRun]) -> SeenPair:
-        """Learn from a segment that ended.
+    def observe(self, ran: LaneRun, expected: int | None, running: Iterable[LaneRun]) -> Contention:
+        """Learn from a segment that ended; return the contention that it met.
 
-        expected: its expected time alone on the whole GPU, None if unknown. running: segments still on other lanes.
-        Pairs are learned only from segments that directly followed another one: an idle lane starts with a delay.
+        expected: its expected ticks alone on the whole GPU, None if unknown. running: segments still on other lanes.
         """
-        took, beside, followed = max(1, ran.end - ran.start), dict[tuple[int, int], int](), False
+        ticks = max(1, ran.end - ran.start)
+        overlaps, followed = self._overlaps(ran, running)
+        self._ended.append(ran)
+        if ran.lane >= len(self.shares.lanes):  # started before the last recut: its lane no longer exists
+            return Contention(False, 1.0)
+        if sum(overlaps.values()) <= ALONE * ticks:
+            whole = self.shares.lanes[ran.lane].sms == self.shares.sms
+            return Contention(whole, self.shares.speeds([ran.kind], [ran.lane])[0])
+        main_neighbours = [neighbour for neighbour, overlap in overlaps.items() if overlap > ticks / 2]
+        # Learn only from a clean observation: exactly one neighbour, during nearly all of the segment's time; and the
+        # lane must have been busy before, because an idle lane starts with a delay.
+        if expected and followed and len(overlaps) == len(main_neighbours) == 1:
+            (neighbour,) = main_neighbours
+            if overlaps[neighbour] >= BESIDE * ticks:
+                self._learn(ran, neighbour, expected / ticks)
+        self._publish(ran.end)
+        kinds = [ran.kind, *[kind for kind, _ in main_neighbours]]
+        lanes = [ran.lane, *[lane for _, lane in main_neighbours]]
+        return Contention(False, self.shares.speeds(kinds, lanes)[0])
+
+    def _overlaps(self, ran: LaneRun, running: Iterable[LaneRun]) -> tuple[dict[tuple[int, int], int], bool]:
+        """Return the ticks that a segment overlapped with others, by their kind and lane.
+
+        The flag says whether it followed another segment on its lane without a gap.
+        """
+        overlaps, followed = dict[tuple[int, int], int](), False
         for other in running:
-            _note(ran, other, beside)
+            _add_overlap(ran, other, overlaps)
         for other in reversed(self._ended):  # reported in the order of their ends
             if other.end < ran.start:
                 break
             followed = followed or other.lane == ran.lane
-            _note(ran, other, beside)
-        self._ended.append(ran)
-        if ran.lane >= len(self.shares.lanes):  # the device was cut otherwise when it was started
-            return SeenPair(False, 1.0)
-        whole = self.shares.lanes[ran.lane].sms == self.shares.sms
-        if sum(beside.values()) <= ALONE * took:
-            return SeenPair(whole, self.shares.speeds([ran.kind], [ran.lane])[0])
-        most = [neighbour for neighbour, both in beside.items() if both > took / 2]
-        kinds, lanes = [ran.kind, *[kind for kind, _ in most]], [ran.lane, *[lane for _, lane in most]]
-        if expected and followed and len(beside) == len(most) == 1 and beside[most[0]] >= BESIDE * took:
-            pair = self.shares.pair(ran.kind, ran.lane, *most[0])
-            if self.shares.seen.learn(pair, expected / took / self._predicted(ran, *most[0])):
-                self._changed.add(pair.body)
-        self._publish(ran.end)
-        return SeenPair(False, self.shares.speeds(kinds, lanes)[0])
+            _add_overlap(ran, other, overlaps)
+        return overlaps, followed
 
-    def _predicted(self, ran: LaneRun, other: int, others_lane: int) -> float:
-        """Return the predicted speed of a segment beside one of another kind, before any observation."""
+    def _learn(self, ran: LaneRun, neighbour: tuple[int, int], speed: float) -> None:
+        """Learn the observed speed of a segment next to one neighbour (its kind and lane)."""
+        pair = self.shares.pair(ran.kind, ran.lane, *neighbour)
+        if self.shares.seen.learn(pair, speed / self._predict_speed(ran, *neighbour)):
+            self._changed.add(pair.body)
+
+    def _predict_speed(self, ran: LaneRun, other: int, others_lane: int) -> float:
+        """Return the predicted speed of a segment next to one of another kind, before any observation."""
         key = ran.kind, ran.lane, other, others_lane
         if key not in self._foretold:
             self._foretold[key] = self.shares.predicted([ran.kind, other], [ran.lane, others_lane])[0]
         return self._foretold[key]
 
 
-def _note(ran: LaneRun, other: LaneRun, beside: dict[tuple[int, int], int]) -> None:
-    """Add how long another ran beside a segment, by its kind and lane."""
-    both = min(ran.end, other.end) - max(ran.start, other.start)
-    if both > 0 and other.lane != ran.lane:
+def _add_overlap(ran: LaneRun, other: LaneRun, overlaps: dict[tuple[int, int], int]) -> None:
+    """Add the ticks during which another lane's segment ran at the same time, by its kind and lane."""
+    overlap = min(ran.end, other.end) - max(ran.start, other.start)
+    if overlap > 0 and other.lane != ran.lane:
         key = other.kind, other.lane
-        beside[key] = beside.get(key, 0) + both
+        overlaps[key] = overlaps.get(key, 0) + overlap

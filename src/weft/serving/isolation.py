@@ -10,7 +10,7 @@ from weft.base.errors import ModelError
 from weft.devices.host import example_devices
 from weft.runtime.backend import Backend
 from weft.runtime.backends import make_backend
-from weft.runtime.breaker import Endurance
+from weft.runtime.breaker import BreakerLimits
 from weft.runtime.device_kinds import on_device
 from weft.runtime.isolated.limits import WorkerLimits
 from weft.runtime.metadata import kind_without_cpu
@@ -80,5 +80,5 @@ def limits_of(workers: WorkerSettings) -> WorkerLimits:
         memory_bytes=workers.worker_memory_bytes,
         kill_s=workers.worker_kill_s,
         spare=workers.worker_spare,
-        endurance=Endurance(workers.worker_deaths, workers.worker_deaths_s),
+        breaker=BreakerLimits(workers.worker_deaths, workers.worker_deaths_s),
     )

@@ -52,8 +52,11 @@ class ServerProcess:
     """``weft serve`` in a child process, on loopback: ready when the block begins, ended with the block or with us."""
 
     def __init__(self, *arguments: str, python: str = sys.executable) -> None:
-        """*arguments* as on the command line; unless they say otherwise, the ports are chosen by the system, and models
-        are cut and measured when it is ready. *python*: the interpreter of the environment whose weft is started."""
+        """Start a server.
+
+        arguments: as on the command line; by default the system chooses the ports, and models are cut and measured
+        before the server is ready. python: the interpreter of the environment whose weft is started.
+        """
         ports = [
             f"{port}=0" for port in ("--http-port", "--grpc-port") if not any(a.startswith(port) for a in arguments)
         ]

@@ -15,7 +15,7 @@ from weft.engine.engine import Completion
 from weft.engine.policies import Policy
 from weft.engine.tickets import Batch
 from weft.runtime.lanes import LaneExecutor
-from weft.serving.gpu_sharing import GpuSharing, LaneRun, SeenPair
+from weft.serving.gpu_sharing import Contention, GpuSharing, LaneRun
 from weft.serving.streams import ServedStream, ServedStreams
 from weft.serving.tickets import BatchWork
 
@@ -152,8 +152,8 @@ class SegmentObserver:
         candidate, stream = completion.candidate, work.stream
         # A policy that refills makes small batches, and the gap between their segments is part of their cost.
         between = round(self.hand_over_s * 1e9) if self.policy.traits.refills else 0
-        beside = self._seen_beside(lane, completion, stream) if self._sharing else None
-        expected = round(candidate.compute / beside.speed) if beside else candidate.compute
+        contention = self._observe_contention(lane, completion, stream) if self._sharing else None
+        expected = round(candidate.compute / contention.speed) if contention else candidate.compute
         error = abs(took + between - expected) if stream.measured else 0
         computed = max(1, candidate.size * stream.rows)
         for model, rows in work.shares().items():  # others may have joined it while it was computed
@@ -161,12 +161,12 @@ class SegmentObserver:
             model.statistics.computed(computed, own, took, error)
             if self._sharing:
                 model.statistics.shares.total_ns[self._sharing.name(lane)] += took * own // computed
-        if beside is None or beside.alone:
+        if contention is None or contention.alone:
             self._streams.learn(stream, candidate, took, between)
         elif not stream.measured:
-            self._streams.learn(stream, candidate, round(took * beside.speed))
+            self._streams.learn(stream, candidate, round(took * contention.speed))
 
-    def _seen_beside(self, lane: int, completion: Completion, stream: ServedStream) -> SeenPair:
+    def _observe_contention(self, lane: int, completion: Completion, stream: ServedStream) -> Contention:
         """Return the contention that a segment met, if lanes are shares of a GPU."""
         assert self._sharing
         candidate, times, now = completion.candidate, completion.times, self._lanes.now()

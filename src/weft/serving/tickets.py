@@ -129,14 +129,14 @@ class BatchWork:
         """The body whose memory it uses."""
         return self.model
 
-    def left_ns(self) -> int:
-        """Return the time until the first request without a strict deadline exceeds ``max_compute_s``."""
-        left_ns = NO_DEADLINE
+    def compute_left_ns(self) -> int:
+        """Return the computing time until the first request without a strict deadline exceeds ``max_compute_s``."""
+        first_ns = NO_DEADLINE
         for ticket in self.tickets:
             if not (ticket.strict or ticket.gone):
-                own_ns = self.model.max_compute_ns - self.compute_ns - ticket.compute_ns
-                left_ns = own_ns if own_ns < left_ns else left_ns
-        return left_ns
+                left_ns = self.model.max_compute_ns - self.compute_ns - ticket.compute_ns
+                first_ns = left_ns if left_ns < first_ns else first_ns
+        return first_ns
 
     def waiting(self) -> list[ClientTicket]:
         """Return the pending requests without a strict deadline."""

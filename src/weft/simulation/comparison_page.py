@@ -1,7 +1,7 @@
-"""Policies side by side as one page: a table, bars of what matters, and the timeline of whichever one looks at.
+"""The page that compares policies: a table, bar charts of the main metrics, and the timeline of a policy to choose.
 
-The page is ``comparison.html`` beside this module. Here its data is made: what stands in the table as text, charts as
-numbers by policy and model, and the traces, of which ``timeline.js`` draws the one that is chosen.
+``comparison.html`` next to this module is the template. This module makes its data: the table's cells as text, the
+charts as numbers by policy and model, and one trace per policy, of which ``timeline.js`` draws the chosen one.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from weft.simulation.report import Report
 from weft.simulation.request_report import RequestReport, RequestStream
 
 MOST_SPANS = 20_000
-"""Layers of each timeline; what came after is left out, or a page of ten policies could not be opened."""
+"""Layers shown per timeline; later ones are left out. Browsers do not open a page of ten policies with more."""
 
 STP = "System throughput: what was computed, as its models' time alone, per unit of time; 1 is one model at a time"
 ANTT = "Average normalised turnaround time: the mean of the streams' slowdowns"
 SLOWDOWN = "A query's mean latency over its time when its model has the device to itself"
 NONE = "\N{EN DASH}"
-"""Stands for a figure that is not known."""
+"""Shown for an unknown figure."""
 MISSED = "Share of the requests that were late, dropped or refused"
 
 
@@ -35,9 +35,10 @@ def write_comparison_page(
     title: str,
     in_pieces: Sequence[Report] = (),
 ) -> None:
-    """Write the page of several policies that kept the same models busy.
+    """Write the page that compares policies on the same saturated streams.
 
-    in_pieces: the same policies with every layer in pieces, in the same order, where one of them chose to do so.
+    in_pieces: the same runs again with every layer split into pieces, one per entry of *runs* in the same order; empty
+    unless one of the policies chose to split layers.
     """
     reports = [report for report, _ in runs]
     best = max(range(len(reports)), key=lambda place: reports[place].stp)
@@ -55,7 +56,7 @@ def write_comparison_page(
 
 
 def write_request_comparison_page(path: Path | str, reports: Sequence[RequestReport], *, title: str) -> None:
-    """Write the page of several policies that served the same requests; a host's lanes have no timeline."""
+    """Write the page that compares policies on the same requests; without timelines, which lanes of a host lack."""
     best = min(range(len(reports)), key=lambda place: reports[place].worst_violation_rate)
     data = _page(title, reports, best, _request_table(reports), _request_charts(reports))
     verdict = f"{reports[best].policy} misses least of the stream that suffers most"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,7 +12,6 @@ from weft.cli import common
 from weft.cli.command import Command
 from weft.cli.common import how, split_names, what, with_shapes
 from weft.cli.printing import number, print_table, progress_bar, write_result
-from weft_cluster.cli.cluster_show import servers_table
 
 if TYPE_CHECKING:
     from weft.reports.tables import ResultTable
@@ -27,9 +27,14 @@ def simulate(
     workload: Annotated[str, typer.Argument(help="The workload that was placed (TOML).")],
     machines: Annotated[str, what("--machines", "-m", metavar="FILE", help="The machines it was placed on (TOML).")],
     traffic: Annotated[
-        str | None, what("--traffic", metavar="FILE", help="Its wave, surges and cv (weft traffic fit); not its rates.")
+        str | None,
+        what(
+            "--traffic",
+            metavar="FILE",
+            help="A file of weft traffic fit: its daily wave, surges and cv, not its rates.",
+        ),
     ] = None,
-    rate: Annotated[float, what("--rate", help="Times the rates of the workload.")] = 1.0,
+    rate: Annotated[float, what("--rate", help="Multiply all rates of the workload.")] = 1.0,
     slow: Annotated[
         str | None, what("--slow", metavar="SHARE:SPEED", help="Machines that are slower, as 0.1:0.5.")
     ] = None,
@@ -40,26 +45,28 @@ def simulate(
         str, how("--routers", help="slack, two-choices, two-in-flight, two-aged, random, round-robin: a,b,c.")
     ] = "slack,two-choices,random",
     gates: Annotated[int, how("--gates", help="How many routers there are.")] = 1,
-    hop_ms: Annotated[float, how("--hop-ms", help="From a router to a machine.")] = 0.5,
-    report_ms: Annotated[float, how("--report-ms", help="How often machines say what they have to do.")] = 20.0,
-    age_ms: Annotated[float, how("--age-ms", help="How old that is when routers hear of it.")] = 0.0,
+    hop_ms: Annotated[float, how("--hop-ms", help="Network delay from a router to a machine.")] = 0.5,
+    report_ms: Annotated[
+        float, how("--report-ms", help="How often machines report their queued work to routers.")
+    ] = 20.0,
+    age_ms: Annotated[float, how("--age-ms", help="Age of a report when it reaches a router.")] = 0.0,
     policy: Annotated[
-        str | None, how("--policy", "-p", show_default="as weft place predicts", help="What machines decide by.")
+        str | None,
+        how("--policy", "-p", show_default="as weft place predicts", help="Scheduling policy of the machines."),
     ] = None,
     seconds: Annotated[float, how("--seconds", help="How long to simulate.")] = 60.0,
-    seed: Annotated[int, how("--seed", min=0, help="Of all that is drawn.")] = 0,
+    seed: Annotated[int, how("--seed", min=0, help="Seed of all random draws.")] = 0,
     shape: common.Shapes = None,
     json_file: common.JsonFile = None,
 ) -> None:
     """Simulate the machines of a placement behind a router: how many requests are on time."""
     from weft.workloads.requests import read_workload
     from weft.workloads.traffic import read_traffic
+    from weft_cluster.placing.demand import demands_of
     from weft_cluster.placing.judging import POLICY
     from weft_cluster.placing.machines import read_machines
-    from weft_cluster.placing.needs import demands_of
     from weft_cluster.placing.placement import read_placement
-    from weft_cluster.routing.cluster import placed
-    from weft_cluster.routing.setting import ClusterSetting, failures, slowed
+    from weft_cluster.routing.cluster import ClusterSetting, failures, placed, slowed
     from weft_cluster.routing.simulate import simulate_cluster
 
     there, asked = read_machines(machines), with_shapes(read_workload(workload), shape)
@@ -94,8 +101,6 @@ def status(
     json_file: common.JsonFile = None,
 ) -> None:
     """Show the servers behind a gate: which take requests, the work queued at each, and how requests ended."""
-    from weft_cluster.cli.cluster_show import cluster_status
-
     gate_status = cluster_status(url, api_key)
     print_table(servers_table(f"{url}: {gate_status['gate']}", gate_status))
     write_result(json_file, {"format": 1, **gate_status})
@@ -136,3 +141,50 @@ def _table(title: str, runs: list[ClusterRun]) -> ResultTable:
 
 def _as_dict(runs: list[ClusterRun]) -> dict[str, Any]:
     return {"format": 1, "duration_s": runs[0].duration_s, "runs": [run.as_dict() for run in runs]}
+
+
+def servers_table(title: str, status: dict[str, Any]) -> ResultTable:
+    """Return a table of the servers behind a gate, past ones included (``Gate.status``)."""
+    from weft.reports.tables import ResultTable, TableRow
+    from weft_cluster.gates.gate import ENDS
+
+    rows = tuple(
+        TableRow(
+            (
+                server["machine"],
+                server["url"],
+                "yes" if server["up"] else "no",
+                str(server["in_flight"]),
+                *(number(server[key], 2) for key in ("ahead_ms", "way_ms", "mean_ms")),
+                *(str(server["ended"].get(end, 0)) for end in ENDS),
+            ),
+            server["up"],
+        )
+        for server in (*status["servers"], *status["past"])
+    )
+    columns = ("machine", "server", "up", "in flight", "ahead ms", "way ms", "mean ms", *ENDS)
+    return ResultTable(title, columns, rows, 2)
+
+
+def cluster_status(url: str, key: str | None = None) -> dict[str, Any]:
+    """Fetch a gate's state of the cluster (``Gate.status``). InputError if no gate answers at *url*."""
+    import asyncio
+
+    return asyncio.run(_ask_gate(url, key))
+
+
+async def _ask_gate(url: str, key: str | None) -> dict[str, Any]:
+    from weft.http.client import Pool, call, parse_url, request_bytes, unreachable
+
+    pool = Pool(parse_url(url), 1)
+    try:
+        await pool.open(1)
+        answer = await call(pool, request_bytes(pool.target, "GET", "weft/cluster", key=key))
+    except OSError as error:
+        raise InputError(unreachable(url, error, "weft ray up")) from error
+    finally:
+        await pool.close()
+    if answer.status != 200:
+        raise InputError(f"{url}: GET weft/cluster has status {answer.status}; is it a gate, and its key right?")
+    status: dict[str, Any] = json.loads(answer.body)
+    return status

@@ -1,30 +1,37 @@
-"""``weft place``: which models share which machine."""
+"""``weft place``: which models share which machine; with ``--from``, adapted to what has changed."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
 from weft.cli.command import refuse_unused, told_in_options
 from weft.cli.common import JsonFile, Shapes, folder_option, how, what, with_shapes
-from weft.cli.printing import stage_bars, write_result
-from weft_cluster.cli.place_change import print_placement
+from weft.cli.printing import print_table, say, say_written, stage_bars, write_result
 
 if TYPE_CHECKING:
-    from weft_cluster.placing.placement import Objective
+    from weft.workloads.requests import Workload
+    from weft_cluster.placing.machines import Machines
+    from weft_cluster.placing.placement import Objective, Placement
+
+SHOWN = 40
+"""Machines in the table; the page and the file have all."""
 
 
 def command(
     context: typer.Context,
     workload: Annotated[str, typer.Argument(help="A workload file (TOML).")],
-    machines: Annotated[str, what("--machines", "-m", metavar="FILE", help="The machines there are (TOML).")],
+    machines: Annotated[str, what("--machines", "-m", metavar="FILE", help="The available machines (TOML).")],
     output: Annotated[
         str | None,
         folder_option("--output", "-o", replaced=True, panel=None, help="The folder to write: the placement, a page."),
     ] = None,
     objective: Annotated[
-        str, what("--objective", help="What it is best at: machines (fewest), cost, load or attainment.")
+        str, what("--objective", help="What to optimize: machines (fewest), cost, load or attainment.")
     ] = "machines",
     target: Annotated[float, what("--target", help="Share of requests that shall be on time, as simulated.")] = 0.99,
     before: Annotated[
@@ -38,7 +45,7 @@ def command(
         float, how("--hysteresis", help="With --from: how far below its cap a machine ends up that has to change.")
     ] = 0.1,
     fluid: Annotated[bool, how("--fluid", help="Simulate nothing: only loads, memory and deadlines count.")] = False,
-    seed: Annotated[int, how("--seed", help="Of the sampled arrivals.")] = 0,
+    seed: Annotated[int, how("--seed", help="Seed of the sampled arrivals.")] = 0,
     shape: Shapes = None,
     json_file: JsonFile = None,
 ) -> None:
@@ -47,16 +54,14 @@ def command(
     [bold]weft place workload.toml --machines cluster.toml -o placement/[/bold]. See docs/place.md.
     """
     from weft.workloads.requests import read_workload
-    from weft_cluster.placing.folder import check_place, write_folder
     from weft_cluster.placing.machines import read_machines
+    from weft_cluster.placing.placement_shown import check_place, write_folder
     from weft_cluster.routing.placing_run import place
 
     if output is not None:
         check_place(output)
     asked, there = with_shapes(read_workload(workload), shape), read_machines(machines)
     if before is not None:
-        from weft_cluster.cli.place_change import adapt_placement
-
         adapt_placement(context, before, asked, there, lost or (), hysteresis, not fluid, seed, output, json_file)
         return
     refuse_unused(context, "a new placement", dict.fromkeys(("lost", "hysteresis"), "add --from FOLDER"))
@@ -73,3 +78,51 @@ def command(
         write_folder(placement, output)
     print_placement(placement, output)
     write_result(json_file, placement.model_dump(mode="json"))
+
+
+def adapt_placement(
+    context: typer.Context,
+    before: str,
+    workload: Workload,
+    machines: Machines,
+    lost: Sequence[str],
+    hysteresis: float,
+    judged: bool,
+    seed: int,
+    output: str | None,
+    json_file: str | None,
+) -> None:
+    """Adapt the placement of a folder, write the new one with its change, and tell of both."""
+    from weft_cluster.placing.adapting import adapt, write_change
+    from weft_cluster.placing.placement import read_placement
+    from weft_cluster.placing.placement_shown import change_in_words, loads_table, write_folder
+
+    kept = "the objective and the target are those of the placement; leave it out"
+    refuse_unused(context, "--from", dict.fromkeys(("objective", "target"), kept))
+    with told_in_options(context):
+        adapted = adapt(
+            read_placement(before), workload, machines, lost=lost, hysteresis=hysteresis, judged=judged, seed=seed
+        )
+    if output is not None:
+        write_folder(adapted.placement, output, partial(write_change, adapted.change))
+    if adapted.change.loads:
+        print_table(loads_table(adapted.change, SHOWN))
+    say(change_in_words(adapted.change), soft_wrap=True)
+    print_placement(adapted.placement, output)
+    parts = {"placement": adapted.placement, "change": adapted.change}
+    write_result(json_file, {name: part.model_dump(mode="json") for name, part in parts.items()})
+
+
+def print_placement(placement: Placement, output: str | None) -> None:
+    """Print a placement, its value beside the bound, and where it was written."""
+    from weft_cluster.placing.placement_shown import in_words, machines_table, unserved_table
+
+    print_table(machines_table(placement, SHOWN))
+    if placement.unserved:
+        print_table(unserved_table(placement))
+    for sentence in in_words(placement):
+        say(sentence, soft_wrap=True)
+    if output is None:
+        say("nothing was written: -o FOLDER writes the placement")
+        return
+    say_written("placement", output, f"{os.path.join(output, 'report.html')} shows it")

@@ -14,7 +14,7 @@ from weft.cli import common
 from weft.cli.command import Command
 from weft.cli.common import how, what
 from weft.cli.printing import print_table, progress_bar, say, write_result
-from weft_cluster.cli.cluster_show import servers_table
+from weft_cluster.cli.cluster import servers_table
 
 if TYPE_CHECKING:
     from weft_cluster.ray.local import LocalCluster
@@ -89,7 +89,7 @@ def _driven(cluster: LocalCluster, workload: str, kill: str | None) -> dict[str,
     from weft.workloads.requests import read_workload
 
     asked, url = read_workload(workload), cluster.urls[0]
-    lost = None if kill is None else cluster.lose_later(kill, KILL_AT * asked.duration_s)
+    lost = None if kill is None else cluster.kill_node_later(kill, KILL_AT * asked.duration_s)
     with progress_bar("sending", max(1, round(asked.duration_s))) as advance:
         result = run_load(
             asked, url, progress=lambda gone, answers, _: advance(f"{answers} answers; seconds", round(gone))

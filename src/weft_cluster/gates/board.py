@@ -42,8 +42,11 @@ class RoutingBoard:
     def __init__(
         self, models: Iterable[str], *, router: str = "slack", gates: int = 1, seed: int | None = None
     ) -> None:
-        """models: the models of the placement. gates: how many gates divide the requests; each assumes that the others
-        send as much as it does."""
+        """Create the board of a gate.
+
+        models: the models of the placement. gates: how many gates divide the requests; each assumes that the others
+        send as much as it does.
+        """
         check_router(router)
         self._route, self._gates, self._random = ROUTERS[router], gates, random.Random(seed)
         self._replicas: dict[str, list[Replica]] = {}
@@ -153,8 +156,10 @@ class RoutingBoard:
         return None
 
     def hopeless(self, model: str, due: int, now: int) -> bool:
-        """Return whether no server is expected to answer by *due*. False if no report is younger than
-        ``BELIEVED_NS``."""
+        """Return whether no server is expected to answer by *due*.
+
+        False if no report is younger than ``BELIEVED_NS``.
+        """
         heard = self._heard.get(model)
         if heard is None or now - heard > BELIEVED_NS:
             return False

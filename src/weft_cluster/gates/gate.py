@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import orjson
 
@@ -26,11 +26,11 @@ from weft.reports.page import whole_page
 from weft.serving.access import Caller, HostNames, Keys, check_origin, names_of
 from weft.serving.config import ServerConfig
 from weft.serving.endpoints import OPEN, PROBES, VITAL, model_of
+from weft.serving.metrics import CONTENT_TYPE, labelled
 from weft.serving.request_parameters import ModelTerms, RequestDue, due_of
 from weft.serving.routes import SMALL_BODY_BYTES, header_length, peeked, refusal
 from weft.serving.server import grpc_tls_of, limits_of, tls_of
 from weft.serving.telemetry import make_telemetry
-from weft_cluster.gates import metrics
 from weft_cluster.gates.board import RoutingBoard
 from weft_cluster.gates.forward import Forward
 from weft_cluster.gates.grpc_face import GateGrpc
@@ -39,6 +39,69 @@ from weft_cluster.placing.placement import PlacedMachine
 
 if TYPE_CHECKING:
     import ssl
+
+
+ENDS = ("ok", "refused", "failed", "lost", "left")
+"""How a request ends at a server: with a result; with 503 or 504; with another error; because the server was lost;
+because the client left."""
+OWN = ("unmeetable", "nowhere", "expired", "tried_again", "lost")
+"""Decisions of the gate itself: refused as unmeetable, no server, timeout, retried, lost with its server."""
+
+
+class GateFamily(NamedTuple):
+    """One metric family, and its samples: one per server, or one per decision of the gate."""
+
+    name: str
+    kind: str
+    help: str
+    samples: Callable[[Mapping[str, Any]], Iterator[tuple[str, float]]]
+
+
+def metrics_text(status: Mapping[str, Any]) -> str:
+    """Return the text of ``/metrics`` for the state that ``Gate.status`` returns."""
+    lines = []
+    for family in FAMILIES:
+        lines.append(f"# HELP {family.name} {family.help}\n# TYPE {family.name} {family.kind}\n")
+        lines += [f"{family.name}{{{labels}}} {value:.10g}\n" for labels, value in family.samples(status)]
+    return "".join(lines)
+
+
+def _per_server(
+    value: Callable[[Mapping[str, Any]], float],
+) -> Callable[[Mapping[str, Any]], Iterator[tuple[str, float]]]:
+    return lambda status: ((_labels(server), value(server)) for server in status["servers"])
+
+
+def _ends(status: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for server in status["servers"]:
+        for end in ENDS:
+            yield f"{_labels(server)},{labelled('end', end)}", server["ended"].get(end, 0)
+
+
+def _own(status: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    for what in OWN:
+        yield f"{labelled('gate', status['gate'])},{labelled('what', what)}", status["counts"].get(what, 0)
+
+
+def _labels(server: Mapping[str, Any]) -> str:
+    return f"{labelled('machine', server['machine'])},{labelled('url', server['url'])}"
+
+
+FAMILIES = (
+    GateFamily("weft_gate_up", "gauge", "Whether a server takes requests.", _per_server(lambda server: server["up"])),
+    GateFamily("weft_gate_requests_total", "counter", "Requests sent to a server, by how they ended.", _ends),
+    GateFamily(
+        "weft_gate_in_flight", "gauge", "Requests at a server.", _per_server(lambda server: server["in_flight"])
+    ),
+    GateFamily(
+        "weft_gate_ahead_seconds",
+        "gauge",
+        "Work before another request.",
+        _per_server(lambda server: server["ahead_ms"] / 1e3),
+    ),
+    GateFamily("weft_gate_decisions_total", "counter", "What the gate decided itself.", _own),
+)
+
 
 log = logging.getLogger("weft.gate")
 
@@ -99,8 +162,10 @@ class Gate:
         self._http = HttpServer(self.handle, limits_of(face.limits), gate=self.judge, budget=self.budget, vital=VITAL)
 
     async def start(self, more: int = 0) -> int:
-        """Listen, on the configured ports plus *more*; return the HTTP port. OSError if a port cannot be bound,
-        RuntimeError if that of gRPC cannot."""
+        """Listen, on the configured ports plus *more*; return the HTTP port.
+
+        OSError if a port cannot be bound, RuntimeError if that of gRPC cannot.
+        """
         network = self.config.network
         self.port = await self._http.start(network.host, network.http_port + more, tls_of(network))
         if network.grpc_port is not None:
@@ -110,8 +175,10 @@ class Gate:
         return self.port
 
     async def stop(self) -> None:
-        """Drain: accept no new connections, and return when all requests on open ones are answered, or after
-        ``drain_s``."""
+        """Drain: accept no new connections.
+
+        Return when all requests on open connections are answered, or after ``drain_s``.
+        """
         self._draining = True
         calls = [self._grpc.stop(self.config.network.drain_s)] if self._grpc else []
         await asyncio.gather(self._http.drain(self.config.network.drain_s), *calls)
@@ -120,8 +187,11 @@ class Gate:
         await asyncio.to_thread(self.telemetry.close)
 
     async def know(self, servers: Mapping[str, PlacedMachine]) -> None:
-        """Replace the servers: URL -> machine. Known ones keep their connections; those that are gone get no new
-        requests and are removed once they have answered."""
+        """Replace the servers: URL -> machine.
+
+        Known ones keep their connections; those that are gone get no new requests and are removed once they have
+        answered.
+        """
         known = {(link.target.url, link.placed): link for link in self.links.values()}
         wanted = sorted(servers.items(), key=lambda item: (item[1].name, item[0]))
         for url, machine in wanted:
@@ -242,7 +312,7 @@ class Gate:
         "/v2/health/ready": lambda gate: gate._ready(),
         "/v2/repository/index": lambda gate: gate._index(),
         "/weft/cluster": lambda gate: _json(gate.status()),
-        "/metrics": lambda gate: HttpResponse(200, metrics.text(gate.status()).encode(), metrics.CONTENT_TYPE),
+        "/metrics": lambda gate: HttpResponse(200, metrics_text(gate.status()).encode(), CONTENT_TYPE),
     }
 
 

@@ -21,8 +21,10 @@ def carried(ahead: int, sent: int, passed: int) -> int:
 
 
 def finish(now: int, array: int, channel: int, compute: int, fetch: int, besides: int) -> int:
-    """Expected finish of a request: *array* and *channel* are the work ahead of it, *compute* and *fetch* its own,
-    *besides* the time on the way."""
+    """Return the expected finish of a request.
+
+    array, channel: the work ahead of it. compute, fetch: its own. besides: the time on the way.
+    """
     return now + besides + max(array + compute, channel + fetch)
 
 

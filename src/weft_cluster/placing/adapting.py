@@ -5,30 +5,138 @@ Everything stays where it is that may. A machine that is over its cap is relieve
 already, or one model goes elsewhere. What has no place goes to one machine if it can, one in use rather than an idle
 one, and only if what the used ones have cannot be divided anew. A machine is emptied if all that it has fits beside the
 others with that margin.
+
+``PlacementChange`` is the way from one placement to another: models to load, in which order, models to drop, and the
+time it takes. Only weights that a machine does not have yet take time; sending requests elsewhere and dropping a model
+are free. Machines load at the same time, each one model after another.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import BaseModel, Field, ValidationError
 
 from weft.base.errors import InputError, PlacingError, unknown_name
+from weft.base.jsonfile import first_problem, write_json
 from weft.workloads.requests import Workload
-from weft_cluster.placing.balancing import Piece, rooms_apart
 from weft_cluster.placing.bound import placing_bound
-from weft_cluster.placing.change import PlacementChange, difference
-from weft_cluster.placing.demand import Demand
-from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.demand import Demand, demands_of
+from weft_cluster.placing.filling import Filling, Piece, rooms_apart
 from weft_cluster.placing.judging import OTHER_SEEDS, OnTimeJudge
 from weft_cluster.placing.machines import Machines
-from weft_cluster.placing.needs import demands_of
-from weft_cluster.placing.placement import Placement
-from weft_cluster.placing.problem import ROUNDING, Bools, PlacingProblem
-from weft_cluster.placing.refusals import check_each_fits
+from weft_cluster.placing.placement import Bytes, Name, NotNegative, Placement
+from weft_cluster.placing.problem import ROUNDING, Bools, PlacingProblem, check_each_fits
 from weft_cluster.placing.resharing import reshare
 from weft_cluster.placing.summary import make_placement
+
+CHANGE_FILE = "change.json"
+"""File name of a change in a placement folder."""
+
+
+class WeightLoad(BaseModel, extra="forbid", frozen=True):
+    """Weights that a machine gets."""
+
+    model: Name
+    machine: Name
+    bytes: Bytes
+    seconds: NotNegative
+    """Duration of the load alone..."""
+    ready_s: NotNegative
+    """... and its end, after the loads before it on the same machine."""
+    rate: NotNegative
+    """Requests per second that go there then."""
+
+
+class WeightDrop(BaseModel, extra="forbid", frozen=True):
+    """Weights that a machine no longer needs."""
+
+    model: Name
+    machine: Name
+
+
+class PlacementChange(BaseModel, extra="forbid", frozen=True):
+    """All loads and drops of a change; ``change.json`` holds one (docs/formats.md)."""
+
+    format: Literal[1] = 1
+    loads: tuple[WeightLoad, ...]
+    """In the order of being ready."""
+    drops: tuple[WeightDrop, ...]
+    kept: Annotated[int, Field(ge=0)]
+    """Models on machines that stay where they are."""
+
+    @property
+    def bytes(self) -> int:
+        """All weights that are loaded."""
+        return sum(load.bytes for load in self.loads)
+
+    @property
+    def seconds(self) -> float:
+        """Until the last of them is there."""
+        return max((load.ready_s for load in self.loads), default=0.0)
+
+    @property
+    def waiting(self) -> float:
+        """Requests that arrive for loaded models before these are there: what an outage costs."""
+        return sum(load.rate * load.ready_s for load in self.loads)
+
+
+def difference(before: Placement, after: Placement, problem: PlacingProblem) -> PlacementChange:
+    """What leads from one placement to the other, on the machines of a problem."""
+    had, has = _copies(before), _copies(after)
+    machines = {machine.name: machine.kind for machine in problem.machines}
+    kept = [copy for copy in has if copy in had]
+    drops = [copy for copy in had if copy not in has and copy[0] in machines]
+    new = [(machine, model, has[machine, model]) for machine, model in has if (machine, model) not in had]
+    return PlacementChange(
+        loads=tuple(in_order(new, problem)),
+        drops=tuple(WeightDrop(model=model, machine=machine) for machine, model in drops),
+        kept=len(kept),
+    )
+
+
+def _copies(placement: Placement) -> dict[tuple[str, str], float]:
+    """(machine, model) -> requests per second that go there."""
+    return {(machine.name, placed.model): placed.rate for machine in placement.machines for placed in machine.models}
+
+
+def in_order(copies: Iterable[tuple[str, str, float]], problem: PlacingProblem) -> list[WeightLoad]:
+    """Loads of (machine, model, rate): on every machine first what most requests wait for, per second of loading.
+
+    That order has the fewest requests wait (Smith's rule).
+    """
+    needs = {demand.model: demand.needs for demand in problem.demands}
+    kinds = {machine.name: machine.kind for machine in problem.machines}
+    todo = []
+    for machine, model, rate in copies:
+        size = needs[model][kinds[machine]].weight_bytes
+        todo.append((machine, model, rate, size, size / problem.kinds[kinds[machine]].load_bytes_per_s))
+    ready: dict[str, float] = {}
+    loads = []
+    for machine, model, rate, size, seconds in sorted(todo, key=lambda load: (-load[2] / max(load[4], 1e-9), load[:2])):
+        ready[machine] = ready.get(machine, 0.0) + seconds
+        loads.append(
+            WeightLoad(model=model, machine=machine, bytes=size, seconds=seconds, ready_s=ready[machine], rate=rate)
+        )
+    return sorted(loads, key=lambda load: (load.ready_s, load.machine, load.model))
+
+
+def parse_change(raw: Any, where: str) -> PlacementChange:
+    """The change that parsed JSON describes; *where* opens the message if it is none."""
+    try:
+        return PlacementChange.model_validate(raw)
+    except ValidationError as error:
+        raise PlacingError(f"{where}: {first_problem(error, PlacementChange, WeightLoad, WeightDrop)}") from error
+
+
+def write_change(change: PlacementChange, folder: Path) -> None:
+    """Write ``change.json`` into a placement folder."""
+    write_json(folder / CHANGE_FILE, change.model_dump(mode="json"))
+
 
 HYSTERESIS = 0.1
 """How far below its cap a machine ends up that had to be touched, as a share of the cap."""

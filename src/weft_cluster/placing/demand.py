@@ -1,13 +1,32 @@
-"""Resources that models need: per request (``Need``), and with their rates (``Demand``). Values only; see ``needs``."""
+"""Resources that models need, from a workload and profiles: per request (``Need``), and with their rates (``Demand``).
+
+A kind's device is an NPU (its channel and its array are the two resources), a tiled NPU, or what ``weft profile``
+measured of a machine or a GPU: times that nothing overlaps with, unless the kind's peaks tell computing from memory.
+Requests are priced one by one; batches only make them cheaper.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from types import MappingProxyType
+from typing import Literal, NamedTuple
 
-from weft.base.errors import PlacingError
+import numpy as np
+
+from weft.base.errors import ModelError, PlacingError, WorkloadError
+from weft.devices import Host, Npu, load_device
+from weft.devices.costs.program import Clock, Program
+from weft.models import Model
+from weft.models.sources import load_model
+from weft.simulation.requests import Device, prepare
+from weft.simulation.requests.case import remaining_alone_s
+from weft.workloads.requests import Stream, Workload
+from weft_cluster.placing.machines import MachineKind, Machines, StatedNeed
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,3 +99,247 @@ class Demand:
     def scaled(self, factor: float) -> Demand:
         """Return the same model with *factor* times the rate."""
         return replace(self, rate=self.rate * factor)
+
+
+# Cap on segments per request. More: simulations take longer in proportion. Fewer: segments are longer than on the real
+# machine, and urgent requests wait longer for them.
+MOST_SEGMENTS = 32
+LONGEST_S = 600.0
+"""Cap on the slack of a simulated request: files allow deadlines whose nanoseconds do not fit into 64 bits, and no
+simulation runs that long."""
+AHEAD = 2
+"""How many of its longest pieces a machine is given ahead."""
+
+CLOCK = Clock.nanoseconds()
+
+
+class Pieces(NamedTuple):
+    """A request in weft's simulator: equal segments that use a compute array and a memory channel, in ticks.
+
+    A machine that overlaps a share of its two resources is simulated as one whose channel and array run side by side
+    without loss, and each model takes of them the two loads of ``problem``: together these fill such a machine exactly
+    when they fill the real one. A request can wait for as long as it could there: its deadline is what it takes alone
+    in the simulation, and its slack.
+    """
+
+    segments: int
+    array: int
+    """What each takes of the array..."""
+    channel: int
+    """... and of the channel before."""
+
+    @property
+    def alone(self) -> int:
+        """What all of them take on an idle machine."""
+        return self.channel + (self.segments - 1) * max(self.channel, self.array) + self.array
+
+    def due(self, slack_s: float) -> int:
+        """The deadline of a request that could wait so long on the real machine; at least a tick."""
+        return max(1, self.alone + CLOCK.ticks(min(slack_s, LONGEST_S)))
+
+    def program(self, model: str) -> Program:
+        names = tuple(f"{number}" for number in range(self.segments))
+        channel = (self.channel,) * self.segments
+        return Program(model, names, channel, (self.array,) * self.segments, channel)
+
+
+def pieces_of(need: Need, overlap: float) -> Pieces:
+    """Divide a request into as many pieces as it has segments, for a machine with this *overlap*."""
+    apart = 1 - overlap
+    count = int(min(MOST_SEGMENTS, max(1, np.ceil(need.alone_s / need.segment_s - 1e-9)))) if need.segment_s else 1
+    array = max(1, CLOCK.ticks((need.compute_s + apart * need.memory_s + need.other_s) / count))
+    channel = max(1, CLOCK.ticks((need.memory_s + apart * need.compute_s + need.other_s) / count))
+    return Pieces(count, array, channel)
+
+
+def buffer_of(programs: Iterable[Program]) -> int:
+    """The weight buffer of a machine with these programs, which limits what is queued ahead."""
+    return AHEAD * max((program.largest_fetch for program in programs), default=1)
+
+
+MIB = 2**20  # files give weights and activations in MiB
+
+
+def demands_of(
+    workload: Workload, machines: Machines, measured: Mapping[str, Device] = MappingProxyType({})
+) -> tuple[Demand, ...]:
+    """Return each model of a workload once, with its need on each kind that can run it.
+
+    measured: kind -> its device, where that is at hand and in no file.
+    """
+    by_model: dict[str, Demand] = {}
+    devices = {name: measured.get(name) or _device(kind, machines.folder) for name, kind in machines.kinds.items()}
+    for index in range(len(workload.stream)):
+        demand = _demand(workload, index, machines, devices)
+        before = by_model.get(demand.model)
+        by_model[demand.model] = demand if before is None else _together(before, demand)
+    for model in machines.models:
+        if model not in by_model:
+            known = ", ".join(list(by_model)[:5])
+            raise PlacingError(f"models.{model}: no stream of the workload asks for it; they ask for {known}")
+    return tuple(by_model.values())
+
+
+def _together(one: Demand, other: Demand) -> Demand:
+    """Merge two streams of the same model: the sum of the rates, the tighter deadline, the burstier arrivals."""
+    due, cv = min(one.deadline_s, other.deadline_s), max(one.cv, other.cv)
+    return replace(one, rate=one.rate + other.rate, deadline_s=due, cv=cv)
+
+
+def _demand(workload: Workload, index: int, machines: Machines, devices: dict[str, Device | None]) -> Demand:
+    stream, rate = workload.stream[index], _rate(workload, index)
+    name = stream.served_name
+    rule = machines.rule(name)
+    needs = {}
+    alone = workload.model_copy(
+        update={
+            "stream": (stream.model_copy(update={"max_batch": 1, "rate": rate}),),
+            "total_rate": None,
+            "ratio": None,
+        }
+    )
+    for kind, what in machines.kinds.items():
+        device = devices[kind]
+        if kind in rule.on:
+            needs[kind] = stated(rule.on[kind]).at_speed(what.speed)
+        elif isinstance(device, Host) and name not in device.models:
+            continue
+        elif device is not None:
+            needs[kind] = _priced(alone, device, what).at_speed(what.speed)
+    if not needs:
+        kinds = ", ".join(machines.kinds)
+        raise PlacingError(
+            f"{name}: nothing says what it takes on {kinds}; give a kind a device with a profile of it, or say it "
+            f"under [models.{name}.on.{next(iter(machines.kinds))}]"
+        )
+    return Demand(
+        name,
+        rate,
+        stream.deadline_s,
+        needs,
+        replicas=rule.replicas,
+        apart=rule.apart,
+        machine=rule.machine,
+        zone=rule.zone,
+        cv=stream.cv if stream.arrival == "gamma" else 1.0,
+    )
+
+
+def _rate(workload: Workload, index: int) -> float:
+    """Requests per second; of a trace, what comes in its time on average."""
+    stream, rate = workload.stream[index], workload.rates[index]
+    if rate is not None:
+        return rate
+    if stream.arrival == "closed":
+        raise WorkloadError(
+            f"{stream.model}: closed clients follow the server's pace; say how often they ask: rate = 10"
+        )
+    return sum(len(block) for block in workload.arrivals(index)) / workload.duration_s
+
+
+def stated(need: StatedNeed) -> Need:
+    """Return the need that a rule states for a request."""
+    busy_ms = need.compute_ms + need.memory_ms + need.other_ms
+    alone_ms = busy_ms if need.alone_ms is None else need.alone_ms
+    return Need(
+        need.compute_ms / 1e3,
+        need.memory_ms / 1e3,
+        need.other_ms / 1e3,
+        weight_bytes=int(need.weights_mib * MIB),
+        activation_bytes=int(need.activations_mib * MIB),
+        segment_s=(alone_ms if need.segment_ms is None else need.segment_ms) / 1e3,
+        alone_s=alone_ms / 1e3,
+    )
+
+
+@cache
+def _loaded(name: str) -> Device:
+    return load_device(name)
+
+
+def _device(kind: MachineKind, folder: str) -> Device | None:
+    """Load the device of a kind; file names are relative to the machines file."""
+    if kind.device is None:
+        return None
+    if kind.device.endswith((".json", ".toml")):
+        return load_device(str(Path(folder) / kind.device))
+    return _loaded(kind.device)
+
+
+def _priced(alone: Workload, device: Device, kind: MachineKind) -> Need:
+    """One request of a workload's only stream on a device."""
+    case = prepare(alone, device)
+    program, tick_s = case.setting.programs[0], case.clock.tick_s
+    work = [ticks * tick_s for ticks in program.work]
+    if isinstance(device, Npu):
+        return Need(
+            program.total_compute * tick_s,
+            program.total_fetch * tick_s,
+            weight_bytes=sum(program.weight_bytes),
+            segment_s=max(work),
+            alone_s=remaining_alone_s(case, program),
+        )
+    lanes = device.lanes if isinstance(device, Host) else 1
+    model = _counted(alone)
+    compute, memory, other = _divided(_until_they_leave(program, work) / lanes, model, kind)
+    return Need(
+        compute,
+        memory,
+        other,
+        weight_bytes=_weight_bytes(alone, device, model),
+        activation_bytes=0 if model is None else max((layer.output_bytes for layer in model.layers), default=0),
+        segment_s=max(work),
+        alone_s=sum(work) + _overhead_s(alone.stream[0], device),
+    )
+
+
+def _overhead_s(stream: Stream, device: Device) -> float:
+    """The time of a request outside its segments."""
+    besides: Sequence[float] = device.model(stream.served_name).overhead_s if isinstance(device, Host) else ()
+    return sum(besides) / len(besides) if besides else 0.0
+
+
+def _until_they_leave(program: Program, work: Sequence[float]) -> float:
+    """The mean time of a request, some of which leave early."""
+    if not program.exit_rates:
+        return sum(work)
+    times = [0.0, *accumulate(work)]
+    return sum(
+        share * times[layers] for share, layers in zip(program.exit_rates, (*program.exits, len(program)), strict=True)
+    )
+
+
+def _counted(alone: Workload) -> Model | None:
+    """The only model of a workload with its layers; None where its file is not at hand."""
+    stream = alone.stream[0]
+    beside = stream.model.endswith(".onnx") and not Path(stream.model).is_absolute()
+    try:
+        return load_model(
+            str(Path(alone.folder) / stream.model) if beside else stream.model,
+            shapes=stream.shapes,
+            parameters={"seq_len": stream.seq_len},
+        )
+    except ModelError:
+        return None
+
+
+def _divided(busy_s: float, model: Model | None, kind: MachineKind) -> tuple[float, float, float]:
+    """Divide a measured time into computing, memory and other, by the kind's peaks.
+
+    Without peaks all of it is other.
+    """
+    if model is None or kind.peak_tflops is None or kind.bandwidth_gb_s is None:
+        return 0.0, 0.0, busy_s
+    moved = sum(layer.weight_bytes + layer.input_bytes + layer.output_bytes for layer in model.layers)
+    compute, memory = 2 * model.macs / (kind.peak_tflops * 1e12), moved / (kind.bandwidth_gb_s * 1e9)
+    whole = compute + memory
+    return (busy_s * compute / whole, busy_s * memory / whole, 0.0) if whole else (0.0, 0.0, busy_s)
+
+
+def _weight_bytes(alone: Workload, device: Device, model: Model | None) -> int:
+    """Bytes of a model's weights; without its file an equal part of the measured bytes."""
+    if model is not None:
+        return sum(-(-layer.parameters * layer.weight_bits // 8) for layer in model.layers)
+    if isinstance(device, Host) and device.memory_bytes:
+        return device.memory_bytes // len(device.models)
+    return 0

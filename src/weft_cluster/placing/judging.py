@@ -18,10 +18,9 @@ from weft.engine.tickets import Terms
 from weft.kernels import request_state as k
 from weft.simulation.requests import Case, compiled
 from weft.workloads.requests import Stream, Workload
-from weft_cluster.placing.demand import Demand
+from weft_cluster.placing.demand import CLOCK, LONGEST_S, Demand, buffer_of, pieces_of
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.machines import MOST_MACHINES, MachineKind
-from weft_cluster.placing.pieces import CLOCK, LONGEST_S, buffer_of, pieces_of
 
 POLICY, LATE = "weft+", "weave"
 """What decides on a machine, and what becomes of requests that are late."""

@@ -1,19 +1,27 @@
-"""A placement as tables and sentences: its machines, unserved models, and the loads of a change."""
+"""A placement as tables and sentences: its machines, unserved models, and the loads of a change; and as a folder.
+
+The folder has ``placement.json``, and a page that shows it.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from weft.base.errors import PlacingError
+from weft.base.files import replacing_folder
 from weft.reports.exhibits import Axis, Bars, Panel, Strokes, draw
-from weft.reports.page import PALETTE
+from weft.reports.page import PALETTE, page_text
 from weft.reports.pictures import LIMIT
 from weft.reports.tables import ResultTable, TableRow, number
-from weft_cluster.placing.change import PlacementChange, WeightLoad
+from weft_cluster.placing.adapting import PlacementChange, WeightLoad
 from weft_cluster.placing.machines import GIB
-from weft_cluster.placing.placement import PlacedMachine, Placement
+from weft_cluster.placing.placement import PLACEMENT_FILE, PlacedMachine, Placement, write_placement
 
 if TYPE_CHECKING:
     from weft.reports.pictures import Figure
+
 
 MOST_DRAWN = 60
 """How many machines a picture has."""
@@ -146,3 +154,69 @@ def change_in_words(change: PlacementChange) -> str:
         f"{change.waiting:.4g} requests arrive for them; {change.kept} models stay where they are, {len(change.drops)} "
         "may be dropped"
     )
+
+
+REPORT_FILE = "report.html"
+
+
+def write_folder(placement: Placement, path: str | Path, more: Callable[[Path], None] = lambda folder: None) -> None:
+    """Write the folder whole or not at all; only one that holds a placement is replaced.
+
+    more: writes what else belongs into the folder.
+    """
+    check_place(path)
+    with replacing_folder(path, PlacingError) as folder:
+        write_placement(placement, folder / PLACEMENT_FILE)
+        (folder / REPORT_FILE).write_text(placement_page(placement), encoding="utf-8")
+        more(folder)
+
+
+def check_place(path: str | Path) -> None:
+    """Refuse a place that no placement can be written to."""
+    there = Path(path)
+    if not there.absolute().parent.is_dir():
+        raise PlacingError(f"{path}: there is no folder {there.absolute().parent}")
+    if there.is_file():
+        raise PlacingError(f"{path}: is a file; name a folder")
+    if there.is_dir() and any(there.iterdir()) and not (there / PLACEMENT_FILE).is_file():
+        raise PlacingError(f"{path}: holds something that is no placement; name another folder, or empty it")
+
+
+def placement_page(placement: Placement) -> str:
+    """The page of a placement."""
+    return page_text("placement.html", page_data(placement), "weft_cluster.placing")
+
+
+def page_data(placement: Placement) -> dict[str, Any]:
+    """All the page shows; machines name models by their number."""
+    names = {name: number for number, name in enumerate(placement.models)}
+    shown = placement.model_dump(mode="json", exclude={"format", "machines", "idle"})
+    return {
+        **shown,
+        "gap": placement.gap,
+        "unit": UNITS[placement.objective],
+        "words": in_words(placement),
+        "idle": len(placement.idle),
+        "models": list(names),
+        "machines": [_machine(machine, names) for machine in placement.machines],
+    }
+
+
+def _machine(machine: PlacedMachine, names: dict[str, int]) -> dict[str, Any]:
+    shown = machine.model_dump(mode="json", exclude={"models"})
+    return {
+        **shown,
+        "models": [
+            [
+                names[placed.model],
+                placed.share,
+                placed.rate,
+                placed.compute,
+                placed.bandwidth,
+                placed.other,
+                placed.memory_bytes,
+                placed.attainment,
+            ]
+            for placed in machine.models
+        ],
+    }

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from weft_cluster.placing.balancing import Piece
-from weft_cluster.placing.filling import Filling
+from weft_cluster.placing.filling import Filling, Piece
 from weft_cluster.placing.problem import ROUNDING, Bools, Floats, PlacingProblem
 
 CANDIDATES = 4

@@ -10,8 +10,7 @@ from weft.base.errors import PlacingError, unknown_name
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.judging import OnTimeJudge
 from weft_cluster.placing.placement import Limit, Objective, PlacedMachine, PlacedModel, Placement, UnservedModel
-from weft_cluster.placing.problem import ROUNDING, PlacingProblem
-from weft_cluster.placing.refusals import what_would_serve
+from weft_cluster.placing.problem import ROUNDING, PlacingProblem, what_would_serve
 
 ALL_BUT = 1e-6
 """The share of a model's requests that may be lost to rounding."""

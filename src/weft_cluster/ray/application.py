@@ -1,7 +1,7 @@
-"""The application that Ray Serve runs: a server for each machine of a placement, gates (routers) in front of them, and
-a service registry.
+"""The application that Ray Serve runs: servers, gates (routers) in front of them, and a service registry.
 
-What is here connects the parts and decides nothing: servers are ``weft.Server``, gates ``gates.gate``.
+There is a server for each machine of a placement. This module connects the parts and decides nothing: servers are
+``weft.Server``, gates ``gates.gate``.
 """
 
 from __future__ import annotations
@@ -148,8 +148,11 @@ class GateServer:
         self._heartbeats = _Heartbeats(registry, f"{scheme}://{host}:{port}", refused=lambda: self._thread.gate.refused)
 
     async def _look_up(self) -> None:
-        """Read the registry. A server that answers and has not left stays known even if it is not listed, so that a
-        restarted registry does not empty the gate."""
+        """Read the registry.
+
+        A server that answers and has not left stays known even if it is not listed, so that a restarted registry does
+        not empty the gate.
+        """
         listed: RegistrySnapshot = await self._registry.snapshot.remote()
         answer = {link.target.url: link.placed for link in list(self._thread.gate.links.values()) if link.up}
         there = {url: machine for url, machine in (answer | listed.servers).items() if url not in listed.left}
@@ -177,8 +180,7 @@ ANY_ADDRESS = "0.0.0.0"
 
 
 def app(args: dict[str, Any]) -> Any:
-    """Return the application for the arguments of ``serve run`` or of a file, which are the fields of
-    ``RaySettings``."""
+    """Return the application for arguments of ``serve run`` or of a file, the fields of ``RaySettings``."""
     settings = parse_settings(args)
     placement = read_placement(settings.placement)
     key = os.environ.get(KEY_VARIABLE) or secrets.token_urlsafe(32)

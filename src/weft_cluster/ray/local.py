@@ -19,9 +19,9 @@ STARTING_S = 300.0
 """How long servers may take to be ready."""
 NODE_CPUS = 2  # CPUs that each local node offers to Ray: enough for the actors of a server, which ask for 1 each
 QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 1000, "health_check_failure_threshold": 2}
-"""A node that is lost is given up after some three seconds; by Ray's own settings it takes half a minute."""
+"""Ray settings with which a lost node is noticed after about three seconds; with the defaults it takes 30 s."""
 GATE = "weft-gate"
-"""What the head has, so that the first gate is there: nodes with servers may be killed."""
+"""A Ray resource that only the head node has: it keeps the first gate off the nodes that a test kills."""
 GATE_ACTOR = {"num_cpus": 0, "resources": {GATE: 0.001}}
 APPLICATION = "weft"
 
@@ -155,8 +155,11 @@ class LocalCluster:
         answer: tuple[int, str] = self._handle.where.remote().result()
         return answer[0]
 
-    def lose_later(self, machine: str, after_s: float) -> LostNode:
-        """Kill a machine's node after *after_s* seconds, on a thread, and watch until its server is back."""
+    def kill_node_later(self, machine: str, after_s: float) -> LostNode:
+        """Kill a machine's node after *after_s* seconds, on a new thread, which then waits until its server is back.
+
+        The thread fills in the returned record: the seconds after which the loss was noticed and the server was back.
+        """
         lost = LostNode(machine, after_s)
 
         def kill_and_watch() -> None:

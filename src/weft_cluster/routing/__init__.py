@@ -1,7 +1,7 @@
 """Many machines behind a router: the choice of a machine for a request, and the simulation of a cluster.
 
-Its modules: ``placing_run.py``, all that ``weft place`` decides; ``attaining.py``, placements for a router;
-``router.py``, pure functions of estimates, a request and the time; ``cluster.py`` and ``setting.py``, what is
-simulated, slow machines and failures among it; ``lowered.py``, the same in ticks; ``plain.py``, an engine per machine,
-and ``compiled.py``, its twin (``kernels/cluster_loop.py``); ``simulate.py``, what it came to.
+Its modules: ``placing_run.py``, all that ``weft place`` decides, placements for a router among it; ``router.py``, pure
+functions of estimates, a request and the time; ``cluster.py``, what is simulated, slow machines and failures among it;
+``lowered.py``, the same in ticks; ``plain.py``, an engine per machine, and ``compiled.py``, its twin
+(``kernels/cluster_loop.py``); ``simulate.py``, what it came to.
 """

@@ -1,18 +1,28 @@
-"""A cluster to simulate: machines, and what of which model each of them has. Values only; ``placed`` makes one."""
+"""A cluster to simulate: machines, what of which model each of them has, and settings. ``placed`` makes one.
+
+Settings are the router and its knowledge, network distances, slow machines, failures.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from math import ceil
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from weft.base.errors import PlacingError, unknown_name
+from weft.base.errors import InputError, PlacingError, unknown_name
+from weft.engine.lateness import SOFT
+from weft.engine.policies import POLICIES
+from weft.simulation.requests import ONLINE
 from weft_cluster.placing.demand import Demand, Need
+from weft_cluster.placing.judging import POLICY
 from weft_cluster.placing.machines import MachineKind
 from weft_cluster.placing.placement import Placement
+from weft_cluster.routing.router import check_router
 
 Floats = npt.NDArray[np.float64]
 
@@ -113,3 +123,98 @@ def placed(placement: Placement, kinds: Mapping[str, MachineKind], demands: Sequ
         np.array([known[model].deadline_s for model in models]),
         tuple(replica._replace(share=replica.share / served[placement_models[replica.model]]) for replica in replicas),
     )
+
+
+class Failure(NamedTuple):
+    """A failure: a machine is down for some time; its requests, and those that arrive meanwhile, are lost."""
+
+    machine: str
+    start_s: float
+    length_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterSetting:
+    """Settings of a simulation that are not part of the placement."""
+
+    router: str = "slack"
+    policy: str = POLICY
+    late: str = "weave"
+    gates: int = 1
+    """Gates that take requests in turn; each knows what it sent, and assumes that the others send the same."""
+    hop_s: float = 0.0005
+    """From a gate to a machine, and as long back..."""
+    zone_hops_s: Mapping[str, float] = field(default_factory=dict)
+    """... unless the machine is in one of these zones."""
+    report_s: float = 0.02
+    """Period of the machines' reports."""
+    age_s: float = 0.0
+    """Age of a report when it reaches the gates."""
+    failures: tuple[Failure, ...] = ()
+    knows_speeds: bool = True
+    """Whether gates know the real durations of requests on slow machines, or only nominal ones."""
+    warmup_s: float = 1.0
+    """Requests that arrive earlier are served but not counted."""
+
+    def __post_init__(self) -> None:
+        check_router(self.router)
+        known = [name for name, kind in POLICIES.items() if kind in ONLINE]
+        if self.policy not in known:
+            raise InputError(unknown_name("policy for machines of a cluster", self.policy, known))
+        if self.late not in SOFT:
+            raise InputError(unknown_name("rule for late requests", self.late, SOFT))
+        if self.gates < 1:
+            raise InputError(f"gates = {self.gates} must be at least 1")
+        times = {"hop_s": self.hop_s, "age_s": self.age_s, "warmup_s": self.warmup_s, **self.zone_hops_s}
+        for name, value in times.items():
+            if not value >= 0:
+                raise InputError(f"{name} = {value} must be at least 0")
+        if not self.report_s >= 1e-6:
+            raise InputError(f"report_s = {self.report_s} must be at least 1e-6")
+
+    @property
+    def lag(self) -> int:
+        """Periods that a report is old when it is first used."""
+        return ceil(self.age_s / self.report_s - 1e-9)
+
+    def hop_of(self, node: Node) -> float:
+        return self.zone_hops_s.get(node.zone, self.hop_s)
+
+    def check(self, cluster: Cluster) -> None:
+        """Refuse what names machines or zones that are not there."""
+        zones, names = {node.zone for node in cluster.nodes}, {node.name for node in cluster.nodes}
+        for zone in self.zone_hops_s:
+            if zone not in zones:
+                raise PlacingError(unknown_name("zone", zone, zones))
+        for failure in self.failures:
+            if failure.machine not in names:
+                raise PlacingError(unknown_name("machine", failure.machine, names))
+            if not (failure.start_s >= 0 and failure.length_s > 0):
+                raise InputError(f"{failure.machine}: a failure begins at 0 s or later and lasts, not {failure}")
+        for one, other in pairwise(sorted(self.failures)):
+            if one.machine == other.machine and one.start_s + one.length_s + self.report_s > other.start_s:
+                raise InputError(f"{one.machine} fails at {other.start_s:g} s, and was not up again; let it come back")
+
+
+def slowed(cluster: Cluster, share: float, speed: float, seed: int) -> Cluster:
+    """The cluster with a share of its machines, drawn, at another speed."""
+    return cluster.with_speeds(dict.fromkeys(_draw_machines(cluster, share, seed), speed))
+
+
+def failures(
+    cluster: Cluster, share: float, length_s: float, duration_s: float, seed: int, *, from_s: float = 0.0
+) -> tuple[Failure, ...]:
+    """A share of the machines, drawn, goes down once each, at any time."""
+    rng = np.random.default_rng([seed, 2])
+    names = _draw_machines(cluster, share, seed + 1)
+    return tuple(
+        Failure(name, float(start), length_s)
+        for name, start in zip(names, rng.uniform(from_s, duration_s, len(names)), strict=True)
+    )
+
+
+def _draw_machines(cluster: Cluster, share: float, seed: int) -> list[str]:
+    """Names of a share of the machines, in whole machines."""
+    rng = np.random.default_rng([seed, 3])
+    chosen = rng.choice(len(cluster.nodes), round(share * len(cluster.nodes)), replace=False)
+    return [cluster.nodes[number].name for number in sorted(chosen.tolist())]

@@ -18,10 +18,9 @@ from weft.simulation.requests import estimates
 from weft.simulation.requests.compiled import fresh_state, policy_rules, program_arrays
 from weft_cluster.kernels import cluster_loop
 from weft_cluster.kernels import cluster_state as c
-from weft_cluster.routing.lowered import LoweredCluster
+from weft_cluster.routing.cluster import ClusterSetting
+from weft_cluster.routing.lowered import ClusterTally, LoweredCluster, TickedRequests
 from weft_cluster.routing.router import ROUTERS
-from weft_cluster.routing.setting import ClusterSetting
-from weft_cluster.routing.tally import ClusterTally, TickedRequests
 
 Ints = npt.NDArray[np.int64]
 

@@ -14,10 +14,9 @@ from weft.engine.tickets import Terms, Ticket
 from weft.kernels import request_state as k
 from weft.simulation.requests import estimates
 from weft.simulation.requests.plain import bin_of
-from weft_cluster.routing.lowered import LoweredCluster
+from weft_cluster.routing.cluster import ClusterSetting
+from weft_cluster.routing.lowered import ClusterTally, LoweredCluster, TickedRequests
 from weft_cluster.routing.router import ROUTERS, Estimate, Replica, RoutedRequest
-from weft_cluster.routing.setting import ClusterSetting
-from weft_cluster.routing.tally import ClusterTally, TickedRequests
 
 
 def serve(lowered: LoweredCluster, setting: ClusterSetting, blocks: Iterable[TickedRequests]) -> ClusterTally:

@@ -7,17 +7,131 @@ of them and keeps the best of each. None of these methods models contention.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain, product
+from math import inf, isfinite
 
-from weft_map.baselines.blind import contention_blind
-from weft_map.baselines.h2h import h2h
-from weft_map.baselines.heft import heft
-from weft_map.baselines.herald import herald
-from weft_map.baselines.mensa import mensa
-from weft_map.baselines.naive import one_unit, per_unit
+from weft.devices import BandwidthSharing, Soc
+from weft_map.baselines.chains import ChainTimes, Mapping, alone_s, candidates, chains_of, fallback, in_series
+from weft_map.baselines.published import h2h, heft, herald, mensa
+from weft_map.limits import TaskLimits
+from weft_map.prices import priced, simple_sets
 from weft_map.problem import Objective, Problem
 from weft_map.schedule import Schedule
+from weft_map.search import Search, rules
+
+# Beam of the search: partial schedules that are kept. A wider one finds the optimum more often and takes longer.
+WIDTH = 64
+CHUNK, MOST_STATES = 1000, 20_000
+"""Expanded at a time, and at most; beyond it the best schedule found so far is taken."""
+ENDLESS_GB_S = 1e9  # far above the sum of any demands, and finite, so that the arithmetic stays exact
+
+
+def contention_blind(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
+    """``contention-blind``: the mapping with its planned starts, and left to first come, first served.
+
+    Nothing where the problem is so large that even a dive finds no end."""
+    schedule = _best(Problem(without_contention(problem.soc), problem.tasks), objective)
+    if schedule is None:
+        return ()
+    plan = replace(schedule, made_by="contention-blind")
+    loose = replace(plan, starts_s=None)
+    count = len(problem.tasks)
+    turned = [replace(loose, order=tuple(reversed(range(count))))] if count > 1 else []
+    return (loose, *turned, plan)
+
+
+def without_contention(soc: Soc) -> Soc:
+    """Return the same SoC with a memory bandwidth that no demand reaches."""
+    units = tuple(unit.model_copy(update={"contention": BandwidthSharing()}) for unit in soc.units)
+    return soc.model_copy(update={"units": units, "bandwidth_gb_s": ENDLESS_GB_S})
+
+
+def _best(problem: Problem, objective: Objective) -> Schedule | None:
+    given = rules(problem, objective, TaskLimits(), strict=False)
+    sets = simple_sets(problem.tables)
+    search = Search(problem, given, priced(problem.tables, sets, given.switches), inf)
+    search.dive(WIDTH)
+    while not search.proved and not search.full and search.expanded < MOST_STATES:
+        search.expand(CHUNK)
+    return search.schedule
+
+
+MOST_ASSIGNMENTS = 4096
+"""Above this many ways to give each model a unit, one is built greedily."""
+KEPT = 8
+"""Assignments handed to the simulator, the most promising first."""
+
+
+def one_unit(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
+    """``gpu-only``: everything on the unit that is fastest for all of it, as vendors' tools do it.
+
+    A stretch that may not run there falls back to the unit that is fastest for it. A unit that may run less than half
+    of the stretches is not asked, unless none may run more.
+    """
+    chains = chains_of(problem)
+    homes = _capable(chains) or list(chains.units)
+    ways = [[fallback(chains, n, home) for n in chains.tasks] for home in homes]
+    best = min(ways, key=lambda way: sum(alone_s(chains, n, way[n]) * chains.copies[n] for n in chains.tasks))
+    return candidates("gpu-only", chains, [best]) + in_series("gpu-only", chains, best, objective)
+
+
+def per_unit(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
+    """``per-unit``: each model on a unit of its own, in the best permutation; with more models than units, some share.
+
+    A stretch that may not run on its model's unit falls back as in ``one_unit``.
+    """
+    chains = chains_of(problem)
+    ways = [[fallback(chains, n, home) for home in chains.units] for n in chains.tasks]
+    alone = [[alone_s(chains, n, way) * chains.copies[n] for way in ways[n]] for n in chains.tasks]
+    chosen = sorted(_assignments(chains, alone), key=lambda homes: _estimate(chains, alone, homes))[:KEPT]
+    mappings: list[Mapping] = [[ways[n][home] for n, home in enumerate(homes)] for homes in chosen]
+    shared = len(chains.tasks) > sum(chains.instances)
+    series = [in_series("per-unit", chains, mapping, objective) for mapping in mappings if shared]
+    return tuple(dict.fromkeys(chain(candidates("per-unit", chains, mappings), *series)))
+
+
+def _capable(chains: ChainTimes) -> list[int]:
+    stretches = [times for task in chains.time for times in task]
+    return [unit for unit in chains.units if 2 * sum(isfinite(times[unit]) for times in stretches) >= len(stretches)]
+
+
+def _assignments(chains: ChainTimes, alone: Sequence[Sequence[float]]) -> list[tuple[int, ...]]:
+    """A unit for each task: no unit shared while there is one for each, and none left out otherwise."""
+    count = len(chains.tasks)
+    if len(chains.units) ** count > MOST_ASSIGNMENTS:
+        return [_greedy(chains, alone)]
+    enough = count <= sum(chains.instances)
+    return [homes for homes in product(chains.units, repeat=count) if _fair(chains, Counter(homes), enough)]
+
+
+def _fair(chains: ChainTimes, used: Counter[int], enough: bool) -> bool:
+    if enough:
+        return all(used[unit] <= chains.instances[unit] for unit in used)
+    return all(used[unit] >= chains.instances[unit] for unit in chains.units)
+
+
+def _greedy(chains: ChainTimes, alone: Sequence[Sequence[float]]) -> tuple[int, ...]:
+    """The longest task first, each where it is through first."""
+    loads = [[0.0] * count for count in chains.instances]
+    homes = [0] * len(alone)
+    for n in sorted(chains.tasks, key=lambda n: -min(alone[n])):
+        homes[n] = min(chains.units, key=lambda unit: min(loads[unit]) + alone[n][unit])
+        lane = loads[homes[n]]
+        lane[lane.index(min(lane))] += alone[n][homes[n]]
+    return tuple(homes)
+
+
+def _estimate(chains: ChainTimes, alone: Sequence[Sequence[float]], homes: Sequence[int]) -> tuple[float, float]:
+    """The fullest unit's load per instance or the longest task, whichever is more; then the sum of all."""
+    loads = [0.0] * len(chains.instances)
+    for n, home in enumerate(homes):
+        loads[home] += alone[n][home] / chains.instances[home]
+    longest = max(alone[n][home] for n, home in enumerate(homes))
+    return max(*loads, longest), sum(loads)
+
 
 Baseline = Callable[[Problem, Objective], tuple[Schedule, ...]]
 

@@ -50,7 +50,7 @@ def command(
     _print(log)
     write_result(json_file, log_as_dict(log))
     if figure:
-        from weft_map.pages.dynamic import draw_dynamic
+        from weft_map.pages.picture import draw_dynamic
 
         draw_dynamic(log, figure)
         told("figure", figure)

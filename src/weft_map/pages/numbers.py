@@ -15,9 +15,9 @@ import numpy.typing as npt
 
 from weft.base.version import __version__
 from weft.reports.trace import Span, Trace
+from weft_map.limits import shortest
 from weft_map.problem import Problem
 from weft_map.schedule import Outcome, RunInterval
-from weft_map.single_task import shortest
 
 Floats = npt.NDArray[np.float64]
 

@@ -13,16 +13,8 @@ from weft.base.errors import InputError
 from weft.base.version import __version__
 from weft.devices import load_platform
 from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick, published, run_steps
-from weft_papers.fluid_batching import (
-    fig7_traffic,
-    fig9_deadlines,
-    fig10_strategies,
-    sensitivity,
-    table1_designs,
-    table2_comparison,
-)
-from weft_papers.fluid_batching.hardware import DECISION_US, EXIT_RATES, MAX_BATCH, SPOTS, npu, tile
-from weft_papers.fluid_batching.lab import DRAWN, SEEDS, Bench
+from weft_papers.fluid_batching import fig7_traffic, fig10_strategies, sensitivity, table1_designs, table2_comparison
+from weft_papers.fluid_batching.lab import DECISION_US, DRAWN, EXIT_RATES, MAX_BATCH, SEEDS, SPOTS, Bench, npu, tile
 
 PAPER = "fluid-batching"
 COST, SEQ_LEN = "pipelined", 16
@@ -69,8 +61,8 @@ def _steps(paper: Paper, out: Path, bench: Bench, lengths: Lengths) -> list[Step
     def traffic_of(plan: fig7_traffic.TrafficSweep, tick: Tick) -> Exhibit:
         return fig7_traffic.figure(paper, out, fig7_traffic.sweep(paper, bench, point, plan, tick))
 
-    def panels(tick: Tick) -> list[fig9_deadlines.DeadlinePanel]:
-        return [fig9_deadlines.panel(paper, bench, point, plan, tick) for plan in fig9_deadlines.PANELS]
+    def panels(tick: Tick) -> list[fig7_traffic.DeadlinePanel]:
+        return [fig7_traffic.panel(paper, bench, point, plan, tick) for plan in fig7_traffic.PANELS]
 
     return [
         ("Table I", lambda tick: table1_designs.table_1(paper, out)),
@@ -79,7 +71,7 @@ def _steps(paper: Paper, out: Path, bench: Bench, lengths: Lengths) -> list[Step
         ("Table II", lambda tick: table2_comparison.table_2(out, table2_comparison.compare(paper, bench, row, tick))),
         ("Fig. 7", lambda tick: traffic_of(fig7_traffic.FIGURES[0], tick)),
         ("Fig. 8", lambda tick: traffic_of(fig7_traffic.FIGURES[1], tick)),
-        ("Fig. 9", lambda tick: fig9_deadlines.figure_9(out, panels(tick))),
+        ("Fig. 9", lambda tick: fig7_traffic.figure_9(out, panels(tick))),
         ("bandwidth", lambda tick: sensitivity.bandwidth(paper, out, bench, 2 * point, tick)),
         ("decisions", lambda tick: sensitivity.decisions(paper, out, bench, 2 * point, tick)),
         ("readings", lambda tick: sensitivity.readings(paper, out, bench, 2 * point, tick)),

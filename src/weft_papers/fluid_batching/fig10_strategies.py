@@ -18,7 +18,7 @@ from weft.models.exits import subnets
 from weft.reports.exhibits import Axis, Bars, Curve, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
-from weft_papers.fluid_batching.hardware import EXITS, MAX_BATCH, SPOTS, Spot, network, searched, tabled, tile
+from weft_papers.fluid_batching.lab import EXITS, MAX_BATCH, SPOTS, Spot, network, searched, tabled, tile
 
 BATCHES = tuple(range(1, MAX_BATCH + 1))
 STATIC: dict[str, Batching] = {"SERIAL": "none", "FC": "fc", "R": "r", "P": "p", "fluid": "fluid"}

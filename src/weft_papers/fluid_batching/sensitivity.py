@@ -13,20 +13,22 @@ from typing import NamedTuple
 from weft.reports.exhibits import Axis, Curve, Drawable, Panel, ReferenceLine, Shade, Texts
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
-from weft_papers.fluid_batching.hardware import DECISION_US, SPOTS, Spot
 from weft_papers.fluid_batching.lab import (
     COLOURS,
+    DECISION_US,
     FLUID,
     LAZY,
     LAZY_SAME,
     OURS,
     PLAIN,
+    SPOTS,
     BatchScheduler,
     Bench,
     Change,
     Outcomes,
     RunMeans,
     RunPoint,
+    Spot,
 )
 from weft_papers.fluid_batching.table1_designs import MISPRINTED, PRINTED
 from weft_papers.fluid_batching.table2_comparison import table_point

@@ -15,7 +15,7 @@ from weft.devices.costs.tiled import layer_times_s, lookup_table
 from weft.reports.exhibits import Axis, Curve, Panel
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, beside
-from weft_papers.fluid_batching.hardware import (
+from weft_papers.fluid_batching.lab import (
     EXITS,
     MAX_BATCH,
     SEARCHES,

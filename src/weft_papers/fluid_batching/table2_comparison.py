@@ -13,10 +13,11 @@ from pathlib import Path
 from weft.reports.exhibits import Axis, Bars, Panel, Strokes
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
-from weft_papers.fluid_batching.hardware import DECISION_US, EXITS, SPOTS, Spot, npu, tile
 from weft_papers.fluid_batching.lab import (
     BALANCED,
     COLOURS,
+    DECISION_US,
+    EXITS,
     FLUID,
     LAZY,
     LAZY_SAME,
@@ -24,11 +25,15 @@ from weft_papers.fluid_batching.lab import (
     PLAIN,
     SEEDS,
     SERIAL,
+    SPOTS,
     BatchScheduler,
     Bench,
     Outcomes,
     RunMeans,
     RunPoint,
+    Spot,
+    npu,
+    tile,
 )
 from weft_papers.layerweaver.lab import geomean
 

@@ -13,16 +13,7 @@ from typing import Any
 from weft.base.errors import InputError
 from weft.base.version import __version__
 from weft_papers.base import Progress, Reproduction, Step, run_steps
-from weft_papers.gpu import (
-    against_orion,
-    decisions,
-    five_models,
-    pair_model,
-    side_by_side,
-    sources,
-    timeline,
-    urgent_beside,
-)
+from weft_papers.gpu import checks, deadlines, endless, lab, timeline
 from weft_papers.gpu.lab import h200
 
 NAME = "gpu"
@@ -54,21 +45,21 @@ def reproduce(
         raise InputError(f"{NAME}: its models are measured, not modelled; leave seq_len and cost out")
     if not LEAST_ROUNDS <= queries <= 100_000:
         raise InputError(f"queries = {queries} must be from {LEAST_ROUNDS} to 100000")
-    seconds, records = queries * SECONDS_PER_ROUND, sources.read(measured)
+    seconds, records = queries * SECONDS_PER_ROUND, lab.read(measured)
     urgent_s = max(3 * seconds, LEAST_URGENT_S)
     steps: list[Step] = [
-        ("pairs of models", lambda tick: pair_model.predicted(out)),
-        ("side by side", lambda tick: side_by_side.side_by_side(out, seconds, records, tick)),
-        ("urgent beside heavy", lambda tick: urgent_beside.urgent_beside(out, urgent_s, records, tick)),
-        ("five models", lambda tick: five_models.five_models(out, 4 * seconds, records, tick)),
-        ("Orion's pairs", lambda tick: against_orion.against_orion(out, urgent_s, records, tick)),
-        ("decisions", lambda tick: decisions.decisions()),
+        ("pairs of models", lambda tick: checks.predicted(out)),
+        ("side by side", lambda tick: endless.side_by_side(out, seconds, records, tick)),
+        ("urgent beside heavy", lambda tick: endless.urgent_beside(out, urgent_s, records, tick)),
+        ("five models", lambda tick: deadlines.five_models(out, 4 * seconds, records, tick)),
+        ("Orion's pairs", lambda tick: deadlines.against_orion(out, urgent_s, records, tick)),
+        ("decisions", lambda tick: checks.decisions()),
         ("shares over time", lambda tick: timeline.shares_over_time(out)),
     ]
     return run_steps(NAME, steps, lambda: _settings(seconds, records), progress, "loads")
 
 
-def _settings(seconds: float, records: sources.Records) -> dict[str, Any]:
+def _settings(seconds: float, records: lab.Records) -> dict[str, Any]:
     device = h200()
     return {
         "weft": __version__,

@@ -16,17 +16,14 @@ from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick,
 from weft_papers.fluid_batching.lab import Bench
 from weft_papers.haxconn import (
     contention,
-    fig1_cases,
-    fig6_slowdown,
-    fig7_changing,
+    fig1_schedules,
     sensitivity,
     table2_profiles,
     table6_comparison,
     table7_overhead,
     table8_pairs,
 )
-from weft_papers.haxconn.experiments import experiments, fit_demand
-from weft_papers.haxconn.lab import AS_SHIPPED, IMPROVED, TIME_LIMIT_S, Laboratory
+from weft_papers.haxconn.lab import AS_SHIPPED, IMPROVED, TIME_LIMIT_S, Laboratory, experiments, fit_demand
 
 PAPER = "haxconn"
 COST, SEQ_LEN, QUERIES = "pipelined", 16, 60
@@ -69,11 +66,11 @@ def _steps(paper: Paper, out: Path, lab: Laboratory) -> list[Step]:
     return [
         ("Table 2", lambda tick: table2_profiles.table_2(paper, out)),
         ("Table 5", lambda tick: table2_profiles.table_5(paper, out)),
-        ("Fig. 1", lambda tick: fig1_cases.figure_1(paper, out, lab, tick)),
+        ("Fig. 1", lambda tick: fig1_schedules.figure_1(paper, out, lab, tick)),
         ("Table 6", lambda tick: table6_comparison.table_6(out, table6_comparison.compare(paper, lab, tick), lab)),
         ("Table 7", lambda tick: table7_overhead.table_7(paper, out, table7_overhead.measure())),
-        ("Fig. 7", lambda tick: fig7_changing.figure_7(paper, out, fig7_changing.run(paper))),
-        ("Fig. 6", lambda tick: fig6_slowdown.figure_6(paper, out, fig6_slowdown.meet(lab, tick=tick), fitted)),
+        ("Fig. 7", lambda tick: table7_overhead.figure_7(paper, out, table7_overhead.run(paper))),
+        ("Fig. 6", lambda tick: fig1_schedules.figure_6(paper, out, fig1_schedules.meet(lab, tick=tick), fitted)),
         ("Table 8", lambda tick: table8_pairs.table_8(paper, out, *grids(tick))),
         ("Fig. 5", lambda tick: table8_pairs.figure_5(paper, out, *grids(tick))),
         ("contention", lambda tick: contention.value(out, contention.studies(paper, lab, tick))),

@@ -14,14 +14,22 @@ from typing import NamedTuple
 import numpy as np
 
 from weft.reports.exhibits import Axis, Curve, Panel
-from weft_map.baselines import BASELINES
-from weft_map.baselines.blind import without_contention
+from weft_map.baselines import BASELINES, without_contention
 from weft_map.problem import Group, Problem, Task, UnitCost
-from weft_map.quick_run import ends_s
+from weft_map.search import ends_s
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
-from weft_papers.haxconn.experiments import experiments
-from weft_papers.haxconn.lab import AS_SHIPPED, NETWORKS, SNAPDRAGON, XAVIER, Laboratory, LeastMakespan, answer, chip
+from weft_papers.haxconn.lab import (
+    AS_SHIPPED,
+    NETWORKS,
+    SNAPDRAGON,
+    XAVIER,
+    Laboratory,
+    LeastMakespan,
+    answer,
+    chip,
+    experiments,
+)
 from weft_papers.haxconn.table8_pairs import pair, places
 from weft_papers.layerweaver.lab import mean
 
@@ -68,8 +76,11 @@ def blinded(optimum: LeastMakespan) -> Blind:
 
 
 def random_problem(seed: int, groups: int = GROUPS) -> Problem:
-    """Two models on Xavier: 0.1 to 0.6 ms a group on the GPU, 1.2 to 2.2 times that on the DLA, 30 to 105 GB/s on the
-    GPU and 0.3 to 0.7 of it on the DLA, moves of 0.01 to 0.1 ms."""
+    """Draw two models on Xavier.
+
+    A group takes 0.1 to 0.6 ms on the GPU, 1.2 to 2.2 times that on the DLA, 30 to 105 GB/s on the GPU and 0.3 to 0.7
+    of it on the DLA; moves take 0.01 to 0.1 ms.
+    """
     rng = np.random.default_rng(seed)
     tasks = []
     for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""What had to be assumed, each number varied on its own over Tables 6 and 8: do their conclusions hold?
+"""Sensitivity of the conclusions of Tables 6 and 8 to the numbers that had to be assumed, each varied on its own.
 
 The split of the DLA's cbp and tbwdc (only their difference is published), the scale of the derived demands, and the
 speed below which no unit falls.
@@ -15,7 +15,6 @@ from weft.devices import Pccs
 from weft.reports.exhibits import MUTED, Axis, Curve, Panel, ReferenceLine, Texts
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick
-from weft_papers.haxconn.experiments import Experiment, experiments
 from weft_papers.haxconn.lab import (
     IMPROVED,
     NETWORKS,
@@ -23,9 +22,11 @@ from weft_papers.haxconn.lab import (
     THEIRS,
     XAVIER,
     Change,
+    Experiment,
     Laboratory,
     LeastMakespan,
     chip,
+    experiments,
 )
 from weft_papers.haxconn.table8_pairs import Grid, grid
 from weft_papers.layerweaver.lab import mean

@@ -13,7 +13,6 @@ from pathlib import Path
 from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine, Texts
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
-from weft_papers.haxconn.experiments import Experiment, experiments
 from weft_papers.haxconn.lab import (
     COLOURS,
     HAXCONN,
@@ -24,9 +23,11 @@ from weft_papers.haxconn.lab import (
     THEIRS,
     XAVIER,
     CaseNetwork,
+    Experiment,
     Laboratory,
     LeastMakespan,
     SocCase,
+    experiments,
 )
 from weft_papers.layerweaver.lab import mean
 

@@ -311,7 +311,7 @@ def _buffer_row(side: Side) -> Row:
 
 
 def table_chunks(out: Path, scenes: tuple[Scene, ...], queries: int) -> Exhibit:
-    """NCF's tables are larger than the buffer together, so they are read in pieces: how large may these be?"""
+    """Vary the size of the pieces in which NCF's tables are read, which together are larger than the buffer."""
     pairs = tuple((cnn, "NCF") for cnn in COMPUTE)
     sides = []
     for letter, base in zip("ab", scenes, strict=True):

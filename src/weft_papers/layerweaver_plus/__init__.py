@@ -8,7 +8,7 @@ from typing import Any
 from weft.base.errors import InputError
 from weft.base.version import __version__
 from weft_papers.base import Paper, Progress, Reproduction, Step, published, run_steps
-from weft_papers.layerweaver_plus import fig5_throughput, fig6_tails, fig7_deadlines, sensitivity
+from weft_papers.layerweaver_plus import fig5_throughput, fig6_tails, sensitivity
 from weft_papers.layerweaver_plus.lab import (
     DEVICE,
     LIMIT,
@@ -46,7 +46,7 @@ def _steps(paper: Paper, out: Path, base: StreamPair) -> list[Step]:
     return [
         ("Fig. V.5", lambda tick: fig5_throughput.figure_5(out, fig5_throughput.sweep(base, tick=tick))),
         ("Fig. V.6", lambda tick: fig6_tails.figure_6(paper, out, fig6_tails.panels(paper, base, tick))),
-        ("Fig. V.7", lambda tick: fig7_deadlines.figure_7(out, fig7_deadlines.study(base, tick))),
+        ("Fig. V.7", lambda tick: fig5_throughput.figure_7(out, fig5_throughput.study(base, tick))),
         ("batching", lambda tick: sensitivity.batching(out, base, tick)),
         ("sequence length", lambda tick: sensitivity.sequence_length(out, base, tick)),
         ("stretch", lambda tick: sensitivity.stretch(out, base, tick)),

@@ -18,15 +18,12 @@ from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick,
 from weft_papers.libnumber import (
     checked,
     fig2_widths,
-    fig4_path,
     fig5_compression,
     fig6_speeds,
     large,
     recorded,
     sensitivity,
-    table4_formats,
-    table5_cost,
-    weaving,
+    table5_search,
 )
 from weft_papers.libnumber.lab import PAPER
 
@@ -64,13 +61,13 @@ def _steps(paper: Paper, out: Path, record: recorded.SearchRecord, queries: int)
 
     return [
         ("Fig. II.5", lambda tick: fig2_widths.figure_2_5(paper, out, record)),
-        ("Table III.4", lambda tick: table4_formats.table_4(record)),
+        ("Table III.4", lambda tick: fig5_compression.table_4(record)),
         ("large networks", lambda tick: large.printed_sizes(paper, out, record)),
-        ("Table III.5", lambda tick: table5_cost.table_5(paper, out, record)),
-        ("Fig. III.4", lambda tick: fig4_path.figure_4(paper, out, record)),
+        ("Table III.5", lambda tick: table5_search.table_5(paper, out, record)),
+        ("Fig. III.4", lambda tick: table5_search.figure_4(paper, out, record)),
         ("Fig. III.5", lambda tick: fig5_compression.figure_5(paper, out, record)),
         ("Fig. III.6", lambda tick: fig6_speeds.figure_6(paper, out, record)),
-        ("weaving", lambda tick: weaving.weaving(out, record, queries)),
+        ("weaving", lambda tick: fig6_speeds.weaving(out, record, queries)),
         ("sensitivity", lambda tick: sensitivity.sensitivity(out, record)),
         ("scored again", scored_again),
     ]

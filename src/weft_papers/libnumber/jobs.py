@@ -24,12 +24,11 @@ from weft_papers.libnumber.lab import (
 )
 from weft_papers.libnumber.recorded import Option
 from weft_tune.baselines import covering_format
-from weft_tune.fine import BIAS_RULES, BiasRule
 from weft_tune.network import ROLES, Network
 from weft_tune.numbers.configuration import Configuration
 from weft_tune.objective import DEFAULT
 from weft_tune.platform import Platform, parse_platform
-from weft_tune.tuner import find_formats
+from weft_tune.tuner import BIAS_RULES, BiasRule, find_formats
 
 SERIAL_MARGIN = 0.01
 """The margin of the comparison on bit-serial hardware, and of sensitivity studies."""

@@ -14,15 +14,13 @@ from weft.base.errors import InputError
 from weft.base.version import __version__
 from weft_papers.base import Exhibit, Paper, Progress, Reproduction, Step, Tick, published, run_steps
 from weft_papers.mts import (
+    closed,
     counting,
     cpu,
     encoders,
     fig2_opportunity,
-    fig6_mobile,
-    fig7_edge,
-    fig8_sharings,
-    fig9_mixed,
-    limits,
+    fig6_latency,
+    fig8_settings,
     recorded,
     zipping,
 )
@@ -64,11 +62,11 @@ def _steps(paper: Paper, out: Path, record: recorded.BenchRecord, rounds: int) -
 
     return [
         ("Fig. 2", lambda tick: fig2_opportunity.figure_2(out, record)),
-        ("Fig. 6", lambda tick: fig6_mobile.figure_6(paper, out, record)),
-        ("Fig. 7", lambda tick: fig7_edge.figure_7(paper, out, record)),
-        ("Fig. 8", lambda tick: fig8_sharings.figure_8(out, record)),
-        ("Fig. 9", lambda tick: fig9_mixed.figure_9(paper, out, record)),
-        ("IV-C", lambda tick: limits.limits(out)),
+        ("Fig. 6", lambda tick: fig6_latency.figure_6(paper, out, record)),
+        ("Fig. 7", lambda tick: fig6_latency.figure_7(paper, out, record)),
+        ("Fig. 8", lambda tick: fig8_settings.figure_8(out, record)),
+        ("Fig. 9", lambda tick: fig8_settings.figure_9(paper, out, record)),
+        ("IV-C", lambda tick: closed.limits(out)),
         ("III", lambda tick: zipping.zipping(out, zipping.cards())),
         ("counted", counts),
         ("CPU", lambda tick: cpu.on_cpu(out, cpu.heats(rounds, tick=tick))),

@@ -12,8 +12,8 @@ from pathlib import Path
 from weft.reports.exhibits import Axis
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
-from weft_papers.mts import closed, panels
-from weft_papers.mts.lab import APART, FORMS, TASKS, TITLES, EvaluatedModels, counted, in_groups, memory_bytes
+from weft_papers.mts import closed, recorded
+from weft_papers.mts.lab import APART, FORMS, TASKS, TITLES, EvaluatedModels, counted, grouped_cost, memory_bytes
 from weft_papers.mts.recorded import HALF, BenchRecord, MeasuredWay
 from weft_stitch.counts import Counts
 
@@ -66,7 +66,7 @@ class FormStudy:
         return memory_bytes(self.counts[form, tasks])
 
     def memory_mb(self, form: str, tasks: int) -> float:
-        return self.memory(form, tasks) / panels.MB
+        return self.memory(form, tasks) / recorded.MB
 
 
 def study(setting: EvaluatedModels, tasks: Sequence[int] = TASKS, tick: Tick | None = None) -> FormStudy:
@@ -142,7 +142,7 @@ def _memory_rows(paper: Paper, one: FormStudy) -> list[Row]:
         theirs = paper[f"netfuse_memory_resnet18_{tasks}"].value
         stitched = one.memory("mts", tasks)
         if tasks == max(TASKS):
-            stitched = in_groups(one.setting._replace(tasks=tasks), "mts", GROUPS)[1]
+            stitched = grouped_cost(one.setting._replace(tasks=tasks), "mts", GROUPS)[1]
         ours = one.memory("grouped", tasks) / stitched
         exact = one.memory("grouped", tasks) / one.memory("fused", tasks)
         why = (
@@ -161,10 +161,10 @@ def _memory_rows(paper: Paper, one: FormStudy) -> list[Row]:
 def _group_rows(paper: Paper, one: FormStudy) -> list[Row]:
     """What three groups save over one stitched matrix of all."""
     most = one.setting._replace(tasks=max(one.tasks))
-    macs, kept = in_groups(most, "mts", GROUPS)
+    macs, kept = grouped_cost(most, "mts", GROUPS)
     whole, alone = one.counts["mts", most.tasks], one.counts["separate", most.tasks]
     memory, theirs = memory_bytes(whole) / kept, paper["grouping_memory"].value
-    apart = memory_bytes(one.counts[APART, most.tasks]) / in_groups(most, APART, GROUPS)[1]
+    apart = memory_bytes(one.counts[APART, most.tasks]) / grouped_cost(most, APART, GROUPS)[1]
     why = (
         f"as equal groups as can be, a thousand classes in the matrix (eq. 8); with classifiers apart {apart:.2f}x; "
         "the paper does not say how many classes"
@@ -208,7 +208,7 @@ def _picture(out: Path, studies: Sequence[FormStudy]) -> Figure:
             ("weights + activations (MB)", study.memory_mb),
         ):
             series = {form: {tasks: value(form, tasks) for tasks in study.tasks} for form in ALL}
-            panel = panels.over_tasks(study.title, what, study.tasks, series, TITLED)
+            panel = recorded.over_tasks(study.title, what, study.tasks, series, TITLED)
             shown.append(replace(panel, y=Axis(label=what, low=0)) if value == study.weights else panel)
     title = "Counted on the graphs: what every form multiplies, stores and keeps alive (sharing .9, float32)"
     size = (12, 3.3 * len(studies) + 0.6)

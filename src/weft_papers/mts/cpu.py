@@ -64,12 +64,12 @@ def heat(setting: EvaluatedModels, rounds: int) -> Heat:
     return Heat(setting, chosen, graphs, race(graphs, rounds=rounds, threads=1))
 
 
-def heats(rounds: int, tasks: Sequence[int] = TASKS, net: str = "resnet18", tick: Tick | None = None) -> list[Heat]:
+def heats(rounds: int, tick: Tick | None = None) -> list[Heat]:
     results = []
-    for number in tasks:
-        results.append(heat(EvaluatedModels(net, number), rounds))
+    for number in TASKS:
+        results.append(heat(EvaluatedModels("resnet18", number), rounds))
         if tick:
-            tick(len(results), len(tasks))
+            tick(len(results), len(TASKS))
     return results
 
 

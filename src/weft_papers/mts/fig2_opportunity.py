@@ -12,10 +12,9 @@ from pathlib import Path
 
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Row, Table
-from weft_papers.mts import closed, panels
-from weft_papers.mts.against import title
+from weft_papers.mts import closed, recorded
 from weft_papers.mts.lab import EvaluatedModels
-from weft_papers.mts.recorded import HALF, SINGLE, BenchRecord, CountSweep
+from weft_papers.mts.recorded import HALF, SINGLE, BenchRecord, CountSweep, title
 
 FIGURE = "Fig. 2"
 PEAK_FLOPS = {HALF: 989e12, SINGLE: 495e12}
@@ -85,7 +84,7 @@ def _use_table(sweeps: Sequence[CountSweep]) -> Table:
 
 def _layer_table(sweep: CountSweep) -> Table:
     body = [
-        (str(tasks), way, f"{1e3 * sweep.ms(way, tasks):.2f}", f"{sweep.bytes(way, tasks) / panels.MB:.2f}")
+        (str(tasks), way, f"{1e3 * sweep.ms(way, tasks):.2f}", f"{sweep.bytes(way, tasks) / recorded.MB:.2f}")
         for tasks in sweep.tasks
         for way in sweep.ways()
         if sweep.has(way, tasks)
@@ -96,13 +95,13 @@ def _layer_table(sweep: CountSweep) -> Table:
 
 def _picture(out: Path, sweeps: Sequence[CountSweep], layer: CountSweep) -> Figure:
     shown = [
-        panels.over_tasks(
-            f"a: {title(sweep)}", "% of the peak", sweep.tasks, panels.of_ways(sweep, USED, partial(used, sweep))
+        recorded.over_tasks(
+            f"a: {title(sweep)}", "% of the peak", sweep.tasks, recorded.of_ways(sweep, USED, partial(used, sweep))
         )
         for sweep in sweeps
     ]
     if layer.tasks:
-        series = panels.of_ways(layer, LAYER, lambda way, tasks: 1e3 * layer.ms(way, tasks))
-        shown.append(panels.over_tasks("b: one dense layer of 1024 each", "latency (us)", layer.tasks, series))
+        series = recorded.of_ways(layer, LAYER, lambda way, tasks: 1e3 * layer.ms(way, tasks))
+        shown.append(recorded.over_tasks("b: one dense layer of 1024 each", "latency (us)", layer.tasks, series))
     heading, size = f"{FIGURE}: how much of an H200 the models use (recorded)", (max(9, 4.4 * len(shown)), 4)
     return pictures.picture(out, "fig2-use", heading, shown, size=size, columns=len(shown), legend_columns=5)

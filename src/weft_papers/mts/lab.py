@@ -133,8 +133,11 @@ def memory_bytes(counts: Counts) -> int:
     return counts.weight_bytes + counts.table_bytes + counts.activation_bytes
 
 
-def in_groups(setting: EvaluatedModels, form: str, groups: int) -> tuple[int, int]:
-    """MACs and bytes at the peak when equal tasks are stitched in as equal groups as can be, run one by one."""
+def grouped_cost(setting: EvaluatedModels, form: str, groups: int) -> tuple[int, int]:
+    """Return the MACs and the peak memory in bytes if the tasks are stitched in *groups* groups of nearly equal size.
+
+    The groups run one after another: weights of all count, but only the largest activation memory.
+    """
     small, more = divmod(setting.tasks, groups)
     sizes = {small + 1: more, small: groups - more}
     by_size = {size: counted(setting._replace(tasks=size), form) for size, number in sizes.items() if number}

@@ -2,20 +2,26 @@
 
 The file is what ``benchmarks/stitch_gpu.py`` writes. Every way but the eager ones runs in one CUDA graph; ``batch`` is
 as many pictures through ONE net, the physical reference.
+
+Fig. 2 and 6 to 9 have in common what follows from rows: our exact form against its rivals, the table of rows, and
+panels of a quantity over the number of tasks, with a line for each way to run them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from weft.base.errors import InputError
 from weft.base.jsonfile import read_json
-from weft_papers.mts.lab import APART, LABELS, SHARED, TASKS, EvaluatedModels
+from weft.reports.exhibits import DASHED, Axis, Curve, Panel
+from weft_papers.base import Row, Table
+from weft_papers.mts.lab import APART, COLOURS, LABELS, MARKS, RIVALS, SHARED, TASKS, TITLES, EvaluatedModels
 from weft_stitch.planning.grouping import GroupCost, Grouping, group, interpolated
 
 SHIPPED = "h200.json"
@@ -160,3 +166,126 @@ def _measured(raw: Mapping[str, Any]) -> MeasuredWay:
     for key in ("widths", "batches"):
         values[key] = tuple(values[key]) if values.get(key) else None
     return MeasuredWay(**values)
+
+
+MB = 1e6  # the paper's unit: decimal megabytes
+THIN = {"eager": ":", "grouped-eager": ":", "batch": DASHED, "mts": DASHED}
+"""Lines that are references."""
+UNSTORED = ("eager", "grouped-eager", "batch")
+"""Ways without a measurement of memory."""
+Series = Mapping[str, Mapping[int, float]]
+"""Way -> tasks -> value."""
+
+
+def curve(way: str, points: Mapping[float, float] | Mapping[int, float], label: str) -> Curve:
+    order = 3 if way in ("fused", IN_GROUPS) else 2
+    return Curve([*points], [*points.values()], label, COLOURS[way], MARKS[way], THIN.get(way, "-"), order=order)
+
+
+def over_tasks(
+    title: str, what: str, tasks: Sequence[int], series: Series, labels: Mapping[str, str] = MappingProxyType(LABELS)
+) -> Panel:
+    """A line for each way, or form, both axes by factors; *what* is up the side."""
+    curves = [curve(way, points, labels[way]) for way, points in series.items()]
+    return Panel(curves, title, tasks_axis(tasks), Axis(label=what, scale="log"))
+
+
+def tasks_axis(tasks: Sequence[int]) -> Axis:
+    return Axis(label="tasks", scale="log2", ticks=tasks)
+
+
+def of_ways(sweep: CountSweep, ways: Sequence[str], value: Callable[[str, int], float]) -> dict[str, dict[int, float]]:
+    """A value of each way, where it was measured."""
+    curves = {way: {tasks: value(way, tasks) for tasks in sweep.tasks if sweep.has(way, tasks)} for way in ways}
+    return {way: points for way, points in curves.items() if points}
+
+
+def stored_ways(sweep: CountSweep) -> list[str]:
+    return [way for way in sweep.ways() if way not in UNSTORED]
+
+
+def latency(sweep: CountSweep, title: str) -> Panel:
+    return over_tasks(f"{title}: latency", "latency (ms)", sweep.tasks, of_ways(sweep, sweep.ways(), sweep.ms))
+
+
+def memory(sweep: CountSweep, title: str) -> Panel:
+    series = of_ways(sweep, stored_ways(sweep), lambda way, tasks: sweep.bytes(way, tasks) / MB)
+    return over_tasks(f"{title}: memory", "peak memory (MB)", sweep.tasks, series)
+
+
+OURS = "fused"
+
+
+def title(sweep: CountSweep) -> str:
+    return f"{TITLES.get(sweep.net, sweep.net)}, {sweep.dtype}"
+
+
+def shape(groups: Sequence[Sequence[int]]) -> str:
+    """How large the groups are."""
+    return " + ".join(str(len(group)) for group in groups)
+
+
+def listed(values: Sequence[float], digits: int = 1) -> str:
+    return " / ".join(f"{value:.{digits}f}" for value in values)
+
+
+def ours_rows(figure: str, sweep: CountSweep) -> list[Row]:
+    """The exact one-kernel form against the best of its rivals, over all numbers of tasks."""
+    tasks = sweep.where(OURS, "streams")
+    if not tasks:
+        return []
+    best = {count: sweep.fastest(RIVALS, count) for count in tasks}
+    gains = [sweep.over(best[count], OURS, count) for count in tasks]
+    shares = [
+        100 * sweep.cost(OURS, count).weight_bytes / sweep.cost(best[count], count).weight_bytes for count in tasks
+    ]
+    rivals = ", ".join(
+        f"{LABELS[way]} at {_all([count for count in tasks if best[count] == way])}"
+        for way in dict.fromkeys(best.values())
+    )
+    rows = [
+        Row(
+            figure, f"ours (fused) over the fastest rival, {title(sweep)}, least", None, min(gains), "x",
+            f"recorded at {_all(tasks)} tasks: {listed(gains, 2)}; the fastest: {rivals}",
+        ),
+        Row(
+            figure, f"weights of ours over that rival's, {title(sweep)}, most tasks", None, shares[-1], "%",
+            f"recorded: {listed(shares)} %; every weight is stored once, no block of zeros",
+        ),
+    ]  # fmt: skip
+    if all(sweep.has("batch", count) for count in tasks):
+        over = [sweep.over(OURS, "batch", count) for count in tasks]
+        rows.append(
+            Row(figure, f"ours (fused) over a plain batch through one net, {title(sweep)}, most", None, max(over), "x",
+                f"recorded: {listed(over, 2)}; the batch is the physical reference: it has one net's weights only")
+        )  # fmt: skip
+    return rows
+
+
+def _all(tasks: Sequence[int]) -> str:
+    return "/".join(map(str, tasks))
+
+
+def table(figure: str, sweep: CountSweep, note: str = "") -> Table:
+    """Every recorded row, and the paper's form in groups."""
+    body = []
+    for tasks in sweep.tasks:
+        for way in sweep.ways():
+            if sweep.has(way, tasks):
+                body.append(_cells(sweep, way, tasks))
+    header = ("tasks", "way", "ms", "over sequential", "weights MB", "peak MB", "launches", "error", "groups")
+    return Table(f"{figure}: {title(sweep)}{note} (recorded)", header, tuple(body))
+
+
+def _cells(sweep: CountSweep, way: str, tasks: int) -> tuple[str, ...]:
+    cost = sweep.cost(way, tasks)
+    base = "sequential" if sweep.has("sequential", tasks) else "eager"
+    gain = f"{sweep.over(base, way, tasks):.2f}" if sweep.has(base, tasks) else ""
+    row = sweep.rows.get((way, tasks))
+    launches = "" if row is None or row.launches is None else str(row.launches)
+    error = "" if row is None or row.error is None else f"{row.error:.1e}"
+    groups = shape(sweep.grouping(tasks).groups) if way == IN_GROUPS else ""
+    return (
+        str(tasks), LABELS[way], f"{1e3 * cost.seconds:.3f}", gain, f"{cost.weight_bytes / 1e6:.1f}",
+        f"{cost.bytes / 1e6:.1f}", launches, error, groups,
+    )  # fmt: skip

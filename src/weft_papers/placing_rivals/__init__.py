@@ -7,12 +7,11 @@ up, and may divide a model's requests.
 
 from __future__ import annotations
 
-from weft_cluster.placing.alpaserve import greedy
+from weft_cluster.routing.placing_run import greedy
 from weft_papers.placing_rivals.alpaserve import beam, integer_programme
-from weft_papers.placing_rivals.common_practice import like_with_like, one_resource, round_robin
 from weft_papers.placing_rivals.gpulets import elastic
 from weft_papers.placing_rivals.nexus import squishy
-from weft_papers.placing_rivals.spreading import Rival, on_fewest
+from weft_papers.placing_rivals.spreading import Rival, like_with_like, on_fewest, one_resource, round_robin
 
 SPREADERS: dict[str, Rival] = {
     "round-robin": round_robin,

@@ -13,12 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from weft_cluster.placing.alpaserve import OnTime, fluid, lacking, replicate
 from weft_cluster.placing.filling import Filling
 from weft_cluster.placing.problem import PlacingProblem
 from weft_cluster.placing.resharing import levelled, new_homes
-from weft_papers.placing_rivals.common_practice import round_robin
-from weft_papers.placing_rivals.spreading import serial_loads
+from weft_cluster.routing.placing_run import OnTime, fluid, lacking, replicate
+from weft_papers.placing_rivals.spreading import round_robin, serial_loads
 
 STEPS = 1000
 """Into how many parts the worst model's rate is cut; the sum weighs a ten-thousandth, as published."""

@@ -21,8 +21,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from weft.base.errors import InputError, StitchError
 from weft.base.jsonfile import first_problem
-from weft_stitch.bodies.body import BodyStep
-from weft_stitch.bodies.differences import LowRank
+from weft_stitch.bodies.body import BodyStep, LowRank
 from weft_stitch.net import Array
 from weft_stitch.reading.onnx_program import Constants, ModelProgram, ProgramNode
 

@@ -12,8 +12,7 @@ import numpy as np
 
 from weft.base.errors import StitchError
 from weft.runtime.metadata import BODY_KEY
-from weft_stitch.bodies.body import Body, BodyStep, BodyValue, crews
-from weft_stitch.bodies.differences import LowRank, OwnLines
+from weft_stitch.bodies.body import Body, BodyStep, BodyValue, LowRank, OwnLines, crews
 from weft_stitch.bodies.joining import JoinedBody
 from weft_stitch.file_description import NotePart, VersionedNote, parse_note, read_note
 from weft_stitch.net import Array

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from weft_stitch.bodies.body import Body, BodyStep, BodyValue
-from weft_stitch.bodies.differences import LowRank, OwnLines, low_rank, own_lines, replaced, scaled
+from weft_stitch.bodies.body import Body, BodyStep, BodyValue, LowRank, OwnLines, low_rank, own_lines, replaced, scaled
 from weft_stitch.bodies.probing import BodyPlace
 from weft_stitch.net import Array
 from weft_stitch.reading.onnx_program import Constants

@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from weft.base.errors import StitchError
-from weft_stitch.bodies.body import Body, BodyStep, BodyValue, Crew, crews
-from weft_stitch.bodies.differences import LowRank, OwnLines
+from weft_stitch.bodies.body import Body, BodyStep, BodyValue, Crew, LowRank, OwnLines, crews
 from weft_stitch.bodies.narrowing import narrow_graph
 from weft_stitch.bodies.probing import BodyPlace, Fill
 from weft_stitch.graph import DYNAMIC, Graph, GraphStep, GraphTensor

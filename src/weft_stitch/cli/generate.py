@@ -33,13 +33,15 @@ def command(
         str, typer.Option("--norm", help="Normalisations: per_task, shared, or folded (biases only).")
     ] = "per_task",
     widths: Annotated[str | None, typer.Option("--widths", help="A factor on each model's widths: 1,0.9,1.25")] = None,
-    classes: Annotated[str | None, typer.Option("--classes", help="Of all models, or of each: 10,100,5")] = None,
+    classes: Annotated[
+        str | None, typer.Option("--classes", help="Classes of all models, or of each: 10,100,5")
+    ] = None,
     batch: Annotated[
         int | None, typer.Option("--batch", "-b", help="Rows that the files are fixed to; else they are open.")
     ] = None,
     resolution: Annotated[int | None, typer.Option("--resolution", help="Height and width of the pictures.")] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", help="Encoders: of what is added to queries and values.")
+        int | None, typer.Option("--rank", help="Encoders: rank of the update that is added to queries and values.")
     ] = None,
     frozen: Annotated[
         float | None, typer.Option("--frozen", help="Encoders: the part of the layers that is the base's.")

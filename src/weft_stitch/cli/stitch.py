@@ -83,8 +83,7 @@ def command(
     from weft_stitch.bodies.body_stitching import BodyStitching
     from weft_stitch.cli.stitch import print_body, print_stitching
     from weft_stitch.onnx_writer import keep_models
-    from weft_stitch.pages.body import body_report
-    from weft_stitch.pages.tables import stitching_report
+    from weft_stitch.pages import body_report, stitching_report
     from weft_stitch.sharing_map import write_sharing
     from weft_stitch.stitching_run import carry_out
 
@@ -190,7 +189,7 @@ GAP = 2
 
 def print_stitching(stitching: Stitching, *, layers: bool) -> None:
     """Print the result: tables, then sentences."""
-    from weft_stitch.pages.tables import sentences, ways_table
+    from weft_stitch.pages import sentences, ways_table
 
     ways = ways_table(stitching)
     styles = ["bold" if row.best else "" for row in ways.rows]
@@ -218,9 +217,9 @@ def print_stitching(stitching: Stitching, *, layers: bool) -> None:
 
 def print_body(stitching: BodyStitching, *, layers: bool) -> None:
     """Print the result of stitching to one body."""
-    from weft_stitch.pages.body import STEPS, WAYS, body_sentences, step_rows, way_rows
+    from weft_stitch.pages import BODY_WAYS, STEPS, body_sentences, step_rows, way_rows
 
-    _print_table(f"{len(stitching.names)} models as one body", WAYS, way_rows(stitching), ["", "bold"])
+    _print_table(f"{len(stitching.names)} models as one body", BODY_WAYS, way_rows(stitching), ["", "bold"])
     if layers:
         console.print()
         _print_table("steps with weights", STEPS, step_rows(stitching), left=2)
@@ -282,7 +281,7 @@ def _layer(row: LayerRow) -> tuple[str, ...]:
 
 
 def _print_spaces(summary: Summary) -> None:
-    from weft_stitch.pages.tables import percents
+    from weft_stitch.pages import percents
 
     console.print()
     columns = ("space", "channels of the models", "shared by all", "by some", "own")

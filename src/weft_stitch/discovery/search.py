@@ -14,8 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from weft.base.errors import StitchError
 from weft_stitch.discovery.comparison import mismatches, repair
 from weft_stitch.discovery.evidence import Evidence
-from weft_stitch.discovery.matching import MAJORITY, merge, merge_strangers, mergeable, vote
-from weft_stitch.discovery.nearness import merge_near
+from weft_stitch.discovery.matching import MAJORITY, merge, merge_near, merge_strangers, mergeable, vote
 from weft_stitch.discovery.partition import Partition
 from weft_stitch.family import Family, FamilyLayer, Sharing, Writer, wire
 

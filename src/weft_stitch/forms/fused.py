@@ -26,6 +26,8 @@ WIDEST = 31
 
 
 class Fused:
+    """All tasks in one step, each row with its own weights; one kernel on CUDA."""
+
     name = "fused"
 
     def refusal(self, room: Room, layer: FamilyLayer) -> str:

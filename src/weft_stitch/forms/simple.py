@@ -29,6 +29,8 @@ from weft_stitch.net import Array
 
 
 class Mts(Form):
+    """One dense convolution with zero blocks for channels that no task combines."""
+
     name = "mts"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
@@ -63,6 +65,8 @@ def _matrix(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: Aff
 
 
 class Grouped:
+    """One grouped convolution, as in NetFuse; it needs equal batches."""
+
     name = "grouped"
 
     def refusal(self, room: Room, layer: FamilyLayer) -> str:
@@ -100,6 +104,8 @@ def _matrices(layer: FamilyLayer, inputs: Channels, outputs: Channels, affine: A
 
 
 class Separate(Form):
+    """One convolution per task, as in the models."""
+
     name = "separate"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:

@@ -147,6 +147,8 @@ Classes = Mapping[Tasks, tuple[BlockPart, ...]]
 
 
 class Split(Form):
+    """The shared part on the rows of all tasks at once, the own parts grouped."""
+
     name = "split"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:
@@ -236,6 +238,8 @@ def _by_task(bench: CellWriter, tasks: Tasks, terms: list[str], cells: Mapping[T
 
 
 class Half(Form):
+    """Shared inputs to all outputs at once, own inputs grouped."""
+
     name = "half"
 
     def lower(self, room: Room, layer: FamilyLayer, chain: Sequence[FamilyLayer]) -> Lowered:

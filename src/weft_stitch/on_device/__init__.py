@@ -1,5 +1,58 @@
 """Files of ``weft stitch`` on a GPU: registered as kinds of models, opened by the core's engine for CUDA.
 
-``stitched_file`` opens stitched networks, of which ``fused_file`` has those in the form fused, with one kernel for each
-layer of all models; ``body_file`` opens encoders with one body.
+``StitchedFile`` opens stitched networks: by torch in the form fused, with one kernel for each layer of all models
+(``fused_file``), or by ONNX Runtime, whichever is faster. ``body_file`` opens encoders with one body.
 """
+
+from __future__ import annotations
+
+from weft.runtime.cuda.model_files import Blueprint, DeviceModel, ModelPreparation, OnnxFile, OutOfTime, first_line
+
+
+class StitchedFile(OnnxFile):
+    """A stitched file while it is being prepared."""
+
+    def workshop(self, blueprint: Blueprint) -> ModelPreparation:
+        """The faster of the two ways for a row of each model; a remark says how long each takes, or why one is out."""
+        try:
+            fused = self._fused()
+            fused_s = fused.round_s(blueprint)
+        except OutOfTime:
+            raise
+        except Exception as error:  # torch and the compiler of kernels raise kinds of their own
+            plain = self.onnx_workshop(blueprint)
+            plain.remarks.append(f"not in the form fused: {first_line(error)}")
+            return plain
+        if self.allowance.half_gone():
+            fused.remarks.append("in the form fused: there was no time to try ONNX Runtime; raise learn_s to have it")
+            return fused
+        try:
+            plain = self.onnx_workshop(blueprint)
+            plain_s = plain.round_s(blueprint)
+        except OutOfTime:
+            raise
+        except Exception as error:  # what it cannot run, the other can
+            fused.remarks.append(f"in the form fused: ONNX Runtime cannot run it ({first_line(error)})")
+            return fused
+        times = f"a row of each model takes {1e3 * fused_s:.3g} ms so, and {1e3 * plain_s:.3g} with ONNX Runtime"
+        if fused_s > plain_s:
+            plain.remarks.append(f"not in the form fused: {times}")
+            return plain
+        fused.remarks.append(f"in the form fused: {times}")
+        self.forget_graph()
+        return fused
+
+    def _fused(self) -> ModelPreparation:
+        from weft_stitch.on_device.fused_file import FusedFile  # torch is an extra, and takes long to import
+
+        file = FusedFile(self.device, self.path, self.options, self.allowance, self.folder)
+        return ModelPreparation(self.device, file, self.options, self.allowance)
+
+    def reopened(self, blueprint: Blueprint) -> DeviceModel:
+        if blueprint.segments[0].nodes is None:
+            return super().reopened(blueprint)
+        from weft_stitch.on_device.fused_file import FusedFile
+
+        free = self.device.memory()[0]
+        file = FusedFile(self.device, self.path, self.options, self.allowance, self.folder)
+        return file.opened(blueprint).assembled(free)

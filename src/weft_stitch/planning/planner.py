@@ -136,17 +136,9 @@ def plans(
     return search.contenders([best, *lighter], cost, weight_cap_bytes)
 
 
-def lower_plan(
-    family: Family,
-    sharing: Sharing,
-    chosen: Plan,
-    *,
-    batches: Sequence[int] | None = None,
-    dynamic: bool = False,
-    align: int = 1,
-) -> Graph:
+def lower_plan(family: Family, sharing: Sharing, chosen: Plan, *, dynamic: bool = False, align: int = 1) -> Graph:
     """The graph of a plan."""
-    graph = lower(family, sharing, chosen.forms, batches=batches, dynamic=dynamic, align=align)
+    graph = lower(family, sharing, chosen.forms, dynamic=dynamic, align=align)
     return in_slabs(graph, chosen.slabs) if chosen.slabs else graph
 
 
@@ -216,7 +208,10 @@ class _FormSearch:
             return None
 
     def contenders(self, mixtures: Sequence[Sequence[Option]], cost: GraphCost, cap: int | None) -> list[Plan]:
-        """The *mixtures* and every form throughout, costed as whole graphs; the first mixture is always one of them."""
+        """Cost as whole graphs, without duplicates: *mixtures*, and each form used for all layers.
+
+        Those whose weights take more than *cap* bytes are left out, except the first mixture.
+        """
         different: dict[object, tuple[str, Sequence[Option]]] = {}
         for mixture in (*mixtures, *self._uniform().values()):
             forms = self._forms(mixture)

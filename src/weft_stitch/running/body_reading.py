@@ -8,13 +8,12 @@ the usual ones, so the caller must compare answers (``body_serving.check``).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.base.errors import StitchError
-from weft_stitch.bodies.body import Body, BodyStep, BodyValue
-from weft_stitch.bodies.differences import LowRank
+from weft_stitch.bodies.body import Body, BodyStep, BodyValue, LowRank
 from weft_stitch.net import Array
 from weft_stitch.packing import aligned
 from weft_stitch.running.body_rows import FINEST, room_for
@@ -59,17 +58,17 @@ class DenseStep(NamedTuple):
     output: BodyValue
 
 
-def read_encoder(body: Body, device: Any = "cpu", dtype: Any = None) -> BodyEncoder:
+def read_encoder(body: Body) -> BodyEncoder:
     """Read the models of *body*, which must share all weights except low-rank parts, biases, norms and heads."""
     try:
-        return _Reader(body, device, dtype or torch.float32).encoder()
+        return _Reader(body).encoder()
     except (AssertionError, LookupError, StopIteration, TypeError, ValueError) as error:  # of what a file says of them
         raise _foreign(f"its steps do not fit together: {type(error).__name__} {error}") from error
 
 
 class _Reader:
-    def __init__(self, body: Body, device: Any, dtype: Any) -> None:
-        self._body, self._device, self._dtype = body, device, dtype
+    def __init__(self, body: Body) -> None:
+        self._body = body
         self._users: dict[BodyValue, list[int]] = {}
         for number, step in enumerate(body.steps):
             for value in dict.fromkeys(read for read in step.inputs if read is not None):
@@ -362,7 +361,7 @@ class _Reader:
         return self._held(dense.product, 2, task) if len(self._body.steps[dense.product].inputs) > 2 else 0.0
 
     def _tensor(self, array: Array) -> Tensor:
-        return torch.from_numpy(np.array(array, np.float32)).to(device=self._device, dtype=self._dtype)
+        return torch.from_numpy(np.array(array, np.float32))
 
 
 def _foreign(why: str) -> StitchError:

@@ -1,27 +1,286 @@
 """Inference with a body on a GPU: ``FusedEncoder`` runs a ``BodyStitching`` from Python.
 
-``weft serve`` does the same with a file, by ``weft_stitch.on_device.body_file``.
+``weft serve`` does the same with a file, by ``weft_stitch.on_device.body_file``. The rows of a batch are computed on a
+rung of a ``BodyLadder``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from hashlib import blake2b
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from weft.base.errors import StitchError, unknown_name
-from weft_stitch.bodies.bench import BodyBench
 from weft_stitch.bodies.body_description import read_body
-from weft_stitch.bodies.body_stitching import BodyStitching
+from weft_stitch.bodies.body_stitching import BodyBench, BodyStitching
 from weft_stitch.net import Array
-from weft_stitch.running.body_ladder import BodyLadder, Capture, Run, SlottedBody, digests
 from weft_stitch.running.body_reading import BodyEncoder, read_encoder
-from weft_stitch.running.body_rows import TokenRow
+from weft_stitch.running.body_rows import FINEST, RowNumbers, TokenRequest, TokenRow, pack, room_for, split_requests
+from weft_stitch.running.fused_body import (
+    BodyLayer,
+    BodyWeights,
+    Early,
+    FusedBody,
+    OwnHead,
+    RowNorm,
+    SharedProduct,
+    TileShape,
+)
 from weft_stitch.running.operators import Tensor, torch
 from weft_stitch.running.sessions import relative_difference
+
+SPARE, LEAST_SPARE = 8, 2
+"""Free slots for models that are added later: one for every 8 models, but at least 2; each costs device memory."""
+
+Change = Callable[[Tensor], Tensor]
+
+
+def map_weights(
+    weights: BodyWeights, shared: Change, own: Change, setting: Callable[[float], object] = lambda number: None
+) -> BodyWeights:
+    """Map the weights: *shared* is applied to tensors of all models, *own* to tables with an entry for each model.
+
+    setting: is called with other numbers that all models share.
+    """
+
+    def product(given: SharedProduct) -> SharedProduct:
+        bias = (own if len(given.bias) > 1 else shared)(given.bias)
+        if given.down is None or given.up is None:
+            return replace(given, weight=shared(given.weight), bias=bias)
+        return SharedProduct(shared(given.weight), bias, own(given.down), own(given.up))
+
+    def norm(given: RowNorm) -> RowNorm:
+        change = own if len(given.scale) > 1 else shared
+        setting(given.epsilon)
+        return RowNorm(change(given.scale), change(given.shift), given.epsilon)
+
+    def head(given: OwnHead) -> OwnHead:
+        return OwnHead(own(given.weight), own(given.bias))
+
+    def layer(given: BodyLayer) -> BodyLayer:
+        return BodyLayer(
+            product(given.asked), product(given.mixed), norm(given.attended),
+            product(given.inner), product(given.outer), norm(given.done),
+        )  # fmt: skip
+
+    return weights._replace(
+        words=shared(weights.words), positions=shared(weights.positions), embedded=norm(weights.embedded),
+        layers=[layer(block) for block in weights.layers], pooler=head(weights.pooler),
+        classifier=head(weights.classifier), kinds=None if weights.kinds is None else shared(weights.kinds),
+    )  # fmt: skip
+
+
+class BodyDigests(NamedTuple):
+    """Digests that tell weights apart."""
+
+    shared: bytes
+    """Digest of the shared weights, and of the sizes of all others."""
+    models: tuple[bytes, ...]
+    """Digest of each model's own weights."""
+
+
+def digests(encoder: BodyEncoder) -> BodyDigests:
+    common = blake2b(repr(encoder.weights.heads).encode())
+    own = [blake2b() for _ in encoder.names]
+
+    def see_shared(tensor: Tensor) -> Tensor:
+        common.update(repr(tuple(tensor.shape)).encode())
+        common.update(tensor.contiguous().numpy().data)
+        return tensor
+
+    def see_own(tensor: Tensor) -> Tensor:
+        common.update(repr(tuple(tensor.shape[1:])).encode())
+        for digest, mine in zip(own, tensor, strict=True):
+            digest.update(mine.contiguous().numpy().data)
+        return tensor
+
+    map_weights(encoder.weights, see_shared, see_own, lambda number: common.update(repr(number).encode()))
+    return BodyDigests(common.digest(), tuple(digest.digest() for digest in own))
+
+
+class SlottedBody:
+    """The weights of a body on a device, with a slot for each model and some free ones."""
+
+    def __init__(self, encoder: BodyEncoder, shared: bytes, device: Any, dtype: Any) -> None:
+        self.shared, self.dtype = shared, dtype
+        self.room = len(encoder.names) + max(LEAST_SPARE, len(encoder.names) // SPARE)
+        self._taken: list[bytes | None] = [None] * self.room
+        self._users = [0] * self.room
+        """Count of the loaded files that serve the model in each slot."""
+        self._lock = threading.Lock()
+        """Protects slots and their users: files load and close in different threads."""
+        self.weights = map_weights(
+            encoder.weights,
+            lambda tensor: tensor.to(device=device, dtype=dtype),
+            lambda tensor: torch.zeros((self.room, *tensor.shape[1:]), dtype=dtype, device=device),
+        )
+
+    def take(self, encoder: BodyEncoder, models: Sequence[bytes]) -> tuple[int, ...] | None:
+        """Take a slot for each model; loaded models keep theirs. None where there are too few free slots."""
+        with self._lock:
+            free = [slot for slot, users in enumerate(self._users) if not users and self._taken[slot] not in models]
+            new = [digest for digest in dict.fromkeys(models) if digest not in self._taken]
+            if len(new) > len(free):
+                return None
+            for digest, slot in zip(new, free, strict=False):
+                self._taken[slot] = None  # if writing fails, the slot must not look valid
+                self._write(encoder, models.index(digest), slot)
+                self._taken[slot] = digest
+            slots = tuple(self._taken.index(digest) for digest in models)
+            for slot in slots:
+                self._users[slot] += 1
+            return slots
+
+    def give_back(self, slots: Sequence[int]) -> None:
+        with self._lock:
+            for slot in slots:
+                self._users[slot] -= 1
+
+    def _write(self, encoder: BodyEncoder, model: int, slot: int) -> None:
+        for table, given in zip(_own(self.weights), _own(encoder.weights), strict=True):
+            table[slot].copy_(given[model])
+
+
+def _own(weights: BodyWeights) -> Iterator[Tensor]:
+    """The tables with an entry for each model, in order."""
+    tables: list[Tensor] = []
+
+    def seen(tensor: Tensor) -> Tensor:
+        tables.append(tensor)
+        return tensor
+
+    map_weights(weights, lambda tensor: tensor, seen)
+    yield from tables
+
+
+LEAST_ROWS, MOST_ROWS = 64, 2048
+"""Token rows of the smallest and largest rung. Each rung costs tuning, a capture and memory; a batch above the largest
+runs in parts. The largest rung grows where a single request may have more tokens.
+"""
+
+Run = Callable[[], None]
+Capture = Callable[[Run], Run]
+Shapes = dict[str, Any]
+"""Rows of a rung -> the tiles that ``tune_body`` found for it, as JSON."""
+
+
+class BodyRung(NamedTuple):
+    """A captured batch with a fixed number of token rows."""
+
+    layout: RowNumbers
+    numbers: Tensor
+    """Its inputs, laid out by *layout*."""
+    answers: Tensor
+    run: Run
+
+
+class BodyLadder:
+    """Batches of a body in fixed buffers of 64, 128, 256, ... rows, each made when it is first needed.
+
+    A batch goes to the smallest rung that holds its rows; one that no rung holds is computed in parts. On a GPU each
+    rung is one CUDA graph.
+    """
+
+    def __init__(self, weights: BodyWeights, room: int, shapes: Shapes | None = None) -> None:
+        """room: requests of a batch. shapes: those that were found earlier."""
+        self._weights, self.room, self.shapes = weights, room, {} if shapes is None else shapes
+        self.positions, self.words = len(weights.positions), len(weights.words)
+        self.kinds = 1 if weights.kinds is None else len(weights.kinds)
+        self.most = max(MOST_ROWS, room_for(self.positions))
+        self._rungs: dict[int, BodyRung] = {}
+
+    granule = FINEST
+    """Rows that a model has at least."""
+
+    @property
+    def sizes(self) -> list[int]:
+        """Rows of all possible rungs."""
+        sizes = [LEAST_ROWS]
+        while sizes[-1] < self.most:
+            sizes.append(2 * sizes[-1])
+        return sizes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rungs' input and output buffers."""
+        return sum(rung.numbers.nbytes + rung.answers.nbytes for rung in self._rungs.values())
+
+    def check(self, asked: TokenRow) -> None:
+        """Refuse a request whose tokens, kinds or length exceed the tables."""
+        length = int(asked.positions.max()) + 1
+        if length > self.positions:
+            raise StitchError(f"a request of {length} tokens: {self.positions} at most")
+        for what, numbers, count in (("tokens", asked.tokens, self.words), ("kinds", asked.kinds, self.kinds)):
+            least, most = int(numbers.min()), int(numbers.max())
+            if not 0 <= least <= most < count:
+                raise StitchError(f"a request with {what} from {least} to {most}: there are {count}, from 0")
+
+    def lots(self, asked: Sequence[TokenRow]) -> list[Sequence[TokenRow]]:
+        """Requests as batches that rungs hold; those of a model must follow each other."""
+        return split_requests(asked, self.most, self.room)
+
+    def rows_of(self, lot: Sequence[TokenRow]) -> int:
+        """Rows of the rung that holds a batch."""
+        return self.size_for(pack([TokenRequest(row.model, len(row.tokens)) for row in lot]).rows)
+
+    def size_for(self, rows: int) -> int:
+        return max(LEAST_ROWS, room_for(rows))
+
+    def rung(self, rows: int, capture: Capture, enough: Callable[[], bool] = lambda: False) -> BodyRung:
+        """The rung of *rows* token rows; *enough* says whether the time for tuning its tiles is used up."""
+        if rows not in self._rungs:
+            self._rungs[rows] = self._build(rows, capture, enough)
+        return self._rungs[rows]
+
+    def _build(self, rows: int, capture: Capture, enough: Callable[[], bool]) -> BodyRung:
+        words, room = self._weights.words, min(self.room, rows)
+        layout, longest = RowNumbers(rows, room), min(rows, self.positions)
+        numbers = torch.zeros(layout.size, dtype=torch.int32, device=words.device)
+        tokens, kinds, tables = layout.parts(numbers)
+        body = FusedBody(self._weights)
+        if words.is_cuda:
+            numbers.copy_(torch.from_numpy(layout.laid(self._example(rows, room))))
+            self._shape(body, tables, enough)
+        width = self._weights.classifier.weight.shape[2]
+        answers = torch.zeros((room, width), dtype=torch.float32, device=words.device)
+
+        def run() -> None:
+            with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+                answers.copy_(body(tokens, tables, longest, kinds))
+
+        return BodyRung(layout, numbers, answers, capture(run))
+
+    def _example(self, rows: int, room: int) -> list[TokenRow]:
+        """Example requests of several models that fill a rung, for tuning."""
+        length, models = max(FINEST, rows // room // FINEST * FINEST), len(self._weights.classifier.weight)
+        zeros, count = np.zeros(length, np.int32), min(room, rows // length)
+        return [TokenRow(number * models // count, zeros, zeros, zeros) for number in range(count)]
+
+    def _shape(self, body: FusedBody, tables: Any, enough: Callable[[], bool]) -> None:
+        """Tune the products' tiles once for each size; if time is up, use those of the nearest rung."""
+        from weft_stitch.running.kernel_shapes import tune_body
+
+        rows = len(tables.positions)
+        if str(rows) not in self.shapes and not (self.shapes and enough()):
+            with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+                tune_body(body, tables, self._weights.words.dtype)
+            self.shapes[str(rows)] = {
+                "early": body.early.value,
+                "tiles": [[*map(list, entry)] for entry in body.shapes.items()],
+            }
+            return
+        stored = self.shapes.get(str(rows)) or min(self.shapes.items(), key=lambda entry: abs(int(entry[0]) - rows))[1]
+        body.early = Early(stored["early"])
+        body.shapes = {
+            (depth, width, rank, rows, FINEST): TileShape(*tile) for (depth, width, rank, *_), tile in stored["tiles"]
+        }
+
 
 __all__ = ["BodyLadder", "FusedEncoder", "SlottedBody", "check", "digests", "read_file", "rows_of"]
 

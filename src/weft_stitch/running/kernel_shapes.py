@@ -1,7 +1,8 @@
-"""The fastest tiles of Triton kernels, found by trying: ``tune`` for the fused layers of a module, ``tune_body``.
+"""Autotuning of Triton kernels: ``tune`` for the fused layers of a module, ``tune_body`` for the products of a body.
 
-Both compile all candidates first, on all cores, and then time them one after another inside CUDA graphs. Candidates
-for which the GPU lacks registers or shared memory are skipped.
+A *shape* is a tile configuration of a kernel: tile sizes, warps and pipeline stages. Both functions compile all
+candidates first, on all cores, and then time them one after another inside CUDA graphs. Candidates for which the GPU
+lacks registers or shared memory are skipped.
 """
 
 from __future__ import annotations

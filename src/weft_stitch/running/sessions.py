@@ -30,10 +30,10 @@ from weft_stitch.reading.onnx_source import COARSE
 class GraphRunner:
     """A graph loaded in ONNX Runtime, with made-up inputs."""
 
-    def __init__(self, graph: Graph, *, threads: int = 1, rows: int = 1, seed: int = 0) -> None:
+    def __init__(self, graph: Graph, *, threads: int = 1, rows: int = 1) -> None:
         self._name = graph.name
         self._session = graph_session(graph, threads, optimise=True)
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(0)
         self.feed: dict[str, Array] = {
             tensor.name: rng.standard_normal([rows if size == DYNAMIC else size for size in tensor.shape], np.float32)
             for tensor in graph.inputs
@@ -146,13 +146,12 @@ def largest_difference(
     rows: Sequence[int],
     *,
     threads: int = 1,
-    seed: int = 0,
 ) -> Difference:
     """Run *graph* and its models on the same random inputs; *rows* are multiples of each model's batch.
 
     sources: the models' files, which ONNX Runtime runs as they are; without one the net as it was read.
     """
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     feeds = [
         {port.name: _drawn(rng, (count, *port.shape), net) for port in net.inputs}
         for net, count in zip(family.nets, rows, strict=True)
@@ -171,9 +170,9 @@ def largest_difference(
     return worst._replace(coarse=coarse)
 
 
-def tied_rows(net: Net, close: float, *, threads: int = 1, seed: int = 0) -> str:
+def tied_rows(net: Net, close: float, *, threads: int = 1) -> str:
     """Why *net* cannot take any number of rows, in words; empty if it answers several batches as it does each."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     feed = {port.name: _drawn(rng, (_SEVERAL * net.batch, *port.shape), net) for port in net.inputs}
     apart = _alone(net, None, feed, threads)
     session = graph_session(plain_graph(net, dynamic=True), threads, optimise=False)

@@ -9,7 +9,7 @@ of the QONNX dialect, for tools that read it; onnxruntime does not.
 On x86 processors without VNNI, onnxruntime adds products of 8-bit integers in 16 bits, which may overflow in ``qdq``
 models; with the entry ``session.x64quantprecision`` of its session options set to 1 it does not.
 
-``weights`` and ``activations`` write tensors in a format; ``emitter`` has types, opsets and unique names.
+``tensors`` writes tensors in a format; ``emitter`` has types, opsets and unique names.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from weft.models.onnx_graph import (
 )
 from weft.models.onnx_import.widths import FORMATS, Widths, noted
 from weft.models.weighted_layers import find_layers, flat, load_flat
-from weft_tune.export import activations, weights
+from weft_tune.export import tensors
 from weft_tune.export.emitter import LEAST_OPSET, Emitter, onnx_type, raise_opset
 from weft_tune.network import Network, check_layers
 from weft_tune.numbers.configuration import AnyFormat, Configuration
@@ -52,16 +52,16 @@ DATA, WEIGHT = 0, 1
 """Positions of the operands among the inputs of a node."""
 
 _INPUTS: dict[Style, Callable[[Emitter, str, AnyFormat], str]] = {
-    "qdq": activations.quantise,
-    "packed": activations.quantise,
-    "simulated": activations.simulate,
-    "qonnx": activations.quantise_qonnx,
+    "qdq": tensors.quantise,
+    "packed": tensors.quantise,
+    "simulated": tensors.simulate,
+    "qonnx": tensors.quantise_qonnx,
 }
 _WEIGHTS = {
-    "qdq": weights.store_codes,
-    "packed": weights.store_codes,
-    "simulated": weights.store_rounded,
-    "qonnx": weights.store_rounded,
+    "qdq": tensors.store_codes,
+    "packed": tensors.store_codes,
+    "simulated": tensors.store_rounded,
+    "qonnx": tensors.store_rounded,
 }
 
 
@@ -95,7 +95,7 @@ def export(
     nodes = [added for place, node in enumerate(proto.graph.node) for added in (*before.get(place, ()), node)]
     replace_nodes(proto.graph, needed_nodes(nodes, [output.name for output in proto.graph.output]), emitter.constants)
     if style == "qonnx":
-        add_opset(proto, activations.QONNX_DOMAIN, activations.QONNX_VERSION)
+        add_opset(proto, tensors.QONNX_DOMAIN, tensors.QONNX_VERSION)
     set_metadata(proto, {**metadata(proto), FORMATS: configuration.text, **noted(widths, rounded)})
     return proto
 
@@ -123,7 +123,7 @@ def _opset(layer: str, configuration: Configuration, style: Style) -> int:
     """The least opset that has the operators for the formats of a layer."""
     if style not in ("qdq", "packed"):
         return LEAST_OPSET
-    data = activations.activation_type(configuration[f"{layer}.input"])
+    data = tensors.activation_type(configuration[f"{layer}.input"])
     weight = onnx_type(configuration[f"{layer}.weight"]) if _both_integers(layer, configuration, style) else None
     return max([LEAST_OPSET, *(target.opset for target in (data, weight) if target)])
 
@@ -133,7 +133,7 @@ def _both_integers(layer: str, configuration: Configuration, style: Style) -> bo
 
     It must not if the input is no integer: onnxruntime would make one of it to use its kernels for such weights.
     """
-    data = activations.activation_type(configuration[f"{layer}.input"])
+    data = tensors.activation_type(configuration[f"{layer}.input"])
     weight = onnx_type(configuration[f"{layer}.weight"])
     return style == "qdq" and bool(data and weight and data.integer and weight.integer)
 
@@ -166,9 +166,9 @@ def _quantise(
 
 
 def _write_weight(emitter: Emitter, site: Site, form: AnyFormat, style: Style, integers: bool) -> str:
-    write = weights.store_integers if integers else _WEIGHTS[style]
+    write = tensors.store_integers if integers else _WEIGHTS[style]
     name = write(emitter, site.weight, form, f"{site.layer}.weight")
-    return activations.quantise_qonnx(emitter, name, form) if style == "qonnx" else name
+    return tensors.quantise_qonnx(emitter, name, form) if style == "qonnx" else name
 
 
 def _widths(graph: OnnxGraph, sites: list[Site], configuration: Configuration) -> dict[str, Widths]:

@@ -52,7 +52,7 @@ class Emitter:
         self._names |= {value.name for value in (*graph.initializer, *graph.input, *graph.output)}
         self._shared: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
-    def node(self, op: str, inputs: Iterable[str], hint: str, *, domain: str = "", **attributes: Any) -> str:
+    def add_node(self, op: str, inputs: Iterable[str], hint: str, *, domain: str = "", **attributes: Any) -> str:
         """Add a node and return the name of its one output."""
         output = self.name(f"{hint}/{op}")
         self._nodes.append(make_node(op, inputs, [output], output, domain=domain or None, **attributes))

@@ -46,13 +46,13 @@ def draw_search(tuning: Tuning, *paths: Path | str) -> Figure:
     """Draw the search as PNG or SVG files, by their suffixes."""
     files = [picture_path(path) for path in paths]
     with matplotlib.rc_context({"svg.hashsalt": "weft", "font.size": 9, "axes.edgecolor": RULE, "text.color": INK}):
-        figure = _figure(tuning)
+        figure = _make_figure(tuning)
         for path in files:
             save(figure, path)
     return figure
 
 
-def _figure(tuning: Tuning) -> Figure:
+def _make_figure(tuning: Tuning) -> Figure:
     figure = Figure(figsize=(12.0, 6.4), facecolor="white")
     FigureCanvasAgg(figure)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1.35, 1), gridspec_kw=MARGINS)

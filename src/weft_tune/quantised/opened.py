@@ -2,13 +2,17 @@
 
 Cut, the input of a layer can be rounded between two sessions (``runner.PlanRunner``). A tensor that enters several
 layers is rounded for each of them on its own; all other readers get it unrounded.
+
+``find_targets`` gives the layers that are tuned: their numbers of weights, inputs and products, their ranges of values.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +20,27 @@ import numpy as np
 
 from weft.base.errors import ModelError, TuneError, unknown_name
 from weft.models.element_types import ElementType, element_type
-from weft.models.onnx_graph import OnnxModel, copied, declared, fill, makers, metadata, prune, to_array
+from weft.models.onnx_graph import (
+    Attributes,
+    OnnxModel,
+    OnnxNode,
+    copied,
+    declared,
+    fill,
+    makers,
+    metadata,
+    prune,
+    to_array,
+)
 from weft.models.onnx_import.widths import FORMATS
-from weft.models.weighted_layers import WeightedLayer, find_layers, load_flat
+from weft.models.weighted_layers import KINDS, WeightedLayer, find_layers, load_flat
 from weft.runtime.cutting import ModelPiece, SeenTensor, split, whole_because
 from weft.runtime.onnxruntime_cpu.sessions import check_ranks, first_line, open_model, open_session, specs
 from weft.runtime.samples import batches, feed
 from weft.runtime.stitched import tasks_in
 from weft.runtime.tensors import Array, TensorSpec
+from weft_tune.network import Network, Target, join_targets
+from weft_tune.quantised.data import check_inputs
 from weft_tune.quantised.runner import RoundingPlan, Stage, rounded_input, weight_input
 
 BATCH_BYTES = 8 << 20
@@ -255,3 +272,102 @@ def _stages(opened: Opened, layers: Sequence[WeightedLayer], pieces: Sequence[Mo
             layer.name if layer else None, sources[at], piece.model.SerializeToString(), others[at], piece.outputs,
             live[at],
         )  # fmt: skip
+
+
+def find_targets(
+    model: str | Path | Opened,
+    calibration: Mapping[str, Array],
+    *,
+    layers: str | Sequence[str] | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
+) -> Network:
+    """The layers that may be tuned, in the order in which they run.
+
+    *layers*: names, patterns such as ``block1.*``, ``conv`` for all convolutions or ``fc`` for all matrix products;
+    all by default. *groups*: name -> layers that share one format. Samples of *calibration* show the range of inputs.
+    """
+    opened = model if isinstance(model, Opened) else open_for_tuning(model)
+    targets = _observe(opened, select(opened.layers, layers), check_inputs(calibration, opened.inputs))
+    return Network(opened.path.stem, tuple(_group_targets(targets, groups or {})))
+
+
+def select(layers: Sequence[WeightedLayer], wanted: str | Sequence[str] | None) -> tuple[WeightedLayer, ...]:
+    """Select layers by name, pattern or kind."""
+    if wanted is None:
+        return tuple(layers)
+    chosen: set[str] = set()
+    for word in [wanted] if isinstance(wanted, str) else wanted:
+        matches = {layer.name for layer in layers if layer.name == word or fnmatchcase(layer.name, word)}
+        if not matches and word in KINDS.values():
+            matches = {layer.name for layer in layers if layer.kind == word}
+        if not matches:
+            raise TuneError(unknown_name("layer", word, [layer.name for layer in layers]))
+        chosen |= matches
+    if not chosen:
+        raise TuneError("no layer is named; leave the choice out to tune all of them")
+    return tuple(layer for layer in layers if layer.name in chosen)
+
+
+def _observe(opened: Opened, layers: Sequence[WeightedLayer], inputs: Mapping[str, Array]) -> dict[str, Target]:
+    """Run the float model and measure the tensors that enter and leave the layers."""
+    nodes = {layer.name: opened.model.graph.node[layer.position] for layer in layers}
+    names = list(dict.fromkeys(name for node in nodes.values() for name in (node.input[0], node.output[0])))
+    # one sample alone, for sizes: of a batch they need not be a multiple
+    (alone,) = tensors_by_batch(opened, names, {name: values[:1] for name, values in inputs.items()}, 1)
+    rows = opened.fixed_batch or 1
+    largest = dict.fromkeys(nodes, 0.0)
+    for tensors in tensors_by_batch(opened, names, inputs, choose_batch(opened, inputs)):
+        for name, node in nodes.items():
+            top = float(np.abs(tensors[node.input[0]]).max(initial=0.0))
+            if not math.isfinite(top):
+                raise TuneError(
+                    f"{opened.path}: NaN or infinity enters layer {name!r}; take the samples out that do it"
+                )
+            largest[name] = max(largest[name], top)
+    targets = {}
+    for layer in layers:
+        node = nodes[layer.name]
+        entering, leaving = alone[node.input[0]], alone[node.output[0]]
+        targets[layer.name] = Target(
+            layer.name,
+            weights=layer.weight.size,
+            inputs=entering.size // rows,
+            weight_max=float(np.abs(layer.weight).max(initial=0.0)),
+            input_max=largest[layer.name],
+            macs=_products(layer, entering, leaving, node) // rows,
+        )
+    return targets
+
+
+def _products(layer: WeightedLayer, entering: Array, leaving: Array, node: OnnxNode) -> int:
+    """Multiply-accumulate operations of a layer."""
+    sizes = layer.weight.shape
+    if layer.op == "ConvTranspose":
+        return int(entering.size) * math.prod(sizes[1:])
+    if layer.op == "Conv":
+        return int(leaving.size) * math.prod(sizes[1:])
+    transposed = Attributes(node).integer("transB", 0)
+    depth: int = sizes[-1] if transposed or len(sizes) == 1 else sizes[-2]
+    return int(leaving.size) * depth
+
+
+def _group_targets(targets: Mapping[str, Target], groups: Mapping[str, Sequence[str]]) -> Iterator[Target]:
+    """Targets as they are, and in the place of the first of each group, the group."""
+    owner: dict[str, str] = {}
+    for group, members in groups.items():
+        if not members:
+            raise TuneError(f"group {group!r} has no layer")
+        for name in members:
+            if name not in targets:
+                raise TuneError(f"group {group!r}: {unknown_name('layer', name, targets)}")
+            if name in owner:
+                raise TuneError(f"layer {name!r} is in the groups {owner[name]!r} and {group!r}; leave it in one")
+            owner[name] = group
+    for name, target in targets.items():
+        if name not in owner:
+            yield target
+        else:
+            group = owner[name]
+            members = [member for member in targets if owner.get(member) == group]
+            if name == members[0]:
+                yield join_targets(group, [targets[member] for member in members])

@@ -2,7 +2,7 @@
 
 ``quantise_int8`` is the baseline that every user has at hand: static quantisation in the QDQ form, 8-bit weights, 8-bit
 activations with ranges from calibration inputs. Its result is scored with graph optimisation off, so that every pair of
-nodes rounds as written; fused kernels of some processors saturate on the way.
+nodes rounds as written; on some processors the optimiser's fused kernels overflow in intermediate sums.
 """
 
 from __future__ import annotations

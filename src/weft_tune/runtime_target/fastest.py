@@ -19,9 +19,8 @@ from weft.runtime.tensors import Array
 from weft.runtime.timing import Turns
 from weft_tune.options import TuneOptions
 from weft_tune.quantised.data import LabelledData, read_data, read_samples
-from weft_tune.quantised.opened import Opened, open_for_tuning
+from weft_tune.quantised.opened import Opened, open_for_tuning, select
 from weft_tune.quantised.scoring import make_scorer, needs_no_labels
-from weft_tune.quantised.targets import select
 from weft_tune.runtime_target.bench import BuiltVariant, RuntimeBench
 from weft_tune.runtime_target.choice import FLOAT32, FastestVariant, OnStage, TriedVariant, choose
 from weft_tune.subject import check_source_stays, labelled_samples, model_file, tuned_file

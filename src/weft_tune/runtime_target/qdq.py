@@ -157,6 +157,7 @@ class _QdqWriter:
         self.owners: dict[str, str] = {}
 
     def write(self) -> None:
+        """Rewrite the graph's nodes, with quantise and dequantise pairs around the chosen layers."""
         layers = {layer.position: layer for layer in self._layers}
         nodes: list[OnnxNode] = []
         for position, node in enumerate(self._graph.node):

@@ -32,8 +32,8 @@ from weft_stitch.bodies.body_stitching import stitch_body
 from weft_stitch.on_device import body_file
 from weft_stitch.on_device.body_file import FORM, IN_PLACE, DeviceBody
 from weft_stitch.running import body_serving, kernel_shapes
-from weft_stitch.running.body_ladder import LEAST_SPARE, BodyLadder, SlottedBody, digests
 from weft_stitch.running.body_reading import read_encoder
+from weft_stitch.running.body_serving import LEAST_SPARE, BodyLadder, SlottedBody, digests
 from weft_stitch.running.fused_body import Early, FusedBody, TileShape
 
 

@@ -34,7 +34,7 @@ from weft.base.errors import (
     WorkerStarting,
 )
 from weft.runtime.backend import BatchPart, LoadOptions, Step
-from weft.runtime.breaker import Endurance
+from weft.runtime.breaker import BreakerLimits
 from weft.runtime.isolated import packets, process
 from weft.runtime.isolated.backend import IsolatingBackend
 from weft.runtime.isolated.group import LONGEST_PAUSE_S, WorkerGroup
@@ -301,7 +301,7 @@ def _failure(model: IsolatedModel, lane: Any, inputs: dict[str, Any]) -> Request
 def test_a_model_whose_worker_dies_too_often_is_left_alone_until_it_is_tried_again(
     made: list[IsolatingBackend], tmp_path: Path
 ) -> None:
-    one = backend(made, spare=True, endurance=Endurance(deaths=1, rest_s=1e5, longest_rest_s=1e6))
+    one = backend(made, spare=True, breaker=BreakerLimits(deaths=1, pause_s=1e5, longest_pause_s=1e6))
     clock = [0]
     model, lane = opened(one, loop_model(tmp_path / "turning.onnx")), one.lane(0)
     model.breaker._now = lambda: clock[0]

@@ -75,8 +75,10 @@ class Matrix:
 
     @property
     def lost_pct(self) -> float:
-        """The largest reduction that lasts: over the upper third of the external levels, in the worst row but one, as a
-        single row may be a disturbance."""
+        """The largest lasting reduction: over the upper third of the external levels, in the second worst row.
+
+        The worst row may be a disturbance.
+        """
         tail = max(1, len(self.external_gb_s) // 3)
         return float(100 - np.sort(np.median(self.relative_speed_pct[:, -tail:], axis=1))[1])
 

@@ -1,5 +1,6 @@
-"""Policies: each decides which layer of which model goes next. ``POLICIES`` and ``ON_SHARES`` hold the names a user
-may write.
+"""Policies: each decides which layer of which model goes next.
+
+``POLICIES`` and ``ON_SHARES`` hold the names that a user may write.
 
 Each policy has one file and one line in ``tool.toml``. ``base.py`` has the interface; ``fairness.py`` the band around a
 mix; ``refilling.py`` the base of policies that refill batches; ``bound.py`` the throughput that no policy can exceed.

@@ -209,8 +209,10 @@ def _answers(head: Candidate) -> float:
 
 
 def _due(head: Candidate, earliest: int) -> int:
-    """Return a candidate's latest finish time; a deadline it cannot meet is extended by its allowed time, doubled each
-    time."""
+    """Return a candidate's latest finish time.
+
+    A deadline that it cannot meet is extended by its allowed time, doubled until it can be met.
+    """
     due = head.deadline
     allowed = max(1, due - head.arrival) if due < earliest else 0
     while due < earliest:

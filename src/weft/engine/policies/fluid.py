@@ -27,7 +27,8 @@ class Fluid(Refilling):
         return more if rules.slack(halted.deadline, now, self._overhead(halted, more), 100) > 0 else halted
 
     def _overhead(self, halted: Candidate, more: Candidate) -> int:
-        """Return the ticks of the newcomers up to this exit and then of all to the end, without exits (equation 4)."""
-        together = halted.size + more.size
-        there = self.rest(more, halted.layer, more.size)
-        return rules.fluid_overhead(self.rest(more, 0, more.size), there, self.rest(halted, halted.layer, together))
+        """Return the ticks until the end if the newcomers join the paused batch at its exit (equation 4)."""
+        new_total = self.rest(more, 0, more.size)
+        new_after_exit = self.rest(more, halted.layer, more.size)
+        merged_after_exit = self.rest(halted, halted.layer, halted.size + more.size)
+        return rules.fluid_overhead(new_total, new_after_exit, merged_after_exit)

@@ -108,8 +108,11 @@ class Orion(Streams):
 
 @dataclass(frozen=True)
 class Reef(Streams):
-    """REEF (Han et al., OSDI 2022) without its killing of kernels: others run beside the urgent model only on the
-    multiprocessors that it leaves free, in segments that are no longer than its own."""
+    """REEF (Han et al., OSDI 2022) without its killing of kernels.
+
+    Other models run beside the urgent one only on the multiprocessors that it leaves free, in segments that are no
+    longer than its own.
+    """
 
     def lane(self, head: Candidate, view: View, urgent: Rank) -> int | None:
         if _rank(head) == urgent:

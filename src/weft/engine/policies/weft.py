@@ -166,9 +166,16 @@ class Weft(Policy):
         def cost(head: Candidate) -> tuple[int, int, int]:
             _, times = issue(view.device, head.fetch, head.compute, self.setting.buffer)
             idle = rules.priced_idle(
-                head.fetch, head.compute, times.fetch_end, times.fetch_start, view.device.array_free,
-                compute_price, memory_price, shortest, longest,
-            )  # fmt: skip
+                fetch=head.fetch,
+                compute=head.compute,
+                fetch_end=times.fetch_end,
+                channel_start=times.fetch_start,
+                array_free=view.device.array_free,
+                compute_price=compute_price,
+                memory_price=memory_price,
+                shortest=shortest,
+                longest=longest,
+            )
             return idle, view.progress[head.stream], head.stream
 
         return Start(min(view.candidates, key=cost))

@@ -72,7 +72,7 @@ class GraphBuilder:
             opset=OPSET,
             ir_version=IR_VERSION,
             producer="weft",
-            entries=self.metadata,
+            metadata=self.metadata,
         )
 
     # Ends of the graph

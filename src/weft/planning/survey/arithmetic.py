@@ -11,6 +11,7 @@ from weft.runtime.timing import Clock, mean_seconds
 SIZE = 512
 """Of square matrices: large enough that the product is all the work there is."""
 ROUNDS = 8
+"""The fastest of these counts: other processes and a rising clock only make a product slower."""
 
 
 def core_tflops(*, clock: Clock = time.process_time) -> float:

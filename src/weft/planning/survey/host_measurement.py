@@ -1,4 +1,4 @@
-"""``measure``: this machine as a device, from the names of models or from a workload."""
+"""``measure``: measure this machine as a device, for named models or for those of a workload."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ def measure(
     cache: str | Path | None = None,
     on_progress: Progress | None = None,
 ) -> Host:
-    """This machine with these models, or with those of a workload, as ``weft serve`` runs them.
+    """Measure this machine with these models, or with those of a workload, as ``weft serve`` runs them.
 
-    device: ``host``, its cores; or a device in it, as a GPU, which has one lane.
-    lanes: the cores less one where left out. seconds: how long to watch all models together. cache: where cut models
-    are kept between runs.
+    device: ``host``, its cores; or a device in it, such as a GPU, which has one lane.
+    lanes: by default one less than the cores. seconds: duration of the measurement of all models together.
+    cache: folder that keeps cut models between runs.
     """
     subjects = subjects_of(models) if isinstance(models, Workload) else list(map(_subject, models))
     if not is_measured(device):
@@ -48,7 +48,7 @@ def measure(
     usual = 1 if device != HOST else max(1, usable_cores() - 1)
     kept = Path(cache) if cache else None
     try:
-        found = survey(
+        host = survey(
             subjects,
             device=device,
             lanes=usual if lanes is None else lanes,
@@ -59,20 +59,23 @@ def measure(
         )
     except ShapeNeeded as error:
         raise _in_words_of(models, error) from error
-    return with_shares(found, subjects, kept) if device != HOST and device_kind(device).shares else found
+    return with_shares(host, subjects, kept) if device != HOST and device_kind(device).shares else host
 
 
 def subject(source: str, shapes: Shapes | None = None) -> Subject:
-    """A model to measure; packaged ones bring the shapes of what is sent to them.
+    """Return a model to measure; packaged models have default shapes of their inputs.
 
-    shapes: of inputs or of axes. What does not fit the model raises ModelError.
+    shapes: of inputs or of axes; ModelError if they do not fit the model.
     """
     usual = PACKAGED[source].shapes if source in PACKAGED else {}
     return Subject(source, {**usual, **_settled(source, shapes or {})})
 
 
 def _settled(source: str, shapes: Shapes) -> Shapes:
-    """Shapes of inputs and axes as shapes of inputs; of a stitched file the server knows the inputs by other names."""
+    """Resolve shapes of inputs and axes to shapes of inputs.
+
+    They are unchanged for a stitched file, whose inputs have other names in the server.
+    """
     file, task = file_and_task(source)
     path = packaged_models().get(source) if source in PACKAGED else Path(file)
     if not shapes or task or path is None or not path.is_file():
@@ -84,20 +87,20 @@ def _settled(source: str, shapes: Shapes) -> Shapes:
 
 
 def subjects_of(workload: Workload) -> list[Subject]:
-    """The models that a workload asks for; files are looked for beside it."""
-    found: dict[str, Subject] = {}
+    """Return the models of a workload; relative file names are relative to its folder."""
+    subjects: dict[str, Subject] = {}
     for stream in workload.stream:
         path = Path(stream.model)
-        beside = file_and_task(stream.model)[0].endswith(".onnx") and not path.is_absolute()
-        source = str(Path(workload.folder) / path) if beside else stream.model
-        found.setdefault(stream.served_name, subject(source, stream.shapes))
-    return list(found.values())
+        relative = file_and_task(stream.model)[0].endswith(".onnx") and not path.is_absolute()
+        source = str(Path(workload.folder) / path) if relative else stream.model
+        subjects.setdefault(stream.served_name, subject(source, stream.shapes))
+    return list(subjects.values())
 
 
 def _in_words_of(models: Workload | Sequence[object], error: ShapeNeeded) -> ModelError:
-    """The error with advice for where the models were named: in a workload, or several of them by an option."""
+    """Return the error with advice that fits how the models were named: in a workload, or by options."""
     if isinstance(models, Workload):
-        stream = next(each for each in models.stream if each.served_name == error.model)
+        stream = next(stream for stream in models.stream if stream.served_name == error.model)
         return models.advised(stream, error)
     return error if len(models) == 1 else error.among_several()
 
@@ -107,11 +110,11 @@ def _subject(model: str | os.PathLike[str] | Subject) -> Subject:
 
 
 POLICY = "slices"
-"""One that shares, and has models take turns."""
+"""A policy that shares the GPU and gives models turns."""
 
 
 def with_shares(host: Host, subjects: Sequence[Subject], cache: Path | None = None) -> Host:
-    """*host*, which is a GPU, and how it can be shared by these models."""
+    """Return *host*, a GPU, with its possible shares and the behaviour of these models on them."""
     with tempfile.TemporaryDirectory() as folder:
         kept = str(folder if cache is None else cache)
         files = dict.fromkeys(subject.file for subject in subjects)
@@ -120,11 +123,12 @@ def with_shares(host: Host, subjects: Sequence[Subject], cache: Path | None = No
             ServerProcess(*files, *arguments) as server,
             urllib.request.urlopen(f"{server.url}/weft/profile", timeout=30) as answer,
         ):
-            told = json.load(answer)
-    if told["gpu"] is None:  # none of them runs there
+            profile = json.load(answer)
+    if profile["gpu"] is None:  # no model runs there
         return host
     models = {}
     for name, model in host.models.items():
-        like = {int(rows): GpuLikeness.model_validate(each) for rows, each in told["models"][name]["like"].items()}
+        rows_like = profile["models"][name]["like"].items()
+        like = {int(rows): GpuLikeness.model_validate(likeness) for rows, likeness in rows_like}
         models[name] = model.model_copy(update={"like": like or {1: UNMEASURED}})
-    return host.model_copy(update={"gpu": GpuCuts.model_validate(told["gpu"]), "models": models})
+    return host.model_copy(update={"gpu": GpuCuts.model_validate(profile["gpu"]), "models": models})

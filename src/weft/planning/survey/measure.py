@@ -1,4 +1,4 @@
-"""Driving a server to measure this machine: clients that keep its lanes busy, model by model and all together."""
+"""Measure this machine through a server: clients keep its lanes busy, with one model at a time and with all of them."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from statistics import fmean, median
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from weft.base.errors import InputError, ShapeNeeded
 from weft.base.shapes import Shapes, example, written
@@ -28,10 +29,10 @@ from weft.models.stitched_files import file_and_task
 from weft.planning.survey.processor_time import ConditionsWatch
 from weft.planning.survey.spans import (
     SeenSpan,
-    beside_each,
     hand_overs,
     losses,
     mean_times,
+    overlaps_of,
     read_spans,
     runs,
 )
@@ -45,33 +46,39 @@ from weft.serving.process import ServerProcess
 from weft.workloads.requests import Workload, parse_workload, served_name
 
 Progress = Callable[[str, int, int], None]
-"""Called with what is being measured, how many measurements are done, and of how many."""
+"""Called with the subject of the present measurement, the measurements done, and their number."""
 
 TOGETHER_S = 5.0
-"""How long to watch all models together, at least; one at a time, a third of it for each batch size."""
+"""Least duration of the measurement of all models together; of one model, a third of it for each batch size."""
 ROUNDS = 3
-"""How often the lanes are watched together, with each model alone in between."""
+"""Measurements of all lanes together, each after every model alone, so that drifts of the clock cancel out."""
 WARM_S = 0.3
+"""Left out at the beginning of each measurement: connections and caches are cold."""
 LEAST_RUNS, LONGEST_S = 12, 60.0
-"""Runs to see of a model, however long that takes, up to a limit."""
+"""A measurement lasts until it has this number of runs of each model, or this long."""
 MOST_RUNS, MOST_GAPS = 400, 800
-"""How many runs and gaps are kept."""
+"""Runs and gaps that a ``Host`` keeps, which is enough for percentiles and keeps its file small."""
 BUSY, LEAST_RATE = 0.75, 0.2
-"""The part of what lanes can do, when they are watched together; requests per second of a model, at least."""
+"""Load of the lanes when all models are measured together; least rate of a model, in requests per second."""
 OVERHEADS, PAUSE_S = 25, 0.02
-"""Single requests, to see what they take besides their segments, and the pause before each. Requests that arrive by
-themselves find a server that sleeps, and cold caches: of a 5.3 ms model on two busy cores of aarch64 they took 1.6 to
-1.7 ms besides after such pauses, 1.6 to 3.9 ms at 12 to 40 requests/s, 1.2 to 1.4 back to back (10th percentiles)."""
-NO_HURRY_MS = 1e7
-NOBODY_SURE = 2.0
-"""How sure answers at exits must be while they are measured: no answer is, so that all requests go to the end."""
+"""Number of single requests that measure the overhead besides segments, and the pause before each. A request that
+arrives by itself meets a sleeping server and cold caches: for a 5.3 ms model on two busy cores of aarch64 the overhead
+was 1.6 to 1.7 ms after such pauses, 1.6 to 3.9 ms at 12 to 40 requests/s, 1.2 to 1.4 ms back to back (10th
+percentiles)."""
+NO_DEADLINE_MS = 1e7
+"""So long a deadline that no request is dropped, ordered or refused because of it: almost three hours."""
+UNREACHABLE_CONFIDENCE = 2.0
+"""Threshold of exits during a measurement; confidences are at most 1, so all requests run to the end."""
 
 
 def failures(result: LoadResult) -> list[str]:
-    """What the server said where it did not answer; not that a queue is full, for then its lanes are as busy as wanted:
-    it is so where the machine has become slower since it was asked what it can do."""
-    said = [f"{status}: {text}" for each in result.streams for status, text in each.messages.items()]
-    return [each for each in said if QUEUE_FULL not in each]
+    """Return the server's error messages, except for full queues.
+
+    Queues are full where the machine has become slower since its capacity was measured; its lanes are then as busy as
+    intended.
+    """
+    errors = (f"{status}: {text}" for stream in result.streams for status, text in stream.messages.items())
+    return [error for error in errors if QUEUE_FULL not in error]
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +86,11 @@ class Subject:
     """A model to measure."""
 
     source: str
-    """What ``weft serve`` takes: a file or a known name."""
+    """An argument of ``weft serve``: a file or a known name."""
     shapes: Shapes = field(default_factory=dict)
     """Input -> shape of one sample's request, where the model has free dimensions."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """Input -> number that requests must hold there, such as a sampling rate."""
+    """Input -> the number that requests must have there, such as a sampling rate."""
 
     @property
     def name(self) -> str:
@@ -91,7 +98,7 @@ class Subject:
 
     @property
     def file(self) -> str:
-        """What the server is given: of a model in a stitched file, the file."""
+        """The server's argument: for a model in a stitched file, the file."""
         return file_and_task(self.source)[0]
 
 
@@ -105,14 +112,14 @@ def survey(
     cache: Path | None = None,
     progress: Progress | None = None,
 ) -> Host:
-    """Measure models on this machine under ``weft serve`` with so many lanes.
+    """Measure models on this machine under ``weft serve`` with a number of lanes.
 
-    seconds: how long to watch all models together; one at a time, a third of that for each batch size.
+    seconds: duration of the measurement of all models together; of one model, a third of it for each batch size.
     """
-    found = survey_lanes(
+    hosts = survey_lanes(
         subjects, lanes=(lanes,), device=device, threads=threads, seconds=seconds, cache=cache, progress=progress
     )
-    return found[lanes]
+    return hosts[lanes]
 
 
 def survey_lanes(
@@ -127,11 +134,11 @@ def survey_lanes(
     isolation: str = THREADS,
     progress: Progress | None = None,
 ) -> dict[int, Host]:
-    """Measure models with each of these numbers of lanes; what they have in common is measured once.
+    """Measure models with each of these numbers of lanes; quantities that do not depend on it are measured once.
 
-    device: what the server runs them on.
-    repository: where the server finds the models, instead of in their sources.
-    isolation: where they run, as the server's setting of that name says.
+    device: the server's device.
+    repository: the server's repository, instead of the sources of the models.
+    isolation: where models run, as in the server's setting of that name.
     """
     names = [subject.name for subject in subjects]
     if not names:
@@ -147,10 +154,10 @@ def survey_lanes(
         firsts.setdefault(subject.file, subject)
     measured = {subject.name: firsts[subject.file].name for subject in subjects}
     with _kept(cache) as folder:
-        found = _Survey(
+        hosts = _Survey(
             tuple(firsts.values()), sorted({*lanes}), threads, seconds, folder, repository, progress, isolation, device
         ).hosts()
-    return {count: with_stitched(host, measured) for count, host in found.items()}
+    return {count: with_stitched(host, measured) for count, host in hosts.items()}
 
 
 def time_models(
@@ -164,9 +171,9 @@ def time_models(
     repository: Path | None = None,
     progress: Progress | None = None,
 ) -> tuple[dict[str, float], Conditions]:
-    """The median seconds of whole runs of each model, one request at a time and all models in turns on one lane.
+    """Return the median seconds of whole runs of each model, one request at a time, all models in turns on one lane.
 
-    That is how a survey measures ``HostModel.times_s`` at batch 1. Of models in one stitched file one is timed.
+    A survey measures ``HostModel.times_s`` at batch 1 in the same way. One model of each stitched file is timed.
     """
     with _kept(cache) as folder:
         return _Survey(
@@ -175,7 +182,7 @@ def time_models(
 
 
 def _require_one(subject: Subject) -> None:
-    """Refuse a stitched file that is asked for as if it were one model."""
+    """Raise InputError for a stitched file without the name of a model in it."""
     path = Path(subject.source)
     tasks = [task.name for task in tasks_in(path)] if path.suffix == ".onnx" and path.is_file() else []
     if tasks:
@@ -184,7 +191,7 @@ def _require_one(subject: Subject) -> None:
 
 
 def with_stitched(host: Host, measured: Mapping[str, str]) -> Host:
-    """*host* with the models that were stitched to one that was measured: they have its body, and so its times."""
+    """Return *host* with the models of stitched files that share the backbone, and so the times, of a measured one."""
     models = {}
     for name, first in measured.items():
         loses = {other: host.models[first].loses[same] for other, same in measured.items() if host.models[first].loses}
@@ -194,7 +201,7 @@ def with_stitched(host: Host, measured: Mapping[str, str]) -> Host:
 
 @contextmanager
 def _kept(cache: Path | None) -> Iterator[Path]:
-    """A folder for cut models: two servers shall not cut them twice."""
+    """Yield the folder of cut models, so that a second server need not cut them again; temporary without a cache."""
     if cache is not None:
         yield cache
         return
@@ -204,7 +211,7 @@ def _kept(cache: Path | None) -> Iterator[Path]:
 
 @dataclass
 class _Watched:
-    """What the lanes did while clients kept them busy."""
+    """The spans on the lanes, and the answers, of one measurement."""
 
     all_spans: list[SeenSpan]
     since_s: float
@@ -213,17 +220,17 @@ class _Watched:
 
     @property
     def spans(self) -> list[SeenSpan]:
-        """The spans after the warm-up and before the clients went away; all there are where these are too few."""
-        found = [each for each in self.all_spans if each.start_s >= self.since_s and each.end_s <= self.until_s]
-        return found if len(found) >= LEAST_RUNS else self.all_spans
+        """The spans between the warm-up and the end of the load; all spans if these are too few."""
+        inside = [span for span in self.all_spans if span.start_s >= self.since_s and span.end_s <= self.until_s]
+        return inside if len(inside) >= LEAST_RUNS else self.all_spans
 
 
 @dataclass(frozen=True)
 class _Together:
-    """What some lanes did with all models."""
+    """Measurements of all models on several lanes."""
 
     models: Mapping[str, HostModel]
-    """What their segments take by themselves, at that time."""
+    """The times of their segments alone, measured in turns with those."""
     watched: Sequence[_Watched]
     memory_bytes: int | None
 
@@ -232,7 +239,7 @@ class _Together:
 class _Survey:
     subjects: Sequence[Subject]
     lanes: Sequence[int]
-    """How many, each of which gives a host; the fewest first."""
+    """Numbers of lanes, ascending; each results in a host."""
     threads: int
     seconds: float
     cache: Path
@@ -242,33 +249,33 @@ class _Survey:
     device: str = HOST
     done: int = 0
     served: dict[str, Any] = field(default_factory=dict)
-    """Model -> what the server says of it."""
+    """Model -> the server's profile of it."""
     full_gaps_s: list[float] = field(default_factory=list)
-    """What passed between segments when the lanes were full."""
+    """Gaps between segments on full lanes."""
     bodies: dict[str, str] = field(default_factory=dict)
-    """What lanes run, by their name for it -> the subject that it is."""
+    """Name of a backbone on the lanes -> name of its subject."""
     others: ConditionsWatch = field(default_factory=ConditionsWatch)
-    """What else the machine does while the lanes are watched."""
+    """The machine's other load during the measurements."""
     repeats_s: dict[str, list[float]] = field(default_factory=dict)
-    """Model -> median times of single requests, each of another time that it was watched alone."""
+    """Model -> median times of single requests, one for each measurement of the model alone."""
 
     def hosts(self) -> dict[int, Host]:
         with self._server(1) as server:
             self._learn(server)
-            alone = {each.name: self._by_batch(server, each) for each in self.subjects}
+            alone = {subject.name: self._by_batch(server, subject) for subject in self.subjects}
             watched = [self._watch(server, self._busy(server, 1, alone), "all models on one lane")]
             gaps_s = self._gaps(watched)
-            overheads = {each.name: self._overhead(server, each, gaps_s) for each in self.subjects}
+            overheads = {subject.name: self._overhead(server, subject, gaps_s) for subject in self.subjects}
             memory_bytes = self._held_bytes(server)
-        models = {name: self._in_turns(each, name, watched) for name, each in alone.items()}
-        found = {}
+        models = {name: self._in_turns(model, name, watched) for name, model in alone.items()}
+        hosts = {}
         for lanes in self.lanes:
             seen = _Together(models, watched, memory_bytes) if lanes == 1 else self._together(lanes, alone, models)
-            found[lanes] = self._host(lanes, seen, overheads)
-        return found
+            hosts[lanes] = self._host(lanes, seen, overheads)
+        return hosts
 
     def times_in_turns(self) -> tuple[dict[str, float], Conditions]:
-        """The median time of whole runs of each model, and what else the machine did."""
+        """Return the median time of whole runs of each model, and the machine's other load."""
         with self._server(1) as server:
             self._learn(server)
             timed = [subject for subject in self.subjects if subject.name in self.bodies.values()]
@@ -278,8 +285,8 @@ class _Survey:
         return {name: median(times) for name, times in self.repeats_s.items()}, self.others.conditions()
 
     def _host(self, lanes: int, seen: _Together, overheads: Mapping[str, Sequence[float]]) -> Host:
-        """What was seen of so many lanes."""
-        spans = [span for each in seen.watched for span in each.spans]
+        """Return the host that the measurements of *lanes* lanes describe."""
+        spans = [span for watched in seen.watched for span in watched.spans]
         lost = losses(spans, seen.models, self._cores) if lanes > 1 else {}
         spreads = self._spreads(spans, seen.models, lost)
         return Host(
@@ -313,60 +320,59 @@ class _Survey:
     # Measurements
 
     def _by_batch(self, server: ServerProcess, subject: Subject) -> HostModel:
-        """The times of a model's segments by batch size, on a lane that has nothing else to do."""
-        said = self.served[subject.name]
+        """Measure the times of a model's segments by batch size, with nothing else running."""
+        profile = self.served[subject.name]
+        segments, most = tuple(profile["segments"]), profile["max_batch"]
         times = {}
-        for batch in _sizes(said["max_batch"]):
-            what = f"{subject.name}, batch {batch}" if said["max_batch"] > 1 else subject.name
+        for batch in _sizes(most):
+            what = f"{subject.name}, batch {batch}" if most > 1 else subject.name
             watched = self._watch(server, [self._closed(subject, 1, batch)], what, self.seconds / 3)
             if batch == 1:
                 self._note_alone(subject, watched)
-            found = [each for each in runs(watched.spans, subject.name, len(said["segments"])) if each[0].rows == batch]
-            if not found:
+            whole = [run for run in runs(watched.spans, subject.name, len(segments)) if run[0].rows == batch]
+            if not whole:
                 raise InputError(f"{subject.name}: no run of batch {batch} was seen to its end; measure for longer")
-            times[batch] = mean_times(found)
-        return HostModel(
-            segments=tuple(said["segments"]), max_batch=said["max_batch"], times_s=times, exits=tuple(said["exits"])
-        )
+            times[batch] = mean_times(whole)
+        return HostModel(segments=segments, max_batch=most, times_s=times, exits=tuple(profile["exits"]))
 
     def _busy(self, server: ServerProcess, lanes: int, alone: Mapping[str, HostModel]) -> list[dict[str, Any]]:
-        """Streams that take most of what the lanes can do, every model the same part of it.
+        """Return streams that use most of the lanes' capacity, the same part of it for every model.
 
         Not all of it: lanes that never rest leave the server no time, and deadlines are missed long before.
         """
         clients = [lanes + model.max_batch + (place == 0) for place, model in enumerate(alone.values())]
-        streams = [self._closed(each, count) for each, count in zip(self.subjects, clients, strict=True)]
+        streams = [self._closed(subject, count) for subject, count in zip(self.subjects, clients, strict=True)]
         full = self._watch(server, streams, f"what {lanes} lane{'s' * (lanes > 1)} can do", self.seconds / 3)
         self.full_gaps_s = hand_overs(full.spans)
         answered = [stream.figures.answered_per_s for stream in full.result.streams]
         can = sum(rate * model.total_s(1) for rate, model in zip(answered, alone.values(), strict=True))
         return [
-            self._stream(each) | {"rate": max(LEAST_RATE, BUSY * can / len(alone) / alone[each.name].total_s(1))}
-            for each in self.subjects
+            self._stream(subject) | {"rate": max(LEAST_RATE, BUSY * can / len(alone) / alone[subject.name].total_s(1))}
+            for subject in self.subjects
         ]
 
     @property
     def _ahead(self) -> int:
-        """How many segments a lane takes besides the one that it computes."""
+        """How many segments a lane takes in addition to the one that it computes."""
         return 0 if self.device == HOST else device_kind(self.device).ahead
 
     def _gaps(self, watched: Sequence[_Watched]) -> list[float]:
-        """What passes between segments of a batch; where models are in one piece, between batches on full lanes.
+        """Return the gaps between segments of a batch; of models in one segment, between batches on full lanes.
 
-        A lane that takes segments ahead has its next batch before that, and what passes there is the wait for more:
-        requests have it besides.
+        A lane that takes segments ahead already has its next batch then, and a gap between batches is the wait for
+        requests, which is not an overhead of the lane.
         """
-        found = [gap for each in watched for gap in hand_overs(each.spans, within=True)]
-        return found if len(found) >= LEAST_RUNS or self._ahead else self.full_gaps_s
+        gaps_s = [gap for measurement in watched for gap in hand_overs(measurement.spans, within=True)]
+        return gaps_s if len(gaps_s) >= LEAST_RUNS or self._ahead else self.full_gaps_s
 
     def _overhead(self, server: ServerProcess, subject: Subject, gaps_s: Sequence[float]) -> list[float]:
-        """What single requests take besides their segments and what passes before each of these, each after a pause."""
+        """Measure the overhead of single requests besides their segments and the gaps before these."""
         expected_s = sum(self.served[subject.name]["times_s"]["1"]) + 0.005 + PAUSE_S
         stream = self._closed(subject, 1) | {"think_ms": PAUSE_S * 1e3}
         # not among the repeats: after pauses a model takes 1.5 times as long on a quiet machine (cold caches)
         watched = self._watch(server, [stream], f"the way of {subject.name}", OVERHEADS * expected_s)
         count = len(self.served[subject.name]["segments"])
-        extents_s = [each[-1].end_s - each[0].start_s for each in runs(watched.all_spans, subject.name, count)]
+        extents_s = [run[-1].end_s - run[0].start_s for run in runs(watched.all_spans, subject.name, count)]
         latencies_s = watched.result.streams[0].latency_s.tolist()
         if len(extents_s) != len(latencies_s):
             raise InputError(f"{subject.name}: {len(latencies_s)} requests made {len(extents_s)} runs; measure again")
@@ -374,62 +380,58 @@ class _Survey:
         return [max(0.0, a - b - first_s) for a, b in zip(latencies_s, extents_s, strict=True)][len(extents_s) // 5 :]
 
     def _note_alone(self, subject: Subject, watched: _Watched) -> None:
-        """Keep what a single request of a model usually took alone, to compare it with other times that it was."""
+        """Record the median time of a model's single requests, to compare repeated measurements with each other."""
         whole = runs(watched.spans, subject.name, len(self.served[subject.name]["segments"]))
         if whole:
             took_s = median(sum(span.took_s for span in run) for run in whole)
             self.repeats_s.setdefault(subject.name, []).append(took_s)
 
     def _in_turns(self, model: HostModel, name: str, watched: Sequence[_Watched]) -> HostModel:
-        """The model with segments as long as in these runs: where models alternate, their caches are cold."""
-        found = [run for each in watched for run in runs(each.spans, name, len(model.segments))]
-        ratios = [np.array([span.took_s for span in run]) / np.array(model.times_at(run[0].rows)) for run in found]
-        slower = np.mean(ratios, axis=0) if ratios else np.ones(len(model.segments))
-        times = {batch: _rounded((np.array(each) * slower).tolist()) for batch, each in model.times_s.items()}
-        return model.model_copy(update={"times_s": times})
+        """Scale the model's times to these runs: where models alternate, their caches are cold."""
+        whole = [run for measurement in watched for run in runs(measurement.spans, name, len(model.segments))]
+        ratios = [np.array([span.took_s for span in run]) / np.array(model.times_at(run[0].rows)) for run in whole]
+        return _scaled(model, np.mean(ratios, axis=0) if ratios else np.ones(len(model.segments)))
 
     def _together(self, lanes: int, alone: Mapping[str, HostModel], in_turns: Mapping[str, HostModel]) -> _Together:
-        """All lanes at once, in turns with each model alone: what both take moves with the speed of the machine."""
+        """Measure all lanes together in turns with each model alone, so that the machine's speed affects both alike."""
         single: dict[str, list[_Watched]] = {name: [] for name in alone}
         together = []
         with self._server(lanes) as server:
             busy = self._busy(server, lanes, alone)
             for _ in range(ROUNDS):
-                for each in self.subjects:
-                    streams, seconds = [self._closed(each, 1)], self.seconds / 3 / ROUNDS
-                    watched = self._watch(server, streams, f"{each.name} alone", seconds)
-                    self._note_alone(each, watched)
-                    single[each.name].append(watched)
+                for subject in self.subjects:
+                    streams, seconds = [self._closed(subject, 1)], self.seconds / 3 / ROUNDS
+                    watched = self._watch(server, streams, f"{subject.name} alone", seconds)
+                    self._note_alone(subject, watched)
+                    single[subject.name].append(watched)
                 together.append(self._watch(server, busy, f"{lanes} lanes", self.seconds / ROUNDS))
             memory_bytes = self._held_bytes(server)
         models = {}
         for name, model in in_turns.items():
             now = self._in_turns(alone[name], name, single[name])
-            moved = np.array(now.times_s[1]) / np.array(alone[name].times_s[1])
-            times = {batch: _rounded((np.array(each) * moved).tolist()) for batch, each in model.times_s.items()}
-            models[name] = model.model_copy(update={"times_s": times})
+            models[name] = _scaled(model, np.array(now.times_s[1]) / np.array(alone[name].times_s[1]))
         return _Together(models, together, memory_bytes)
 
     def _spreads(
         self, spans: list[SeenSpan], models: Mapping[str, HostModel], lost: Mapping[str, Mapping[str, float]]
     ) -> dict[str, tuple[tuple[float, ...], ...]]:
-        """The runs of every model as factors of the mean times, what it lost to other lanes taken off."""
-        beside = dict(zip(spans, beside_each(spans, list(models), self._cores), strict=True))
-        found = {}
+        """Return the runs of every model as factors of the mean times, without the losses to other lanes."""
+        overlaps = dict(zip(spans, overlaps_of(spans, list(models), self._cores), strict=True))
+        spreads = {}
         for name, model in models.items():
             shares = np.array([lost[name][other] if lost else 0.0 for other in models])
             rows = []
             for run in runs(spans, name, len(model.segments))[:MOST_RUNS]:
-                works_s = [beside[span][0] - float(shares @ beside[span][1]) for span in run]
+                works_s = [overlaps[span][0] - float(shares @ overlaps[span][1]) for span in run]
                 means_s = model.times_at(run[0].rows)
                 rows.append(tuple(round(max(0.05, a / b), 4) for a, b in zip(works_s, means_s, strict=True)))
-            found[name] = tuple(rows)
-        return found
+            spreads[name] = tuple(rows)
+        return spreads
 
     def _watch(
         self, server: ServerProcess, streams: Sequence[dict[str, Any]], what: str, seconds: float | None = None
     ) -> _Watched:
-        """See what the lanes do under these streams."""
+        """Send these streams and return the spans on the lanes."""
         self._tell(what)
         duration_s = min(LONGEST_S, max(self.seconds if seconds is None else seconds, self._least_s(streams)))
         raw = {"duration_s": WARM_S + duration_s, "warmup_s": WARM_S, "seed": self.done, "stream": list(streams)}
@@ -445,34 +447,41 @@ class _Survey:
         return _Watched(spans, since_s, since_s + duration_s, result)
 
     def _to_the_end(self, workload: Workload) -> Workload:
-        """The workload with requests that leave at no exit."""
+        """Return the workload with requests that leave at no exit."""
         streams = [
-            each.model_copy(update={"exit_threshold": NOBODY_SURE}) if self.served[each.served_name]["exits"] else each
-            for each in workload.stream
+            stream.model_copy(update={"exit_threshold": UNREACHABLE_CONFIDENCE})
+            if self.served[stream.served_name]["exits"]
+            else stream
+            for stream in workload.stream
         ]
         return workload.model_copy(update={"stream": tuple(streams)})
 
     def _least_s(self, streams: Sequence[dict[str, Any]]) -> float:
-        """How long it takes to see enough of each."""
-        clients = sum(each.get("clients", 0) for each in streams)
-        rows = [max(1, *(shape[0] for shape in each["shapes"].values()), 1) for each in streams]
+        """Return the seconds after which ``LEAST_RUNS`` runs of each stream are expected."""
+        clients = sum(stream.get("clients", 0) for stream in streams)
+        rows = [max(1, *(shape[0] for shape in stream["shapes"].values()), 1) for stream in streams]
         longest_s = max(
-            sum(self.served[served_name(each["model"])]["times_s"]["1"]) * count
-            for each, count in zip(streams, rows, strict=True)
+            sum(self.served[served_name(stream["model"])]["times_s"]["1"]) * count
+            for stream, count in zip(streams, rows, strict=True)
         )
-        slowest_s = max((1.0 / float(each["rate"]) for each in streams if "rate" in each), default=0.0)
+        slowest_s = max((1.0 / float(stream["rate"]) for stream in streams if "rate" in stream), default=0.0)
         return LEAST_RUNS * max(float(clients * longest_s), slowest_s)
 
     def _closed(self, subject: Subject, clients: int, batch: int = 1) -> dict[str, Any]:
-        """So many clients, each of whom sends again when it has its answer."""
+        """Return a closed stream: *clients* clients that each send the next request after the last answer."""
         return self._stream(subject, batch) | {"arrival": "closed", "clients": clients}
 
     def _stream(self, subject: Subject, batch: int = 1) -> dict[str, Any]:
         shapes = {name: (shape[0] * batch, *shape[1:]) for name, shape in self._shapes(subject).items()}
-        return {"model": subject.source, "deadline_ms": NO_HURRY_MS, "shapes": shapes, "values": dict(subject.values)}
+        return {
+            "model": subject.source,
+            "deadline_ms": NO_DEADLINE_MS,
+            "shapes": shapes,
+            "values": dict(subject.values),
+        }
 
     def _shapes(self, subject: Subject) -> Shapes:
-        """What is sent to each input; the first dimension is the batch."""
+        """Return input -> shape of a request; the first dimension is the batch."""
         known = self.served[subject.name]["shapes"]
         return {**known, **subject.shapes}
 
@@ -499,24 +508,24 @@ class _Survey:
         ]
 
     def _held_bytes(self, server: ServerProcess) -> int | None:
-        """Memory of the server, and of its workers where it has some; None where the system does not tell."""
+        """Return the memory of the server and its workers; None where the system does not report it."""
         return held_bytes(server.pid, workers=self.isolation != THREADS or self.device != HOST)
 
     def _learn(self, server: ServerProcess) -> None:
-        """What the server says of its models."""
+        """Read the server's profiles of its models."""
         models = _get(server.url, "weft/profile")["models"]
         for subject in self.subjects:
-            found = models.get(subject.name)
-            if found is None:
-                self._free(server, subject)  # a shape that nobody gave is the usual reason
+            profile = models.get(subject.name)
+            if profile is None:
+                self._free(server, subject)  # raises if a missing shape is the reason, as it usually is
                 raise InputError(f"{subject.source}: the server could not cut and measure it; weft serve tells why")
-            self.bodies[found["body"] or subject.name] = subject.name
-            self.served[subject.name] = {**found, "shapes": self._free(server, subject)}
+            self.bodies[profile["body"] or subject.name] = subject.name
+            self.served[subject.name] = {**profile, "shapes": self._free(server, subject)}
 
     def _free(self, server: ServerProcess, subject: Subject) -> Shapes:
-        """Shapes of a single sample, where nothing but the batch is free."""
+        """Return the shapes of a single sample; ShapeNeeded if a dimension besides the batch is free."""
         metadata = _get(server.url, f"v2/models/{subject.name}")
-        shapes = {each["name"]: [int(size) for size in each["shape"]] for each in metadata["inputs"]}
+        shapes = {tensor["name"]: [int(size) for size in tensor["shape"]] for tensor in metadata["inputs"]}
         for name, shape in shapes.items():
             if name not in subject.shapes and any(size < 0 for size in shape[1:]):
                 problem = f"{subject.source}: its input {name!r} has the free shape {written(shape)}"
@@ -525,13 +534,19 @@ class _Survey:
 
     def _tell(self, what: str) -> None:
         if self.progress:
-            batches = sum(len(_sizes(each["max_batch"])) for each in self.served.values()) or len(self.subjects)
+            batches = sum(len(_sizes(profile["max_batch"])) for profile in self.served.values()) or len(self.subjects)
             rounds = sum(1 + ROUNDS * (1 + len(self.subjects)) for lanes in self.lanes if lanes > 1)
             self.progress(what, self.done, batches + len(self.subjects) + 2 + rounds)
 
 
+def _scaled(model: HostModel, factors: npt.NDArray[np.float64]) -> HostModel:
+    """Return the model with the times of its segments multiplied by these factors."""
+    times = {batch: _rounded((np.array(times) * factors).tolist()) for batch, times in model.times_s.items()}
+    return model.model_copy(update={"times_s": times})
+
+
 def _sizes(most: int) -> list[int]:
-    """Batch sizes to measure; those between are interpolated."""
+    """Return the batch sizes to measure; the others are interpolated."""
     return sorted({*(2**power for power in range(8) if 2**power <= most), most})
 
 
@@ -541,8 +556,8 @@ def _get(url: str, path: str) -> Any:
 
 
 def _rounded(values: Sequence[float]) -> tuple[float, ...]:
-    """The values, rounded to a tenth of a microsecond."""
-    return tuple(round(each, 7) for each in values)
+    """Round seconds to a tenth of a microsecond."""
+    return tuple(round(value, 7) for value in values)
 
 
 def _source(device: str) -> str:

@@ -34,6 +34,7 @@ BLOCK_BYTES = BLOCK * 8
 CALL_BLOCKS = 2048
 """Read between two looks at the clock: 1 MiB."""
 REPEATS = 3
+"""Passes over all pairs of levels; medians are used, so that a disturbed window does not count."""
 LEAST_WINDOW_S, LONGEST_S = 0.005, 600.0
 LEAST_SLICE, LARGEST_SLICE = 2**24, 2**30
 USUAL_CACHE = 2**25
@@ -124,9 +125,9 @@ def last_level_cache() -> int:
     """Bytes of the largest cache of the first core, where the system tells."""
     sizes = []
     for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
-        found = re.fullmatch(r"(\d+)([KMG])", file.read_text(encoding="ascii").strip())
-        if found:
-            sizes.append(int(found[1]) << {"K": 10, "M": 20, "G": 30}[found[2]])
+        size = re.fullmatch(r"(\d+)([KMG])", file.read_text(encoding="ascii").strip())
+        if size:
+            sizes.append(int(size[1]) << {"K": 10, "M": 20, "G": 30}[size[2]])
     return max(sizes, default=USUAL_CACHE)
 
 
@@ -242,7 +243,7 @@ class _ContentionSurvey:
         """Arithmetic per block, most first, for bandwidths from a tenth of a core's to all of it in even steps."""
         pure = [self._window(0, None)[0] for _ in range(self.levels)]
         slowed = [self._window(256, None)[0] for _ in range(self.levels)]
-        block_ns, slow_ns = (BLOCK_BYTES / float(np.median(found)) for found in (pure, slowed))
+        block_ns, slow_ns = (BLOCK_BYTES / float(np.median(gb_s)) for gb_s in (pure, slowed))
         step_ns = max(1e-3, (slow_ns - block_ns) / 256)
         shares = np.linspace(0.1, 1.0, self.levels)
         return [round((block_ns / share - block_ns) / step_ns) for share in shares]
@@ -255,13 +256,13 @@ class _ContentionSurvey:
         for reader, steps in active:
             reader.start(steps)
         time.sleep(self.window_s)
-        found = {id(reader): reader.stop().gb_s for reader, _ in active}
-        mine = found.pop(id(self.own), 0.0)
-        self.peak_gb_s = max(self.peak_gb_s, mine + sum(found.values()))
+        gb_s = {id(reader): reader.stop().gb_s for reader, _ in active}
+        mine = gb_s.pop(id(self.own), 0.0)
+        self.peak_gb_s = max(self.peak_gb_s, mine + sum(gb_s.values()))
         self.passed += 1
         if self.on_progress:
             self.on_progress(self.passed, self.windows)
-        return mine, sum(found.values())
+        return mine, sum(gb_s.values())
 
 
 def _increasing(levels: Floats) -> Floats:

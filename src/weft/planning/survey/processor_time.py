@@ -1,7 +1,7 @@
-"""Who used the processor while something was measured: this process and all that it started, others, a hypervisor.
+"""Processor time during a measurement, of this process and its children, of other processes, and of a hypervisor.
 
-Linux tells it in ``/proc``: ``stat`` has what each core did, ``PID/stat`` what a process did. All that was done on this
-process's cores, less what its own process tree did, was done by others. The clock is in ``/sys``.
+Linux reports it in ``/proc``: ``stat`` per core, ``PID/stat`` per process. The busy time of this process's cores minus
+that of its own process tree is the time of other processes. The clock rate is in ``/sys``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ CORES = Path("/sys/devices/system/cpu")
 _IDLE, _WAITING, _STOLEN, _GUEST = 3, 4, 7, 8
 """Columns of a core's line in /proc/stat, after its name; those from guest on are counted in user and nice already."""
 _INTERRUPTS = (5, 6)
-"""Interrupts (irq, softirq). Depending on the kernel they are in the time of processes as well, or are not, so they are
-nobody's; those of loopback sockets are the measurement's own."""
+"""Interrupts (irq, softirq). They count as idle: whether the time of processes includes them depends on the kernel, and
+those of loopback sockets belong to the measurement."""
 _OWN_TIME = slice(11, 15)
 """utime, stime and those of children that have ended, in /proc/PID/stat after the name."""
 
@@ -43,7 +43,7 @@ class ProcessorTime(NamedTuple):
 def processor_time(
     pid: int | None = None, cores: Collection[int] | None = None, processes: Path = PROCESSES
 ) -> ProcessorTime | None:
-    """Read what the cores and the process tree of *pid*, by default of this process, have done; None: no /proc."""
+    """Read the time of the cores and of the process tree of *pid*, by default this process; None without /proc."""
     usable = os.sched_getaffinity(0) if cores is None and hasattr(os, "sched_getaffinity") else cores
     lines = [line.split() for line in read_text(processes / "stat").splitlines() if line.startswith("cpu")]
     ticks = [
@@ -56,25 +56,25 @@ def processor_time(
     tick_s = 1 / os.sysconf("SC_CLK_TCK")
     passed, stolen = (sum(sum(row[:_GUEST]) for row in ticks), sum(row[_STOLEN] for row in ticks))
     idle = sum(row[column] for row in ticks for column in (_IDLE, _WAITING, *_INTERRUPTS))
-    own = sum(_own_ticks(processes / str(each)) for each in with_offspring(pid or os.getpid(), processes))
+    own = sum(_own_ticks(processes / str(member)) for member in with_offspring(pid or os.getpid(), processes))
     return ProcessorTime(passed * tick_s, (passed - stolen - idle) * tick_s, stolen * tick_s, own * tick_s)
 
 
 def _own_ticks(folder: Path) -> int:
-    """What a process and its ended children have used; 0 where it has ended meanwhile."""
+    """Return the ticks of a process and its ended children; 0 if it has ended meanwhile."""
     fields = read_text(folder / "stat").rpartition(")")[2].split()  # its name may hold anything
     return sum(map(int, fields[_OWN_TIME]))
 
 
 def clock_mhz(cores: Path = CORES) -> float | None:
-    """The clock of the fastest core now: that which computes; None where the system does not tell."""
+    """Return the present clock of the fastest core, the one that computes; None where the system does not report it."""
     texts = [read_text(file).strip() for file in cores.glob("cpu[0-9]*/cpufreq/scaling_cur_freq")]
     return max((int(text) / 1e3 for text in texts if text.isdigit()), default=None)
 
 
 @dataclass
 class ConditionsWatch:
-    """Adds up what others did during the parts of a measurement."""
+    """Sums up the time of other processes during the parts of a measurement."""
 
     read_time: Callable[[], ProcessorTime | None] = processor_time
     read_clock: Callable[[], float | None] = clock_mhz
@@ -86,7 +86,10 @@ class ConditionsWatch:
 
     @contextmanager
     def part(self) -> Iterator[None]:
-        """Watch while the block runs, in which no process that has done much may end unseen by its parent."""
+        """Count the time of the block.
+
+        No process that has used much time may end in it unless its parent waits for it: its time would be lost.
+        """
         before = self.read_time()
         yield
         clock, after = self.read_clock(), self.read_time()
@@ -101,7 +104,7 @@ class ConditionsWatch:
         self._stolen_s += stolen_s
 
     def conditions(self, repeats_s: Mapping[str, Sequence[float]] | None = None) -> Conditions:
-        """What was seen so far; *repeats_s*: model -> median times alone, each of another measurement."""
+        """Return the conditions so far; *repeats_s*: model -> median times alone, one for each measurement."""
         ratios = [max(times) / min(times) for times in (repeats_s or {}).values() if times and min(times) > 0]
         known = self._passed_s > 0
         return Conditions(

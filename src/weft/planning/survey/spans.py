@@ -1,9 +1,9 @@
-"""What the spans on a server's lanes say: how long segments take, what passes between them, what lanes cost each other.
+"""Analysis of the spans on a server's lanes: times of segments, gaps between them, and contention between lanes.
 
-A segment that runs from a to b does as much work as it takes alone. While others run it loses a share of its speed to
-each, so its work is the sum, over the stretches of time in which the same others run, of speed times length. That is
-linear in the shares. A span that took long for another reason has met the others for long, too, so least squares would
-blame them for it; the shares asked for leave nothing unexplained on average, whoever ran beside (``_shares``).
+The work of a segment is its time alone. While other lanes run, it loses a share of its speed to each of them, so its
+work is the sum, over the intervals with the same other segments, of speed times length. That is linear in the shares.
+A span that took long for another reason also overlaps the others for long, so least squares would blame them for it.
+The fitted shares instead leave no error on average for any of the overlapping models (``_shares``).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Floats = npt.NDArray[np.float64]
 
 
 class SeenSpan(NamedTuple):
-    """A segment on a lane. Times in seconds on the machine's monotonic clock."""
+    """A run of a segment on a lane. Times in seconds on the machine's monotonic clock."""
 
     lane: int
     model: str
@@ -39,41 +39,35 @@ class SeenSpan(NamedTuple):
 
 
 def read_spans(trace: Mapping[str, Any], since_s: float) -> list[SeenSpan]:
-    """Segments that were computed since then, by their start (``GET /weft/trace``)."""
-    found = []
+    """Return the segments of a trace (``GET /weft/trace``) that started after *since_s*, by their start."""
+    spans = []
     for event in trace["traceEvents"]:
         if event["ph"] != "X" or event["cat"] != "done":
             continue
-        said, start_s = event["args"], event["ts"] / 1e6
-        number = int(said["segment"].partition("/")[0]) - 1
-        found.append(
-            SeenSpan(
-                event["tid"], event["name"], number, start_s, start_s + event["dur"] / 1e6, said["rows"], said["query"]
-            )
-        )
-    return sorted((each for each in found if each.start_s >= since_s), key=_start)
-
-
-def _start(span: SeenSpan) -> float:
-    return span.start_s
+        details, start_s = event["args"], event["ts"] / 1e6
+        segment, end_s = int(details["segment"].partition("/")[0]) - 1, start_s + event["dur"] / 1e6
+        if start_s >= since_s:
+            rows, query = details["rows"], details["query"]
+            spans.append(SeenSpan(event["tid"], event["name"], segment, start_s, end_s, rows, query))
+    return sorted(spans, key=lambda span: span.start_s)
 
 
 def runs(spans: Iterable[SeenSpan], model: str, segments: int) -> list[list[SeenSpan]]:
-    """The spans of each batch of a model that ran from its first segment to its last, in order."""
-    found: dict[tuple[int, int], list[SeenSpan]] = defaultdict(list)
+    """Return the spans of each batch of a model that ran from its first segment to its last, in order."""
+    batches: dict[tuple[int, int], list[SeenSpan]] = defaultdict(list)
     for span in spans:
         if span.model == model:
-            found[span.query, span.rows].append(span)
-    return [each for each in found.values() if [span.segment for span in each] == list(range(segments))]
+            batches[span.query, span.rows].append(span)
+    return [batch for batch in batches.values() if [span.segment for span in batch] == list(range(segments))]
 
 
-def mean_times(found: Sequence[Sequence[SeenSpan]]) -> tuple[float, ...]:
-    """The mean time of each segment over all runs."""
-    return tuple(float(np.mean([span.took_s for span in column])) for column in zip(*found, strict=True))
+def mean_times(batches: Sequence[Sequence[SeenSpan]]) -> tuple[float, ...]:
+    """Return the mean time of each segment over all runs."""
+    return tuple(float(np.mean([span.took_s for span in column])) for column in zip(*batches, strict=True))
 
 
 def hand_overs(spans: Sequence[SeenSpan], within: bool = False) -> list[float]:
-    """What passed between two segments on a lane, in order of time; *within*: of one batch, so work was waiting."""
+    """Return the gaps between segments on a lane, in order of time; *within*: of one batch, so work was waiting."""
     lanes: dict[int, list[SeenSpan]] = defaultdict(list)
     for span in spans:
         lanes[span.lane].append(span)
@@ -89,72 +83,72 @@ def hand_overs(spans: Sequence[SeenSpan], within: bool = False) -> list[float]:
 def losses(
     spans: Sequence[SeenSpan], alone: Mapping[str, HostModel], cores: int, most: float = 1 - LEAST_SPEED
 ) -> dict[str, dict[str, float]]:
-    """Model -> other model -> share of its speed that a lane loses while one other lane runs that.
+    """Return model -> other model -> share of its speed that a lane loses while one other lane runs the other model.
 
-    alone: what the segments take by themselves.
+    alone: the times of the segments with nothing else running.
     """
-    found = {}
+    shares = {}
     models = list(alone)
-    beside = beside_each(spans, models, cores)
+    overlaps = overlaps_of(spans, models, cores)
     for model, measured in alone.items():
         mine = [place for place, span in enumerate(spans) if span.model == model]
         works_s = [measured.times_at(spans[place].rows)[spans[place].segment] for place in mine]
-        core_s = np.array([beside[place][0] for place in mine])
-        others_s = np.array([beside[place][1] for place in mine]).reshape(-1, len(models))
-        found[model] = dict(zip(models, _shares(others_s, core_s, core_s - np.array(works_s), most), strict=True))
-    return found
+        core_s = np.array([overlaps[place][0] for place in mine])
+        others_s = np.array([overlaps[place][1] for place in mine]).reshape(-1, len(models))
+        shares[model] = dict(zip(models, _shares(others_s, core_s, core_s - np.array(works_s), most), strict=True))
+    return shares
 
 
-def beside_each(spans: Sequence[SeenSpan], models: Sequence[str], cores: int) -> list[tuple[float, list[float]]]:
-    """For each span, the seconds it had a core, and for how many of these each model ran on another lane, summed up."""
+def overlaps_of(spans: Sequence[SeenSpan], models: Sequence[str], cores: int) -> list[tuple[float, list[float]]]:
+    """Return, per span, its seconds on a core, and per model the sum of these that it ran on other lanes."""
     lanes = Lanes(tuple(f"{lane}" for lane in range(1 + max((span.lane for span in spans), default=0))), cores)
     number = {model: place for place, model in enumerate(models)}
-    found: list[tuple[float, list[float]]] = []
-    for span, others in zip(spans, _met(spans), strict=True):
+    overlaps: list[tuple[float, list[float]]] = []
+    for span, others in zip(spans, _overlapping(spans), strict=True):
         edges = sorted({span.start_s, span.end_s, *_within(others, span)})
         core_s, ran_s = 0.0, [0.0] * len(models)
         for a, b in pairwise(edges):
-            running = [each.model for each in others if each.start_s <= a and each.end_s >= b]
+            running = [other.model for other in others if other.start_s <= a and other.end_s >= b]
             length = (b - a) * lanes.share(1 + len(running))
             core_s += length
             for model in running:
                 ran_s[number[model]] += length
-        found.append((core_s, ran_s))
-    return found
+        overlaps.append((core_s, ran_s))
+    return overlaps
 
 
-def _met(spans: Sequence[SeenSpan]) -> list[list[SeenSpan]]:
-    """For each span, those that ran at the same time; spans are in order of their start."""
-    found: list[list[SeenSpan]] = [[] for _ in spans]
+def _overlapping(spans: Sequence[SeenSpan]) -> list[list[SeenSpan]]:
+    """Return, per span, those that ran at the same time; spans are in order of their start."""
+    overlapping: list[list[SeenSpan]] = [[] for _ in spans]
     running: list[int] = []
     for place, span in enumerate(spans):
-        running = [each for each in running if spans[each].end_s > span.start_s]
-        for each in running if span.end_s > span.start_s else ():
-            found[place].append(spans[each])
-            found[each].append(span)
+        running = [other for other in running if spans[other].end_s > span.start_s]
+        for other in running if span.end_s > span.start_s else ():
+            overlapping[place].append(spans[other])
+            overlapping[other].append(span)
         running.append(place)
-    return found
+    return overlapping
 
 
 def _within(others: Iterable[SeenSpan], span: SeenSpan) -> list[float]:
-    return [time for each in others for time in (each.start_s, each.end_s) if span.start_s < time < span.end_s]
+    return [time for other in others for time in (other.start_s, other.end_s) if span.start_s < time < span.end_s]
 
 
 def _shares(others_s: Floats, core_s: Floats, lost_s: Floats, most: float) -> list[float]:
-    """Shares from 0 on that explain what was lost; who was never met costs what the others do on average.
+    """Fit the nonnegative shares that explain the lost time; a model without overlaps gets the mean of the others.
 
-    What is left is orthogonal to the part of their time in which spans met each other model.
+    The residual is orthogonal to the relative overlap with each other model.
     """
-    found = np.zeros(others_s.shape[1])
-    met = others_s.any(axis=0)
-    kept = np.flatnonzero(met)
+    fitted = np.zeros(others_s.shape[1])
+    overlaps = others_s.any(axis=0)
+    kept = np.flatnonzero(overlaps)
     parts = others_s / np.maximum(core_s, 1e-9)[:, None]
     while len(kept):
         shares = np.linalg.lstsq(parts[:, kept].T @ others_s[:, kept], parts[:, kept].T @ lost_s, rcond=None)[0]
         if (shares >= 0).all():
-            found[kept] = np.minimum(shares, most)
+            fitted[kept] = np.minimum(shares, most)
             break
         kept = kept[shares > 0]
-    if met.any():
-        found[~met] = found[met].mean()
-    return [float(share) for share in found]
+    if overlaps.any():
+        fitted[~overlaps] = fitted[overlaps].mean()
+    return [float(share) for share in fitted]

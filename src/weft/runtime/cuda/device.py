@@ -180,8 +180,10 @@ class Device(Protocol):
         ...
 
     def taken(self, sources: Sequence[tuple[Tensor, Sequence[int] | None, int]]) -> Tensor:
-        """A new tensor of some rows of others. Each source is a tensor, the rows to take or None, and the number of
-        leading rows to take if it is None."""
+        """Return a new tensor of some rows of others.
+
+        Each source is a tensor, the rows to take or None, and the number of leading rows to take if it is None.
+        """
         ...
 
     def copy_in(self, arrays: Sequence[Array | BorrowedTensor]) -> Tensor:

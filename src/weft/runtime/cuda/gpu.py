@@ -60,7 +60,7 @@ _COPIED_BYTES = 128 << 20
 
 @cache
 def _type_of(dtype: np.dtype[Any]) -> Any:
-    """torch's type for one of numpy."""
+    """Torch's type for one of numpy."""
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 

@@ -137,7 +137,7 @@ def _placed(program: TorchProgram, device: Device) -> DeviceWeights:
 
 
 def where(device: Device) -> str:
-    """torch's name of a device."""
+    """Torch's name of a device."""
     return "cpu" if device.kind == "cpu" else f"{device.kind}:{device.index}"
 
 

@@ -149,7 +149,7 @@ class IsolatingBackend(BackendDefaults):
         except BaseException:
             self._leave(group)
             raise
-        breaker = Breaker(self.limits.endurance, self.now)
+        breaker = Breaker(self.limits.breaker, self.now)
         return IsolatedModel(group, kept, breaker, self._closed)
 
     def lane(self, index: int, *, pin: bool = False) -> IsolatingLane:

@@ -126,11 +126,11 @@ class WorkerGroup:
     # Models
 
     def open(self, file: ModelFile) -> KeptModel:
-        """Open a model in the worker; the spare follows. ``ModelError`` if it cannot be opened.
+        """Open a model in the worker; the spare opens it afterwards. Raises ``ModelError`` if that fails.
 
-        A model that must be learned is learned in a separate process, and the worker then finds it in the cache. So no
-        request waits for that, and a crash of the learning process hurts no request. If the cache has no such model
-        and no other version can be served, it is learned in any case.
+        A model that is not in the cache yet, cut and measured, is first learned in a separate process, so that no
+        request waits for it or suffers from a crash. This also happens with ``file.learn`` false when the worker
+        raises ``NotLearned``.
         """
         if not file.learn:
             with suppress(NotLearned):
@@ -138,7 +138,7 @@ class WorkerGroup:
         self._learn(file._replace(learn=True))
         try:
             return self._open_in_worker(file._replace(learn=False))
-        except NotLearned:  # nothing could be written to the cache
+        except NotLearned:  # the cache is not writable: learn in the worker itself
             return self._open_in_worker(file._replace(learn=True))
 
     def _open_in_worker(self, file: ModelFile) -> KeptModel:

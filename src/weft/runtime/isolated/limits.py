@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from weft.runtime.breaker import Endurance
+from weft.runtime.breaker import BreakerLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class WorkerLimits:
     """Grace period of a step that was asked to stop, in seconds; then its worker is killed."""
     spare: bool = True
     """Whether a second process stands by."""
-    endurance: Endurance = field(default_factory=Endurance)
+    breaker: BreakerLimits = field(default_factory=BreakerLimits)
     folders: tuple[str, ...] = ()
     """What they may read besides the folders of their models, with all that is in there."""
     device_memory_bytes: int | None = None

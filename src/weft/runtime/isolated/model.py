@@ -100,11 +100,11 @@ class IsolatedModel:
         if not outputs:
             raise Garbled("a step without a result")
         if last or exits:  # earlier segments prove nothing: a later one may be the one that kills the worker
-            self.breaker.lived()
+            self.breaker.succeeded()
 
     def failed(self) -> None:
         """Count a step that failed without a death of its worker."""
-        self.breaker.answered()
+        self.breaker.failed_without_death()
 
     def close(self) -> None:
         """Close it in its workers, which end with their last model."""

@@ -441,7 +441,7 @@ class WorkerProcess:
     def _handle_death(self, code: int) -> None:
         """End everything that ran there, after the group has been notified of the death."""
         for lane in list(self._lanes.values()):  # reports that it sent before its death still count
-            while self._listen(lane, 0.0):
+            while self._wait_for_report(lane, 0.0):
                 pass
         with self._lock:
             self.death = "it was closed" if self._closing else self._why or ended_by(code)
@@ -491,17 +491,17 @@ class WorkerProcess:
             if end_s is not None and time.monotonic() > end_s:
                 return False
             lane = self._lanes.get(run.lane.index)
-            if lane is None or not self._listen(lane, LOOK_S):
+            if lane is None or not self._wait_for_report(lane, LOOK_S):
                 time.sleep(LOOK_S)  # its inputs are being copied, or the worker's death is being handled
         return True
 
-    def _listen(self, lane: LaneLine, patience_s: float) -> bool:
-        """Wait up to *patience_s* seconds for a report of a lane and handle it; False if there was none."""
+    def _wait_for_report(self, lane: LaneLine, timeout_s: float) -> bool:
+        """Wait up to *timeout_s* seconds for a report of a lane and handle it; False if there was none."""
         file, poll = lane.line.file, select.poll()
         if file < 0:
             return False
         poll.register(file, select.POLLIN)
-        return bool(poll.poll(patience_s * 1e3)) and self._read_report(lane)
+        return bool(poll.poll(timeout_s * 1e3)) and self._read_report(lane)
 
     def _read_report(self, lane: LaneLine) -> bool:
         """Handle the next report of a lane, if there is one; False if there will be none any more."""

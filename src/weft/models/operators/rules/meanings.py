@@ -2,7 +2,7 @@
 
 Torch is never imported here: a meaning receives it with the node's attributes (``TorchNode``), then the node's inputs:
 tensors, None for those left out, and tuples of numbers for the inputs that the entry lists as numbers. It returns one
-tensor, or a tuple of as many as the node has outputs. Meanings hold for inference, from opset 11 on, and for tensors of
+tensor, or a tuple of as many as the node has outputs. Meanings hold for inference, from opset 7 on, and for tensors of
 the types in ``DTYPES``. For attributes without a counterpart in torch they raise ``ModelError``, and the node is left
 to ONNX Runtime.
 """
@@ -222,9 +222,9 @@ def extreme(name: str) -> Meaning:
     return meaning
 
 
-def top_k(t: TorchNode, x: TorchTensor, k: Numbers) -> tuple[TorchTensor, ...]:
+def top_k(t: TorchNode, x: TorchTensor, given: Numbers | None = None) -> tuple[TorchTensor, ...]:
     """Sorts instead of selecting: of equal values ONNX takes the first."""
-    axis = t.get("axis", -1)
+    axis, k = t.get("axis", -1), given or (t.get("k"),)
     values, places = t.torch.sort(x, dim=axis, descending=bool(t.get("largest", 1)), stable=True)
     return values.narrow(axis, 0, k[0]), places.narrow(axis, 0, k[0])
 
@@ -324,7 +324,8 @@ def mean_variance(t: TorchNode, x: TorchTensor) -> TorchTensor:
 def local_response(t: TorchNode, x: TorchTensor) -> TorchTensor:
     size = t.get("size")
     t.refuse(size % 2 == 0, "a local response norm over an even number of channels")
-    return t.nn.local_response_norm(x, size, t.get("alpha", 1e-4), t.get("beta", 0.75), t.get("bias", 1.0))
+    factors = t.get("alpha", 1e-4), t.get("beta", 0.75), t.get("bias", 1.0)
+    return t.nn.local_response_norm(x.float(), size, *factors).to(x.dtype)  # squares exceed float16
 
 
 # Products
@@ -405,6 +406,7 @@ def transpose(t: TorchNode, x: TorchTensor) -> TorchTensor:
 
 def dropout(t: TorchNode, x: TorchTensor, ratio: Any = None, training: Numbers | None = None) -> Any:
     t.refuse(training and training[0], "a dropout in training mode")
+    t.refuse(t.outputs > 1 and t.version < 12, "the mask of a dropout before operator set 12")
     return x if t.outputs == 1 else (x, t.torch.ones_like(x, dtype=t.torch.bool))
 
 
@@ -430,13 +432,14 @@ def split(t: TorchNode, x: TorchTensor, given: Numbers | None = None) -> tuple[T
 def slice_(
     t: TorchNode,
     x: TorchTensor,
-    starts: Numbers,
-    ends: Numbers,
+    starts: Numbers | None = None,
+    ends: Numbers | None = None,
     axes: Numbers | None = None,
     steps: Numbers | None = None,
 ) -> TorchTensor:
     """Flips axes with negative steps, since torch's slices only go forward."""
     index = [slice(None)] * x.dim()
+    starts, ends, axes = t.numbers("starts", starts) or (), t.numbers("ends", ends) or (), t.numbers("axes", axes)
     for start, end, axis, step in zip(
         starts, ends, axes or range(len(starts)), steps or (1,) * len(starts), strict=True
     ):
@@ -451,15 +454,20 @@ def slice_(
 
 
 def pad(
-    t: TorchNode, x: TorchTensor, amounts: Numbers, fill: Numbers | None = None, axes: Numbers | None = None
+    t: TorchNode,
+    x: TorchTensor,
+    given: Numbers | None = None,
+    fill: Numbers | None = None,
+    axes: Numbers | None = None,
 ) -> TorchTensor:
+    amounts = t.numbers("pads", given) or ()
     widths, count = [(0, 0)] * x.dim(), len(amounts) // 2
     for axis, before, after in zip(axes or range(x.dim()), amounts[:count], amounts[count:], strict=True):
         widths[axis] = (before, after)
     mode = t.get("mode", "constant")
     if mode == "constant":
         flat = [amount for both in reversed(widths) for amount in both]
-        return t.nn.pad(x, flat, value=fill[0] if fill else 0)
+        return t.nn.pad(x, flat, value=fill[0] if fill else t.get("value", 0))
     for axis, (before, after) in enumerate(widths):
         if before or after:
             places = [_source(place, x.shape[axis], mode) for place in range(-before, x.shape[axis] + after)]
@@ -478,8 +486,13 @@ def _source(place: int, size: int, mode: str) -> int:
 
 
 def gather(t: TorchNode, x: TorchTensor, index: TorchTensor) -> TorchTensor:
-    """By index_select, which is faster than an index of several dimensions; -1 is the last."""
+    """By index_select, which is faster than an index of several dimensions; -1 is the last.
+
+    The attributes ``place``, one constant index, and ``from_zero``, none is negative, are not of ONNX.
+    """
     axis = t.get("axis", 0) % x.dim()
+    if t.get("place") is not None:
+        return x.select(axis, t.get("place"))
     if not t.get("from_zero", 0):
         index = _from_zero(t, index, x.shape[axis])
     if index.dim() == 1:

@@ -1,0 +1,97 @@
+"""Attention that an export spells out, as torch's one operator for it: products, scale, mask and softmax.
+
+The steps are replaced where no other step reads what they pass on, so results change by rounding only. Shapes are known
+when the step runs: where torch's operator does not take them, it computes what it replaced.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from weft.models.operators import TorchNode
+from weft.runtime.cuda.torch_steps import TorchStep
+from weft.runtime.tensors import Array
+
+ATTENTION = "attention"
+"""The name of the operator among steps."""
+
+
+def with_attention(steps: Sequence[TorchStep], outputs: Sequence[str], weights: Mapping[str, Array]) -> list[TorchStep]:
+    """The steps with one step for each attention; *outputs*: names of tensors that stay."""
+    graph = _Steps(steps, outputs, weights)
+    kept, wanted = list[TorchStep](), set(outputs)
+    for step in reversed(steps):
+        if not wanted.isdisjoint(step.outputs):
+            kept.append(graph.attention_at(step) or step)
+            wanted.update(name for name in kept[-1].arguments if isinstance(name, str))
+    return kept[::-1]
+
+
+class _Steps:
+    """Steps by what they make."""
+
+    def __init__(self, steps: Sequence[TorchStep], outputs: Sequence[str], weights: Mapping[str, Array]) -> None:
+        self._weights = weights
+        self._makers = {step.outputs[0]: step for step in steps}
+        self._reads = Counter([*outputs, *(name for step in steps for name in step.arguments)])
+
+    def attention_at(self, last: TorchStep) -> TorchStep | None:
+        """The attention that ends in a step; None if none does."""
+        softmax = self._maker(last.arguments[0], "Softmax") if last.operator == "MatMul" else None
+        if softmax is None:
+            return None
+        scores, mask = self._product(softmax.arguments[0]), None
+        if scores is None and (added := self._maker(softmax.arguments[0], "Add")) is not None:
+            products = [self._product(name) for name in added.arguments]
+            if (place := next((at for at, product in enumerate(products) if product is not None), None)) is None:
+                return None
+            scores, mask = products[place], added.arguments[1 - place]
+        if scores is None:
+            return None
+        product, scale = scores
+        axis = softmax.context.get("axis", -1 if softmax.context.version >= 13 else 1)
+        attributes = {"scale": scale, "axis": axis, "softmax": partial(softmax.function, softmax.context)}
+        return last._replace(
+            operator=ATTENTION,
+            function=scaled_attention,
+            context=TorchNode(last.context.torch, attributes),
+            arguments=(*product.arguments, last.arguments[1], mask),
+        )
+
+    def _maker(self, name: Any, *operators: str) -> TorchStep | None:
+        """The step that makes a tensor which one step reads, if it is of these operators."""
+        step = self._makers.get(name)
+        return step if step is not None and step.operator in operators and self._reads[name] == 1 else None
+
+    def _product(self, name: Any) -> tuple[TorchStep, float] | None:
+        """The product of matrices that a tensor is a multiple of, and the factor."""
+        scale = 1.0
+        while (step := self._maker(name, "Mul", "Div")) is not None:
+            name, factor = step.arguments
+            if step.operator == "Mul" and name in self._weights:
+                name, factor = factor, name
+            number = self._weights.get(factor)
+            if number is None or number.size != 1 or number.ndim > 1 or not number.item():
+                return None
+            scale = scale * number.item() if step.operator == "Mul" else scale / number.item()
+        product = self._maker(name, "MatMul")
+        return None if product is None else (product, scale)
+
+
+def scaled_attention(t: TorchNode, queries: Any, turned_keys: Any, values: Any, mask: Any) -> Any:
+    """Softmax of the scaled product of queries and keys, masked by adding, times the values."""
+    rank = queries.dim()
+    alike = queries.shape[:-2] == turned_keys.shape[:-2] == values.shape[:-2] and rank > 2
+    alike = alike and t.get("axis") in (-1, rank - 1) and (mask is None or mask.dim() <= rank)
+    if alike and mask is not None:
+        sizes = (*queries.shape[:-1], turned_keys.shape[-1])
+        alike = all(size in (1, whole) for size, whole in zip(reversed(mask.shape), reversed(sizes), strict=False))
+        mask = mask.expand(sizes) if alike else mask
+    if alike:
+        keys = turned_keys.transpose(-1, -2)
+        return t.nn.scaled_dot_product_attention(queries, keys, values, mask, scale=t.get("scale"))
+    scores = t.torch.matmul(queries, turned_keys) * t.get("scale")
+    return t.torch.matmul(t.get("softmax")(scores if mask is None else scores + mask), values)

@@ -1,0 +1,187 @@
+"""ONNX graphs as modules of torch, for fixed shapes: what torch's compiler turns into kernels.
+
+ONNX Runtime fixes the shapes and folds constants (``folded``); then every node means what the table of operators says.
+A graph with an operator that has no meaning in torch is refused by the operator's name, and stays with ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from weft.base.errors import ModelError
+from weft.models.element_types import ElementType
+from weft.models.onnx_graph import (
+    Attributes,
+    OnnxGraph,
+    OnnxModel,
+    OnnxNode,
+    declared,
+    dimensions,
+    initializers,
+    load,
+    node_name,
+    opsets,
+    qualified,
+    request_inputs,
+    save,
+    to_array,
+)
+from weft.models.operators import TorchNode, find
+from weft.runtime.cuda.device import HostDevice
+from weft.runtime.cuda.segments import open_on
+from weft.runtime.cuda.torch_attention import with_attention
+from weft.runtime.cuda.torch_steps import Name, TorchStep
+from weft.runtime.cuda.torch_types import TYPES, as_torch
+from weft.runtime.tensors import Array
+
+OLDEST = 7
+"""The first operator set that the meanings hold for: before it, sizes were fitted by attributes."""
+LARGE_BYTES = 1 << 30
+"""Models of more bytes are written with their weights in a file beside them."""
+
+
+def folded(model: OnnxModel, shapes: Mapping[str, Sequence[int]]) -> OnnxModel:
+    """*model* for inputs of exactly these *shapes*, with everything computed that follows from them; changes *model*.
+
+    Raises what ONNX Runtime raises.
+    """
+    for value in request_inputs(model.graph):
+        value.CopyFrom(declared(value.name, value.type.tensor_type.elem_type, list(shapes[value.name])))
+    for value in model.graph.output:  # a declared size is kept from a file that was exported for another batch
+        if dimensions(value) is not None:
+            value.type.tensor_type.ClearField("shape")
+    del model.graph.value_info[:]
+    model = _without_constants(model)
+    # functions are inlined after the first folding
+    return _without_constants(model) if any(node.op_type == "Shape" for node in model.graph.node) else model
+
+
+def _without_constants(model: OnnxModel) -> OnnxModel:
+    with tempfile.TemporaryDirectory() as folder:
+        source, target = Path(folder) / "fixed.onnx", Path(folder) / "folded.onnx"
+        save(model, source, outside=model.ByteSize() > LARGE_BYTES)
+        open_on(HostDevice(), source, fold=True, channels_last=False, save=target)
+        return load(target, weights=True)
+
+
+class OnnxModule(torch.nn.Module):  # type: ignore[misc]  # torch's types are not followed
+    """A folded graph; takes its inputs in order and returns a tuple of its outputs, in the types of the file."""
+
+    def __init__(self, model: OnnxModel, dtype: Any = None, *, channels_last: bool = False) -> None:
+        """dtype: the type for float32 weights and computation; None: as the file. channels_last: how images lie."""
+        super().__init__()
+        graph = model.graph
+        self.dtype, self.channels_last = dtype, channels_last
+        self.inputs = tuple(value.name for value in request_inputs(graph))
+        self.outputs = tuple((value.name, _type(value)) for value in graph.output)
+        versions = opsets(model)
+        if versions.get("", OLDEST) < OLDEST:
+            raise ModelError(
+                f"its operator set is {versions['']}, and meanings in torch begin with {OLDEST}; convert it"
+            )
+        check_meanings(graph)
+        self._arrays = {name: to_array(tensor) for name, tensor in initializers(graph).items()}
+        self._buffer_of: dict[str, str] = {}
+        steps = [self._step(node, versions) for node in graph.node]
+        self.steps = with_attention(steps, [name for name, _ in self.outputs], self._arrays)
+        read = {argument for step in self.steps for argument in step.arguments if isinstance(argument, Name)}
+        for name in sorted(self._arrays.keys() & (read | {name for name, _ in self.outputs})):
+            self._hold(name, self._arrays[name])
+        del self._arrays
+
+    def forward(self, *inputs: Any) -> tuple[Any, ...]:
+        tensors: dict[str, Any] = {name: getattr(self, buffer) for name, buffer in self._buffer_of.items()}
+        tensors |= zip(self.inputs, map(self._cast, inputs), strict=True)
+        for step in self.steps:
+            arguments = [self._argument(step, place, tensors) for place in range(len(step.arguments))]
+            try:
+                result = step.function(step.context, *arguments)
+            except ModelError as error:
+                raise ModelError(f"{step.label} ({step.operator}): {error}") from error
+            several = isinstance(result, tuple) and step.operator != "Shape"
+            tensors |= zip(step.outputs, result if several else (result,), strict=False)
+        return tuple(self._tensor(tensors[name]).to(kind) for name, kind in self.outputs)
+
+    def _step(self, node: OnnxNode, versions: Mapping[str, int]) -> TorchStep:
+        entry = find(qualified(node))
+        assert entry.torch is not None
+        attributes = {name: _plain(value) for name, value in Attributes(node).values().items()}
+        if entry.name == "Cast" and attributes.get("to") == ElementType.FLOAT and self.dtype is not None:
+            attributes["to"] = next(number for number, kind in TYPES.items() if kind == self.dtype)
+        if entry.name == "Gather" and (index := self._arrays.get(node.input[1])) is not None:
+            attributes |= {"from_zero": int(not index.size or index.min() >= 0)}
+            attributes |= {} if index.ndim else {"place": int(index)}
+        arguments = tuple(self._given(name, place in entry.torch_numbers) for place, name in enumerate(node.input))
+        context = TorchNode(torch, attributes, len(node.output), versions.get(node.domain, 1))
+        return TorchStep(
+            node_name(node), entry.name, entry.torch, context, arguments, entry.torch_numbers, tuple(node.output)
+        )
+
+    def _given(self, name: str, as_numbers: bool) -> Any:
+        if not name:
+            return None
+        stored = self._arrays.get(name) if as_numbers else None
+        return Name(name) if stored is None else tuple(stored.ravel().tolist())
+
+    def _argument(self, step: TorchStep, place: int, tensors: Mapping[str, Any]) -> Any:
+        given = step.arguments[place]
+        if not isinstance(given, Name):
+            return given
+        value = tensors[given]
+        if place not in step.numbers:
+            return self._tensor(value)
+        if not isinstance(value, tuple):
+            raise ModelError(
+                f"{step.label} ({step.operator}): its input {given!r} is computed from values, which decide a shape"
+            )
+        return value
+
+    def _tensor(self, value: Any) -> Any:
+        """A tensor; sizes that ``Shape`` gave are numbers so far."""
+        return torch.tensor(value) if isinstance(value, tuple) else value
+
+    def _cast(self, value: Any) -> Any:
+        if self.dtype is not None and value.dtype == torch.float32:
+            value = value.to(self.dtype)
+        spatial = self.channels_last and value.dim() == 4 and value.is_floating_point()
+        return value.contiguous(memory_format=torch.channels_last) if spatial else value
+
+    def _hold(self, name: str, array: Array) -> None:
+        self._buffer_of[name] = f"weight_{len(self._buffer_of)}"
+        tensor = as_torch(np.array(array))
+        if self.dtype is not None and tensor.dtype == torch.float32:
+            tensor = _narrowed(tensor, self.dtype)
+        self.register_buffer(self._buffer_of[name], self._cast(tensor))
+
+
+def check_meanings(graph: OnnxGraph) -> None:
+    """Raise ``ModelError`` if operators of a graph have no meaning in torch; it names them."""
+    missing = sorted({qualified(node) for node in graph.node if find(qualified(node)).torch is None})
+    if missing:
+        raise ModelError(f"{', '.join(missing)} {'has' if len(missing) == 1 else 'have'} no meaning in torch")
+
+
+def _narrowed(tensor: Any, dtype: Any) -> Any:
+    """Weights in 16 bits: masks stay finite, and what keeps a divisor from 0 stays above it."""
+    limits = torch.finfo(dtype)
+    least = limits.smallest_normal if dtype == torch.bfloat16 else 2.0**-24  # float16 counts on below its normal range
+    tensor = tensor.clamp(limits.min, limits.max)
+    tiny = (tensor != 0) & (tensor.abs() < least)
+    return torch.where(tiny, torch.copysign(torch.tensor(least), tensor), tensor).to(dtype)
+
+
+def _type(value: Any) -> Any:
+    number = value.type.tensor_type.elem_type
+    if number not in TYPES:
+        raise ModelError(f"its output {value.name!r} is of the ONNX type {number}, which torch has no counterpart of")
+    return TYPES[number]
+
+
+def _plain(value: Any) -> Any:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value

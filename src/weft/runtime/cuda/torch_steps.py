@@ -1,0 +1,27 @@
+"""The nodes of an ONNX graph as steps in torch."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from weft.models.operators import Meaning, TorchNode
+
+
+class Name(str):
+    """The name of a tensor among the arguments of a step; a weight's is that of a buffer."""
+
+    __slots__ = ()
+
+
+class TorchStep(NamedTuple):
+    """One node, by its meaning."""
+
+    label: str
+    operator: str
+    function: Meaning
+    context: TorchNode
+    arguments: tuple[Any, ...]
+    """Names of tensors, tuples of numbers, and None for inputs left out."""
+    numbers: tuple[int, ...]
+    """Arguments that the meaning takes as tuples of numbers."""
+    outputs: tuple[str, ...]

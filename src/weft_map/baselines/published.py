@@ -1,0 +1,323 @@
+"""Published schedulers, from their papers: H2H, HEFT, Herald and Mensa. Contention is unknown to all of them."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable, Sequence
+from itertools import combinations, product
+from math import inf, isfinite
+from typing import NamedTuple
+
+from weft_map.baselines.chains import ChainTimes, Mapping, candidates, chains_of, finishes, in_series, in_turn, quickest
+from weft_map.problem import Objective, Problem
+from weft_map.schedule import Schedule
+
+PASSES = 2
+"""Rounds over all models in the last step, as in the published program."""
+MOST_TUPLES = 256
+"""Ways to place a frontier that are looked at; a larger frontier is placed in parts."""
+
+
+class _State(NamedTuple):
+    """How far the first step has come. Lists are copied, never changed."""
+
+    free: list[list[float]]
+    ready: list[float]
+    at: list[int]
+
+    @property
+    def full(self) -> tuple[float, float]:
+        """The criterion to minimise: the end of the last unit, then the sum over all units."""
+        return max(max(lane) for lane in self.free), sum(self.ready)
+
+
+def h2h(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
+    """``h2h`` (Zhang et al., DAC 2022): map for computation first, then move layers next to their data if that helps.
+
+    One mapping, for the makespan whatever the objective. Adapted from the paper and the behaviour of its public program
+    (MIT). Its second step pins weights in a unit's own memory; the units of a SoC share one, so nothing is left of it.
+    Its third drops the transfer between layers of one model on one unit; here such layers have no move to begin with.
+    """
+    chains = chains_of(problem)
+    mapping, _ = data_locality(chains, *computation_first(chains))
+    return candidates("h2h", chains, [mapping])
+
+
+def computation_first(chains: ChainTimes) -> tuple[Mapping, list[int]]:
+    """Step 1: place the frontier, the next stretch of every task, in the way that fills the last unit least.
+
+    The mapping, and the order of tasks in which stretches were placed.
+    """
+    count = len(chains.tasks)
+    state = _State([[0.0] * lanes for lanes in chains.instances], [0.0] * count, [-1] * count)
+    mapping: Mapping = [[] for _ in chains.tasks]
+    sequence: list[int] = []
+    while frontier := _frontier(chains, mapping):
+        width = min(len(frontier), len(chains.units))
+        while width > 1 and len(chains.units) ** width > MOST_TUPLES:
+            width -= 1
+        ways = (
+            (_placed(chains, state, mapping, chosen, units), chosen, units)
+            for chosen in _parts(frontier, width, chains)
+            for units in product(*(_able(chains, n, len(mapping[n])) for n in chosen))
+        )
+        state, chosen, units = min(ways, key=lambda way: way[0].full)
+        for n, unit in zip(chosen, units, strict=True):
+            mapping[n].append(unit)
+        sequence += chosen
+    return mapping, sequence
+
+
+def data_locality(chains: ChainTimes, mapping: Mapping, sequence: Sequence[int]) -> tuple[Mapping, list[int]]:
+    """Step 4: let stretches join their neighbours' unit wherever the makespan drops; the latest model first."""
+    mapping, order = [list(units) for units in mapping], list(sequence)
+    ends = finishes(chains, mapping, order)
+    for _ in range(PASSES):
+        before = max(ends)
+        for n in sorted(chains.tasks, key=lambda n: -ends[n]):
+            for i in range(len(mapping[n])):
+                order, ends = _join(chains, mapping, order, ends, n, i)
+        if max(ends) >= before:
+            break
+    return mapping, order
+
+
+def _join(
+    chains: ChainTimes, mapping: Mapping, order: list[int], ends: list[float], n: int, i: int
+) -> tuple[list[int], list[float]]:
+    """Try the unit of the stretch before, then of the one after; *mapping* is changed where that helps."""
+    row = mapping[n]
+    for other in (i - 1, i + 1):
+        if not 0 <= other < len(row) or row[other] == row[i] or chains.time[n][i][row[other]] == float("inf"):
+            continue
+        was, row[i] = row[i], row[other]
+        moved = _beside(order, n, i, other)
+        tried = finishes(chains, mapping, moved)
+        if max(tried) < max(ends):
+            return moved, tried
+        row[i] = was
+    return order, ends
+
+
+def _beside(order: Sequence[int], n: int, i: int, other: int) -> list[int]:
+    """The order with stretch *i* of task *n* right after the one before, or right before the one after."""
+    places = [place for place, task in enumerate(order) if task == n]
+    moved = list(order)
+    del moved[places[i]]
+    moved.insert(places[other] + (1 if other < i else -1), n)
+    return moved
+
+
+def _frontier(chains: ChainTimes, mapping: Mapping) -> list[int]:
+    done = [len(mapping[n]) == len(chains.time[n]) for n in chains.tasks]
+    return [n for n in chains.tasks if not done[n] and all(done[m] for m in chains.waits[n])]
+
+
+def _parts(frontier: Sequence[int], width: int, chains: ChainTimes) -> list[tuple[int, ...]]:
+    parts = list(combinations(frontier, width))
+    return parts[: max(1, MOST_TUPLES // len(chains.units) ** width)]
+
+
+def _able(chains: ChainTimes, n: int, i: int) -> list[int]:
+    return [unit for unit in chains.units if chains.time[n][i][unit] < float("inf")]
+
+
+def _placed(chains: ChainTimes, state: _State, mapping: Mapping, chosen: Sequence[int], units: Sequence[int]) -> _State:
+    free, ready, at = [list(lane) for lane in state.free], list(state.ready), list(state.at)
+    for n, unit in zip(chosen, units, strict=True):
+        i = len(mapping[n])
+        if i == 0 and chains.waits[n]:
+            ready[n] = max(ready[m] + chains.leave[m][at[m]] for m in chains.waits[n])
+        lane = free[unit]
+        slot = lane.index(min(lane))
+        start = max(lane[slot], ready[n] + chains.move[n][i][at[n]][unit])
+        ready[n] = lane[slot] = start + chains.time[n][i][unit]
+        at[n] = unit
+    return _State(free, ready, at)
+
+
+Lane = list[tuple[float, float]]
+"""What one instance of a unit is busy with: starts and ends, in order."""
+
+
+def heft(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
+    """``heft`` (Topcuoglu et al., TPDS 2002): by urgency, each on the unit where it ends first, gaps included.
+
+    A stretch's urgency is the way from it to the end of everything that depends on it, with times and moves averaged
+    over the units (or, tried as well, the smallest of them): a mapping for each, for the makespan whatever the
+    objective.
+    """
+    chains = chains_of(problem)
+    return candidates("heft", chains, [_schedule(chains, _urgency(chains, measure)) for measure in (_mean, min)])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _urgency(chains: ChainTimes, measure: Callable[[Sequence[float]], float]) -> list[list[float]]:
+    ranks: list[list[float]] = [[] for _ in chains.tasks]
+    for n in reversed(in_turn(chains)):
+        after = [measure(_finite(chains.move[m][0][-1])) + ranks[m][0] for m in chains.tasks if n in chains.waits[m]]
+        rank = measure(chains.leave[n]) + max(after, default=0.0)
+        for i in reversed(range(len(chains.time[n]))):
+            rank += measure(_finite(chains.time[n][i]))
+            ranks[n].append(rank)
+            sources = range(-1, 0) if i == 0 else chains.units
+            rank += measure([cost for source in sources for cost in _finite(chains.move[n][i][source])])
+        ranks[n].reverse()
+    return ranks
+
+
+def _finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if isfinite(value)]
+
+
+def _schedule(chains: ChainTimes, ranks: Sequence[Sequence[float]]) -> Mapping:
+    lanes: list[list[Lane]] = [[[] for _ in range(count)] for count in chains.instances]
+    mapping: Mapping = [[] for _ in chains.tasks]
+    ready = [0.0] * len(mapping)
+    left = {n: len(chains.time[n]) for n in chains.tasks}
+    while left:
+        n = max((n for n in left if not any(m in left for m in chains.waits[n])), key=lambda n: ranks[n][-left[n]])
+        i, at = len(mapping[n]), mapping[n][-1] if mapping[n] else -1
+        if i == 0:
+            ready[n] = max((ready[m] for m in chains.waits[n]), default=0.0)
+        end, start, unit, lane = _earliest(chains, lanes, n, i, at, ready[n])
+        insort(lanes[unit][lane], (start, end))
+        mapping[n].append(unit)
+        left[n] -= 1
+        ready[n] = end if left[n] else end + chains.leave[n][unit]
+        if not left[n]:
+            del left[n]
+    return mapping
+
+
+def _earliest(
+    chains: ChainTimes, lanes: Sequence[Sequence[Lane]], n: int, i: int, at: int, ready_s: float
+) -> tuple[float, float, int, int]:
+    """End, start, unit and instance of the placement that ends first."""
+    best: tuple[float, float, int, int] = (inf, inf, 0, 0)
+    last = i + 1 == len(chains.time[n])
+    for unit in chains.units:
+        time_s = chains.time[n][i][unit]
+        if not isfinite(time_s):
+            continue
+        for number, lane in enumerate(lanes[unit]):
+            start = _gap(lane, ready_s + chains.move[n][i][at][unit], time_s)
+            best = min(best, (start + time_s + (chains.leave[n][unit] if last else 0.0), start, unit, number))
+    _, start, unit, number = best
+    return start + chains.time[n][i][unit], start, unit, number
+
+
+def _gap(lane: Lane, ready_s: float, time_s: float) -> float:
+    """The first moment from which the instance is free for long enough."""
+    start = ready_s
+    if not lane or lane[-1][1] <= ready_s:
+        return start
+    for begin, end in lane:
+        if start + time_s <= begin:
+            return start
+        start = max(start, end)
+    return start
+
+
+FACTORS = (1.1, 1.25, 1.5, 2.0, 3.0, inf)
+"""How much fuller one unit may be than another; the best is kept, since the paper tunes it as well."""
+
+
+def herald(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
+    """``herald`` (Kwon et al., HPCA 2021): each layer on the unit that suits it best, unless that upsets the balance.
+
+    Recalled from the paper, and adapted. Layers are taken breadth first (one of each model in turn) or depth first. The
+    units are ranked by the layer's cost, here its latency; the first is taken after which the fullest unit holds no
+    more than a factor of the emptiest one's load, and the best if there is none. Moves cost nothing. The paper's last
+    pass, which pulls layers forward into gaps, is left to the simulator: it lets no unit idle while a step is ready for
+    it.
+    """
+    chains = chains_of(problem)
+    ranked, units = _ranked(chains), len(chains.units)
+    sequences = (breadth_first(chains), depth_first(chains))
+    ways = (_assign(ranked, sequence, factor, units) for sequence in sequences for factor in FACTORS)
+    return candidates("herald", chains, ways)
+
+
+def breadth_first(chains: ChainTimes) -> list[int]:
+    """One stretch of each task in turn; a task that waits joins once the others are through."""
+    left = [len(stretches) for stretches in chains.time]
+    sequence: list[int] = []
+    while any(left):
+        turn = [n for n in chains.tasks if left[n] and not any(left[m] for m in chains.waits[n])]
+        for n in turn:
+            left[n] -= 1
+        sequence += turn
+    return sequence
+
+
+def depth_first(chains: ChainTimes) -> list[int]:
+    """The schedule of one task after the other."""
+    return [n for n in in_turn(chains) for _ in chains.time[n]]
+
+
+def _ranked(chains: ChainTimes) -> list[list[list[tuple[int, float]]]]:
+    """[task][stretch]: the units that may run it, the fastest first, and the load it puts on each."""
+    return [
+        [
+            [
+                (unit, times[unit] / chains.instances[unit])
+                for unit in sorted(chains.units, key=times.__getitem__)
+                if isfinite(times[unit])
+            ]
+            for times in stretches
+        ]
+        for stretches in chains.time
+    ]
+
+
+def _assign(
+    ranked: Sequence[Sequence[Sequence[tuple[int, float]]]], sequence: Iterable[int], factor: float, units: int
+) -> Mapping:
+    loads = [0.0] * units
+    mapping: Mapping = [[] for _ in ranked]
+    for n in sequence:
+        choices = ranked[n][len(mapping[n])]
+        unit, load = choices[0]
+        if factor < inf:
+            unit, load = next((choice for choice in choices if _even(loads, *choice, factor)), choices[0])
+        loads[unit] += load
+        mapping[n].append(unit)
+    return mapping
+
+
+def _even(loads: list[float], unit: int, load: float, factor: float) -> bool:
+    before = loads[unit]
+    loads[unit] = before + load
+    even = max(loads) <= factor * min(loads)
+    loads[unit] = before
+    return even
+
+
+def mensa(problem: Problem, objective: Objective) -> tuple[Schedule, ...]:
+    """``mensa`` (Boroumand et al., PACT 2021): each layer where it runs best, unless the way there costs more.
+
+    Recalled from the paper, and adapted. There the first phase looks layers up in families and the second compares a
+    layer's multiplications and parameters with the activations to be carried over; here both sides are measured, so
+    both phases compare times. As there: one model at a time, no look-ahead; models that meet on a unit queue. For
+    throughput also with the models in series.
+    """
+    chains = chains_of(problem)
+    mapping = [_walk(chains, n) for n in chains.tasks]
+    return candidates("mensa", chains, [mapping]) + in_series("mensa", chains, mapping, objective)
+
+
+def _walk(chains: ChainTimes, task: int) -> list[int]:
+    units: list[int] = []
+    for times, move, fresh in zip(chains.time[task], chains.move[task], chains.fresh[task], strict=True):
+        ideal = quickest(times)
+        if fresh:
+            units.append(ideal)
+            continue
+        here = units[-1]
+        gain, cost = times[here] - times[ideal], move[here][ideal]
+        units.append(ideal if gain > cost else here)
+    return units

@@ -1,0 +1,216 @@
+"""Models with endless work: all of them, and beside an urgent one.
+
+All alike: the total work done, and the least share of any model. With an urgent one: its p99 over that on an idle GPU,
+and the other's rate.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from statistics import geometric_mean, mean
+
+from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine
+from weft_papers import pictures
+from weft_papers.base import Exhibit, Figure, Row, Table, Tick
+from weft_papers.gpu.lab import (
+    ALONE,
+    BESIDE,
+    COLOURS,
+    FIRST,
+    MEASURED,
+    OURS,
+    TOGETHER,
+    URGENT,
+    URGENT_LOADS,
+    LoadResults,
+    Records,
+    Rows,
+    RuleResults,
+    drawn,
+    saturated,
+    sources,
+    urgent,
+)
+
+FIGURE = "side by side"
+FAIR = 0.6
+"""A rival counts if it gives every model at least this part of its fair share."""
+KEPT, OVER_STREAMS, OVER_ONE, LEAST = 0.98, 1.08, 1.22, 0.8
+"""The goals, printed beside the results: work over the best fair rival's, over free streams', over one model at a
+time, and the least share of any model over its fair one."""
+
+
+def side_by_side(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
+    loads = ["+".join(models) for models in TOGETHER]
+    every = sources("saturated", loads, lambda load: saturated(load.split("+"), seconds), records, tick)
+    rows = [row for source in every for row in _rows(source)]
+    return Exhibit(tuple(rows), tuple(_table(models) for models in every), (_picture(out, drawn(every)),))
+
+
+def best_rival(results: RuleResults) -> str:
+    """The rule with the most work among the fair ones; among all if none is fair."""
+    rivals = [rule for rule in results if rule != OURS]
+    fair = [rule for rule in rivals if results[rule]["least of fair"] >= FAIR]
+    return max(fair or rivals, key=lambda rule: float(results[rule]["sum"]))
+
+
+def _sum(results: RuleResults, rule: str) -> float:
+    return float(results[rule]["sum"])
+
+
+def _rows(source: LoadResults) -> list[Row]:
+    loads = source.results
+    over_best = {load: _sum(results, OURS) / _sum(results, best_rival(results)) for load, results in loads.items()}
+    least = {load: float(results[OURS]["least of fair"]) for load, results in loads.items()}
+    worst, poorest = min(over_best, key=over_best.__getitem__), min(least, key=least.__getitem__)
+    first = [results for load, results in loads.items() if load in ["+".join(pair) for pair in TOGETHER[:FIRST]]]
+    rows = [
+        Row(f"{FIGURE}, {source.name}", "work done over the best fair rival's, at least", KEPT, over_best[worst], "x",
+            f"{worst}; {best_rival(loads[worst])} does most of the rivals there. A fixed cut is chosen for each pair "
+            f"afterwards; {OURS} chooses by what was measured of each model alone"),
+        Row(f"{FIGURE}, {source.name}", "least share of any model, over the fair one", LEAST, least[poorest], "x",
+            f"{poorest}; whoever falls below .9 of the fair share counts for more until it has that"),
+    ]  # fmt: skip
+    if first:
+        streams = geometric_mean(_sum(results, OURS) / _sum(results, "streams") for results in first)
+        one = geometric_mean(
+            _sum(results, OURS) / (_sum(results, "fifo") if "fifo" in results else 1.0) for results in first
+        )
+        why = f"geomean of {len(first)} pairs in which one fills the GPU"
+        rows += [
+            Row(f"{FIGURE}, {source.name}", "work done over free streams'", OVER_STREAMS, streams, "x",
+                f"{why}: on streams the one with longer kernels starves the other"),
+            Row(f"{FIGURE}, {source.name}", "work done over one at a time", OVER_ONE, one, "x",
+                f"{why}: memory and multiprocessors are used at the same time"),
+        ]  # fmt: skip
+    return rows
+
+
+def _table(source: LoadResults) -> Table:
+    body = []
+    for load, results in source.results.items():
+        rival = best_rival(results)
+        cells = [results["streams"], results[rival], results[OURS]]
+        shown = [f"{cell['sum']:.2f} ({cell['least of fair']:.2f})" for cell in cells]
+        body.append((load.replace("+", ", "), shown[0], f"{rival}: {shown[1]}", shown[2]))
+    header = ("models", "streams", "best rival", OURS)
+    return Table(f"{FIGURE}, {source.name}: sum of speeds, alone being 1 (least over fair)", header, tuple(body))
+
+
+def _picture(out: Path, shown: list[LoadResults]) -> Figure:
+    panels = []
+    for source in shown:
+        loads = source.results.values()
+        series = {
+            "streams": [_sum(load, "streams") for load in loads],
+            "best rival": [_sum(load, best_rival(load)) for load in loads],
+            OURS: [_sum(load, OURS) for load in loads],
+        }
+        bars = Bars([load.replace("+", "\n") for load in source.results], series, COLOURS)
+        heading = f"{source.title}; dashed: one at a time"
+        panels.append(Panel([bars, ReferenceLine(1)], heading, Axis(size=6.5), Axis(label="sum of speeds")))
+    title = "Models that all have endless work: how much is done in all"
+    return pictures.picture(out, "side-by-side", title, panels, size=(12, 4.2 * len(shown) + 1.0))
+
+
+URGENT_BESIDE = "urgent beside heavy"
+TAIL, LEFT = 1.15, 0.97
+"""The goals: p99 over that on an idle GPU; the other's rate over that under the best rival with this p99."""
+WITHIN = 15.0
+"""Percent by which the simulated p99 may be off."""
+SHOWN = ("priority", "priority-streams", "orion 100 us", "orion 400 us", "split 0 swapped", "reef", OURS)
+
+
+def urgent_beside(out: Path, seconds: float, records: Records, tick: Tick) -> Exhibit:
+    loads = [f"{u} beside {h}/{load:g}" for load in URGENT_LOADS[1:2] for u, h in BESIDE]
+
+    def simulate(load: str) -> RuleResults:
+        models, part = load.split("/")
+        first, other = models.split(" beside ")
+        return urgent(first, other, float(part), seconds)
+
+    every = sources("urgent", loads, simulate, records, tick)
+    rows = [row for source in every for row in _urgent_rows(source)] + _errors(records.measured)
+    return Exhibit(tuple(rows), tuple(_urgent_table(source) for source in every), (_urgent_picture(out, drawn(every)),))
+
+
+SEGMENT = "What is lost is the segment of the other that runs when a request comes: it is not taken back"
+TWO = "What is lost are up to two segments of the other, the one that runs and the one behind it"
+
+
+def _tail(results: RuleResults, rule: str) -> float:
+    return float(results[rule]["p99"]) / float(results[ALONE]["p99"])
+
+
+def _left(load: str, results: RuleResults) -> float:
+    """Return the other's rate over that under the best rival that keeps the p99.
+
+    Where no rival does, over what the urgent one leaves.
+    """
+    kept = [
+        float(results[rule]["beside"])
+        for rule in results
+        if rule in URGENT and rule != OURS and _tail(results, rule) <= TAIL
+    ]
+    return float(results[OURS]["beside"]) / max(kept, default=1 - float(load.split("/")[1]))
+
+
+def _urgent_rows(source: LoadResults) -> list[Row]:
+    tails = {load: _tail(results, OURS) for load, results in source.results.items()}
+    left = {load: _left(load, results) for load, results in source.results.items()}
+    slowest, poorest = max(tails, key=tails.__getitem__), min(left, key=left.__getitem__)
+    rival = min(
+        _tail(source.results[slowest], rule) for rule in source.results[slowest] if rule in URGENT and rule != OURS
+    )
+    lost = TWO if source.name == MEASURED else SEGMENT
+    return [
+        Row(f"{URGENT_BESIDE}, {source.name}", "p99 over that on an idle GPU, at most", TAIL, tails[slowest], "x",
+            f"{slowest}; the best rival {rival:.2f}. {lost}"),
+        Row(f"{URGENT_BESIDE}, {source.name}", "rate of the other, over the best that keeps that p99, at least", LEFT,
+            left[poorest], "x", f"{poorest}; where no rival keeps it, over 1 minus the urgent one's load, which few "
+            "requests miss or pass by chance"),
+    ]  # fmt: skip
+
+
+def _errors(record: Rows) -> list[Row]:
+    """How far the p99 that is simulated of the same models is from the measured one."""
+    off = {
+        f"{name}, {rule}": abs(float(record[f"simulated {name}"][rule]["p99"]) / float(results["p99"]) - 1)
+        for name, row in record.items()
+        if f"simulated {name}" in record and name.startswith("urgent/")
+        for rule, results in row.items()
+        if rule in record[f"simulated {name}"]
+    }
+    if not off:
+        return []
+    ours = [error for name, error in off.items() if name.endswith(OURS)]
+    worst = max(off, key=off.__getitem__)
+    why = f"mean over {len(off)} loads and rules; {OURS} alone {100 * mean(ours):.0f} %, worst {worst}"
+    return [Row(f"{URGENT_BESIDE}, {MEASURED}", "simulated p99, off by", WITHIN, 100 * mean(off.values()), "%", why)]
+
+
+def _urgent_table(source: LoadResults) -> Table:
+    body = []
+    for load, results in source.results.items():
+        cells = [
+            f"{_tail(results, rule):.2f}, {results[rule]['beside']:.2f}" if rule in results else "" for rule in SHOWN
+        ]
+        body.append((load, f"{results[ALONE]['p99']:.2f}", *cells))
+    alone = "p99 over that alone (which is in lengths of the model)"
+    title = f"{URGENT_BESIDE}, {source.name}: {alone}, speed of the other"
+    return Table(title, ("urgent beside other/load", ALONE, *SHOWN), tuple(body))
+
+
+def _urgent_picture(out: Path, results: list[LoadResults]) -> Figure:
+    shown = ("priority", "orion 100 us", "orion 400 us", OURS)
+    colours = {rule: COLOURS[rule.split()[0]] for rule in shown} | {"orion 400 us": "#f0b488"}
+    panels = []
+    for source in results:
+        labels = [load.replace(" beside ", "\nbeside ").replace("/", "\nload ") for load in source.results]
+        had = [rule for rule in shown if all(rule in results for results in source.results.values())]
+        series = {rule: [_tail(results, rule) for results in source.results.values()] for rule in had}
+        heading = f"{source.title}; dashed: what was aimed at; bars at the edge go on"
+        y = Axis(label="p99 over an idle GPU", low=0, high=3)
+        panels.append(Panel([Bars(labels, series, colours), ReferenceLine(TAIL)], heading, Axis(size=7), y))
+    title = "An urgent model beside one that never stops"
+    return pictures.picture(out, "urgent-beside-heavy", title, panels, size=(11, 4.0 * len(results) + 1.0))

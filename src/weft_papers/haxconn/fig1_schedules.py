@@ -1,0 +1,217 @@
+"""Fig. 1 and 6: schedules on Xavier, and how much its units slow each other down.
+
+Fig. 1 has VGG-19 and ResNet101, one after the other, one per unit, and as well as can be; Fig. 6 how much GoogLeNet on
+the GPU is slowed by networks on the DLA, and how much under the best schedule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from weft.reports.exhibits import Axis, Bars, Panel, ReferenceLine
+from weft_map.pages.numbers import report_of
+from weft_map.pages.picture import draw_mapping
+from weft_map.schedule import Outcome, Schedule
+from weft_map.simulator import simulate
+from weft_papers import pictures
+from weft_papers.base import Exhibit, Figure, Paper, Row, Table, Tick, beside
+from weft_papers.haxconn.lab import COLOURS, NETWORKS, OURS, XAVIER, CaseNetwork, Laboratory, SocCase, models, total_ms
+from weft_papers.layerweaver.lab import mean
+from weft_papers.pictures import make_folder
+
+FIGURE_1 = "Fig. 1"
+PAIR = models(XAVIER, "vgg19", "resnet101")
+GPU, DLA = 0, 1
+
+
+def outcomes(lab: Laboratory, tick: Tick | None = None) -> dict[str, Outcome]:
+    """The three cases, the last with one switch per network as in the paper and with any number."""
+    problem = PAIR.problem
+    once = PAIR._replace(max_switches=1)
+    optima = lab.find([PAIR, once], tick)
+    steps = problem.tables.steps.tolist()
+    alone_s = float(problem.tables.time[0, : steps[0], GPU].sum())
+    serial = Schedule(tuple((GPU,) * count for count in steps), ((0.0,) * steps[0], (alone_s,) * steps[1]))
+    apart = Schedule(((GPU,) * steps[0], (DLA,) * steps[1]))
+    named = {
+        "Case 1: both on the GPU": simulate(problem, serial),
+        "Case 2: VGG-19 on the GPU, ResNet101 on the DLA": simulate(problem, apart),
+        "Case 3: one switch per network at most, proved optimal": optima[once].outcome,
+        "Case 3: any number of switches, proved optimal": optima[PAIR].outcome,
+    }
+    return {name: replace(outcome, schedule=replace(outcome.schedule, made_by=name)) for name, outcome in named.items()}
+
+
+def figure_1(paper: Paper, out: Path, lab: Laboratory, tick: Tick | None = None) -> Exhibit:
+    cases = outcomes(lab, tick)
+    serial, apart, once, free = (1e3 * outcome.makespan_s for outcome in cases.values())
+    dla = report_of(list(cases.values())[1]).tasks[1].slow_down
+    one, two = paper["fig1_case1"].value, paper["fig1_case2"].value
+    rows = (
+        Row(FIGURE_1, "Case 1, serial", one, serial, " ms", beside(serial, one, "the sum of Table 5")),
+        Row(
+            FIGURE_1, "Case 2, one per unit", two, apart, " ms",
+            beside(apart, two, f"printed is what ResNet101 takes on the DLA alone; ours is slowed {dla:.3f} times"),
+        ),
+        Row(
+            FIGURE_1, "Case 3, one switch per network", None, once, " ms",
+            f"not printed, 'considerably' better; {100 * (apart / once - 1):.0f} % over Case 2, proved optimal",
+        ),
+        Row(
+            FIGURE_1, "Case 3, any number of switches", None, free, " ms",
+            f"not in the paper; {100 * (apart / free - 1):.0f} % over Case 2, proved optimal",
+        ),
+    )  # fmt: skip
+    return Exhibit(rows, (_table_1(cases),), (_picture_1(out, cases),))
+
+
+def _table_1(cases: dict[str, Outcome]) -> Table:
+    body = []
+    for name, outcome in cases.items():
+        report = report_of(outcome)
+        busy = [f"{100 * unit.busy_share:.0f}" for unit in report.units]
+        ends = [f"{1e3 * end:.3f}" for end in outcome.finish_s]
+        body.append(
+            (
+                name,
+                f"{1e3 * report.makespan_s:.3f}",
+                *ends,
+                *busy,
+                f"{max(0.0, 1e3 * report.contention_s):.3f}",
+                str(report.moves),
+            )
+        )
+    header = (
+        "case",
+        "ms",
+        "VGG-19 ends ms",
+        "ResNet101 ends ms",
+        "GPU busy %",
+        "DLA busy %",
+        "lost to contention ms",
+        "moves",
+    )
+    return Table(f"{FIGURE_1}: {PAIR.name}, derived profiles", header, tuple(body))
+
+
+def _picture_1(out: Path, cases: dict[str, Outcome]) -> Figure:
+    title = f"{FIGURE_1}: VGG-19 and ResNet101 on Xavier"
+    path = out / "fig1-cases.png"
+    make_folder(out)
+    for suffix in (".png", ".svg"):
+        draw_mapping(list(cases.values()), path.with_suffix(suffix), title=title)
+    return Figure(title, path)
+
+
+FIGURE = "Fig. 6"
+GPU, DLA = 0, 1
+NAIVE = "GoogLeNet on the GPU, the other on the DLA"
+PARTNERS = tuple(model for model in NETWORKS if model not in ("googlenet", "densenet121"))
+"""DenseNet has no time on Xavier's DLA."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """GoogLeNet with another network, whose demands are as shipped or scaled."""
+
+    partner: str
+    scaled: bool
+    naive: Outcome
+    best: Outcome
+
+    def slow_down(self, outcome: Outcome) -> float:
+        """How much contention slows GoogLeNet down."""
+        return report_of(outcome).tasks[0].slow_down
+
+    @property
+    def less(self) -> float:
+        """The share of the loss to contention that the best schedule saves, in percent."""
+        before, after = self.slow_down(self.naive) - 1, self.slow_down(self.best) - 1
+        return 100 * (1 - after / before) if before > 0 else 0.0
+
+
+def case(partner: str, demand: float) -> SocCase:
+    """GoogLeNet as measured, repeated for as long as the other network runs."""
+    other, own = total_ms(partner, XAVIER, "dla"), total_ms("googlenet", XAVIER, "gpu", "measured")
+    assert other is not None and own is not None
+    googlenet = CaseNetwork("googlenet", max(1, round(other / own)), origin="measured")
+    return SocCase(XAVIER, (googlenet, CaseNetwork(partner, demand=demand)))
+
+
+def meet(lab: Laboratory, partners: Sequence[str] = PARTNERS, tick: Tick | None = None) -> list[Meeting]:
+    """The other's demands are derived, so they are taken as shipped and as fitted; GoogLeNet's are measured."""
+    cases = {
+        (partner, scaled): case(partner, lab.fitted.demand if scaled else 1.0)
+        for scaled in (False, True)
+        for partner in partners
+    }
+    optima = lab.find(cases.values(), tick)
+    return [Meeting(partner, scaled, _naive(one), optima[one].outcome) for (partner, scaled), one in cases.items()]
+
+
+def _naive(one: SocCase) -> Outcome:
+    problem = one.problem
+    first, second = problem.tables.steps.tolist()
+    return simulate(problem, Schedule(((GPU,) * first, (DLA,) * second), made_by=NAIVE))
+
+
+def figure_6(paper: Paper, out: Path, meetings: Sequence[Meeting], fitted: float) -> Exhibit:
+    rows = []
+    for scaled in (False, True):
+        here = [one for one in meetings if one.scaled == scaled]
+        what = f"others' demands times {fitted:g}" if scaled else "demands as shipped"
+        naive, best = ([one.slow_down(getattr(one, side)) for one in here] for side in ("naive", "best"))
+        worst = max(here, key=lambda one: one.slow_down(one.naive))
+        why = (
+            f"not printed, drawn only; most beside {NETWORKS[worst.partner]}, {mean(naive):.2f} in the mean; "
+            f"{mean(best):.2f} in the mean under the schedule that ends first"
+        )
+        rows.append(Row(FIGURE, f"GoogLeNet's slow-down, one network per unit, {what}", None, max(naive), "x", why))
+        most = max(here, key=lambda one: one.less)
+        why = (
+            f"beside {NETWORKS[most.partner]}; {mean(one.less for one in here):.0f} % in the mean; the schedule aims "
+            "at the end of both, not at this, so it may be negative"
+        )
+        quantity = f"contention of GoogLeNet saved at most, {what}"
+        rows.append(Row(FIGURE, quantity, paper["contention_less"].value, most.less, "%", why))
+    return Exhibit(tuple(rows), (_table(meetings, fitted),), (_picture(out, meetings, fitted),))
+
+
+def _table(meetings: Sequence[Meeting], fitted: float) -> Table:
+    body = []
+    for one in meetings:
+        runs = one.naive.problem.tasks[0].repeats
+        values = [
+            one.slow_down(one.naive),
+            one.slow_down(one.best),
+            1e3 * one.naive.makespan_s,
+            1e3 * one.best.makespan_s,
+        ]
+        scale = f"{fitted:g}" if one.scaled else "1"
+        body.append((NETWORKS[one.partner], scale, str(runs), *(f"{value:.3f}" for value in values), f"{one.less:.0f}"))
+    header = (
+        "on the DLA", "its demand x", "GoogLeNets", "slow-down", "best schedule's", "both end ms", "best schedule's ms",
+        "contention saved %",
+    )  # fmt: skip
+    return Table(
+        f"{FIGURE}: GoogLeNet (measured) on Xavier's GPU beside a network (derived) on the DLA", header, tuple(body)
+    )
+
+
+def _picture(out: Path, meetings: Sequence[Meeting], fitted: float) -> Figure:
+    proved = f"{OURS}, proved"
+    y = Axis(label="slow-down of GoogLeNet", low=0.95, high=1.05 * max(one.slow_down(one.naive) for one in meetings))
+    panels = []
+    for scaled, what in ((False, "demands as derived"), (True, f"demands of the others times {fitted:g} (fitted)")):
+        here = [one for one in meetings if one.scaled == scaled]
+        series = {
+            NAIVE: [one.slow_down(one.naive) for one in here],
+            proved: [one.slow_down(one.best) for one in here],
+        }
+        colours = {NAIVE: COLOURS["per-unit"], proved: COLOURS[OURS]}
+        bars = Bars([NETWORKS[one.partner] for one in here], series, colours)
+        panels.append(Panel([bars, ReferenceLine(1, dash="-")], what, Axis(slant=25), y))
+    title = f"{FIGURE}: slow-down of GoogLeNet by contention on Xavier"
+    return pictures.picture(out, "fig6-slowdown", title, panels, size=(12, 4.4), columns=2, share_y=True)

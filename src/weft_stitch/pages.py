@@ -1,0 +1,379 @@
+"""Stitched models as tables, sentences and JSON: the ways to run them side by side; and as a picture."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from weft.base.version import __version__
+from weft.reports.exhibits import Axis, Bars, Panel, draw
+from weft.reports.page import PALETTE
+from weft.reports.tables import ResultTable, TableRow, number
+from weft_stitch.advice import Advice
+from weft_stitch.bodies.body_stitching import BodyStitching, SharedStep
+from weft_stitch.counts import ITEM_BYTES
+from weft_stitch.stitching_run import Stitching
+from weft_stitch.summary import SLABBED, LayerRow, Summary, Way
+
+if TYPE_CHECKING:
+    from weft.reports.pictures import Figure
+
+
+UNIQUE = "split"
+"""The form that stores every weight once."""
+SPARE = 1.05
+"""A graph that stores more than this many times the unique weights gets a sentence about its copies."""
+MANY = 0.5
+"""The layers named are those that make up this part of the whole, but no more than ``FEW_LAYERS``."""
+FEW_LAYERS = 3
+"""Names that fit into one sentence."""
+
+NOTHING_SHARED = "; were normalisations folded into the filters? docs/stitching.md tells how to export without"
+
+
+def stitching_report(
+    stitching: Stitching, files: Sequence[str | Path], served: Sequence[Advice] = ()
+) -> dict[str, Any]:
+    """The numbers of stitched models, ready for JSON; *files* are those of the groups, *served* what they are worth."""
+    options = stitching.options
+    return {
+        "format": 1,
+        "kind": "stitching",
+        "version": __version__,
+        "settings": {
+            "files": {name: str(path) for name, path in stitching.files.items()},
+            "form": options.form,
+            "tolerance": options.tolerance,
+            "machine": options.machine,
+            "measured": options.measures,
+            "threads": options.used_threads,
+            "slack": options.allowed_slack,
+            "memory_cap_bytes": options.memory_cap_bytes,
+            "latency_target_s": options.latency_target_s,
+        },
+        "largest_difference": stitching.difference and stitching.difference.relative,
+        "total": {"sequential": asdict(stitching.before), "stitched": asdict(stitching.after)},
+        "groups": [{"file": str(path), **asdict(one)} for path, one in zip(files, stitching.summaries, strict=True)],
+        "served": [advice.as_dict() for advice in served],
+    }
+
+
+def sentences(stitching: Stitching) -> list[str]:
+    """Where the time and the memory went."""
+    groups = stitching.summaries
+    alone = len(groups) > 1 and all(len(summary.models) == 1 for summary in groups)
+    return [
+        *(["groups: the limits leave every model alone: nothing is shared"] if alone else []),
+        _sharing(groups),
+        _time(groups, stitching.before, stitching.after),
+        _memory(groups, stitching.before, stitching.after, _number_bytes(stitching)),
+    ]
+
+
+def _sharing(groups: Sequence[Summary]) -> str:
+    rows = [row for group in groups for row in group.spaces if row.inner]
+    by_all, by_some, own = percents([sum(getattr(row, key) for row in rows) for key in ("by_all", "by_some", "own")])
+    where = "" if len(groups) == 1 else " of a group"
+    some = f", {by_some}% by some" if any(row.by_some for row in rows) else ""
+    hint = "" if any(row.by_all + row.by_some for row in rows) or len(groups[0].models) == 1 else NOTHING_SHARED
+    return f"sharing: {by_all}% of the inner channels are shared by all models{where}{some}, {own}% by none{hint}"
+
+
+def percents(amounts: Sequence[int]) -> list[int]:
+    """Whole percents that add up to 100, those rounded down most being the first to be rounded up."""
+    whole = max(1, sum(amounts))
+    percentages = [100 * amount // whole for amount in amounts]
+    order = sorted(range(len(amounts)), key=lambda place: -(100 * amounts[place] % whole))
+    for place in order[: 100 - sum(percentages) if any(amounts) else 0]:
+        percentages[place] += 1
+    return percentages
+
+
+def _time(groups: Sequence[Summary], before: Way, after: Way) -> str:
+    measured = before.measured_s is not None and after.measured_s is not None
+    old, new = (_seconds(way, measured) for way in (before, after))
+    gain = old / new if new else 1.0
+    layers = [row for group in groups for row in group.layers]
+    most = _most(layers, "predicted_s", after.predicted_s)
+    than = "one after another" if sum(len(group.models) for group in groups) > 1 else "the model as it is"
+    said = f"{_ms(new)}{'' if measured else ' predicted'}, {gain:.2f} times as fast as {than}"
+    slabbed = [way for way in groups[0].ways if way.name == SLABBED] if len(groups) == 1 else []
+    if slabbed and new:
+        said += f" and {_seconds(slabbed[0], measured) / new:.2f} times as fast as that in slabs"
+    return f"time: {said}; {most} of it{' by the prediction' if measured else ''}"
+
+
+def _seconds(way: Way, measured: bool) -> float:
+    return way.measured_s if measured and way.measured_s is not None else way.predicted_s
+
+
+def _number_bytes(stitching: Stitching) -> float:
+    """Bytes of a weight: 4 for float32, the average for tuned models."""
+    separate = sum(summary.kernels.separate for summary in stitching.summaries)
+    tuned = separate and any(net.tuned for net in stitching.family.nets)
+    return stitching.before.weight_bytes / separate if tuned else ITEM_BYTES
+
+
+def _memory(groups: Sequence[Summary], before: Way, after: Way, number_bytes: float) -> str:
+    kernels = [group.kernels for group in groups]
+    unique = number_bytes * sum(counts.unique for counts in kernels)
+    common = number_bytes * sum(counts.by_all + counts.by_some for counts in kernels)
+    layers = [row for group in groups for row in group.layers]
+    most = _most(layers, "weight_bytes", after.weight_bytes)
+    said = (
+        f"memory: weights {_mb(after.weight_bytes)} instead of {_mb(before.weight_bytes)}, in all with tables and "
+        f"activations {_mb(after.total_bytes)} instead of {_mb(before.total_bytes)}; {_mb(unique)} of weights are "
+        f"different, {_mb(common)} of them shared; {most} of what is stored"
+    )
+    planned = any(len(row.seconds) > 1 for row in layers)
+    if not planned or after.weight_bytes <= SPARE * unique:
+        return said
+    return f"{said}. {_lighter(groups)}"
+
+
+def _lighter(groups: Sequence[Summary]) -> str:
+    """The hint how to store every weight once; slack does not apply within limits."""
+    if len(groups) > 1:
+        return "This is fast and keeps copies"
+    other = [way for group in groups for way in group.ways if way.name == UNIQUE]
+    seconds = other[0].measured_s or other[0].predicted_s if len(other) == len(groups) == 1 else None
+    price = "" if seconds is None else f", in {_ms(seconds)}"
+    return f"This is fast and keeps copies; more --slack allows fewer, --form {UNIQUE} stores each once{price}"
+
+
+def _most(layers: Sequence[LayerRow], key: str, whole: float) -> str:
+    """The layers that most of it goes to, in words."""
+    parts: Counter[str] = Counter()
+    for row in layers:
+        parts[row.name] += getattr(row, key)
+    named: list[str] = []
+    part = 0.0
+    for name, mine in parts.most_common(FEW_LAYERS):
+        named.append(name)
+        part += mine
+        if part >= MANY * whole:
+            break
+    return f"{', '.join(named)} take{'s' * (len(named) == 1)} {part / whole if whole else 0:.0%}"
+
+
+def _mb(count: float) -> str:
+    return f"{count / 1e6:.2f} MB" if count < 1e8 else f"{count / 1e6:.0f} MB"
+
+
+def _ms(seconds: float) -> str:
+    """Milliseconds to three digits."""
+    return f"{seconds * 1e3:#.3g} ms" if seconds < 0.0995 else f"{seconds * 1e3:.0f} ms"
+
+
+WAYS = (
+    "", "MMACs", "weights MB", "of separate", "tables MB", "activations MB", "total MB", "launches", "predicted ms",
+    "measured ms", "speed-up",
+)  # fmt: skip
+
+
+def tables(stitching: Stitching) -> tuple[ResultTable, ...]:
+    """The ways to run the models, and where time and memory went."""
+    return (ways_table(stitching)._replace(notes=tuple(sentences(stitching))),)
+
+
+def figure(stitching: Stitching) -> Figure:
+    """Time and weights of the ways to run the models."""
+    ways = [(label, way) for way, label, _ in labelled_ways(stitching)]
+    timed = all(way.measured_s is not None for _, way in ways)
+    columns = {
+        "measured ms" if timed else "predicted ms": [
+            1e3 * ((way.measured_s if timed else None) or way.predicted_s) for _, way in ways
+        ],
+        "weights MB": [way.weight_bytes / 1e6 for _, way in ways],
+    }
+    labels = [label for label, _ in ways]
+    panels = [
+        Panel([Bars(labels, {what: values}, {what: PALETTE[0]}, flat=True, values="%.3g")], x=Axis(label=what), grid="")
+        for what, values in columns.items()
+    ]
+    return draw(title(stitching), panels, size=(11.0, 1.6 + 0.42 * len(ways)), columns=2, share_y=True)
+
+
+def title(stitching: Stitching) -> str:
+    """What was stitched, for how many rows, and by what it was planned."""
+    family, options = stitching.family, stitching.options
+    count = f"{family.tasks} models" if family.tasks > 1 else "1 model, which shares with none"
+    same = len(set(family.batches)) == 1
+    suffix = " each" * (family.tasks > 1)
+    rows = f"{family.batches[0]}{suffix}" if same else ", ".join(map(str, family.batches))
+    threads = f"{options.used_threads} thread{'s' * (options.used_threads != 1)}"
+    by = f"ONNX Runtime, {threads}" if options.measures else f"{options.machine} as described"
+    return f"{count}; rows: {rows}{', or any' * options.dynamic}; {by}"
+
+
+def ways_table(stitching: Stitching) -> ResultTable:
+    """The ways to run the models side by side."""
+    timed = stitching.before.measured_s is not None
+    rows = [
+        TableRow((label, *_numbers(way, stitching.before, timed, label.startswith("group "))), best)
+        for way, label, best in labelled_ways(stitching)
+    ]
+    if timed:
+        return ResultTable(title(stitching), WAYS, tuple(rows))
+    left_out = WAYS.index("measured ms")
+    kept = [place for place in range(len(WAYS)) if place != left_out]
+    shown = tuple(row._replace(cells=tuple(row.cells[place] for place in kept)) for row in rows)
+    return ResultTable(title(stitching), tuple(WAYS[place] for place in kept), shown)
+
+
+def labelled_ways(stitching: Stitching) -> list[tuple[Way, str, bool]]:
+    """Every way to run the models, what to call it, and whether it is what was made."""
+    groups = stitching.summaries
+    rows = [(stitching.before, "one after another" if stitching.family.tasks > 1 else "as it is", False)]
+    if len(groups) == 1:
+        rows.append((groups[0].stitched, _label(groups[0]), True))
+        rows += [(way, _other(way, rows[0][1]), False) for way in groups[0].ways[2:]]
+    else:
+        rows += [(group.stitched, f"group {n}: {', '.join(group.models)}", False) for n, group in enumerate(groups)]
+        rows.append((stitching.after, "all groups", True))
+    return rows
+
+
+def _label(summary: Summary) -> str:
+    return f"stitched: {summary.form}{' in slabs' * summary.stitched.slabs}"
+
+
+def _other(way: Way, alone: str) -> str:
+    return way.name.replace("sequential", alone) + " in slabs" * way.slabs
+
+
+def _numbers(way: Way, separate: Way, timed: bool, part: bool) -> tuple[str, ...]:
+    """*part*: a way to run some of the models only, which is not compared with all of them."""
+    ratio = "" if part else number(way.weight_bytes / separate.weight_bytes if separate.weight_bytes else None, 3)
+    mine, theirs = (way.measured_s, separate.measured_s) if timed else (way.predicted_s, separate.predicted_s)
+    gain = "" if part else number(theirs / mine if mine and theirs else None, 2)
+    return (
+        number(way.macs, 1, scale=1e-6),
+        number(way.weight_bytes, scale=1e-6),
+        ratio,
+        number(way.table_bytes, scale=1e-6),
+        number(way.activation_bytes, scale=1e-6),
+        number(way.total_bytes, scale=1e-6),
+        str(way.launches),
+        number(way.predicted_s, 2, scale=1e3),
+        number(way.measured_s, 2, scale=1e3),
+        gain,
+    )
+
+
+BODY_WAYS = ("", "weights MB", "of separate", "measured ms", "speed-up")
+STEPS = ("step", "operator", "kB", "models", "shared by", "own")
+_FEW = 8
+"""Layers that a sentence names; more would fill the terminal, and ``--layers`` has all."""
+_NUMBERED = re.compile(r"(.*?(?:\.|layer|block)_?\d+)(?=[./]|$)")
+
+
+def body_report(stitching: BodyStitching, files: Sequence[Path]) -> dict[str, Any]:
+    """The numbers, ready for JSON."""
+    return {
+        "format": 1,
+        "kind": "stitched body",
+        "version": __version__,
+        "models": {name: str(path) for name, path in stitching.files.items()},
+        "files": [str(file) for file in files],
+        "largest_difference": stitching.difference and stitching.difference.relative,
+        "fill": stitching.fill,
+        "weight_bytes": {"sequential": stitching.apart_bytes, "stitched": stitching.weight_bytes},
+        "measured_s": dict(stitching.times_s),
+        "reordered": stitching.reordered,
+        "steps": [
+            {
+                "name": step.name,
+                "op": step.op,
+                "bytes": step.bytes,
+                "rank": step.rank,
+                "own": list(step.own),
+                "shared_by": [[stitching.names[task] for task in crew] for crew in step.crews],
+            }
+            for step in stitching.shared
+        ],
+    }
+
+
+def way_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
+    """One after another, and as one body."""
+    rows: list[tuple[str, ...]] = []
+    for name, way, size in (
+        ("one after another", "sequential", stitching.apart_bytes),
+        ("stitched", "stitched", stitching.weight_bytes),
+    ):
+        took, first = stitching.times_s.get(way), stitching.times_s.get("sequential")
+        times = (f"{took * 1e3:.2f}", f"{first / took:.2f}") if took and first else ("", "")
+        rows.append((name, f"{size / 1e6:.3f}", f"{size / stitching.apart_bytes:.3f}", *times))
+    return rows
+
+
+def step_rows(stitching: BodyStitching) -> list[tuple[str, ...]]:
+    """Every step that has weights, with the models that share them."""
+    return [
+        (step.name, step.op, f"{step.bytes / 1e3:.1f}", str(sum(map(len, step.crews))), shared_by, _own(step))
+        for step in stitching.shared
+        for shared_by in [_sharers(stitching, step)]
+    ]
+
+
+def body_sentences(stitching: BodyStitching) -> list[str]:
+    """What is shared, what is not, and how exact it is."""
+    whole = sum(step.bytes for step in stitching.shared)
+    common = sum(step.bytes for step in stitching.shared if _sharers(stitching, step) == "all")
+    own = list(dict.fromkeys(_layer(step.name) for step in stitching.shared if _sharers(stitching, step) != "all"))
+    more = f" and {len(own) - _FEW} more (--layers names all steps)" if len(own) > _FEW else ""
+    rest = f"; not by all: {', '.join(own[:_FEW])}{more}" if own else ""
+    lines = [f"sharing: {common / max(whole, 1):.0%} of a model's weights are shared by all{rest}"]
+    if near := [step for step in stitching.shared if step.rank]:
+        lines.append(
+            f"low rank: {len(near)} products are shared but for parts of rank {max(e.rank for e in near)} at most"
+        )
+    if few := [step for step in stitching.shared if step.own]:
+        lines.append(f"few differences: {len(few)} weights are shared but for {_listed(few)} (--layers says where)")
+    if stitching.reordered:
+        lines.append(
+            f"order: {stitching.reordered} products are another model's, with heads or channels in another order"
+        )
+    if stitching.long and stitching.fill is None:
+        lines.append("lengths: no input hides what stands behind, so that all rows of a run must be of one length")
+    elif stitching.long and stitching.fill is not None:
+        filled = ", ".join(f"{name} with {number:g}" for name, number in stitching.fill.items())
+        lines.append(f"lengths: any in one run; shorter rows are filled, {filled}")
+    if any(stitching.body.exits):
+        having = ", ".join(name for name, exits in zip(stitching.names, stitching.body.exits, strict=True) if exits)
+        lines.append(f"exits: {having} answer with the first exit that is sure, but all rows go to the end of the body")
+    if stitching.difference is not None:
+        lines.append(
+            f"largest difference to the models: {stitching.difference.relative:.1e} of an output's largest number"
+        )
+    return lines
+
+
+def _layer(name: str) -> str:
+    """The layer of a step, by the first number in its name, else the part of the model that it belongs to."""
+    if match := _NUMBERED.match(name):
+        return match[1]
+    return name.rpartition("/")[0] if name.startswith("/") else name
+
+
+def _listed(steps: Sequence[SharedStep]) -> str:
+    """The kinds of what is a model's own."""
+    return ", ".join(sorted({said.split()[-1] for step in steps for said in step.own}))
+
+
+def _own(step: SharedStep) -> str:
+    """The differences of models to the shared weights, in words."""
+    return ", ".join(([f"rank {step.rank}"] if step.rank else []) + list(step.own))
+
+
+def _sharers(stitching: BodyStitching, step: SharedStep) -> str:
+    """The models that share a step's weights, in words."""
+    if step.crews == (tuple(range(len(stitching.names))),):
+        return "all"
+    shared = [crew for crew in step.crews if len(crew) > 1]
+    return "; ".join(", ".join(stitching.names[task] for task in crew) for crew in shared) or "none"

@@ -1,1 +1,0 @@
-"""Compiled rounding and packing of numbers."""

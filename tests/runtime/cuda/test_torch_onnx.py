@@ -1,0 +1,182 @@
+"""ONNX graphs as modules of torch: exporters' idioms, networks and random graphs, beside ONNX Runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import ModelProto, helper
+
+pytest.importorskip("torch")
+
+import torch
+
+from tests.models.exporter_graphs import IDIOMS, attention
+from tests.runtime.cuda.converted import NEAR, by_runtime, in_torch, problem
+from tests.runtime.row_graphs import KEEPING, MIXING, random_model
+from tests.runtime.special_models import SPECIAL, graph
+from weft.base.errors import ModelError
+from weft.models import operators, zoo
+from weft.models.operators import OPERATORS
+from weft.runtime.cuda.torch_attention import ATTENTION
+from weft.runtime.tensors import DATATYPES, Array
+
+NETWORKS = {
+    "mobilenet-v2": {"resolution": 64},
+    "bert-base": {"layers": 2, "hidden": 64, "heads": 4},
+    "xlnet-base": {"layers": 1, "hidden": 64, "heads": 4},
+}
+LARGE = {
+    **{name: {"resolution": 64} for name in ("alexnet", "densenet121", "fcn-resnet18", "googlenet", "resnet18")},
+    **{name: {"resolution": 75} for name in ("inception-v3", "inception-v4", "resnext50-32x4d")},
+}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+# Operators: tests/models/test_operators.py has each by itself
+
+
+def test_a_wrong_meaning_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = replace(OPERATORS["Tanh"], torch=lambda t, x: t.torch.sigmoid(x))
+    monkeypatch.setattr(operators, "OPERATORS", {**OPERATORS, "Tanh": wrong})
+    feed = {"x": np.ones((2, 3), np.float32)}
+    assert problem(graph("(float[n,3] x) => (float[n,3] y) { y = Relu(x) }"), feed) is None
+    assert "differs" in str(problem(graph("(float[n,3] x) => (float[n,3] y) { y = Tanh(x) }"), feed))
+
+
+def test_what_has_no_meaning_is_named() -> None:
+    feed = {"x": np.ones((2, 3), np.float32)}
+    text = "(float[n,3] x) => (float[a,b] y) { s = ReduceSum<keepdims = 0>(x) i = NonZero(x) y = Cast<to = 1>(i) }"
+    with pytest.raises(ModelError, match="NonZero has no meaning in torch"):
+        in_torch(graph(text), feed)
+    text = "(float[n,3] x, int64[1] k) => (float[n,m] y) { y, i = TopK(x, k) }"
+    with pytest.raises(ModelError, match=r"node_of_y \(TopK\): its input 'k' is computed from values"):
+        in_torch(graph(text), {**feed, "k": np.array([2])})
+
+
+# Graphs
+
+
+@pytest.mark.parametrize("idiom", IDIOMS, ids=lambda idiom: idiom.name)
+def test_exporters_idioms_are_converted(idiom: Any) -> None:
+    for opset in (idiom.opsets[0], idiom.opsets[-1]):
+        model, shapes = idiom.build(opset)
+        assert problem(model, drawn_for(model, shapes)) is None
+
+
+def drawn_for(model: ModelProto, shapes: dict[str, tuple[int, ...]]) -> dict[str, Array]:
+    """Random inputs; whole numbers are small enough to be any index."""
+    rng, held = np.random.default_rng(0), {tensor.name for tensor in model.graph.initializer}
+    feed = {}
+    for value in model.graph.input:
+        if value.name not in held:
+            kind = helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type)
+            sizes = shapes.get(value.name) or [
+                dim.dim_value if dim.HasField("dim_value") else 2 for dim in value.type.tensor_type.shape.dim
+            ]
+            feed[value.name] = np.asarray(rng.standard_normal(sizes) if kind.kind == "f" else np.ones(sizes), kind)
+    return feed
+
+
+def test_special_models_are_converted_or_refused_by_name() -> None:
+    converted = 0
+    for special in SPECIAL:
+        model = special.build()
+        specs = [value for value in model.graph.input if value.type.tensor_type.elem_type != 8]
+        if len(specs) < len(model.graph.input):
+            continue  # texts
+        feed = drawn_for(model, {name: (2, *shape[1:]) for name, shape in special.shapes.items()})
+        assert problem(model, feed) is None, special.name
+        converted += 1
+    assert converted > 60
+
+
+@settings(max_examples=40)
+@given(steps=st.lists(st.sampled_from(KEEPING + MIXING), min_size=1, max_size=6), seed=st.integers(0, 2**16))
+def test_random_graphs_are_converted(steps: list[str], seed: int) -> None:
+    feed = {"x": np.random.default_rng(seed).standard_normal((3, 6)).astype(np.float32)}
+    assert problem(random_model(steps, seed), feed) is None
+
+
+@pytest.mark.parametrize("name", [*NETWORKS, *(pytest.param(name, marks=pytest.mark.long) for name in LARGE)])
+def test_networks_are_converted(name: str) -> None:
+    model = zoo.materialise(zoo.build(name, **(NETWORKS | LARGE)[name]))
+    feed = drawn_for(model, {})
+    wanted = by_runtime(model, feed)
+    for dtype, channels_last, near in ((None, False, NEAR), (torch.bfloat16, True, 0.05)):
+        module, found = in_torch(model, feed, dtype, channels_last=channels_last)
+        for right, output in zip(wanted, found, strict=True):
+            assert output.dtype == right.dtype
+            np.testing.assert_allclose(output, right, rtol=0, atol=near * np.abs(right).max())
+    held = {buffer.dtype for buffer in module.buffers() if buffer.is_floating_point()}
+    images = [buffer for buffer in module.buffers() if buffer.dim() == 4 and min(buffer.shape) > 1]
+    assert held == {torch.bfloat16}
+    assert all(buffer.is_contiguous(memory_format=torch.channels_last) for buffer in images)
+
+
+# Attention
+
+MASKED = "m = Add(d, mask)"
+SPELLED = (
+    "(float[2,3,4,5] q, float[2,3,5,7] k, float[2,3,7,5] v, float[{mask}] mask) => (float[2,3,4,5] y) {{ {body} }}"
+)
+
+
+@pytest.mark.parametrize(
+    ("body", "mask", "fused"),
+    [
+        (
+            "s = MatMul(q, k) d = Mul(s, two) m = Add(d, mask) p = Softmax<axis = -1>(m) y = MatMul(p, v)",
+            "2,1,1,7",
+            True,
+        ),
+        ("s = MatMul(q, k) d = Div(s, two) m = Add(mask, d) p = Softmax<axis = 3>(m) y = MatMul(p, v)", "4,7", True),
+        ("s = MatMul(q, k) p = Softmax<axis = -1>(s) y = MatMul(p, v)", "1", True),
+        ("s = MatMul(q, k) p = Softmax<axis = 2>(s) y = MatMul(p, v)", "1", True),
+        ("s = MatMul(q, k) d = Tanh(s) p = Softmax<axis = -1>(d) y = MatMul(p, v)", "1", False),
+        ("s = MatMul(q, k) p = Softmax<axis = -1>(s) z = MatMul(p, v) r = ReduceMax(p) y = Add(z, r)", "1", False),
+        ("s = MatMul(q, k) m = Mul(s, mask) p = Softmax<axis = -1>(m) y = MatMul(p, v)", "1", False),
+    ],
+)
+@pytest.mark.parametrize("version", [11, 18])
+def test_attention_becomes_one_step_only_where_it_is_that(body: str, mask: str, fused: bool, version: int) -> None:
+    model = graph(SPELLED.format(mask=mask, body=body), version, two=np.float32(2))
+    feed = drawn_for(model, {})
+    assert problem(model, feed) is None
+    module, _ = in_torch(model, feed)
+    assert any(step.operator == ATTENTION for step in module.steps) == fused
+
+
+@pytest.mark.parametrize("opset", (9, 13, 17))
+def test_attention_of_exporters_becomes_one_step(opset: int) -> None:
+    model = attention(opset).model
+    module, _ = in_torch(model, drawn_for(model, {"x": (2, 10, 32)}))
+    assert [step.operator for step in module.steps].count(ATTENTION) == 1
+    assert problem(model, drawn_for(model, {"x": (2, 10, 32)})) is None
+
+
+def test_weights_in_16_bits_stay_finite_and_divisors_stay_above_zero() -> None:
+    text = "(float[n,3] x) => (float[n,3] y) { m = Add(x, mask) a = Add(m, tiny) y = Identity(a) }"
+    model = graph(text, mask=np.float32([-3e38, 0, 3e38]), tiny=np.float32([1e-12]))
+    module, _ = in_torch(model, {"x": np.ones((1, 3), np.float32)}, torch.float16)
+    assert sorted(buffer.flatten().tolist() for buffer in module.buffers()) == [[-65504.0, 0.0, 65504.0], [2.0**-24]]
+
+
+def test_types_of_inputs_and_outputs_are_those_of_the_file() -> None:
+    assert DATATYPES["FP32"] == np.float32
+    model = graph("(float[n,3] x, int64[n,3] i) => (float[n,3] y, int64[n,3] j) { y = Tanh(x) j = Add(i, i) }")
+    feed = {"x": np.ones((2, 3), np.float32), "i": np.ones((2, 3), np.int64)}
+    _, outputs = in_torch(model, feed, torch.float16)
+    assert [output.dtype for output in outputs] == [np.float32, np.int64]
