@@ -31,6 +31,7 @@ STEPPED, SETTLED, RUNNING, UNSEEN, HANDED_OVER, FIRST_DUE, NUMBERED, GIVEN_UP, L
 engine was busy, the place in the hand-over times, the first strict deadline, requests admitted, whether the run is
 given up, and the stream and query that an NPU was given last."""
 CLOCKS = 19
+"""Columns of ``LoopState.clocks``, those above."""
 HEAD, LENGTH = range(2)
 """Columns of ``LoopState.rings``: where a ring begins and how long it is."""
 WAITING, BELATED_RING, BACK = range(3)
@@ -46,6 +47,7 @@ SPREAD, RUNS_MEASURED, RUN, OVER, OVERS = range(9, 14)
 """Columns of a stream's terms: program at batch 1, ..., percent of its allowed time a batch waits or -1, ..., row of
 the histogram, whether it has exits, and where its measured runs and overheads begin and how many there are."""
 TERMS = 14
+"""Columns of a stream's terms, those above."""
 FETCH, COMPUTE, REMAINING, EXIT = range(4)
 """Columns of ``Models.layers``; EXIT: whether requests may leave after a layer."""
 FIRST, COMPUTE_BOUND, KIND = range(3)
@@ -53,9 +55,11 @@ FIRST, COMPUTE_BOUND, KIND = range(3)
 OF, JOB, NEXT, RUNS, CAME, DUE, MEMBERS, BATCH, ON_CHIP, MAY_GO, NEED, REACHABLE, YIELDS = range(13)
 """Columns of ``LoopHeads.table``; ON_CHIP: when it would be; the last three are punctual's."""
 HEADS = 13
+"""Columns of ``LoopHeads.table``, those above."""
 SEG_OF, SEG_JOB, SEG_AT, SEG_PROGRAM, SEG_QUERY, SEG_BEGIN, SEG_END, ABORTED, SEG_CAME, SEG_DUE, SEG_SIZE = range(11)
 """Columns of segments on lanes."""
 SEGMENT = 11
+"""Columns of a segment, those above."""
 REST, SPEED = range(2)
 ARRIVED, COMPLETED, VIOLATED, DROPPED, REFUSED, LATENCY_SUM, LATENCY_MAX, DEEPEST, BATCHES, QUERIES = range(10)
 """Columns of ``LoopState.counts``."""
