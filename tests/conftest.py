@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("long")
 
 
-def pytest_collection() -> None:
+def pytest_collection(session: pytest.Session) -> None:
     """Garbage is not looked for while tests are collected: there is little, and each look takes longer."""
     gc.disable()
+    if [Path(each).absolute() for each in session.config.args] == [Path(__file__).parent]:
+        _share_compiling(session.config)
+
+
+def _share_compiling(config: pytest.Config) -> None:
+    """Import the files of the tests, each worker from another one on: in a fresh checkout each compiles its part.
+
+    Else all would compile all of them, and what they import, at the same time, which takes longest of collecting.
+    """
+    here, worker = Path(__file__).parent, getattr(config, "workerinput", {"workerid": "gw0", "workercount": 1})
+    files = sorted(path for path in here.rglob("test_*.py") if not pytest_ignore_collect(path, config))
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for path in files[first:]:
+        with contextlib.suppress(Exception, pytest.skip.Exception):  # collecting it says what is wrong
+            import_module(".".join(path.relative_to(here.parent).with_suffix("").parts))
 
 
 def pytest_collection_finish() -> None:
