@@ -25,6 +25,10 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Workers share the cores: a library with a thread for each would wait for threads that do not run. Children inherit it.
+for library in ("OMP", "OPENBLAS", "MKL"):
+    os.environ.setdefault(f"{library}_NUM_THREADS", "1")
+
 # Failing asserts of helpers show their values as those of tests do.
 pytest.register_assert_rewrite(
     *(
