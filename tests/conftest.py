@@ -75,6 +75,12 @@ def _is_long(path: Path) -> bool:
     return path.is_relative_to(here) and path.relative_to(here).as_posix().startswith(LONG)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker more than cores: tests of servers and of processes wait for these a quarter of their time."""
+    return len(os.sched_getaffinity(0)) + 1
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Without the long ones their files are not even imported: a third of all tests."""
     return True if config.option.markexpr == "not long" and _is_long(collection_path) else None
