@@ -101,6 +101,7 @@ def test_weights_in_common_are_told_and_without_an_output_nothing_is_written(bri
         ((*STREAMS, "-o", "no/such/place"), "there is no folder"),
         ((*STREAMS, "-o", "full"), "and no plan"),
         (("--check", "plan", "-o", "other"), "--output does not apply to --check"),
+        (("--check", "no-plan"), "no-plan: cannot read the file"),
         (
             ("-s", "camera.onnx:rate=50,deadline=2", "-s", "words.onnx:rate=1,deadline=9", "-d", "one.json"),
             "deadline=5",

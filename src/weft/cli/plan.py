@@ -148,10 +148,12 @@ def _workload(path: str | None, streams: list[str] | None, shapes: list[str] | N
 def _check(context: typer.Context, folder: str) -> None:
     """Time a plan's models again and print the differences; the exit code is 1 if there are any."""
     from weft.planning.drift import drift
+    from weft.planning.plan import read_plan
 
     nothing = "it looks at a plan that is there; leave it out"
     others = ("workload", "output", "streams", "shape", "device", "json_file")
     refuse_unused(context, "--check", dict.fromkeys(others, nothing))
+    read_plan(folder)  # PlanError where it is none: a mistyped folder is no difference
     changes = drift(folder)
     for sentence in changes:
         say(sentence, soft_wrap=True)
