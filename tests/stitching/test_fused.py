@@ -394,7 +394,7 @@ def test_a_residual_of_which_somebody_keeps_a_view_is_not_written_over():
 
 def test_more_weights_than_places_can_count_are_refused(monkeypatch):
     planted = random_family(["conv"], 2, 0)
-    monkeypatch.setattr("weft_stitch.forms.fused.LARGEST", 100)
+    monkeypatch.setattr("weft_stitch.forms.whole.LARGEST", 100)
     with pytest.raises(
         StitchError, match=r"conv\d: the form 'fused' cannot do it, its \d+ weights are more than the 100"
     ):
