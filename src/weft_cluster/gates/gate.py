@@ -2,7 +2,7 @@
 
 Its face is that of the server (``serving.http``): the same limits, keys and refusals. It computes nothing and keeps no
 queue: a request goes on at once (``forward``), to the server that ``board`` chooses, over a connection that is kept
-(``link``). What is not inference is asked of any server that has the model.
+(``Link``). What is not inference is asked of any server that has the model.
 """
 
 from __future__ import annotations
