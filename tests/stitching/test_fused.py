@@ -16,7 +16,7 @@ from tests.stitching.families import TANGLED, TANGLES, Drawing, family_of, plant
 from tests.stitching.graphs import assert_close, separately
 from tests.stitching.nets import images
 from weft.base.errors import StitchError
-from weft_stitch.counts import count
+from weft_stitch.cost import count
 from weft_stitch.discovery import discover
 from weft_stitch.family import Block, ChannelSpace
 from weft_stitch.graph_steps import plain_graph
@@ -25,8 +25,7 @@ from weft_stitch.making.generator import generate
 from weft_stitch.net import Op, Port, Window, assemble
 from weft_stitch.packing import Activation, columns, pack
 from weft_stitch.reading.alignment import align
-from weft_stitch.running.fused import FusedConv, Shape, activated, plain
-from weft_stitch.running.module import StitchedModule
+from weft_stitch.running.module import FusedConv, Shape, StitchedModule, activated, plain
 from weft_stitch.summary import count_kernels
 
 RELU = Activation("Relu")

@@ -213,6 +213,9 @@ MOVED = {
     "weft.mapping.executor": "weft_map.simulator",
     "weft.stitching.forms.fused": "weft_stitch.forms.whole",
     "weft.tuning.exhaustive": "weft_tune.baselines",
+    "weft.stitching.planning.cost": "weft_stitch.cost",
+    "weft.stitching.counts": "weft_stitch.cost",
+    "weft.stitching.running.fused": "weft_stitch.running.module",
 }
 """Old path of a module or package -> new path; the contents of a package moved with it."""
 

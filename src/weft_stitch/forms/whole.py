@@ -142,7 +142,7 @@ class Fused:
     """One step for a layer of all tasks, each row with its own weights; CUDA runs it as one kernel.
 
     It has no extra multiplications, stores every weight once, and takes what follows along: scales and shifts per task
-    and channel, a residual, an activation. ``packing`` lays its weights out, ``running.fused`` runs it. A depthwise
+    and channel, a residual, an activation. ``packing`` lays its weights out, ``running.module`` runs it. A depthwise
     layer has nothing to gain from it and is split, as is one whose output carries several spaces.
     """
 
