@@ -29,7 +29,7 @@ from weft.planning.survey.memory_contention import host_soc
 from weft.serving.repository import Repository
 from weft_map.estimate import estimate as mapping_estimate
 from weft_stitch.advice import ALONE, TOGETHER, Advice, ServedTimes, advise
-from weft_stitch.counts import coded, in_codes
+from weft_stitch.cost import coded, in_codes
 from weft_stitch.graph import Builder
 from weft_stitch.onnx_writer import to_onnx
 from weft_tune.export import write_export

@@ -19,9 +19,9 @@ from weft.base.settings import how, what
 from weft.base.shapes import sizes_of
 from weft.base.tomlfile import read_toml
 from weft.devices import Soc, load_soc
+from weft_map.estimate import find_profile
 from weft_map.limits import TaskLimits
 from weft_map.problem import MAX_STEPS, Objective, Problem
-from weft_map.profile_by_name import find_profile
 from weft_map.profiles import Origin, SocProfile, merge_groups
 from weft_map.solver import Improvement, Options, Solution, solve
 

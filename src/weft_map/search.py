@@ -14,8 +14,22 @@ from math import inf
 import numpy as np
 
 from weft_map.kernels import soc_search as kernel
-from weft_map.kernels.soc import BOUNDARY, DONE, HELD, LEAVING, RUNNING, follow, phase_of, step_of
-from weft_map.kernels.soc_bound import NOWHERE_EARLIER, SAME_LATER, ActivityPrices, BoundRules, shift, value_of
+from weft_map.kernels.soc import (
+    BOUNDARY,
+    DONE,
+    HELD,
+    LEAVING,
+    NOWHERE_EARLIER,
+    RUNNING,
+    SAME_LATER,
+    ActivityPrices,
+    BoundRules,
+    follow,
+    phase_of,
+    shift,
+    step_of,
+    value_of,
+)
 from weft_map.limits import TaskLimits
 from weft_map.problem import Floats, Ints, Objective, Problem, Tables
 from weft_map.schedule import Outcome, Schedule

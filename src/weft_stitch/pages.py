@@ -15,7 +15,7 @@ from weft.reports.page import PALETTE
 from weft.reports.tables import ResultTable, TableRow, number
 from weft_stitch.advice import Advice
 from weft_stitch.bodies.body_stitching import BodyStitching, SharedStep
-from weft_stitch.counts import ITEM_BYTES
+from weft_stitch.cost import ITEM_BYTES
 from weft_stitch.stitching_run import Stitching
 from weft_stitch.summary import SLABBED, LayerRow, Summary, Way
 

@@ -17,6 +17,7 @@ from weft.base.errors import StitchError
 from weft.reports.pictures import Shown
 from weft.runtime.metadata import servable
 from weft_stitch.assembly import PLANNED, PlanContest, Stitched, assemble
+from weft_stitch.cost import GraphCost, Modelled, machine
 from weft_stitch.discovery import discover
 from weft_stitch.family import Family, Sharing
 from weft_stitch.forms import FORMS
@@ -25,7 +26,6 @@ from weft_stitch.lowering import formed_layers
 from weft_stitch.onnx_writer import keep_models
 from weft_stitch.options import StitchOptions
 from weft_stitch.planning.budget import BudgetLimits, stitch_groups
-from weft_stitch.planning.cost import GraphCost, Modelled, machine
 from weft_stitch.planning.planner import ANYWHERE
 from weft_stitch.reading import read_models
 from weft_stitch.reading.alignment import align

@@ -12,13 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from weft_stitch.counts import LayerCounts, coded, count, kernels_of, stored_bytes
+from weft_stitch.cost import LayerCounts, Modelled, coded, count, kernels_of, stored_bytes
 from weft_stitch.family import ChannelSpace, Family, FamilyLayer, Sharing, Wiring, role, wire
 from weft_stitch.graph import Graph
 from weft_stitch.graph_steps import plain_graph
 from weft_stitch.layouts import kernel, pieces
 from weft_stitch.net import Array
-from weft_stitch.planning.cost import Modelled
 from weft_stitch.planning.planner import Plan
 from weft_stitch.planning.segments import segments
 

@@ -52,12 +52,12 @@ MOVED = {
     "weft.reports.requests": "weft.simulation.request_report",
     "weft.reports.designs": "weft.simulation.designs",
     "weft.kernels.soc": "weft_map.kernels.soc",
-    "weft.kernels.soc_bound": "weft_map.kernels.soc_bound",
-    "weft.kernels.soc_delays": "weft_map.kernels.soc_bound",
+    "weft.kernels.soc_bound": "weft_map.kernels.soc",
+    "weft.kernels.soc_delays": "weft_map.kernels.soc",
     "weft.kernels.soc_search": "weft_map.kernels.soc_search",
     "weft.kernels.contention": "weft_map.kernels.soc",
     "weft.kernels.cluster_loop": "weft_cluster.kernels.cluster_loop",
-    "weft.kernels.cluster_state": "weft_cluster.kernels.cluster_state",
+    "weft.kernels.cluster_state": "weft_cluster.kernels.cluster_loop",
     "weft.kernels.routing_rules": "weft_cluster.kernels.routing_rules",
     "weft.kernels.numbers": "weft_tune.kernels",
     "weft.serving.http": "weft.http.server",
@@ -210,6 +210,12 @@ MOVED = {
     "weft.tuning.export.activations": "weft_tune.export.tensors",
     "weft.tuning.quantised.targets": "weft_tune.quantised.opened",
     "weft.stitching.discovery.nearness": "weft_stitch.discovery.matching",
+    "weft.mapping.executor": "weft_map.simulator",
+    "weft.stitching.forms.fused": "weft_stitch.forms.whole",
+    "weft.tuning.exhaustive": "weft_tune.baselines",
+    "weft.stitching.planning.cost": "weft_stitch.cost",
+    "weft.stitching.counts": "weft_stitch.cost",
+    "weft.stitching.running.fused": "weft_stitch.running.module",
 }
 """Old path of a module or package -> new path; the contents of a package moved with it."""
 

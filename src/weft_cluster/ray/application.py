@@ -25,9 +25,17 @@ from weft.serving.in_process import InProcessServer
 from weft_cluster.gates.gate import GateSettings
 from weft_cluster.gates.thread import GateThread
 from weft_cluster.placing.placement import PlacedMachine, read_placement
-from weft_cluster.ray.scaling import BANDWIDTH, COMPUTE, UtilisationPolicy, predicted
 from weft_cluster.ray.service_registry import HEARTBEAT_EVERY_S, RegistrySnapshot, ServiceRegistry
-from weft_cluster.ray.settings import KEY_VARIABLE, RaySettings, parse_settings, sources_of
+from weft_cluster.ray.settings import (
+    BANDWIDTH,
+    COMPUTE,
+    KEY_VARIABLE,
+    RaySettings,
+    UtilisationPolicy,
+    parse_settings,
+    predicted,
+    sources_of,
+)
 
 log = logging.getLogger("weft.ray")
 

@@ -16,7 +16,7 @@ from weft.kernels.buffer import NEVER
 from weft.simulation.requests import ONLINE, estimates
 from weft.simulation.requests.weaving import late_rule
 from weft_cluster.kernels import cluster_loop
-from weft_cluster.kernels import cluster_state as c
+from weft_cluster.kernels import cluster_loop as c
 from weft_cluster.routing.cluster import ClusterSetting
 from weft_cluster.routing.lowered import ClusterTally, LoweredCluster, TickedRequests
 from weft_cluster.routing.router import ROUTERS

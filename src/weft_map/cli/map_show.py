@@ -224,7 +224,7 @@ def write_files(
         draw_mapping(_drawn(solution), figure)
         told("figure", figure)
     if perfetto:
-        from weft_map.pages.perfetto import write_outcome_perfetto
+        from weft_map.export import write_outcome_perfetto
 
         write_outcome_perfetto(solution.outcome, perfetto)
         told("perfetto", perfetto)

@@ -22,17 +22,19 @@ from weft_map.kernels.soc import (
     MOVING,
     READY,
     RUNNING,
+    SAME_LATER,
     TINY_S,
     WAITING,
     advance,
+    estimate,
     finished,
     pack,
     phase_of,
     release,
     step_of,
     unit_of,
+    value_of,
 )
-from weft_map.kernels.soc_bound import SAME_LATER, estimate, value_of
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -16,9 +16,9 @@ from typing import NamedTuple
 
 from weft.devices import Pccs, Soc, Unit, load_soc
 from weft_map.baselines import per_unit
+from weft_map.estimate import find_profile
 from weft_map.limits import TaskLimits
 from weft_map.problem import Group, Problem, Task
-from weft_map.profile_by_name import find_profile
 from weft_map.profiles import Origin, SocProfile
 from weft_map.schedule import Outcome
 from weft_map.search import ends_s

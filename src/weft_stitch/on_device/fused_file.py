@@ -40,10 +40,9 @@ from weft_stitch.assembly import uniform
 from weft_stitch.file_description import read_stitched
 from weft_stitch.graph import Graph, GraphStep
 from weft_stitch.lowering import lower
-from weft_stitch.running.fused import Shape
 from weft_stitch.running.gpu_timing import LOAD_BYTES
 from weft_stitch.running.kernel_shapes import tune
-from weft_stitch.running.module import StitchedModule
+from weft_stitch.running.module import Shape, StitchedModule
 from weft_stitch.running.operators import Tensor
 
 

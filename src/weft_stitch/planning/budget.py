@@ -13,9 +13,8 @@ from typing import Any
 
 from weft.base.errors import StitchError
 from weft_stitch.assembly import PLANNED, Stitched, assemble
-from weft_stitch.counts import count
+from weft_stitch.cost import GraphCost, Modelled, count
 from weft_stitch.family import Family, Sharing, model_kinds, part
-from weft_stitch.planning.cost import GraphCost, Modelled
 from weft_stitch.planning.grouping import GroupCost, Grouping, LimitsUnmet, Objective, group, size
 
 LIGHT = "split"

@@ -11,13 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from weft.base.errors import StitchError, unknown_name
-from weft_stitch.counts import VIEWS, count
+from weft_stitch.cost import VIEWS, GraphCost, count
 from weft_stitch.family import Family, Sharing
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph, signature
 from weft_stitch.layouts import APART, Layout
 from weft_stitch.lowering import lower
-from weft_stitch.planning.cost import GraphCost
 from weft_stitch.planning.segments import Cutter, FormSegment, segments
 from weft_stitch.slabs import slab_layers
 from weft_stitch.slabs import slabs as in_slabs

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 from weft_stitch.family import Family, FamilyLayer, Sharing, wire
 from weft_stitch.forms import FORMS
-from weft_stitch.forms.fused import layout as fused_layout
 from weft_stitch.forms.room import PlacedValue, Room
+from weft_stitch.forms.whole import layout as fused_layout
 from weft_stitch.graph import DYNAMIC, Builder, Graph
 from weft_stitch.layouts import APART, COMPACT, STACKED, STITCHED, Layout, tidy
 from weft_stitch.lowering import formed_layers, lower_layers

@@ -19,10 +19,10 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from weft.runtime.timing import Run, mean_seconds, measure_in_turns
+from weft_stitch.cost import H200, Modelled
 from weft_stitch.family import Family, Sharing
 from weft_stitch.forms import FORMS
 from weft_stitch.graph import Graph
-from weft_stitch.planning.cost import H200, Modelled
 from weft_stitch.planning.planner import Plan, plan
 from weft_stitch.running.kernel_shapes import tune
 from weft_stitch.running.module import WARM_UPS, StitchedModule, warm_up

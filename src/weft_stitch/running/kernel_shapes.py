@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 from weft.base.errors import StitchError
 from weft.runtime.timing import Run
 from weft_stitch.running.body_rows import RowTables
-from weft_stitch.running.fused import FusedConv, Shape
 from weft_stitch.running.fused_body import (
     LIBRARY,
     PLAINEST,
@@ -32,7 +31,7 @@ from weft_stitch.running.fused_body import (
     launch_product,
     product_call,
 )
-from weft_stitch.running.module import StitchedModule
+from weft_stitch.running.module import FusedConv, Shape, StitchedModule
 from weft_stitch.running.operators import Tensor, torch
 
 HALF_SHAPES = (

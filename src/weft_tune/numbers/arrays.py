@@ -204,7 +204,7 @@ def rounded(
     """Round each value to *form*, as float32; into *out* if given, which may be *x* itself.
 
     Compiled for float32 values to nearest (benchmarks/number_speed.py). Other roundings, float64 values and the few
-    formats that float32 cannot follow (``loops.loop_for`` gives None) are rounded in doubles, many times slower.
+    formats that float32 cannot follow (``loop_for`` gives None) are rounded in doubles, many times slower.
     """
     array = _exact_floats(x)
     check_rounding(rounding, rng)
