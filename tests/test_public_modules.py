@@ -107,10 +107,7 @@ INSIDE = {
         "weft.simulation.requests.weaving",
     },
     "weft_map": {
-        "weft.devices.costs.pccs_fit",
         "weft.devices.decoupled",
-        "weft.planning.survey.arithmetic",
-        "weft.planning.survey.memory_contention",
         "weft.reports.trace_exports",
     },
     "weft_papers": {

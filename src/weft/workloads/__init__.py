@@ -2,7 +2,7 @@
 
 ``Saturated`` is the workload of streams that never run dry. Modules: ``requests.py``, workload files; ``arrivals.py``,
 arrival processes; ``exits.py``, the exits by which samples leave; ``traces.py``, recorded arrivals of many callers;
-``traffic.py``, generated ones; ``traffic_fit.py``, generated traffic fitted to a trace.
+``traffic.py``, generated ones, also fitted to a trace.
 """
 
 from __future__ import annotations

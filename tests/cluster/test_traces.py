@@ -9,8 +9,7 @@ import pytest
 
 from weft.base.errors import WorkloadError
 from weft.workloads.traces import CountedTrace, TimedTrace, read_trace
-from weft.workloads.traffic import Surge, Traffic, as_toml, read_traffic
-from weft.workloads.traffic_fit import fit
+from weft.workloads.traffic import Surge, Traffic, as_toml, fit, read_traffic
 
 
 def written(path: Path, *lines: str) -> Path:
