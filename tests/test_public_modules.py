@@ -71,7 +71,6 @@ PUBLIC = (
     "weft.simulation.sustain",
     "weft.workloads",
     "weft.workloads.requests",
-    "weft.workloads.traffic",
 )
 """Modules of the core that any tool may import; docs/tools.md says what is in each."""
 

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from weft.base.errors import InputError
 from weft.kernels import request_state as k
-from weft.workloads.traffic import Day, RequestBlock, generated
 from weft_cluster.placing.pieces import CLOCK
 from weft_cluster.routing import compiled as compiled_run
 from weft_cluster.routing import plain as plain_run
@@ -19,6 +18,7 @@ from weft_cluster.routing.cluster import Cluster
 from weft_cluster.routing.lowered import LoweredCluster, lower_cluster
 from weft_cluster.routing.setting import ClusterSetting
 from weft_cluster.routing.tally import ClusterTally, in_ticks
+from weft_cluster.routing.traffic import Day, RequestBlock, generated
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

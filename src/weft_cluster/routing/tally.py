@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from weft.workloads.traffic import RequestBlock
 from weft_cluster.placing.pieces import CLOCK
+from weft_cluster.routing.traffic import RequestBlock
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

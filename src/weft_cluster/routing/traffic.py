@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from weft.base import tomlfile
 from weft.base.errors import WorkloadError
 from weft.base.jsonfile import first_problem
-from weft.workloads.traces import CallerTrace, CountedTrace, TimedTrace, grouped
+from weft_cluster.routing.traces import CallerTrace, CountedTrace, TimedTrace, grouped
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
