@@ -6,7 +6,8 @@ of any schedule.
 
 Its modules: ``profiles.py``, ``estimate.py``, ``trtexec.py`` (what groups cost) lead to ``problem.py``;
 ``simulator.py``; ``prices.py``, ``search.py``, ``solver.py`` (the best schedule, proved); ``cpsat.py``,
-``z3_model.py``; ``baselines/``; ``dynamic.py``, plans that improve while the system runs.
+``z3_model.py``; ``baselines/``; ``dynamic.py``, plans that improve while the system runs;
+``memory_contention.py``, this machine measured, and ``pccs_fit.py``, a SoC's contention model from such measurements.
 
 A model on a SoC is a chain of groups; a group has a time, a memory demand and moving costs on each unit that may run
 it. ``Problem.tables`` lays the chains out as arrays. ``simulator.simulate`` is the engine's loop again: ``Chains``

@@ -20,8 +20,7 @@ from tests.support.commands import refused, run
 from weft.base.registry import registered
 from weft.devices.host import write_host
 from weft.planning import folder, planning_run
-from weft.planning.layout import planned_workload
-from weft.planning.plan import read_plan
+from weft.planning.plan import planned_workload, read_plan
 
 __all__ = ["brief"]
 

@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 import pytest
+from weft_tune.weighted_layers import find_layers
 
-from weft.models.weighted_layers import find_layers
 from weft.runtime.timing import Turns
 from weft_tune import Tuning, find_formats
 from weft_tune.evaluation import CallableEvaluator, Subset

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from onnx import helper, numpy_helper
+from weft_tune.weighted_layers import find_layers, load_flat
 
 from tests.models.onnx_graphs import node, tensor
 from tests.tuning.onnx_nets import CLASSES, chain, draw, model_of, residual, samples, save, tokens
 from weft.base.errors import TuneError
-from weft.models.weighted_layers import find_layers, load_flat
 from weft_tune.quantised.opened import find_targets
 
 

@@ -91,8 +91,7 @@ def command(
 
 def _plan(path: str | None) -> Plan | None:
     """Read the plan to compare with, if *path* is a plan's folder."""
-    from weft.planning.layout import is_plan
-    from weft.planning.plan import read_plan
+    from weft.planning.plan import is_plan, read_plan
 
     return read_plan(path) if path is not None and is_plan(path) else None
 
@@ -107,7 +106,7 @@ def _at_load(workload: Workload, load: float) -> Workload:
 
 def _predicted_at(plan: Plan | None, folder: str | None, workload: Workload) -> Plan | None:
     """Return the plan with its prediction for another load."""
-    from weft.planning.load_prediction import planned_host, predict
+    from weft.planning.prediction import planned_host, predict
 
     if plan is None or folder is None:
         return None
@@ -116,7 +115,7 @@ def _predicted_at(plan: Plan | None, folder: str | None, workload: Workload) -> 
 
 def _print_comparison(plan: Plan, result: LoadResult) -> dict[str, object]:
     """Print the predicted and measured figures next to each other; returns them for the JSON."""
-    from weft.planning.measured_comparison import compare
+    from weft.planning.prediction import compare
 
     comparison = compare(plan, result)
     headings = [word for what in ("p50", "p99", "missed") for word in (f"{what} predicted", "measured", "apart")]
@@ -147,7 +146,7 @@ def _signed(share: float | None, suffix: str) -> str:
 def _workload(
     path: str | None, streams: list[str] | None, options: dict[str, float | int | None], shapes: list[str] | None
 ) -> Workload:
-    from weft.planning.layout import is_plan, planned_workload
+    from weft.planning.plan import is_plan, planned_workload
 
     if (path is None) == (not streams):
         raise WorkloadError("say what to send: a workload file, a plan, or --stream MODEL:rate=10")

@@ -147,8 +147,8 @@ def _workload(path: str | None, streams: list[str] | None, shapes: list[str] | N
 
 def _check(context: typer.Context, folder: str) -> None:
     """Time a plan's models again and print the differences; the exit code is 1 if there are any."""
-    from weft.planning.drift import drift
     from weft.planning.plan import read_plan
+    from weft.planning.plan_check import drift
 
     nothing = "it looks at a plan that is there; leave it out"
     others = ("workload", "output", "streams", "shape", "device", "json_file")
@@ -167,7 +167,7 @@ def _check(context: typer.Context, folder: str) -> None:
 
 def _timed(folder: str, changes: list[str]) -> list[str]:
     """Time a plan's models now and return the differences; *changes*: sentences printed about the plan before."""
-    from weft.planning.timed_now import timed_now
+    from weft.planning.plan_check import timed_now
 
     try:
         with progress_bar("timing", 1) as advance:

@@ -74,8 +74,8 @@ def command(
     """
     import asyncio
 
+    from weft.serving.client_settings import FORMAT
     from weft.serving.environment import near_misses
-    from weft.serving.log_settings import FORMAT
     from weft.serving.process import end_with_stdin, leave, leave_if_stuck
     from weft.serving.server import fastest_loop, serve
 
@@ -112,7 +112,7 @@ def command(
 
 def _plan_among(sources: list[str], config: str | None) -> str | None:
     """Return the plan to serve, if one is named; it has models and settings of its own, so it must be named alone."""
-    from weft.planning.layout import is_plan
+    from weft.planning.plan import is_plan
 
     plan = next((source for source in sources if is_plan(source)), None)
     if plan is not None and (len(sources) > 1 or config):

@@ -15,9 +15,9 @@ from math import floor, inf, log
 from weft.planning.bounds import SLACK
 from weft.planning.candidates import Arrangement
 from weft.planning.deciding import Decision, Loss, Scores, criteria, decide
-from weft.planning.load_prediction import stream_predictions
 from weft.planning.plan import Prediction
 from weft.planning.plan_request import PlanRequest
+from weft.planning.prediction import stream_predictions
 from weft.planning.process_pool import Helpers, PendingResult
 from weft.planning.trials import (
     LOWEST,

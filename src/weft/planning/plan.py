@@ -1,10 +1,12 @@
 """A plan: the models as they are served, the settings to serve them with, and what is predicted of them.
 
-``plan.json`` of a plan folder holds one (docs/formats.md). Nothing here looks at models or at this machine.
+``plan.json`` of a plan folder holds one; the names of the other files are here, too (docs/formats.md). Nothing here
+looks at models or at this machine.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Literal
@@ -24,8 +26,8 @@ from pydantic import (
 from weft.base.errors import PlanError
 from weft.base.jsonfile import first_problem, printable, read_json, write_json
 from weft.devices.conditions import Conditions
-from weft.planning.layout import PLAN_FILE
 from weft.reports.pictures import Shown
+from weft.workloads.requests import Workload, read_workload
 
 Text = Annotated[str, AfterValidator(printable)]
 Name = Annotated[str, Field(min_length=1), AfterValidator(printable)]
@@ -40,6 +42,12 @@ PolicyOption = StrictBool | StrictInt | Annotated[float, Field(allow_inf_nan=Fal
 
 AS_GIVEN = "as given"
 """What was done to a model to which nothing was done."""
+
+PLAN_FILE, SETTINGS_FILE, WORKLOAD_FILE = "plan.json", "weft.toml", "workload.toml"
+HOST_FILE, REPORT_FILE = "host.json", "report.html"
+MODELS, DATA = "models", "data"
+OF_A_PLAN = frozenset({PLAN_FILE, SETTINGS_FILE, WORKLOAD_FILE, HOST_FILE, REPORT_FILE, MODELS, DATA})
+"""Everything that a plan's folder may hold."""
 
 
 def _inside(text: str) -> str:
@@ -283,3 +291,16 @@ _PARTS = (
 def write_plan_file(plan: Plan, path: str | Path) -> None:
     """Write the plan alone, as the ``plan.json`` of a folder has it."""
     write_json(path, plan.model_dump(mode="json"))
+
+
+def is_plan(path: str | Path) -> bool:
+    """Return whether this is the folder of a plan."""
+    return os.path.isfile(os.path.join(path, PLAN_FILE))
+
+
+def planned_workload(folder: str | Path) -> Workload:
+    """Read the workload that a plan was made for, as ``weft bench`` sends it."""
+    file = Path(folder) / WORKLOAD_FILE
+    if not file.is_file():
+        raise PlanError(f"{folder}: the plan has no {WORKLOAD_FILE}; plan again")
+    return read_workload(file)

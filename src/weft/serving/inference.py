@@ -17,6 +17,7 @@ from weft.http.messages import ANYONE, ClientRank, ServerEstimate
 from weft.runtime.client_memory import Lender
 from weft.runtime.tensors import Array
 from weft.serving.access import Caller, Keys
+from weft.serving.client_settings import TraceSettings
 from weft.serving.config import ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.exit_rules import THRESHOLD
@@ -31,7 +32,6 @@ from weft.serving.slots import ModelSlot
 from weft.serving.statistics import Statistics
 from weft.serving.telemetry import Telemetry
 from weft.serving.tickets import ClientTicket, Reply
-from weft.serving.trace_settings import TraceSettings
 from weft.serving.wire import InferRequest, InferResponse, ModelSpec, Parameter, SharedTensors
 
 log = logging.getLogger("weft.server")

@@ -18,6 +18,7 @@ from weft.base.errors import BadRequest, Forbidden, InputError, LoadFailed, NotF
 from weft.base.version import __version__
 from weft.serving.access import Keys
 from weft.serving.background_tasks import run_in_background
+from weft.serving.client_settings import LogSettings, parameters_of, requested_settings
 from weft.serving.config import ModelConfig, ServerConfig
 from weft.serving.dispatch import Dispatcher
 from weft.serving.held_memory import HeldMemory
@@ -25,11 +26,9 @@ from weft.serving.history import History
 from weft.serving.inference import InferenceService
 from weft.serving.isolation import THREADS
 from weft.serving.library import Library
-from weft.serving.log_settings import LogSettings
 from weft.serving.renewal import DECIDING, LOADING, Renewal, change_of, renew_models
 from weft.serving.slots import ModelSlot
 from weft.serving.telemetry import Telemetry
-from weft.serving.triton_config import parameters_of, requested_settings
 from weft.serving.wire import ModelSpec
 
 log = logging.getLogger("weft.server")
@@ -189,7 +188,7 @@ class Service(InferenceService):
         return [row for row in rows if row["state"] == "READY"] if ready_only else rows
 
     async def load(self, name: str, parameters: Mapping[str, Any] | None = None) -> None:
-        """Load a model, with the settings in the client's *parameters* (``triton_config``), if any."""
+        """Load a model, with the settings in the client's *parameters* (``client_settings``), if any."""
         self.check_writable()
         settings = await self._requested_settings(name, parameters) if parameters else None
         try:

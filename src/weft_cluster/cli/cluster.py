@@ -61,13 +61,13 @@ def simulate(
 ) -> None:
     """Simulate the machines of a placement behind a router: how many requests are on time."""
     from weft.workloads.requests import read_workload
-    from weft.workloads.traffic import read_traffic
     from weft_cluster.placing.demand import demands_of
     from weft_cluster.placing.judging import POLICY
     from weft_cluster.placing.machines import read_machines
     from weft_cluster.placing.placement import read_placement
     from weft_cluster.routing.cluster import ClusterSetting, failures, placed, slowed
     from weft_cluster.routing.simulate import simulate_cluster
+    from weft_cluster.routing.traffic import read_traffic
 
     there, asked = read_machines(machines), with_shapes(read_workload(workload), shape)
     cluster = placed(read_placement(placement), there.kinds, demands_of(asked, there))

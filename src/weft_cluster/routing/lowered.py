@@ -12,10 +12,10 @@ import numpy.typing as npt
 from weft.engine.policies import Policy, Setting, make_request_policy
 from weft.engine.policies.base import UNBOUNDED_ROUNDS
 from weft.engine.tickets import Terms
-from weft.workloads.traffic import RequestBlock
 from weft_cluster.placing.demand import CLOCK, Need, Pieces, buffer_of, pieces_of
 from weft_cluster.routing.cluster import Cluster, ClusterSetting, NodeModel
 from weft_cluster.routing.router import Replica
+from weft_cluster.routing.traffic import RequestBlock
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

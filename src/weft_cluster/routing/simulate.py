@@ -11,12 +11,12 @@ import numpy.typing as npt
 
 from weft.base.errors import InputError
 from weft.kernels import request_state as k
-from weft.workloads.traffic import Day, RequestBlock, generated
 from weft_cluster.placing.demand import CLOCK
 from weft_cluster.routing import compiled as compiled_run
 from weft_cluster.routing import plain as plain_run
 from weft_cluster.routing.cluster import Cluster, ClusterSetting
 from weft_cluster.routing.lowered import ClusterTally, LoweredCluster, in_ticks, lower_cluster
+from weft_cluster.routing.traffic import Day, RequestBlock, generated
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]

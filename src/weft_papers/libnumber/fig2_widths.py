@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from weft_tune.weighted_layers import find_layers, load_flat
 
 from weft.models.classifiers import model_path
-from weft.models.weighted_layers import find_layers, load_flat
 from weft.reports.exhibits import Axis, Curve, Drawable, Panel, ReferenceLine
 from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table

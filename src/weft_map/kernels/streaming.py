@@ -20,8 +20,10 @@ def _add_up(data: npt.NDArray[np.float64], first: int, stop: int) -> float:
 
 @numba.njit(cache=True, nogil=True)
 def stream(data: npt.NDArray[np.float64], first: int, blocks: int, steps: int) -> float:
-    """Read *blocks* of ``BLOCK`` doubles from *first* on, with *steps* dependent multiplications and additions after
-    each; returns a number that depends on all of it, so that nothing is left out."""
+    """Read *blocks* of ``BLOCK`` doubles from *first* on, with *steps* multiplications and additions after each.
+
+    Returns a number that depends on all of them, so that the compiler leaves nothing out.
+    """
     total = 0.0
     for block in range(blocks):
         at = first + block * BLOCK

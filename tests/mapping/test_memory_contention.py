@@ -14,7 +14,12 @@ from typer.testing import CliRunner
 
 from weft.base.errors import InputError
 from weft.devices import BandwidthSharing, Pccs, load_soc
-from weft.devices.costs.pccs_fit import (
+from weft.devices.soc import relative_speed
+from weft_map import memory_contention
+from weft_map.cli.calibrate import command
+from weft_map.kernels.streaming import BLOCK, stream
+from weft_map.memory_contention import host_soc, measure_host
+from weft_map.pccs_fit import (
     Matrix,
     calibration_as_dict,
     fit_matrix,
@@ -23,11 +28,6 @@ from weft.devices.costs.pccs_fit import (
     read_matrix,
     sample_matrix,
 )
-from weft.devices.soc import relative_speed
-from weft.kernels.streaming import BLOCK, stream
-from weft.planning.survey import memory_contention
-from weft.planning.survey.memory_contention import host_soc, measure_host
-from weft_map.cli.calibrate import command
 
 OWN, EXTERNAL = np.linspace(8, 96, 12), np.linspace(10, 120, 12)
 FLAT = np.repeat(OWN[:, None], len(EXTERNAL), axis=1)

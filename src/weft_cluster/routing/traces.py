@@ -7,7 +7,7 @@ github.com/Azure/AzurePublicDataset (CC-BY 4.0) and tells them apart by their he
 - Functions 2021: ``app,func,end_timestamp,duration``, every invocation, in seconds;
 - LLM inference 2023: ``TIMESTAMP,ContextTokens,GeneratedTokens``, every request of one service.
 
-``traffic_fit`` fits a generator of traffic to a trace.
+``traffic.fit`` fits generated traffic to a trace.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from weft.base.errors import WorkloadError
-from weft.workloads.traces import CountedTrace, TimedTrace, read_trace
-from weft.workloads.traffic import Surge, Traffic, as_toml, read_traffic
-from weft.workloads.traffic_fit import fit
+from weft_cluster.routing.traces import CountedTrace, TimedTrace, read_trace
+from weft_cluster.routing.traffic import Surge, Traffic, as_toml, fit, read_traffic
 
 
 def written(path: Path, *lines: str) -> Path:
@@ -116,7 +115,7 @@ def test_the_wave_and_surges_bring_more_at_their_time() -> None:
 
 
 def test_blocks_follow_each_other_without_a_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("weft.workloads.traffic.BLOCK", 500)
+    monkeypatch.setattr("weft_cluster.routing.traffic.BLOCK", 500)
     traffic = Traffic(rate=100.0, models=5, cv=2.0, wave=0.4, day_s=80.0)
     blocks = list(traffic.requests(100.0))
     assert len(blocks) > 10

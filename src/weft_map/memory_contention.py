@@ -1,8 +1,8 @@
-"""How much the cores of this machine slow each other down at its memory, measured.
+"""Measure how much the cores of this machine slow each other down at its memory, and how fast one multiplies.
 
 One core reads memory at several intensities, alone and while all others do the same at several intensities; the
 two are measured in turns, so that a drift of the machine's speed meets both. Time is the threads' own: being
-scheduled away is no contention. ``weft.devices.costs.pccs_fit`` fits the result.
+scheduled away is no contention. ``weft_map.pccs_fit`` fits the result.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from weft.base.errors import InputError
-from weft.devices.costs.pccs_fit import FEWEST, Fit, Matrix
-from weft.devices.soc import BandwidthSharing, Soc, Unit
-from weft.kernels.streaming import BLOCK, stream
+from weft.devices import BandwidthSharing, Soc, Unit
+from weft.runtime.timing import Clock, mean_seconds
+from weft_map.kernels.streaming import BLOCK, stream
+from weft_map.pccs_fit import FEWEST, Fit, Matrix
 
 Floats = npt.NDArray[np.float64]
 Progress = Callable[[int, int], None]
@@ -44,6 +45,11 @@ LEAST_NOISE_PCT = 3.0
 LEVELS, SECONDS = 6, 20.0
 QUICK_LEVELS, QUICK_S = 4, 3.0
 """How many levels and seconds a first look takes."""
+
+PRODUCT_SIZE = 512
+"""Rows of square matrices: large enough that their product is all the work there is."""
+ROUNDS = 8
+"""The fastest of these counts: other processes and a rising clock only make a product slower."""
 
 
 class _ReadWindow(NamedTuple):
@@ -269,3 +275,14 @@ def _increasing(levels: Floats) -> Floats:
     """The levels with those that noise put below the one before raised to just above it."""
     raised: Floats = np.maximum.accumulate(levels) * (1 + 1e-9 * np.arange(len(levels)))
     return raised
+
+
+def core_tflops(*, clock: Clock = time.process_time) -> float:
+    """Measure float32 operations per second of a core in a large matrix product, in 10^12.
+
+    Processor time counts all threads, so the result is that of one core however many of them a product uses.
+    """
+    one, two = (np.full((PRODUCT_SIZE, PRODUCT_SIZE), value, np.float32) for value in (0.5, 2.0))
+    one @ two
+    least_s = min(mean_seconds(lambda: one @ two, clock) for _ in range(ROUNDS))
+    return round(2 * PRODUCT_SIZE**3 / max(least_s, 1e-6) / 1e12, 4)

@@ -3,7 +3,7 @@
 A matrix has a row per intensity of the unit's own work and a column per intensity of the others': what the unit
 still achieves. The published five steps (Xu et al., MICRO 2021) read the parameters off it; a pattern search then moves
 them to where the mean error in points of relative speed is least. Measuring this machine is in
-``weft.planning.survey.memory_contention``.
+``weft_map.memory_contention``.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from functools import cached_property
 from importlib import resources
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from weft.base.errors import InputError
 from weft.base.jsonfile import first_problem, read_json
-from weft.devices.npu import Positive
-from weft.devices.soc import Pccs, Soc, relative_speed
+from weft.devices import Pccs, Soc, relative_speed
 
 Floats = npt.NDArray[np.float64]
 Numbers = Sequence[float] | Floats
@@ -122,7 +121,7 @@ class _MatrixFile(BaseModel, extra="forbid", frozen=True):
     external_gb_s: list[float]
     achieved_gb_s: list[list[float]]
     noise_pct: float = NOISE_PCT
-    peak_gb_s: Positive | None = None
+    peak_gb_s: Annotated[float, Field(ge=1e-6, le=1e9, allow_inf_nan=False)] | None = None
     fit: dict[str, Any] | None = None
     """What a calibration wrote beside its matrix; fitted anew, not read."""
     device: dict[str, Any] | None = None
@@ -166,7 +165,7 @@ def calibration_as_dict(matrix: Matrix, fit: Fit, device: Soc | None = None) -> 
 
 def sample_matrix() -> Matrix:
     """The calibration input that was published with PCCS."""
-    with resources.as_file(resources.files("weft.devices.costs") / "data" / "pccs-sample.json") as path:
+    with resources.as_file(resources.files("weft_map") / "data" / "pccs-sample.json") as path:
         return read_matrix(path)
 
 

@@ -13,7 +13,7 @@ from weft.cli.printing import counted, print_table, progress_bar, say, say_writt
 
 if TYPE_CHECKING:
     from weft.reports.tables import ResultTable
-    from weft.workloads.traffic_fit import TrafficFit
+    from weft_cluster.routing.traffic import TrafficFit
 
 app = typer.Typer(help="Requests for many models, like recorded ones.", no_args_is_help=True)
 
@@ -41,9 +41,8 @@ def traffic_fit(
 ) -> None:
     """Find the popularity, burstiness and daily wave of a recorded trace, and how like it generated traffic is."""
     from weft.base.files import write_text
-    from weft.workloads.traces import read_trace
-    from weft.workloads.traffic import as_toml
-    from weft.workloads.traffic_fit import fit
+    from weft_cluster.routing.traces import read_trace
+    from weft_cluster.routing.traffic import as_toml, fit
 
     with progress_bar("reading"):
         recorded = read_trace(*trace)
