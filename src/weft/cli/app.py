@@ -159,7 +159,7 @@ def _interrupted() -> Iterator[None]:
 app = typer.Typer(
     name="weft",
     cls=_Root,
-    help="Run many neural networks on one machine, well: say how often each is asked and how soon it must answer.\n\n"
+    help="Run many neural networks on one machine, well: give each model's request rate and deadline.\n\n"
     "Begin with [bold]weft plan -o plan/ -s light-squeezenet:rate=5,deadline=500 "
     "-s light-shufflenet:rate=10,deadline=250[/bold], which measures them here and says what that will come to; then "
     "[bold]weft serve plan/[/bold], and [bold]weft bench plan/[/bold] in a second terminal. Yours are files: "

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weft_cluster.routing.simulate import ClusterRun
 
 
-app = typer.Typer(help="Several machines: simulated, or as they stand.", no_args_is_help=True)
+app = typer.Typer(help="Several machines: simulate them, or show their state.", no_args_is_help=True)
 
 
 @app.command("simulate", cls=Command)
@@ -27,9 +27,14 @@ def simulate(
     workload: Annotated[str, typer.Argument(help="The workload that was placed (TOML).")],
     machines: Annotated[str, what("--machines", "-m", metavar="FILE", help="The machines it was placed on (TOML).")],
     traffic: Annotated[
-        str | None, what("--traffic", metavar="FILE", help="Its wave, surges and cv (weft traffic fit); not its rates.")
+        str | None,
+        what(
+            "--traffic",
+            metavar="FILE",
+            help="Daily wave, surges and burstiness (weft traffic fit); the rates stay the workload's.",
+        ),
     ] = None,
-    rate: Annotated[float, what("--rate", help="Times the rates of the workload.")] = 1.0,
+    rate: Annotated[float, what("--rate", help="Multiply the rates of the workload.")] = 1.0,
     slow: Annotated[
         str | None, what("--slow", metavar="SHARE:SPEED", help="Machines that are slower, as 0.1:0.5.")
     ] = None,
@@ -39,19 +44,19 @@ def simulate(
     routers: Annotated[
         str, how("--routers", help="slack, two-choices, two-in-flight, two-aged, random, round-robin: a,b,c.")
     ] = "slack,two-choices,random",
-    gates: Annotated[int, how("--gates", help="How many routers there are.")] = 1,
-    hop_ms: Annotated[float, how("--hop-ms", help="From a router to a machine.")] = 0.5,
-    report_ms: Annotated[float, how("--report-ms", help="How often machines say what they have to do.")] = 20.0,
-    age_ms: Annotated[float, how("--age-ms", help="How old that is when routers hear of it.")] = 0.0,
+    gates: Annotated[int, how("--gates", help="Number of routers.")] = 1,
+    hop_ms: Annotated[float, how("--hop-ms", help="Network delay from a router to a machine.")] = 0.5,
+    report_ms: Annotated[float, how("--report-ms", help="Time between load reports of a machine.")] = 20.0,
+    age_ms: Annotated[float, how("--age-ms", help="Age of a load report when it reaches the routers.")] = 0.0,
     policy: Annotated[
-        str | None, how("--policy", "-p", show_default="as weft place predicts", help="What machines decide by.")
+        str | None, how("--policy", "-p", show_default="as weft place predicts", help="Policy of the machines.")
     ] = None,
-    seconds: Annotated[float, how("--seconds", help="How long to simulate.")] = 60.0,
-    seed: Annotated[int, how("--seed", min=0, help="Of all that is drawn.")] = 0,
+    seconds: Annotated[float, how("--seconds", help="Simulated time.")] = 60.0,
+    seed: Annotated[int, how("--seed", min=0, help="Seed of all random numbers.")] = 0,
     shape: common.Shapes = None,
     json_file: common.JsonFile = None,
 ) -> None:
-    """Simulate the machines of a placement behind a router: how many requests are on time."""
+    """Simulate the machines of a placement behind a router, and count requests on time."""
     from weft.workloads.requests import read_workload
     from weft.workloads.traffic import read_traffic
     from weft_cluster.placing.judging import POLICY
@@ -90,7 +95,9 @@ def simulate(
 @app.command("status", cls=Command)
 def status(
     url: Annotated[str, typer.Argument(help="The address of a gate.")] = "http://127.0.0.1:8100",
-    api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
+    api_key: Annotated[
+        str | None, how("--api-key", envvar="WEFT_API_KEY", help="The key to send as a bearer token.")
+    ] = None,
     json_file: common.JsonFile = None,
 ) -> None:
     """Show the servers behind a gate: which take requests, the work queued at each, and how requests ended."""

@@ -26,28 +26,34 @@ def command(
     context: typer.Context,
     architecture: Annotated[str, typer.Argument(help=ARCHITECTURES)],
     output: Annotated[str, folder_option("--output", "-o", panel=None, help="The folder to write the .onnx files to.")],
-    tasks: Annotated[int, typer.Option("--tasks", "-t", help="How many models.")] = 4,
-    pruning: Annotated[float, typer.Option("--pruning", help="The part of every inner width that is missing.")] = 0.0,
+    tasks: Annotated[int, typer.Option("--tasks", "-t", help="Number of models.")] = 4,
+    pruning: Annotated[float, typer.Option("--pruning", help="The part of every inner width that is pruned.")] = 0.0,
     sharing: Annotated[float, typer.Option("--sharing", help="The part of the channels that all models share.")] = 0.9,
     norm: Annotated[
         str, typer.Option("--norm", help="Normalisations: per_task, shared, or folded (biases only).")
     ] = "per_task",
     widths: Annotated[str | None, typer.Option("--widths", help="A factor on each model's widths: 1,0.9,1.25")] = None,
-    classes: Annotated[str | None, typer.Option("--classes", help="Of all models, or of each: 10,100,5")] = None,
+    classes: Annotated[
+        str | None, typer.Option("--classes", help="Number of classes of all models, or of each: 10,100,5")
+    ] = None,
     batch: Annotated[
-        int | None, typer.Option("--batch", "-b", help="Rows that the files are fixed to; else they are open.")
+        int | None,
+        typer.Option("--batch", "-b", help="The fixed number of rows of the files; by default the number is open."),
     ] = None,
     resolution: Annotated[int | None, typer.Option("--resolution", help="Height and width of the pictures.")] = None,
     rank: Annotated[
-        int | None, typer.Option("--rank", help="Encoders: of what is added to queries and values.")
+        int | None, typer.Option("--rank", help="Encoders: the rank of the adapters of queries and values.")
     ] = None,
     frozen: Annotated[
-        float | None, typer.Option("--frozen", help="Encoders: the part of the layers that is the base's.")
+        float | None, typer.Option("--frozen", help="Encoders: the part of the layers that equals the base model's.")
     ] = None,
     full: Annotated[
-        float | None, typer.Option("--full", help="Encoders: the part of the layers, spread, that is each model's own.")
+        float | None,
+        typer.Option(
+            "--full", help="Encoders: the part of the layers, spread over the model, that is each model's own."
+        ),
     ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Draws the weights.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the random weights.")] = 0,
     permute: Annotated[
         bool, typer.Option("--permute/--no-permute", help="Each model has its channels in an order of its own.")
     ] = True,
