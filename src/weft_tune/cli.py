@@ -106,7 +106,7 @@ def command(
 
     [bold]weft tune model.onnx --data validation.npz --margin 0.01[/bold], or, for any framework,
     [bold]weft tune net.toml --command 'python eval.py {config}' --score 'Accuracy: (.*)'[/bold]. With
-    [bold]--target onnxruntime[/bold] the fastest formats, measured here. See docs/tuning.md.
+    [bold]--target onnxruntime[/bold] it measures which formats are fastest on this machine. See docs/tuning.md.
     """
     from weft_tune.result import TuningResult
     from weft_tune.tuning_run import carry_out, carry_out_fastest

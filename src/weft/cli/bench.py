@@ -40,25 +40,29 @@ def command(
         how(
             "--deadlines",
             show_default="strict, or as planned",
-            help="strict: the server gives up at the deadline; soft: it knows it; none: it does not.",
+            help="strict: the server drops late requests; soft: it answers them late; none: it gets no deadline.",
         ),
     ] = None,
     load: Annotated[
         float | None, how("--load", help="Multiply all rates, as 0.9; a plan's prediction is then made for that load.")
     ] = None,
     duration: Annotated[float | None, how("--duration", help="Seconds, instead of duration_s.")] = None,
-    warmup: Annotated[float | None, how("--warmup", help="Seconds not counted, for warmup_s.")] = None,
-    seed: Annotated[int | None, how("--seed", help="Instead of the workload's own.")] = None,
+    warmup: Annotated[
+        float | None, how("--warmup", help="Seconds at the start that are not counted, instead of warmup_s.")
+    ] = None,
+    seed: Annotated[int | None, how("--seed", help="Seed, instead of the workload's own.")] = None,
     shape: common.Shapes = None,
-    connections: Annotated[int, how("--connections", "-c", help="Connections at a time, at most.")] = 512,
+    connections: Annotated[int, how("--connections", "-c", help="Largest number of connections at a time.")] = 512,
     grace: Annotated[float, how("--grace", help="Seconds to wait for the last answers.")] = 30.0,
-    api_key: Annotated[str | None, how("--api-key", envvar="WEFT_API_KEY", help="Sent as a bearer token.")] = None,
+    api_key: Annotated[
+        str | None, how("--api-key", envvar="WEFT_API_KEY", help="The key to send as a bearer token.")
+    ] = None,
     json_file: common.JsonFile = None,
     save_latencies: Annotated[
-        bool, out("--save-latencies", help="Write every request's time and fate into the JSON, too.")
+        bool, out("--save-latencies", help="Also write the latency and the result of every request into the JSON.")
     ] = False,
 ) -> None:
-    """Send requests to a server of the Open Inference Protocol at the times a workload draws."""
+    """Send a workload's requests at their arrival times to a server of the Open Inference Protocol."""
     from weft.load import run_load
 
     plan = _plan(workload)

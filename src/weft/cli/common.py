@@ -156,7 +156,7 @@ Policies = Annotated[
         "--policies",
         "-p",
         autocompletion=complete_policies,
-        help="Names to compare, a,b,c; 'all' for all that have something to say.",
+        help="Policies to compare, a,b,c; 'all' for all that apply.",
     ),
 ]
 PolicyOptions = Annotated[list[str] | None, how("--option", help="NAME=VALUE of the policy; repeatable.")]

@@ -119,7 +119,7 @@ def command(
     bench: Annotated[
         str | None, what("--bench", help="Predict a run of weft bench on a weft server from its JSON, and compare.")
     ] = None,
-    late: Annotated[str, how("--late", help="--workload: weave, keep, demote or drop late requests.")] = "weave",
+    late: Annotated[str, how("--late", help="With --workload: weave, keep, demote or drop late requests.")] = "weave",
     typed: Annotated[Typed, From(SaturatedOptions)],
     shape: common.Shapes = None,
     option: common.PolicyOptions = None,
@@ -129,7 +129,7 @@ def command(
     perfetto: common.PerfettoFile = None,
     figure: common.FigureFile = None,
 ) -> None:
-    """Weave models on a simulated NPU, or serve the arriving requests of a workload file there or on this machine."""
+    """Simulate woven models on an NPU, or a workload's requests on an NPU or this machine."""
     from weft.simulation import simulate
 
     if file is not None and workload is not None:

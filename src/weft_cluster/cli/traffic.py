@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from weft.reports.tables import ResultTable
     from weft_cluster.routing.traffic import TrafficFit
 
-app = typer.Typer(help="Requests for many models, like recorded ones.", no_args_is_help=True)
+app = typer.Typer(help="Synthetic requests for many models, fitted to recorded traces.", no_args_is_help=True)
 
 
 @app.callback()
 def _group() -> None:
-    """Requests for many models, like recorded ones."""
+    """Synthetic requests for many models, fitted to recorded traces."""
 
 
 @app.command("fit", cls=Command)
@@ -28,7 +28,7 @@ def traffic_fit(
     trace: Annotated[
         list[str],
         typer.Argument(
-            metavar="FILE...", help="A CSV of Azure Functions 2019 or 2021, or Azure LLM 2023; 2019: several days."
+            metavar="FILE...", help="A CSV of Azure Functions 2019 (several days) or 2021, or of Azure LLM 2023."
         ),
     ],
     seed: Annotated[
@@ -39,7 +39,7 @@ def traffic_fit(
     ] = None,
     json_file: common.JsonFile = None,
 ) -> None:
-    """Find the popularity, burstiness and daily wave of a recorded trace, and how like it generated traffic is."""
+    """Fit popularity, burstiness and daily wave to a recorded trace, and compare generated traffic with it."""
     from weft.base.files import write_text
     from weft_cluster.routing.traces import read_trace
     from weft_cluster.routing.traffic import as_toml, fit

@@ -31,7 +31,7 @@ def command(
     toml: common.DeviceFile = None,
     json_file: common.JsonFile = None,
 ) -> None:
-    """Measure how the cores of this machine slow each other down at its memory, and fit the PCCS model to it."""
+    """Measure the memory contention between the cores of this machine, and fit the PCCS model to it."""
     from weft.base.files import write_text
     from weft.devices import soc_as_toml
     from weft_map.pccs_fit import calibration_as_dict, fit_matrix, read_matrix

@@ -41,7 +41,7 @@ def command(
     json_file: common.JsonFile = None,
     figure: common.FigureFile = None,
 ) -> None:
-    """Run a scenario's phases in real time: the best naive schedule at once, better ones as they are found."""
+    """Run a scenario's phases in real time, with the best naive schedule first and better ones when found."""
     from weft_map.dynamic import log_as_dict, run_dynamic
 
     asked = _read(scenario, duration)

@@ -72,9 +72,11 @@ def command(
     ],
     shapes: Shapes = None,
     typed: Annotated[Typed, From(StitchOptions, names=_names, latency_target_s=_seconds)],
-    layers: Annotated[bool, out("--layers", help="Show every layer and what is shared where.")] = False,
+    layers: Annotated[bool, out("--layers", help="Show every layer and the parts that are shared.")] = False,
     json_file: JsonFile = None,
-    sharing_file: Annotated[str | None, file_option("--write-sharing", help="Write the map of what is shared.")] = None,
+    sharing_file: Annotated[
+        str | None, file_option("--write-sharing", help="Write the sharing that was found.")
+    ] = None,
 ) -> None:
     """Make one graph of models that share weights: exact, and smaller or faster than one after another.
 
