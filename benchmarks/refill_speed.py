@@ -18,7 +18,7 @@ from machine import machine
 from weft.base.jsonfile import write_json
 from weft.engine.policies import POLICIES
 from weft.simulation.requests import Case, prepare, simulate_requests
-from weft.simulation.requests.refilling import KERNELS
+from weft.simulation.requests.compiled import REFILLS
 from weft.workloads.requests import parse_workload
 
 RESULTS = Path(__file__).parent / "results" / "refill_speed.json"
@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     repeats = parser.parse_args().repeats
     before = machine("numba")
-    rows = [measure(name, repeats) for name, kind in POLICIES.items() if kind in KERNELS]
+    rows = [measure(name, repeats) for name, kind in POLICIES.items() if kind in REFILLS]
     print(f"{'policy':>14} {'compiled M/min':>15} {'plain M/min':>12} {'ratio':>7}")
     for row in rows:
         fast, slow = row["compiled_per_minute"] / 1e6, row["plain_per_minute"] / 1e6

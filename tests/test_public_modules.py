@@ -102,7 +102,7 @@ INSIDE = {
         "weft.serving.telemetry",
         "weft.simulation.requests.case",
         "weft.simulation.requests.plain",
-        "weft.simulation.requests.weaving",
+        "weft.simulation.requests.compiled",
     },
     "weft_map": {
         "weft.devices.decoupled",

@@ -18,16 +18,17 @@ from tests.engine.workloads import Flow
 from tests.engine.workloads import case_of as request_case
 from tests.kernels.jit import said_with_the_jit_off
 from tests.support.refill import crowded_case, listed_requests, refill_case, serve_compiled
-from weft.engine.lateness import SOFT
+from weft.engine.lateness import LATE
 from weft.engine.policies import Policy
 from weft.engine.policies.batching import Adaptive, Serial
 from weft.engine.policies.fluid import Fluid
 from weft.engine.policies.top_up import TopUp
 from weft.kernels import request_state as counted
-from weft.simulation.requests import Case, plain, refilling, simulate_requests
-from weft.simulation.requests.refilling import KERNELS
+from weft.simulation.requests import Case, compiled, plain, simulate_requests
 from weft.workloads.requests import Stream, Workload
 
+KERNELS = (Serial, Adaptive, *compiled.REFILLS)
+"""Policies of batches with a compiled rule."""
 CLOCKS = [counted.ARRAY, counted.FETCHED, counted.COMPUTED, counted.STEPS]
 """Those the plain engine has too."""
 
@@ -78,7 +79,7 @@ def policies(draw: st.DrawFn, kind: type[Policy], case: Case) -> Policy:
     return kind(setting)
 
 
-@pytest.mark.parametrize("late", SOFT)
+@pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
 @settings(max_examples=12)
 @given(data=st.data())
@@ -87,7 +88,7 @@ def test_compiled_equals_plain_on_small_cases(kind, late, data):
     assert_equal(case, data.draw(policies(kind, case)), late)
 
 
-@pytest.mark.parametrize("late", SOFT)
+@pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
 def test_compiled_equals_plain_under_a_heavy_load(kind, late):
     case = crowded_case(400)
@@ -97,7 +98,7 @@ def test_compiled_equals_plain_under_a_heavy_load(kind, late):
 @pytest.mark.parametrize("kind", KERNELS, ids=lambda kind: kind.__name__)
 def test_a_queue_that_is_full_refuses(kind, monkeypatch):
     case = crowded_case(300, gap=1)
-    monkeypatch.setattr(refilling, "QUEUE_PLACES", 5)
+    monkeypatch.setattr(compiled, "QUEUE_PLACES", 5)
     tally = serve_compiled(case, kind(case.setting), "keep")
     refused = [answer for answer in tally.answers if answer.end == -2]
     assert refused and len(tally.answers) == 300
@@ -123,8 +124,7 @@ def test_a_run_that_is_not_recorded_counts_the_same():
 def test_an_npu_whose_layers_fetch_nothing_is_another_device():
     """Its channel is free while its array computes, so a policy is asked sooner."""
     case = request_case([Flow(([(0, 1)], [(0, 1)]), arrivals=(0, 0, 0, 1), deadline=2)], buffer=1, end=50, block=1)
-    for kind in KERNELS:
-        assert not refilling.applies(case, kind(case.setting))
+    assert not any(compiled.applies(case, kind(case.setting)) for kind in compiled.REFILLS)
     runs = [simulate_requests(case, "fluid", compiled=each, record=True) for each in (True, False)]
     assert runs[0].tally.answers == runs[1].tally.answers
 
@@ -171,14 +171,14 @@ def test_serial_with_exits_waits_as_pollaczek_and_khinchine_say(shares):
 
 def test_the_loop_is_right_as_it_is_written():
     """Compiled code is what runs; the source is what is read."""
-    assert said_with_the_jit_off("tests.kernels.test_refill") == (0, "15 cases equal\n", "")
+    assert said_with_the_jit_off("tests.kernels.test_refill") == (0, "20 cases equal\n", "")
 
 
 def main() -> None:
     assert numba.config.DISABLE_JIT
     compared = 0
     for kind in KERNELS:
-        for late in SOFT:
+        for late in LATE:
             case = crowded_case(60)
             assert_equal(case, kind(case.setting), late)
             compared += 1

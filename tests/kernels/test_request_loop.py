@@ -14,7 +14,6 @@ from itertools import product
 from random import Random
 
 import numba
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,11 +23,10 @@ from tests.engine.workloads import COMPILED, Flow, case_of, cases, flow
 from tests.kernels.jit import said_with_the_jit_off
 from weft.devices.costs.layer_costs import write_profile
 from weft.devices.costs.program import Clock
-from weft.engine.lateness import SOFT
+from weft.engine.lateness import LATE
 from weft.engine.policies import Option
 from weft.kernels import request_state as kernel
-from weft.kernels.buffer import NEVER
-from weft.simulation.requests import Case, Tally, prepare, simulate_requests, weaving
+from weft.simulation.requests import Case, Tally, compiled, prepare, simulate_requests
 from weft.workloads.requests import Stream, Workload
 
 CLOCKS = [kernel.ARRAY, kernel.FETCHED, kernel.COMPUTED, kernel.STEPS]
@@ -57,7 +55,7 @@ def assert_equal(case: Case, policy: str, late: str, options: Mapping[str, Optio
     assert fast.report == slow.report
 
 
-@pytest.mark.parametrize("late", SOFT)
+@pytest.mark.parametrize("late", LATE)
 @pytest.mark.parametrize("policy", COMPILED)
 @settings(max_examples=10, derandomize=True, deadline=None)
 @given(data=st.data())
@@ -73,7 +71,7 @@ def test_a_late_batch_and_a_late_job_that_leave_the_same_idle_time_go_in_the_ord
     assert_equal(case_of(streams, buffer=3, end=50), "layerweaver", "demote")
 
 
-@pytest.mark.parametrize("late", SOFT)
+@pytest.mark.parametrize("late", LATE)
 def test_tokens_of_long_requests_that_have_waited_long_stay_within_64_bits(late):
     """Ten seconds of waiting, a millisecond of work: their product is no 64-bit number on the real clock."""
     work = 10**9
@@ -88,18 +86,11 @@ def test_tokens_of_long_requests_that_have_waited_long_stay_within_64_bits(late)
 @contextmanager
 def places_for_issues(count: int) -> Iterator[None]:
     """Few places to remember issues at, so that they are soon used up."""
-    fresh = weaving._fresh_state
-
-    def few(case: Case, places: int) -> kernel.LoopState:
-        before, peak = np.empty(count, np.int64), np.empty(count, np.int64)
-        before[0], peak[0] = 0, NEVER
-        return fresh(case, places)._replace(before=before, peak=peak)
-
-    weaving._fresh_state = few
+    usual, compiled.MOST_ON_CHIP = compiled.MOST_ON_CHIP, count
     try:
         yield
     finally:
-        weaving._fresh_state = fresh
+        compiled.MOST_ON_CHIP = usual
 
 
 SPARSE = flow((1, 3), arrivals=tuple(range(0, 400, 5)))
@@ -167,17 +158,16 @@ def pair(tmp_path) -> Workload:
 
 @pytest.mark.parametrize(("policy", "late"), [("layerweaver+", "demote"), ("weft+", "weave"), ("fifo", "keep")])
 def test_arrivals_fed_in_several_blocks_are_served_as_one(pair, policy, late, monkeypatch):
-    monkeypatch.setattr(weaving, "BLOCK", 64)
     monkeypatch.setattr("weft.workloads.arrivals.BLOCK", 64)
     pair = pair.model_copy(update={"duration_s": 1.2e-5, "warmup_s": 1e-6})
     case = prepare(pair, small_npu(3000))
     assert_equal(case, policy, late)
     report = simulate_requests(case, policy, late=late).report
-    assert report.streams[0].arrived > weaving.BLOCK + 500
+    assert report.streams[0].arrived > 64 + 500
 
 
 @pytest.mark.parametrize("policy", COMPILED)
-@pytest.mark.parametrize("late", SOFT)
+@pytest.mark.parametrize("late", LATE)
 def test_recording_a_run_does_not_change_its_report(pair, policy, late):
     case = prepare(pair, small_npu(3000))
     recorded = simulate_requests(case, policy, late=late, record=True)
@@ -216,7 +206,7 @@ def compare_a_few() -> int:
     """A few cases of every policy, small enough for a loop that is not compiled; returns how many."""
     random = Random(11)
     compared = 0
-    for policy, late in product(COMPILED, SOFT):
+    for policy, late in product(COMPILED, LATE):
         streams = []
         for index in range(3):
             layers = [(random.randrange(1, 8), random.randrange(12)) for _ in range(3)]
@@ -242,12 +232,12 @@ def compare_a_few() -> int:
 
 def test_the_loop_is_right_with_the_jit_off():
     """An index that is out of bounds is an error there."""
-    assert said_with_the_jit_off("tests.kernels.test_request_loop") == (0, "JIT off: 22 equal\n", "")
+    assert said_with_the_jit_off("tests.kernels.test_request_loop") == (0, "JIT off: 28 equal\n", "")
 
 
 def test_the_same_cases_are_right_with_the_jit_on():
     assert not numba.config.DISABLE_JIT
-    assert compare_a_few() == 22
+    assert compare_a_few() == 28
 
 
 if __name__ == "__main__":

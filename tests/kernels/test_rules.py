@@ -86,6 +86,7 @@ RANGES = {
     "layer": st.integers(0, 3),
     "priority": st.integers(1, 9),
     "percent": st.integers(0, 10_000),
+    "patience": st.integers(1, 1_000_000),
     "compute_price": st.integers(1, 2**16),
     "memory_price": st.integers(1, 2**16),
     "share": st.floats(0, 1),
@@ -208,7 +209,10 @@ FAULTS: dict[str, Callable[..., Any]] = {
     "waited": lambda now, arrival, whole, remaining: arrival,
     "tokens": lambda priority, whole, waited: 10 * whole,
     "level": lambda tokens, whole: 1,
+    "rank": lambda priority, waited, whole, patience: -priority,
+    "worth": lambda priority, size, waited, whole: 1.0 / (priority * size),
     "slack": lambda deadline, now, remaining, percent: now + remaining - deadline,
+    "reachable_due": lambda deadline, arrival, earliest: earliest - deadline,
     "idle": lambda fetch, compute, fetched, prefetch, array, buffer, largest: (0, 0, compute, True, 0),
     "weave_key": lambda idle, inherent, distance: (-idle, distance),
     "weave_due_key": lambda idle, deadline: (-idle, deadline),
@@ -262,7 +266,7 @@ def request_cases() -> list[Any]:
 
 def requests() -> Iterator[tuple[Any, Any]]:
     for case in request_cases():
-        for name in ("fifo", "edf", "prema", "layerweaver", "layerweaver+", "weft+"):
+        for name in ("fifo", "edf", "priority", "punctual", "prema", "layerweaver", "layerweaver+", "weft+"):
             runs = (simulate_requests(case, name, compiled=compiled, record=True) for compiled in (False, True))
             yield tuple(run.tally.issues.tolist() for run in runs)
 

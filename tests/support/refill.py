@@ -13,7 +13,7 @@ from weft.devices.costs.program import Clock
 from weft.engine.policies import Policy, Setting
 from weft.engine.policies.base import NO_BUFFER, UNBOUNDED_ROUNDS
 from weft.engine.tickets import Terms
-from weft.simulation.requests import Case, Tally, refilling
+from weft.simulation.requests import Case, Tally, compiled
 from weft.workloads.requests import Stream, Workload
 
 
@@ -57,8 +57,8 @@ def listed_requests(times: tuple[int, ...], taken: tuple[int, ...], *, warm: int
 
 
 def serve_compiled(case: Case, policy: Policy, late: str, *, seed: int = 0, record: bool = True) -> Tally:
-    assert refilling.applies(case, policy)
-    return refilling.serve(case, policy, late, seed, record)
+    assert compiled.applies(case, policy)
+    return compiled.serve(case, policy, late, seed, record)
 
 
 def crowded_case(requests: int, *, gap: int = 4, deadline: int = 150) -> Case:

@@ -34,8 +34,10 @@ class Lanes:
             return [share] * len(kinds)
         speeds = []
         for own in kinds:
-            # The sum counts the lane's own kind once too often.
-            lost = sum([self.losses[own][other] for other in kinds]) - self.losses[own][own]
+            lost = 0.0
+            for other in kinds:  # one after another, as the compiled loop adds: ``sum`` rounds otherwise since 3.12
+                lost += self.losses[own][other]
+            lost -= self.losses[own][own]  # it was counted once too often
             speeds.append(share * max(LEAST_SPEED, 1.0 - lost))
         return speeds
 

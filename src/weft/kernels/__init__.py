@@ -14,19 +14,22 @@ short functions (``compiling``): ``inlined`` ones, ``part``s, and a ``loop`` aro
 
 Two speeds, one answer.
 
-The plain loop is the definition. ``engine/compiled.py`` knows which policies have a kernel (``layerweaver``, ``aimt``,
+The plain loop is the reference. ``engine/compiled.py`` knows which policies have a kernel (``layerweaver``, ``aimt``,
 ``weft``, and those of whole queries) and asks it for the order of issues; the times of that order come from
-``kernels/replay.py``. For requests, ``kernels/request_loop.py`` is the whole loop, fed with arrivals block by block,
-and ``kernels/refill.py`` that for one stream on a tiled NPU; ``weft_cluster/kernels/cluster_loop.py`` runs the former
-for every machine of a cluster, period by period. Because a tick is a byte's time on the channel, all sums are whole
-numbers and may be regrouped, so the kernels keep running maxima (``kernels/buffer.py``) where the plain loop scans a
-list, and still make the same decisions to the last tie (``tests/kernels/test_kernels.py``).
+``kernels/replay.py``. For requests, ``kernels/request_loop.py`` is the whole loop, fed with arrivals block by block, on
+an NPU or on the lanes of ``host_lanes.py``; ``weft_cluster/kernels/cluster_loop.py`` runs it for every machine of a
+cluster, period by period. Its modules: ``request_state.py`` (arrays by column), ``request_queues.py`` (requests that
+come, wait and are answered), ``choosing.py`` (policies) and ``refilling.py`` (those that refill batches). Because a
+tick is a byte's time on the channel, all sums are whole numbers and may be regrouped, so the kernels keep running
+maxima (``kernels/buffer.py``) where the plain loop scans a list, and still make the same decisions to the last tie
+(``tests/kernels/test_kernels.py``).
 
-What is looped over is written twice, what is decided by is written once. ``kernels/rules.py`` holds the rules: whose
-turn it is, tokens, slack, idle time, as functions of numbers that know nothing of numba. ``engine/policies/edf.py``
-calls ``rules.edf_key(c.deadline, c.arrival)`` for each candidate; ``kernels/choosing.py`` has ``edf_key =
+Loops are written twice, what they decide by is written once. ``kernels/rules.py`` holds the rules: whose turn it is,
+tokens, slack, idle time, as functions of numbers without numba. ``engine/policies/edf.py`` calls
+``rules.edf_key(c.deadline, c.arrival)`` for each candidate; ``kernels/choosing.py`` has ``edf_key =
 inlined(rules.edf_key)`` and calls that for each row of its table. To change a rule, change it there.
 ``tests/kernels/test_rules.py`` plants a fault in each rule and sees policy and loop change alike. Queues, batches and
-lateness in ``kernels/request_loop.py`` and ``kernels/refill.py`` are twins of ``engine/requests.py``, ``queues.py`` and
-``batches.py``; the weight buffer in ``kernels/buffer.py`` is one of ``devices/decoupled.py``.
+lateness in ``kernels/request_queues.py`` are twins of ``engine/requests.py``, ``queues.py``, ``batches.py`` and
+``admission.py``; lanes in ``host_lanes.py`` of ``engine/simulated_host.py``; the weight buffer in ``kernels/buffer.py``
+of ``devices/decoupled.py``.
 """

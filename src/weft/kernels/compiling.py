@@ -13,6 +13,7 @@ from functools import lru_cache
 from hashlib import sha256
 from importlib import import_module
 from inspect import getsource
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
@@ -49,12 +50,26 @@ class _Announcement(event.Listener):
 event.register("numba:compile", _Announcement())
 
 
-def loop(function: F) -> F:
+def loop(function: F, *, _counts: bool = True) -> F:
     """Compile a function, and keep it until a source changes that it is made of."""
     # numba names the cache file by this. A file that other sources made is never opened: it may name missing classes.
     function.__qualname__ += f"-{stamp(function.__module__)[:16]}"
-    compiled: F = _njit(cache=True)(function)
+    compiled: F = _njit(cache=True, _nrt=_counts)(function)
     return compiled
+
+
+def uncounted_loop(function: F) -> F:
+    """``loop`` for functions that make and return no arrays: their references are not counted."""
+    return loop(function, _counts=False)
+
+
+def is_kept(compiled: Any) -> bool:
+    """Whether a loop was compiled before, here or by another process whose result is on disk."""
+    if _config.DISABLE_JIT or compiled.signatures:
+        return True
+    function = compiled.py_func
+    name = f"{function.__module__.rpartition('.')[2]}.{function.__qualname__}"
+    return any(Path(compiled.stats.cache_path).glob(f"{name}-*.nbi"))
 
 
 untyped_loop: Any = loop
@@ -84,6 +99,12 @@ def _called(function: F) -> F:
 
 untyped_called: Any = _called
 """``_called`` for functions without types."""
+
+
+def called(function: F) -> F:
+    """``_called`` for functions that make and return no arrays: none is counted, so there is less to compile."""
+    compiled: F = _njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)(function)
+    return compiled
 
 
 def _itself(arrays: T) -> T:

@@ -1,466 +1,382 @@
-"""Requests with deadlines on the decoupled NPU, compiled; twin of ``weft.engine.Engine`` over ``Requests``.
+"""Requests with deadlines, compiled; twin of ``weft.engine.Engine`` over ``Requests``, on an NPU or a host.
 
-One loop: admit, part with the late, list what could go next, choose, issue, answer. All state lives in the arrays of
-``LoopState``, so a run is fed its arrivals block by block and its memory does not grow. Times are ticks. One pointer
-into the columns of ``buffer`` serves all heads, because the ends of issued layers only move forward.
+One loop: account for what has ended, drop what is overdue, admit, list what could go next, choose, issue. All state
+lives in the arrays of ``LoopState``, so a run is fed its arrivals block by block and its memory does not grow. The
+device is a parameter: on an NPU, layers are computed in the order of issue and one pointer into the columns of
+``buffer`` serves all heads; on a host (``host_lanes``), a lane computes a segment at a time.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from weft.kernels import request_state as k
 from weft.kernels.buffer import caught_up, columns, issued, on_chip
-from weft.kernels.choosing import choose, price
-from weft.kernels.compiling import borrowed, inlined, loop, part
-from weft.kernels.request_state import (
-    ANSWERED,
-    ARRAY,
-    ARRIVED,
-    BATCHES,
-    BEGUN,
-    BELATED,
-    CAME,
-    CHANNEL,
-    COMPUTED,
-    DEEPEST,
-    DUE,
-    FETCHED,
-    HEAD,
-    ISSUES,
-    JOB,
-    KEEP,
-    LAST,
-    LATE,
-    LAYER,
-    LAYERWEAVER,
-    LENGTH,
-    LOGGED,
-    NEXT,
-    NONE,
-    OF,
-    ON_TIME,
-    PLACES,
-    POINTER,
-    PROGRAM,
-    PUNCTUAL,
-    QUERIES,
-    QUERY,
-    READY,
-    RUNS,
-    SIZE,
-    STEPS,
-    USED,
-    WAS_REFUSED,
-    WEAVE,
-    Bools,
-    Ints,
-    LoopHeads,
-    LoopLog,
-    LoopNpu,
-    LoopRules,
-    LoopState,
-    LoopTerms,
-    Models,
-    count_done,
-    count_refused,
+from weft.kernels.choosing import choose, price, row_worth, slack, with_margin
+from weft.kernels.compiling import borrowed, called, inlined, is_kept, loop, uncounted_loop
+from weft.kernels.host_lanes import end_segments, pass_time, rest_of, start_segment, stop_segment, stoppable
+from weft.kernels.refilling import NO_BATCH, Refills, next_refilled
+from weft.kernels.request_queues import (
+    advance,
+    any_busy,
+    begin,
+    drop_front,
+    drop_member,
+    first_strict,
+    forsaken,
+    front,
+    may_begin,
+    next_arrival,
+    ready_at,
+    sort_out_batches,
+    sort_out_waiting,
+    take,
 )
 
 
 def serve(
-    models: Models,
-    terms: LoopTerms,
-    rules: LoopRules,
-    state: LoopState,
-    log: LoopLog,
-    arrivals: Ints,
-    known: Ints,
-    more: Bools,
+    models: k.Models,
+    terms: k.Ints,
+    rules: k.LoopRules,
+    state: k.LoopState,
+    log: k.LoopLog,
+    coming: k.LoopArrivals,
+    refilling: Refills | None = None,
 ) -> bool:
     """Serve until a stream's known arrivals are used up and more are to come (False), or all is done (True).
 
     Also False, and to be called again, where more layers are on chip than ``before`` and ``peak`` have places for.
-
-    arrivals: ascending ticks, stream by stream; known: (streams, 2) where a stream's next one is and where they end;
-    more: whether further ones follow.
+    refilling: for a policy that refills batches; the loop is compiled for such policies apart.
     """
-    most = len(terms.base) * (state.jobs.shape[1] + 2)
-    heads = LoopHeads(np.empty((most, 6), np.int64), np.empty(most, np.int64), np.empty(most, np.bool_))
-    return bool(serve_until(NONE, models, terms, rules, state, log, heads, arrivals, known, more))
+    heads = fresh_heads(state, rules.lanes)
+    return bool(serve_until(k.NONE, models, terms, rules, state, log, heads, coming, refilling))
 
 
-@loop
-def serve_until(until, models, terms, rules, state, log, heads, arrivals, known, more):
-    """``serve`` that also ends, with False, before it decides anything at *until* or later; who came by then waits."""
-    models, terms, state, log, heads = borrowed((models, terms, state, log, heads))
-    arrivals, known, more = borrowed((arrivals, known, more))
+def is_compiled() -> bool:
+    """Whether the loop need not be compiled first."""
+    return is_kept(serve_until)
+
+
+def fresh_heads(state: k.LoopState, lanes: int) -> k.LoopHeads:
+    """Make room for a decision."""
+    most = len(state.jobs) * (state.jobs.shape[1] + 2) + 1
+    return k.LoopHeads(np.empty((most, k.HEADS), np.int64), np.empty(most), np.empty(most + 2 * lanes, np.int64))
+
+
+@uncounted_loop
+def serve_until(until, models, terms, rules, state, log, heads, coming, refilling):
+    """``serve`` that also ends, with False, before it decides anything at *until* or later; later arrivals wait."""
     clocks = state.clocks
-    npu = LoopNpu(clocks[CHANNEL], clocks[ARRAY], clocks[FETCHED], clocks[ISSUES], clocks[POINTER])
     done = False
-    while npu.channel < until:
-        if npu.n + 1 >= len(state.before):
-            npu = _forget(rules, state, npu)
-            if npu.n + 1 >= len(state.before):  # all of them are still in the buffer: the caller makes room
+    while clocks[k.CHANNEL] < until:
+        if rules.device == k.NPU and clocks[k.ISSUES] + 1 >= len(state.before):
+            _forget(rules, state)
+            if clocks[k.ISSUES] + 1 >= len(state.before):  # all of them are still in the buffer: the caller makes room
                 break
-        event = _admit(rules, terms, state, log, npu.channel, arrivals, known, more)
-        if event < 0:
+        if not _account(models, terms, rules, state, log, heads, coming):
             break
-        count, on_time, event = _list(models, terms, rules, state, log, heads, npu, event)
-        if count == 0:
-            if event == NONE and until == NONE:
-                done = True
-                break
-            npu = LoopNpu(min(event, until), npu.array, npu.fetched, npu.n, npu.seen)
+        if not clocks[k.GIVEN_UP] and _step(models, terms, rules, state, log, heads, refilling):
             continue
-        _allow(models, rules, state, heads, count, on_time, npu)
-        best = choose(models, terms, rules, state, heads, count, npu)
-        head = heads.table[best]
-        stream, job, at, program = head[OF], head[JOB], head[NEXT], head[RUNS]
-        if job < 0:
-            job = _begin(terms, state, stream, program, at, job == BELATED)
-        npu = _issue(models, rules, state, log, stream, job, at, program, npu)
-        if at + 1 == models.first[program + 1]:
-            _end(state, stream, job)
-            _answer(terms, rules, state, log, stream, job, npu.array)
-    if until < NONE:
-        _admit(rules, terms, state, log, until, arrivals, known, more)
-    clocks[CHANNEL], clocks[ARRAY], clocks[FETCHED] = npu.channel, npu.array, npu.fetched
-    clocks[ISSUES], clocks[POINTER] = npu.n, npu.seen
+        soonest = next_arrival(terms, state, coming)
+        if clocks[k.GIVEN_UP] or (soonest == k.NONE and until == k.NONE and not any_busy(state)):
+            done = True
+            break
+        soonest = min(soonest, _next_event(models, terms, state))
+        _idle(models, rules, state, min(max(soonest, clocks[k.CHANNEL]), until))
+    if until < k.NONE:
+        take(models, terms, rules, state, log, heads, coming)
     return done
 
 
-@part
-def _forget(rules, state, npu):
-    """Make room in the columns: leave out issues that can no longer matter."""
-    before, peak = state.before, state.peak
-    shift = max(0, npu.seen - 1)
-    latest = npu.channel - npu.fetched + rules.buffer
-    while shift < npu.n and peak[shift + 1] <= latest:  # computed too long ago to delay a fetch
-        shift += 1
-    for i in range(npu.n + 1 - shift):
-        before[i], peak[i] = before[i + shift], peak[i + shift]
-    return LoopNpu(npu.channel, npu.array, npu.fetched, npu.n - shift, max(0, npu.seen - shift))
+@called
+def _account(models, terms, rules, state, log, heads, coming):
+    """Account for what has ended, drop what is overdue and admit arrivals; False where some are not known yet."""
+    clocks = state.clocks
+    if rules.device == k.HOST:
+        end_segments(models, rules, state, log)
+        for i in range(clocks[k.UNSEEN]):
+            segment = state.unseen[i]
+            stream, place = segment[k.SEG_OF], segment[k.SEG_JOB]
+            state.jobs[stream, place, k.COMPUTING] = 0
+            if segment[k.ABORTED]:
+                state.jobs[stream, place, k.LAYER] -= 1
+            elif not clocks[k.GIVEN_UP]:
+                advance(models, terms, rules, state, log, stream, place, segment[k.SEG_END])
+        clocks[k.UNSEEN] = 0
+    if not rules.strict:
+        clocks[k.FIRST_DUE] = k.NONE
+        return take(models, terms, rules, state, log, heads, coming)
+    _expire(models, terms, rules, state, log)
+    known = take(models, terms, rules, state, log, heads, coming)
+    clocks[k.FIRST_DUE], _, _, _ = first_strict(terms, state)
+    return known
 
 
-# Requests come
+@called
+def _expire(models, terms, rules, state, log):
+    """Drop strict requests that are due, and stop running batches whose requests are all gone."""
+    clocks = state.clocks
+    while not clocks[k.GIVEN_UP]:
+        due, stream, place, member = first_strict(terms, state)
+        if due > clocks[k.CHANNEL]:
+            return
+        if place < 0:
+            drop_front(models, terms, rules, state, log, stream, due)
+            continue
+        drop_member(models, terms, rules, state, log, stream, place, member, due)
+        if rules.device == k.HOST and state.jobs[stream, place, k.COMPUTING] and forsaken(state, stream, place):
+            stop_segment(models, rules, state, stream, place)
 
 
-@inlined
-def _push(ring, at, stream, value):
-    place = at[stream, HEAD] + at[stream, LENGTH]
-    ring[stream, place if place < ring.shape[1] else place - ring.shape[1]] = value
-    at[stream, LENGTH] += 1
-
-
-@inlined
-def _pop(ring, at, stream):
-    place = at[stream, HEAD]
-    at[stream, HEAD] = place + 1 if place + 1 < ring.shape[1] else 0
-    at[stream, LENGTH] -= 1
-    return ring[stream, place]
-
-
-@part
-def _admit(rules, terms, state, log, now, arrivals, known, more):
-    """Put who has come into the queues; when the next one comes, or -1 where that is not known yet."""
-    event = NONE
-    for s in range(len(terms.base)):
-        while known[s, HEAD] < known[s, LENGTH] and arrivals[known[s, HEAD]] <= now:
-            _enter(rules, terms, state, log, s, arrivals[known[s, HEAD]], now)
-            known[s, HEAD] += 1
-        if known[s, HEAD] < known[s, LENGTH]:
-            event = min(event, arrivals[known[s, HEAD]])
-        elif more[s]:
-            return -1
-        while state.returning_at[s, LENGTH] > 0 and state.returning[s, state.returning_at[s, HEAD]] <= now:
-            arrival = _pop(state.returning, state.returning_at, s)
-            if arrival < rules.end:
-                _enter(rules, terms, state, log, s, arrival, now)
-        if state.returning_at[s, LENGTH] > 0:
-            event = min(event, state.returning[s, state.returning_at[s, HEAD]])
-        state.counts[s, DEEPEST] = max(state.counts[s, DEEPEST], state.queue_at[s, LENGTH])
-    return event
-
-
-@part
-def _enter(rules, terms, state, log, stream, arrival, now):
-    if arrival >= rules.warm:
-        state.counts[stream, ARRIVED] += 1
-    if state.queue_at[stream, LENGTH] < state.queue.shape[1]:
-        _push(state.queue, state.queue_at, stream, arrival)
+@called
+def _step(models, terms, rules, state, log, heads, refilling):
+    """Issue one layer, if there is one and the device can take it; whether there may be another one to issue."""
+    clocks = state.clocks
+    if rules.device == k.HOST and clocks[k.RUNNING] == rules.lanes:
+        _reconsider(models, terms, rules, state, log, heads)
+        return False
+    if refilling is None:
+        count = _list(models, terms, rules, state, log, heads)
+        if count == 0 or clocks[k.GIVEN_UP]:
+            return False
+        row = heads.table[choose(models, terms, rules, state, heads, count)]
+        stream, place, program = row[k.OF], row[k.JOB], row[k.RUNS]
+        if place < 0:
+            place = begin(terms, state, stream, program, place == k.BELATED)
     else:
-        _refuse(rules, terms, state, log, stream, arrival, now)
+        stream, place = 0, next_refilled(models, terms, rules, state, log, refilling)
+        if place == NO_BATCH or clocks[k.GIVEN_UP]:
+            return False
+    job = state.jobs[stream, place]
+    at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    job[k.LAYER] += 1
+    job[k.LAST], clocks[k.STEPS] = clocks[k.STEPS], clocks[k.STEPS] + 1
+    state.streams[stream, k.SERVED] += max(models.layers[at, k.FETCH], models.layers[at, k.COMPUTE])
+    if rules.device == k.HOST:
+        job[k.COMPUTING] = 1
+        start_segment(models, terms, rules, state, log, stream, place, at)
+    else:
+        _issue(models, rules, state, log, stream, place, at)
+        advance(models, terms, rules, state, log, stream, place, clocks[k.ARRAY])
+    return True
 
 
-@part
-def _refuse(rules, terms, state, log, stream, arrival, now):
-    """There is no place for a request; its client is back when it would have been due."""
-    _write_answer(state, log, stream, arrival, WAS_REFUSED)
-    if arrival >= rules.warm:
-        count_refused(state.counts[stream])
-    _return(terms, state, stream, max(now, arrival + terms.deadline[stream]))
+@called
+def _next_event(models, terms, state):
+    """When something may happen besides an arrival and the end of a segment: a deadline, or a batch becomes ready."""
+    soonest, now = state.clocks[k.FIRST_DUE], state.clocks[k.CHANNEL]
+    for s in range(len(terms)):
+        if state.rings[s, k.WAITING, k.LENGTH] > 0:
+            ready = ready_at(models, terms, state, s)
+            if ready > now:
+                soonest = min(soonest, ready)
+    return soonest
 
 
-@inlined
-def _return(terms, state, stream, now):
-    """The client of a closed stream will be back."""
-    if terms.think[stream] >= 0:
-        _push(state.returning, state.returning_at, stream, now + terms.think[stream])
-
-
-@inlined
-def _write_answer(state, log, stream, arrival, end):
-    row = state.clocks[ANSWERED]
-    if row < len(log.answers):
-        log.answers[row, 0], log.answers[row, 1], log.answers[row, 2] = stream, arrival, end
-        state.clocks[ANSWERED] = row + 1
+@called
+def _idle(models, rules, state, tick):
+    """Wait until *tick*, or until something changes on the device."""
+    clocks = state.clocks
+    if rules.device == k.NPU:
+        clocks[k.CHANNEL] = max(clocks[k.CHANNEL], tick)
+        return
+    if not clocks[k.STEPPED]:
+        pass_time(models, rules, state, tick)
+    clocks[k.STEPPED] = 0
 
 
 # What could go next
 
 
-@part
-def _list(models, terms, rules, state, log, heads, npu, event):
-    """List the next layers of batches under way and of those that could begin: how many, and how many on time.
+@called
+def _list(models, terms, rules, state, log, heads):
+    """List the next layers of batches in flight and of those that could begin, and which of them may go; how many.
 
-    Also when something happens that nobody decides. Late batches are listed where they may go, or where
-    a policy looks at everything that runs.
+    Late batches are listed where they may go, or where a policy looks at everything that runs.
     """
-    clock = max(npu.array, npu.channel)
-    with_late = rules.late == WEAVE or (rules.policy >= LAYERWEAVER and rules.failsafe == 1)
+    clocks, table = state.clocks, heads.table
+    now = clocks[k.CHANNEL]
+    clock = now if rules.device == k.HOST else max(now, clocks[k.ARRAY])
+    with_late = rules.late == k.WEAVE or (rules.policy >= k.LAYERWEAVER and rules.failsafe == 1)
     count = on_time = 0
-    for s in range(len(terms.base)):
-        if rules.late != KEEP:
-            event = min(event, _sort_out(models, terms, rules, state, log, s, clock))
-        punctual = state.under_way[s, PUNCTUAL] - 1
-        if with_late:
-            count = _list_jobs(terms, state, heads, s, count)
-        elif punctual >= 0:
-            count = _list_job(terms, state, heads, s, punctual, count)
-        if punctual >= 0:
+    for s in range(len(terms)):
+        waiting = state.rings[s, k.WAITING, k.LENGTH]
+        if waiting > 0:
+            state.counts[s, k.DEEPEST] = max(state.counts[s, k.DEEPEST], waiting)
+            sort_out_waiting(models, terms, rules, state, log, s, clock)
+        if state.streams[s, k.BATCHES_IN_FLIGHT] > 0:
+            sort_out_batches(models, terms, rules, state, log, s, clock)
+        if clocks[k.GIVEN_UP]:
+            return 0
+        for place in range(state.streams[s, k.PLACES]):
+            job = state.jobs[s, place]
+            if job[k.USED] and not job[k.COMPUTING] and (with_late or not job[k.LATE]):
+                count = _list_job(models, state, table, s, place, count)
+                on_time += 1 - job[k.LATE]
+        waiting = state.rings[s, k.WAITING, k.LENGTH]
+        ready = waiting > 0 and (waiting >= terms[s, k.MAX_BATCH] or now >= ready_at(models, terms, state, s))
+        if ready and may_begin(terms, rules, state, s):
+            count = _list_batch(models, terms, state, state.queue, table, s, k.READY, count)
             on_time += 1
-        if state.queue_at[s, LENGTH] > 0:
-            ready = _ready_at(models, terms, state, s)
-            if ready > npu.channel:
-                event = min(event, ready)
-            elif punctual < 0 and state.under_way[s, BEGUN] < state.jobs.shape[1]:
-                count = _list_batch(models, terms, state.queue, state.queue_at, heads, s, READY, count)
-                on_time += 1
     if on_time == 0 and not with_late:
-        for s in range(len(terms.base)):
-            count = _list_jobs(terms, state, heads, s, count)
-    if on_time == 0 or rules.late == WEAVE:
-        count = _list_belated(models, terms, state, heads, count)
-    return count, on_time, event
-
-
-@part
-def _list_belated(models, terms, state, heads, count):
-    """Batches of late requests that could begin."""
-    for s in range(len(terms.base)):
-        if state.late_at[s, LENGTH] > 0 and state.under_way[s, BEGUN] < state.jobs.shape[1]:
-            count = _list_batch(models, terms, state.late, state.late_at, heads, s, BELATED, count)
+        for s in range(len(terms)):
+            for place in range(state.streams[s, k.PLACES]):
+                if state.jobs[s, place, k.USED] and not state.jobs[s, place, k.COMPUTING]:
+                    count = _list_job(models, state, table, s, place, count)
+    if on_time == 0 or rules.late == k.WEAVE:
+        for s in range(len(terms)):
+            has_place = state.streams[s, k.BATCHES_IN_FLIGHT] < state.jobs.shape[1]
+            if has_place and state.rings[s, k.BELATED_RING, k.LENGTH] > 0:
+                count = _list_batch(models, terms, state, state.late, table, s, k.BELATED, count)
+    _allow(models, rules, state, table, count, on_time)
     return count
 
 
 @inlined
-def _sort_out(models, terms, rules, state, log, stream, clock):
-    """Part with requests that cannot be on time; when a client whose request was lost is back, if there is one."""
-    lost = _sort_out_queue(models, terms, rules, state, log, stream, clock)
-    _sort_out_job(models, terms, rules, state, stream, clock)
-    return clock + terms.think[stream] if lost and terms.think[stream] >= 0 else NONE
-
-
-@part
-def _sort_out_queue(models, terms, rules, state, log, stream, clock):
-    """Take requests that cannot be on time out of the queue; whether any was lost."""
-    lost = False
-    rest = models.remaining[models.first[terms.base[stream]]] * rules.foresight // 100
-    latest = clock + rest - terms.deadline[stream]
-    while state.queue_at[stream, LENGTH] > 0 and state.queue[stream, state.queue_at[stream, HEAD]] < latest:
-        arrival = _pop(state.queue, state.queue_at, stream)
-        if state.late_at[stream, LENGTH] < state.late.shape[1]:
-            _push(state.late, state.late_at, stream, arrival)
-        else:
-            _refuse(rules, terms, state, log, stream, arrival, clock)
-            lost = True
-    return lost
-
-
-@part
-def _sort_out_job(models, terms, rules, state, stream, clock):
-    """See who of the batch on time still can be; without anybody it is late."""
-    place = state.under_way[stream, PUNCTUAL] - 1
-    if place < 0:
-        return
-    job = state.jobs[stream, place]
-    latest = clock + models.remaining[job[LAYER]] * rules.foresight // 100 - terms.deadline[stream]
-    while job[ON_TIME] < job[SIZE] and state.members[stream, place, job[ON_TIME]] < latest:
-        job[ON_TIME] += 1
-    if job[ON_TIME] == job[SIZE]:
-        job[LATE], state.under_way[stream, PUNCTUAL] = 1, 0
-
-
-@inlined
-def _ready_at(models, terms, state, stream):
-    """When what waits becomes a batch: it is full, its time is up, or it would be late."""
-    if state.queue_at[stream, LENGTH] >= terms.max_batch[stream] or terms.timeout[stream] == 0:
-        return 0
-    rest = models.remaining[models.first[terms.base[stream]]]
-    oldest = state.queue[stream, state.queue_at[stream, HEAD]]
-    return oldest + min(terms.timeout[stream], terms.deadline[stream] - rest)
-
-
-@part
-def _list_jobs(terms, state, heads, stream, count):
-    for job in range(state.under_way[stream, PLACES]):
-        if state.jobs[stream, job, USED] == 1:
-            count = _list_job(terms, state, heads, stream, job, count)
-    return count
-
-
-@inlined
-def _list_job(terms, state, heads, stream, place, count):
-    """The next layer of a batch under way."""
-    job, row = state.jobs[stream, place], heads.table[count]
-    row[OF], row[JOB], row[NEXT], row[RUNS] = stream, place, job[LAYER], job[PROGRAM]
-    row[CAME], row[DUE] = state.members[stream, place, 0], NONE
-    if job[LATE] == 0:
-        row[DUE] = state.members[stream, place, job[ON_TIME]] + terms.deadline[stream]
+def _list_job(models, state, table, stream, place, count):
+    """List the next layer of a batch in flight."""
+    job, row = state.jobs[stream, place], table[count]
+    row[k.OF], row[k.JOB], row[k.RUNS] = stream, place, job[k.PROGRAM]
+    row[k.BATCH], row[k.MEMBERS] = job[k.QUERY], job[k.SIZE]
+    row[k.NEXT] = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    row[k.CAME], row[k.DUE] = job[k.OLDEST], job[k.BATCH_DUE]
     return count + 1
 
 
-@part
-def _list_batch(models, terms, ring, at, heads, stream, kind, count):
-    """The first layer of a batch of those who wait."""
-    row, oldest = heads.table[count], ring[stream, at[stream, HEAD]]
-    program = terms.base[stream] + min(at[stream, LENGTH], terms.max_batch[stream]) - 1
-    row[OF], row[JOB], row[NEXT], row[RUNS] = stream, kind, models.first[program], program
-    row[CAME], row[DUE] = oldest, oldest + terms.deadline[stream] if kind == READY else NONE
+@called
+def _list_batch(models, terms, state, ring, table, stream, kind, count):
+    """List the first layer of a batch of waiting requests."""
+    which = k.WAITING if kind == k.READY else k.BELATED_RING
+    row, oldest = table[count], front(ring, state.rings, stream, which)[k.ARRIVAL]
+    size = min(state.rings[stream, which, k.LENGTH], terms[stream, k.MAX_BATCH])
+    program = terms[stream, k.BASE] + size - 1
+    row[k.OF], row[k.JOB], row[k.RUNS] = stream, kind, program
+    row[k.BATCH], row[k.MEMBERS] = state.counts[stream, k.QUERIES], size
+    row[k.NEXT] = models.programs[program, k.FIRST]
+    row[k.CAME], row[k.DUE] = oldest, oldest + terms[stream, k.DEADLINE] if kind == k.READY else k.NONE
     return count + 1
 
 
-@part
-def _allow(models, rules, state, heads, count, on_time, npu):
-    """Say which heads may go: all, or those on time, or also late ones that make none of those late."""
+@called
+def _allow(models, rules, state, table, count, on_time):
+    """Mark the heads that may go: all, or those on time, or also late ones that make none of those late."""
     for i in range(count):
-        heads.may_go[i] = on_time == 0 or rules.late == WEAVE or heads.table[i, DUE] < NONE
-    if rules.policy >= LAYERWEAVER:
-        price(models, rules, state, heads, count, npu)
-    if rules.late == WEAVE and 0 < on_time < count:
-        _let_fill(models, heads, count, npu.array)
+        table[i, k.MAY_GO] = on_time == 0 or rules.late == k.WEAVE or table[i, k.DUE] < k.NONE
+    if rules.policy >= k.LAYERWEAVER or rules.late == k.WEAVE:
+        price(models, rules, state, table, count)
+    if rules.late == k.WEAVE and 0 < on_time < count:
+        _let_fill(models, table, count, state.clocks[k.CHANNEL if rules.device == k.HOST else k.ARRAY])
 
 
-@part
-def _let_fill(models, heads, count, array):
-    """Late heads may go where they fill what those on time leave idle; twin of ``engine.lateness.woven``."""
-    latest = _latest_end(heads.table, count, models.remaining, array)
+@called
+def _let_fill(models, table, count, array):
+    """Let late heads go that fill what those on time leave idle; twin of ``engine.lateness.woven``."""
+    latest = _latest_end(models, table, count, array)
     array_bound = channel_bound = False
     for i in range(count):
-        if heads.table[i, DUE] < NONE:
-            array_bound |= models.compute_bound[heads.table[i, RUNS]]
-            channel_bound |= not models.compute_bound[heads.table[i, RUNS]]
+        if table[i, k.DUE] < k.NONE:
+            array_bound |= models.programs[table[i, k.RUNS], k.COMPUTE_BOUND] == 1
+            channel_bound |= models.programs[table[i, k.RUNS], k.COMPUTE_BOUND] == 0
     for i in range(count):
-        if heads.table[i, DUE] == NONE:
-            taken = array_bound if models.compute_bound[heads.table[i, RUNS]] else channel_bound
-            end = max(array, heads.ends[i]) + models.compute[heads.table[i, NEXT]]
-            heads.may_go[i] = not taken and end <= latest
+        if table[i, k.DUE] == k.NONE:
+            taken = array_bound if models.programs[table[i, k.RUNS], k.COMPUTE_BOUND] else channel_bound
+            end = max(array, table[i, k.ON_CHIP]) + models.layers[table[i, k.NEXT], k.COMPUTE]
+            table[i, k.MAY_GO] = not taken and end <= latest
 
 
-@loop
-def _latest_end(table, count, remaining, now):
+@called
+def _latest_end(models, table, count, now):
     """Twin of ``engine.lateness.latest_end``: by deadlines, equal ones in order."""
-    latest, need, last = NONE, 0, -1
+    latest, need, last = k.NONE, 0, -1
     while True:
-        due = NONE
+        due = k.NONE
         for i in range(count):
-            if last < table[i, DUE] < due:
-                due = table[i, DUE]
-        if due == NONE:
+            if last < table[i, k.DUE] < due:
+                due = table[i, k.DUE]
+        if due == k.NONE:
             return latest
         for i in range(count):
-            if table[i, DUE] == due and now + need + remaining[table[i, NEXT]] <= due:
-                need += remaining[table[i, NEXT]]
+            rest = models.layers[table[i, k.NEXT], k.REMAINING]
+            if table[i, k.DUE] == due and now + need + rest <= due:
+                need += rest
                 latest = min(latest, due - need)
         last = due
 
 
-# One of them goes
+# Preemption on a host
 
 
-@part
-def _begin(terms, state, stream, program, at, belated):
-    """Make a batch of those who wait longest, in the queue or among the late ones; returns its place."""
-    place = 0
-    while state.jobs[stream, place, USED] == 1:
-        place += 1
-    size = program - terms.base[stream] + 1
-    for i in range(size):
-        if belated:
-            state.members[stream, place, i] = _pop(state.late, state.late_at, stream)
-        else:
-            state.members[stream, place, i] = _pop(state.queue, state.queue_at, stream)
-    job = state.jobs[stream, place]
-    job[USED], job[LATE], job[PROGRAM], job[LAYER] = 1, belated, program, at
-    job[ON_TIME], job[SIZE], job[QUERY] = 0, size, state.counts[stream, QUERIES]
-    state.counts[stream, QUERIES] += 1
-    under_way = state.under_way[stream]
-    under_way[BEGUN] += 1
-    under_way[PLACES] = max(under_way[PLACES], place + 1)
-    if not belated:
-        under_way[PUNCTUAL] = place + 1
-    return place
+@called
+def _reconsider(models, terms, rules, state, log, heads):
+    """Stop running work for waiting work if the policy does; requests are sorted out where any could be stopped."""
+    victim, lost, free = -1, 0, k.NONE
+    for i in range(state.clocks[k.RUNNING]):
+        rest = rest_of(models, state, i)
+        free = min(free, rest)
+        if stoppable(models, rules, state, i):
+            done = models.layers[models.programs[state.segments[i, k.SEG_PROGRAM], k.FIRST], k.REMAINING] - rest
+            if victim < 0 or done < lost:
+                victim, lost = i, done
+    if victim < 0:
+        return
+    count = _list(models, terms, rules, state, log, heads)
+    if count == 0 or rules.policy != k.PUNCTUAL or state.clocks[k.GIVEN_UP]:
+        return
+    segment, row = state.segments[victim], heads.table[count]
+    row[k.OF], row[k.JOB], row[k.NEXT] = segment[k.SEG_OF], segment[k.SEG_JOB], segment[k.SEG_AT]
+    row[k.RUNS], row[k.CAME], row[k.DUE] = segment[k.SEG_PROGRAM], segment[k.SEG_CAME], segment[k.SEG_DUE]
+    row[k.MEMBERS], row[k.BATCH] = segment[k.SEG_SIZE], segment[k.SEG_QUERY]
+    row[k.MAY_GO] = 1
+    best = choose(models, terms, rules, state, heads, count + 1)
+    now, chosen = state.clocks[k.CHANNEL], heads.table[best]
+    need = with_margin(rules, models.layers[chosen[k.NEXT], k.REMAINING])
+    if best == count or not now + need <= chosen[k.DUE] < now + free + need:
+        return
+    spare = slack(row[k.DUE], now, models.layers[row[k.NEXT], k.REMAINING], 100 + rules.margin)
+    if spare >= need or row_worth(models, terms, chosen, now) > row_worth(models, terms, row, now):
+        stop_segment(models, rules, state, row[k.OF], row[k.JOB])
 
 
-@inlined
-def _end(state, stream, place):
-    """Nothing of a batch runs any more."""
-    state.jobs[stream, place, USED] = 0
-    under_way = state.under_way[stream]
-    under_way[BEGUN] -= 1
-    if under_way[PUNCTUAL] == place + 1:
-        under_way[PUNCTUAL] = 0
-    while under_way[PLACES] > 0 and state.jobs[stream, under_way[PLACES] - 1, USED] == 0:
-        under_way[PLACES] -= 1
+# Layers on an NPU
 
 
-@part
-def _issue(models, rules, state, log, stream, place, at, program, npu):
-    """Issue the next layer of a batch; the device after it."""
+@called
+def _forget(rules, state):
+    """Make room in the columns: leave out issues that can no longer matter."""
+    clocks, before, peak = state.clocks, state.before, state.peak
+    n, shift = clocks[k.ISSUES], max(0, clocks[k.POINTER] - 1)
+    latest = clocks[k.CHANNEL] - clocks[k.FETCHED] + rules.buffer
+    while shift < n and peak[shift + 1] <= latest:  # computed too long ago to delay a fetch
+        shift += 1
+    for i in range(n + 1 - shift):
+        before[i], peak[i] = before[i + shift], peak[i + shift]
+    clocks[k.ISSUES], clocks[k.POINTER] = n - shift, max(0, clocks[k.POINTER] - shift)
+
+
+@called
+def _issue(models, rules, state, log, stream, place, at):
+    """Issue the next layer of a batch."""
     before, peak, clocks, job = state.before, state.peak, state.clocks, state.jobs[stream, place]
-    size, busy = models.fetch[at], models.compute[at]
-    x = npu.fetched - rules.buffer + size
-    seen = caught_up(before, npu.seen, x)
-    end, _ = on_chip(before, peak, seen, peak[npu.n], npu.channel, size, x)
-    array, fetched, n = issued(before, peak, npu.n, npu.array, end, npu.fetched, size, busy)
-    if clocks[LOGGED] < len(log.issues):
-        row = log.issues[clocks[LOGGED]]
-        row[0], row[1], row[2], row[3] = stream, job[QUERY], at - models.first[program], program
-        row[4], row[5], row[6], row[7] = npu.channel, end, array - busy, array
-        clocks[LOGGED] += 1
-    job[LAYER], job[LAST] = at + 1, clocks[STEPS]
-    clocks[STEPS] += 1
-    clocks[COMPUTED] += busy
-    return LoopNpu(end, array, fetched, n, seen)
-
-
-@part
-def _answer(terms, rules, state, log, stream, place, now):
-    """Answer the requests of a batch."""
-    if state.members[stream, place, 0] >= rules.warm:
-        state.counts[stream, BATCHES] += 1
-    for i in range(state.jobs[stream, place, SIZE]):
-        arrival = state.members[stream, place, i]
-        _write_answer(state, log, stream, arrival, now)
-        if arrival >= rules.warm:
-            bins = state.histogram[terms.bins[stream]]
-            count_done(state.counts[stream], bins, now - arrival, terms.deadline[stream])
-        _return(terms, state, stream, now)
+    size, busy, n = models.layers[at, k.FETCH], models.layers[at, k.COMPUTE], clocks[k.ISSUES]
+    x = clocks[k.FETCHED] - rules.buffer + size
+    seen = caught_up(before, clocks[k.POINTER], x)
+    end, _ = on_chip(before, peak, seen, peak[n], clocks[k.CHANNEL], size, x)
+    array, fetched, n = issued(before, peak, n, clocks[k.ARRAY], end, clocks[k.FETCHED], size, busy)
+    if clocks[k.LOGGED] < len(log.issues):
+        row = log.issues[clocks[k.LOGGED]]
+        row[0], row[1], row[2], row[3] = stream, job[k.QUERY], job[k.LAYER] - 1, job[k.PROGRAM]
+        row[4], row[5], row[6], row[7] = clocks[k.CHANNEL], end, array - busy, array
+        clocks[k.LOGGED] += 1
+    clocks[k.COMPUTED] += busy
+    clocks[k.CHANNEL], clocks[k.ARRAY], clocks[k.FETCHED] = end, array, fetched
+    clocks[k.ISSUES], clocks[k.POINTER] = n, seen
+    clocks[k.LAST_OF], clocks[k.LAST_QUERY] = stream, job[k.QUERY]
 
 
 # Estimates
 
 
-def remaining_alone(fetch: Ints, compute: Ints, buffer: int, out: Ints) -> None:
+def remaining_alone(fetch: k.Ints, compute: k.Ints, buffer: int, out: k.Ints) -> None:
     """Ticks from each layer to the end when the device is empty and serves nothing else: the precise estimate."""
     _remaining_alone(fetch, compute, buffer, columns(len(fetch) + 1), out)
 

@@ -43,12 +43,34 @@ def level(tokens: int, whole: int) -> int:
     return 9 if tokens >= 9 * whole else 3 if tokens >= 3 * whole else 1
 
 
+# How much a request counts
+
+
+def rank(priority: int, waited: int, whole: int, patience: int) -> int:
+    """priority: the class, times three for each *patience* lengths waited; 36 times at most, to stay within 64 bits."""
+    return int(priority * 3 ** min(waited // max(1, whole) // patience, 36))
+
+
+def worth(priority: int, size: int, waited: int, whole: int) -> float:
+    """punctual: priority times requests, times one plus the waiting time over the length."""
+    return priority * size * (1 + waited / max(1, whole))
+
+
 # How much time is left
 
 
 def slack(deadline: int, now: int, remaining: int, percent: int) -> int:
     """Ticks to spare until a deadline, if what remains takes *percent* of its time alone."""
     return deadline - now - remaining * percent // 100
+
+
+def reachable_due(deadline: int, arrival: int, earliest: int) -> int:
+    """punctual: the deadline; if it cannot be met, the allowed time is doubled until it can."""
+    allowed = max(1, deadline - arrival)
+    while deadline < earliest:
+        allowed *= 2
+        deadline = arrival + allowed
+    return deadline
 
 
 # What stands idle

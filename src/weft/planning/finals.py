@@ -206,7 +206,7 @@ def _seed(asked: PlanRequest, number: int = 0) -> int:
 
 def long_run(asked: PlanRequest, arrangement: Arrangement, length: RunLength) -> tuple[Case, RequestRun]:
     """Simulate the run that a plan reports: the first set of requests at the asked load."""
-    return simulated(asked, arrangement, 1.0, length, seed=_seed(asked))
+    return simulated(asked, arrangement, 1.0, length, seed=_seed(asked), record=True)
 
 
 def _alike(one: Finalist, other: Finalist) -> bool:

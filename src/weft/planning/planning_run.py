@@ -13,6 +13,7 @@ from weft.base.errors import InputError, WorkloadError
 from weft.base.registry import registered
 from weft.devices import Host
 from weft.devices.conditions import Conditions, worst_of
+from weft.kernels.request_loop import is_compiled
 from weft.planning.busiest import BusyStretch, busiest
 from weft.planning.candidates import Arrangement, arrangements
 from weft.planning.choice import Chosen, choose
@@ -30,6 +31,7 @@ from weft.planning.served_files import files_to_serve, stitched_from
 from weft.planning.standalone_times import times_alone
 from weft.planning.trials import STEP, OptionTrial
 from weft.serving.isolation import THREADS
+from weft.simulation.requests import compiled
 from weft.simulation.run_length import LONG
 from weft.workloads.requests import Workload
 
@@ -126,10 +128,26 @@ def make_plan(
     )
     options = arrangements(asked, hosts)
     memory = partial(memory_of, asked)
-    with Helpers(processes - 1, finals.__module__) as helpers:
+    with _helpers(asked, hosts, processes - 1) as helpers:
         chosen = choose(asked, options, memory, lambda done, of: notify(PlanProgress("choosing", "", done, of)))
         conditions = worst_of(host.conditions for host in hosts)
         return _final_plan(asked, with_longer_segments(asked, chosen, memory), notify, helpers, conditions)
+
+
+def _helpers(asked: PlanRequest, hosts: Sequence[Host], processes: int) -> Helpers:
+    """Start processes that simulate where the compiled loop cannot, or one that compiles it where it is not kept.
+
+    The plain engine gives the same results meanwhile, so a first plan does not wait for the compiler. It starts only
+    after the last measurement, whose times it would change.
+    """
+    steered = any(stream.exit_floor is not None for stream in asked.workload.stream)
+    if steered or any(host.ahead for host in hosts):
+        return Helpers(processes, finals.__module__)
+    if is_compiled() or processes < 1:
+        return Helpers()
+    helpers = Helpers(1, compiled.__name__)
+    helpers.begin(compiled.compile_loop)
+    return helpers
 
 
 def plan_option(name: str) -> Any:

@@ -14,7 +14,7 @@ from weft.planning.bounds import SLACK, Bound, bound_of
 from weft.planning.candidates import Arrangement
 from weft.planning.plan_request import PlanRequest
 from weft.simulation.request_report import RequestReport
-from weft.simulation.requests import Case, RequestRun, prepare, simulate_requests
+from weft.simulation.requests import Case, RequestRun, prepared, simulate_requests
 from weft.simulation.run_length import SHORT, USUAL, RunLength, lasting
 from weft.workloads.requests import Workload
 
@@ -37,24 +37,36 @@ def late_rule(asked: PlanRequest, arrangement: Arrangement) -> str:
 
 
 def simulated(
-    asked: PlanRequest, arrangement: Arrangement, factor: float, length: RunLength, *, seed: int | None = None
+    asked: PlanRequest,
+    arrangement: Arrangement,
+    factor: float,
+    length: RunLength,
+    *,
+    seed: int | None = None,
+    record: bool = False,
 ) -> tuple[Case, RequestRun]:
-    """One run to its end, and the case it is of."""
-    case = prepare(run_workload(asked, arrangement, factor, length), arrangement.host)
-    return case, _run(asked, arrangement, case, seed, None)
+    """One run to its end, and the case it is of; *record*: with every segment and answer."""
+    case = prepared(run_workload(asked, arrangement, factor, length), arrangement.host)
+    return case, _run(asked, arrangement, case, seed, record=record)
 
 
 def kept_at(
     asked: PlanRequest, arrangement: Arrangement, factor: float, length: RunLength, *, seed: int | None = None
 ) -> tuple[bool, float]:
     """Whether the deadlines are kept at a multiple of the asked load; and the share missed until that was clear."""
-    case = prepare(run_workload(asked, arrangement, factor, length), arrangement.host)
+    case = prepared(run_workload(asked, arrangement, factor, length), arrangement.host)
     report = _run(asked, arrangement, case, seed, _most_missed(case, asked.limit)).report
     return keeps(report, asked.limit), report.worst_violation_rate
 
 
 def _run(
-    asked: PlanRequest, arrangement: Arrangement, case: Case, seed: int | None, most_missed: list[float] | None
+    asked: PlanRequest,
+    arrangement: Arrangement,
+    case: Case,
+    seed: int | None,
+    most_missed: list[float] | None = None,
+    *,
+    record: bool = False,
 ) -> RequestRun:
     return simulate_requests(
         case,
@@ -62,6 +74,7 @@ def _run(
         late=late_rule(asked, arrangement),
         options=arrangement.settings.policy_options,
         seed=seed,
+        record=record,
         most_missed=most_missed,
     )
 

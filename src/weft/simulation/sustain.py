@@ -12,14 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from typing import Any
 
 from weft.base.errors import WorkloadError
 from weft.devices import Host, load_device
 from weft.engine.policies import Option
 from weft.simulation.request_report import RequestReport
-from weft.simulation.requests import Case, Device, prepare, simulate_requests
+from weft.simulation.requests import Case, Device, prepared, simulate_requests
+from weft.simulation.requests.compiled import compile_loop
 from weft.simulation.run_length import FRESH_SEED, USUAL, lasting_at_least
 from weft.simulation.workers import QuietProcesses
 from weft.workloads.requests import Workload
@@ -88,7 +88,7 @@ class Sustained:
 
 def sustain(question: Question, device: Device | None = None) -> Sustained:
     """Search for the largest sustained load."""
-    case = _prepared(question.workload, device or load_device(question.workload.device))
+    case = prepared(question.workload, device or load_device(question.workload.device))
     on_host = isinstance(case.device, Host)
     tried: dict[float, list[float]] = {}
     reports: dict[float, list[RequestReport]] = {}
@@ -128,6 +128,8 @@ def sustain_all(
     progress: Callable[[int, int], None] | None = None,
 ) -> list[Sustained]:
     """Search for every question, spread over processes; answers stand in the order of the questions."""
+    if isinstance(device, Host):
+        compile_loop()  # searches take longer than that, and side by side each process would compile
     answers: list[Sustained] = []
     for answer in _spread([(question, device) for question in questions], processes):
         answers.append(answer)
@@ -146,19 +148,6 @@ def _spread(tasks: list[tuple[Question, Device | None]], processes: int) -> Iter
 
 def _sustain_task(task: tuple[Question, Device | None]) -> Sustained:
     return sustain(*task)
-
-
-def _prepared(workload: Workload, device: Device) -> Case:
-    """The case of a workload; its rates do not matter, so neighbours in a sweep share one."""
-    return replace(_priced(workload.scaled(1.0).model_copy(update=_NO_RATES), device), workload=workload)
-
-
-_NO_RATES: Mapping[str, Any] = {"total_rate": None, "ratio": None, "seed": 0, "duration_s": 1.0, "warmup_s": 0.0}
-
-
-@lru_cache(maxsize=64)
-def _priced(workload: Workload, device: Device) -> Case:
-    return prepare(workload, device)
 
 
 def _bracket(sustained: Callable[[float], bool]) -> tuple[float, float]:

@@ -15,35 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from weft.kernels import request_state as k
 from weft.kernels.buffer import NEVER
 from weft.kernels.compiling import borrowed, inlined, part, untyped_loop
 from weft.kernels.request_loop import serve_until
-from weft.kernels.request_state import (
-    ARRAY,
-    ARRIVED,
-    BEGUN,
-    CHANNEL,
-    DROPPED,
-    FETCHED,
-    HEAD,
-    ISSUES,
-    LATE,
-    LAYER,
-    LENGTH,
-    NONE,
-    PLACES,
-    POINTER,
-    PUNCTUAL,
-    SIZE,
-    USED,
-    VIOLATED,
-    Bools,
-    Ints,
-    LoopLog,
-    LoopRules,
-    LoopState,
-    LoopTerms,
-)
+from weft.kernels.request_state import Bools, Ints
 from weft_cluster.kernels import routing_rules as rules
 
 Floats = npt.NDArray[np.float64]
@@ -150,10 +126,10 @@ def run(end, models, terms, served, state, log, heads, tables, how, cluster, req
     """
     models, terms, state, log, heads = borrowed((models, terms, state, log, heads))
     tables, cluster, requests = borrowed((tables, cluster, requests))
-    nobody = np.zeros(len(tables.compute), np.bool_)
+    no_more = np.zeros(len(tables.compute), np.bool_)
     while cluster.at[PERIOD] * how.period < end:
         period = cluster.at[PERIOD]
-        until = (period + 1) * how.period if end < NONE else NONE
+        until = (period + 1) * how.period if end < k.NONE else k.NONE
         _fail(served, state, tables, cluster, period)
         _learn(how, cluster, period)
         first = cluster.at[REQUEST]
@@ -162,12 +138,12 @@ def run(end, models, terms, served, state, log, heads, tables, how, cluster, req
         for machine in range(len(tables.begin) - 1):
             if not cluster.up[machine]:
                 _lose_arrivals(machine, until, served, state, tables, requests)
-            elif not _serve(machine, until, models, terms, served, state, log, heads, tables, requests, nobody):
+            elif not _serve(machine, until, models, terms, served, state, log, heads, tables, requests, no_more):
                 return False
             _report(machine, until, state, terms, models, tables, how, cluster, period + 1)
         cluster.at[PERIOD] = period + 1
         cluster.at[REQUEST] = last
-        if end == NONE:
+        if end == k.NONE:
             break
     return True
 
@@ -177,7 +153,7 @@ def run(end, models, terms, served, state, log, heads, tables, how, cluster, req
 
 @part
 def _fail(served, state, tables, cluster, period):
-    """Machines that go down lose all they have; those that come back are empty."""
+    """Let machines that go down lose all they have; those that come back are empty."""
     for row in range(len(tables.failures)):
         machine, begin, end = tables.failures[row, 0], tables.failures[row, 1], tables.failures[row, 2]
         if begin == period:
@@ -191,49 +167,48 @@ def _fail(served, state, tables, cluster, period):
 
 @part
 def _lose_all(served, state, stream):
-    """Everything that waits or runs of a stream is lost."""
-    for place in range(state.under_way[stream, PLACES]):
-        if state.jobs[stream, place, USED] == 1:
-            for i in range(state.jobs[stream, place, SIZE]):
-                _lose(served, state, stream, state.members[stream, place, i])
-            state.jobs[stream, place, USED] = 0
-    state.under_way[stream, BEGUN] = state.under_way[stream, PLACES] = state.under_way[stream, PUNCTUAL] = 0
-    _lose_ring(served, state, stream, state.queue, state.queue_at)
-    _lose_ring(served, state, stream, state.late, state.late_at)
+    """Count everything that waits or runs of a stream as lost."""
+    row = state.streams[stream]
+    for place in range(row[k.PLACES]):
+        if state.jobs[stream, place, k.USED] == 1:
+            for i in range(state.jobs[stream, place, k.SIZE]):
+                _lose(served, state, stream, state.members[stream, place, i, k.ARRIVAL])
+            state.jobs[stream, place, k.USED] = 0
+    row[k.BATCHES_IN_FLIGHT] = row[k.PLACES] = 0
+    _lose_ring(served, state, stream, state.queue, state.rings[stream, k.WAITING])
+    _lose_ring(served, state, stream, state.late, state.rings[stream, k.BELATED_RING])
 
 
 @part
 def _lose_ring(served, state, stream, ring, at):
-    for i in range(at[stream, LENGTH]):
-        _lose(served, state, stream, ring[stream, (at[stream, HEAD] + i) % ring.shape[1]])
-    at[stream, HEAD] = at[stream, LENGTH] = 0
+    for i in range(at[k.LENGTH]):
+        _lose(served, state, stream, ring[stream, (at[k.HEAD] + i) % ring.shape[1], k.ARRIVAL])
+    at[k.HEAD] = at[k.LENGTH] = 0
 
 
 @inlined
 def _lose(served, state, stream, arrival):
     if arrival >= served.warm:
-        state.counts[stream, VIOLATED] += 1
-        state.counts[stream, DROPPED] += 1
+        state.counts[stream, k.ARRIVED] += 1
+        state.counts[stream, k.VIOLATED] += 1
+        state.counts[stream, k.DROPPED] += 1
 
 
 @part
 def _lose_arrivals(machine, until, served, state, tables, requests):
-    """Requests that arrive at a machine that is down are lost."""
+    """Count requests that arrive at a machine that is down as lost."""
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):
-        for i in range(requests.known[stream, HEAD], requests.known[stream, LENGTH]):
-            arrival = requests.by_stream[i]
-            if arrival >= served.warm:
-                state.counts[stream, ARRIVED] += 1
-            _lose(served, state, stream, arrival)
-    if until < NONE:
-        state.clocks[machine, CHANNEL] = until
+        for i in range(requests.known[stream, k.HEAD], requests.known[stream, k.LENGTH]):
+            _lose(served, state, stream, requests.by_stream[i])
+    if until < k.NONE:
+        state.clocks[machine, k.CHANNEL] = until
 
 
 @inlined
 def _restart(state, machine):
     """Reset a device to idle."""
     clocks = state.clocks[machine]
-    clocks[ARRAY] = clocks[FETCHED] = clocks[ISSUES] = clocks[POINTER] = 0
+    clocks[k.ARRAY] = clocks[k.FETCHED] = clocks[k.ISSUES] = clocks[k.POINTER] = 0
     state.before[machine, 0], state.peak[machine, 0] = 0, NEVER
 
 
@@ -306,7 +281,7 @@ def _expected(tables, cluster, gate, stream, now):
 @part
 def _earliest(tables, cluster, up, first, count, gate, turn, now):
     """The place where a request would be answered first; of equals the next in turn."""
-    best, least = turn % count, NONE
+    best, least = turn % count, k.NONE
     for step in range(count):
         place = (turn + step) % count
         stream = tables.stream[first + place]
@@ -372,57 +347,55 @@ def _sort(tables, requests, first, last):
         many[requests.routed[i]] += 1
     end = 0
     for stream in range(len(many)):
-        known[stream, HEAD] = known[stream, LENGTH] = end
+        known[stream, k.HEAD] = known[stream, k.LENGTH] = end
         end += many[stream]
     for i in range(first, last):
         stream = requests.routed[i]
-        requests.by_stream[known[stream, LENGTH]] = requests.time[i]
-        known[stream, LENGTH] += 1
+        requests.by_stream[known[stream, k.LENGTH]] = requests.time[i]
+        known[stream, k.LENGTH] += 1
 
 
 @part
-def _serve(machine, until, models, terms, served, state, log, heads, tables, requests, nobody):
+def _serve(machine, until, models, terms, served, state, log, heads, tables, requests, no_more):
     """Let a machine serve until then; whether it came so far."""
     a, b = tables.begin[machine], tables.begin[machine + 1]
     clocks = state.clocks[machine]
     if a == b:
         return True
-    own = LoopTerms(
-        terms.base[a:b], terms.deadline[a:b], terms.max_batch[a:b], terms.timeout[a:b], terms.priority[a:b],
-        terms.think[a:b], terms.bins[a:b],
+    its = k.LoopState(
+        clocks, state.before[machine], state.peak[machine], state.queue[a:b], state.late[a:b], state.returning[a:b],
+        state.rings[a:b], state.streams[a:b], state.jobs[a:b], state.members[a:b], state.counts[a:b], state.histogram,
+        state.segments, state.speeds, state.unseen, state.patience[a:b],
     )  # fmt: skip
-    its = LoopState(
-        clocks, state.before[machine], state.peak[machine],
-        state.queue[a:b], state.queue_at[a:b], state.late[a:b], state.late_at[a:b],
-        state.returning[a:b], state.returning_at[a:b],
-        state.jobs[a:b], state.members[a:b], state.under_way[a:b], state.counts[a:b], state.histogram,
+    by = k.LoopRules(
+        served.device, served.policy, served.late, served.refills, served.strict, served.by_deadline,
+        served.late_gives_way, served.foresight, served.stretch, served.failsafe, served.margin, served.patience,
+        tables.buffer[machine], tables.largest[machine], served.lanes, served.cores, served.least_speed,
+        served.abort_from, served.abort, served.step, served.hand_overs, served.warm, served.end,
     )  # fmt: skip
-    by = LoopRules(
-        served.policy, served.late, served.foresight, served.stretch, served.failsafe,
-        tables.buffer[machine], tables.largest[machine], served.warm, served.end,
-    )  # fmt: skip
-    written = LoopLog(log.issues[machine], log.answers[machine])
-    done = serve_until(
-        until, models, own, by, its, written, heads, requests.by_stream, requests.known[a:b], nobody[a:b]
-    )
-    return done or clocks[CHANNEL] >= until
+    written = k.LoopLog(log.issues[machine], log.answers[machine])
+    none = requests.by_stream[:0]
+    coming = k.LoopArrivals(requests.by_stream, requests.known[a:b], none, requests.known[a:b], no_more[a:b])
+    done = serve_until(until, models, terms[a:b], by, its, written, heads, coming, None)
+    return done or clocks[k.CHANNEL] >= until
 
 
 @part
 def _report(machine, now, state, terms, models, tables, how, cluster, period):
     """Report of a machine at the start of a period: the work ahead of a new request that is on time."""
     clocks, report = state.clocks[machine], cluster.reports[period % (how.lag + 1), machine]
-    array, channel, waiting = max(0, clocks[ARRAY] - now), max(0, clocks[CHANNEL] - now), 0
+    array, channel, waiting = max(0, clocks[k.ARRAY] - now), max(0, clocks[k.CHANNEL] - now), 0
     for stream in range(tables.begin[machine], tables.begin[machine + 1]):
-        first = models.first[terms.base[stream]]
-        queued = state.queue_at[stream, LENGTH]
+        first = models.programs[terms[stream, k.BASE], k.FIRST]
+        queued = state.rings[stream, k.WAITING, k.LENGTH]
         array += queued * tables.rest_compute[first]
         channel += queued * tables.rest_fetch[first]
-        waiting += queued + state.late_at[stream, LENGTH] + state.under_way[stream, BEGUN]
-        for place in range(state.under_way[stream, PLACES]):
+        waiting += queued + state.rings[stream, k.BELATED_RING, k.LENGTH] + state.streams[stream, k.BATCHES_IN_FLIGHT]
+        for place in range(state.streams[stream, k.PLACES]):
             job = state.jobs[stream, place]
-            if job[USED] == 1 and job[LATE] == 0:
-                array += tables.rest_compute[job[LAYER]]
-                channel += tables.rest_fetch[job[LAYER]]
+            if job[k.USED] == 1 and job[k.LATE] == 0:
+                at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+                array += tables.rest_compute[at]
+                channel += tables.rest_fetch[at]
     report[WORK_ARRAY], report[WORK_CHANNEL], report[WAITING] = array, channel, waiting
     report[UP] = 1 if cluster.up[machine] else 0

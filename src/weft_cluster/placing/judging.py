@@ -17,7 +17,7 @@ from weft.engine.policies import Setting, make_request_policy
 from weft.engine.policies.base import UNBOUNDED_ROUNDS
 from weft.engine.tickets import Terms
 from weft.kernels import request_state as k
-from weft.simulation.requests import Case, weaving
+from weft.simulation.requests import Case, compiled
 from weft.workloads.requests import Stream, Workload
 from weft_cluster.placing.demand import CLOCK, LONGEST_S, Demand, buffer_of, pieces_of
 from weft_cluster.placing.filling import Filling
@@ -67,7 +67,7 @@ class OnTimeJudge:
             shares = {problem.demands[model]: share for model, share in filling.shares[machine].items()}
             seed = self._seed * MOST_MACHINES + machine  # machines do not see the same arrivals
             case = machine_case(kind, problem.kinds[kind], shares, self._requests, seed)
-            tally = weaving.serve(case, make_request_policy(POLICY, case.setting), LATE, None, False)
+            tally = compiled.serve(case, make_request_policy(POLICY, case.setting), LATE, None, False)
             counted = [RequestCount(int(row[k.ARRIVED]), int(row[k.VIOLATED])) for row in tally.counts]
             self._known[key] = dict(zip(filling.shares[machine], counted, strict=True))
         return self._known[key]

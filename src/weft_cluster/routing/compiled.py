@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from itertools import chain
 
 import numpy as np
@@ -13,8 +13,9 @@ from weft.engine.batches import most_batches
 from weft.engine.lateness import late_work
 from weft.kernels import request_state as k
 from weft.kernels.buffer import NEVER
-from weft.simulation.requests import ONLINE, estimates
-from weft.simulation.requests.weaving import late_rule
+from weft.kernels.request_loop import fresh_heads
+from weft.simulation.requests import estimates
+from weft.simulation.requests.compiled import fresh_state, policy_rules, program_arrays
 from weft_cluster.kernels import cluster_loop
 from weft_cluster.kernels import cluster_loop as c
 from weft_cluster.routing.cluster import ClusterSetting
@@ -50,14 +51,13 @@ class _CompiledRun:
 
     def __init__(self, lowered: LoweredCluster, setting: ClusterSetting) -> None:
         self._models, self._terms, self._rules = _static(lowered, setting)
-        self._tables = _tables(lowered, self._models, self._terms)
+        self._tables = _tables(lowered, self._models)
         self._how = c.ClusterRules(list(ROUTERS).index(setting.router), setting.gates, lowered.period, setting.lag)
         nodes, batches = len(lowered.policies), most_batches(late_work(lowered.policies[0], setting.late))
         self._state = _fresh_machines(lowered, batches)
         self._cluster = _fresh_gates(nodes, len(lowered.replicas), setting)
-        self._log = k.LoopLog(np.empty((nodes, 0, 8), np.int64), np.empty((nodes, 0, 3), np.int64))
-        most = int(np.diff(lowered.begin).max()) * (batches + 2)
-        self._heads = k.LoopHeads(np.empty((most, 6), np.int64), np.empty(most, np.int64), np.empty(most, np.bool_))
+        self._log = k.LoopLog(np.empty((nodes, 0, 8), np.int64), np.empty((nodes, 0, 4), np.int64))
+        self._heads = fresh_heads(self._state, lanes=1)
 
     def until(self, end: int, requests: TickedRequests) -> Ints:
         """Run the periods that begin before *end*; NONE: until all is done. Returns where requests went."""
@@ -85,50 +85,18 @@ class _CompiledRun:
         )
 
 
-def _static(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models, k.LoopTerms, k.LoopRules]:
+def _static(lowered: LoweredCluster, setting: ClusterSetting) -> tuple[k.Models, Ints, k.LoopRules]:
     """All machines' programs and terms, concatenated; the tables have the rules of each machine."""
+    terms = np.zeros((len(lowered.terms), k.TERMS), np.int64)
+    for stream, (row, term) in enumerate(zip(terms, lowered.terms, strict=True)):
+        row[: k.THINK + 1] = (stream, term.deadline, term.max_batch, term.timeout, -1, term.priority, term.think)
+    rules = policy_rules(lowered.policies[0], setting.late)._replace(warm=lowered.warm)
     programs = [program for policy in lowered.policies for program in policy.setting.programs]
-    remaining = [rests for policy in lowered.policies for rests in estimates(policy)]
-    policy = lowered.policies[0]
-
-    def joined(columns: Iterable[Sequence[int]]) -> Ints:
-        return np.concatenate([np.array(column, np.int64) for column in columns])
-
-    def by_stream_term(name: str) -> Ints:
-        return np.array([getattr(term, name) for term in lowered.terms], np.int64)
-
-    models = k.Models(
-        joined(program.fetch for program in programs),
-        joined(program.compute for program in programs),
-        joined(remaining),
-        np.cumsum([0, *map(len, programs)], dtype=np.int64),
-        np.array([program.compute_bound for program in programs]),
-    )
-    base = np.arange(len(programs), dtype=np.int64)
-    terms = k.LoopTerms(
-        base,
-        by_stream_term("deadline"),
-        by_stream_term("max_batch"),
-        by_stream_term("timeout"),
-        by_stream_term("priority"),
-        by_stream_term("think"),
-        np.zeros(len(programs), np.int64),
-    )
-    rules = k.LoopRules(
-        policy=ONLINE[type(policy)],
-        late=late_rule(policy, setting.late),
-        foresight=policy.foresight,
-        stretch=policy.loop_options.stretch,
-        failsafe=int(policy.loop_options.failsafe),
-        buffer=0,
-        largest=0,
-        warm=lowered.warm,
-        end=0,
-    )
-    return models, terms, rules
+    rests = [rest for policy in lowered.policies for rest in estimates(policy)]
+    return program_arrays(programs, rests), terms, rules
 
 
-def _tables(lowered: LoweredCluster, models: k.Models, terms: k.LoopTerms) -> c.ClusterTables:
+def _tables(lowered: LoweredCluster, models: k.Models) -> c.ClusterTables:
     replicas, streams = list(chain(*lowered.replicas)), np.array(list(chain(*lowered.streams)), np.int64)
 
     def by_stream(name: str) -> Ints:
@@ -145,8 +113,8 @@ def _tables(lowered: LoweredCluster, models: k.Models, terms: k.LoopTerms) -> c.
         compute=by_stream("compute"),
         fetch=by_stream("fetch"),
         besides=by_stream("besides"),
-        rest_compute=_rests(models.compute, models.first),
-        rest_fetch=_rests(models.fetch, models.first),
+        rest_compute=_rests(models.layers[:, k.COMPUTE], models.programs[:, k.FIRST]),
+        rest_fetch=_rests(models.layers[:, k.FETCH], models.programs[:, k.FIRST]),
         buffer=np.array([policy.setting.buffer for policy in lowered.policies], np.int64),
         largest=np.array(
             [max((p.largest_fetch for p in policy.setting.programs), default=0) for policy in lowered.policies],
@@ -164,21 +132,11 @@ def _rests(values: Ints, first: Ints) -> Ints:
 
 
 def _fresh_machines(lowered: LoweredCluster, batches: int) -> k.LoopState:
-    nodes, streams = len(lowered.policies), len(lowered.terms)
+    nodes = len(lowered.policies)
     before, peak = np.empty((nodes, LAYERS_AHEAD), np.int64), np.empty((nodes, LAYERS_AHEAD), np.int64)
     before[:, 0], peak[:, 0] = 0, NEVER
-
-    def zeros(*shape: int) -> Ints:
-        return np.zeros(shape, np.int64)
-
-    return k.LoopState(
-        zeros(nodes, 9), before, peak,
-        np.empty((streams, QUEUE_PLACES), np.int64), zeros(streams, 2),
-        np.empty((streams, QUEUE_PLACES), np.int64), zeros(streams, 2),
-        zeros(streams, 1), zeros(streams, 2),
-        zeros(streams, batches, 8), zeros(streams, batches, 1), zeros(streams, 3),
-        zeros(streams, 10), zeros(1, k.BINS),
-    )  # fmt: skip
+    state = fresh_state(len(lowered.terms), bins=1, lanes=1, places=batches, batch=1, queue_places=QUEUE_PLACES)
+    return state._replace(clocks=np.zeros((nodes, k.CLOCKS), np.int64), before=before, peak=peak)
 
 
 def _fresh_gates(nodes: int, models: int, setting: ClusterSetting) -> c.ClusterState:

@@ -323,6 +323,8 @@ class LoopOptions(NamedTuple):
     """Whether the remaining time of a request is replayed on an empty device, not summed from its layers."""
     miss: int = 0
     """Cost of a missed deadline, in percent of the time of a request alone."""
+    margin: int = 0
+    """Percent added to estimated remaining times."""
     backlog: int = 0
     """Future requests that are assumed to wait until all present ones have ended."""
 

@@ -34,5 +34,4 @@ class PriorityClasses(Policy):
     def _rank(self, candidate: Candidate, now: int) -> int:
         """Return the priority, times three for every class climbed by ageing."""
         waited = rules.waited(now, candidate.arrival, candidate.work.whole, candidate.remaining)
-        climbed = waited // max(1, candidate.work.whole * self.patience)
-        return candidate.priority * int(3 ** min(climbed, 40))
+        return rules.rank(candidate.priority, waited, candidate.work.whole, self.patience)

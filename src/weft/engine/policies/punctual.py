@@ -17,6 +17,7 @@ from weft.engine.policies.base import (
     NO_DEADLINE,
     Candidate,
     LateWork,
+    LoopOptions,
     Policy,
     Running,
     Start,
@@ -58,6 +59,10 @@ class Punctual(Policy):
         if not 0 <= self.margin <= 1000:
             raise InputError(f"margin = {self.margin} must be a percentage from 0 to 1000")
 
+    @property
+    def loop_options(self) -> LoopOptions:
+        return LoopOptions(margin=self.margin)
+
     def decide(self, view: View) -> Start:
         if len(view.candidates) == 1:
             return Start(view.candidates[0])
@@ -83,11 +88,7 @@ class Punctual(Policy):
         if chosen is victim or not now + need <= chosen.deadline < free + need:
             return None
         spare = rules.slack(victim.deadline, now, victim.remaining, 100 + self.margin)
-        return (
-            victim
-            if spare >= need or _worth(chosen, _waited(chosen, now)) > _worth(victim, _waited(victim, now))
-            else None
-        )
+        return victim if spare >= need or _worth(chosen, now) > _worth(victim, now) else None
 
     def burden(self, candidate: Candidate, now: int) -> float:
         return self.plan(candidate, now).cost
@@ -98,13 +99,15 @@ class Punctual(Policy):
     def plan(self, candidate: Candidate, now: int) -> DueWork:
         """Return a candidate's remaining time with margin, its deadline and its cost."""
         need = self._alone(candidate) // self.setting.lanes
-        return self.weighed(candidate, need, _due(candidate, now + need), now)
+        return self.weighed(
+            candidate, need, rules.reachable_due(candidate.deadline, candidate.arrival, now + need), now
+        )
 
     def weighed(self, candidate: Candidate, need: int, due: int, now: int) -> DueWork:
         """Return a candidate as ``DueWork``, given its remaining time and its deadline."""
         waited = _waited(candidate, now)
         yields = due > candidate.deadline and waited < PATIENCE * candidate.work.whole
-        return DueWork(candidate, need, due, yields, need / _worth(candidate, waited))
+        return DueWork(candidate, need, due, yields, need / _worth(candidate, now))
 
     def savable(self, plans: list[DueWork], now: int) -> list[DueWork]:
         """Return the largest set that can be on time, in order of deadlines (*plans* are sorted with ``in_order``)."""
@@ -144,16 +147,5 @@ def _waited(candidate: Candidate, now: int) -> int:
     return rules.waited(now, candidate.arrival, candidate.work.whole, candidate.remaining)
 
 
-def _worth(candidate: Candidate, waited: int) -> float:
-    """Return priority times requests, times one plus the waiting time over the length."""
-    return candidate.priority * candidate.size * (1 + waited / max(1, candidate.work.whole))
-
-
-def _due(candidate: Candidate, earliest: int) -> int:
-    """Return the deadline; if it cannot be met, the allowed time is doubled until it can."""
-    allowed = max(1, candidate.deadline - candidate.arrival)
-    due = candidate.deadline
-    while due < earliest:
-        allowed *= 2
-        due = candidate.arrival + allowed
-    return due
+def _worth(candidate: Candidate, now: int) -> float:
+    return rules.worth(candidate.priority, candidate.size, _waited(candidate, now), candidate.work.whole)

@@ -1,14 +1,14 @@
 """Requests that arrive, on a simulated device: ``prepare`` a workload, then ``simulate_requests``.
 
-``case`` lowers a workload to a device, ``run`` serves it under a policy. The plain engine (``plain``) and the
-compiled loops (``weaving`` for NPUs that fetch and compute in parallel, ``refilling`` for one stream on a device
-that computes one layer at a time) give the same answers; the compiled ones keep their memory however long the run.
+``case`` lowers a workload to a device, ``run`` serves it under a policy. The plain engine (``plain``) and the compiled
+loops (``compiled``, and ``refilling`` for batches that are refilled) give the same answers; the compiled ones keep
+their memory however long the run.
 """
 
-from weft.simulation.requests.case import Case, Device, estimates, prepare
+from weft.simulation.requests.case import Case, Device, estimates, prepare, prepared
+from weft.simulation.requests.compiled import ONLINE
 from weft.simulation.requests.run import RequestRun, request_trace, serve_requests, simulate_requests
 from weft.simulation.requests.tally import Tally
-from weft.simulation.requests.weaving import ONLINE
 
 __all__ = [
     "ONLINE",
@@ -18,6 +18,7 @@ __all__ = [
     "Tally",
     "estimates",
     "prepare",
+    "prepared",
     "request_trace",
     "serve_requests",
     "simulate_requests",

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,6 +106,19 @@ class Case:
     def is_steered(self) -> bool:
         """Whether the load decides where samples leave."""
         return any(stream.exit_floor is not None for stream in self.workload.stream)
+
+
+def prepared(workload: Workload, device: Device) -> Case:
+    """``prepare``, once for all rates and lengths of a workload, so that runs at many loads share its programs."""
+    return replace(_priced(workload.scaled(1.0).model_copy(update=_NO_RATES), device), workload=workload)
+
+
+_NO_RATES: Mapping[str, Any] = {"total_rate": None, "ratio": None, "seed": 0, "duration_s": 1.0, "warmup_s": 0.0}
+
+
+@lru_cache(maxsize=256)
+def _priced(workload: Workload, device: Device) -> Case:
+    return prepare(workload, device)
 
 
 def prepare(workload: Workload, device: Device | None = None, cost: str = "pipelined") -> Case:
@@ -235,9 +249,14 @@ def _prepare_tiled(workload: Workload, device: TiledNpu) -> Case:
 
 def estimates(policy: Policy) -> list[Sequence[int]]:
     """Remaining time from every layer of every program, as the policy estimates it."""
-    if not policy.loop_options.precise:
-        return [program.remaining for program in policy.setting.programs]
-    return [_precise(program, policy.setting.buffer) for program in policy.setting.programs]
+    return estimated(policy.setting, precise=policy.loop_options.precise)
+
+
+def estimated(setting: Setting, *, precise: bool) -> list[Sequence[int]]:
+    """Remaining time from every layer of every program; precise: replayed on an empty device."""
+    if not precise:
+        return [program.remaining for program in setting.programs]
+    return [_precise(program, setting.buffer) for program in setting.programs]
 
 
 @lru_cache(maxsize=4096)

@@ -7,15 +7,19 @@ the machine stay together.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from itertools import cycle, islice
+from typing import NamedTuple
 
 import numpy as np
 
 from weft.devices import Host
+from weft.devices.costs.program import Clock
 from weft.engine.policies import Setting
 from weft.engine.policies.base import Candidate
 from weft.engine.simulated_host import Crowd, DrawnWork, SimulatedHost
-from weft.simulation.requests.case import Case
+from weft.engine.tickets import Terms
+from weft.simulation.requests.case import Case, Device
 
 DRAWS = 3
 """Which of a seed's independent sequences draws the places in the measurements."""
@@ -23,67 +27,82 @@ DRAWS = 3
 
 def executor(case: Case, setting: Setting, seed: int | None) -> SimulatedHost:
     """The lanes of a case's host."""
-    host = _host(case)
-    ticks = case.clock.ticks
+    host, measured, ticks = host_of(case), measured_work(case.device, case.terms, names_of(case)), case.clock.ticks
+    places = drawn_places(case, seed)
+    spreads = [host.model(name).spread for name in names_of(case)]
+    hand_overs = _from(places[0], measured.hand_overs)
+
+    def work_of(candidate: Candidate) -> DrawnWork:
+        taken = measured.work[candidate.program][candidate.layer]
+        if spread := spreads[candidate.stream]:
+            run = (places[1 + candidate.stream] + candidate.query) % len(spread)
+            taken *= spread[run][candidate.layer]
+        return DrawnWork(next(hand_overs), max(1.0, taken))
+
+    if setting.shares:
+        crowd = Crowd(setting.shares, range(len(measured.work)), work_of)
+    else:
+        crowd = Crowd(host.together(), measured.kinds, work_of)
     return SimulatedHost(
         setting,
         frozenset(range(len(setting.programs))),
         ticks(host.abort_s),
         abort_from=ticks(host.abort_from_s),
         step_ticks=ticks(host.step_s),
-        crowd=_Draws(case, _rng(case, seed)).crowd(setting),
+        crowd=crowd,
     )
 
 
 def overheads(case: Case, seed: int | None) -> list[Iterator[int]]:
     """For each stream, endless ticks that its requests take besides their segments."""
-    host, rng = _host(case), _rng(case, seed)
-    rng.integers(1 << 30, size=len(case.terms) + 1)  # those of the segments
-    return [
-        _from_anywhere([case.clock.ticks(time_s) for time_s in host.model(stream.served_name).overhead_s], rng)
-        for stream in case.workload.stream
-    ]
+    places = drawn_places(case, seed)[1 + len(case.terms) :]
+    measured = measured_work(case.device, case.terms, names_of(case))
+    return [_from(place, ticks) for place, ticks in zip(places, measured.overheads, strict=True)]
 
 
-class _Draws:
-    """What segments really take."""
+class MeasuredWork(NamedTuple):
+    """What segments and requests of a host's models take, in ticks."""
 
-    def __init__(self, case: Case, rng: np.random.Generator) -> None:
-        host, names = _host(case), [stream.served_name for stream in case.workload.stream]
-        self._host, self._models = host, [host.model(name) for name in names]
-        self._work: list[tuple[float, ...]] = []
-        self._kinds: list[int] = []
-        for name, model, terms in zip(names, self._models, case.terms, strict=True):
-            for batch in range(1, terms.max_batch + 1):
-                self._work.append(tuple(time_s / case.clock.tick_s for time_s in model.times_at(batch)))
-                self._kinds.append(list(host.models).index(name))
-        self._hand_overs = _from_anywhere([case.clock.ticks(time_s) for time_s in host.hand_over_s], rng)
-        self._places = [int(place) for place in rng.integers(1 << 30, size=len(names))]
-
-    def crowd(self, setting: Setting) -> Crowd:
-        if setting.shares:
-            return Crowd(setting.shares, range(len(self._work)), self._work_of)
-        return Crowd(self._host.together(), self._kinds, self._work_of)
-
-    def _work_of(self, candidate: Candidate) -> DrawnWork:
-        spread = self._models[candidate.stream].spread
-        ticks = self._work[candidate.program][candidate.layer]
-        if spread:
-            run = (self._places[candidate.stream] + candidate.query) % len(spread)
-            ticks *= spread[run][candidate.layer]
-        return DrawnWork(next(self._hand_overs), max(1.0, ticks))
+    work: tuple[tuple[float, ...], ...]
+    """The mean of each segment of each program."""
+    kinds: tuple[int, ...]
+    """The model of each program, by its number on the host."""
+    hand_overs: tuple[int, ...]
+    overheads: tuple[tuple[int, ...], ...]
+    """What the requests of each stream take besides their segments."""
 
 
-def _from_anywhere(values: Sequence[int], rng: np.random.Generator) -> Iterator[int]:
-    """The values in order and over again, from a place that is drawn."""
-    place = int(rng.integers(1 << 30))
+@lru_cache(maxsize=256)
+def measured_work(host: Device, terms: tuple[Terms, ...], names: tuple[str, ...]) -> MeasuredWork:
+    """The measurements of the streams' models; many runs of a plan share them."""
+    assert isinstance(host, Host)
+    clock = Clock.nanoseconds()
+    sizes = [(name, batch) for name, term in zip(names, terms, strict=True) for batch in range(1, term.max_batch + 1)]
+    numbers = {name: number for number, name in enumerate(host.models)}
+    return MeasuredWork(
+        tuple(tuple(time_s / clock.tick_s for time_s in host.model(name).times_at(batch)) for name, batch in sizes),
+        tuple(numbers[name] for name, _ in sizes),
+        tuple(clock.ticks(time_s) for time_s in host.hand_over_s),
+        tuple(tuple(clock.ticks(time_s) for time_s in host.model(name).overhead_s) for name in names),
+    )
+
+
+def names_of(case: Case) -> tuple[str, ...]:
+    """The model of each stream."""
+    return tuple(stream.served_name for stream in case.workload.stream)
+
+
+def drawn_places(case: Case, seed: int | None) -> list[int]:
+    """Where in the measurements a run begins: in the hand-overs, in each stream's runs, and in each one's overheads."""
+    rng = np.random.default_rng([case.workload.seed if seed is None else seed, len(case.terms), DRAWS])
+    return [int(place) for place in rng.integers(1 << 30, size=1 + 2 * len(case.terms))]
+
+
+def _from(place: int, values: Sequence[int]) -> Iterator[int]:
+    """The values in order and over again, from one of them on."""
     return islice(cycle(values or (0,)), place % max(1, len(values)), None)
 
 
-def _rng(case: Case, seed: int | None) -> np.random.Generator:
-    return np.random.default_rng([case.workload.seed if seed is None else seed, len(case.terms), DRAWS])
-
-
-def _host(case: Case) -> Host:
+def host_of(case: Case) -> Host:
     assert isinstance(case.device, Host)
     return case.device

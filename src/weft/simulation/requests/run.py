@@ -15,7 +15,8 @@ from weft.engine.policies import Option, Setting, make_request_policy, policy_ca
 from weft.kernels import request_state as k
 from weft.reports.trace import Trace
 from weft.simulation.request_report import RequestReport, stream_report
-from weft.simulation.requests import plain, refilling, weaving
+from weft.simulation.requests import compiled as fast
+from weft.simulation.requests import plain
 from weft.simulation.requests.case import Case, Device
 from weft.simulation.requests.tally import Tally
 
@@ -61,14 +62,11 @@ def simulate_requests(
     """
     check_late(late)
     chooser = make_request_policy(policy, case.setting_of(policy_called(policy)), options)
-    # Neither refusing requests nor ending a run early is compiled.
-    compiled = compiled and late != "drop" and not case.is_steered and most_missed is None
-    if compiled and isinstance(case.device, Npu) and type(chooser) in weaving.ONLINE:
-        tally = weaving.serve(case, chooser, late, seed, record)
-    elif compiled and refilling.applies(case, chooser):
-        tally = refilling.serve(case, chooser, late, seed, record)
+    if compiled and fast.applies(case, chooser) and fast.is_quick(case):
+        tally = fast.serve(case, chooser, late, seed, record, most_missed)
     else:
         tally = plain.serve(case, chooser, late, seed, most_missed)
+        tally = tally if record or not compiled else tally.counted
     return RequestRun(_report(case, policy, late, tally), tally, case.clock.tick_s)
 
 

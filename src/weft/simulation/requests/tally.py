@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,11 @@ class Tally:
     """Every request's fate, where asked for."""
     issues: Ints
     """Stream, query, layer, program and four times of every issue, where asked for."""
+
+    @property
+    def counted(self) -> Tally:
+        """The counts alone, as of a run that is not recorded."""
+        return replace(self, answers=(), issues=self.issues[:0])
 
     @property
     def order(self) -> tuple[tuple[int, int, int], ...]:

@@ -1,0 +1,194 @@
+"""Lanes that compute a segment at a time and may slow each other down: the host of the compiled loop over requests.
+
+Twin of ``weft.engine.SimulatedHost`` without segments ahead; a tiled NPU is one lane whose segments take what is
+expected. What a segment takes is drawn from measured runs, as ``simulation.requests.host`` draws.
+"""
+
+from __future__ import annotations
+
+from math import ceil
+
+from weft.kernels import request_state as k
+from weft.kernels.compiling import called, inlined
+
+AT_ONCE = 1e-6
+"""Ticks of remaining work that count as none; ``simulated_host.AT_ONCE``."""
+
+
+@called
+def pass_time(models, rules, state, tick):
+    """Advance the clock to *tick* or the next end, or to the next end if *tick* has passed."""
+    clocks, segments = state.clocks, state.segments
+    began = clocks[k.CHANNEL]
+    while True:
+        now, until, begins = clocks[k.CHANNEL], k.NONE, k.NONE
+        for i in range(clocks[k.RUNNING]):
+            until = min(until, segments[i, k.SEG_END])
+        if tick > began:
+            until = min(until, tick)
+        elif clocks[k.RUNNING] == 0:
+            until = now
+        until = max(now, until)
+        if len(models.work):
+            for i in range(clocks[k.RUNNING]):
+                if now < segments[i, k.SEG_BEGIN] <= until:
+                    begins = min(begins, segments[i, k.SEG_BEGIN])
+        clocks[k.CHANNEL] = min(until, begins)
+        if begins == k.NONE:
+            return
+        settle(models, state)
+        regulate(models, rules, state)
+
+
+@called
+def settle(models, state):
+    """Subtract the work done since the speeds last changed."""
+    clocks, segments, speeds = state.clocks, state.segments, state.speeds
+    now = clocks[k.CHANNEL]
+    if len(models.work):
+        for i in range(clocks[k.RUNNING]):
+            speeds[i, k.REST] -= speeds[i, k.SPEED] * max(0, now - max(clocks[k.SETTLED], segments[i, k.SEG_BEGIN]))
+    clocks[k.SETTLED] = now
+
+
+@called
+def regulate(models, rules, state):
+    """Set the speeds and ends of the running segments from the contention between them."""
+    clocks, segments, speeds, losses = state.clocks, state.segments, state.speeds, models.losses
+    if not len(models.work):
+        return
+    now, active = clocks[k.CHANNEL], 0
+    for i in range(clocks[k.RUNNING]):
+        active += segments[i, k.SEG_BEGIN] <= now
+    share = min(1.0, rules.cores / active) if rules.cores and active else 1.0
+    for i in range(clocks[k.RUNNING]):
+        if segments[i, k.SEG_BEGIN] > now:
+            continue
+        speed = share
+        if len(losses) and active > 1:
+            own, lost = models.programs[segments[i, k.SEG_PROGRAM], k.KIND], 0.0
+            for j in range(clocks[k.RUNNING]):
+                if segments[j, k.SEG_BEGIN] <= now:
+                    lost += losses[own, models.programs[segments[j, k.SEG_PROGRAM], k.KIND]]
+            lost -= losses[own, own]
+            speed = share * max(rules.least_speed, 1.0 - lost)
+        speeds[i, k.SPEED] = speed
+        if not segments[i, k.ABORTED]:
+            segments[i, k.SEG_END] = now + ceil(max(0.0, speeds[i, k.REST] - AT_ONCE) / speed)
+
+
+@called
+def end_segments(models, rules, state, log):
+    """Move the segments that have ended to those that the source has not seen."""
+    clocks, segments, speeds = state.clocks, state.segments, state.speeds
+    now, over = clocks[k.CHANNEL], False
+    for i in range(clocks[k.RUNNING]):
+        over |= segments[i, k.SEG_END] <= now
+    if not over:
+        return
+    settle(models, state)
+    kept = 0
+    for i in range(clocks[k.RUNNING]):
+        if segments[i, k.SEG_END] > now:
+            k.copy_row(segments[i], segments[kept])
+            k.copy_row(speeds[i], speeds[kept])
+            kept += 1
+            continue
+        k.copy_row(segments[i], state.unseen[clocks[k.UNSEEN]])
+        clocks[k.UNSEEN] += 1
+        if not segments[i, k.ABORTED]:
+            _account(models, state, log, segments[i])
+    clocks[k.RUNNING] = kept
+    regulate(models, rules, state)
+
+
+@called
+def _account(models, state, log, segment):
+    """Count a segment that was computed."""
+    clocks, at = state.clocks, segment[k.SEG_AT]
+    begin, end = segment[k.SEG_BEGIN], segment[k.SEG_END]
+    clocks[k.ISSUES] += 1
+    clocks[k.ARRAY] = max(clocks[k.ARRAY], end)
+    clocks[k.COMPUTED] += end - begin if len(models.work) else models.layers[at, k.COMPUTE]
+    if clocks[k.LOGGED] < len(log.issues):
+        row = log.issues[clocks[k.LOGGED]]
+        row[0], row[1] = segment[k.SEG_OF], segment[k.SEG_QUERY]
+        row[2], row[3] = at - models.programs[segment[k.SEG_PROGRAM], k.FIRST], segment[k.SEG_PROGRAM]
+        row[4] = row[5] = row[6] = begin
+        row[7] = end
+        clocks[k.LOGGED] += 1
+
+
+@called
+def start_segment(models, terms, rules, state, log, stream, place, at):
+    """Start the next segment of a batch on a lane; the engine may take time for it."""
+    clocks, job = state.clocks, state.jobs[stream, place]
+    started = clocks[k.CHANNEL] + rules.step
+    while clocks[k.CHANNEL] < started:
+        pass_time(models, rules, state, started)
+        end_segments(models, rules, state, log)
+    clocks[k.STEPPED] = rules.step > 0
+    settle(models, state)
+    n = clocks[k.RUNNING]
+    before, ticks = 0, models.layers[at, k.COMPUTE]
+    if len(models.work):
+        first, end = models.programs[job[k.PROGRAM], k.FIRST], models.programs[job[k.PROGRAM] + 1, k.FIRST]
+        drawn = _drawn(models, terms, stream, job[k.QUERY], at, at - first, end - first)
+        before = _next_hand_over(models, rules, clocks)
+        ticks, state.speeds[n, k.REST] = max(1, ceil(drawn)), drawn
+    state.speeds[n, k.SPEED] = 1.0
+    row = state.segments[n]
+    row[k.SEG_OF], row[k.SEG_JOB], row[k.SEG_AT] = stream, place, at
+    row[k.SEG_PROGRAM], row[k.SEG_QUERY] = job[k.PROGRAM], job[k.QUERY]
+    row[k.SEG_BEGIN] = clocks[k.CHANNEL] + before
+    row[k.SEG_END], row[k.ABORTED] = row[k.SEG_BEGIN] + ticks, 0
+    row[k.SEG_CAME], row[k.SEG_DUE], row[k.SEG_SIZE] = job[k.OLDEST], job[k.BATCH_DUE], job[k.SIZE]
+    clocks[k.RUNNING] = n + 1
+    regulate(models, rules, state)
+
+
+@inlined
+def _next_hand_over(models, rules, clocks):
+    if rules.hand_overs == 0:
+        return 0
+    place = clocks[k.HANDED_OVER]
+    clocks[k.HANDED_OVER] = place + 1 if place + 1 < rules.hand_overs else 0
+    return models.times[place]
+
+
+@inlined
+def _drawn(models, terms, stream, query, at, layer, layers):
+    """Ticks of a segment alone, as in the measured run that its batch takes."""
+    ticks, runs = models.work[at], terms[stream, k.RUNS_MEASURED]
+    if runs:
+        ticks *= models.spread[terms[stream, k.SPREAD] + (terms[stream, k.RUN] + query) % runs * layers + layer]
+    return max(1.0, ticks)
+
+
+@inlined
+def rest_of(models, state, i):
+    """Expected ticks to the end of a segment; the actual end is not looked up where it is drawn."""
+    row, now = state.segments[i], state.clocks[k.CHANNEL]
+    if row[k.ABORTED] or not len(models.work):
+        return row[k.SEG_END] - now
+    return max(0, row[k.SEG_BEGIN] + models.layers[row[k.SEG_AT], k.COMPUTE] - now)
+
+
+@inlined
+def stoppable(models, rules, state, i):
+    """Whether a segment could be stopped half-way."""
+    row = state.segments[i]
+    return models.layers[row[k.SEG_AT], k.COMPUTE] >= rules.abort_from and not row[k.ABORTED]
+
+
+@called
+def stop_segment(models, rules, state, stream, place):
+    """Stop the segment of a batch."""
+    clocks, segments = state.clocks, state.segments
+    for i in range(clocks[k.RUNNING]):
+        row = segments[i]
+        if row[k.SEG_OF] == stream and row[k.SEG_JOB] == place and not row[k.ABORTED]:
+            settle(models, state)
+            row[k.SEG_END], row[k.ABORTED] = min(row[k.SEG_END], clocks[k.CHANNEL] + rules.abort), 1
+            row[k.SEG_BEGIN] = min(row[k.SEG_BEGIN], row[k.SEG_END])
+            regulate(models, rules, state)

@@ -1,0 +1,556 @@
+"""Requests that come, wait, form batches and are answered, in the compiled loop: twin of ``weft.engine.Requests``."""
+
+from __future__ import annotations
+
+from weft.kernels import request_state as k
+from weft.kernels.compiling import called, inlined
+from weft.kernels.host_lanes import rest_of
+
+# Rings
+
+
+@inlined
+def front(ring, rings, stream, which):
+    """The first entry of a ring."""
+    return ring[stream, rings[stream, which, k.HEAD]]
+
+
+@inlined
+def _turned(ring, place):
+    """A place in a ring, counted on from one before its end."""
+    return place if place < ring.shape[1] else place - ring.shape[1]
+
+
+@called
+def _push(ring, rings, stream, arrival, leaves, number):
+    """Insert a request in order of arrivals, mostly at the end."""
+    at = rings[stream, k.WAITING]
+    place = at[k.LENGTH]
+    while place > 0 and ring[stream, _turned(ring, at[k.HEAD] + place - 1), k.ARRIVAL] > arrival:
+        row = ring[stream, _turned(ring, at[k.HEAD] + place - 1)]
+        k.copy_row(row, ring[stream, _turned(ring, at[k.HEAD] + place)])
+        place -= 1
+    row = ring[stream, _turned(ring, at[k.HEAD] + place)]
+    row[k.ARRIVAL], row[k.LEAVES], row[k.NUMBER] = arrival, leaves, number
+    at[k.LENGTH] += 1
+
+
+@inlined
+def _drop_front(ring, rings, stream, which):
+    at = rings[stream, which]
+    at[k.HEAD] = _turned(ring, at[k.HEAD] + 1)
+    at[k.LENGTH] -= 1
+
+
+@called
+def _return(terms, state, stream, now):
+    """The client of a closed stream will send again."""
+    think = terms[stream, k.THINK]
+    if think < 0:
+        return
+    ring, at, back = state.returning, state.rings[stream, k.BACK], now + think
+    place = at[k.LENGTH]
+    while place > 0 and ring[stream, _turned(ring, at[k.HEAD] + place - 1)] > back:
+        ring[stream, _turned(ring, at[k.HEAD] + place)] = ring[stream, _turned(ring, at[k.HEAD] + place - 1)]
+        place -= 1
+    ring[stream, _turned(ring, at[k.HEAD] + place)] = back
+    at[k.LENGTH] += 1
+
+
+# Requests come and are answered
+
+
+@inlined
+def _short(coming, terms, stream):
+    """Whether a stream's next request is not known, and follows."""
+    known, leaves = coming.known[stream], coming.leaves_known[stream]
+    without = coming.more[stream] and known[k.HEAD] == known[k.LENGTH]
+    return without or (terms[stream, k.EXITS] and leaves[k.HEAD] == leaves[k.LENGTH])
+
+
+@called
+def take(models, terms, rules, state, log, heads, coming):
+    """Put the requests that have arrived into the queues; False where some are not known yet."""
+    now, known = state.clocks[k.CHANNEL], coming.known
+    for s in range(len(terms)):
+        while known[s, k.HEAD] < known[s, k.LENGTH] and coming.times[known[s, k.HEAD]] <= now:
+            if _short(coming, terms, s):
+                return False
+            _enter(models, terms, rules, state, log, heads, coming, s, coming.times[known[s, k.HEAD]])
+            known[s, k.HEAD] += 1
+        if coming.more[s] and known[s, k.HEAD] == known[s, k.LENGTH]:
+            return False
+        while state.rings[s, k.BACK, k.LENGTH] > 0 and front(state.returning, state.rings, s, k.BACK) <= now:
+            if _short(coming, terms, s):
+                return False
+            arrival = front(state.returning, state.rings, s, k.BACK)
+            _drop_front(state.returning, state.rings, s, k.BACK)
+            if arrival < rules.end:
+                _enter(models, terms, rules, state, log, heads, coming, s, arrival)
+    return True
+
+
+@called
+def next_arrival(terms, state, coming):
+    """When the next request comes; NONE if no more will."""
+    soonest = k.NONE
+    for s in range(len(terms)):
+        if coming.known[s, k.HEAD] < coming.known[s, k.LENGTH]:
+            soonest = min(soonest, coming.times[coming.known[s, k.HEAD]])
+        if state.rings[s, k.BACK, k.LENGTH] > 0:
+            soonest = min(soonest, front(state.returning, state.rings, s, k.BACK))
+    return soonest
+
+
+@called
+def _enter(models, terms, rules, state, log, heads, coming, stream, arrival):
+    """Put a request into its queue, or refuse it."""
+    clocks, leaves, due = state.clocks, 0, arrival + terms[stream, k.DEADLINE]
+    if terms[stream, k.EXITS]:
+        leaves = coming.leaves[coming.leaves_known[stream, k.HEAD]]
+        coming.leaves_known[stream, k.HEAD] += 1
+    accepted = state.rings[stream, k.WAITING, k.LENGTH] < state.queue.shape[1]
+    if rules.strict:
+        accepted = accepted and _can_be_met(models, terms, rules, state, heads, stream, due)
+    if not accepted:
+        answer(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clocks[k.CHANNEL], due))
+        return
+    if not _busy(state, stream):
+        least = k.NONE
+        for s in range(len(terms)):
+            if _busy(state, s):
+                least = min(least, state.streams[s, k.SERVED])
+        if least < k.NONE:
+            state.streams[stream, k.SERVED] = max(state.streams[stream, k.SERVED], least)
+    _push(state.queue, state.rings, stream, arrival, leaves, clocks[k.NUMBERED])
+    clocks[k.NUMBERED] += 1
+
+
+@inlined
+def _busy(state, stream):
+    """Whether a stream has requests that wait or run."""
+    rings = state.rings[stream]
+    return rings[k.WAITING, k.LENGTH] + rings[k.BELATED_RING, k.LENGTH] + state.streams[stream, k.BATCHES_IN_FLIGHT] > 0
+
+
+@inlined
+def any_busy(state):
+    """Whether any stream has requests that wait or run."""
+    busy = False
+    for s in range(len(state.streams)):
+        busy |= _busy(state, s)
+    return busy
+
+
+@called
+def answer(models, terms, rules, state, log, stream, arrival, leaves, end, now):
+    """Record what became of a request, and schedule the next one of a closed stream's client."""
+    clocks, counts, deadline = state.clocks, state.counts[stream], terms[stream, k.DEADLINE]
+    if clocks[k.GIVEN_UP]:
+        return
+    if clocks[k.ANSWERED] < len(log.answers):
+        row = log.answers[clocks[k.ANSWERED]]
+        row[0], row[1], row[2], row[3] = stream, arrival, end, leaves if end >= 0 else 0
+        clocks[k.ANSWERED] += 1
+    if arrival >= rules.warm:
+        counts[k.ARRIVED] += 1
+        if end == k.WAS_DROPPED:
+            counts[k.VIOLATED] += 1
+            counts[k.DROPPED] += 1
+        elif end < 0:
+            k.count_refused(counts)
+        else:
+            over, row = terms[stream, k.OVERS], state.streams[stream]
+            besides = models.times[terms[stream, k.OVER] + row[k.OVERHEADS] % over] if over else 0
+            row[k.OVERHEADS] += 1
+            k.count_done(counts, state.histogram[terms[stream, k.BINS_OF]], end - arrival + besides, deadline)
+        if end < 0 or end > arrival + deadline:
+            state.patience[stream] -= 1
+            clocks[k.GIVEN_UP] = state.patience[stream] < 0
+    _return(terms, state, stream, now)
+
+
+# Strict deadlines
+
+
+@called
+def _can_be_met(models, terms, rules, state, heads, stream, due):
+    """Whether a strict deadline can be met after all work ahead of it; twin of ``engine.admission``."""
+    now = state.clocks[k.CHANNEL]
+    own = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
+    return now + _free_in(models, terms, rules, state, heads.order, due, now) + own <= due
+
+
+@called
+def _free_in(models, terms, rules, state, begun, deadline, now):
+    """Ticks until a lane would be free for a request with this deadline; *begun*: room for what lanes have begun."""
+    latest = deadline if rules.by_deadline else k.NONE
+    earliest = now if rules.late_gives_way else 0
+    clocks, ahead, count = state.clocks, 0, 0
+    if rules.device == k.NPU:
+        if clocks[k.STEPS]:
+            begun[0], count = max(0, clocks[k.ARRAY] - now), 1
+    else:
+        for i in range(clocks[k.RUNNING]):
+            begun[i] = rest_of(models, state, i)
+        count = clocks[k.RUNNING]
+    running = count
+    for s in range(len(terms)):
+        ahead += _whole(
+            models, terms, s, _between(state, s, earliest - terms[s, k.DEADLINE], latest - terms[s, k.DEADLINE])
+        )
+        for place in range(state.streams[s, k.PLACES]):
+            job = state.jobs[s, place]
+            if not job[k.USED]:
+                continue
+            first, last = k.NONE, -k.NONE
+            for i in range(job[k.SIZE]):
+                arrival = state.members[s, place, i, k.ARRIVAL]
+                first, last = min(first, arrival), max(last, arrival)
+            if first + terms[s, k.DEADLINE] > latest or last + terms[s, k.DEADLINE] < earliest:
+                continue
+            own = -1
+            for i in range(running):
+                if rules.device == k.NPU:
+                    here = clocks[k.LAST_OF] == s and clocks[k.LAST_QUERY] == job[k.QUERY]
+                else:
+                    here = state.segments[i, k.SEG_OF] == s and state.segments[i, k.SEG_QUERY] == job[k.QUERY]
+                if here:
+                    own = i
+            if own < 0:
+                own, count = count, count + 1
+                begun[own] = 0
+            begun[own] += rest_of_batch(models, job)
+    return _poured(rules, begun, count, ahead)
+
+
+@inlined
+def rest_of_batch(models, job):
+    """Expected ticks of the layers of a batch that were not issued."""
+    at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    return models.layers[at, k.REMAINING] if at < models.programs[job[k.PROGRAM] + 1, k.FIRST] else 0
+
+
+@inlined
+def _between(state, stream, earliest, latest):
+    """How many requests of a queue arrived within two ticks."""
+    ring, at, count = state.queue, state.rings[stream, k.WAITING], 0
+    for i in range(at[k.LENGTH]):
+        count += earliest <= ring[stream, _turned(ring, at[k.HEAD] + i), k.ARRIVAL] <= latest
+    return count
+
+
+@inlined
+def _whole(models, terms, stream, requests):
+    """Expected ticks of a number of requests; two and more are taken as full batches."""
+    base, most = terms[stream, k.BASE], terms[stream, k.MAX_BATCH]
+    if requests <= 1:
+        return requests * models.layers[models.programs[base, k.FIRST], k.REMAINING]
+    return requests * models.layers[models.programs[base + most - 1, k.FIRST], k.REMAINING] // most
+
+
+@called
+def _poured(rules, begun, count, waiting):
+    """When the first lane is free: begun work keeps its lane, the longest placed first; the rest is divided freely."""
+    lanes = begun[len(begun) - rules.lanes :]
+    for lane in range(rules.lanes):
+        lanes[lane] = 0
+    for taken in range(count):
+        longest = taken
+        for i in range(taken + 1, count):
+            if begun[i] > begun[longest]:
+                longest = i
+        begun[taken], begun[longest] = begun[longest], begun[taken]
+        least = 0
+        for lane in range(1, rules.lanes):
+            if lanes[lane] < lanes[least]:
+                least = lane
+        lanes[least] += begun[taken]
+    for place in range(1, rules.lanes):  # ``sort`` would take longer to compile than all else here
+        while place > 0 and lanes[place] < lanes[place - 1]:
+            lanes[place - 1], lanes[place] = lanes[place], lanes[place - 1]
+            place -= 1
+    total = waiting
+    for filled in range(1, rules.lanes):
+        total += lanes[filled - 1]
+        if total // filled <= lanes[filled]:
+            return total // filled
+    return (total + lanes[rules.lanes - 1]) // rules.lanes
+
+
+@called
+def first_strict(terms, state):
+    """The unanswered strict request that is due first: its deadline, stream, place in flight or -1, and member."""
+    due, number, stream, place, member = k.NONE, k.NONE, -1, -1, -1
+    for s in range(len(terms)):
+        if state.rings[s, k.WAITING, k.LENGTH] > 0:
+            row = front(state.queue, state.rings, s, k.WAITING)
+            its = row[k.ARRIVAL] + terms[s, k.DEADLINE]
+            if its < due or (its == due and row[k.NUMBER] < number):
+                due, number, stream, place = its, row[k.NUMBER], s, -1
+        for p in range(state.streams[s, k.PLACES]):
+            if not state.jobs[s, p, k.USED]:
+                continue
+            for i in range(state.jobs[s, p, k.SIZE]):
+                row = state.members[s, p, i]
+                its = row[k.ARRIVAL] + terms[s, k.DEADLINE]
+                if not row[k.GONE] and (its < due or (its == due and row[k.NUMBER] < number)):
+                    due, number, stream, place, member = its, row[k.NUMBER], s, p, i
+    return due, stream, place, member
+
+
+@called
+def drop_front(models, terms, rules, state, log, stream, now):
+    """Drop the first request of a queue."""
+    row = front(state.queue, state.rings, stream, k.WAITING)
+    arrival, leaves = row[k.ARRIVAL], row[k.LEAVES]
+    _drop_front(state.queue, state.rings, stream, k.WAITING)
+    answer(models, terms, rules, state, log, stream, arrival, leaves, k.WAS_DROPPED, now)
+
+
+@called
+def drop_member(models, terms, rules, state, log, stream, place, member, now):
+    """Drop a request of a batch."""
+    row = state.members[stream, place, member]
+    row[k.GONE] = 1
+    answer(models, terms, rules, state, log, stream, row[k.ARRIVAL], row[k.LEAVES], k.WAS_DROPPED, now)
+
+
+@called
+def forsaken(state, stream, place):
+    """Whether all requests of a batch are gone."""
+    gone = 0
+    for i in range(state.jobs[stream, place, k.SIZE]):
+        gone += state.members[stream, place, i, k.GONE]
+    return gone == state.jobs[stream, place, k.SIZE]
+
+
+# Late requests
+
+
+@called
+def sort_out_waiting(models, terms, rules, state, log, stream, clock):
+    """Take requests that cannot be on time out of the queue: drop the strict ones, keep the others as late."""
+    if not rules.strict and rules.late == k.KEEP:
+        return
+    rings, deadline = state.rings, terms[stream, k.DEADLINE]
+    rest = models.layers[models.programs[terms[stream, k.BASE], k.FIRST], k.REMAINING]
+    latest = clock + rest * rules.foresight // 100 - deadline
+    while rings[stream, k.WAITING, k.LENGTH] > 0:
+        row = front(state.queue, rings, stream, k.WAITING)
+        arrival, leaves = row[k.ARRIVAL], row[k.LEAVES]
+        if arrival >= latest:
+            return
+        if rules.strict:
+            drop_front(models, terms, rules, state, log, stream, clock)
+            continue
+        _drop_front(state.queue, rings, stream, k.WAITING)
+        at = rings[stream, k.BELATED_RING]
+        if at[k.LENGTH] < state.late.shape[1]:
+            belated = state.late[stream, _turned(state.late, at[k.HEAD] + at[k.LENGTH])]
+            belated[k.ARRIVAL], belated[k.LEAVES] = arrival, leaves
+            at[k.LENGTH] += 1
+        else:
+            answer(
+                models, terms, rules, state, log, stream, arrival, leaves, k.WAS_REFUSED, max(clock, arrival + deadline)
+            )
+
+
+@called
+def sort_out_batches(models, terms, rules, state, log, stream, clock):
+    """Mark batches that have become late, and end those whose requests are all gone."""
+    if not rules.strict and rules.late == k.KEEP:
+        return
+    for place in range(state.streams[stream, k.PLACES]):
+        job = state.jobs[stream, place]
+        if not job[k.USED] or job[k.COMPUTING]:
+            continue
+        if rules.strict and forsaken(state, stream, place):
+            _give_up(models, terms, rules, state, log, stream, place, clock)
+            continue
+        if job[k.LATE] and not rules.refills:
+            continue
+        at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+        latest = clock + models.layers[at, k.REMAINING] * rules.foresight // 100
+        if not rules.refills:
+            if latest <= job[k.BATCH_DUE] and job[k.SIZE] == 1:
+                continue
+            latest = max(latest, job[k.BATCH_DUE])  # a request that counted as late does not count as on time again
+        saved = k.NONE
+        for i in range(job[k.SIZE]):
+            row = state.members[stream, place, i]
+            if not row[k.GONE] and row[k.ARRIVAL] + terms[stream, k.DEADLINE] >= latest:
+                saved = min(saved, row[k.ARRIVAL] + terms[stream, k.DEADLINE])
+        if saved < k.NONE:
+            job[k.LATE], job[k.BATCH_DUE] = 0, saved
+        elif rules.strict:
+            _give_up(models, terms, rules, state, log, stream, place, clock)
+        else:
+            job[k.LATE], job[k.BATCH_DUE] = 1, k.NONE
+
+
+@called
+def _give_up(models, terms, rules, state, log, stream, place, clock):
+    """End a batch half-way, because its requests are gone or strict and too late."""
+    size = state.jobs[stream, place, k.SIZE]
+    _free(state, stream, place)
+    for i in range(size):
+        if not state.members[stream, place, i, k.GONE]:
+            drop_member(models, terms, rules, state, log, stream, place, i, clock)
+
+
+# Batches
+
+
+@inlined
+def ready_at(models, terms, state, stream):
+    """When the waiting requests become a batch that is not full: its wait is over, or it would be late."""
+    term, oldest = terms[stream], front(state.queue, state.rings, stream, k.WAITING)[k.ARRIVAL]
+    if term[k.WAITS] >= 0:
+        return oldest + term[k.DEADLINE] * term[k.WAITS] // 100
+    if term[k.TIMEOUT] == 0:
+        return 0
+    rest = models.layers[models.programs[term[k.BASE], k.FIRST], k.REMAINING]
+    return oldest + min(term[k.TIMEOUT], term[k.DEADLINE] - rest)
+
+
+@called
+def may_begin(terms, rules, state, stream):
+    """Whether another batch may begin: one per lane, and beyond that one that is due before all of them."""
+    streams, jobs = state.streams, state.jobs
+    if streams[stream, k.BATCHES_IN_FLIGHT] == 0:
+        return True
+    if streams[stream, k.BATCHES_IN_FLIGHT] == jobs.shape[1]:
+        return False
+    on_time, oldest = 0, k.NONE
+    for place in range(streams[stream, k.PLACES]):
+        if jobs[stream, place, k.USED] and not jobs[stream, place, k.LATE]:
+            on_time += 1
+            oldest = min(oldest, jobs[stream, place, k.OLDEST])
+    return on_time < rules.lanes or front(state.queue, state.rings, stream, k.WAITING)[k.ARRIVAL] < oldest
+
+
+@called
+def begin(terms, state, stream, program, belated):
+    """Make a batch of the requests that wait longest, in the queue or among the late ones; returns its place."""
+    jobs, streams, place = state.jobs, state.streams, 0
+    while jobs[stream, place, k.USED]:
+        place += 1
+    size = program - terms[stream, k.BASE] + 1
+    oldest = k.NONE
+    for i in range(size):
+        ring, which = state.queue, k.WAITING
+        if belated or state.rings[stream, k.WAITING, k.LENGTH] == 0:
+            ring, which = state.late, k.BELATED_RING
+        row, member = front(ring, state.rings, stream, which), state.members[stream, place, i]
+        oldest = min(oldest, row[k.ARRIVAL])
+        k.copy_row(row, member)
+        member[k.GONE] = 0
+        _drop_front(ring, state.rings, stream, which)
+    job = jobs[stream, place]
+    job[k.USED], job[k.LATE], job[k.PROGRAM], job[k.LAYER], job[k.SIZE] = 1, belated, program, 0, size
+    job[k.QUERY], job[k.LAST], job[k.OLDEST], job[k.COMPUTING] = state.counts[stream, k.QUERIES], -1, oldest, 0
+    job[k.BATCH_DUE] = k.NONE if belated else state.members[stream, place, 0, k.ARRIVAL] + terms[stream, k.DEADLINE]
+    state.counts[stream, k.QUERIES] += 1
+    streams[stream, k.BATCHES_IN_FLIGHT] += 1
+    streams[stream, k.PLACES] = max(streams[stream, k.PLACES], place + 1)
+    return place
+
+
+@inlined
+def _free(state, stream, place):
+    """End a batch: its place is free."""
+    row = state.streams[stream]
+    state.jobs[stream, place, k.USED] = 0
+    row[k.BATCHES_IN_FLIGHT] -= 1
+    while row[k.PLACES] > 0 and state.jobs[stream, row[k.PLACES] - 1, k.USED] == 0:
+        row[k.PLACES] -= 1
+
+
+@called
+def advance(models, terms, rules, state, log, stream, place, end):
+    """Account for a computed layer: the batch ends, or requests leave at an exit, or it is merged with another."""
+    job = state.jobs[stream, place]
+    at = models.programs[job[k.PROGRAM], k.FIRST] + job[k.LAYER]
+    done = at == models.programs[job[k.PROGRAM] + 1, k.FIRST]
+    stays = not (done or models.layers[at - 1, k.EXIT]) or _leave(
+        models, terms, rules, state, log, stream, place, end, done
+    )
+    if stays and rules.refills:
+        _merge(terms, state, stream, place)
+
+
+@called
+def _leave(models, terms, rules, state, log, stream, place, end, done):
+    """Answer the requests that are done after a layer, all of them or those that leave; whether any stay."""
+    job = state.jobs[stream, place]
+    members, size, staying = state.members[stream, place], job[k.SIZE], 0
+    if rules.strict:
+        for i in range(size):
+            due = members[i, k.ARRIVAL] + terms[stream, k.DEADLINE]
+            if not members[i, k.GONE] and due < end:
+                drop_member(models, terms, rules, state, log, stream, place, i, due)
+    first = members[0, k.ARRIVAL]
+    for i in range(size):
+        if not members[i, k.GONE] and not done and members[i, k.LEAVES] > job[k.LAYER]:
+            staying += 1
+    if done and not state.clocks[k.GIVEN_UP]:
+        state.counts[stream, k.BATCHES] += first >= rules.warm
+    if done:
+        _free(state, stream, place)
+    for i in range(size):
+        if not members[i, k.GONE] and (done or members[i, k.LEAVES] <= job[k.LAYER]):
+            leaves = members[i, k.LEAVES] if done else job[k.LAYER]
+            members[i, k.GONE] = 1
+            answer(models, terms, rules, state, log, stream, members[i, k.ARRIVAL], leaves, end, end)
+    if done:
+        return False
+    if staying == 0:
+        if not state.clocks[k.GIVEN_UP]:
+            state.counts[stream, k.BATCHES] += first >= rules.warm
+        _free(state, stream, place)
+        return False
+    kept = 0
+    for i in range(size):
+        if not members[i, k.GONE]:
+            k.copy_row(members[i], members[kept])
+            kept += 1
+    job[k.SIZE], job[k.PROGRAM] = kept, terms[stream, k.BASE] + kept - 1
+    _set_due(terms, state, stream, place)
+    return True
+
+
+@called
+def _merge(terms, state, stream, place):
+    """Merge a batch with others at the same layer, as far as they fit; the one that began first stays."""
+    jobs, members = state.jobs[stream], state.members[stream]
+    for other in range(state.streams[stream, k.PLACES]):
+        if other == place or not jobs[other, k.USED] or jobs[other, k.COMPUTING]:
+            continue
+        together = jobs[place, k.SIZE] + jobs[other, k.SIZE]
+        if jobs[other, k.LAYER] != jobs[place, k.LAYER] or together > terms[stream, k.MAX_BATCH]:
+            continue
+        kept, joining = (place, other) if jobs[place, k.QUERY] < jobs[other, k.QUERY] else (other, place)
+        for i in range(jobs[joining, k.SIZE]):
+            k.copy_row(members[joining, i], members[kept, jobs[kept, k.SIZE] + i])
+        jobs[kept, k.SIZE], jobs[kept, k.PROGRAM] = together, terms[stream, k.BASE] + together - 1
+        for column in (k.LATE, k.BATCH_DUE):
+            jobs[kept, column] = min(jobs[kept, column], jobs[joining, column])
+        jobs[kept, k.LAST] = max(jobs[kept, k.LAST], jobs[joining, k.LAST])
+        _free(state, stream, joining)
+        _set_due(terms, state, stream, kept)
+        place = kept
+
+
+@called
+def _set_due(terms, state, stream, place):
+    """The oldest request and the deadline of a batch with other members."""
+    job, members, oldest, saved = state.jobs[stream, place], state.members[stream, place], k.NONE, k.NONE
+    for i in range(job[k.SIZE]):
+        oldest = min(oldest, members[i, k.ARRIVAL])
+        due = members[i, k.ARRIVAL] + terms[stream, k.DEADLINE]
+        if due >= job[k.BATCH_DUE]:
+            saved = min(saved, due)
+    job[k.OLDEST] = oldest
+    if not job[k.LATE]:
+        job[k.BATCH_DUE] = saved if saved < k.NONE else oldest + terms[stream, k.DEADLINE]

@@ -1,0 +1,334 @@
+"""The compiled loop over requests (``kernels.request_loop``): which runs it covers, and its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from weft.devices import Host, HostModel, Npu
+from weft.devices.costs.program import Program
+from weft.devices.lanes import LEAST_SPEED
+from weft.engine.arrivals import Ending
+from weft.engine.batches import most_batches
+from weft.engine.lateness import late_work
+from weft.engine.policies import Policy, Setting
+from weft.engine.policies.base import LateWork, Traits
+from weft.engine.policies.batching import Adaptive, LazyBatching, Serial
+from weft.engine.policies.edf import EarliestDeadline
+from weft.engine.policies.fluid import Fluid
+from weft.engine.policies.in_order import Fair, Fifo, RoundRobin
+from weft.engine.policies.layerweaver import Layerweaver
+from weft.engine.policies.layerweaver_plus import LayerweaverPlus
+from weft.engine.policies.prema import Prema
+from weft.engine.policies.priority import PriorityClasses
+from weft.engine.policies.punctual import PATIENCE, Punctual
+from weft.engine.policies.top_up import UNDER_WAY, TopUp, leaving
+from weft.engine.policies.weft_plus import WeftPlus
+from weft.engine.requests import QUEUE_PLACES
+from weft.engine.tickets import Terms
+from weft.kernels import refilling as r
+from weft.kernels import request_loop
+from weft.kernels import request_state as k
+from weft.kernels.buffer import columns
+from weft.simulation.requests import host
+from weft.simulation.requests.case import Case, Device, Ints, estimated, prepare
+from weft.simulation.requests.tally import MOST_RECORDED, Tally
+from weft.workloads.requests import Stream, Workload
+
+RULES: dict[type[Policy], int] = {
+    Fifo: k.FIFO,
+    Serial: k.FIFO,
+    Adaptive: k.FIFO,
+    Fair: k.FAIR,
+    RoundRobin: k.ROUND_ROBIN,
+    EarliestDeadline: k.EDF,
+    PriorityClasses: k.PRIORITY,
+    Punctual: k.PUNCTUAL,
+    Prema: k.PREMA,
+    Layerweaver: k.LAYERWEAVER,
+    LayerweaverPlus: k.LAYERWEAVER_PLUS,
+    WeftPlus: k.WEFT_PLUS,
+}
+"""Policies with a compiled rule."""
+REFILLS: dict[type[Policy], int] = {LazyBatching: r.LAZY, Fluid: r.FLUID, TopUp: r.TOP_UP}
+"""Policies with a compiled rule that refill batches: for one stream on one lane."""
+ONLINE = (Fifo, EarliestDeadline, Prema, Layerweaver, LayerweaverPlus, WeftPlus)
+"""Policies for requests on an NPU, of those with a compiled rule."""
+LATE_RULES = {LateWork.AMONG_OTHERS: k.KEEP, LateWork.LAST: k.DEMOTE, LateWork.WOVEN: k.WEAVE}
+MOST_ON_CHIP = 1 << 17
+"""Layers in an NPU's buffer for which there is room at first, 2 MB; a run that has more makes room."""
+
+
+def applies(case: Case, policy: Policy) -> bool:
+    """Whether the compiled loop covers a run: a policy with a rule, and lanes that are neither shares nor queues."""
+    setting, weaves = policy.setting, RULES.get(type(policy), 0) >= k.LAYERWEAVER
+    if case.is_steered or setting.shares or setting.ahead:
+        return False
+    if type(policy) in REFILLS:
+        return len(case.terms) == setting.lanes == 1 and not isinstance(case.device, Npu)
+    if type(policy) not in RULES:
+        return False
+    if isinstance(case.device, Npu):
+        return not any(program.exits for program in setting.programs)
+    return not weaves or (policy.loop_options.failsafe and all(program.compute_bound for program in setting.programs))
+
+
+def is_quick(case: Case) -> bool:
+    """Whether a run is over sooner than on the plain engine, the time to compile the loop included.
+
+    On an NPU, where layers are many and runs are long, it always is taken to be.
+    """
+    return isinstance(case.device, Npu) or request_loop.is_compiled()
+
+
+def compile_loop() -> None:
+    """Compile the loop now, where it is not kept on disk."""
+    if request_loop.is_compiled():
+        return
+    model = HostModel(segments=("all",), times_s={1: (1e-3,)})
+    stream = Stream(model="any", rate=1, deadline_ms=10)
+    workload = Workload(stream=(stream,), duration_s=1e-6, warmup_s=0.0)
+    case = prepare(workload, Host(cores=1, lanes=1, models={"any": model}))
+    serve(case, Fifo(case.setting), "keep", None, False)
+
+
+def serve(
+    case: Case,
+    policy: Policy,
+    late: str,
+    seed: int | None,
+    record: bool,
+    most_missed: Sequence[float] | None = None,
+) -> Tally:
+    """Run a case to its end; *most_missed*: or until a stream has missed more deadlines than that."""
+    models, terms = lowered(case, policy)
+    rules = loop_rules(case, policy, late, models)
+    state = _fresh_state(case, policy, late, terms)
+    if isinstance(case.device, Host):
+        hand_over, *places = host.drawn_places(case, seed)
+        state.clocks[k.HANDED_OVER] = hand_over % max(1, rules.hand_overs)
+        terms[:, k.RUN], state.streams[:, k.OVERHEADS] = places[: len(terms)], places[len(terms) :]
+    if most_missed is not None:
+        state.patience[:] = most_missed
+    recorded = MOST_RECORDED if record else 0
+    log = k.LoopLog(np.empty((recorded, 8), np.int64), np.empty((recorded, 4), np.int64))
+    coming = Coming(case, policy, seed)
+    refilling = _refills(policy) if rules.refills else None
+    while not request_loop.serve(models, terms, rules, state, log, coming.more(), refilling):
+        if state.clocks[k.ISSUES] + 1 >= len(state.before):  # more small layers on chip than there are places
+            room = np.empty_like(state.before)
+            state = state._replace(before=np.concatenate([state.before, room]), peak=np.concatenate([state.peak, room]))
+    clocks = state.clocks
+    if clocks[k.GIVEN_UP] and rules.device == k.HOST:
+        clocks[k.STEPS] = clocks[k.ISSUES]
+    answers = tuple(Ending(*row) for row in log.answers[: clocks[k.ANSWERED]].tolist())
+    return Tally(clocks, state.counts, state.histogram, answers, log.issues[: clocks[k.LOGGED]])
+
+
+class Coming:
+    """The requests of all streams, handed out block by block."""
+
+    def __init__(self, case: Case, policy: Policy, seed: int | None) -> None:
+        streams = range(len(case.terms))
+        self._arrivals = [case.arrivals(index, seed) for index in streams]
+        self._leaves = [case.leaves(index, policy.setting, seed) or iter(()) for index in streams]
+        none = np.empty(0, np.int64)
+        self._now = k.LoopArrivals(
+            none, np.zeros((len(streams), 2), np.int64), none, np.zeros((len(streams), 2), np.int64),
+            np.ones(len(streams), np.bool_),
+        )  # fmt: skip
+
+    def more(self) -> k.LoopArrivals:
+        """What is known, with another block for each stream that has used up its last one."""
+        now = self._now
+        times, known = _topped_up(now.times, now.known, self._arrivals, now.more)
+        leaves, leaves_known = _topped_up(now.leaves, now.leaves_known, self._leaves)
+        self._now = k.LoopArrivals(times, known, leaves, leaves_known, now.more)
+        return self._now
+
+
+def _topped_up(
+    values: Ints, known: Ints, sources: Sequence[Iterator[Ints]], more: npt.NDArray[np.bool_] | None = None
+) -> tuple[Ints, Ints]:
+    """The values that are left of each stream and, where none is, its next ones; *more* becomes False at the end."""
+    parts = []
+    for stream, source in enumerate(sources):
+        part = values[known[stream, k.HEAD] : known[stream, k.LENGTH]]
+        while not len(part):
+            block = next(source, None)
+            if block is None:
+                if more is not None:
+                    more[stream] = False
+                break
+            part = block
+        parts.append(part)
+    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    return np.concatenate(parts), np.stack([ends - [len(part) for part in parts], ends], axis=1)
+
+
+def lowered(case: Case, policy: Policy) -> tuple[k.Models, Ints]:
+    """The programs and terms of a case as arrays; the programs are shared with other runs of the same models."""
+    setting, names = policy.setting, host.names_of(case) if isinstance(case.device, Host) else ()
+    models, terms = _lowered(policy.traits, setting, policy.loop_options.precise, case.terms, case.device, names)
+    terms = terms.copy()
+    terms[:, k.WAITS] = -1 if policy.waits is None else policy.waits
+    return models, terms
+
+
+@lru_cache(maxsize=64)
+def _lowered(
+    traits: Traits,
+    setting: Setting,
+    precise: bool,
+    asked: tuple[Terms, ...],
+    device: Device,
+    names: tuple[str, ...],
+) -> tuple[k.Models, Ints]:
+    terms = np.zeros((len(asked), k.TERMS), np.int64)
+    for row, term in zip(terms, asked, strict=True):
+        most = term.max_batch if traits.batches else 1
+        timeout = 0 if traits.refills else term.timeout
+        row[: k.THINK + 1] = (term.programs, term.deadline, most, timeout, 0, term.priority, term.think)
+    terms[:, k.BINS_OF] = range(len(terms))
+    terms[:, k.EXITS] = [len(setting.programs[term.programs].exits) > 0 for term in asked]
+    models = program_arrays(setting.programs, estimated(setting, precise=precise))
+    if not isinstance(device, Host):
+        return models, terms
+    measured = host.measured_work(device, asked, names)
+    models.programs[:-1, k.KIND] = measured.kinds
+    spread: list[float] = []
+    times = list(measured.hand_overs)
+    for name, own, row in zip(names, measured.overheads, terms, strict=True):
+        runs = device.model(name).spread
+        row[k.SPREAD :] = len(spread), len(runs), 0, len(times), len(own)
+        spread += [factor for run in runs for factor in run]
+        times += own
+    return models._replace(
+        work=np.array([ticks for program in measured.work for ticks in program], np.float64),
+        spread=np.array(spread, np.float64),
+        losses=np.array(device.together().losses or np.empty((0, 0)), np.float64),
+        times=np.array(times, np.int64),
+    ), terms
+
+
+def program_arrays(programs: Sequence[Program], rests: Sequence[Sequence[int]]) -> k.Models:
+    """Programs as arrays, one after another, with the estimated ticks from each layer to the end."""
+    layers = np.zeros((sum(map(len, programs)), 4), np.int64)
+    rows = np.zeros((len(programs) + 1, 3), np.int64)
+    rows[1:, k.FIRST] = np.cumsum([len(program) for program in programs])
+    for row, program, rest in zip(rows, programs, rests, strict=False):
+        own = layers[row[k.FIRST] : row[k.FIRST] + len(program)]
+        own[:, k.FETCH], own[:, k.COMPUTE], own[:, k.REMAINING] = program.fetch, program.compute, rest
+        own[[end - 1 for end in program.exits], k.EXIT] = 1
+        row[k.COMPUTE_BOUND] = program.compute_bound
+    nothing = np.empty(0)
+    return k.Models(layers, rows, nothing, nothing, np.empty((0, 0)), np.empty(0, np.int64))
+
+
+def loop_rules(case: Case, policy: Policy, late: str, models: k.Models) -> k.LoopRules:
+    """The terms of a policy on the device of a case."""
+    ticks, device = case.clock.ticks, case.device
+    rules = policy_rules(policy, late)._replace(
+        device=k.NPU if isinstance(device, Npu) else k.HOST,
+        buffer=case.setting.buffer,
+        largest=int(models.layers[:, k.FETCH].max()),
+        lanes=policy.setting.lanes,
+        warm=ticks(case.workload.warmup_s),
+        end=ticks(case.workload.duration_s),
+    )
+    if not isinstance(device, Host):
+        return rules
+    return rules._replace(
+        cores=device.together().cores,
+        least_speed=LEAST_SPEED,
+        abort_from=ticks(device.abort_from_s),
+        abort=ticks(device.abort_s),
+        step=ticks(device.step_s),
+        hand_overs=len(device.hand_over_s),
+    )
+
+
+def policy_rules(policy: Policy, late: str) -> k.LoopRules:
+    """The terms of a policy, without those of a device."""
+    work, options = late_work(policy, late), policy.loop_options
+    return k.LoopRules(
+        device=k.NPU,
+        policy=RULES.get(type(policy), k.FIFO),
+        late=LATE_RULES[work],
+        refills=int(policy.traits.refills),
+        strict=int(late == "drop"),
+        by_deadline=int(policy.traits.for_deadlines),
+        late_gives_way=int(policy.traits.defers_late or work is not LateWork.AMONG_OTHERS),
+        foresight=policy.foresight,
+        stretch=options.stretch,
+        failsafe=int(options.failsafe),
+        margin=options.margin,
+        patience=policy.patience if isinstance(policy, PriorityClasses) else PATIENCE,
+        buffer=0,
+        largest=0,
+        lanes=1,
+        cores=0,
+        least_speed=0.0,
+        abort_from=k.NONE,
+        abort=0,
+        step=0,
+        hand_overs=0,
+        warm=0,
+        end=0,
+    )
+
+
+def _fresh_state(case: Case, policy: Policy, late: str, terms: Ints) -> k.LoopState:
+    streams, lanes = len(terms), policy.setting.lanes
+    npu = isinstance(case.device, Npu)
+    clients = max(1, *(term.clients for term in case.terms), 1)
+    refilled = int(terms[0, k.MAX_BATCH]) * lanes if policy.traits.refills else 0
+    places = max(most_batches(late_work(policy, late)), 2 * lanes, refilled)
+    state = fresh_state(streams, streams, lanes, places, int(terms[:, k.MAX_BATCH].max()), QUEUE_PLACES, clients)
+    state.rings[:, k.BACK, k.LENGTH] = [term.clients for term in case.terms]
+    state.returning[:] = 0
+    before, peak = columns(MOST_ON_CHIP if npu else 1)
+    return state._replace(before=before, peak=peak)
+
+
+def fresh_state(
+    streams: int, bins: int, lanes: int, places: int, batch: int, queue_places: int, clients: int = 1
+) -> k.LoopState:
+    """Make the state of a run in which nothing has happened, but for the columns of an NPU's buffer.
+
+    bins: rows of the histogram. places: batches of a stream in flight.
+    """
+
+    def zeros(*shape: int) -> Ints:
+        return np.zeros(shape, np.int64)
+
+    before, peak = columns(1)
+    return k.LoopState(
+        zeros(k.CLOCKS), before, peak,
+        np.empty((streams, queue_places, 3), np.int64), np.empty((streams, queue_places, 3), np.int64),
+        np.empty((streams, clients), np.int64), zeros(streams, 3, 2), zeros(streams, 4),
+        zeros(streams, places, 10), zeros(streams, places, batch, 4),
+        zeros(streams, 10), zeros(bins, k.BINS),
+        zeros(lanes, k.SEGMENT), np.zeros((lanes, 2)), zeros(2 * lanes, k.SEGMENT), np.full(streams, np.inf),
+    )  # fmt: skip
+
+
+def _refills(policy: Policy) -> r.Refills:
+    """The terms of a policy that refills, for its first stream."""
+    first, most, options = policy.setting.programs[0], len(policy.setting.programs), policy.loop_options
+    shares = np.zeros((len(first), len(first) + 1))
+    for layer in range(len(first)):
+        for end, share in leaving(first, layer).items():
+            shares[layer, end] = share
+    return r.Refills(
+        policy=REFILLS[type(policy)],
+        miss=first.remaining[0] * options.miss // 100,
+        under_way=UNDER_WAY,
+        backlog=options.backlog,
+        leaving=shares,
+        flight=np.zeros((most + 1, 3), np.int64),
+        dues=np.zeros((most + 1, most), np.int64),
+    )
