@@ -40,7 +40,6 @@ PUBLIC = (
     "weft.models.onnx_graph",
     "weft.models.operators",
     "weft.models.sources",
-    "weft.models.weighted_layers",
     "weft.models.zoo",
     "weft.planning.machine",
     "weft.planning.planning_run",

@@ -88,7 +88,9 @@ def _import_named(
         wanted = {key: value for key, value in parameters.items() if key in known}
         return load(name_or_path, shapes=shapes, **wanted)
     if name_or_path in TRAINED:
-        return import_onnx(TRAINED[name_or_path].path(), shapes=_one_image(name_or_path, shapes), exits=exits)
+        return import_onnx(
+            TRAINED[name_or_path].path(), shapes=shapes or {"image": (1, *TRAINED[name_or_path].shape)}, exits=exits
+        )
     if name_or_path in PACKAGED:
         return _packaged(name_or_path, shapes, exits)
     file, task = file_and_task(name_or_path)
@@ -104,10 +106,6 @@ def _import_named(
 def _with_exits(model: Model, count: int, head: str) -> Model:
     """The model with exits; the same object for equal arguments, so that cached profiles of it are found again."""
     return with_exits(model, count, head=head)
-
-
-def _one_image(name: str, shapes: Mapping[str, Shape] | None) -> Mapping[str, Shape]:
-    return shapes or {"image": (1, *TRAINED[name].shape)}
 
 
 def _packaged(name: str, shapes: Mapping[str, Shape] | None, exits: tuple[str, ...] | None) -> Model:

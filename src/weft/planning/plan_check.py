@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from weft.base.errors import InputError, PlanError
-from weft.devices import Host, HostModel
+from weft.devices import HostModel
 from weft.devices.conditions import Conditions
 from weft.devices.host import HOST
 from weft.planning.folder import changed_models, digest_of
@@ -247,7 +247,7 @@ def timed_now(
         progress=progress,
     )
     models = tuple(TimedModel(name, now_s, usual_s(host.model(name))) for name, now_s in times_s.items())
-    return TimedNow(models, now, _conditions(plan, host))
+    return TimedNow(models, now, plan.measured or host.conditions)
 
 
 def usual_s(model: HostModel) -> float:
@@ -255,10 +255,6 @@ def usual_s(model: HostModel) -> float:
     if not model.spread:
         return model.total_s(1)
     return float(np.median(np.array(model.spread) @ np.array(model.times_s[1])))
-
-
-def _conditions(plan: Plan, host: Host) -> Conditions | None:
-    return plan.measured or host.conditions
 
 
 def _subjects(folder: Path) -> list[Subject]:

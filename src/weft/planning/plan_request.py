@@ -296,12 +296,11 @@ def _entry(stream: Stream, workload: Workload, scratch: Path) -> ModelEntry:
     if task and task not in names:
         raise ModelError(f"{file}: {unknown_name('model in it', task, names)}")
     if not task and len(names) > 1:
-        raise ModelError(f"{file} holds {', '.join(names)}; say which a stream asks for, as {_line_of(file, names[0])}")
+        raise ModelError(
+            f"{file} holds {', '.join(names)}; say which a stream asks for, as "
+            f"-s {file}/{names[0]}:rate=10,deadline=100"
+        )
     return repository.entry(task or names[0])
-
-
-def _line_of(file: str, task: str) -> str:
-    return f"-s {file}/{task}:rate=10,deadline=100"
 
 
 def _sample_shapes(stream: Stream, workload: Workload, inputs: Sequence[TensorSpec]) -> dict[str, tuple[int, ...]]:

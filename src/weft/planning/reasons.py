@@ -5,13 +5,15 @@ Models that share weights are searched for here, so that a plan can say where st
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import combinations
+from pathlib import Path
 from typing import NamedTuple
 
 from weft.base.errors import ModelError
 from weft.devices.host import usable_cores
-from weft.models.weighted_layers import shared_share, weight_digests
+from weft.models.onnx_graph import load, to_array
 from weft.planning.bounds import Blocking, blocking, bound_of, lane_shares
 from weft.planning.choice import Chosen
 from weft.planning.deciding import Criterion
@@ -25,6 +27,8 @@ from weft.serving.isolation import THREADS
 
 LEAST_SHARE = 0.2
 """Models that share less of their weights gain too little from stitching to be mentioned."""
+LEAST_BYTES = 1024
+"""Smaller tensors, such as shapes and scales, are often equal by chance and do not count as shared."""
 MOST_BYTES = 2 << 30
 """Larger files are not read for shared weights: that would take longer than the advice is worth."""
 
@@ -44,14 +48,35 @@ def shared_weights(models: Sequence[RequestedModel]) -> list[SharedWeights]:
     if len(files) < 2 or sum(model.bytes for model in files.values()) > MOST_BYTES:
         return []
     try:
-        digests = [(model.source, weight_digests(path)) for path, model in files.items()]
+        digests = [(model.source, _weight_digests(path)) for path, model in files.items()]
     except ModelError:  # it can be served all the same, and this is only advice
         return []
     pairs = [
-        SharedWeights(one, other, shared_share(first, second))
+        SharedWeights(one, other, _shared_share(first, second))
         for (one, first), (other, second) in combinations(digests, 2)
     ]
     return sorted((pair for pair in pairs if pair.share >= LEAST_SHARE), key=lambda pair: -pair.share)
+
+
+def _weight_digests(path: Path) -> dict[str, int]:
+    """Return the digest of every weight tensor of a file -> its bytes."""
+    try:
+        graph = load(path, weights=True).graph
+    except Exception as error:  # protobuf and the file system each raise their own kinds
+        raise ModelError(f"{path}: cannot be read as an ONNX model; export or download it again") from error
+    digests: dict[str, int] = {}
+    for tensor in graph.initializer:
+        data = tensor.raw_data or to_array(tensor).tobytes()
+        if len(data) >= LEAST_BYTES:
+            key = hashlib.sha256(f"{tensor.data_type}:{list(tensor.dims)}:".encode() + data).hexdigest()
+            digests[key] = len(data)
+    return digests
+
+
+def _shared_share(one: dict[str, int], other: dict[str, int]) -> float:
+    """Return the bytes that two files have in common, relative to those of the smaller one."""
+    smaller = min(sum(one.values()), sum(other.values()))
+    return sum(one[key] for key in one.keys() & other.keys()) / smaller if smaller else 0.0
 
 
 AMPLE = 1.5
@@ -226,7 +251,10 @@ def _next(
     if full:
         yield from _more_to_compute_with(asked, best)
     for pair in sharing:
-        yield f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: {_stitching(pair)}"
+        yield (
+            f"{pair.one} and {pair.other} share {pair.share:.0%} of their weights: weft stitch {pair.one} {pair.other} "
+            "-o both.onnx --dynamic says whether one file for both pays."
+        )
     if block := _blocked(asked, best, predicted):
         yield _cut_finer(asked, best, block)
     if full:
@@ -251,11 +279,6 @@ def _more_to_compute_with(asked: PlanRequest, best: OptionTrial) -> Iterator[str
         yield f"More cores: this machine has {usable_cores()}, and {asked.cores} may be used (cores = {asked.cores})."
     elif used == asked.cores:
         yield f"A machine with more cores: all {asked.cores} of this one are in use."
-
-
-def _stitching(pair: SharedWeights) -> str:
-    """Suggest stitching for two models with common weights."""
-    return f"weft stitch {pair.one} {pair.other} -o both.onnx --dynamic says whether one file for both pays."
 
 
 def _faster(asked: PlanRequest, name: str) -> str:

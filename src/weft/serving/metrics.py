@@ -262,11 +262,6 @@ def _devices(service: Service) -> dict[str, float]:
     return {label: busy.get(str(index), 0.0) for index, label in enumerate(labels)} or NO_DEVICE
 
 
-def _resident_bytes() -> int | None:
-    """Physical memory of this process; None if the system does not report it."""
-    return held_bytes(os.getpid(), workers=False)
-
-
 def _budget_bytes(service: Service) -> float:
     budget = service.library.budget_bytes
     return math.inf if budget is None else budget
@@ -472,7 +467,11 @@ FAMILIES = (
     _gauge("weft_in_flight", "Requests taken and not answered.", _server(lambda s: s.dispatcher.pending)),
     _gauge("weft_uptime_seconds", "Time since the start.", _server(lambda s: (s.now() - s.started_ns) / 1e9)),
     _gauge("weft_ready", "1 while requests are taken, else 0.", _server(lambda s: s.is_ready())),
-    _gauge("process_resident_memory_bytes", "Physical memory of the process.", _server(lambda _: _resident_bytes())),
+    _gauge(
+        "process_resident_memory_bytes",
+        "Physical memory of the process.",
+        _server(lambda _: held_bytes(os.getpid(), workers=False)),
+    ),
     _counter(
         "process_cpu_seconds_total",
         "Processor time of the process, all its threads together.",

@@ -21,7 +21,6 @@ import onnxruntime as ort
 
 from weft.base.errors import EvaluationError, TuneError, unknown_name
 from weft.base.shapes import written
-from weft.models.weighted_layers import WeightedLayer
 from weft.runtime.samples import Ints, count_rows, feed
 from weft.runtime.tensors import Array
 from weft_tune.evaluation import OnScore, Score, Subset
@@ -32,6 +31,7 @@ from weft_tune.quantised.metrics import Doubles, Function, fingerprint, make_met
 from weft_tune.quantised.opened import Opened, make_plan, open_for_tuning, run_on, session_for
 from weft_tune.quantised.runner import LayerFormats, PlanRunner, RoundingPlan, SampleOrder
 from weft_tune.quantised.workers import Workers
+from weft_tune.weighted_layers import WeightedLayer
 
 CACHE_BYTES = 1 << 30
 """Memory for rounded weights and tensors at the cuts, of all processes together: a GiB; more saves more runs."""

@@ -18,13 +18,13 @@ from weft.base.errors import ModelError, TuneError, unknown_name
 from weft.models.element_types import ElementType, element_type
 from weft.models.onnx_graph import OnnxModel, copied, declared, fill, makers, metadata, prune, to_array
 from weft.models.onnx_import.widths import FORMATS
-from weft.models.weighted_layers import WeightedLayer, find_layers, load_flat
 from weft.runtime.cutting import ModelPiece, SeenTensor, split, whole_because
 from weft.runtime.onnxruntime_cpu.sessions import check_ranks, first_line, open_model, open_session, specs
 from weft.runtime.samples import batches, feed
 from weft.runtime.stitched import tasks_in
 from weft.runtime.tensors import Array, TensorSpec
 from weft_tune.quantised.runner import RoundingPlan, Stage, rounded_input, weight_input
+from weft_tune.weighted_layers import WeightedLayer, find_layers, load_flat
 
 BATCH_BYTES = 8 << 20
 """Limit of the largest tensor of a batch, so that it stays in the processor's caches."""

@@ -11,11 +11,11 @@ import numpy as np
 
 from weft.base.errors import TuneError, unknown_name
 from weft.models.onnx_graph import Attributes, OnnxNode
-from weft.models.weighted_layers import KINDS, WeightedLayer
 from weft.runtime.tensors import Array
 from weft_tune.network import Network, Target, join_targets
 from weft_tune.quantised.data import check_inputs
 from weft_tune.quantised.opened import Opened, choose_batch, open_for_tuning, tensors_by_batch
+from weft_tune.weighted_layers import KINDS, WeightedLayer
 
 
 def find_targets(

@@ -7,7 +7,6 @@ has no such ending, the node's name is used. Names are unique and contain no bla
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from pathlib import Path
@@ -38,7 +37,7 @@ from weft.models.onnx_graph import (
 Floats = npt.NDArray[np.float32]
 
 KINDS = {"Conv": "conv", "ConvTranspose": "conv", "Gemm": "fc", "MatMul": "fc"}
-"""Operator -> what such layers are called together."""
+"""Operator -> kind of layer."""
 
 CONSTANTS_ARE_NO_INPUTS = 4
 """The first file version in which initialisers need not be inputs, too."""
@@ -65,7 +64,7 @@ class WeightedLayer(NamedTuple):
 
 
 def load_flat(path: str | os.PathLike[str]) -> OnnxModel:
-    """A file with its functions inlined, its Constant nodes turned into initialisers, and these no longer inputs."""
+    """Read a file with its functions inlined and its Constant nodes as initialisers, which are no inputs any more."""
     path = Path(path)
     if not path.is_file():
         raise ModelError(
@@ -81,7 +80,7 @@ def load_flat(path: str | os.PathLike[str]) -> OnnxModel:
 
 
 def flat(model: OnnxModel) -> OnnxModel:
-    """The flat graph of a model in memory; changes the model."""
+    """Return the flat graph of a model in memory; changes the model."""
     model = inlined(model)
     _hoist_constants(model.graph)
     fill(model.graph.input, request_inputs(model.graph))
@@ -96,7 +95,7 @@ def _hoist_constants(graph: OnnxGraph) -> None:
 
 
 def find_layers(model: OnnxModel) -> tuple[WeightedLayer, ...]:
-    """All layers with weights, in the order of the graph."""
+    """Return all layers with weights, in the order of the graph."""
     folded = _FoldedTensors(model)
     taken: set[str] = set()
     layers = []
@@ -177,28 +176,3 @@ def _unique(name: str, taken: set[str]) -> str:
         chosen = f"{stem}{joint}{counter}"
     taken.add(chosen)
     return chosen
-
-
-LEAST_BYTES = 1024
-"""Smaller tensors, such as shapes and scales, are often equal by chance and do not count as shared."""
-
-
-def weight_digests(path: str | Path) -> dict[str, int]:
-    """Digest of every weight tensor of a file -> its bytes."""
-    try:
-        graph = load(path, weights=True).graph
-    except Exception as error:  # protobuf and the file system each raise their own kinds
-        raise ModelError(f"{path}: cannot be read as an ONNX model; export or download it again") from error
-    digests: dict[str, int] = {}
-    for tensor in graph.initializer:
-        data = tensor.raw_data or to_array(tensor).tobytes()
-        if len(data) >= LEAST_BYTES:
-            key = hashlib.sha256(f"{tensor.data_type}:{list(tensor.dims)}:".encode() + data).hexdigest()
-            digests[key] = len(data)
-    return digests
-
-
-def shared_share(one: dict[str, int], other: dict[str, int]) -> float:
-    """Bytes that two files have in common, relative to those of the smaller one."""
-    smaller = min(sum(one.values()), sum(other.values()))
-    return sum(one[key] for key in one.keys() & other.keys()) / smaller if smaller else 0.0
