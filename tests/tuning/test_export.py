@@ -29,6 +29,7 @@ from weft_tune.numbers.format import (
 )
 from weft_tune.quantised.opened import make_plan, open_for_tuning
 from weft_tune.quantised.runner import LayerFormats, PlanRunner, SampleOrder
+from weft_tune.weighted_layers import find_layers, flat, load_flat
 
 RUNNABLE = ("qdq", "packed", "simulated")
 

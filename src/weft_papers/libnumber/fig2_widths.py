@@ -15,6 +15,7 @@ from weft_papers import pictures
 from weft_papers.base import Exhibit, Figure, Paper, Row, Table
 from weft_papers.libnumber.lab import LENET, TITLES, by_title
 from weft_papers.libnumber.recorded import NetRecord, SearchRecord
+from weft_tune.weighted_layers import find_layers, load_flat
 
 FIGURE = "Fig. II.5"
 FULL = 0.995
