@@ -1,0 +1,118 @@
+"""A compiled model on a device: the packages of its batch sizes, over one copy of its weights (``packages``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch._inductor import aoti_load_package
+
+from weft.base.errors import ModelError
+from weft.models.element_types import ElementType
+from weft.runtime.cuda.device import Device, Tensor
+from weft.runtime.cuda.packages import WEIGHTS, Manifest, StoredWeight
+from weft.runtime.cuda.segments import DeviceSegment, DeviceWeights, Loose, Runnable, StillCopies
+from weft.runtime.cuda.torch_files import numbered, where
+from weft.runtime.cuda.torch_types import TYPES, as_torch
+from weft.runtime.onnxruntime_cpu.model import SegmentSpec
+from weft.runtime.tensors import Array
+
+
+class _BoundPackage(NamedTuple):
+    """A package bound to the memory that it reads and writes."""
+
+    package: Any
+    sources: Sequence[Any]
+    targets: Sequence[Any]
+
+    def run(self) -> None:
+        with torch.inference_mode():
+            for target, result in zip(self.targets, self.package.loader.boxed_run(list(self.sources)), strict=True):
+                target.copy_(result)
+
+
+class PackagedSegment:
+    """A whole model, compiled for some batch sizes; other shapes are refused."""
+
+    copies = False
+
+    def __init__(self, device: Device, folder: Path, manifest: Manifest) -> None:
+        self.spec = SegmentSpec(name="whole", inputs=manifest.inputs, outputs=manifest.outputs, steady=True)
+        self.weights = DeviceWeights(device)
+        self._device, self._folder, self._manifest = device, folder, manifest
+        self._tensors = self._placed()
+        self._packages: dict[tuple[tuple[int, ...], ...], Any] = {}
+        """By the shapes of the inputs."""
+
+    def _placed(self) -> dict[str, Any]:
+        """The weights in memory of the device that can be evicted, by digest."""
+        stored, content = self._manifest.weights, _mapped(self._folder / WEIGHTS)
+        sizes = {digest: _bytes_of(weight) for digest, weight in stored.items()}
+        rooms = self.weights.room([((size,), ElementType.UINT8) for size in sizes.values()]) if sizes else []
+        placed = {}
+        for (digest, weight), room in zip(stored.items(), rooms, strict=True):
+            self._device.fill(room, np.array(content[weight.offset : weight.offset + sizes[digest]]))
+            placed[digest] = as_torch(room).view(TYPES[weight.kind]).as_strided(weight.shape, weight.strides)
+        self._device.finish()
+        return placed
+
+    def add(self, rows: int, shapes: Mapping[str, Sequence[int]]) -> None:
+        """Load the package of a batch size, whose inputs have these shapes."""
+        index = self._device.index if self._device.kind == "cuda" else -1
+        file = str(self._folder / self._manifest.file(rows))
+        # one thread runs it, and its events would not survive a capture
+        package = aoti_load_package(file, run_single_threaded=True, device_index=index)
+        names = self._manifest.constants[rows]
+        constants = {name: self._tensors[names[name]] for name in package.get_constant_fqns()}
+        package.load_constants(constants, check_full_update=True, user_managed=True)
+        self._packages[self._key(shapes)] = package
+
+    def _key(self, shapes: Mapping[str, Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(shapes[name]) for name in self.spec.inputs)
+
+    def _package(self, values: Mapping[str, Any]) -> Any:
+        key = self._key({name: values[name].shape for name in self.spec.inputs})
+        if key not in self._packages:
+            raise ModelError(f"it is not compiled for inputs of {', '.join(map(str, map(list, key)))}")
+        return self._packages[key]
+
+    def open(self) -> None:
+        """Do nothing: packages are loaded when they are added."""
+
+    def again(self, device: Device) -> DeviceSegment:
+        return self
+
+    def fixed(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> DeviceSegment:
+        raise StillCopies("the compiler decides where it computes")
+
+    def bound(self, tensors: Mapping[str, Tensor], types: Mapping[str, int]) -> Runnable:
+        sources = [as_torch(tensors[name]) for name in self.spec.inputs]
+        targets = [as_torch(tensors[name]) for name in self.spec.outputs]
+        return _BoundPackage(self._package(tensors), sources, targets)
+
+    def loose(self, arrays: Mapping[str, Array]) -> Loose:
+        device = where(self._device)
+        return {name: torch.from_numpy(np.array(array)).to(device) for name, array in arrays.items()}
+
+    def run_loose(self, values: Mapping[str, Any]) -> Loose:
+        with torch.inference_mode():
+            results = self._package(values).loader.boxed_run([values[name] for name in self.spec.inputs])
+        return dict(zip(self.spec.outputs, results, strict=True))
+
+    def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
+        return {name: (tuple(values[name].shape), numbered(values[name])) for name in names}
+
+    def array(self, value: Any) -> Array:
+        array: Array = value.cpu().numpy()
+        return array
+
+
+def _mapped(path: Path) -> Any:
+    return np.memmap(path, np.uint8, "r") if path.is_file() and path.stat().st_size else np.empty(0, np.uint8)
+
+
+def _bytes_of(weight: StoredWeight) -> int:
+    return int(np.prod(weight.shape, dtype=np.int64)) * TYPES[weight.kind].itemsize
