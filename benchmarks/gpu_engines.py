@@ -134,7 +134,7 @@ class Row:
 
     def _compiled(self, module: Any, given: list[Any], compiler: str | None) -> Callable[[], Any]:
         torch._dynamo.reset()
-        call = module if compiler is None else torch.compile(module, dynamic=False, backend=compiler)
+        call = module if compiler is None else torch.compile(module, dynamic=False, fullgraph=True, backend=compiler)
 
         def run() -> list[Any]:
             with torch.no_grad():

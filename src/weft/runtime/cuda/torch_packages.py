@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,32 +21,39 @@ from weft.runtime.cuda.torch_types import TYPES, as_torch
 from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.tensors import Array
 
+Shapes = Mapping[str, Sequence[int]]
+
 
 class _BoundPackage(NamedTuple):
     """A package bound to the memory that it reads and writes."""
 
-    package: Any
+    run_package: Callable[[list[Any]], Sequence[Any]]
     sources: Sequence[Any]
     targets: Sequence[Any]
 
     def run(self) -> None:
         with torch.inference_mode():
-            for target, result in zip(self.targets, self.package.loader.boxed_run(list(self.sources)), strict=True):
+            for target, result in zip(self.targets, self.run_package(list(self.sources)), strict=True):
                 target.copy_(result)
 
 
 class PackagedSegment:
-    """A whole model, compiled for some batch sizes; other shapes are refused."""
+    """A whole model, compiled for some batch sizes; torch runs it step by step for other shapes."""
 
     copies = False
 
-    def __init__(self, device: Device, folder: Path, manifest: Manifest) -> None:
+    def __init__(
+        self, device: Device, folder: Path, manifest: Manifest, converted: Callable[[Shapes], Any] | None = None
+    ) -> None:
+        """converted: makes the module for inputs of other shapes."""
         self.spec = SegmentSpec(name="whole", inputs=manifest.inputs, outputs=manifest.outputs, steady=True)
         self.weights = DeviceWeights(device)
-        self._device, self._folder, self._manifest = device, folder, manifest
+        self._device, self._folder, self._manifest, self._converted = device, folder, manifest, converted
         self._tensors = self._placed()
         self._packages: dict[tuple[tuple[int, ...], ...], Any] = {}
         """By the shapes of the inputs."""
+        self._module: tuple[Any, Any] = (None, None)
+        """The shapes that came last of those without a package, and the module for them."""
 
     def _placed(self) -> dict[str, Any]:
         """The weights in memory of the device that can be evicted, by digest."""
@@ -59,7 +67,7 @@ class PackagedSegment:
         self._device.finish()
         return placed
 
-    def add(self, rows: int, shapes: Mapping[str, Sequence[int]]) -> None:
+    def add(self, rows: int, shapes: Shapes) -> None:
         """Load the package of a batch size, whose inputs have these shapes."""
         index = self._device.index if self._device.kind == "cuda" else -1
         file = str(self._folder / self._manifest.file(rows))
@@ -70,14 +78,22 @@ class PackagedSegment:
         package.load_constants(constants, check_full_update=True, user_managed=True)
         self._packages[self._key(shapes)] = package
 
-    def _key(self, shapes: Mapping[str, Sequence[int]]) -> tuple[tuple[int, ...], ...]:
+    def _key(self, shapes: Shapes) -> tuple[tuple[int, ...], ...]:
         return tuple(tuple(shapes[name]) for name in self.spec.inputs)
 
-    def _package(self, values: Mapping[str, Any]) -> Any:
-        key = self._key({name: values[name].shape for name in self.spec.inputs})
-        if key not in self._packages:
+    def _package(self, values: Mapping[str, Any]) -> Callable[[list[Any]], Sequence[Any]]:
+        """What computes outputs from inputs of these shapes."""
+        shapes = {name: tuple(values[name].shape) for name in self.spec.inputs}
+        key = self._key(shapes)
+        if key in self._packages:
+            run: Callable[[list[Any]], Sequence[Any]] = self._packages[key].loader.boxed_run
+            return run
+        if self._converted is None:
             raise ModelError(f"it is not compiled for inputs of {', '.join(map(str, map(list, key)))}")
-        return self._packages[key]
+        if self._module[0] != key:
+            self._module = key, self._converted(shapes).to(where(self._device))
+        module = self._module[1]
+        return lambda inputs: tuple(module(*inputs))
 
     def open(self) -> None:
         """Do nothing: packages are loaded when they are added."""
@@ -99,7 +115,7 @@ class PackagedSegment:
 
     def run_loose(self, values: Mapping[str, Any]) -> Loose:
         with torch.inference_mode():
-            results = self._package(values).loader.boxed_run([values[name] for name in self.spec.inputs])
+            results = self._package(values)([values[name] for name in self.spec.inputs])
         return dict(zip(self.spec.outputs, results, strict=True))
 
     def seen(self, values: Mapping[str, Any], names: Sequence[str]) -> dict[str, tuple[tuple[int, ...], int]]:
@@ -115,4 +131,4 @@ def _mapped(path: Path) -> Any:
 
 
 def _bytes_of(weight: StoredWeight) -> int:
-    return int(np.prod(weight.shape, dtype=np.int64)) * TYPES[weight.kind].itemsize
+    return prod(weight.shape) * int(TYPES[weight.kind].itemsize)
