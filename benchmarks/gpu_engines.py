@@ -7,7 +7,7 @@ turns for about ten seconds; `error` is the largest difference from ONNX Runtime
 largest output. Needs one NVIDIA GPU, torch, triton and gcc; `onnxruntime` needs onnxruntime-gpu, and is left out
 without it.
 
-    PYTHONPATH=src python benchmarks/gpu_engines.py [--only REGEX] [--most-s 500] [--results FILE]
+    PYTHONPATH=src python benchmarks/gpu_engines.py [--only REGEX] [--rivals REGEX] [--most-s 500] [--results FILE]
 
 Every row is kept in the results as soon as it is measured, and not measured again when this is started once more.
 `--device cuda:twin --only tiny` tries the logic on a processor.
@@ -60,8 +60,7 @@ class Rival:
         def keep() -> None:
             self._outputs = list(run())
 
-        with torch.inference_mode():
-            self._replay = device.capture(keep)
+        self._replay = device.capture(keep)
 
     def outputs(self) -> list[Any]:
         self._replay()
@@ -137,8 +136,7 @@ class Row:
         call = module if compiler is None else torch.compile(module, dynamic=False, fullgraph=True, backend=compiler)
 
         def run() -> list[Any]:
-            with torch.no_grad():
-                result = call(*given)
+            result = call(*given)
             return list(result) if isinstance(result, tuple) else [result]
 
         run()
@@ -160,10 +158,13 @@ class Row:
         values = segment.loose(self.feed)
         return lambda: list(segment.run_loose(values).values())
 
-    def measured(self, folder: Path, compiler: str) -> dict[str, Any]:
+    def measured(self, folder: Path, compiler: str, rivals: str = "") -> dict[str, Any]:
+        """rivals: a regular expression of those that are measured."""
         wanted = self._wanted()
         ready, found = dict[str, Rival](), dict[str, Any]()
         for name, prepare in self.rivals(folder, compiler):
+            if not re.search(rivals, name):
+                continue
             began_s = time.perf_counter()
             try:
                 run = prepare()
@@ -193,6 +194,7 @@ class Row:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="^(?!tiny)")
+    parser.add_argument("--rivals", default="", help="regular expression")
     parser.add_argument("--precision", default="fp16", choices=sorted(PRECISIONS))
     parser.add_argument("--most-s", type=float, default=1e9)
     parser.add_argument("--device", default="cuda:0")
@@ -213,9 +215,12 @@ def main() -> None:
                 print("time is up; start it again for the rest")
                 return
             print(f"{time.monotonic() - began_s:6.1f} s {key}", flush=True)
-            with tempfile.TemporaryDirectory() as folder, device.on():
-                row = Row(device, make(Path(folder) / "net.onnx"), rows, asked.precision)
-                done["rows"][key] = row.measured(Path(folder) / "packages", asked.compiler)
+            with tempfile.TemporaryDirectory() as folder:
+                network = make(Path(folder) / "net.onnx")
+                # compilers guard against another mode: all that is compiled and captured is in this one
+                with device.on(), torch.inference_mode(False), torch.no_grad():
+                    row = Row(device, network, rows, asked.precision)
+                    done["rows"][key] = row.measured(Path(folder) / "packages", asked.compiler, asked.rivals)
             rates = {rival: found.get("rows_per_s") for rival, found in done["rows"][key].items()}
             print(f"{time.monotonic() - began_s:6.1f} s {key} {rates}", flush=True)
             asked.results.write_text(json.dumps(done, indent=1) + "\n", "utf-8")

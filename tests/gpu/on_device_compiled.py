@@ -14,7 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+
+import torch
 
 from tests.runtime.cuda.converted import by_runtime
 from tests.runtime.cuda.nets import WIDTH, chain, drawn, wanted

@@ -56,7 +56,8 @@ def opened(path: Path, cache: Path, folder: Path, options: LoadOptions = OPTIONS
 def test_a_compiled_model_answers_as_the_file_at_all_sizes(path: Path, cache: Path, tmp_path: Path) -> None:
     model = opened(path, cache, packaged(job(path), tmp_path / "packages"))
     assert isinstance(model, DeviceModel) and model.segments == ("whole",) and model.timing.learned
-    assert sorted(model.timing.times_s) == [1, 2] and "compiled, in one piece" in model.remarks[-1]
+    assert sorted(model.timing.times_s) == [1, 2] and model.timing.engine == "compiled"
+    assert "compiled, in one piece" in model.remarks[-1]
     assert (tmp_path / "packages" / WEIGHTS).stat().st_size == 3 * WIDTH * WIDTH * 4  # once for both sizes
     for rows in (1, 2, 5):  # the last was not compiled
         np.testing.assert_allclose(model.run(drawn(rows))["y"], wanted(path, drawn(rows)), rtol=1e-5, atol=1e-6)
@@ -80,7 +81,7 @@ def test_the_faster_engine_is_taken(path: Path, cache: Path, tmp_path: Path, mon
     assert "compiled, in one piece" in compared(1e3).remarks[-1]
     slower = compared(1e-12)
     assert "stays with ONNX Runtime: compiled, it is slower" in slower.remarks[-1]
-    assert slower.run(drawn(1))["y"].shape == (1, WIDTH)
+    assert slower.timing.engine == "onnxruntime" and slower.run(drawn(1))["y"].shape == (1, WIDTH)
 
 
 def test_wrong_code_is_caught(path: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,14 +19,15 @@ class Program:
     """A package as the loader of compiled ones gives it."""
 
     def __init__(self, path: str) -> None:
-        self.loader, self._exported = self, torch.export.load(path)
+        self._exported = torch.export.load(path)
         self._constants: Mapping[str, Any] = {}
 
     def get_constant_fqns(self) -> list[str]:
         return [*self._exported.state_dict, *self._exported.constants]
 
-    def load_constants(self, constants: Mapping[str, Any], *, check_full_update: bool, user_managed: bool) -> None:
-        assert user_managed and check_full_update and {*constants} == {*self.get_constant_fqns()}
+    def load_constants(self, constants: Mapping[str, Any], **settings: bool) -> None:
+        assert settings == {"use_inactive": False, "check_full_update": True, "user_managed": True}
+        assert {*constants} == {*self.get_constant_fqns()}
         self._constants = constants
 
     def boxed_run(self, inputs: list[Any]) -> list[Any]:
@@ -44,7 +45,7 @@ def without_compiler(patch: pytest.MonkeyPatch) -> None:
         torch.export.save(exported, package_path)
 
     patch.setattr(torch_compiler, "aoti_compile_and_package", save)
-    patch.setattr(torch_packages, "aoti_load_package", lambda path, **_: Program(path))
+    patch.setattr(torch_packages, "open_package", lambda path, device: Program(path))
 
 
 def packaged(job: CompileJob, folder: Path) -> Path:

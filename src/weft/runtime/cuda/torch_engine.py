@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 
@@ -54,6 +55,7 @@ def compiled_model(device: Device, path: Path, options: LoadOptions, blueprint: 
     if gain <= 1 and options.engine != COMPILED:
         model.close()
         raise ModelError(f"compiled, it is slower: {compared}")
+    model.timing = replace(model.timing, engine="compiled")
     model.remarks = (*blueprint.remarks, f"compiled, in one piece: {compared}; differs from float32 by {far:.1e}")
     return model
 

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch._inductor import aoti_load_package
 
 from weft.base.errors import ModelError
 from weft.models.element_types import ElementType
@@ -22,6 +21,8 @@ from weft.runtime.onnxruntime_cpu.model import SegmentSpec
 from weft.runtime.tensors import Array
 
 Shapes = Mapping[str, Sequence[int]]
+ENTRY, RUNNERS = "model", 1
+"""The name that the compiler gives to what is in a package, and how many may run at a time."""
 
 
 class _BoundPackage(NamedTuple):
@@ -35,6 +36,14 @@ class _BoundPackage(NamedTuple):
         with torch.inference_mode():
             for target, result in zip(self.targets, self.run_package(list(self.sources)), strict=True):
                 target.copy_(result)
+
+
+def open_package(file: str, device: int) -> Any:
+    """A package, in torch's own loader: that of ``torch._inductor`` imports the compiler and calls gcc.
+
+    Without synchronisation of threads, since one runs it, and its events would not survive a capture.
+    """
+    return torch._C._aoti.AOTIModelPackageLoader(file, ENTRY, True, RUNNERS, device)
 
 
 class PackagedSegment:
@@ -71,11 +80,10 @@ class PackagedSegment:
         """Load the package of a batch size, whose inputs have these shapes."""
         index = self._device.index if self._device.kind == "cuda" else -1
         file = str(self._folder / self._manifest.file(rows))
-        # one thread runs it, and its events would not survive a capture
-        package = aoti_load_package(file, run_single_threaded=True, device_index=index)
+        package = open_package(file, index)
         names = self._manifest.constants[rows]
         constants = {name: self._tensors[names[name]] for name in package.get_constant_fqns()}
-        package.load_constants(constants, check_full_update=True, user_managed=True)
+        package.load_constants(constants, use_inactive=False, check_full_update=True, user_managed=True)
         self._packages[self._key(shapes)] = package
 
     def _key(self, shapes: Shapes) -> tuple[tuple[int, ...], ...]:
@@ -86,7 +94,7 @@ class PackagedSegment:
         shapes = {name: tuple(values[name].shape) for name in self.spec.inputs}
         key = self._key(shapes)
         if key in self._packages:
-            run: Callable[[list[Any]], Sequence[Any]] = self._packages[key].loader.boxed_run
+            run: Callable[[list[Any]], Sequence[Any]] = self._packages[key].boxed_run
             return run
         if self._converted is None:
             raise ModelError(f"it is not compiled for inputs of {', '.join(map(str, map(list, key)))}")
